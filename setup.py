@@ -1,0 +1,35 @@
+"""Hand what settings.ini says to setuptools; nothing is stated twice."""
+from configparser import ConfigParser
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+root = Path(__file__).resolve().parent
+config = ConfigParser()
+config.read_string((root / "settings.ini").read_text(encoding="utf-8"))
+cfg = config["DEFAULT"]
+readme = root / "README.md"
+
+images, dgl, dev = (cfg[f"{extra}_requirements"].split() for extra in ("images", "dgl", "dev"))
+
+setup(
+    name=cfg["lib_name"],
+    version=cfg["version"],
+    description=cfg["description"],
+    long_description=readme.read_text(encoding="utf-8") if readme.exists() else cfg["description"],
+    long_description_content_type="text/markdown",
+    author=cfg["author"],
+    keywords=cfg["keywords"].split(),
+    license={"apache2": "Apache-2.0"}[cfg["license"]],
+    license_files=["LICENSE"],
+    url=cfg["git_url"],
+    packages=find_packages(include=[cfg["lib_path"], f"{cfg['lib_path']}.*"]),
+    python_requires=f">={cfg['min_python']},<3.13",
+    install_requires=cfg["requirements"].split(),
+    extras_require={"images": images, "dgl": dgl, "dev": dev + images},
+    entry_points={
+        "console_scripts": cfg["console_scripts"].split(),
+        "nbdev": [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"],  # lets other nbdev projects link to these docs
+    },
+    zip_safe=False,
+)

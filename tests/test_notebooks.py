@@ -1,0 +1,36 @@
+"""Every notebook runs from top to bottom, each in a process of its own, as nbdev_test would run it."""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NBS = Path(__file__).resolve().parent.parent / "nbs"
+NOTEBOOKS = sorted(p for p in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+MINUTES = 15
+SKIPPED = 77
+
+# The flags of settings.ini (`tst_flags`) and `#| eval: false` say which cells are left out.
+RUN = f"""
+import sys
+from pathlib import Path
+from nbdev.config import get_config
+from nbdev.test import test_nb
+passed, seconds = test_nb(Path(sys.argv[1]), skip_flags=get_config().tst_flags.split())
+sys.exit({SKIPPED} if seconds == 0 else not passed)
+"""
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebook_runs(path):
+    try:
+        run = subprocess.run([sys.executable, "-c", RUN, path], cwd=NBS, stdin=subprocess.DEVNULL, timeout=60 * MINUTES,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"{path.name} was still running after {MINUTES} minutes", pytrace=False)
+    if run.returncode == SKIPPED:
+        pytest.skip(f"{path.name} says skip_exec")
+    if run.returncode:
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", run.stdout).splitlines()
+        pytest.fail(f"{path.name} failed (exit status {run.returncode}):\n" + "\n".join(lines[-40:]), pytrace=False)

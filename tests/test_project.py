@@ -1,0 +1,173 @@
+"""The repository agrees with itself: notebooks, exported modules, README, site and settings."""
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+import et_nbdev
+
+ROOT = Path(__file__).resolve().parent.parent
+LIB = ROOT / "et_nbdev"
+NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+each_chapter = pytest.mark.parametrize("path", [p for p in NOTEBOOKS if p.name[0].isdigit()], ids=lambda p: p.stem)
+
+
+def cells(path, kind=None):
+    all_cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return [c for c in all_cells if kind in (None, c["cell_type"])]
+
+
+def source(cell):
+    return "".join(cell["source"])
+
+
+def modules(folder):
+    "Every Python file of a package, as {path in it: text}."
+    return {str(p.relative_to(folder)): p.read_text(encoding="utf-8") for p in sorted(folder.rglob("*.py"))}
+
+
+def shown(output):
+    "The text of an output, without its pictures: base64 can spell anything."
+    data = [value for kind, value in output.get("data", {}).items() if not kind.startswith("image/")]
+    return "".join("\n" + (value if isinstance(value, str) else "".join(map(str, value)) if isinstance(value, list)
+                           else json.dumps(value)) for value in [output.get("text", ""), *data])
+
+
+def project_files():
+    "The text files git keeps or would keep, as {path: text}; of a notebook, what a reader sees."
+    git = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+                         cwd=ROOT, capture_output=True, text=True)
+    if git.returncode:
+        pytest.skip("not a git checkout")
+    texts = {}
+    for name in filter(None, git.stdout.split("\0")):
+        path = ROOT / name
+        if not path.is_file(): continue
+        try: text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError: continue
+        if path.suffix == ".ipynb":
+            text = "\n".join(source(c) + "".join(map(shown, c.get("outputs", []))) for c in cells(path))
+        texts[name] = text
+    return texts
+
+
+def mentions(pattern, files):
+    return [f"{name}: …{text[max(0, m.start() - 30):m.end() + 30]!r}"
+            for name, text in files.items() for m in re.finditer(pattern, text)]
+
+
+# --- notebooks ---
+
+def test_modules_are_what_the_notebooks_export(tmp_path):
+    shutil.copy(ROOT / "settings.ini", tmp_path)
+    shutil.copytree(ROOT / "nbs", tmp_path / "nbs", ignore=shutil.ignore_patterns(".ipynb_checkpoints", "images"))
+    (tmp_path / LIB.name).mkdir()
+    shutil.copy(LIB / "__init__.py", tmp_path / LIB.name)  # the only file here that is written by hand
+    env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}  # nbdev exports nothing where it is set
+    run = subprocess.run([sys.executable, "-c", "from nbdev.doclinks import nbdev_export as f; f.__wrapped__()"],
+                         cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    fresh, here = modules(tmp_path / LIB.name), modules(LIB)
+    assert sorted(here) == sorted(fresh), "a module without its notebook, or a notebook not exported: run nbdev_export"
+    assert [name for name in here if here[name] != fresh[name]] == [], "out of sync with the notebooks: run nbdev_export"
+
+
+@each_notebook
+def test_notebook_holds_no_errors(path):
+    errors = [source(c)[:80] for c in cells(path, "code") for o in c["outputs"] if o["output_type"] == "error"]
+    assert errors == []
+
+
+@each_notebook
+def test_notebook_cells_have_unique_ids(path):
+    ids = [c.get("id") for c in cells(path)]
+    assert None not in ids, "a cell has no id: run nbdev_clean"
+    assert len(set(ids)) == len(ids)
+
+
+@each_chapter
+def test_chapter_was_run_from_top_to_bottom(path):
+    code = [c for c in cells(path, "code") if source(c).strip()]
+    assert any(c["outputs"] for c in code), "no outputs stored: run the notebook and save it"
+    counts = [c["execution_count"] for c in code]
+    cleaned = [None] * len(code)  # nbdev_clean and its hooks remove the numbers
+    assert counts in (list(range(1, len(code) + 1)), cleaned), "cells were run out of order, or some were not run"
+
+
+@each_chapter
+def test_chapter_is_under_a_megabyte(path):
+    assert path.stat().st_size < 1_000_000
+
+
+# --- what is made from other things ---
+
+def test_readme_is_made_from_index():
+    made = runpy.run_path(str(ROOT / "scripts/readme.py"))["readme"]()
+    assert (ROOT / "README.md").read_text(encoding="utf-8") == made, "run `make readme`"
+
+
+def test_readme_links_lead_somewhere():
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.S)
+    targets = re.findall(r"(?:\]\(|src=\"|href=\")([^)\s\"]+)", text)
+    local = [t.partition("#")[0] for t in targets if not re.match(r"[a-z][a-z+.-]*:|#", t)]
+    assert [t for t in local if not (ROOT / t).exists()] == []
+
+
+def test_sidebar_lists_the_notebooks_in_order():
+    def leaves(contents):
+        for entry in contents:
+            yield from leaves(entry["contents"]) if isinstance(entry, dict) else [entry]
+    site = yaml.safe_load((ROOT / "nbs/_quarto.yml").read_text(encoding="utf-8"))
+    names = [str(p.relative_to(ROOT / "nbs")) for p in NOTEBOOKS]
+    assert list(leaves(site["website"]["sidebar"]["contents"])) == sorted(names, key=lambda n: (n != "index.ipynb", n))
+    assert (ROOT / "nbs/_quarto.yml").read_bytes() == (ROOT / "_quarto.yml").read_bytes()
+
+
+def test_version_is_stated_once():
+    config = ConfigParser()
+    config.read(ROOT / "settings.ini", encoding="utf-8")
+    assert et_nbdev.__version__ == config["DEFAULT"]["version"]
+
+
+# --- what a user may rely on ---
+
+def test_importing_the_library_imports_no_optional_package():
+    code = """
+import builtins, pkgutil, sys
+optional = set("torch dgl datasets matplotlib sklearn skimage grain dm_pix IPython".split())
+real, asked = builtins.__import__, []
+def watch(name, globals=None, *rest, **kw):
+    # By who asks, not by what is loaded: flax itself loads IPython where it is installed.
+    if name.partition(".")[0] in optional and (globals or {}).get("__name__", "").startswith("et_nbdev"):
+        asked.append(f"{globals['__name__']} imports {name}")
+    return real(name, globals, *rest, **kw)
+builtins.__import__ = watch
+import et_nbdev
+for m in pkgutil.walk_packages(et_nbdev.__path__, "et_nbdev."):
+    __import__(m.name)
+asked += [f"{name} was imported" for name in sorted(optional - {"IPython"} & set(sys.modules))]
+sys.exit("\\n".join(asked) or 0)
+"""
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_nothing_names_one_machine():
+    files = project_files()
+    assert mentions(r"(?<![\w.})~-])/(?:work|tmp|root|home|Users)/\w", files) == []
+    files.pop(".ci/run")  # the one place that may look beside the repository
+    assert mentions(r"\.\./shar[e]d", files) == []
+
+
+def test_nothing_loads_a_pickle():
+    assert mentions(r"\bpickle\.loads?\b|allow_pickle\s*=\s*True|\bjoblib\.load\b"
+                    r"|(?m:^)\s*(?:import|from)\s+(?:pickle|cloudpickle|dill|joblib)\b", project_files()) == []
