@@ -13,6 +13,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -153,7 +154,7 @@ class _Source(NamedTuple):
 def _from_digits() -> dict[str, _Source]:
     "scikit-learn's 1,797 handwritten digits, 8×8; levels 0..16 scaled to 0..255."
     pixels = np.round(_need("sklearn.datasets").load_digits().images * (255 / 16)).astype(np.uint8)
-    return {"all": _Source(len(pixels), lambda rows: [(f"row {r}", pixels[r]) for r in rows])}
+    return {"pictures": _Source(len(pixels), lambda rows: [(f"row {r}", pixels[r]) for r in rows])}
 
 def _from_pictures(folder: Path) -> dict[str, _Source]:
     "Picture files anywhere below `folder`. If it has subfolders train, valid, test …, these are the splits, and all there is."
@@ -161,7 +162,7 @@ def _from_pictures(folder: Path) -> dict[str, _Source]:
         files = sorted(f for f in root.rglob("*") if f.suffix.lower() in _SUFFIXES and not f.name.startswith("."))
         return _Source(len(files), lambda rows: [(f"file {files[r].relative_to(folder)}", files[r]) for r in rows])
     splits = {_SPLITS[d.name.lower()]: source(d) for d in sorted(folder.iterdir()) if d.is_dir() and d.name.lower() in _SPLITS}
-    return {split: found for split, found in (splits or {"all": source(folder)}).items() if found.count}
+    return {split: found for split, found in (splits or {"pictures": source(folder)}).items() if found.count}
 
 # %% ../../nbs/10_image_data.ipynb #15c922c1
 def _from_table(table, where: str) -> _Source:
@@ -182,17 +183,24 @@ def _from_table(table, where: str) -> _Source:
         return (cell or {}).get("bytes") or b""
     return _Source(len(table), lambda rows: [(f"row {r}", stored(c)) for r, c in zip(rows, table[rows][column].to_pylist())])
 
+# %% ../../nbs/10_image_data.ipynb #ff000c0c
+@contextmanager
+def _no_network():
+    "`datasets` asking its cache alone; left to itself it reports even the loading of local files to a server."
+    config = _need("datasets").config
+    before, config.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE = before
+
 def _from_hub(repo: str, online: bool) -> dict[str, _Source]:
     "A set of the Hugging Face hub, from the hub or from its cache on this machine."
     datasets = _need("datasets")
     if online:      # one question with a time limit first: `datasets` asks an unreachable hub again and again for half a minute
         _need("huggingface_hub").HfApi().dataset_info(repo, timeout=10)
-    before = datasets.config.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = before or not online       # its switch for asking the cache alone
-    try:
+    with nullcontext() if online else _no_network():
         tables = datasets.load_dataset(repo)
-    finally:
-        datasets.config.HF_HUB_OFFLINE = before
     return {_SPLITS.get(split, split): _from_table(table, repo) for split, table in tables.items() if len(table)}
 
 # %% ../../nbs/10_image_data.ipynb #1fcada74
@@ -205,13 +213,14 @@ def _from_parquet(path: Path) -> dict[str, _Source]:
         except Exception as e:
             raise ValueError(f"name: {file} is damaged, or no parquet file ({_brief(e)}); fetch it again") from e
         words = [m.group() for part in reversed(file.relative_to(root).parts) if (m := re.match("[a-z]+", part.lower()))]
-        splits.setdefault(next((_SPLITS[w] for w in words if w in _SPLITS), "all"), []).append(str(file.absolute()))
+        splits.setdefault(next((_SPLITS[w] for w in words if w in _SPLITS), "pictures"), []).append(str(file.absolute()))
     for split, files in splits.items() if path.is_dir() else ():    # with a shard missing it would quietly be another set
         total = max(int(m.group(1)) if (m := re.search(r"-of-(\d+)", Path(f).name)) else 0 for f in files)
         if len(files) < total:
             raise ValueError(f"name: {path} holds {len(files)} of the {total} shards of {split!r}; fetch the others")
     try:        # the Arrow copy goes to the cache of `datasets` (HF_DATASETS_CACHE), never beside the data
-        tables = datasets.load_dataset("parquet", data_files=splits) if splits else {}
+        with _no_network():
+            tables = datasets.load_dataset("parquet", data_files=splits) if splits else {}
     except Exception as e:
         raise ValueError(f"name: {path} cannot be read ({_brief(e.__cause__ or e)}). If a parquet file is damaged, fetch it again; "
                          f"if its copy below {datasets.config.HF_DATASETS_CACHE} is, delete the copy") from e
