@@ -128,13 +128,13 @@ class Completion(NamedTuple):
     path: Float[Array, "T+1 B S S C"] | None        # the completion read off at every time, if asked for
 
 @partial(nnx.jit, static_argnames=("steps", "path"))
-def _complete(model: ImageEnergyTransformer, images, occluded, step_size, steps: int, path: bool):
+def _complete(model: ImageEnergyTransformer, images, hidden, occluded, step_size, steps: int, path: bool):
     c = model.config
     patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
     x, trajectory = model.descend(patches, occluded, steps=steps, step_size=step_size, states=path)
     def picture(x):
-        filled = jnp.where(occluded[..., None], model.decode(x), patches)
-        return jnp.clip(denormalise(unpatchify(filled, c.image_size, c.patch_size), c.mean, c.std), 0, 1)
+        predicted = denormalise(unpatchify(model.decode(x), c.image_size, c.patch_size), c.mean, c.std)
+        return jnp.where(hidden, jnp.clip(predicted, 0, 1), images)
     return Completion(picture(x), trajectory.energies, jax.lax.map(picture, trajectory.states) if path else None)
 
 def complete(
@@ -146,17 +146,19 @@ def complete(
     step_size: float | None = None,     # α; None: the configuration's
     path: bool = False,                 # also read the picture off at every time
 ) -> Completion:
-    "Complete pictures by descent. Raises ValueError or TypeError naming the argument: shapes, dtypes, NaN, pixels outside [0, 1]."
+    """Complete pictures by descent. Raises ValueError or TypeError naming the argument: shapes, dtypes, open pixels that are NaN or
+    outside [0, 1], a step size that is not positive and finite."""
     c, images, occluded = model.config, np.asarray(images), np.asarray(occluded)
+    step_size, steps = c.step_size if step_size is None else step_size, c.steps if steps is None else steps
+    if not 0 < step_size < float("inf"): raise ValueError(f"step_size: expected a positive, finite α, got {step_size}")
     want = (c.image_size, c.image_size, c.channels)
     if images.ndim != 4 or images.shape[1:] != want:
         raise ValueError(f"images: expected (B, S, S, C) = (B, {', '.join(map(str, want))}), got {images.shape}")
     if occluded.dtype != bool or occluded.shape != (len(images), c.num_tokens):
         raise ValueError(f"occluded: expected booleans (B, N) = ({len(images)}, {c.num_tokens}), got {occluded.dtype}{occluded.shape}")
-    normalise(images, c.mean, c.std)    # checks the pixels while they are numbers and not yet traced
     hidden = unpatchify(np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)), c.image_size, c.patch_size)
-    return _complete(model, jnp.where(hidden, jnp.zeros((), images.dtype), images), jnp.asarray(occluded),
-                     jnp.float32(c.step_size if step_size is None else step_size), c.steps if steps is None else steps, path)
+    images = normalise(np.where(hidden, np.zeros((), images.dtype), images), 0, 1)      # in [0, 1], checked before they are traced
+    return _complete(model, images, hidden, occluded, jnp.float32(step_size), steps, path)
 
 # %% ../../nbs/11_image_model.ipynb #a90296a2
 def save_model(path: Path | str, model: ImageEnergyTransformer, meta: dict | None = None):
@@ -167,9 +169,10 @@ def save_model(path: Path | str, model: ImageEnergyTransformer, meta: dict | Non
 def load_model(path: Path | str) -> ImageEnergyTransformer:
     "The model of a file that `save_model` or the training wrote. Raises CheckpointError if it is missing, damaged or of another kind."
     saved = read_meta(path).get("config", {}).get("model")
-    if not saved or {f.name for f in fields(ImageConfig)} != set(saved):
-        raise CheckpointError(f"{path}: holds no image model that this version knows; its configuration reads {saved}")
-    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: ImageEnergyTransformer(ImageConfig(**saved), rngs=nnx.Rngs(0))))
+    unknown = f"{path}: holds no image model that this version knows; its configuration reads {saved}"
+    if not saved or {f.name for f in fields(ImageConfig)} != set(saved): raise CheckpointError(unknown)
+    try: graphdef, abstract = nnx.split(nnx.eval_shape(lambda: ImageEnergyTransformer(ImageConfig(**saved), rngs=nnx.Rngs(0))))
+    except (TypeError, ValueError) as e: raise CheckpointError(f"{unknown} ({e})") from e
     params = load_checkpoint(path, {"params": nnx.to_pure_dict(abstract)})[0]["params"]
     return nnx.merge(graphdef, params)
 

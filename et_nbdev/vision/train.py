@@ -33,7 +33,7 @@ def completion_loss(
 ) -> Float[Array, ""]:
     "Mean squared error over the pixels of the occluded tokens, and of no other; in units of the per-channel variance."
     error = jnp.mean((predicted - patches) ** 2, -1)
-    return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error))) / jnp.maximum(occluded.sum(), 1)
+    return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error))) / jnp.maximum(jnp.sum(occluded, dtype=error.dtype), 1)
 
 # %% ../../nbs/12_image_train.ipynb #c233d2e9
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ class TrainConfig:
     seed: int = option(0, "seed of weights, batches, occlusions and augmentation")
 
     def __post_init__(self):
-        if self.batch_size < 1: raise ValueError(f"batch_size: expected at least 1, got {self.batch_size}")
+        for name in ("batch_size", "validate_on", "every"):
+            if getattr(self, name) < 1: raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if not 0 <= self.seed < 2**32: raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {self.seed}")
         for name in ("occluded", "open_fraction", "flip", "jitter"):
             if not 0 <= getattr(self, name) <= 1: raise ValueError(f"{name}: expected a share between 0 and 1, got {getattr(self, name)}")
         if not 0 < self.crop <= 1: raise ValueError(f"crop: expected a share in (0, 1], got {self.crop}")
@@ -94,7 +96,7 @@ def _errors(model, images, occluded):
     c = model.config
     patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
     error = jnp.mean((model(patches, occluded) - patches) ** 2, -1)
-    return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error)), -1) / occluded.sum(-1)
+    return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error)), -1) / jnp.sum(occluded, -1, dtype=error.dtype)
 
 def evaluate(model: ImageEnergyTransformer, images: Images, num_occluded: int, *, seed: int = 0, limit: int | None = None) -> Float[np.ndarray, "M"]:
     "Mean squared error of each held-out picture on its occluded patches, all of them MASK, in units of the per-channel variance."
@@ -186,7 +188,7 @@ def report(model: ImageEnergyTransformer, config: TrainConfig, images: Images, o
     for name, fig in (("completion.png", completion), ("energy.png", energies)):
         with atomic_write(out / name) as path: fig.savefig(path, format="png", dpi=150)
     metrics = {"masked_patch_mse": {name: float(e.mean()) for name, e in errors.items()},
-               "standard_error": {name: float(e.std(ddof=1) / len(e) ** 0.5) for name, e in errors.items()},
+               "standard_error": {name: float(e.std(ddof=min(1, len(e) - 1)) / len(e) ** 0.5) for name, e in errors.items()},
                "pictures": len(errors["Energy Transformer"]), "split": images.split, "data": images.name,
                "config": asdict(config), **provenance()}
     if fit: metrics |= {"best_step": fit.best_step, "training_seconds": fit.history[-1]["seconds"]}
@@ -207,12 +209,13 @@ def main(argv: list[str] | None = None) -> dict:
     parser.add_argument("--test_on", type=int, default=1000, help="test pictures to report on, at most (default: 1000)")
     _add_options(parser, config)
     args = parser.parse_args(argv)
+    if args.test_on < 1: parser.error(f"argument --test_on: expected at least 1, got {args.test_on}")
     out = args.out or Path("runs") / args.config
     try:
         config, images = prepare(_with_options(config, vars(args)))
         result = train(config, images, out)
         return report(result.model, config, images["test"], out, limit=args.test_on, fit=result)
-    except (ValueError, OSError, CheckpointError, FloatingPointError) as e:
+    except (ImportError, ValueError, OSError, CheckpointError, FloatingPointError) as e:
         sys.exit(f"et_train_images: {e}")
     except KeyboardInterrupt as e:
         sys.exit(f"et_train_images: {e or 'stopped'}")
