@@ -88,7 +88,7 @@ def make_step(graphdef: nnx.GraphDef, loss: Loss, optimiser: optax.GradientTrans
         (value, metrics), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
         with jax.numpy_dtype_promotion("standard"):     # optax mixes floats with integer counts
             updates, optimiser_state = optimiser.update(grads, state.optimiser, state.params)
-        metrics = {"loss": value, "grad_norm": optax.global_norm(grads), **metrics}
+        metrics = {"loss": value, "grad_norm": optax.tree.norm(grads), **metrics}
         return TrainState(optax.apply_updates(state.params, updates), optimiser_state, state.step + 1), metrics
     return jax.jit(step, donate_argnums=0)
 
