@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from .norm import at_least_float32, check_sizes, check_tokens
+from .norm import at_least_float32, check_sizes, check_tokens, signed
 
 # %% ../nbs/03_attention.ipynb #ad977546
 def masked_logsumexp(
@@ -25,12 +25,13 @@ def masked_logsumexp(
         p = jnp.exp(scores - top)
     else:
         top = jax.lax.stop_gradient(jnp.max(scores, -1, keepdims=True, where=mask, initial=-jnp.inf))
-        top = jnp.where(jnp.isfinite(top), top, jnp.zeros_like(top))
+        top = jnp.where(jnp.isneginf(top), jnp.zeros_like(top), top)
         # the excluded scores are set aside before exp: they may exceed `top`, and ∞·0 would poison the gradient
         p = jnp.where(mask, jnp.exp(jnp.where(mask, scores - top, jnp.zeros_like(scores))), jnp.zeros_like(scores))
     z = p.sum(-1, keepdims=True)
-    safe = jnp.where(z > 0, z, jnp.ones_like(z))
-    return jnp.where(z > 0, top + jnp.log(safe), jnp.zeros_like(z))[..., 0], p / safe
+    empty = z == 0                          # and not z > 0, which a NaN would pass as empty
+    safe = jnp.where(empty, jnp.ones_like(z), z)
+    return jnp.where(empty, jnp.zeros_like(z), top + jnp.log(safe))[..., 0], p / safe
 
 # %% ../nbs/03_attention.ipynb #64ead9c1
 def queries_and_keys(
@@ -71,6 +72,7 @@ def check_mask(mask: Array, g: Array):
         raise ValueError(f"mask: expected a shape that broadcasts to (..., N, N) = {want}, queries in rows, got {mask.shape}")
 
 # %% ../nbs/03_attention.ipynb #0fe4d5bd
+@signed
 class EnergyAttention(nnx.Module):
     r"""Energy attention, Eq. (3) and (4): every token is query and key at once, and there is no value matrix.
 
@@ -125,9 +127,9 @@ class EnergyAttention(nnx.Module):
         return energy, two_term_update(P, Q, K, Wq, Wk).astype(g.dtype)
 
     def energy(self, g: Float[Array, "... N D"], mask: Bool[Array, "... N N"] | None = None) -> Float[Array, "..."]:
-        "Eq. (3), or Eq. (12) with self-attention: one number a sample."
+        "Eq. (3), or Eq. (12) with self-attention: one number a sample. Raises TypeError or ValueError on a bad g or mask."
         return self.energy_and_update(g, mask)[0]
 
     def update(self, g: Float[Array, "... N D"], mask: Bool[Array, "... N N"] | None = None) -> Float[Array, "... N D"]:
-        "−∂E_ATT/∂g, written by hand."
+        "−∂E_ATT/∂g, written by hand. Raises as `energy`."
         return self.energy_and_update(g, mask)[1]

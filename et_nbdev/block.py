@@ -15,7 +15,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 
 from .attention import EnergyAttention
 from .memory import HopfieldMemory
-from .norm import EnergyLayerNorm
+from .norm import EnergyLayerNorm, signed
 
 # %% ../nbs/05_block.ipynb #8748247b
 class Energies(NamedTuple):
@@ -29,6 +29,7 @@ class Energies(NamedTuple):
         return self.attention + self.memory
 
 # %% ../nbs/05_block.ipynb #5c9bcd17
+@signed
 class EnergyTransformer(nnx.Module):
     r"""The Energy Transformer block: a norm, and one energy $E = E^{ATT} + E^{HN}$ of the normalised tokens (Eq. 6).
 

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from .norm import at_least_float32, check_sizes, check_tokens
+from .norm import at_least_float32, check_sizes, check_tokens, signed
 
 # %% ../nbs/04_memory.ipynb #1e65440e
 def energy_and_hidden(
@@ -34,6 +34,7 @@ def energy_and_hidden(
     return -jnp.sum(h * r, (-2, -1)) / n, h
 
 # %% ../nbs/04_memory.ipynb #ee5bace2
+@signed
 class HopfieldMemory(nnx.Module):
     r"""Hopfield network on every token by itself, Eq. (5): K memories ξ, and an energy that falls as a token aligns with some of them.
 

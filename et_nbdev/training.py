@@ -39,7 +39,9 @@ import et_nbdev
 # %% ../nbs/07_training.ipynb #ddcc4147
 @dataclass(frozen=True)
 class OptimConfig:
-    "AdamW with a warm-up cosine schedule and a bound on the global norm of the gradient; the defaults are the paper's for images."
+    """AdamW with a warm-up cosine schedule and a bound on the global norm of the gradient; the defaults are the paper's for images.
+
+    Raises ValueError, naming the field, on values outside their range."""
     steps: int = field(default=1000, metadata=dict(help="optimiser steps in all"))
     warmup: int = field(default=100, metadata=dict(help="steps of linear warm-up, from lr_floor to lr"))
     lr: float = field(default=5e-4, metadata=dict(help="peak learning rate"))
@@ -52,7 +54,10 @@ class OptimConfig:
     def __post_init__(self):
         if self.steps < 1: raise ValueError(f"steps: expected at least 1, got {self.steps}")
         if not 0 <= self.warmup < self.steps: raise ValueError(f"warmup: expected 0 ≤ warmup < steps = {self.steps}, got {self.warmup}")
-        if not 0 <= self.lr_floor <= self.lr: raise ValueError(f"lr, lr_floor: expected 0 ≤ lr_floor ≤ lr, got {self.lr_floor} and {self.lr}")
+        if not 0 <= self.lr_floor <= self.lr < float("inf"): raise ValueError(f"lr, lr_floor: expected 0 ≤ lr_floor ≤ lr, got {self.lr_floor} and {self.lr}")
+        if not 0 <= self.weight_decay < float("inf"): raise ValueError(f"weight_decay: expected at least 0, got {self.weight_decay}")
+        for name in ("b1", "b2"):
+            if not 0 <= getattr(self, name) < 1: raise ValueError(f"{name}: expected 0 ≤ {name} < 1, got {getattr(self, name)}")
         if not self.clip > 0: raise ValueError(f"clip: expected a positive norm, got {self.clip}")
 
 # %% ../nbs/07_training.ipynb #d70e0b3b
@@ -95,7 +100,10 @@ def make_step(graphdef: nnx.GraphDef, loss: Loss, optimiser: optax.GradientTrans
 # %% ../nbs/07_training.ipynb #cb50f726
 @contextlib.contextmanager
 def atomic_write(path: Path):
-    "Yield a temporary path beside `path`; on success flush it to the disk and rename it over `path`, on failure remove it."
+    """Yield a temporary path beside `path`; on success flush it to the disk and rename it over `path`, on failure remove it.
+
+    Raises OSError, naming the file, if it cannot be written; whatever was at `path` is then still there.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -103,6 +111,10 @@ def atomic_write(path: Path):
         yield temporary
         with open(temporary, "rb") as f: os.fsync(f.fileno())
         os.replace(temporary, path)
+        if os.name == "posix":                          # the new name has to reach the disk, too
+            descriptor = os.open(path.parent, os.O_RDONLY)
+            try: os.fsync(descriptor)
+            finally: os.close(descriptor)
     except OSError as e:
         e.filename = e.filename or str(path)            # a full disk does not say which file
         raise
@@ -222,12 +234,13 @@ def _flat(config: dict, prefix: str = "") -> dict:
             for k, v in (_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}).items()}
 
 def _differences(saved: dict, wanted: dict) -> str:
-    saved, wanted = _flat(saved), _flat(wanted)
-    keys = sorted(k for k in {*saved, *wanted} if saved.get(k) != wanted.get(k))
-    return ", ".join(f"{k}: {saved.get(k)!r} there, {wanted.get(k)!r} here" for k in keys)
+    saved, wanted, absent = _flat(saved), _flat(wanted), "absent"
+    keys = sorted(k for k in {*saved, *wanted} if saved.get(k, absent) != wanted.get(k, absent))
+    return ", ".join(f"{k}: {saved.get(k, absent)!r} there, {wanted.get(k, absent)!r} here" for k in keys)
 
 def _start(state: TrainState, folder: Path | None, config: dict):
     "The state to train from: the last checkpoint of the folder, if there is one, else `state` itself."
+    for orphan in folder.glob(".*.partial") if folder else (): orphan.unlink(missing_ok=True)   # of a process killed while writing
     if folder is None or not (folder / "last.safetensors").exists():
         return state, {"best": None, "best_step": 0, "seconds": 0.0}
     saved = read_meta(folder / "last.safetensors").get("config") or {}
@@ -235,6 +248,7 @@ def _start(state: TrainState, folder: Path | None, config: dict):
         raise CheckpointError(f"{folder}: holds a run of another configuration ({_differences(saved, config)}); "
                               "choose another folder, or delete this one")
     state, meta = load_checkpoint(folder / "last.safetensors", state)
+    if meta["progress"]["best"] is not None: read_meta(folder / "best.safetensors")     # missed now rather than at the end
     return state, meta["progress"]
 
 # %% ../nbs/07_training.ipynb #1d3e6e08
@@ -287,12 +301,16 @@ def fit(
     """Train `model`, with a progress bar, to the end of the schedule; killed at any moment and called again, it goes on
     from the last checkpoint of `folder` and ends with the very weights of an uninterrupted run.
 
-    Raises CheckpointError (a folder of another run, a damaged checkpoint), FloatingPointError (the loss is no longer finite;
-    the checkpoints before it remain), KeyboardInterrupt after a clean stop, OSError if the folder cannot be written.
+    One process per folder. Raises ValueError on bad arguments, CheckpointError (a folder of another run, a damaged checkpoint),
+    FloatingPointError (a loss is no longer finite; the checkpoints before it remain), KeyboardInterrupt after a clean stop,
+    OSError if the folder cannot be written.
     """
     for name, value in dict(every=every, log_every=log_every).items():
         if value < 1: raise ValueError(f"{name}: expected at least 1, got {value}")
-    graphdef, params = nnx.split(model, nnx.Param)
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    if jax.tree.leaves(rest):
+        raise ValueError(f"model: holds state besides its parameters ({', '.join(_named(rest))}), which is not carried from step to step; "
+                         "randomness comes to the loss as its key")
     params, optimiser = nnx.to_pure_dict(params), make_optimiser(optim)
     params = jax.tree.map(jnp.copy, params)             # the step will take their memory; the caller keeps its model
     folder = Path(folder) if folder is not None else None
@@ -319,6 +337,7 @@ def fit(
             row |= clock.read()
             if due and validate:
                 row |= {f"validation_{k}": float(v) for k, v in validate(nnx.merge(graphdef, state.params)).items()}
+                if not np.isfinite(row["validation_loss"]): raise FloatingPointError(f"validation loss is {row['validation_loss']} at step {done}")
                 if at["best"] is None or row["validation_loss"] < at["best"]:
                     at, best = {**at, "best": row["validation_loss"], "best_step": done}, jax.device_get(state.params)
                     if folder: save_checkpoint(folder / "best.safetensors", {"params": best}, {"config": config, "step": done})

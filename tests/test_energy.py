@@ -28,19 +28,22 @@ def compile_quickly():
 
 # -------------------------------------------------------------------------------------------- random modules, tokens and masks
 
-LEAD = st.sampled_from([(2,), (3,), (2, 2), (2, 1, 2)])     # batch axes: the mistakes of a single sample hide in a batch of one
+# Batch axes of 2 at least, for the mistakes that hide in a batch of one. Of every list hypothesis tries the first entry first, so that
+# its simplest example is already one with several of everything.
+LEAD = st.sampled_from([(2,), (3,), (2, 2), (2, 1, 2)])
 SEED = st.integers(0, 2**16)
 MASKS = ["none", "shared", "per sample", "one for all", "blind rows", "unseen columns", "nothing"]
 ACTIVATIONS = [("relu", 3.0, 1.0), ("power", 2.0, 1.0), ("power", 2.5, 1.0), ("power", 3.0, 1.0), ("softmax", 3.0, 0.4), ("softmax", 3.0, 3.0)]
 
 attentions = st.fixed_dictionaries(dict(
-    lead=LEAD, N=st.integers(3, 5), D=st.integers(1, 5), H=st.integers(1, 3), Y=st.integers(1, 4),
-    beta=st.sampled_from([None, 0.3, "per head"]), learn_beta=st.booleans(), self_attention=st.booleans(), seed=SEED))
-memories = st.fixed_dictionaries(dict(lead=LEAD, N=st.integers(3, 4), D=st.integers(1, 5), K=st.integers(1, 6), seed=SEED))
+    lead=LEAD, N=st.sampled_from([4, 3, 5]), D=st.sampled_from([4, 5, 3, 2, 1]), H=st.sampled_from([2, 3, 1]), Y=st.sampled_from([3, 4, 2, 1]),
+    beta=st.sampled_from(["per head", None, 0.3]), learn_beta=st.booleans(), self_attention=st.booleans(), seed=SEED))
+memories = st.fixed_dictionaries(dict(
+    lead=LEAD, N=st.sampled_from([3, 4]), D=st.sampled_from([4, 5, 3, 2, 1]), K=st.sampled_from([5, 6, 4, 3, 2, 1]), seed=SEED))
 blocks = st.fixed_dictionaries(dict(
-    lead=LEAD, N=st.integers(3, 4), D=st.integers(2, 5), H=st.integers(1, 2), Y=st.integers(1, 3), K=st.integers(1, 5),
-    beta=st.sampled_from([None, "per head"]), learn_beta=st.booleans(), self_attention=st.booleans(),
-    activation=st.sampled_from(ACTIVATIONS), mask=st.sampled_from(MASKS), gamma=st.sampled_from([0.2, 1.7]), seed=SEED))
+    lead=LEAD, N=st.sampled_from([4, 3]), D=st.sampled_from([4, 5, 3, 2]), H=st.sampled_from([2, 1]), Y=st.sampled_from([3, 2, 1]),
+    K=st.sampled_from([5, 4, 3, 2, 1]), beta=st.sampled_from(["per head", None]), learn_beta=st.booleans(), self_attention=st.booleans(),
+    activation=st.sampled_from(ACTIVATIONS), mask=st.sampled_from(["per sample", *MASKS]), gamma=st.sampled_from([1.7, 0.2]), seed=SEED))
 
 
 def build(make, rng):
@@ -291,7 +294,7 @@ def test_a_lone_token_sees_only_itself(x64):
 # ------------------------------------------------------------------------------------------------------------------------ memory
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(c=memories)
 def test_memory_is_its_formula_and_its_update_is_the_gradient(x64, activation, c):
     rng = np.random.default_rng(c["seed"])
@@ -353,7 +356,7 @@ def check_norm(lagrangian, x, gamma, delta, eps):
 
 
 norms = st.fixed_dictionaries(dict(
-    lead=LEAD, N=st.integers(3, 4), D=st.integers(2, 6), gamma=st.sampled_from([0.0, 0.3, 1.7, -0.8]), eps=st.sampled_from([1e-5, 0.1]),
+    lead=LEAD, N=st.sampled_from([3, 4]), D=st.sampled_from([4, 6, 5, 3, 2]), gamma=st.sampled_from([1.7, 0.3, 0.0, -0.8]), eps=st.sampled_from([0.1, 1e-5]),
     scale=st.sampled_from([1.0, 20.0]), seed=SEED))
 
 
@@ -364,7 +367,7 @@ def norm_case(c):
     return x, np.asarray(c["gamma"]), rng.normal(size=c["D"]), c["eps"]
 
 
-@settings(max_examples=10)
+@settings(max_examples=7)
 @given(c=norms)
 def test_norm_is_its_formula_and_the_gradient_of_its_lagrangian(x64, c):
     x, gamma, delta, eps = norm_case(c)
@@ -374,7 +377,7 @@ def test_norm_is_its_formula_and_the_gradient_of_its_lagrangian(x64, c):
     check_norm(jit_lagrangian, x, gamma, delta, eps)
 
 
-@settings(max_examples=10)
+@settings(max_examples=7)
 @given(c=norms)
 def test_hessian_of_the_norm_is_known_down_to_its_eigenvalues(x64, c):
     x, gamma, delta, eps = norm_case(c)
@@ -539,20 +542,18 @@ def check_second_derivatives(module, g, v, *args):
         assert_close(a, b, rtol=1e-9, atol=1e-12)                           # assert_close refuses what is not finite
 
 
-@pytest.mark.parametrize("mask", ["none", "blind rows", "nothing"])
-@settings(max_examples=1)
-@given(c=attentions)
-def test_derivatives_of_the_attention_update(x64, mask, c):
-    rng = np.random.default_rng(c["seed"])
+@pytest.mark.parametrize("learn_beta, self_attention, mask", [(True, False, "none"), (True, False, "blind rows"), (False, True, "nothing")])
+def test_derivatives_of_the_attention_update(x64, learn_beta, self_attention, mask):
+    rng = np.random.default_rng(0)
+    c = dict(lead=(2,), N=4, D=4, H=2, Y=3, beta="per head", learn_beta=learn_beta, self_attention=self_attention)
     attention, g, mask = attention_of(c, rng), tokens_of(c, rng), mask_of(mask, c["lead"], c["N"], rng)
     check_second_derivatives(attention, g, rng.normal(size=g.shape), mask)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
-@settings(max_examples=1)
-@given(c=memories)
-def test_derivatives_of_the_memory_update(x64, activation, c):
-    rng = np.random.default_rng(c["seed"])
+def test_derivatives_of_the_memory_update(x64, activation):
+    rng = np.random.default_rng(0)
+    c = dict(lead=(2,), N=3, D=4, K=5)
     memory, g = memory_of(c, activation, rng), tokens_of(c, rng)
     g[0] = 0.0                                                              # a sample right at the kink
     check_second_derivatives(memory, g, rng.normal(size=g.shape))
@@ -603,7 +604,7 @@ def single_is_double(module, g, args, gradient_rtol):
 
 
 @pytest.mark.parametrize("large, mask, self_attention", [
-    ("tokens", "none", False), ("tokens", "none", True), ("tokens", "blind rows", False), ("beta", "blind rows", False)])
+    ("tokens", "none", True), ("tokens", "blind rows", False), ("beta", "blind rows", False)])
 def test_scores_of_ten_thousand_do_not_overflow_in_single_precision(x64, large, mask, self_attention):
     rng = np.random.default_rng(7)
     scale, beta = (100.0, 2.0) if large == "tokens" else (1.0, 2e4)
@@ -683,7 +684,6 @@ class WrongAttention(EnergyAttention):
         if m != "no second term": u = u + jnp.einsum("hcb,hcy,hdy->bd", P_key, Q, self.Wk[...])
         if m == "update over batch × tokens": u = u / (2 * g.shape[-2])
         if m == "energy over batch × tokens": E, u = E / (2 * g.shape[-2]), u / (2 * g.shape[-2])
-        if m == "update uphill": u = -u
         return E, u
 
     def energy(self, g, mask=None): return jax.vmap(lambda g: self.energy_and_update(g, mask)[0])(g)
@@ -693,7 +693,7 @@ class WrongAttention(EnergyAttention):
 # What each mistake leaves in order. A mistake made in the energy and in the update alike is a gradient still, and only the formulas see it.
 @pytest.mark.parametrize("mistake, caught_by_gradient", [
     (None, False), ("no second term", True), ("second softmax over the wrong axis", True), ("second softmax not transposed", True), ("no 1/β", True),
-    ("update over batch × tokens", True), ("update uphill", True), ("masked scores times zero", True),
+    ("update over batch × tokens", True), ("masked scores times zero", True),
     ("the diagonal stays", False), ("energy over batch × tokens", False)])
 def test_mistakes_in_attention_are_caught(x64, mistake, caught_by_gradient):
     rng = np.random.default_rng(0)
@@ -786,12 +786,13 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize("make, match", [
     *[(partial(EnergyLayerNorm, dim), "dim") for dim in (1, 0, -3)],
     *[(partial(EnergyLayerNorm, 4, eps), "eps") for eps in (0.0, -1e-5, NAN, INF)],
+    (partial(EnergyLayerNorm, 4.0), "dim"), (partial(attention, 4, 2.0, 3), "num_heads"), (partial(memory, 4, "5"), "num_memories"),
     (partial(attention, 0, 1, 1), "dim"), (partial(attention, 4, 0, 1), "num_heads"), (partial(attention, 4, 1, -2), "head_dim"),
     *[(partial(attention, 4, 2, 3, beta), "beta") for beta in (0, -1.0, NAN, INF, [1.0, 0.0], [1.0, NAN], [1.0], [1.0, 2.0, 3.0], np.ones((2, 1)))],
     (partial(attention, 4, 2, 3, -1.0, learn_beta=True), "beta"),
     (partial(memory, 0, 5), "dim"), (partial(memory, 4, 0), "num_memories"), (partial(memory, 4, -1), "num_memories"),
     *[(partial(memory, 4, 5, name), "activation.*relu.*power.*softmax") for name in ("gelu", "ReLU", "", None, 2)],
-    *[(partial(memory, 4, 5, "power", power=n), "power") for n in (1.9, 1, 0, -3, NAN, INF)],
+    *[(partial(memory, 4, 5, "power", power=n), "power") for n in (1.9, 1, 0, -3, NAN, INF, [2.0, 3.0])],
     *[(partial(memory, 4, 5, "softmax", beta=beta), "beta") for beta in (0, -1.0, NAN, INF, [1.0, 2.0])],
     (partial(block, 1, 1, 1, 1), "dim"), (partial(block, 4, 0, 1, 1), "num_heads"), (partial(block, 4, 1, 0, 1), "head_dim"),
     (partial(block, 4, 1, 1, 0), "num_memories"), (partial(block, 4, 1, 1, 1, activation="tanh"), "activation"),
@@ -843,6 +844,15 @@ def test_bad_masks_are_refused_by_name(name, mask, error, match):
     for method in (MODULES[name].energy, MODULES[name].update):
         with pytest.raises(error, match=f"^mask: .*{match}"):
             method(g, jnp.asarray(mask))
+
+
+def test_lists_are_refused_by_name():
+    x, row = [[1.0, 2.0, 3.0, 4.0]], jnp.ones((1, 4))
+    for call, name in ((MODULES["norm"], "x"), *((MODULES[m].update, "g") for m in ("attention", "memory", "block"))):
+        with pytest.raises(TypeError, match=f"^{name}: .*list"):
+            call(x)
+    with pytest.raises(TypeError, match="^mask: .*list"):
+        MODULES["attention"].energy(row, [[True]])
 
 
 @pytest.mark.parametrize("name", ["attention", "self_attention", "memory", "softmax", "block"])

@@ -171,3 +171,22 @@ def test_nothing_names_one_machine():
 def test_nothing_loads_a_pickle():
     assert mentions(r"\bpickle\.loads?\b|allow_pickle\s*=\s*True|\bjoblib\.load\b"
                     r"|(?m:^)\s*(?:import|from)\s+(?:pickle|cloudpickle|dill|joblib)\b", project_files()) == []
+
+
+def test_readme_shows_the_kept_results():
+    "Every score in results/ that the README's table covers stands there as it was measured."
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in ("digits-demo", "cifar10-small"):
+        metrics = json.loads((ROOT / "results" / name / "metrics.json").read_text())
+        for fill, mse in metrics["masked_patch_mse"].items():
+            assert f"{fill:<26}{mse:.3f} ± {metrics['standard_error'][fill]:.3f}" in text, f"README.md does not show {name}: {fill}; run index.ipynb and `make readme`"
+
+
+def test_results_say_where_they_come_from():
+    "Configuration, seed, commit, machine and wall time stand beside every kept score, and the log reaches its end."
+    kept = sorted((ROOT / "results").glob("*/metrics.json"))
+    assert kept
+    for path in kept:
+        metrics = json.loads(path.read_text())
+        assert {"config", "commit", "device", "cores", "jax", "date", "training_seconds", "pictures", "split", "data"} <= set(metrics), path
+        assert isinstance(metrics["config"]["seed"], int) and metrics["training_seconds"] > 0

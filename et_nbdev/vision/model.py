@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float
 
 from ..block import Energies, EnergyTransformer
 from ..dynamics import Trajectory, descend
-from ..norm import EnergyLayerNorm
+from ..norm import EnergyLayerNorm, signed
 from ..training import CheckpointError, load_checkpoint, read_meta, save_checkpoint
 from .data import denormalise, normalise, patchify, unpatchify
 
@@ -31,7 +31,9 @@ def option(default, text: str):
 
 @dataclass(frozen=True)
 class ImageConfig:
-    "Everything that fixes an image model's shapes and dynamics. The defaults are ET-base, as in the paper."
+    """Everything that fixes an image model's shapes and dynamics. The defaults are ET-base, as in the paper.
+
+    Raises ValueError, naming the field, on values outside their range or at odds with one another."""
     image_size: int = option(224, "side of the square pictures, in pixels")
     channels: int = option(3, "colour channels C")
     patch_size: int = option(16, "side p of a square patch, in pixels; a token has P = p·p·C numbers")
@@ -45,10 +47,12 @@ class ImageConfig:
     learn_beta: bool = option(False, "train the inverse temperature")
     self_attention: bool = option(False, "let a token attend to itself, Eq. (12)")
     activation: Literal["relu", "power", "softmax"] = option("relu", "activation of the memory")
+    power: float = option(3.0, "exponent n of the activation 'power'")
+    memory_beta: float = option(1.0, "inverse temperature of the activation 'softmax'")
     shared_norm: bool = option(False, "decode through the block's norm instead of one of its own")
     position_scale: float = option(1.0, "standard deviation of the positions and of MASK at the start, in units of an encoded patch")
     init_scale: float | None = option(None, "standard deviation of the block's weights at the start; none: 1/√D")
-    dtype: Literal["float32", "bfloat16"] = option("float32", "dtype of the matrix products")
+    dtype: Literal["float32", "bfloat16"] = option("float32", "dtype of the matrix products of the block")
     mean: tuple[float, ...] = option((0.5,), "mean of the pixels, per channel or one for all, between 0 and 1")
     std: tuple[float, ...] = option((0.5,), "deviation of the pixels, likewise")
 
@@ -58,11 +62,16 @@ class ImageConfig:
         if self.image_size % self.patch_size:
             raise ValueError(f"patch_size: {self.patch_size} does not divide image_size {self.image_size}")
         if not 0 < self.step_size < float("inf"): raise ValueError(f"step_size: expected a positive α, got {self.step_size}")
+        if not 0 <= self.position_scale < float("inf"): raise ValueError(f"position_scale: expected at least 0, got {self.position_scale}")
+        if self.init_scale is not None and not 0 <= self.init_scale < float("inf"):
+            raise ValueError(f"init_scale: expected none or at least 0, got {self.init_scale}")
         if self.dtype not in ("float32", "bfloat16"): raise ValueError(f"dtype: expected 'float32' or 'bfloat16', got {self.dtype!r}")
         for name in ("mean", "std"):
             object.__setattr__(self, name, tuple(float(v) for v in getattr(self, name)))   # a list, after a trip through JSON
             if len(getattr(self, name)) not in (1, self.channels):
                 raise ValueError(f"{name}: expected 1 or C = {self.channels} numbers, got {len(getattr(self, name))}")
+            if not all(np.isfinite(v) and (v > 0 or name == "mean") for v in getattr(self, name)):
+                raise ValueError(f"{name}: expected finite{' positive' if name == 'std' else ''} numbers, got {getattr(self, name)}")
 
     @property
     def num_tokens(self) -> int:
@@ -75,10 +84,12 @@ class ImageConfig:
         return self.patch_size**2 * self.channels
 
 # %% ../../nbs/11_image_model.ipynb #dfc55f98
+@signed
 class ImageEnergyTransformer(nnx.Module):
     """Masked image completion, Section 3: affine encoder, MASK token, learned positions, a descent, norm and affine decoder.
 
-    Patches (B, N, P) in, predictions for every patch (B, N, P) out, both in normalised pixels.
+    Patches (B, N, P) in, predictions for every patch (B, N, P) out, both in normalised pixels; `masked` is boolean (B, N).
+    Raises ValueError where patches or masked have other shapes than the configuration says.
     """
     def __init__(self, config: ImageConfig, *, rngs: nnx.Rngs):
         c, affine = config, lambda fan_in, fan_out: nnx.Linear(fan_in, fan_out, rngs=rngs)
@@ -89,7 +100,7 @@ class ImageEnergyTransformer(nnx.Module):
         self.positions = nnx.Param(init(rngs.params(), (c.num_tokens, c.dim), jnp.float32))
         self.block = EnergyTransformer(
             c.dim, c.num_heads, c.head_dim, c.num_memories, beta=c.beta, learn_beta=c.learn_beta,
-            self_attention=c.self_attention, activation=c.activation, init_scale=c.init_scale,
+            self_attention=c.self_attention, activation=c.activation, power=c.power, memory_beta=c.memory_beta, init_scale=c.init_scale,
             dtype=jnp.dtype(c.dtype) if c.dtype != "float32" else None, rngs=rngs)
         if not c.shared_norm: self.norm = EnergyLayerNorm(c.dim, rngs=rngs)
         self.decoder = affine(c.dim, c.patch_dim)

@@ -40,7 +40,9 @@ def completion_loss(
 # %% ../../nbs/12_image_train.ipynb #c233d2e9
 @dataclass(frozen=True)
 class TrainConfig:
-    "A training run: a model, an optimiser, the pictures and what is hidden of them."
+    """A training run: a model, an optimiser, the pictures and what is hidden of them.
+
+    Raises ValueError, naming the field, on values outside their range."""
     model: ImageConfig = ImageConfig()
     optim: OptimConfig = OptimConfig()
     data: str = option("cifar10", "digits, cifar10, tiny-imagenet, imagenet-1k, a hub name user/name, a folder of pictures, a parquet file")
@@ -100,14 +102,15 @@ def loss_for(config: TrainConfig):
 
 # %% ../../nbs/12_image_train.ipynb #0a40b1fb
 def held_out(images: Images, model: ImageConfig, num_occluded: int, *, seed: int = 0, limit: int | None = None, batch_size: int = 250):
-    "Pictures in their order, with occlusions that depend on the seed alone: yields uint8 (B, S, S, C) and boolean (B, N)."
-    left = len(images) if limit is None else min(limit, len(images))
-    for b, batch in enumerate(batches(images, min(batch_size, left), seed=0, shuffle=False, epochs=1)):
-        batch = batch[:left]
-        occluded, _ = occlude(jax.random.fold_in(jax.random.key(seed), b), len(batch), model.num_tokens, num_occluded, 0.0)
-        yield batch, np.asarray(occluded)
-        left -= len(batch)
-        if not left: return
+    """The first `limit` pictures in their order, and for each an occlusion that depends on the seed and its number alone:
+    yields uint8 (B, S, S, C) and boolean (B, N). Raises ValueError as `occlude` and `batches`."""
+    limit, at = len(images) if limit is None else min(limit, len(images)), 0
+    pattern = jax.jit(jax.vmap(lambda i: occlude(jax.random.fold_in(jax.random.key(seed), i), 1, model.num_tokens, num_occluded, 0.0)[0][0]))
+    for batch in batches(images, min(batch_size, limit), seed=0, shuffle=False, epochs=1):
+        batch = batch[:limit - at]
+        yield batch, np.asarray(pattern(jnp.arange(at, at + len(batch))))
+        at += len(batch)
+        if at == limit: return
 
 # %% ../../nbs/12_image_train.ipynb #2e5ffde3
 @nnx.jit
@@ -136,7 +139,9 @@ def evaluate_fill(fill, images: Images, model: ImageConfig, num_occluded: int, *
 
 # %% ../../nbs/12_image_train.ipynb #84a48c76
 def prepare(config: TrainConfig) -> tuple[TrainConfig, dict[str, Images]]:
-    "Load the pictures, and put their channels and statistics into the model's configuration."
+    """Load the pictures, and put their channels and statistics into the model's configuration.
+
+    A set smaller than a batch makes the batch as small. Raises what `et_nbdev.vision.data.load_images` raises."""
     images = {split: load_images(config.data, split, size=config.model.image_size) for split in ("train", "validation", "test")}
     mean, std = images["train"].statistics()
     model = replace(config.model, channels=images["train"].channels, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
