@@ -619,7 +619,7 @@ def test_a_gradient_that_is_not_finite_never_reaches_a_checkpoint(tmp_path, at):
 
 
 def test_a_full_disk_leaves_a_run_that_resumes(tmp_path, monkeypatch, whole):
-    "The fourth file cannot be written; with space again, the run ends as if nothing had been."
+    "The fifth file cannot be written; with space again, the run ends as if nothing had been."
     fsync, calls = os.fsync, []
     def fail(fd):
         if not stat.S_ISDIR(os.fstat(fd).st_mode): calls.append(fd)

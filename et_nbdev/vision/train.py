@@ -72,10 +72,10 @@ class TrainConfig:
 
 # %% ../../nbs/12_image_train.ipynb #258c1920
 CONFIGS = {
-    # scikit-learn's digits, 8×8: about a minute and a half on two cores
+    # scikit-learn's digits, 8×8: about two minutes on two cores
     "digits": TrainConfig(
         ImageConfig(image_size=8, channels=1, patch_size=2, dim=64, num_heads=4, head_dim=16, num_memories=256, steps=8, step_size=0.2),
-        OptimConfig(steps=1500, warmup=100, lr=2e-3, lr_floor=1e-6), data="digits", batch_size=128, flip=0.0, every=250),
+        OptimConfig(steps=2000, warmup=100, lr=2e-3, lr_floor=1e-6), data="digits", batch_size=128, flip=0.0, every=250),
     # CIFAR-10 in 8×8 patches: about an hour on two cores
     "small": TrainConfig(
         ImageConfig(image_size=32, patch_size=8, dim=256, num_heads=8, head_dim=32, num_memories=1024, steps=8, step_size=0.2),
@@ -238,7 +238,7 @@ def demo(data: str = "digits", out: Path | str = "out") -> dict:
     "digits" takes the configuration of that name; any other pictures a short run of "small", resized to 32×32.
     Raises what loading, training and writing raise."""
     config = CONFIGS["digits"] if data == "digits" else replace(
-        CONFIGS["small"], data=data, optim=replace(CONFIGS["small"].optim, steps=500, warmup=50), batch_size=64, every=250)
+        CONFIGS["small"], data=data, optim=replace(CONFIGS["small"].optim, steps=450, warmup=50), batch_size=64, every=225)
     config, images = prepare(config)
     print(f"Training an Energy Transformer on {len(images['train']):,} pictures of {data!r}", flush=True)
     run = Path(out) / f"run-{Path(data).name}"
