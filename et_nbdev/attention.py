@@ -64,8 +64,9 @@ def two_term_update(
 # %% ../nbs/03_attention.ipynb #3f917ea9
 def check_mask(mask: Array, g: Array):
     "Raise TypeError or ValueError unless `mask` is boolean and broadcasts to (..., N, N) for the tokens `g`."
-    if mask.dtype != jnp.bool_:
-        raise TypeError(f"mask: expected booleans (True where a query may see a key), got dtype {mask.dtype}")
+    if getattr(mask, "dtype", None) != jnp.bool_:
+        raise TypeError("mask: expected an array of booleans (True where a query may see a key), "
+                        f"got {getattr(mask, 'dtype', type(mask).__name__)}")
     want = (*g.shape[:-1], g.shape[-2])
     ok = mask.ndim >= 2 and mask.shape[-2:] == want[-2:] and mask.ndim <= len(want)
     if not (ok and all(m in (1, w) for m, w in zip(mask.shape[-3::-1], want[-3::-1]))):

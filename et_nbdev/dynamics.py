@@ -43,7 +43,7 @@ def descend(
     """
     check_tokens("x", x, block.norm.dim)
     if not isinstance(steps, (int, np.integer)) or isinstance(steps, bool) or steps < 0: raise ValueError(f"steps: expected a whole number T ≥ 0, got {steps!r}")
-    if not isinstance(step_size, jax.core.Tracer) and not 0 < step_size < float("inf"):     # a traced α has no value yet
+    if not isinstance(step_size, jax.core.Tracer) and not (np.ndim(step_size) == 0 and 0 < step_size < np.inf):    # traced: no value yet
         raise ValueError(f"step_size: expected a positive, finite α, got {step_size}")
     alpha = jnp.asarray(step_size, x.dtype)
 

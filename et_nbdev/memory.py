@@ -53,8 +53,8 @@ class HopfieldMemory(nnx.Module):
         check_sizes(dim=dim, num_memories=num_memories)
         if activation not in ("relu", "power", "softmax"):
             raise ValueError(f"activation: expected 'relu', 'power' or 'softmax', got {activation!r}")
-        if not (np.isfinite(power) and power >= 2): raise ValueError(f"power: expected a number ≥ 2, got {power}")
-        if not (np.isfinite(beta) and beta > 0): raise ValueError(f"beta: expected a positive, finite number, got {beta}")
+        if not (np.ndim(power) == 0 and 2 <= power < np.inf): raise ValueError(f"power: expected a finite number ≥ 2, got {power}")
+        if not (np.ndim(beta) == 0 and 0 < beta < np.inf): raise ValueError(f"beta: expected a positive, finite number, got {beta}")
         self.dim, self.num_memories, self.activation = dim, num_memories, activation
         self.power, self.beta, self.dtype = float(power), float(beta), dtype
         init = nnx.initializers.normal(dim**-0.5 if init_scale is None else init_scale)

@@ -30,12 +30,10 @@ def check_sizes(**sizes: int):
 
 def check_tokens(name: str, x: Array, dim: int):
     "Raise TypeError or ValueError, naming the argument, unless `x` is a floating array (..., N, D) with D = `dim`."
-    if not isinstance(x, (jax.Array, np.ndarray)):
-        raise TypeError(f"{name}: expected an array of tokens, got a {type(x).__name__}")
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"{name}: expected floating-point tokens, got dtype {x.dtype}")
+    if not (hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)):
+        raise TypeError(f"{name}: expected an array of floating-point tokens, got {getattr(x, 'dtype', type(x).__name__)}")
     if x.ndim < 2 or x.shape[-2] < 1 or x.shape[-1] != dim:
-        raise ValueError(f"{name}: expected tokens of shape (..., N, D) with D = {dim}, got {x.shape}")
+        raise ValueError(f"{name}: expected tokens of shape (..., N, D) with N ≥ 1 and D = {dim}, got {x.shape}")
 
 # %% ../nbs/02_norm.ipynb #11a43e75
 def at_least_float32(dtype) -> jnp.dtype:
@@ -86,11 +84,12 @@ class EnergyLayerNorm(nnx.Module):
 
     γ is stored as `rho` with $\gamma = \log(1+e^\rho)$, so no gradient step can make it negative. Starts at γ = 1, δ = 0.
     Statistics are taken in float32 at least, whatever the dtype of the tokens. Parameters: D + 1.
-    Raises ValueError if `dim` < 2 (a lone entry is its own mean) or `eps` ≤ 0, and on tokens whose last axis is not D.
+    Raises ValueError if `dim` < 2 (a lone entry is its own mean) or `eps` is not positive and finite, and on tokens whose last axis is not D.
     """
     def __init__(self, dim: int, eps: float = 1e-5, *, param_dtype=jnp.float32, rngs: nnx.Rngs | None = None):
+        check_sizes(dim=dim)
         if dim < 2: raise ValueError(f"dim: expected at least 2, got {dim}")
-        if eps <= 0: raise ValueError(f"eps: expected a positive number, got {eps}")
+        if not 0 < eps < np.inf: raise ValueError(f"eps: expected a positive, finite number, got {eps}")
         self.dim, self.eps = dim, eps
         self.rho = nnx.Param(jnp.log(jnp.expm1(jnp.ones((), param_dtype))))
         self.delta = nnx.Param(jnp.zeros(dim, param_dtype))

@@ -104,7 +104,9 @@ def test_parameters_add_up(changes):
     *((dict([(name, 0)]), name) for name in ("image_size", "channels", "patch_size", "dim", "num_heads", "head_dim", "num_memories", "steps")),
     (dict(steps=-2), "steps"), (dict(patch_size=3), "patch_size"), (dict(step_size=0.0), "step_size"), (dict(step_size=-0.1), "step_size"),
     (dict(step_size=math.nan), "step_size"), (dict(step_size=math.inf), "step_size"), (dict(dtype="float16"), "dtype"),
-    (dict(mean=(0.5, 0.5)), "mean"), (dict(std=()), "std"), (dict(activation="tanh"), "activation"), (dict(beta=-1.0), "beta"), (dict(dim=1), "dim"),
+    (dict(position_scale=-1.0), "position_scale"), (dict(position_scale=math.nan), "position_scale"), (dict(init_scale=-0.1), "init_scale"),
+    (dict(init_scale=math.inf), "init_scale"), (dict(mean=(math.nan,)), "mean"), (dict(std=(0.2, 0.0, 0.2)), "std"), (dict(std=(-1.0,)), "std"),
+    (dict(power=1.0), "power"), (dict(memory_beta=0.0), "(memory_)?beta"), (dict(mean=(0.5, 0.5)), "mean"), (dict(std=()), "std"), (dict(activation="tanh"), "activation"), (dict(beta=-1.0), "beta"), (dict(dim=1), "dim"),
 ])
 def test_an_impossible_model_names_the_field(changes, name):
     with pytest.raises(ValueError, match=rf"^{name}\b"): nnx.eval_shape(lambda: build(**changes))
@@ -185,9 +187,11 @@ def test_the_model_names_what_does_not_fit(model, patches, masked, name):
 
 
 @pytest.mark.parametrize("changes", [dict(beta=3.0), dict(self_attention=True), dict(activation="softmax"), dict(activation="power"),
+                                     dict(activation="power", power=5.0), dict(activation="softmax", memory_beta=4.0),
                                      dict(dtype="bfloat16"), dict(init_scale=0.02), dict(position_scale=0.02), dict(steps=4), dict(step_size=0.2)])
 def test_every_field_changes_the_prediction(model, changes):
-    a, b = (np.asarray(forward(m, jnp.asarray(PATCHES), jnp.asarray(HIDDEN))) for m in (model, build(**changes)))
+    other = build(**{k: v for k, v in changes.items() if k == "activation"}) if len(changes) > 1 else model
+    a, b = (np.asarray(forward(m, jnp.asarray(PATCHES), jnp.asarray(HIDDEN))) for m in (other, build(**changes)))
     assert a.dtype == b.dtype == np.float32 and not np.array_equal(a, b)
 
 
@@ -482,6 +486,9 @@ def test_held_out_pictures_in_order_with_occlusions_of_their_own():
     assert (occluded != np.concatenate([o for _, o in other])).any()
     assert len({tuple(o) for o in occluded.tolist()}) == 6              # all six pairs: none is special
     assert (occluded[250:] != occluded[:10]).any()                      # and every batch its own
+    by_sevens = list(held_out(MANY, CONFIG, 2, seed=1, batch_size=7))
+    assert len(by_sevens) == 38
+    np.testing.assert_array_equal(np.concatenate([o for _, o in by_sevens]), occluded)     # a picture's own, however they are batched
 
 
 @pytest.mark.parametrize("limit, expected", [(1, 1), (7, 7), (250, 250), (253, 253), (260, 260), (900, 260), (None, 260)])
@@ -490,6 +497,15 @@ def test_a_limit_takes_the_first_pictures_with_the_same_occlusions(limit, expect
     assert sum(len(x) for x, _ in part) == expected
     np.testing.assert_array_equal(np.concatenate([x for x, _ in part]), MANY[:expected])
     np.testing.assert_array_equal(np.concatenate([o for _, o in part]), np.concatenate([o for _, o in whole])[:expected])
+
+
+def test_a_second_validation_compiles_nothing(model, monkeypatch):
+    traced, occlude = [], image_train.occlude
+    monkeypatch.setattr(image_train, "occlude", lambda *args, **options: (traced.append(1), occlude(*args, **options))[1])
+    first = evaluate(model, MANY[:20], 3, seed=8)
+    del traced[:]
+    np.testing.assert_array_equal(evaluate(model, MANY[:20], 3, seed=8), first)
+    assert not traced
 
 
 def test_the_truth_scores_zero():

@@ -374,7 +374,8 @@ def test_weight_decay_touches_matrices_only():
 
 
 @pytest.mark.parametrize("bad", [dict(steps=0), dict(warmup=-1), dict(steps=10, warmup=11), dict(steps=10, warmup=10), dict(lr=-1.0),
-                                 dict(lr=1e-8), dict(lr_floor=-1e-9), dict(lr=math.nan), dict(clip=0.0), dict(clip=-1.0), dict(clip=math.nan)])
+                                 dict(lr=1e-8), dict(lr_floor=-1e-9), dict(lr=math.nan), dict(lr=math.inf), dict(weight_decay=-0.1),
+                                 dict(weight_decay=math.nan), dict(b1=1.0), dict(b1=-0.1), dict(b2=1.5), dict(b2=math.nan), dict(clip=0.0), dict(clip=-1.0), dict(clip=math.nan)])
 def test_an_impossible_schedule_names_the_field(bad):
     name = list(bad)[-1]
     with pytest.raises(ValueError, match=rf"\b{name}\b"):
@@ -618,6 +619,17 @@ def test_a_gradient_that_is_not_finite_never_reaches_a_checkpoint(tmp_path, at):
         if path.exists(): assert all(np.isfinite(array).all() for array in stored(path).values())
 
 
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_validation_that_is_not_finite_is_never_the_best(tmp_path, at):
+    calls = []
+    def validate(model):
+        calls.append(1)
+        return {"loss": math.nan if len(calls) == at else 1 / len(calls)}
+    with pytest.raises(FloatingPointError, match=rf"validation.*step {5 * at}\b"): train_line(folder=tmp_path, validate=validate)
+    assert (tmp_path / "best.safetensors").exists() == (at > 1)
+    if at > 1: assert read_meta(tmp_path / "best.safetensors")["step"] == 10 == read_meta(tmp_path / "last.safetensors")["step"]
+
+
 def test_a_full_disk_leaves_a_run_that_resumes(tmp_path, monkeypatch, whole):
     "The fifth file cannot be written; with space again, the run ends as if nothing had been."
     fsync, calls = os.fsync, []
@@ -762,6 +774,29 @@ def test_a_damaged_checkpoint_stops_a_run_before_it_begins(tmp_path, damage):
     assert str(path) in str(e.value) and (tmp_path / "metrics.jsonl").read_bytes() == log
 
 
+def test_best_weights_that_are_gone_stop_a_run_before_it_begins(tmp_path):
+    def tear(batch): raise RuntimeError("torn")
+    with pytest.raises(RuntimeError): train_line(folder=tmp_path, batches=at_step(12, tear))
+    (tmp_path / "best.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="best.safetensors"): train_line(folder=tmp_path, batches=at_step(11, tear))
+
+
+def test_what_killed_processes_left_is_swept_away(tmp_path):
+    (tmp_path / ".last.safetensors.123.partial").write_bytes(b"half of the w")
+    train_line(folder=tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["best.safetensors", "last.safetensors", "metrics.jsonl"]
+
+
+class Noisy(Line):
+    def __init__(self):
+        super().__init__()
+        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+
+def test_a_model_with_other_state_is_refused():
+    with pytest.raises(ValueError, match="^model: .*dropout"): train_line(Noisy())
+
+
 def test_tuples_in_a_configuration_survive_json(tmp_path):
     config = {"mean": (0.1, 0.2), "nested": {"scale": (1, 2)}}
     train_line(folder=tmp_path, config=config)
@@ -893,6 +928,7 @@ def test_killed_again_and_again_it_ends_in_the_very_weights_of_an_uninterrupted_
     for name in ("last.safetensors", "best.safetensors"):
         assert same(stored(tmp_path / name), stored(whole / name)), name
     assert same(weights(result.model), weights(uninterrupted.model)) and result.best_step == uninterrupted.best_step
+    assert sorted(os.listdir(tmp_path)) == ["best.safetensors", "last.safetensors", "metrics.jsonl"]       # and no torn file
     rows = [row for row in read_metrics(log) if row["step"] in sound_steps]        # Ctrl-C may add the row it stopped at
     assert strip(rows) == strip(uninterrupted.history)
     assert uninterrupted.history[-1]["validation_loss"] < uninterrupted.history[1]["validation_loss"]      # it did learn
