@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from et_nbdev.attention import EnergyAttention
@@ -15,6 +15,11 @@ from et_nbdev.dynamics import descend
 from et_nbdev.memory import HopfieldMemory
 from et_nbdev.norm import EnergyLayerNorm, layer_norm
 from et_nbdev.testing import assert_close, assert_descends
+
+
+def examples(n):
+    "Every example is small, and every shape compiled anew: a failing one is shown as it is, not shrunk for minutes."
+    return settings(max_examples=n, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -55,7 +60,7 @@ def loop(block, x, steps=12, step_size=0.1, mask=None):
 
 VARIANTS = [dict(), dict(unroll=True), dict(remat=True, unroll=2)]
 
-@settings(max_examples=2)
+@examples(2)
 @given(seed=st.integers(0, 2**16), lead=st.sampled_from([(2,), (2, 2)]), steps=st.sampled_from([3, 1, 4]), step_size=st.sampled_from([0.02, 0.3]),
        mask=st.sampled_from(["per sample", None, "shared"]), activation=st.sampled_from(["relu", "power", "softmax"]), learn_beta=st.booleans())
 def test_scan_rematerialised_and_unrolled_are_the_loop_in_values_and_gradients(x64, seed, lead, steps, step_size, mask, activation, learn_beta):
@@ -240,7 +245,7 @@ def test_the_descent_knows_no_order_of_tokens(x64):
 
 # ------------------------------------------------------------------------------------------------------------- down, and when not
 
-@settings(max_examples=12)
+@examples(12)
 @given(seed=st.integers(0, 2**16), step_size=st.sampled_from([1e-3, 0.01, 0.05]), gamma=st.sampled_from([0.3, 1.0, 2.0]), masked=st.booleans(),
        activation=st.sampled_from(["relu", "power", "softmax"]))
 def test_energy_falls_at_small_steps(x64, seed, step_size, gamma, masked, activation):
@@ -252,7 +257,7 @@ def test_energy_falls_at_small_steps(x64, seed, step_size, gamma, masked, activa
     assert (path.energies.total[-1] < path.energies.total[0]).all()
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(seed=st.integers(0, 2**16), step_size=st.sampled_from([0.1, 10.0, 1e4]), activation=st.sampled_from(["relu", "power", "softmax"]))
 def test_the_memory_falls_at_steps_of_any_size(x64, seed, step_size, activation):
     """E_HN is concave in g, so E(g′) − E(g) ≤ −u·(g′ − g) with u = −∂E/∂g; and g is the gradient of a convex L,

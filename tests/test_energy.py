@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from hypothesis import assume, given, settings
+from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from et_nbdev.attention import EnergyAttention
@@ -15,6 +15,11 @@ from et_nbdev.block import EnergyTransformer
 from et_nbdev.memory import HopfieldMemory
 from et_nbdev.norm import EnergyLayerNorm, hessian, lagrangian, layer_norm
 from et_nbdev.testing import assert_close, assert_gradient
+
+
+def examples(n):
+    "Every example is small, and every shape compiled anew: a failing one is shown as it is, not shrunk for minutes."
+    return settings(max_examples=n, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -211,7 +216,7 @@ def away_from_kinks(g, xi):
 # --------------------------------------------------------------------------------------------------------------------- attention
 
 @pytest.mark.parametrize("mask", MASKS)
-@settings(max_examples=2)
+@examples(2)
 @given(c=attentions)
 def test_attention_is_its_formula_and_its_update_is_the_gradient(x64, mask, c):
     rng = np.random.default_rng(c["seed"])
@@ -220,7 +225,7 @@ def test_attention_is_its_formula_and_its_update_is_the_gradient(x64, mask, c):
     check_gradient(attention, g, mask)
 
 
-@settings(max_examples=6)
+@examples(6)
 @given(c=attentions, mask=st.sampled_from(MASKS))
 def test_attention_knows_no_order_and_no_neighbouring_sample(x64, c, mask):
     rng = np.random.default_rng(c["seed"])
@@ -240,7 +245,7 @@ def test_attention_knows_no_order_and_no_neighbouring_sample(x64, c, mask):
         np.testing.assert_array_equal(actual[others], before[others])
 
 
-@settings(max_examples=4)
+@examples(4)
 @given(c=attentions)
 def test_a_token_outside_the_mask_might_as_well_not_be_there(x64, c):
     rng = np.random.default_rng(c["seed"])
@@ -294,7 +299,7 @@ def test_a_lone_token_sees_only_itself(x64):
 # ------------------------------------------------------------------------------------------------------------------------ memory
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
-@settings(max_examples=2)
+@examples(2)
 @given(c=memories)
 def test_memory_is_its_formula_and_its_update_is_the_gradient(x64, activation, c):
     rng = np.random.default_rng(c["seed"])
@@ -304,7 +309,7 @@ def test_memory_is_its_formula_and_its_update_is_the_gradient(x64, activation, c
     check_gradient(memory, g)
 
 
-@settings(max_examples=6)
+@examples(6)
 @given(c=memories, activation=st.sampled_from(ACTIVATIONS))
 def test_memory_takes_every_token_by_itself(x64, c, activation):
     rng = np.random.default_rng(c["seed"])
@@ -367,7 +372,7 @@ def norm_case(c):
     return x, np.asarray(c["gamma"]), rng.normal(size=c["D"]), c["eps"]
 
 
-@settings(max_examples=7)
+@examples(7)
 @given(c=norms)
 def test_norm_is_its_formula_and_the_gradient_of_its_lagrangian(x64, c):
     x, gamma, delta, eps = norm_case(c)
@@ -377,7 +382,7 @@ def test_norm_is_its_formula_and_the_gradient_of_its_lagrangian(x64, c):
     check_norm(jit_lagrangian, x, gamma, delta, eps)
 
 
-@settings(max_examples=7)
+@examples(7)
 @given(c=norms)
 def test_hessian_of_the_norm_is_known_down_to_its_eigenvalues(x64, c):
     x, gamma, delta, eps = norm_case(c)
@@ -462,7 +467,7 @@ def _block(graphdef, state, x, mask):
             block.attention.energy_and_update(g, mask), block.memory.energy_and_update(g))
 
 
-@settings(max_examples=6)
+@examples(6)
 @given(c=blocks)
 def test_block_descends_the_sum_of_its_energies(x64, c):
     rng = np.random.default_rng(c["seed"])
@@ -487,7 +492,7 @@ def test_block_descends_the_sum_of_its_energies(x64, c):
         assert_close(a, b, rtol=1e-12)
 
 
-@settings(max_examples=4)
+@examples(4)
 @given(c=blocks)
 def test_energy_falls_at_the_rate_that_the_hessian_of_the_norm_gives(x64, c):
     r"Eq. (7): along x + t u with u = −∂E/∂g, dE/dt at t = 0 is −uᵀMu, and that is never positive."
