@@ -851,6 +851,14 @@ def test_bad_masks_are_refused_by_name(name, mask, error, match):
             method(g, jnp.asarray(mask))
 
 
+@pytest.mark.parametrize("name", ["attention", "self_attention", "memory", "softmax", "block"])
+def test_a_sample_that_is_not_a_number_says_so_and_spoils_no_other(name):
+    g = jnp.asarray(changed(np.random.default_rng(0).normal(size=(2, 3, 4)), (0, 1, 2), np.nan), jnp.float32)
+    E, u = MODULES[name].energy(g), MODULES[name].update(g)
+    assert np.isnan(E[0]) and np.isnan(u[0]).any()
+    assert np.isfinite(E[1]) and np.isfinite(u[1]).all()
+
+
 def test_lists_are_refused_by_name():
     x, row = [[1.0, 2.0, 3.0, 4.0]], jnp.ones((1, 4))
     for call, name in ((MODULES["norm"], "x"), *((MODULES[m].update, "g") for m in ("attention", "memory", "block"))):

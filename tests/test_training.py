@@ -855,7 +855,7 @@ RUN = textwrap.dedent("""
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory, compiled_once):
+def script(tmp_path_factory):
     "(path of the script, its module, the uninterrupted run's folder, a function that starts it in a process of its own)"
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     base = tmp_path_factory.mktemp("killed")
@@ -863,13 +863,15 @@ def script(tmp_path_factory, compiled_once):
     path.write_text(RUN)
     module = {"__name__": "run"}
     exec(compile(RUN, str(path), "exec"), module)
-    result = module["run"](base / "whole")
-    env = {**os.environ, **compiled_once,
-           "PYTHONPATH": os.pathsep.join([str(Path(et_nbdev.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
+    # every process compiles for itself: a program loaded from a compilation cache may differ from a fresh one in the last bit
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(et_nbdev.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
     def start(folder, torn=0):
         return subprocess.Popen([sys.executable, str(path), str(folder), "0.03", str(torn)], env=env,
                                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    return module, base / "whole", result, start
+    whole = start(base / "whole")
+    _, err = whole.communicate(timeout=120)
+    assert whole.returncode == 0, err[-2000:]
+    return module, base / "whole", module["run"](base / "whole"), start     # a finished run: its weights and its log, read back
 
 
 def wait_for_lines(process, log, n, limit=120):
