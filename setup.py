@@ -24,6 +24,7 @@ setup(
     license_files=["LICENSE"],
     url=cfg["git_url"],
     packages=find_packages(include=[cfg["lib_path"], f"{cfg['lib_path']}.*"]),
+    package_data={"et_nbdev.vision": ["weights/*.safetensors"]},
     python_requires=f">={cfg['min_python']},<3.13",
     install_requires=cfg["requirements"].split(),
     extras_require={"images": images, "dgl": dgl, "dev": dev + images},

@@ -83,12 +83,13 @@ class EnergyAttention(nnx.Module):
     trains it as exp(log_beta), which stays positive. `self_attention=True` lets B = C into the sum, Eq. (12).
     `init_scale` is the deviation of the weights at the start, None for $1/\sqrt D$. `dtype` is the dtype of the matrix
     products (None: that of g); scores and energies are float32 at least. Parameters: 2·H·Y·D.
-    Raises ValueError for sizes below 1 or a β that is not positive and finite.
+    H = 0 is attention switched off: its energy is 0. Raises ValueError for sizes out of range or a β that is not positive and finite.
     """
     def __init__(self, dim: int, num_heads: int, head_dim: int, beta: float | ArrayLike | None = None,
                  self_attention: bool = False, *, learn_beta: bool = False, init_scale: float | None = None,
                  dtype=None, param_dtype=jnp.float32, rngs: nnx.Rngs):
-        check_sizes(dim=dim, num_heads=num_heads, head_dim=head_dim)
+        check_sizes(dim=dim, head_dim=head_dim)
+        check_sizes(0, num_heads=num_heads)
         beta = np.asarray(head_dim**-0.5 if beta is None else beta, np.float64)
         if beta.shape not in ((), (num_heads,)):
             raise ValueError(f"beta: expected a number or H = {num_heads} numbers, got shape {beta.shape}")

@@ -5,22 +5,44 @@
 # %% auto #0
 __all__ = ['Trajectory', 'descend']
 
-# %% ../nbs/06_dynamics.ipynb #b39a3078
-from typing import NamedTuple
+# %% ../nbs/06_dynamics.ipynb #0b529038
+from functools import partial
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from .block import Energies, EnergyTransformer
-from .norm import check_tokens
+from .norm import check_sizes, check_tokens
 
 # %% ../nbs/06_dynamics.ipynb #3cd3dd83
 class Trajectory(NamedTuple):
     "What `descend` passed through: T+1 energies, at the start and after every step, and as many states if asked."
     energies: Energies                              # each (T+1, ...)
     states: Float[Array, "T+1 ... N D"] | None
+
+# %% ../nbs/06_dynamics.ipynb #5ffb4b25
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _fixed_point(step, k: int, params, start, settled):
+    "`settled`, differentiated as what k steps from `start` have settled to, each of them as if taken at `settled` itself."
+    return settled
+
+def _forwards(step, k, params, start, settled): return settled, (params, settled)
+
+def _backwards(step, k, saved, v):
+    pull = jax.vjp(step, *saved)[1]
+    def back(carry, _):
+        total, v = carry
+        d_params, v = pull(v)
+        return (jax.tree.map(jnp.add, total, d_params), v), None
+    total = jax.tree.map(jnp.zeros_like, saved[0])
+    (total, v), _ = jax.lax.scan(back, (total, v), None, length=k)
+    return total, v, jnp.zeros_like(v)
+
+_fixed_point.defvjp(_forwards, _backwards)
 
 # %% ../nbs/06_dynamics.ipynb #4512fa36
 def descend(
@@ -33,25 +55,41 @@ def descend(
     states: bool = False,                           # keep every state, not only the energies
     remat: bool = False,                            # in training, recompute each step instead of storing its inside
     unroll: int | bool = 1,                         # steps compiled into one iteration of the loop; True: all
+    gradient: Literal["full", "last_k", "implicit"] = "full",   # what a derivative of the result goes through; see below
+    k: int = 1,                                     # steps that "last_k" and "implicit" go back
 ) -> tuple[Float[Array, "... N D"], Trajectory]:
     r"""Eq. (6) discretised: $x \leftarrow x - \alpha\,\partial E/\partial g$ with $g = \partial L/\partial x$, T times in one `lax.scan`.
 
     Returns the last state and the trajectory. The state keeps the dtype of x, which should be float32 at least: half precision
     swallows small steps (the block's `dtype` speeds up its products without that). Each step takes its energy from the scores that its update needs anyway;
     only the energy of the last state is extra, and under `jit` it is dropped when nobody reads it.
-    Raises ValueError if `steps` is negative or `step_size` is not positive and finite, and what the block raises on x and mask.
+    Raises ValueError if `steps` or `k` is negative, `step_size` is not positive and finite, or `gradient` unknown, and what the block raises on x and mask.
     """
     check_tokens("x", x, block.norm.dim)
-    if not isinstance(steps, (int, np.integer)) or isinstance(steps, bool) or steps < 0: raise ValueError(f"steps: expected a whole number T ≥ 0, got {steps!r}")
+    check_sizes(0, steps=steps, k=k)
+    if gradient not in ("full", "last_k", "implicit"): raise ValueError(f"gradient: expected 'full', 'last_k' or 'implicit', got {gradient!r}")
     if not isinstance(step_size, jax.core.Tracer) and not (np.ndim(step_size) == 0 and 0 < step_size < np.inf):    # traced: no value yet
         raise ValueError(f"step_size: expected a positive, finite α, got {step_size}")
     alpha = jnp.asarray(step_size, x.dtype)
+    graphdef, params = nnx.split(block)
 
-    def step(x, _):
+    def step(params, x):
+        block = nnx.merge(graphdef, params)
         energies, update = block.energies_and_update(block.norm(x), mask)
         return x + alpha * update, (energies, x if states else None)
 
-    x, (energies, passed) = jax.lax.scan(jax.checkpoint(step, prevent_cse=False) if remat else step, x, None, length=steps, unroll=unroll)
+    def run(params, x, steps):
+        one = lambda x, _: step(params, x)
+        return jax.lax.scan(jax.checkpoint(one, prevent_cse=False) if remat else one, x, None, length=steps, unroll=unroll)
+
+    if gradient == "full": x, (energies, passed) = run(params, x, steps)
+    else:
+        back = min(k, steps) if gradient == "last_k" else 0
+        settled, early = run(*jax.lax.stop_gradient((params, x)), steps - back)
+        if gradient == "last_k": x = settled + (x - jax.lax.stop_gradient(x))      # the steps are forgotten, the shortcut around them is not
+        else: x = _fixed_point(lambda params, x: step(params, x)[0], k, params, x, settled)
+        x, late = run(params, x, back)
+        energies, passed = jax.tree.map(lambda *parts: jnp.concatenate(parts), early, late)
     last = block.energies(block.norm(x), mask)
     append = lambda path, end: jnp.concatenate([path, end[None]])
     return x, Trajectory(jax.tree.map(append, energies, last), append(passed, x) if states else None)

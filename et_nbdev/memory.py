@@ -45,12 +45,14 @@ class HopfieldMemory(nnx.Module):
     - "softmax": $E = -\frac1\beta\sum_B\log\sum_\mu\exp(\beta a_{\mu B})$, β = `beta`, an inverse temperature of its own.
 
     `dtype` is the dtype of the matrix products (None: that of g); energies are float32 at least. Parameters: K·D.
-    Raises ValueError on an unknown activation, sizes below 1, n < 2, or a β that is not positive and finite.
+    K = 0 is the network without memories, whose energy is 0.
+    Raises ValueError on an unknown activation, sizes out of range ("softmax" needs K ≥ 1), n < 2, or a β that is not positive and finite.
     """
     def __init__(self, dim: int, num_memories: int, activation: Literal["relu", "power", "softmax"] = "relu", *,
                  power: float = 3.0, beta: float = 1.0, init_scale: float | None = None,
                  dtype=None, param_dtype=jnp.float32, rngs: nnx.Rngs):
-        check_sizes(dim=dim, num_memories=num_memories)
+        check_sizes(dim=dim)
+        check_sizes(int(activation == "softmax"), num_memories=num_memories)    # the log of an empty sum is no energy
         if activation not in ("relu", "power", "softmax"):
             raise ValueError(f"activation: expected 'relu', 'power' or 'softmax', got {activation!r}")
         if not (np.ndim(power) == 0 and 2 <= power < np.inf): raise ValueError(f"power: expected a finite number ≥ 2, got {power}")

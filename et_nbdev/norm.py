@@ -22,11 +22,11 @@ def signed(cls: type) -> type:
     return cls
 
 # %% ../nbs/02_norm.ipynb #1aa0fcb9
-def check_sizes(**sizes: int):
-    "Raise ValueError, naming the argument, unless every size is a whole number of at least 1."
+def check_sizes(least: int = 1, /, **sizes: int):
+    "Raise ValueError, naming the argument, unless every size is a whole number of at least `least`."
     for name, size in sizes.items():
-        if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
-            raise ValueError(f"{name}: expected a whole number of at least 1, got {size!r}")
+        if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < least:
+            raise ValueError(f"{name}: expected a whole number of at least {least}, got {size!r}")
 
 def check_tokens(name: str, x: Array, dim: int):
     "Raise TypeError or ValueError, naming the argument, unless `x` is a floating array (..., N, D) with D = `dim`."

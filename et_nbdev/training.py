@@ -31,6 +31,8 @@ import optax
 import safetensors
 import safetensors.numpy
 from flax import nnx
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray, PyTree
 from tqdm import tqdm
 
@@ -82,10 +84,11 @@ class TrainState(NamedTuple):
 # %% ../nbs/07_training.ipynb #1ef68b05
 Loss = Callable[[nnx.Module, Any, PRNGKeyArray], tuple[Array, dict[str, Array]]]
 
-def make_step(graphdef: nnx.GraphDef, loss: Loss, optimiser: optax.GradientTransformation, seed: int):
+def make_step(graphdef: nnx.GraphDef, loss: Loss, optimiser: optax.GradientTransformation, seed: int, mesh: Mesh | None = None):
     """One compiled optimiser step (state, batch) -> (state, metrics). The old state's memory is given to the new one.
 
     The key of a step is folded from the seed and the step's number: nothing random has to be stored to resume.
+    With a mesh the new state is replicated on it; the batch may come spread over it.
     """
     def step(state: TrainState, batch):
         key = jax.random.fold_in(jax.random.key(seed), state.step)
@@ -95,7 +98,7 @@ def make_step(graphdef: nnx.GraphDef, loss: Loss, optimiser: optax.GradientTrans
             updates, optimiser_state = optimiser.update(grads, state.optimiser, state.params)
         metrics = {"loss": value, "grad_norm": optax.tree.norm(grads), **metrics}
         return TrainState(optax.apply_updates(state.params, updates), optimiser_state, state.step + 1), metrics
-    return jax.jit(step, donate_argnums=0)
+    return jax.jit(step, donate_argnums=0, out_shardings=mesh and NamedSharding(mesh, PartitionSpec()))
 
 # %% ../nbs/07_training.ipynb #cb50f726
 @contextlib.contextmanager
@@ -283,6 +286,30 @@ class _Clock:
         span = time.perf_counter() - self.since
         return {"samples_per_second": self.samples / span, "input_wait": self.waited / span, "seconds": self.seconds}
 
+# %% ../nbs/07_training.ipynb #a2fe610a
+class _Placement:
+    "Where arrays lie: on the default device, or on a mesh, with batches spread over it along their first axis and all else on every device."
+    def __init__(self, mesh: Mesh | None):
+        if mesh is not None: mesh = Mesh(mesh.devices, mesh.axis_names)     # of automatic axes, whatever those of the caller's: the loss says nothing of shardings
+        self.mesh, self.leads = mesh, jax.process_index() == 0
+        if mesh is not None: self.everywhere, self.spread = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (mesh.axis_names,)))
+
+    def replicate(self, tree):
+        return tree if self.mesh is None else jax.device_put(tree, self.everywhere)
+
+    def share(self, batch):
+        "A process's part of the batch -> the batch of all processes."
+        if self.mesh is None: return batch
+        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(self.spread, np.asarray(x)), batch)
+
+    def local(self, tree):
+        "A replicated tree, on this process's default device."
+        return tree if self.mesh is None else jax.tree.map(jnp.asarray, jax.device_get(tree))
+
+    def any(self, flag: bool) -> bool:
+        "Whether it holds in any process; all of them have to ask."
+        return flag if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.asarray(flag)).any())
+
 # %% ../nbs/07_training.ipynb #b42aeb46
 def fit(
     model: nnx.Module,
@@ -296,12 +323,14 @@ def fit(
     every: int = 500,                                   # steps between validations and checkpoints
     log_every: int = 50,                                # steps between lines of the log
     config: dict | None = None,                         # what identifies the run, JSON-able; a resumed run must agree
+    mesh: Mesh | None = None,                           # devices to spread each batch over; None: the default device
     progress: bool = True,
 ) -> Fit:
     """Train `model`, with a progress bar, to the end of the schedule; killed at any moment and called again, it goes on
     from the last checkpoint of `folder` and ends with the very weights of an uninterrupted run.
 
-    One process per folder. Raises ValueError on bad arguments, CheckpointError (a folder of another run, a damaged checkpoint),
+    One process per folder, or all processes of a `jax.distributed` program with a mesh of all their devices: then `batches` yields
+    each process its own part of every batch, the first one writes, and the folder is one that all of them can read. Raises ValueError on bad arguments, CheckpointError (a folder of another run, a damaged checkpoint),
     FloatingPointError (a loss is no longer finite; the checkpoints before it remain), KeyboardInterrupt after a clean stop,
     OSError if the folder cannot be written.
     """
@@ -315,20 +344,22 @@ def fit(
     params = jax.tree.map(jnp.copy, params)             # the step will take their memory; the caller keeps its model
     folder = Path(folder) if folder is not None else None
     config = json.loads(json.dumps({"optim": asdict(optim), "seed": seed, **(config or {})}))
+    place = _Placement(mesh)
     state, at = _start(TrainState(params, optimiser.init(params), jnp.zeros((), jnp.int32)), folder, config)
-    done, history, best = int(state.step), [], None
-    if folder:
+    done, history, best, keeps = int(state.step), [], None, folder is not None and place.leads
+    if keeps:
         log = MetricsLog(folder / "metrics.jsonl", done)
         history = read_metrics(log.path)
-    step, clock = make_step(graphdef, loss, optimiser, seed), _Clock(batches(done), at["seconds"])
-    bar = tqdm(total=optim.steps, initial=done, disable=not progress, unit="step", file=sys.stdout, mininterval=1.0, ncols=100)
+    state, step, clock = place.replicate(state), make_step(graphdef, loss, optimiser, seed, place.mesh), _Clock(batches(done), at["seconds"])
+    bar = tqdm(total=optim.steps, initial=done, disable=not (progress and place.leads), unit="step", file=sys.stdout, mininterval=1.0, ncols=100)
     with bar, interruptible() as asked, clock:
         stop = False
         while done < optim.steps and not stop:
-            state, metrics = step(state, clock.next_batch())
+            state, metrics = step(state, place.share(clock.next_batch()))
             done += 1
             bar.update()
-            due, stop = done % every == 0 or done == optim.steps, asked.is_set()    # read once: what is stopped is saved
+            due = done % every == 0 or done == optim.steps
+            if jax.process_count() == 1 or due or done % log_every == 0: stop = place.any(asked.is_set())    # read once: what is stopped is saved
             if not (due or stop or done % log_every == 0): continue
             row = {"step": done, **{k: float(v) for k, v in jax.device_get(metrics).items()}}
             if not np.isfinite([row["loss"], row["grad_norm"]]).all():              # either way the weights are lost
@@ -336,21 +367,21 @@ def fit(
                                          f"lower the learning rate (lr = {optim.lr}) or the step size")
             row |= clock.read()
             if due and validate:
-                row |= {f"validation_{k}": float(v) for k, v in validate(nnx.merge(graphdef, state.params)).items()}
+                row |= {f"validation_{k}": float(v) for k, v in validate(nnx.merge(graphdef, place.local(state.params))).items()}
                 if not np.isfinite(row["validation_loss"]): raise FloatingPointError(f"validation loss is {row['validation_loss']} at step {done}")
                 if at["best"] is None or row["validation_loss"] < at["best"]:
                     at, best = {**at, "best": row["validation_loss"], "best_step": done}, jax.device_get(state.params)
-                    if folder: save_checkpoint(folder / "best.safetensors", {"params": best}, {"config": config, "step": done})
+                    if keeps: save_checkpoint(folder / "best.safetensors", {"params": best}, {"config": config, "step": done})
             history.append(row)
-            if folder: log.append(row)
-            if folder and (due or stop):
+            if keeps: log.append(row)
+            if keeps and (due or stop):
                 save_checkpoint(folder / "last.safetensors", state, {"config": config, "step": done, "progress": {**at, "seconds": clock.seconds}})
             clock.restart()
             bar.set_postfix_str(f"loss {row['loss']:.4f}" + (f", best {at['best']:.4f}" if at["best"] is not None else "")
                                 + f", {row['samples_per_second']:.0f}/s")
     if done < optim.steps: raise KeyboardInterrupt(f"stopped after step {done}" + (f"; run again to go on from {folder}" if folder else ""))
-    if validate is None: best, at = state.params, {**at, "best_step": done}
-    elif best is None: best = load_checkpoint(folder / "best.safetensors", {"params": state.params})[0]["params"]
+    if validate is None: best, at = place.local(state.params), {**at, "best_step": done}
+    elif best is None: best = load_checkpoint(folder / "best.safetensors", {"params": params})[0]["params"]
     return Fit(nnx.merge(graphdef, best), history, at["best_step"])
 
 # %% ../nbs/07_training.ipynb #89a25118

@@ -14,7 +14,7 @@ from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
 from et_nbdev.memory import HopfieldMemory
 from et_nbdev.norm import EnergyLayerNorm, layer_norm
-from et_nbdev.testing import assert_close, assert_descends
+from et_nbdev.testing import assert_close, assert_descends, float64
 
 
 def examples(n):
@@ -409,3 +409,83 @@ def test_bad_input_is_refused_by_name(x, options, error, match):
     options = {k: jnp.asarray(v) if k == "mask" else v for k, v in options.items()}
     with pytest.raises(error, match=match):
         descend(block, x if isinstance(x, list) else jnp.asarray(x), **options)
+
+
+# ------------------------------------------------------------------------------------------- gradients that do not go all the way back
+def gradients(block, x, r, **options):
+    "d/d(weights, x) of a fixed random reading r of the normalised result."
+    graphdef, state = nnx.split(block)
+    def reading(state, x):
+        block = nnx.merge(graphdef, state)
+        return jnp.sum(r * block.norm(descend(block, x, **options)[0]))
+    return jax.device_get(jax.jit(jax.value_and_grad(reading, (0, 1)))(state, x))
+
+
+def closed(a, b, rtol=1e-9):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)): np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * np.abs(y).max())
+
+
+def truncated_by_hand(block, x, r, steps, step_size, k, mask, frozen):
+    "The same derivatives, step by step with one vjp each: of the last k steps as taken, or (frozen) of k steps taken at the end state."
+    graphdef, state = nnx.split(block)
+    def step(state, x):
+        block = nnx.merge(graphdef, state)
+        return x + step_size * block.update(block.norm(x), mask)
+    states = [x]
+    for _ in range(steps): states.append(step(state, states[-1]))
+    def read(state, x): return jnp.sum(r * nnx.merge(graphdef, state).norm(x))
+    value, (total, v) = jax.value_and_grad(read, (0, 1))(state, states[-1])
+    for j in range(k if frozen else min(k, steps)):
+        d_state, v = jax.vjp(step, state, states[-1] if frozen else states[-2 - j])[1](v)
+        total = jax.tree.map(jnp.add, total, d_state)
+    return value, (total, v)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("steps, k", [(4, 1), (4, 3), (3, 0), (2, 5)])
+@pytest.mark.parametrize("gradient", ["last_k", "implicit"])
+@pytest.mark.parametrize("options", [dict(), dict(learn_beta=True, self_attention=True, activation="softmax")], ids=["plain", "options"])
+def test_truncated_and_implicit_gradients_are_what_they_say(gradient, options, steps, k, masked):
+    with float64():
+        rng = np.random.default_rng(0)
+        block, x, r = block_of(rng, **options), jnp.asarray(rng.normal(size=(2, 4, 6))), jnp.asarray(rng.normal(size=(2, 4, 6)))
+        mask = jnp.asarray(rng.random((4, 4)) < 0.7) if masked else None
+        value, grads = gradients(block, x, r, steps=steps, step_size=0.3, gradient=gradient, k=k, mask=mask)
+        expected, by_hand = truncated_by_hand(block, x, r, steps, 0.3, k, mask, gradient == "implicit")
+        closed(value, expected, 1e-12); closed(grads, by_hand)
+
+
+def test_going_back_all_the_way_is_the_full_gradient():
+    with float64():
+        rng = np.random.default_rng(1)
+        block, x, r = block_of(rng), jnp.asarray(rng.normal(size=(2, 4, 6))), jnp.asarray(rng.normal(size=(2, 4, 6)))
+        full = gradients(block, x, r, steps=5, step_size=0.2)
+        for k in (5, 9): closed(gradients(block, x, r, steps=5, step_size=0.2, gradient="last_k", k=k), full)
+        one = gradients(block, x, r, steps=5, step_size=0.2, gradient="last_k", k=1)
+        assert not np.allclose(one[1][1], full[1][1], rtol=1e-3)
+
+
+@pytest.mark.parametrize("gradient", ["last_k", "implicit"])
+def test_how_the_gradient_is_taken_changes_no_value(gradient):
+    block, x = EnergyTransformer(6, 2, 3, 8, rngs=nnx.Rngs(0)), jax.random.normal(jax.random.key(0), (2, 4, 6))
+    for k, states in ((0, False), (2, True), (7, True)):
+        plain, shortened = (descend(block, x, 5, 0.1, states=states, gradient=g, k=k) for g in ("full", gradient))
+        for a, b in zip(jax.tree.leaves(shortened), jax.tree.leaves(plain), strict=True): np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options, name", [(dict(gradient="none"), "gradient"), (dict(gradient="last_k", k=-1), "k"), (dict(k=1.5), "k")])
+def test_an_unknown_gradient_is_refused(options, name):
+    block = EnergyTransformer(6, 2, 3, 8, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=rf"^{name}\b"): descend(block, jnp.ones((4, 6)), **options)
+
+
+@pytest.mark.parametrize("gradient", ["full", "last_k", "implicit"])
+def test_memory_of_training_grows_with_the_steps_only_where_they_are_gone_back(gradient):
+    block = EnergyTransformer(32, 2, 16, 64, rngs=nnx.Rngs(0))
+    graphdef, state = nnx.split(block)
+    def peak(steps):
+        loss = lambda state, x: jnp.sum(descend(nnx.merge(graphdef, state), x, steps, gradient=gradient, k=2)[0] ** 2)
+        return jax.jit(jax.grad(loss)).lower(state, jnp.ones((8, 16, 32))).compile().memory_analysis().temp_size_in_bytes
+    few, many = peak(4), peak(64)
+    assert many > 5 * few if gradient == "full" else many < 1.3 * few

@@ -792,20 +792,36 @@ NAN, INF = float("nan"), float("inf")
     *[(partial(EnergyLayerNorm, dim), "dim") for dim in (1, 0, -3)],
     *[(partial(EnergyLayerNorm, 4, eps), "eps") for eps in (0.0, -1e-5, NAN, INF)],
     (partial(EnergyLayerNorm, 4.0), "dim"), (partial(attention, 4, 2.0, 3), "num_heads"), (partial(memory, 4, "5"), "num_memories"),
-    (partial(attention, 0, 1, 1), "dim"), (partial(attention, 4, 0, 1), "num_heads"), (partial(attention, 4, 1, -2), "head_dim"),
+    (partial(attention, 0, 1, 1), "dim"), (partial(attention, 4, -1, 1), "num_heads"), (partial(attention, 4, 1, -2), "head_dim"),
     *[(partial(attention, 4, 2, 3, beta), "beta") for beta in (0, -1.0, NAN, INF, [1.0, 0.0], [1.0, NAN], [1.0], [1.0, 2.0, 3.0], np.ones((2, 1)))],
     (partial(attention, 4, 2, 3, -1.0, learn_beta=True), "beta"),
-    (partial(memory, 0, 5), "dim"), (partial(memory, 4, 0), "num_memories"), (partial(memory, 4, -1), "num_memories"),
+    (partial(memory, 0, 5), "dim"), (partial(memory, 4, 0, "softmax"), "num_memories"), (partial(memory, 4, -1), "num_memories"),
     *[(partial(memory, 4, 5, name), "activation.*relu.*power.*softmax") for name in ("gelu", "ReLU", "", None, 2)],
     *[(partial(memory, 4, 5, "power", power=n), "power") for n in (1.9, 1, 0, -3, NAN, INF, [2.0, 3.0])],
     *[(partial(memory, 4, 5, "softmax", beta=beta), "beta") for beta in (0, -1.0, NAN, INF, [1.0, 2.0])],
-    (partial(block, 1, 1, 1, 1), "dim"), (partial(block, 4, 0, 1, 1), "num_heads"), (partial(block, 4, 1, 0, 1), "head_dim"),
-    (partial(block, 4, 1, 1, 0), "num_memories"), (partial(block, 4, 1, 1, 1, activation="tanh"), "activation"),
+    (partial(block, 1, 1, 1, 1), "dim"), (partial(block, 4, -1, 1, 1), "num_heads"), (partial(block, 4, 1, 0, 1), "head_dim"),
+    (partial(block, 4, 1, 1, -1), "num_memories"), (partial(block, 4, 1, 1, 1, activation="tanh"), "activation"),
     (partial(block, 4, 1, 1, 1, beta=-1), "beta"), (partial(block, 4, 1, 1, 1, memory_beta=0), "beta"), (partial(block, 4, 1, 1, 1, eps=0), "eps"),
 ])
 def test_bad_settings_are_refused_by_name(make, match):
     with pytest.raises((ValueError, TypeError), match=match):
         make()
+
+
+@pytest.mark.parametrize("heads, memories", [(0, 5), (2, 0), (0, 0)])
+@pytest.mark.parametrize("activation", ["relu", "power"])
+def test_a_part_that_is_left_out_adds_nothing(heads, memories, activation):
+    with float64():
+        whole = block(6, 2, 3, 5, activation=activation, param_dtype=jnp.float64)
+        part = block(6, heads, 3, memories, activation=activation, param_dtype=jnp.float64)
+        if heads: part.attention.Wq[...], part.attention.Wk[...] = whole.attention.Wq[...], whole.attention.Wk[...]
+        if memories: part.memory.xi[...] = whole.memory.xi[...]
+        g = jax.random.normal(jax.random.key(0), (2, 4, 6), jnp.float64)
+        both, update = part.energies_and_update(g)
+        zero = lambda part, there: part if there else jnp.zeros_like(part)
+        assert_close(both.attention, zero(whole.attention.energy(g), heads)); assert_close(both.memory, zero(whole.memory.energy(g), memories))
+        assert_close(update, zero(whole.attention.update(g), heads) + zero(whole.memory.update(g), memories))
+        assert_gradient(part.energy, g, -update)
 
 
 MODULES = dict(norm=EnergyLayerNorm(4), attention=attention(4, 2, 3), self_attention=attention(4, 2, 3, self_attention=True),

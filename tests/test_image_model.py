@@ -101,7 +101,9 @@ def test_parameters_add_up(changes):
 
 
 @pytest.mark.parametrize("changes, name", [
-    *((dict([(name, 0)]), name) for name in ("image_size", "channels", "patch_size", "dim", "num_heads", "head_dim", "num_memories", "steps")),
+    *((dict([(name, 0)]), name) for name in ("image_size", "channels", "patch_size", "dim", "head_dim", "steps")),
+    *((dict([(name, -1)]), name) for name in ("num_heads", "num_memories")), (dict(num_memories=0, activation="softmax"), "num_memories"),
+    *((dict([(name, 0)], block="transformer"), name) for name in ("num_heads", "num_memories")), (dict(block="mlp"), "block"),
     (dict(steps=-2), "steps"), (dict(patch_size=3), "patch_size"), (dict(step_size=0.0), "step_size"), (dict(step_size=-0.1), "step_size"),
     (dict(step_size=math.nan), "step_size"), (dict(step_size=math.inf), "step_size"), (dict(dtype="float16"), "dtype"),
     (dict(position_scale=-1.0), "position_scale"), (dict(position_scale=math.nan), "position_scale"), (dict(init_scale=-0.1), "init_scale"),

@@ -360,6 +360,7 @@ def batches(images: Images | np.ndarray,        # or anything with a length that
             start: int = 0,                     # number of the first batch: the step to resume at
             shuffle: bool = True,               # a fresh permutation each epoch
             epochs: int | None = None,          # None: for ever
+            part: tuple[int, int] = (0, 1),     # (i, n): only the i-th of n equal parts of each batch, for the i-th of n processes
            ) -> Iterator[UInt8[np.ndarray, "B S S C"]]:
     """Batches, decoded ahead in background threads; number s is a function of (seed, s), wherever one starts.
 
@@ -367,11 +368,13 @@ def batches(images: Images | np.ndarray,        # or anything with a length that
     A picture that cannot be decoded raises its error at the batch it is in. Raises ValueError at once for a bad argument."""
     n = len(images)
     B, seed, start = _integer("batch_size", batch_size, 1, n), _integer("seed", seed, 0, 2 ** 32 - 1), _integer("start", start, 0)
+    i, parts = part
+    if not 0 <= i < parts or B % parts: raise ValueError(f"part: must be (i, n) with 0 ≤ i < n and n dividing batch_size = {B}, got {part}")
     per_epoch = -(-n // B) if not shuffle and epochs == 1 else n // B
     order = lru_cache(2)(lambda epoch: _permutation(n, seed, epoch) if shuffle else np.arange(n))
     def batch(s):
         epoch, b = divmod(s, per_epoch)
-        return images[order(epoch)[b * B:(b + 1) * B]]
+        return images[order(epoch)[b * B:(b + 1) * B][i * B // parts:(i + 1) * B // parts]]
     return _ahead(batch, itertools.count(start) if epochs is None else range(start, _integer("epochs", epochs, 1) * per_epoch))
 
 def _ahead(make: Callable[[int], np.ndarray], steps, workers: int = min(8, os.cpu_count() or 1)) -> Iterator[np.ndarray]:

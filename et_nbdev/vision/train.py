@@ -25,7 +25,7 @@ from tqdm import tqdm
 from ..training import CheckpointError, Fit, OptimConfig, atomic_write, fit, provenance
 from .data import (Images, augment, batches, fill_biharmonic, fill_mean, fill_nearest, load_images,
                                   normalise, occlude, patchify)
-from .model import (ImageConfig, ImageEnergyTransformer, complete, option, plot_completion, plot_energies)
+from .model import (ImageConfig, ImageEnergyTransformer, complete, image_model, option, plot_completion, plot_energies)
 
 # %% ../../nbs/12_image_train.ipynb #9a77193e
 def completion_loss(
@@ -52,6 +52,8 @@ class TrainConfig:
     crop: float = option(1.0, "smallest share of a picture's area that a random crop keeps; 1: no cropping")
     flip: float = option(0.5, "probability of mirroring a picture")
     jitter: float = option(0.0, "strength of the random changes of brightness, contrast and saturation")
+    gradient: Literal["full", "last_k", "implicit"] = option("full", "what the gradient goes through: the whole descent, its last k steps, or k steps at its end state")
+    k: int = option(1, "steps that the gradients 'last_k' and 'implicit' go back")
     validate_on: int = option(2000, "validation pictures, at most")
     every: int = option(500, "steps between validations, each with a checkpoint")
     seed: int = option(0, "seed of weights, batches, occlusions and augmentation")
@@ -97,18 +99,21 @@ def loss_for(config: TrainConfig):
             images = augment(look, images, scale=(config.crop, 1), ratio=ratio, flip=config.flip, jitter=config.jitter)
         patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
         occluded, masked = occlude(hide, len(images), c.num_tokens, config.num_occluded, config.open_fraction)
-        return completion_loss(model(patches, masked, remat=True), patches, occluded), {}
+        return completion_loss(model(patches, masked, remat=True, gradient=config.gradient, k=config.k), patches, occluded), {}
     return loss
 
-# %% ../../nbs/12_image_train.ipynb #0a40b1fb
+# %% ../../nbs/12_image_train.ipynb #81fb40ed
+@partial(jax.jit, static_argnums=(2, 3))
+def _occlusions(seed, numbers, num_tokens: int, num_occluded: int) -> Bool[Array, "B N"]:
+    return jax.vmap(lambda i: occlude(jax.random.fold_in(jax.random.key(seed), i), 1, num_tokens, num_occluded, 0.0)[0][0])(numbers)
+
 def held_out(images: Images, model: ImageConfig, num_occluded: int, *, seed: int = 0, limit: int | None = None, batch_size: int = 250):
     """The first `limit` pictures in their order, and for each an occlusion that depends on the seed and its number alone:
     yields uint8 (B, S, S, C) and boolean (B, N). Raises ValueError as `occlude` and `batches`."""
     limit, at = len(images) if limit is None else min(limit, len(images)), 0
-    pattern = jax.jit(jax.vmap(lambda i: occlude(jax.random.fold_in(jax.random.key(seed), i), 1, model.num_tokens, num_occluded, 0.0)[0][0]))
     for batch in batches(images, min(batch_size, limit), seed=0, shuffle=False, epochs=1):
         batch = batch[:limit - at]
-        yield batch, np.asarray(pattern(jnp.arange(at, at + len(batch))))
+        yield batch, np.asarray(_occlusions(jnp.uint32(seed), jnp.arange(at, at + len(batch)), model.num_tokens, num_occluded))
         at += len(batch)
         if at == limit: return
 
@@ -148,13 +153,15 @@ def prepare(config: TrainConfig) -> tuple[TrainConfig, dict[str, Images]]:
     return replace(config, model=model, batch_size=min(config.batch_size, len(images["train"]))), images
 
 # %% ../../nbs/12_image_train.ipynb #1b212e02
-def train(config: TrainConfig, images: dict[str, Images], folder: Path | str | None = None, progress: bool = True) -> Fit:
+def train(config: TrainConfig, images: dict[str, Images], folder: Path | str | None = None, progress: bool = True,
+          mesh: jax.sharding.Mesh | None = None) -> Fit:
     "Train on images[\"train\"], choose the weights on images[\"validation\"]; resumes from `folder`. See `et_nbdev.training.fit`."
+    part = (jax.process_index(), jax.process_count())
     def validate(model):
         return {"loss": evaluate(model, images["validation"], config.num_occluded, seed=config.seed, limit=config.validate_on).mean()}
-    return fit(ImageEnergyTransformer(config.model, rngs=nnx.Rngs(config.seed)), loss_for(config),
-               lambda start: batches(images["train"], config.batch_size, seed=config.seed, start=start), config.optim,
-               seed=config.seed, folder=folder, validate=validate, every=config.every, config=asdict(config), progress=progress)
+    return fit(image_model(config.model, rngs=nnx.Rngs(config.seed)), loss_for(config),
+               lambda start: batches(images["train"], config.batch_size, seed=config.seed, start=start, part=part), config.optim,
+               seed=config.seed, folder=folder, validate=validate, every=config.every, config=asdict(config), mesh=mesh, progress=progress)
 
 # %% ../../nbs/12_image_train.ipynb #488611b0
 def report(model: ImageEnergyTransformer, config: TrainConfig, images: Images, out: Path, *, limit: int | None = None, fit: Fit | None = None) -> dict:

@@ -1,0 +1,123 @@
+"""Speed and memory of the image model: inference and training step, at two sizes, beside the plain reference and the machine's own peak.
+
+Everything is timed in turn within one process, and what is reported are ratios of medians; peak memory and the time to the first result
+come from a process of their own each. Writes results/benchmarks/images.json. Run it on a machine that does nothing else."""
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from reference import PlainEnergyTransformer
+
+from et_nbdev.training import OptimConfig, TrainState, atomic_write, make_optimiser, make_step, provenance
+from et_nbdev.vision.data import occlude
+from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
+from et_nbdev.vision.train import completion_loss
+
+SIZES = {  # name: (configuration, batch)
+    "small": (ImageConfig(image_size=64, patch_size=8, dim=128, num_heads=4, head_dim=32, num_memories=512), 64),
+    "base": (ImageConfig(), 4),
+}
+MODELS = {"library": ImageEnergyTransformer, "reference": PlainEnergyTransformer}
+
+
+def work(kind: str, size: str, name: str):
+    "A thunk that does one inference or one training step of the named model, and waits for it."
+    config, B = SIZES[size]
+    model = MODELS[name](config, rngs=nnx.Rngs(0))
+    graphdef, params = nnx.split(model, nnx.Param)
+    params = nnx.to_pure_dict(params)
+    patches = jax.random.normal(jax.random.key(0), (B, config.num_tokens, config.patch_dim))
+    occluded, masked = occlude(jax.random.key(1), B, config.num_tokens, config.num_tokens // 2, 0.1)
+    if kind == "inference":
+        call = jax.jit(lambda params, patches: nnx.merge(graphdef, params)(patches, masked))
+        return lambda: jax.block_until_ready(call(params, patches))
+    def loss(model, patches, key):
+        return completion_loss(model(patches, masked, remat=True), patches, occluded), {}
+    optimiser = make_optimiser(OptimConfig(steps=10**6, warmup=1))
+    step, state = make_step(graphdef, loss, optimiser, 0), [TrainState(params, optimiser.init(params), jnp.zeros((), jnp.int32))]
+    def train():
+        state[0], metrics = step(state[0], patches)
+        jax.block_until_ready(state[0])
+    return train
+
+
+def matmul(n: int = 3072):
+    "A thunk that multiplies two square matrices, and how many operations that is."
+    a = jax.random.normal(jax.random.key(0), (n, n))
+    call = jax.jit(lambda a: a @ a)
+    return (lambda: jax.block_until_ready(call(a))), 2 * n**3
+
+
+def seconds(thunk) -> float:
+    start = time.perf_counter()
+    thunk()
+    return time.perf_counter() - start
+
+
+def alone(kind: str, size: str, name: str) -> dict:
+    "Seconds to the first result (tracing and compiling), and the peak memory of the process in MiB beyond what the imports take."
+    command = [sys.executable, __file__, "--alone", kind, size, name]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+
+def measure_alone(kind: str, size: str, name: str) -> dict:
+    peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    jax.block_until_ready(jnp.ones(8) + 1)                                  # the runtime itself
+    before, thunk = peak(), work(kind, size, name)
+    first = seconds(thunk)
+    for _ in range(2): thunk()
+    return {"first_call_s": first, "peak_mib": peak() - before}
+
+
+def import_seconds(module: str) -> float:
+    code = f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
+    return float(np.median([float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout) for _ in range(5)]))
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "results/benchmarks/images.json")
+    parser.add_argument("--alone", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.alone: return print(json.dumps(measure_alone(*args.alone)))
+    report = {"import_s": import_seconds("et_nbdev.vision.model"), **provenance()}
+    print(f"import et_nbdev.vision.model: {report['import_s']:.2f} s")
+    multiply, operations = matmul()
+    for size, (config, B) in SIZES.items():
+        for kind in ("inference", "training"):
+            thunks = {"product": multiply, **{name: work(kind, size, name) for name in MODELS}}
+            for thunk in thunks.values(): thunk()                           # compile
+            times = {name: [] for name in thunks}
+            for _ in range(args.repeats):                                   # in turn, so that a slow moment hits all of them
+                for name, thunk in thunks.items(): times[name].append(seconds(thunk))
+            median = {name: float(np.median(t)) for name, t in times.items()}
+            peak = operations / median["product"]
+            row = {"batch": B, "gflop_per_picture": config.flops / 1e9, "peak_gflops": peak / 1e9, "repeats": args.repeats,
+                   "pictures_per_second": {name: B / median[name] for name in MODELS},
+                   "speed_over_reference": median["reference"] / median["library"],
+                   "spread": {name: [float(np.quantile(t, q)) for q in (0.1, 0.9)] for name, t in times.items()}}
+            if kind == "inference": row["share_of_peak"] = {name: B * config.flops / median[name] / peak for name in MODELS}
+            del thunks
+            jax.clear_caches()
+            row["alone"] = {name: alone(kind, size, name) for name in MODELS}
+            row["memory_over_reference"] = row["alone"]["library"]["peak_mib"] / row["alone"]["reference"]["peak_mib"]
+            report[f"{size} {kind}"] = row
+            print(f"{size:<6}{kind:<10}" + "  ".join(f"{name} {row['pictures_per_second'][name]:7.1f}/s" for name in MODELS)
+                  + f"  speed × {row['speed_over_reference']:.2f}  memory × {row['memory_over_reference']:.2f}"
+                  + (f"  of peak {row['share_of_peak']['library']:.0%} (reference {row['share_of_peak']['reference']:.0%}, peak {peak / 1e9:.0f} GFLOP/s)" if kind == "inference" else "")
+                  + f"  first call {row['alone']['library']['first_call_s']:.1f} s", flush=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(args.out) as path: path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

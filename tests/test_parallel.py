@@ -1,0 +1,109 @@
+"""The same run on one device, on eight simulated ones, and on two real processes that talk over the loopback: the same loss curve."""
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from et_nbdev.vision.data import batches
+
+STEPS = 12
+PROGRAM = textwrap.dedent('''
+    import json, sys
+    import jax
+    address, process, processes, folder, out = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
+    if processes > 1: jax.distributed.initialize(address, processes, process)
+    import numpy as np
+    from et_nbdev.training import OptimConfig
+    from et_nbdev.vision.model import ImageConfig
+    from et_nbdev.vision.train import TrainConfig, evaluate, train
+
+    class Pictures:
+        def __init__(self, pixels): self.pixels = pixels
+        def __len__(self): return len(self.pixels)
+        def __getitem__(self, i): return self.pixels[i]
+
+    low = np.random.default_rng(0).integers(0, 256, (96, 4, 4, 3), np.uint8)
+    pixels = low.repeat(2, 1).repeat(2, 2)                      # smooth enough to be learned
+    images = {"train": Pictures(pixels[:64]), "validation": Pictures(pixels[64:])}
+    model = ImageConfig(image_size=8, patch_size=2, dim=16, num_heads=2, head_dim=8, num_memories=24, steps=3, step_size=0.3)
+    config = TrainConfig(model, OptimConfig(steps=int(sys.argv[6]), warmup=2, lr=1e-2), data="-", batch_size=16, jitter=0.2, crop=0.5, validate_on=32, every=4)
+    mesh = jax.make_mesh((jax.device_count(),), ("batch",)) if jax.device_count() > 1 else None
+    result = train(config, images, folder if folder != "-" else None, progress=False, mesh=mesh)
+    error = float(evaluate(result.model, images["validation"], 8).mean())
+    if process == 0:
+        rows = [[r["step"], r["loss"], r["grad_norm"], r["validation_loss"]] for r in result.history]
+        open(out, "w").write(json.dumps({"rows": rows, "devices": jax.device_count(), "error": error}))
+''')
+
+
+def start(out, devices=1, processes=1, process=0, address="-", folder="-", steps=STEPS):
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    command = [sys.executable, "-c", PROGRAM, address, str(process), str(processes), str(folder), str(out), str(steps)]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(*running):
+    for p in running:
+        try: said, _ = p.communicate(timeout=300)
+        except subprocess.TimeoutExpired: p.kill(); raise
+        assert p.returncode == 0, said
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    out = tmp_path_factory.mktemp("alone") / "rows.json"
+    finish(start(out))
+    return json.loads(out.read_text())
+
+
+def agree(out, alone, devices):
+    result = json.loads(out.read_text())
+    assert result["devices"] == devices and alone["devices"] == 1
+    np.testing.assert_allclose(result["rows"], alone["rows"], rtol=1e-5)
+    np.testing.assert_allclose(result["error"], alone["error"], rtol=1e-5)
+    assert alone["rows"][-1][1] < alone["rows"][0][1]               # and it learned something
+
+
+def test_eight_devices_give_the_loss_curve_of_one(tmp_path, alone):
+    finish(start(tmp_path / "rows.json", devices=8))
+    agree(tmp_path / "rows.json", alone, 8)
+
+
+def two_processes(tmp_path, **options):
+    address = f"127.0.0.1:{free_port()}"
+    finish(*[start(tmp_path / "rows.json", processes=2, process=i, devices=2, address=address, **options) for i in (0, 1)])
+
+
+def test_two_processes_give_the_loss_curve_of_one_and_resume(tmp_path, alone):
+    folder = tmp_path / "run"
+    two_processes(tmp_path, folder=folder)
+    agree(tmp_path / "rows.json", alone, 4)
+    kept = sorted(p.name for p in folder.iterdir())
+    assert kept == ["best.safetensors", "last.safetensors", "metrics.jsonl"]
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [row[0] for row in alone["rows"]]      # the first process alone writes
+    two_processes(tmp_path, folder=folder)                                                          # nothing left to do: both return at once
+    assert (folder / "metrics.jsonl").read_text().splitlines() == lines
+
+
+def test_the_parts_of_a_batch_are_the_batch():
+    pixels = np.arange(40 * 3, dtype=np.uint8).reshape(40, 1, 1, 3)
+    for s, whole in zip(range(7), batches(pixels, 8, seed=3)):
+        parts = [next(batches(pixels, 8, seed=3, start=s, part=(i, 4))) for i in range(4)]
+        np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("part", [(2, 2), (-1, 2), (0, 3), (0, 0)])
+def test_a_part_that_cannot_be_is_refused(part):
+    with pytest.raises(ValueError, match="^part"): next(batches(np.zeros((16, 2, 2, 1), np.uint8), 8, seed=0, part=part))
