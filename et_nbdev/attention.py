@@ -81,12 +81,13 @@ class EnergyAttention(nnx.Module):
 
     `beta` is the inverse temperature: None for $1/\sqrt Y$, a number, or H numbers, one a head; `learn_beta=True`
     trains it as exp(log_beta), which stays positive. `self_attention=True` lets B = C into the sum, Eq. (12).
-    `init_scale` is the deviation of the weights at the start, None for $1/\sqrt D$. `dtype` is the dtype of the matrix
+    `init_scale` is the deviation of the weights at the start, None for $1/\sqrt D$; with `tied_start=True` W_K starts as a copy of W_Q,
+    so that a token attends to what resembles it. `dtype` is the dtype of the matrix
     products (None: that of g); scores and energies are float32 at least. Parameters: 2·H·Y·D.
     H = 0 is attention switched off: its energy is 0. Raises ValueError for sizes out of range or a β that is not positive and finite.
     """
     def __init__(self, dim: int, num_heads: int, head_dim: int, beta: float | ArrayLike | None = None,
-                 self_attention: bool = False, *, learn_beta: bool = False, init_scale: float | None = None,
+                 self_attention: bool = False, *, learn_beta: bool = False, init_scale: float | None = None, tied_start: bool = False,
                  dtype=None, param_dtype=jnp.float32, rngs: nnx.Rngs):
         check_sizes(dim=dim, head_dim=head_dim)
         check_sizes(0, num_heads=num_heads)
@@ -99,7 +100,7 @@ class EnergyAttention(nnx.Module):
         self.self_attention, self.dtype = self_attention, dtype
         init = nnx.initializers.normal(dim**-0.5 if init_scale is None else init_scale)
         self.Wq = nnx.Param(init(rngs.params(), (num_heads, dim, head_dim), param_dtype))
-        self.Wk = nnx.Param(init(rngs.params(), (num_heads, dim, head_dim), param_dtype))
+        self.Wk = nnx.Param(jnp.copy(self.Wq[...]) if tied_start else init(rngs.params(), (num_heads, dim, head_dim), param_dtype))
         if learn_beta: self.log_beta = nnx.Param(jnp.log(jnp.asarray(beta, param_dtype)))
         else: self.fixed_beta = tuple(np.broadcast_to(beta, num_heads).tolist())    # a constant: no state, no gradient
 

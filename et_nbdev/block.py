@@ -40,10 +40,10 @@ class EnergyTransformer(nnx.Module):
     def __init__(self, dim: int, num_heads: int, head_dim: int, num_memories: int, *,
                  beta: float | ArrayLike | None = None, learn_beta: bool = False, self_attention: bool = False,
                  activation: Literal["relu", "power", "softmax"] = "relu", power: float = 3.0, memory_beta: float = 1.0,
-                 eps: float = 1e-5, init_scale: float | None = None, dtype=None, param_dtype=jnp.float32, rngs: nnx.Rngs):
+                 eps: float = 1e-5, init_scale: float | None = None, tied_start: bool = False, dtype=None, param_dtype=jnp.float32, rngs: nnx.Rngs):
         shared = dict(init_scale=init_scale, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
         self.norm = EnergyLayerNorm(dim, eps, param_dtype=param_dtype, rngs=rngs)
-        self.attention = EnergyAttention(dim, num_heads, head_dim, beta, self_attention, learn_beta=learn_beta, **shared)
+        self.attention = EnergyAttention(dim, num_heads, head_dim, beta, self_attention, learn_beta=learn_beta, tied_start=tied_start, **shared)
         self.memory = HopfieldMemory(dim, num_memories, activation, power=power, beta=memory_beta, **shared)
 
     def energies_and_update(

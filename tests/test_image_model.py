@@ -23,7 +23,8 @@ import et_nbdev
 from et_nbdev.training import CheckpointError, OptimConfig, fit, load_checkpoint, read_meta, read_metrics, save_checkpoint
 from et_nbdev.vision import train as image_train
 from et_nbdev.vision.data import Images, fill_mean, normalise, patchify, unpatchify
-from et_nbdev.vision.model import (ImageConfig, ImageEnergyTransformer, complete, load_model, plot_completion, plot_energies, save_model)
+from et_nbdev.vision.model import (ImageConfig, ImageEnergyTransformer, ImageTransformer, complete, from_pretrained, image_model, load_model,
+                                   plot_completion, plot_energies, pretrained, save_model, save_pretrained, waves)
 from et_nbdev.vision.train import (CONFIGS, FILLS, TrainConfig, completion_loss, demo, demo_main, evaluate, evaluate_fill, held_out, loss_for,
                                    main, prepare)
 
@@ -106,7 +107,7 @@ def test_parameters_add_up(changes):
     *((dict([(name, 0)], block="transformer"), name) for name in ("num_heads", "num_memories")), (dict(block="mlp"), "block"),
     (dict(steps=-2), "steps"), (dict(patch_size=3), "patch_size"), (dict(step_size=0.0), "step_size"), (dict(step_size=-0.1), "step_size"),
     (dict(step_size=math.nan), "step_size"), (dict(step_size=math.inf), "step_size"), (dict(dtype="float16"), "dtype"),
-    (dict(position_scale=-1.0), "position_scale"), (dict(position_scale=math.nan), "position_scale"), (dict(init_scale=-0.1), "init_scale"),
+    (dict(position_scale=-1.0), "position_scale"), (dict(mask_scale=-1.0), "mask_scale"), (dict(position_scale=math.nan), "position_scale"), (dict(init_scale=-0.1), "init_scale"),
     (dict(init_scale=math.inf), "init_scale"), (dict(mean=(math.nan,)), "mean"), (dict(std=(0.2, 0.0, 0.2)), "std"), (dict(std=(-1.0,)), "std"),
     (dict(power=1.0), "power"), (dict(memory_beta=0.0), "(memory_)?beta"), (dict(mean=(0.5, 0.5)), "mean"), (dict(std=()), "std"), (dict(activation="tanh"), "activation"), (dict(beta=-1.0), "beta"), (dict(dim=1), "dim"),
 ])
@@ -198,8 +199,8 @@ def test_every_field_changes_the_prediction(model, changes):
 
 
 def test_the_scales_at_the_start():
-    large = build(dim=256, position_scale=0.5, init_scale=0.03, image_size=32)
-    for scale, weight in ((0.5, large.positions), (0.5, large.mask_token), (0.03, large.block.memory.xi), (0.03, large.block.attention.Wq)):
+    large = build(dim=256, position_scale=0.5, mask_scale=0.3, init_scale=0.03, image_size=32)
+    for scale, weight in ((0.5, large.positions), (0.3, large.mask_token), (0.03, large.block.memory.xi), (0.03, large.block.attention.Wq)):
         assert float(jnp.std(weight[...])) == pytest.approx(scale, rel=0.2)
     assert float(jnp.std(build(dim=256).block.memory.xi[...])) == pytest.approx(1 / 16, rel=0.2)
 
@@ -328,7 +329,7 @@ def test_the_named_configurations_are_sound():
         assert 0 < config.num_occluded <= config.model.num_tokens and TrainConfig(**{f.name: getattr(config, f.name) for f in fields(config)}) == config
     base = CONFIGS["et-base"]
     assert (base.batch_size, base.optim.lr, base.optim.lr_floor, base.crop, base.jitter, base.flip) == (768, 5e-4, 5e-7, 0.08, 0.4, 0.5)
-    assert replace(base.model, position_scale=1.0, init_scale=None) == ImageConfig()
+    assert replace(base.model, position_scale=1.0, mask_scale=1.0, init_scale=None) == ImageConfig()
 
 
 # --- completing pictures -------------------------------------------------------------------------------------------------------------
@@ -792,3 +793,122 @@ def test_as_a_command_it_ends_with_a_status_and_without_a_traceback(tmp_path):
                            capture_output=True, text=True, env=env, cwd=tmp_path)
     assert ended.returncode == 1 and "step_size" in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
     assert os.listdir(tmp_path) == []
+
+
+# --- where training starts ---------------------------------------------------------------------------------------------------------
+def test_waves_have_unit_variance_and_tell_distance_only():
+    for side, dim in ((4, 64), (8, 192)):
+        p = np.asarray(waves(side, dim), np.float64)
+        assert p.shape == (side * side, dim) and p.dtype == np.float64 and len(np.unique(p.round(5), axis=0)) == side * side
+        np.testing.assert_allclose((p**2).mean(), 1, rtol=1e-5)
+        overlap = (p @ p.T / dim).reshape(side, side, side, side)
+        for i, j in np.ndindex(side - 1, side - 1):         # the same wherever the pair lies
+            np.testing.assert_allclose(overlap[i + 1, j + 1, 1:, 1:], overlap[i, j, :-1, :-1], atol=1e-5)
+        assert overlap[0, 0, 0, 0] > overlap[0, 0, 0, 1] > overlap[0, 0, 0, 2] and np.allclose(overlap[0, 0], overlap[0, 0].T, atol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 5, 6, 7])
+def test_waves_of_any_width(dim):
+    p = np.asarray(waves(3, dim))
+    assert p.shape == (9, dim) and np.isfinite(p).all()
+
+
+def test_how_a_model_starts():
+    tied, apart, plain = build(tied_start=True), build(), build(position_init="waves", position_scale=0.5)
+    np.testing.assert_array_equal(tied.block.attention.Wk[...], tied.block.attention.Wq[...])
+    assert not np.allclose(apart.block.attention.Wk[...], apart.block.attention.Wq[...])
+    np.testing.assert_allclose(plain.positions[...], 0.5 * waves(2, 16), rtol=1e-6)
+    tied.block.attention.Wk[...] = tied.block.attention.Wk[...] + 1                             # a start, not a bond
+    assert not np.allclose(tied.block.attention.Wk[...], tied.block.attention.Wq[...])
+
+
+# --- the transformer to compare with -----------------------------------------------------------------------------------------------
+def test_the_transformer_is_its_block_applied_T_times():
+    net = image_model(replace(CONFIG, block="transformer"), rngs=nnx.Rngs(0))
+    assert type(net) is ImageTransformer and type(image_model(CONFIG, rngs=nnx.Rngs(0))) is ImageEnergyTransformer
+    x = net.encode(PATCHES, HIDDEN)
+    for _ in range(CONFIG.steps): x = net.block(x)
+    for remat in (False, True): np.testing.assert_allclose(net(PATCHES, HIDDEN, remat=remat), net.decode(x), rtol=1e-4, atol=1e-5)
+    scrambled = np.where(HIDDEN[..., None], PATCHES + 9, PATCHES)
+    np.testing.assert_array_equal(net(scrambled, HIDDEN), net(PATCHES, HIDDEN))
+    completion = complete(net, PICTURES, HIDDEN, path=True)
+    assert completion.energies is None and completion.path.shape == (CONFIG.steps + 1, *PICTURES.shape)
+
+
+def test_it_differs_from_the_energy_model_in_the_block_alone():
+    shapes = lambda config: {name: leaf.shape for name, leaf in
+                             ((jax.tree_util.keystr(p), x) for p, x in jax.tree_util.tree_leaves_with_path(weights(image_model(config, rngs=nnx.Rngs(0)))))}
+    energy, other = shapes(CONFIG), shapes(replace(CONFIG, block="transformer"))
+    outside = lambda names: {k: v for k, v in names.items() if "block" not in k}
+    assert outside(energy) == outside(other) and energy != other
+
+
+@pytest.mark.parametrize("changes", [dict(), dict(block="transformer"), dict(num_heads=0), dict(num_memories=0), dict(self_attention=True)], ids=str)
+def test_operations_are_those_the_compiler_counts(changes):
+    config = replace(CONFIG, image_size=32, dim=64, num_heads=changes.pop("num_heads", 4), head_dim=16, num_memories=changes.pop("num_memories", 256), steps=2, **changes)
+    graphdef, state = nnx.split(image_model(config, rngs=nnx.Rngs(0)))
+    patches, masked = jnp.zeros((3, config.num_tokens, config.patch_dim)), jnp.zeros((3, config.num_tokens), bool)
+    def once(state):            # a compiler counts the inside of a loop once, so the loop is left out
+        net = nnx.merge(graphdef, state)
+        x = net.encode(patches, masked)
+        for _ in range(config.steps): x = net.block(x) if config.block == "transformer" else x + 0.1 * net.block.update(net.block.norm(x))
+        return net.decode(x)
+    counted = jax.jit(once).lower(state).compile().cost_analysis()["flops"] / 3
+    assert 0.85 * counted < config.flops <= counted             # all but the elementwise ones
+
+
+# --- weights that come with the library --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", pretrained())
+def test_shipped_weights_load_and_complete(name):
+    net = from_pretrained(name)
+    c = net.config
+    pictures = np.random.default_rng(0).integers(0, 256, (2, c.image_size, c.image_size, c.channels), np.uint8)
+    occluded = np.arange(2 * c.num_tokens).reshape(2, -1) % 2 == 0
+    done = complete(net, pictures, occluded)
+    assert np.isfinite(done.images).all() and (np.diff(done.energies.total, axis=0) <= 1e-4 * np.abs(done.energies.total[:-1])).all()
+
+
+def test_the_hub_layout_there_and_back(tmp_path):
+    net = build()
+    save_pretrained(tmp_path / "mine", net, {"note": "trained on noise"})
+    assert sorted(p.name for p in (tmp_path / "mine").iterdir()) == ["config.json", "model.safetensors"]
+    told = json.loads((tmp_path / "mine/config.json").read_text())
+    assert told["note"] == "trained on noise" and ImageConfig(**told["model"]) == net.config
+    assert same(weights(from_pretrained(tmp_path / "mine")), weights(net))
+
+
+def test_a_hub_repository_is_fetched_by_name_and_revision(tmp_path, monkeypatch):
+    import huggingface_hub
+    net, asked = build(), []
+    save_pretrained(tmp_path, net)
+    def fetch(repo, file, revision=None):
+        asked.append((repo, file, revision))
+        return str(tmp_path / file)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
+    assert same(weights(from_pretrained("someone/net", revision="v1")), weights(net)) and asked == [("someone/net", "model.safetensors", "v1")]
+    def offline(*_, **__): raise OSError("no network")
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
+    with pytest.raises(OSError, match="someone/net.*no network"): from_pretrained("someone/net")
+
+
+@pytest.mark.parametrize("source", ["no-such-model", "", "a/b/c", "../weights", "user/na me"])
+def test_an_unknown_source_lists_what_there_is(source):
+    with pytest.raises(ValueError, match="^source: .*cifar10-small"): from_pretrained(source)
+
+
+def test_damaged_weights_are_refused(tmp_path):
+    save_pretrained(tmp_path, build())
+    file = tmp_path / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-7] + bytes([whole[-7] ^ 1]) + whole[-6:])
+    with pytest.raises(CheckpointError, match="checksum"): from_pretrained(tmp_path)
+    file.unlink()
+    with pytest.raises(CheckpointError, match="no such checkpoint"): from_pretrained(tmp_path)
+
+
+def test_weights_of_an_older_version_keep_their_meaning(tmp_path):
+    "A file that does not know an option was made before there was one, when the model was what the option's default is now."
+    net = build()
+    meta = {"config": {"model": {k: v for k, v in asdict(net.config).items() if k not in ("block", "position_init", "tied_start")}}}
+    save_checkpoint(tmp_path / "old.safetensors", {"params": weights(net)}, meta)
+    assert load_model(tmp_path / "old.safetensors").config == net.config

@@ -78,13 +78,23 @@ CONFIGS = {
     "digits": TrainConfig(
         ImageConfig(image_size=8, channels=1, patch_size=2, dim=64, num_heads=4, head_dim=16, num_memories=256, steps=8, step_size=0.2),
         OptimConfig(steps=2000, warmup=100, lr=2e-3, lr_floor=1e-6), data="digits", batch_size=128, flip=0.0, every=250),
+    # CIFAR-10 in 4×4 patches, as small as still tells variants apart: a few minutes on one core
+    "tiny": TrainConfig(
+        ImageConfig(image_size=32, patch_size=4, dim=64, num_heads=4, head_dim=16, num_memories=256, steps=6, step_size=1.0,
+                    position_init="waves", position_scale=2.0, tied_start=True),
+        OptimConfig(steps=700, warmup=70, lr=4e-3, lr_floor=1e-6), batch_size=64, every=350, validate_on=1000),
     # CIFAR-10 in 8×8 patches: about an hour on two cores
     "small": TrainConfig(
         ImageConfig(image_size=32, patch_size=8, dim=256, num_heads=8, head_dim=32, num_memories=1024, steps=8, step_size=0.2),
         OptimConfig(steps=5000, warmup=300, lr=2e-3, lr_floor=1e-6), batch_size=128, every=250),
+    # Tiny ImageNet in 8×8 patches: about an hour on one core
+    "tiny-imagenet": TrainConfig(
+        ImageConfig(image_size=64, patch_size=8, dim=192, num_heads=6, head_dim=32, num_memories=768, steps=6, step_size=1.0,
+                    position_init="waves", position_scale=2.0, tied_start=True),
+        OptimConfig(steps=4000, warmup=200, lr=3e-3, lr_floor=1e-6), data="tiny-imagenet", batch_size=64, every=250),
     # the paper's: 100 epochs of ImageNet-1k, two of them warm-up
     "et-base": TrainConfig(
-        ImageConfig(position_scale=0.02, init_scale=0.02), OptimConfig(steps=165_500, warmup=3_310), data="imagenet-1k",
+        ImageConfig(position_scale=0.02, mask_scale=0.02, init_scale=0.02), OptimConfig(steps=165_500, warmup=3_310), data="imagenet-1k",
         batch_size=768, occluded=100 / 196, crop=0.08, jitter=0.4, every=1655),
 }
 
@@ -165,28 +175,30 @@ def train(config: TrainConfig, images: dict[str, Images], folder: Path | str | N
 
 # %% ../../nbs/12_image_train.ipynb #488611b0
 def report(model: ImageEnergyTransformer, config: TrainConfig, images: Images, out: Path, *, limit: int | None = None, fit: Fit | None = None) -> dict:
-    """Score `model` beside the simple fills on held-out pictures; write completion.png, energy.png and metrics.json into `out`.
+    """Score `model` beside the simple fills on held-out pictures; write completion.png, energy.png (if it has an energy) and metrics.json into `out`.
 
     Returns what metrics.json holds, and prints the table. Raises OSError if `out` cannot be written."""
     import matplotlib.pyplot as plt
     out.mkdir(parents=True, exist_ok=True)
-    errors = {"Energy Transformer": evaluate(model, images, config.num_occluded, seed=config.seed, limit=limit)}
-    for name, fill in tqdm(FILLS.items(), "simple fills", file=sys.stdout, leave=False, ncols=100):
-        errors[name] = evaluate_fill(fill, images, config.model, config.num_occluded, seed=config.seed, limit=limit)
+    name = {"energy": "Energy Transformer", "transformer": "weight-shared transformer"}[config.model.block]
+    errors = {name: evaluate(model, images, config.num_occluded, seed=config.seed, limit=limit)}
+    for fill_name, fill in tqdm(FILLS.items(), "simple fills", file=sys.stdout, leave=False, ncols=100):
+        errors[fill_name] = evaluate_fill(fill, images, config.model, config.num_occluded, seed=config.seed, limit=limit)
     shown, occluded = next(held_out(images, config.model, config.num_occluded, seed=config.seed, batch_size=32))
-    completion = plot_completion(model, shown, occluded)
-    energies = plot_energies(complete(model, shown, occluded).energies)
-    for name, fig in (("completion.png", completion), ("energy.png", energies)):
-        with atomic_write(out / name) as path: fig.savefig(path, format="png", dpi=150)
+    figures = {"completion.png": plot_completion(model, shown, occluded)}
+    if config.model.block == "energy": figures["energy.png"] = plot_energies(complete(model, shown, occluded).energies)
+    for file, fig in figures.items():
+        with atomic_write(out / file) as path: fig.savefig(path, format="png", dpi=150)
         plt.close(fig)
     metrics = {"masked_patch_mse": {name: float(e.mean()) for name, e in errors.items()},
                "standard_error": {name: float(e.std(ddof=min(1, len(e) - 1)) / len(e) ** 0.5) for name, e in errors.items()},
-               "pictures": len(errors["Energy Transformer"]), "split": images.split, "data": images.name,
+               "pictures": len(errors[name]), "parameters": sum(p.size for p in jax.tree.leaves(nnx.state(model, nnx.Param))),
+               "forward_flops": config.model.flops, "split": images.split, "data": images.name,
                "config": asdict(config), **provenance()}
     if fit: metrics |= {"best_step": fit.best_step, "training_seconds": fit.history[-1]["seconds"]}
     with atomic_write(out / "metrics.json") as path: path.write_text(json.dumps(metrics, indent=2) + "\n")
     print(f"Mean squared error on occluded patches of {metrics['pictures']} held-out pictures (1 = variance of the pixels)")
-    for name, mse in metrics["masked_patch_mse"].items(): print(f"  {name:<26}{mse:8.3f} ± {metrics['standard_error'][name]:.3f}")
+    for name, mse in metrics["masked_patch_mse"].items(): print(f"  {name:<28}{mse:8.3f} ± {metrics['standard_error'][name]:.3f}")
     return metrics
 
 # %% ../../nbs/12_image_train.ipynb #b0238fd3

@@ -1,0 +1,74 @@
+"""From the Tiny ImageNet weights and the pictures they were not trained on: what notebook 13 shows frozen, into results/tiny-imagenet.
+
+dynamics.json: energy and error far past the training depth. worst.png, best.png: the paper's Figures 9 and 10."""
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from flax import nnx
+
+from et_nbdev.training import atomic_write, provenance
+from et_nbdev.vision.data import load_images, normalise, patchify, unpatchify
+from et_nbdev.vision.model import complete, from_pretrained
+from et_nbdev.vision.train import evaluate, held_out
+
+OUT = Path(__file__).resolve().parent.parent / "results/tiny-imagenet"
+
+
+@nnx.jit
+def follow(model, images, occluded):
+    "Means over a batch, at every time: energy, errors of hidden and open patches, contrast of the hidden ones, likeness of the tokens."
+    c = model.config
+    patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
+    def read(x):
+        decoded, g = model.decode(x), model.block.norm(x)
+        error = jnp.mean((decoded - patches) ** 2, -1)
+        unit = g / jnp.linalg.norm(g, axis=-1, keepdims=True)
+        N = c.num_tokens
+        cosine = (jnp.einsum("bnd,bmd->b", unit, unit) - N) / (N * (N - 1))
+        hidden = lambda a: jnp.sum(jnp.where(occluded, a, 0)) / jnp.sum(occluded)
+        return {"energy": model.block.energy(g).mean(), "mse": hidden(error), "mse_open": jnp.sum(jnp.where(occluded, 0, error)) / jnp.sum(~occluded),
+                "contrast": hidden(decoded.std(-1)), "likeness": cosine.mean(),
+                "length": jnp.linalg.norm(x - x.mean(-1, keepdims=True), axis=-1).mean() / c.dim**0.5}
+    def step(x, _):
+        return x + c.step_size * model.block.update(model.block.norm(x)), read(x)
+    return jax.lax.scan(step, model.encode(patches, occluded), None, length=201)[1]
+
+
+def dynamics(model, images, pictures=500):
+    rows = [follow(model, jnp.asarray(x), jnp.asarray(o)) for x, o in held_out(images, model.config, model.config.num_tokens // 2, limit=pictures, batch_size=100)]
+    return {"step": list(range(201)), **{k: np.mean([row[k] for row in rows], 0).astype(float).tolist() for k in rows[0]},
+            "pictures": pictures, "split": images.split, **provenance()}
+
+
+def extremes(model, images, pictures=5000, columns=12):
+    "The pictures with the largest and the smallest mean error over ten occlusions, and the occlusion of seed 0."
+    n = model.config.num_tokens // 2
+    mean = np.mean([evaluate(model, images, n, seed=seed, limit=pictures) for seed in range(10)], 0)
+    occlusions = np.concatenate([o for _, o in held_out(images, model.config, n, limit=pictures)])
+    order = np.argsort(mean)
+    for name, chosen in (("best", order[:columns]), ("worst", order[::-1][:columns])):
+        c, x, o = model.config, images[chosen], occlusions[chosen]
+        hidden = unpatchify(np.broadcast_to(o[..., None], (*o.shape, c.patch_dim)), c.image_size, c.patch_size)
+        rows = [np.where(hidden, np.float32([0.80, 0.72, 0.90]), x / 255), complete(model, x, o).images, x / 255]
+        fig, axes = plt.subplots(3, columns, figsize=(columns, 3.3))
+        for axs, row in zip(axes, rows):
+            for ax, picture in zip(axs, row): ax.imshow(picture, interpolation="nearest"); ax.axis("off")
+        for ax, i in zip(axes[0], chosen): ax.set_title(f"{mean[i]:.3f}", fontsize=8)
+        fig.tight_layout(pad=0.2)
+        with atomic_write(OUT / f"{name}.png") as path: fig.savefig(path, format="png", dpi=110)
+        plt.close(fig)
+
+
+def main():
+    model = from_pretrained("tiny-imagenet")
+    with atomic_write(OUT / "dynamics.json") as path:
+        path.write_text(json.dumps(dynamics(model, load_images("tiny-imagenet", "test", size=model.config.image_size))) + "\n")
+    extremes(model, load_images("tiny-imagenet", "validation", size=model.config.image_size))
+
+
+if __name__ == "__main__":
+    main()
