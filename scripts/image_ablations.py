@@ -28,9 +28,9 @@ TABLE_7 = {
     "ET-NoATT": (dict(num_heads=0), {}, {}),
 }
 CHOICES = {
-    "α = 1": (dict(step_size=1.0), {}, {}),
+    "α = 0.5": (dict(step_size=0.5), {}, {}),
     "α = 0.1": (dict(step_size=0.1), {}, {}),
-    "T = 12, α = 0.25": (dict(steps=12, step_size=0.25), {}, {}),
+    "T = 12, α = 0.5": (dict(steps=12, step_size=0.5), {}, {}),
     "β × 4": (dict(beta=1.0), {}, {}),
     "β / 4": (dict(beta=0.0625), {}, {}),
     "β learned": (dict(learn_beta=True), {}, {}),
@@ -38,9 +38,10 @@ CHOICES = {
     "weight decay 0.5": ({}, dict(weight_decay=0.5), {}),
     "no open tenth": ({}, {}, dict(open_fraction=0.0)),
     "no clipping": ({}, dict(clip=1e9), {}),
+    "positions half as long": (dict(position_scale=1.0), {}, {}),
     "random positions": (dict(position_init="normal"), {}, {}),
     "W_K apart from W_Q": (dict(tied_start=False), {}, {}),
-    "transformer": (dict(block="transformer"), dict(lr=1e-3), {}),
+    "transformer": (dict(block="transformer"), dict(lr=8e-3), {}),
 }
 # A rematerialised step costs 4 forward passes where the gradient goes through it and 1 where it does not; the implicit one 2 a term, and 1 for
 # its linearisation. Each is given the steps that the full gradient's 4·T·STEPS would buy, and once the steps of the full one.
@@ -61,7 +62,7 @@ def score(base: TrainConfig, name: str, seed: int, images: dict, test_on: int) -
     run = train(config, images, ROOT / "runs/ablations" / f"{name.replace('/', '÷')} {seed}", progress=sys.stdout.isatty())
     scores = [float(evaluate(run.model, images["test"], config.num_occluded, seed=mask, limit=test_on).mean()) for mask in range(10)]
     # quality where the descent is stopped earlier or goes on for longer than in training
-    times = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 48] if name in ("ET-Full", "α = 1", "T = 12, α = 0.25") else []
+    times = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 48] if name in ("ET-Full", "α = 0.1", "T = 12, α = 0.5") else []
     by_time = {t: float(evaluate(run.model, images["test"], config.num_occluded, limit=500, steps=t).mean()) for t in times}
     return {"name": name, "seed": seed, "mse": scores, "by_time": by_time, "test_pictures": test_on,
             "parameters": sum(p.size for p in jax.tree.leaves(nnx.state(run.model, nnx.Param))),

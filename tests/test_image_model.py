@@ -912,3 +912,21 @@ def test_weights_of_an_older_version_keep_their_meaning(tmp_path):
     meta = {"config": {"model": {k: v for k, v in asdict(net.config).items() if k not in ("block", "position_init", "tied_start")}}}
     save_checkpoint(tmp_path / "old.safetensors", {"params": weights(net)}, meta)
     assert load_model(tmp_path / "old.safetensors").config == net.config
+
+
+# --- depth in use, and what the gradient goes through ----------------------------------------------------------------------------------
+def test_the_depth_in_use_is_an_option(model):
+    as_trained, by_name, at_once = (evaluate(model, MANY[:12], 2, **options) for options in (dict(), dict(steps=CONFIG.steps), dict(steps=0)))
+    np.testing.assert_array_equal(as_trained, by_name)
+    assert not np.allclose(as_trained, at_once)
+
+
+@pytest.mark.parametrize("gradient", ["last_k", "implicit"])
+def test_a_cheaper_gradient_is_of_the_same_loss(model, gradient):
+    config = TrainConfig(CONFIG, flip=0.0)
+    graphdef, params = nnx.split(model, nnx.Param)
+    run = lambda c: jax.jit(jax.value_and_grad(lambda p: loss_for(c)(nnx.merge(graphdef, p), jnp.asarray(PICTURES), jax.random.key(0))[0]))(params)
+    (full, d_full), (short, d_short) = run(config), run(replace(config, gradient=gradient, k=1))
+    np.testing.assert_allclose(short, full, rtol=1e-6)
+    flat = lambda tree: np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
+    assert not np.allclose(flat(d_short), flat(d_full), rtol=1e-3) and flat(d_short) @ flat(d_full) > 0

@@ -128,16 +128,19 @@ def held_out(images: Images, model: ImageConfig, num_occluded: int, *, seed: int
         if at == limit: return
 
 # %% ../../nbs/12_image_train.ipynb #2e5ffde3
-@nnx.jit
-def _errors(model, images, occluded):
+@partial(nnx.jit, static_argnames="steps")
+def _errors(model, images, occluded, steps: int):
     c = model.config
     patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
-    error = jnp.mean((model(patches, occluded) - patches) ** 2, -1)
+    error = jnp.mean((model(patches, occluded, steps=steps) - patches) ** 2, -1)
     return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error)), -1) / jnp.sum(occluded, -1, dtype=error.dtype)
 
-def evaluate(model: ImageEnergyTransformer, images: Images, num_occluded: int, *, seed: int = 0, limit: int | None = None) -> Float[np.ndarray, "M"]:
-    "Mean squared error of each held-out picture on its occluded patches, all of them MASK, in units of the per-channel variance."
-    return np.concatenate([_errors(model, jnp.asarray(x), jnp.asarray(o))
+def evaluate(model: ImageEnergyTransformer, images: Images, num_occluded: int, *, seed: int = 0, limit: int | None = None,
+             steps: int | None = None) -> Float[np.ndarray, "M"]:
+    """Mean squared error of each held-out picture on its occluded patches, all of them MASK, in units of the per-channel variance.
+
+    `steps` is the depth T in use, None for that of the training."""
+    return np.concatenate([_errors(model, jnp.asarray(x), jnp.asarray(o), model.config.steps if steps is None else steps)
                            for x, o in held_out(images, model.config, num_occluded, seed=seed, limit=limit)])
 
 # %% ../../nbs/12_image_train.ipynb #26389c63
