@@ -810,18 +810,17 @@ def test_bad_settings_are_refused_by_name(make, match):
 
 @pytest.mark.parametrize("heads, memories", [(0, 5), (2, 0), (0, 0)])
 @pytest.mark.parametrize("activation", ["relu", "power"])
-def test_a_part_that_is_left_out_adds_nothing(heads, memories, activation):
-    with float64():
-        whole = block(6, 2, 3, 5, activation=activation, param_dtype=jnp.float64)
-        part = block(6, heads, 3, memories, activation=activation, param_dtype=jnp.float64)
-        if heads: part.attention.Wq[...], part.attention.Wk[...] = whole.attention.Wq[...], whole.attention.Wk[...]
-        if memories: part.memory.xi[...] = whole.memory.xi[...]
-        g = jax.random.normal(jax.random.key(0), (2, 4, 6), jnp.float64)
-        both, update = part.energies_and_update(g)
-        zero = lambda part, there: part if there else jnp.zeros_like(part)
-        assert_close(both.attention, zero(whole.attention.energy(g), heads)); assert_close(both.memory, zero(whole.memory.energy(g), memories))
-        assert_close(update, zero(whole.attention.update(g), heads) + zero(whole.memory.update(g), memories))
-        assert_gradient(part.energy, g, -update)
+def test_a_part_that_is_left_out_adds_nothing(x64, heads, memories, activation):
+    whole = block(6, 2, 3, 5, activation=activation, param_dtype=jnp.float64)
+    part = block(6, heads, 3, memories, activation=activation, param_dtype=jnp.float64)
+    if heads: part.attention.Wq[...], part.attention.Wk[...] = whole.attention.Wq[...], whole.attention.Wk[...]
+    if memories: part.memory.xi[...] = whole.memory.xi[...]
+    g = jax.random.normal(jax.random.key(0), (2, 4, 6), jnp.float64)
+    both, update = part.energies_and_update(g)
+    zero = lambda part, there: part if there else jnp.zeros_like(part)
+    assert_close(both.attention, zero(whole.attention.energy(g), heads)); assert_close(both.memory, zero(whole.memory.energy(g), memories))
+    assert_close(update, zero(whole.attention.update(g), heads) + zero(whole.memory.update(g), memories))
+    assert_gradient(part.energy, g, -update)
 
 
 MODULES = dict(norm=EnergyLayerNorm(4), attention=attention(4, 2, 3), self_attention=attention(4, 2, 3, self_attention=True),
