@@ -82,6 +82,7 @@ class TransformerBlock(nnx.Module):
         self.up, self.down = nnx.Linear(dim, hidden, **options), nnx.Linear(hidden, dim, **options)
 
     def __call__(self, x: Float[Array, "... N D"]) -> Float[Array, "... N D"]:
-        "The tokens after one block."
-        x = x + self.attention(self.norm1(x)).astype(x.dtype)
-        return x + self.down(nnx.gelu(self.up(self.norm2(x)))).astype(x.dtype)
+        "The tokens after one block, in the type they came in."
+        with jax.numpy_dtype_promotion("standard"):       # mixed precision is refused inside the layers otherwise
+            x = x + self.attention(self.norm1(x)).astype(x.dtype)
+            return x + self.down(nnx.gelu(self.up(self.norm2(x)))).astype(x.dtype)

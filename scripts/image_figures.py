@@ -1,6 +1,7 @@
 """From the Tiny ImageNet weights and the pictures they were not trained on: what notebook 13 shows frozen, into results/tiny-imagenet.
 
-dynamics.json: energy and error far past the training depth. worst.png, best.png: the paper's Figures 9 and 10."""
+dynamics.json: energy and error far past the training depth. worst.png, best.png: the paper's Figures 9 and 10.
+And, for the front page, its Figure 3 on photographs: nbs/images/photographs.png."""
 import json
 from pathlib import Path
 
@@ -11,11 +12,12 @@ import numpy as np
 from flax import nnx
 
 from et_nbdev.training import atomic_write, provenance
-from et_nbdev.vision.data import load_images, normalise, patchify, unpatchify
+from et_nbdev.vision.data import load_images, normalise, occlude, patchify, photographs, unpatchify
 from et_nbdev.vision.model import complete, from_pretrained
 from et_nbdev.vision.train import evaluate, held_out
 
-OUT = Path(__file__).resolve().parent.parent / "results/tiny-imagenet"
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "results/tiny-imagenet"
 
 
 @nnx.jit
@@ -44,6 +46,20 @@ def dynamics(model, images, pictures=500):
             "pictures": pictures, "split": images.split, **provenance()}
 
 
+def gallery(path, model, images, occluded, titles=()):
+    "Three rows, occluded, completed, original, into a PNG."
+    c = model.config
+    hidden = unpatchify(np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)), c.image_size, c.patch_size)
+    rows = [np.where(hidden, np.float32([0.80, 0.72, 0.90]), images / 255), complete(model, images, occluded).images, images / 255]
+    fig, axes = plt.subplots(3, len(images), figsize=(len(images), 3 + 0.3 * bool(len(titles))))
+    for axs, row in zip(axes, rows):
+        for ax, picture in zip(axs, row): ax.imshow(picture, interpolation="nearest"); ax.axis("off")
+    for ax, title in zip(axes[0], titles): ax.set_title(title, fontsize=8)
+    fig.tight_layout(pad=0.2)
+    with atomic_write(path) as temporary: fig.savefig(temporary, format="png", dpi=110)
+    plt.close(fig)
+
+
 def extremes(model, images, pictures=5000, columns=12):
     "The pictures with the largest and the smallest mean error over ten occlusions, and the occlusion of seed 0."
     n = model.config.num_tokens // 2
@@ -51,20 +67,14 @@ def extremes(model, images, pictures=5000, columns=12):
     occlusions = np.concatenate([o for _, o in held_out(images, model.config, n, limit=pictures)])
     order = np.argsort(mean)
     for name, chosen in (("best", order[:columns]), ("worst", order[::-1][:columns])):
-        c, x, o = model.config, images[chosen], occlusions[chosen]
-        hidden = unpatchify(np.broadcast_to(o[..., None], (*o.shape, c.patch_dim)), c.image_size, c.patch_size)
-        rows = [np.where(hidden, np.float32([0.80, 0.72, 0.90]), x / 255), complete(model, x, o).images, x / 255]
-        fig, axes = plt.subplots(3, columns, figsize=(columns, 3.3))
-        for axs, row in zip(axes, rows):
-            for ax, picture in zip(axs, row): ax.imshow(picture, interpolation="nearest"); ax.axis("off")
-        for ax, i in zip(axes[0], chosen): ax.set_title(f"{mean[i]:.3f}", fontsize=8)
-        fig.tight_layout(pad=0.2)
-        with atomic_write(OUT / f"{name}.png") as path: fig.savefig(path, format="png", dpi=110)
-        plt.close(fig)
+        gallery(OUT / f"{name}.png", model, images[chosen], occlusions[chosen], [f"{mean[i]:.3f}" for i in chosen])
 
 
 def main():
     model = from_pretrained("tiny-imagenet")
+    photos = photographs(model.config.image_size)
+    occluded = occlude(jax.random.key(1), len(photos), model.config.num_tokens, model.config.num_tokens // 2)[0]
+    gallery(ROOT / "nbs/images/photographs.png", model, photos, np.asarray(occluded))
     with atomic_write(OUT / "dynamics.json") as path:
         path.write_text(json.dumps(dynamics(model, load_images("tiny-imagenet", "test", size=model.config.image_size))) + "\n")
     extremes(model, load_images("tiny-imagenet", "validation", size=model.config.image_size))

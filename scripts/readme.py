@@ -41,6 +41,9 @@ def markdown(cell):
         if any(kind.startswith("image/") for kind in data):
             raise ValueError("nbs/index.ipynb: a cell's output is an image, which README.md cannot hold; "
                              "save it under nbs/images/ and show it with ![what it shows](images/name.png)")
+        if "text/markdown" in data:
+            parts.append(relink("".join(data["text/markdown"]).strip("\n")))
+            continue
         shown = "".join(out.get("text", data.get("text/plain", ""))).strip("\n")
         if shown: parts.append("```\n" + shown + "\n```")
     return "\n\n".join(parts)

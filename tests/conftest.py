@@ -4,7 +4,8 @@ from pathlib import Path
 
 import jax
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
+from jax.experimental.compilation_cache import compilation_cache
 
 # Silent promotion and silent broadcasting hide wrong formulas: (N,) against (N, D) must be an error, not a guess.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -16,6 +17,33 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],  # `x64` holds no state
 )
 settings.load_profile("et")
+
+
+def examples(n):
+    "Every example is small, and every shape compiled anew: a failing one is shown as it is, not shrunk for minutes."
+    return settings(max_examples=n, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+
+
+@pytest.fixture(scope="module")
+def compile_quickly():
+    "For tests that spend nearly all their time on compiling small programs that run once."
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory):
+    "For tests that run the same few programs again and again, also in other processes, which find them by the environment that this yields."
+    options = {"jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")), "jax_persistent_cache_min_compile_time_secs": 0.05,
+               "jax_persistent_cache_min_entry_size_bytes": -1}
+    before = {name: getattr(jax.config, name) for name in options}
+    for name, value in options.items(): jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield {name.upper(): str(value) for name, value in options.items()}
+    for name, value in before.items(): jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture

@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from hypothesis import Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import examples
 from et_nbdev.attention import EnergyAttention
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
@@ -16,19 +17,7 @@ from et_nbdev.memory import HopfieldMemory
 from et_nbdev.norm import EnergyLayerNorm, layer_norm
 from et_nbdev.testing import assert_close, assert_descends, float64
 
-
-def examples(n):
-    "Every example is small, and every shape compiled anew: a failing one is shown as it is, not shrunk for minutes."
-    return settings(max_examples=n, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compile_quickly():
-    "Nearly all the time here goes into compiling small programs that run once."
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 
 def block_of(rng, D=6, H=2, Y=3, K=8, gamma=1.7, scale=0.5, kind=EnergyTransformer, **options):

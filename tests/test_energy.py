@@ -7,28 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from hypothesis import Phase, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from conftest import examples
 from et_nbdev.attention import EnergyAttention
-from et_nbdev.block import EnergyTransformer
+from et_nbdev.block import EnergyTransformer, TransformerBlock
 from et_nbdev.memory import HopfieldMemory
 from et_nbdev.norm import EnergyLayerNorm, hessian, lagrangian, layer_norm
 from et_nbdev.testing import assert_close, assert_gradient
 
-
-def examples(n):
-    "Every example is small, and every shape compiled anew: a failing one is shown as it is, not shrunk for minutes."
-    return settings(max_examples=n, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compile_quickly():
-    "Nearly all the time here goes into compiling small programs that run once."
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 
 # -------------------------------------------------------------------------------------------- random modules, tokens and masks
@@ -655,6 +644,14 @@ def test_half_precision_is_close_and_keeps_energies_in_single(activation, tokens
         assert a.dtype == b.dtype == F32
         assert_close(a, b, rtol=2e-2)
     assert_close(np.asarray(update, F32), u, rtol=2e-2)
+
+
+def test_the_conventional_block_computes_in_half_precision_and_returns_the_type_it_got():
+    x = jax.random.normal(jax.random.key(0), (2, 5, 8))
+    single, half = (TransformerBlock(8, 2, 4, 16, dtype=dtype, rngs=nnx.Rngs(0)) for dtype in (None, BF16))
+    assert half(x.astype(BF16)).dtype == BF16 and half(x).dtype == F32
+    assert_close(half(x), single(x), rtol=0.05, atol=0.05)
+    assert not np.array_equal(half(x), single(x))
 
 
 @pytest.mark.parametrize("tokens, options", [(F32, dict(dtype=BF16)), (BF16, dict())])

@@ -17,7 +17,6 @@ import safetensors.numpy
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.experimental.compilation_cache import compilation_cache
 
 import et_nbdev
 from et_nbdev.training import CheckpointError, OptimConfig, fit, load_checkpoint, read_meta, read_metrics, save_checkpoint
@@ -36,18 +35,7 @@ PATCHES = np.asarray(patchify(normalise(PICTURES, CONFIG.mean, CONFIG.std), 4))
 HIDDEN = np.array([[1, 0, 0, 0], [0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 1]], bool)
 UNDER = np.asarray(unpatchify(np.broadcast_to(HIDDEN[..., None], (5, 4, 48)), 8, 4))       # HIDDEN, pixel by pixel
 
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    "The same few programs again and again: each is compiled once."
-    settings = {"jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")), "jax_persistent_cache_min_compile_time_secs": 0.05,
-                "jax_persistent_cache_min_entry_size_bytes": -1}
-    before = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items(): jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items(): jax.config.update(name, value)
-    compilation_cache.reset_cache()
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def build(config=CONFIG, seed=0, **changes):

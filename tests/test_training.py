@@ -27,25 +27,13 @@ import safetensors.numpy
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.experimental.compilation_cache import compilation_cache
 
 import et_nbdev
 from et_nbdev import training
 from et_nbdev.training import (CheckpointError, MetricsLog, OptimConfig, TrainState, atomic_write, fit, learning_rate, load_checkpoint,
                                make_optimiser, make_step, read_meta, read_metrics, save_checkpoint)
 
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    "Most tests train the same few models: each step is compiled once and found again, also by the processes that are killed."
-    settings = {"jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")), "jax_persistent_cache_min_compile_time_secs": 0.05,
-                "jax_persistent_cache_min_entry_size_bytes": -1}
-    before = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items(): jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield {name.upper(): str(value) for name, value in settings.items()}
-    for name, value in before.items(): jax.config.update(name, value)
-    compilation_cache.reset_cache()
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def leaves(tree):
