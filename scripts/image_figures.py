@@ -1,6 +1,6 @@
 """From the Tiny ImageNet weights and the pictures they were not trained on: what notebook 13 shows frozen, into results/tiny-imagenet.
 
-dynamics.json: energy and error far past the training depth. worst.png, best.png: the paper's Figures 9 and 10.
+dynamics.json: energy and error far past the training depth. worst.jpg, best.jpg: the paper's Figures 9 and 10.
 And, for the front page, its Figure 3 on photographs: nbs/images/photographs.png."""
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def dynamics(model, images, pictures=500):
 
 
 def gallery(path, model, images, occluded, titles=()):
-    "Three rows, occluded, completed, original, into a PNG."
+    "Three rows, occluded, completed, original, into a PNG or JPEG."
     c = model.config
     hidden = unpatchify(np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)), c.image_size, c.patch_size)
     rows = [np.where(hidden, np.float32([0.80, 0.72, 0.90]), images / 255), complete(model, images, occluded).images, images / 255]
@@ -56,18 +56,18 @@ def gallery(path, model, images, occluded, titles=()):
         for ax, picture in zip(axs, row): ax.imshow(picture, interpolation="nearest"); ax.axis("off")
     for ax, title in zip(axes[0], titles): ax.set_title(title, fontsize=8)
     fig.tight_layout(pad=0.2)
-    with atomic_write(path) as temporary: fig.savefig(temporary, format="png", dpi=110)
+    with atomic_write(path) as temporary: fig.savefig(temporary, format=path.suffix[1:].replace("jpg", "jpeg"), dpi=90, **(dict(pil_kwargs=dict(quality=75)) if path.suffix == ".jpg" else {}))
     plt.close(fig)
 
 
-def extremes(model, images, pictures=5000, columns=12):
+def extremes(model, images, pictures=5000, columns=8):
     "The pictures with the largest and the smallest mean error over ten occlusions, and the occlusion of seed 0."
     n = model.config.num_tokens // 2
     mean = np.mean([evaluate(model, images, n, seed=seed, limit=pictures) for seed in range(10)], 0)
     occlusions = np.concatenate([o for _, o in held_out(images, model.config, n, limit=pictures)])
     order = np.argsort(mean)
     for name, chosen in (("best", order[:columns]), ("worst", order[::-1][:columns])):
-        gallery(OUT / f"{name}.png", model, images[chosen], occlusions[chosen], [f"{mean[i]:.3f}" for i in chosen])
+        gallery(OUT / f"{name}.jpg", model, images[chosen], occlusions[chosen], [f"{mean[i]:.3f}" for i in chosen])
 
 
 def main():
