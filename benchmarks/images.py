@@ -25,13 +25,19 @@ SIZES = {  # name: (configuration, batch)
     "small": (ImageConfig(image_size=64, patch_size=8, dim=128, num_heads=4, head_dim=32, num_memories=512), 64),
     "base": (ImageConfig(), 4),
 }
-MODELS = {"library": ImageEnergyTransformer, "reference": PlainEnergyTransformer}
+MODELS = {  # name: (class, whether a step's inside is recomputed on the way back)
+    "library": (ImageEnergyTransformer, True),
+    "library, all stored": (ImageEnergyTransformer, False),
+    "reference": (PlainEnergyTransformer, False),
+}
+PRODUCTS = ((3072, 3072, 3072), (784, 768, 3072), (784, 3072, 768), (4096, 128, 512), (4096, 512, 128))     # n × k times k × m
 
 
 def work(kind: str, size: str, name: str):
     "A thunk that does one inference or one training step of the named model, and waits for it."
     config, B = SIZES[size]
-    model = MODELS[name](config, rngs=nnx.Rngs(0))
+    make, remat = MODELS[name]
+    model = make(config, rngs=nnx.Rngs(0))
     graphdef, params = nnx.split(model, nnx.Param)
     params = nnx.to_pure_dict(params)
     patches = jax.random.normal(jax.random.key(0), (B, config.num_tokens, config.patch_dim))
@@ -40,7 +46,7 @@ def work(kind: str, size: str, name: str):
         call = jax.jit(lambda params, patches: nnx.merge(graphdef, params)(patches, masked))
         return lambda: jax.block_until_ready(call(params, patches))
     def loss(model, patches, key):
-        return completion_loss(model(patches, masked, remat=True), patches, occluded), {}
+        return completion_loss(model(patches, masked, remat=remat), patches, occluded), {}
     optimiser = make_optimiser(OptimConfig(steps=10**6, warmup=1))
     step, state = make_step(graphdef, loss, optimiser, 0), [TrainState(params, optimiser.init(params), jnp.zeros((), jnp.int32))]
     def train():
@@ -49,11 +55,11 @@ def work(kind: str, size: str, name: str):
     return train
 
 
-def matmul(n: int = 3072):
-    "A thunk that multiplies two square matrices, and how many operations that is."
-    a = jax.random.normal(jax.random.key(0), (n, n))
-    call = jax.jit(lambda a: a @ a)
-    return (lambda: jax.block_until_ready(call(a))), 2 * n**3
+def product(n: int, k: int, m: int):
+    "A thunk that multiplies two matrices."
+    a, b = jax.random.normal(jax.random.key(0), (n, k)), jax.random.normal(jax.random.key(1), (k, m))
+    call = jax.jit(jnp.matmul)
+    return lambda: jax.block_until_ready(call(a, b))
 
 
 def seconds(thunk) -> float:
@@ -63,7 +69,7 @@ def seconds(thunk) -> float:
 
 
 def alone(kind: str, size: str, name: str) -> dict:
-    "Seconds to the first result (tracing and compiling), and the peak memory of the process in MiB beyond what the imports take."
+    "Seconds to the first result (tracing and compiling), and the peak memory of the process in MiB: all of it, and what the imports take of it."
     command = [sys.executable, __file__, "--alone", kind, size, name]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
@@ -78,7 +84,7 @@ def measure_alone(kind: str, size: str, name: str) -> dict:
     before, thunk = peak(), work(kind, size, name)
     first = seconds(thunk)
     for _ in range(2): thunk()
-    return {"first_call_s": first, "peak_mib": peak() - before}
+    return {"first_call_s": first, "peak_mib": peak(), "before_mib": before}
 
 
 def import_seconds(module: str) -> float:
@@ -95,28 +101,31 @@ def main(argv=None):
     if args.alone: return print(json.dumps(measure_alone(*args.alone)))
     report = {"import_s": import_seconds("et_nbdev.vision.model"), **provenance()}
     print(f"import et_nbdev.vision.model: {report['import_s']:.2f} s")
-    multiply, operations = matmul()
+    multiply = {shape: product(*shape) for shape in PRODUCTS}
     for size, (config, B) in SIZES.items():
         for kind in ("inference", "training"):
-            thunks = {"product": multiply, **{name: work(kind, size, name) for name in MODELS}}
+            names = [name for name in MODELS if kind == "training" or name != "library, all stored"]
+            thunks = {**multiply, **{name: work(kind, size, name) for name in names}}
             for thunk in thunks.values(): thunk()                           # compile
             times = {name: [] for name in thunks}
             for _ in range(args.repeats):                                   # in turn, so that a slow moment hits all of them
                 for name, thunk in thunks.items(): times[name].append(seconds(thunk))
             median = {name: float(np.median(t)) for name, t in times.items()}
-            fastest = operations / median["product"]
-            row = {"batch": B, "gflop_per_picture": config.flops / 1e9, "peak_gflops": fastest / 1e9, "repeats": args.repeats,
-                   "pictures_per_second": {name: B / median[name] for name in MODELS},
+            fastest, at = max((2 * np.prod(shape, dtype=float) / median[shape], shape) for shape in PRODUCTS)
+            row = {"batch": B, "gflop_per_picture": config.flops / 1e9, "peak_gflops": fastest / 1e9, "peak_at": at, "repeats": args.repeats,
+                   "pictures_per_second": {name: B / median[name] for name in names},
                    "speed_over_reference": median["reference"] / median["library"],
-                   "spread": {name: [float(np.quantile(t, q)) for q in (0.1, 0.9)] for name, t in times.items()}}
-            if kind == "inference": row["share_of_peak"] = {name: B * config.flops / median[name] / fastest for name in MODELS}
+                   "spread": {name: [float(np.quantile(times[name], q)) for q in (0.1, 0.9)] for name in names}}
+            if kind == "inference": row["share_of_peak"] = {name: B * config.flops / median[name] / fastest for name in names}
             del thunks
             jax.clear_caches()
-            row["alone"] = {name: alone(kind, size, name) for name in MODELS}
-            row["memory_over_reference"] = row["alone"]["library"]["peak_mib"] / row["alone"]["reference"]["peak_mib"]
+            row["alone"] = {name: alone(kind, size, name) for name in names}
+            own = {name: a["peak_mib"] - a["before_mib"] for name, a in row["alone"].items()}
+            row["memory_over_reference"] = own["library"] / own["reference"]
+            row["process_memory_over_reference"] = row["alone"]["library"]["peak_mib"] / row["alone"]["reference"]["peak_mib"]
             report[f"{size} {kind}"] = row
-            print(f"{size:<6}{kind:<10}" + "  ".join(f"{name} {row['pictures_per_second'][name]:7.1f}/s" for name in MODELS)
-                  + f"  speed × {row['speed_over_reference']:.2f}  memory × {row['memory_over_reference']:.2f}"
+            print(f"{size:<6}{kind:<10}" + "  ".join(f"{name} {row['pictures_per_second'][name]:7.1f}/s" for name in names)
+                  + f"  speed × {row['speed_over_reference']:.2f}  memory × {row['memory_over_reference']:.2f} (whole process × {row['process_memory_over_reference']:.2f})"
                   + (f"  of peak {row['share_of_peak']['library']:.0%} (reference {row['share_of_peak']['reference']:.0%}, peak {fastest / 1e9:.0f} GFLOP/s)" if kind == "inference" else "")
                   + f"  first call {row['alone']['library']['first_call_s']:.1f} s", flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)

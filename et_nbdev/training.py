@@ -119,7 +119,7 @@ def atomic_write(path: Path):
             try: os.fsync(descriptor)
             finally: os.close(descriptor)
     except OSError as e:
-        e.filename = e.filename or str(path)            # a full disk does not say which file
+        if e.errno is not None: e.filename = e.filename or str(path)    # a full disk does not say which file
         raise
     finally:
         temporary.unlink(missing_ok=True)

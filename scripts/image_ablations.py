@@ -52,7 +52,13 @@ GRADIENTS = {
         ({}, dict(steps=STEPS if same else round(STEPS * cost(T, "full", 0) / cost(T, gradient, k))), dict(gradient=gradient, k=k))
     for gradient, k in (("last_k", 1), ("last_k", 3), ("implicit", 1), ("implicit", 3)) for same in (False, True)
 }
-VARIANTS = {**TABLE_7, **CHOICES, **GRADIENTS}
+# Figure 7: positions that start small and know nothing, so that what they end as is what training made of them.
+POSITIONS = {
+    f"small random positions{comma}{change}": (dict(position_init="normal", position_scale=0.1, **model), optim, {})
+    for comma, change, model, optim in (("", "", {}, {}), (", ", "β × 4", dict(beta=1.0), {}), (", ", "β / 4", dict(beta=0.0625), {}),
+                                        (", ", "weight decay 0", {}, dict(weight_decay=0.0)), (", ", "weight decay 0.5", {}, dict(weight_decay=0.5)))
+}
+VARIANTS = {**TABLE_7, **CHOICES, **GRADIENTS, **POSITIONS}
 SEEDS = {name: (0, 1) if name in (*TABLE_7, "transformer") else (0,) for name in VARIANTS}
 
 
@@ -70,7 +76,7 @@ def score(base: TrainConfig, name: str, seed: int, images: dict, test_on: int) -
             "forward_flops": config.model.flops, "training_flops": config.model.flops * config.batch_size * config.optim.steps
             * cost(config.model.steps, config.gradient, config.k) // config.model.steps,
             "seconds": run.history[-1]["seconds"], "validation": [(r["step"], r["validation_loss"]) for r in run.history if "validation_loss" in r],
-            "positions": np.asarray(run.model.positions[...]).round(4).tolist() if name.startswith(("ET-Full", "β", "weight", "random")) and seed == 0 else None,
+            "positions": np.asarray(run.model.positions[...]).round(4).tolist() if name.startswith(("ET-Full", "β", "weight", "random", "small")) and seed == 0 else None,
             "config": asdict(config), **provenance()}
 
 
@@ -80,7 +86,10 @@ def main():
     parser.add_argument("--test_on", type=int, default=1000, help="test pictures to score on")
     parser.add_argument("--out", type=Path, default=ROOT / "results/image-ablations")
     args = parser.parse_args()
-    i, n = map(int, args.part.split("/"))
+    try: i, n = map(int, args.part.split("/"))
+    except ValueError: i, n = 0, 0
+    if not 0 <= i < n: parser.error(f"argument --part: expected i/n with 0 ≤ i < n, such as 0/2, got {args.part!r}")
+    if args.test_on < 1: parser.error(f"argument --test_on: expected at least 1, got {args.test_on}")
     base, images = prepare(BASE)
     images = {split: x[:] for split, x in images.items()}          # small enough to be decoded once
     for name, seed in [(name, seed) for seed in (0, 1) for name in VARIANTS if seed in SEEDS[name]][i::n]:

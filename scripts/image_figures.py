@@ -1,6 +1,6 @@
 """From the Tiny ImageNet weights and the pictures they were not trained on: what notebook 13 shows frozen, into results/tiny-imagenet.
 
-dynamics.json: energy and error far past the training depth. worst.jpg, best.jpg: the paper's Figures 9 and 10.
+dynamics.json: energy and error far past the training depth, and what attention and memory do to hidden patches in each step. worst.jpg, best.jpg: the paper's Figures 9 and 10.
 And, for the front page, its Figure 3 on photographs: nbs/images/photographs.png."""
 import json
 from pathlib import Path
@@ -25,14 +25,22 @@ def follow(model, images, occluded):
     "Means over a batch, at every time: energy, errors of hidden and open patches, contrast of the hidden ones, likeness of the tokens."
     c = model.config
     patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
+    def halves(x, g, decoded):
+        "How far each half of the step alone would move the hidden tokens g and their patches."
+        sizes = {}
+        for name in ("attention", "memory"):
+            y = x + c.step_size * getattr(model.block, name).update(g)
+            sizes[f"{name}_moves_g"] = hidden(jnp.linalg.norm(model.block.norm(y) - g, axis=-1))
+            sizes[f"{name}_moves_patch"] = hidden(jnp.linalg.norm(model.decode(y) - decoded, axis=-1))
+        return sizes
+    hidden = lambda a: jnp.sum(jnp.where(occluded, a, 0)) / jnp.sum(occluded)
     def read(x):
         decoded, g = model.decode(x), model.block.norm(x)
         error = jnp.mean((decoded - patches) ** 2, -1)
         unit = g / jnp.linalg.norm(g, axis=-1, keepdims=True)
         N = c.num_tokens
         cosine = (jnp.einsum("bnd,bmd->b", unit, unit) - N) / (N * (N - 1))
-        hidden = lambda a: jnp.sum(jnp.where(occluded, a, 0)) / jnp.sum(occluded)
-        return {"energy": model.block.energy(g).mean(), "mse": hidden(error), "mse_open": jnp.sum(jnp.where(occluded, 0, error)) / jnp.sum(~occluded),
+        return {**halves(x, g, decoded), "energy": model.block.energy(g).mean(), "mse": hidden(error), "mse_open": jnp.sum(jnp.where(occluded, 0, error)) / jnp.sum(~occluded),
                 "contrast": hidden(decoded.std(-1)), "likeness": cosine.mean(),
                 "length": jnp.linalg.norm(x - x.mean(-1, keepdims=True), axis=-1).mean() / c.dim**0.5}
     def step(x, _):
@@ -72,12 +80,13 @@ def extremes(model, images, pictures=5000, columns=8):
 
 def main():
     model = from_pretrained("tiny-imagenet")
+    test, validation = (load_images("tiny-imagenet", split, size=model.config.image_size) for split in ("test", "validation"))
     photos = photographs(model.config.image_size)
     occluded = occlude(jax.random.key(1), len(photos), model.config.num_tokens, model.config.num_tokens // 2)[0]
     gallery(ROOT / "nbs/images/photographs.png", model, photos, np.asarray(occluded))
     with atomic_write(OUT / "dynamics.json") as path:
-        path.write_text(json.dumps(dynamics(model, load_images("tiny-imagenet", "test", size=model.config.image_size))) + "\n")
-    extremes(model, load_images("tiny-imagenet", "validation", size=model.config.image_size))
+        path.write_text(json.dumps(dynamics(model, test)) + "\n")
+    extremes(model, validation)
 
 
 if __name__ == "__main__":

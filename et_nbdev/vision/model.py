@@ -287,11 +287,12 @@ def from_pretrained(source: str | Path, *, revision: str | None = None) -> Image
 
     Raises ValueError on anything else, CheckpointError if the file is missing or damaged, OSError if the hub cannot be reached."""
     name = str(source)
+    if revision is not None and (name in pretrained() or Path(name).is_dir()): raise ValueError(f"revision: {name!r} is no hub repository and has none")
     if name in pretrained():
         with as_file(files("et_nbdev.vision") / "weights" / f"{name}.safetensors") as path: return load_model(path)
     if name and Path(name).is_dir(): return load_model(Path(name) / "model.safetensors")
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
-        raise ValueError(f"source: expected one of {', '.join(pretrained())}, a folder, or a hub repository user/name, got {name!r}")
+        raise ValueError(f"source: expected one of {', '.join(pretrained())}, a folder that exists, or a hub repository user/name, got {name!r}")
     try: path = _need("huggingface_hub").hf_hub_download(name, "model.safetensors", revision=revision)
     except (OSError, ValueError) as e: raise OSError(f"source: model.safetensors of the hub repository {name!r} could not be fetched ({type(e).__name__}: {e})") from e
     return load_model(path)
