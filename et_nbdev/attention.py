@@ -125,8 +125,12 @@ class EnergyAttention(nnx.Module):
         "E_ATT and −∂E_ATT/∂g, both from one set of projections and scores."
         check_tokens("g", g, self.dim)
         Wq, Wk = (W[...].astype(self.dtype or g.dtype) for W in (self.Wq, self.Wk))
-        Q, K = queries_and_keys(g.astype(Wq.dtype), Wq, Wk)
-        energy, P = alignment_energy(Q, K, self.beta.astype(at_least_float32(g.dtype)), self.visible(g, mask))
+        g_, beta = g.astype(Wq.dtype), self.beta.astype(at_least_float32(g.dtype))
+        if hasattr(mask, "energy_and_update"):      # no table of pairs but a list of edges: it computes only what it lists
+            energy, update = mask.energy_and_update(g_, Wq, Wk, beta, self.self_attention)
+            return energy, update.astype(g.dtype)
+        Q, K = queries_and_keys(g_, Wq, Wk)
+        energy, P = alignment_energy(Q, K, beta, self.visible(g, mask))
         return energy, two_term_update(P, Q, K, Wq, Wk).astype(g.dtype)
 
     def energy(self, g: Float[Array, "... N D"], mask: Bool[Array, "... N N"] | None = None) -> Float[Array, "..."]:
