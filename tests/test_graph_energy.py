@@ -255,6 +255,16 @@ def test_repeats_bit_for_bit(backend):
     assert not different
 
 
+@pytest.mark.parametrize("degrees", [[0], [5], [0, 0, 7, 0], [1, 1, 1000, 1, 1], list(range(50)), [0] * 9])
+def test_chunks_cover_every_row_once_and_cost_alike(degrees):
+    start = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int32)
+    for chunks in (1, 2, 3, 7):
+        rows = [kernels.first_row(start, i, chunks) for i in range(chunks + 1)]
+        assert (rows[0], rows[-1]) == (0, len(degrees)) and rows == sorted(rows)
+        costs = [start[b] + b - start[a] - a for a, b in zip(rows, rows[1:])]
+        assert max(costs) <= (start[-1] + len(degrees)) / chunks + max(degrees) + 1
+
+
 def test_back_ends_agree_on_a_power_law_graph():
     "Many chunks and several threads, long rows cut into pieces; single precision."
     rng = np.random.default_rng(11)

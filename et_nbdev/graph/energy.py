@@ -41,11 +41,10 @@ def sorted_rows(senders: Int[np.ndarray, "E"], receivers: Int[np.ndarray, "E"], 
     from scipy.sparse import coo_array
 
     edges = coo_array((np.ones(len(senders), np.int8), (receivers, senders)), shape=(num_nodes, num_nodes))
-    by_receiver = edges.tocsr()                     # sums what is listed twice
+    by_receiver = edges.tocsr()                     # sorts every row, and sums what is listed twice
     if by_receiver.nnz < len(senders):
         raise ValueError(f"senders, receivers: {len(senders) - by_receiver.nnz} of the {len(senders)} edges repeat another one, and an edge only says who may see whom. "
                          "Merge them with: senders, receivers = np.unique(np.stack([senders, receivers]), axis=1)")
-    by_receiver.sort_indices()
     return [(m.indptr.astype(np.int32), m.indices.astype(np.int32, copy=False)) for m in (by_receiver, by_receiver.tocsc())]
 
 # %% ../../nbs/21_graph_energy.ipynb #45c2a5a8

@@ -318,6 +318,7 @@ def require():
         for name in ("first_row", "matrix", "tensor", "run_chunk", "leave", "work", "pool_size", "invite", "launch"): compiled(name)
         KEPT["words"] = True
 
+# %% ../../nbs/21_graph_kernels.ipynb #d46fdccc
 def target(dtype: str) -> str:
     "The name under which XLA knows the operation for float32 or float64, compiled and registered when first asked for."
     name, bits = f"et_nbdev_graph_{dtype}", dtype.removeprefix("float")
