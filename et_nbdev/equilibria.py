@@ -17,7 +17,11 @@ from .dynamics import descend
 from .norm import check_sizes, check_tokens
 from .solvers import Anderson, Euler, Flow, solve
 
-# %% ../nbs/06c_equilibria.ipynb #40aca73f
+# %% ../nbs/06c_equilibria.ipynb #30413fab
+def _check_numbers(**numbers):
+    for name, value in numbers.items():
+        if not (np.ndim(value) == 0 and 0 < value < np.inf): raise ValueError(f"{name}: expected a positive, finite number, got {value}")
+
 def spread(x: Float[Array, "... N D"], axes=(-2, -1)) -> Float[Array, "..."]:
     "Root mean square of the tokens' entries around each token's mean, with the axes kept."
     return jnp.sqrt(jnp.mean((x - x.mean(-1, keepdims=True)) ** 2, axes, keepdims=True))
@@ -37,6 +41,7 @@ def equilibrium(
     the series has converged. Raises what `solve` raises.
     """
     check_sizes(terms=terms)
+    _check_numbers(stretch=stretch)
     graphdef, params = nnx.split(block)
     fixed = nnx.merge(graphdef, jax.lax.stop_gradient(params))
     settled = jax.lax.stop_gradient(solve(fixed, jax.lax.stop_gradient(x), method, **options).x)
@@ -71,10 +76,6 @@ def noisy_descent(
         return x + alpha * (u + s * jax.random.normal(key, x.shape, x.dtype)), energies
     x, path = jax.lax.scan(step, x, jax.random.split(key, steps))
     return x, jax.tree.map(lambda path, end: jnp.concatenate([path, end[None]]), path, block.energies(block.norm(x), mask))
-
-def _check_numbers(**numbers):
-    for name, value in numbers.items():
-        if not (np.ndim(value) == 0 and 0 < value < np.inf): raise ValueError(f"{name}: expected a positive, finite number, got {value}")
 
 # %% ../nbs/06c_equilibria.ipynb #e68a77f7
 def gibbs(

@@ -71,7 +71,7 @@ class Solution(NamedTuple):
     energies: Energies                      # each (evaluations, ...), from the start on; for `Flow` one entry a step
     evaluations: Int[Array, "..."]          # of energy and gradient, the first at the start included
     refused: Int[Array, "..."]              # trials among them that were not taken
-    residual: Float[Array, "..."]           # turning force at x, as a fraction of the largest force met
+    residual: Float[Array, "..."]           # turning force at x, as a fraction of the largest force met (`Flow`: at the start or at x)
     settled: Bool[Array, "..."]             # residual ≤ tolerance
     certificate: Certificate
     states: Float[Array, "evaluations ... N D"] | None = None       # if asked for
@@ -141,7 +141,7 @@ def _start(task, x, memory: int, evaluations: int, states: bool) -> _Run:
 def _extrapolate(t, f, memory, known):
     "The mixture of this step (to t, by f) and the remembered ones whose mixed f is shortest; returns where it leads."
     m = len(memory[0])
-    there = (jnp.arange(m).reshape(m, *[1] * known.ndim) < known[None]).astype(t.dtype)
+    there = (jnp.arange(m, dtype=jnp.int32).reshape(m, *[1] * known.ndim) < known[None]).astype(t.dtype)
     dt, df = (_wide(there) * (now[None] - old) for now, old in zip((t, f), memory))
     gram = jnp.einsum("i...nd,j...nd->...ij", df, df)
     diagonal = (1e-6 + 1 - jnp.moveaxis(there, 0, -1)) * jnp.maximum(jnp.trace(gram, axis1=-2, axis2=-1), jnp.finfo(t.dtype).tiny)[..., None]
@@ -179,7 +179,7 @@ def _advance(task, run):
     memory = tuple(jnp.where(_wide(move)[None], new, old) for new, old in zip(memory, run.memory))
     known = jnp.where(ok, jnp.minimum(run.known + 1, len(memory[0]) if memory else 0), 0)
     return _Run(run.k + 1, x, g, u, energies, jnp.where(run.active, alpha, run.alpha), run.active & ~spent & task.goes_on(energies, residual),
-                run.evaluations + run.active, run.refused + (run.active & ~ok), jnp.where(move, jnp.maximum(run.rise, then - now), run.rise),
+                run.evaluations + run.active.astype(jnp.int32), run.refused + (run.active & ~ok).astype(jnp.int32), jnp.where(move, jnp.maximum(run.rise, then - now), run.rise),
                 jnp.maximum(run.rounding, 4 * _ulp(energies)), force, residual, jnp.where(run.active, known, run.known), memory,
                 jax.tree.map(lambda kept, new: kept.at[run.k].set(new), run.kept, (energies, x if run.kept[1] is not None else None)))
 
@@ -188,7 +188,7 @@ def _advance(task, run):
 def _iterate(graphdef, params, x, mask, numbers, tolerance, until, *, guarded: bool, memory: int, evaluations: int, states: bool) -> Solution:
     task = _Task(nnx.merge(graphdef, params), mask, numbers, tolerance, until, guarded)
     run = jax.lax.while_loop(lambda run: (run.k < evaluations) & run.active.any(), partial(_advance, task), _start(task, x, memory, evaluations, states))
-    there = jnp.arange(evaluations) < run.k                 # what was not needed repeats the end
+    there = jnp.arange(evaluations, dtype=jnp.int32) < run.k                # what was not needed repeats the end
     last = (run.energies, run.x if states else None)
     energies, kept = jax.tree.map(lambda kept, last: jnp.where(there.reshape(-1, *[1] * last.ndim), kept, last[None]), run.kept, last)
     return Solution(run.x, energies, run.evaluations, run.refused, run.residual, run.residual <= tolerance, Certificate(run.rise, run.rounding), kept)
@@ -207,7 +207,9 @@ def _flow(graphdef, params, x, mask, numbers, tolerance, until, *, evaluations: 
     force = lambda t, x, args: block.energies_and_update(block.norm(x), mask)[1]
     energies = lambda t, x, args: block.energies(block.norm(x), mask)
     largest = _norm(force(0, x, None))
-    def residual(x): return _over(_norm(turning(x, force(0, x, None), block.norm.eps)), largest)
+    def residual(x):
+        u = force(0, x, None)
+        return _over(_norm(turning(x, u, block.norm.eps)), jnp.maximum(largest, _norm(u)))
     def stop(t, x, args, **_):
         met = energies(t, x, args).total <= until
         return jnp.all(met | (residual(x) <= tolerance) if watch else met)

@@ -143,7 +143,7 @@ def test_version_is_stated_once():
 def test_importing_the_library_imports_no_optional_package():
     code = """
 import builtins, pkgutil, sys
-optional = set("torch dgl numba xgboost datasets PIL matplotlib sklearn skimage grain dm_pix IPython nbdev".split())
+optional = set("torch dgl diffrax equinox numba xgboost datasets PIL matplotlib sklearn skimage grain dm_pix IPython nbdev".split())
 real, asked = builtins.__import__, []
 def watch(name, globals=None, *rest, **kw):
     # By who asks, not by what is loaded: flax itself loads IPython where it is installed.
