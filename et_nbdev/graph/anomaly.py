@@ -29,10 +29,17 @@ from ..norm import check_sizes
 from ..training import Fit, OptimConfig, fit
 
 # %% ../../nbs/22_anomaly.ipynb #d0cf111e
-def inputs(graph: Graph, degree: bool = True) -> Float[np.ndarray, "N F"]:
-    "Features of mean 0 and deviation 1 over the nodes, with log(1 + degree) as one more unless `degree=False`. Constant columns become 0."
+def inputs(graph: Graph, degree: bool = True, scale: Literal["standard", "rank", "both"] = "standard") -> Float[np.ndarray, "N F"]:
+    """Features of mean 0 and deviation 1 over the nodes, with log(1 + degree) as one more unless `degree=False`. Constant columns become 0.
+
+    "standard" keeps values, "rank" spreads their ranks like a normal distribution, "both" is the two side by side. Raises ValueError on other names."""
+    if scale not in ("standard", "rank", "both"): raise ValueError(f"scale: expected 'standard', 'rank' or 'both', got {scale!r}")
+    if scale == "both": return np.concatenate([inputs(graph, degree, one) for one in ("standard", "rank")], 1)
     y = np.asarray(graph.features, np.float64)
     if degree: y = np.column_stack([y, np.log1p(graph.degrees)])
+    if scale == "rank":
+        from sklearn.preprocessing import QuantileTransformer
+        y = QuantileTransformer(n_quantiles=min(1000, len(y)), output_distribution="normal", subsample=None).fit_transform(y)
     spread = y.std(0)
     return ((y - y.mean(0)) / np.where(spread > 0, spread, 1)).astype(np.float32)
 
@@ -52,6 +59,7 @@ class AnomalyConfig:
     learn_beta: bool = option(True, "train β")
     positions: bool = option(False, "a learned position for every node")
     degree: bool = option(True, "log(1 + degree) as one more feature")
+    scale: Literal["standard", "rank", "both"] = option("standard", "features by their values, their ranks, or both side by side")
     hidden: int = option(64, "width of the head's hidden layer")
     dropout: float = option(0.0, "share of the readout that is dropped in training")
     relations: Literal["merged", "max", "concat"] = option("merged", "several kinds of edges: as one, or a block each and their readouts' maximum or concatenation")
@@ -61,6 +69,7 @@ class AnomalyConfig:
         check_sizes(0, num_heads=self.num_heads, num_memories=self.num_memories)
         if not 0 < self.step_size < np.inf: raise ValueError(f"step_size: expected a positive, finite number, got {self.step_size}")
         if not 0 <= self.dropout < 1: raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {self.dropout}")
+        if self.scale not in ("standard", "rank", "both"): raise ValueError(f"scale: expected 'standard', 'rank' or 'both', got {self.scale!r}")
         if self.relations not in ("merged", "max", "concat"): raise ValueError(f"relations: expected 'merged', 'max' or 'concat', got {self.relations!r}")
 
 # %% ../../nbs/22_anomaly.ipynb #17d966b4
@@ -192,7 +201,7 @@ class AnomalyTraining:
 def train_anomaly(config: AnomalyTraining, graph: Graph, folder: Path | str | None = None, progress: bool = True) -> Anomaly:
     "Split, build, train and score an Energy Transformer on `graph` as `config` says. Raises as `split`, `AnomalyEnergyTransformer` and `fit`."
     c = config.model
-    features, edges = inputs(graph, c.degree), AnomalyEnergyTransformer.prepare(graph, c.relations)
+    features, edges = inputs(graph, c.degree, c.scale), AnomalyEnergyTransformer.prepare(graph, c.relations)
     model = AnomalyEnergyTransformer(features.shape[1], c, num_nodes=graph.num_nodes, kinds=len(edges), rngs=nnx.Rngs(config.seed))
     return train_classifier(model, graph, split(graph.labels, config.train_fraction, config.seed), features, edges, config.optim,
                             seed=config.seed, every=config.every, folder=folder, config=json.loads(json.dumps(asdict(config))), progress=progress)
