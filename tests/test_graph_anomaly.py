@@ -23,7 +23,7 @@ from et_nbdev.graph.data import DATASETS, Graph, from_relations, load_graph, sav
 from et_nbdev.testing import assert_close
 from et_nbdev.training import CheckpointError, OptimConfig, save_checkpoint
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 SMALL = AnomalyConfig(dim=8, num_heads=2, head_dim=4, num_memories=12, hidden=8)
 
 
@@ -151,9 +151,9 @@ def test_a_stopped_run_goes_on(tmp_path):
 # --- parts of a graph ----------------------------------------------------------------------------------------------------------------
 
 def chain(n=120, kinds=1, one_way=False):
-    "Nodes in a circle, each seeing those one and two places on, and all of that backwards unless `one_way`: nothing is near to everything."
+    "Nodes in a circle, each seen from one and three places on, and from as far back unless `one_way`: nothing is near to everything."
     rng, i = np.random.default_rng(2), np.arange(n)
-    ends = [(np.concatenate([i, i]), np.concatenate([(i + 1) % n, (i + 2 + kind) % n])) for kind in range(kinds)]
+    ends = [(np.concatenate([i, i]), np.concatenate([(i + 1) % n, (i + 3 + kind) % n])) for kind in range(kinds)]
     if not one_way: ends = [(np.concatenate([s, r]), np.concatenate([r, s])) for s, r in ends]
     return from_relations({f"kind{k}": e for k, e in enumerate(ends)}, rng.normal(size=(n, 5)), (rng.random(n) < 0.3).astype(np.int8), "chain")
 
@@ -165,23 +165,24 @@ def within(graph, nodes, hops):
     return nodes
 
 
-value_and_grad = nnx.jit(nnx.value_and_grad(lambda model, batch: weighted_loss(model, batch, jax.random.key(0))[0]))
+@nnx.jit
+def loss_and_logits(model, batch):
+    return weighted_loss(model, batch, jax.random.key(0))[0], model(batch.features, batch.edges)[batch.nodes]
 
 
-@pytest.mark.parametrize("one_way, relations", [(False, "merged"), (True, "merged"), (False, "concat")])
-@pytest.mark.parametrize("backend", ["compiled", "xla"])
-def test_a_part_with_all_nodes_of_2T_hops_has_the_loss_of_the_whole(one_way, relations, backend, monkeypatch):
+@pytest.mark.parametrize("backend, one_way, relations", [("compiled", True, "merged"), ("compiled", False, "concat"), ("xla", False, "merged")])
+def test_a_part_with_all_nodes_of_2T_hops_has_the_loss_of_the_whole(backend, one_way, relations, monkeypatch):
     if backend == "xla": monkeypatch.setattr(energy.kernels, "available", lambda: False)
     graph = chain(kinds=2 if relations == "concat" else 1, one_way=one_way)
     model, y, edges = build(graph, replace(SMALL, relations=relations, degree=False))
     assert edges[0].backend == backend
     seeds, labels = np.array([7, 60, 61]), jnp.asarray([0, 1, 0])
-    want = value_and_grad(model, Batch(y, edges, jnp.asarray(seeds), labels))
+    want = loss_and_logits(model, Batch(y, edges, jnp.asarray(seeds), labels))
     for hops, exact in ((SMALL.steps, False), (2 * SMALL.steps, True)):         # two a step: whom I see, and whom those who see me see
         ball = within(graph, seeds, hops)
         nodes, part = sample(edges, seeds, SampleConfig(3, len(ball), 50), np.random.default_rng(0))
         assert len(ball) < graph.num_nodes and np.array_equal(np.sort(nodes), ball) and np.array_equal(nodes[:3], seeds)
-        got = value_and_grad(model, Batch(y[nodes], part, jnp.arange(3), labels))
+        got = loss_and_logits(model, Batch(y[nodes], part, jnp.arange(3), labels))
         off = max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)))
         assert (off < 1e-4) == exact, (hops, off)
 
@@ -200,7 +201,7 @@ def test_a_part_is_drawn_at_random_from_the_graph_and_keeps_its_size():
         degrees = np.bincount(graph.receivers[within_part], minlength=graph.num_nodes)[nodes]
         assert np.array_equal(np.bincount(receivers, minlength=100), np.minimum(degrees, 4))
         seen.append(set(nodes.tolist()))
-        shapes.add(str(jax.tree.map(jnp.shape, part)))
+        shapes.add(tuple(leaf.shape for leaf in jax.tree.leaves(part)))
     assert len(shapes) == 1 and seen[0] != seen[1] != seen[2]
     nodes, _ = sample(edges, seeds, SampleConfig(3, 5000, 4), np.random.default_rng(0))
     assert np.array_equal(np.sort(nodes), np.arange(graph.num_nodes))           # no larger than the graph
@@ -349,23 +350,22 @@ def die_in_the_middle(source, path):
         os.kill(os.getpid(), signal.SIGKILL)
     replace(source, path)
 if target: os.replace = die_in_the_middle
-main([*sys.argv[3:], "--splits", "2", "--out", sys.argv[2] + "/killed"])
-main([*sys.argv[3:], "--seed", "1", "--out", sys.argv[2] + "/whole"])
+for name in ("killed", "whole"): main([*sys.argv[3:], "--out", f"{sys.argv[2]}/{name}"])
 """
 
 
 def test_a_killed_run_ends_with_the_numbers_of_an_undisturbed_one(tmp_path):
-    "SIGKILL in the middle of the second split, while its last checkpoint is written."
+    "SIGKILL while a checkpoint is being written."
     env = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")} | {     # no cache: see tests/test_training.py
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": os.pathsep.join([str(Path(et_nbdev.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
     start = lambda target: subprocess.run([sys.executable, "-c", KILLED, target, tmp_path, *TINY], env=env, capture_output=True, text=True)
-    assert start("seed-1/last.safetensors").returncode == -signal.SIGKILL
-    assert (tmp_path / "killed/seed-1/last.safetensors").exists() and not (tmp_path / "killed/metrics.json").exists()
+    assert start("seed-0/last.safetensors").returncode == -signal.SIGKILL
+    assert (tmp_path / "killed/seed-0/last.safetensors").exists() and not (tmp_path / "killed/metrics.json").exists()
     ended = start("")
     assert ended.returncode == 0, ended.stderr
-    killed, whole = (json.loads((tmp_path / name / "metrics.json").read_text())["runs"][-1] for name in ("killed", "whole"))
+    killed, whole = (json.loads((tmp_path / name / "metrics.json").read_text())["runs"][0] for name in ("killed", "whole"))
     assert killed | {"training_seconds": 0} == whole | {"training_seconds": 0}
-    for name in ("best", "last"): assert same_weights(*(tmp_path / which / "seed-1" / f"{name}.safetensors" for which in ("killed", "whole")))
+    for name in ("best", "last"): assert same_weights(*(tmp_path / which / "seed-0" / f"{name}.safetensors" for which in ("killed", "whole")))
     assert not list(tmp_path.glob("killed/*/.*"))
 
 
@@ -459,7 +459,7 @@ def test_the_demo_trains_three_once_and_shows_them(tmp_path, monkeypatch, capsys
     printed = capsys.readouterr().out
     metrics = json.loads((tmp_path / "out" / "anomaly.json").read_text())
     assert list(metrics["test"]) == ["Energy Transformer", "GCN", "MLP"] and {"commit", "config", "cores", "training_seconds"} <= set(metrics)
-    assert sorted(os.listdir(tmp_path / "out")) == ["anomaly.json", "run-digits-knn"] and printed.count("6/6") == 3
+    assert sorted(os.listdir(tmp_path / "out")) == ["anomaly.json", "run-digits-knn"] and printed.count("6/6") >= 3
     for name, score in metrics["test"].items():
         assert re.search(rf"{name} +{score['auroc']:.3f} +{score['auprc']:.3f} +{score['macro_f1']:.3f}", printed), printed
     for module in (anomaly, baselines): monkeypatch.setattr(module, "train_classifier", without_training(module.train_classifier))
