@@ -11,7 +11,7 @@ __all__ = ['PAPER', 'CONFIGS', 'inputs', 'AnomalyConfig', 'AnomalyEnergyTransfor
 import argparse
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count, repeat
 from pathlib import Path
@@ -253,8 +253,8 @@ class AnomalyTraining:
     seed: int = option(0, "of the split, of the weights and of the dropout")
     every: int = option(5, "steps between validations")
     model: AnomalyConfig = AnomalyConfig()
-    sample: SampleConfig = SampleConfig()
     optim: OptimConfig = OptimConfig(steps=100, warmup=0, lr=1e-3, lr_floor=1e-3, weight_decay=0.0, b2=0.999, clip=1e3)
+    sample: SampleConfig = SampleConfig()
 
     def __post_init__(self):
         if not 0 < self.train_fraction < 1: raise ValueError(f"train_fraction: expected 0 < train_fraction < 1, got {self.train_fraction}")
