@@ -572,8 +572,9 @@ def test_a_failed_download_says_where_the_file_is_published(tmp_path, false_dgl)
 # ------------------------------------------------------------------------------------------------------------ graphs by name
 
 def test_unknown_names_and_folders_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="name: must be one of digits-knn, yelp.*got 'cora'"):
-        load_graph("cora")
+    for name in ("cora", str(tmp_path), str(tmp_path / "missing.npz")):
+        with pytest.raises(ValueError, match=f"name: must be one of digits-knn, yelp.*, or the path of an .npz, .mat or DGL file, got '{name}'"):
+            load_graph(name)
     with pytest.raises(ValueError, match="root: .*nowhere is not a folder"):
         load_graph("tolokers", tmp_path / "nowhere")
 
@@ -589,6 +590,25 @@ def test_a_missing_file_is_named_with_the_places_looked_at(tmp_path, monkeypatch
     for place in (tmp_path / "graphs" / "anomaly" / file, tmp_path / file, tmp_path / "data" / "graphs" / "anomaly" / file):
         assert str(place) in str(e.value)
     assert "https://github.com/" in str(e.value)
+
+
+def test_a_file_of_ones_own_goes_by_its_path(tmp_path):
+    "Both directions of every edge, no loops, and labels as they are; the file's own name."
+    mine = make(labels=(0, 1, 1), name="mine")
+    save_graph(mine, tmp_path / "own.npz")
+    g = load_graph(str(tmp_path / "own.npz"))
+    assert_same(g, mine.symmetric().simple())
+    write_mat(tmp_path / "Amazon.mat", n=40)
+    assert (load_graph(str(tmp_path / "Amazon.mat")).labels >= 0).all() and list(load_graph(str(tmp_path / "Amazon.mat")).relations) == list(NETS["Amazon.mat"])
+    (tmp_path / "own.npz").write_bytes((tmp_path / "own.npz").read_bytes()[:-50])
+    with pytest.raises(ValueError, match="own.npz is damaged"):
+        load_graph(str(tmp_path / "own.npz"))
+
+
+def test_a_file_of_ones_own_in_dgls_format(tmp_path, dgl):
+    g = dgl_graph(dgl)
+    dgl.save_graphs(str(tmp_path / "mine.bin"), [g])
+    assert_same(load_graph(str(tmp_path / "mine.bin")), from_dgl(g, "mine").symmetric().simple())
 
 
 def test_root_comes_before_the_environment(tmp_path, monkeypatch):

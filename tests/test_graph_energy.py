@@ -18,16 +18,7 @@ from et_nbdev.testing import assert_close, assert_gradient
 
 BACKENDS = ("compiled", "xla")
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compile_quickly():
-    "Nearly all the time here goes into compiling small programs that run once."
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
+pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 # ------------------------------------------------------------------------------------------------ graphs of all kinds
 

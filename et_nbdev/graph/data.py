@@ -418,7 +418,8 @@ def _find(file: str, root: str | os.PathLike | None) -> tuple[Path | None, list[
     places = [r / sub / file for r in roots for sub in ("graphs/anomaly", "")]
     return next((p for p in places if p.is_file()), None), [str(p) for p in places]
 
-_READERS = {".mat": from_mat, ".npz": from_npz, "": from_dgl_file}
+def _read(path: Path) -> Graph:
+    return {".mat": from_mat, ".npz": from_npz}.get(path.suffix, from_dgl_file)(path)
 
 # %% ../../nbs/20_graph_data.ipynb #3c3ed670
 def _raw(name: str, root: str | os.PathLike | None) -> Graph:
@@ -426,7 +427,7 @@ def _raw(name: str, root: str | os.PathLike | None) -> Graph:
     data = DATASETS[name]
     path, tried = _find(data.file, root)
     if path:
-        return _READERS[path.suffix](path)
+        return _read(path)
     places = "\n  - ".join(["Looked for", *tried] if tried else ["Neither root nor the environment variable ET_DATA names a folder to look in"])
     hint = f"{places}\nThe file is published {data.source}; put it there" + ("" if tried else ", and name its folder by root or ET_DATA")
     if name == "amazon-upu":
@@ -449,16 +450,20 @@ def load_graph(name: str, root: str | os.PathLike | None = None) -> Graph:
 
     `root` is a folder to look in before that of the environment variable ET_DATA; `yelp` and `amazon`, found in neither, are downloaded by
     DGL (to `root` or its own folder). These two are heterogeneous, with the relations of the file, net_….
+    `name` may also be the path of a file of your own: .npz, .mat, or else DGL's format; all its labels are taken to be known unless they are −1.
     Raises ValueError for an unknown name or a damaged file, FileNotFoundError with all places tried, ImportError where DGL is needed."""
-    if name not in DATASETS:
-        raise ValueError(f"name: must be one of {', '.join(DATASETS)}, got {name!r}")
+    own = name not in DATASETS
+    if own and not Path(name).is_file():
+        raise ValueError(f"name: must be one of {', '.join(DATASETS)}, or the path of an .npz, .mat or DGL file, got {name!r}")
     if root is not None and not Path(root).expanduser().is_dir():
         raise ValueError(f"root: {root} is not a folder")
     if name == "digits-knn":
         return _digits_knn()
-    graph = _raw(name, root)._rewired(both=True, self_loops=False)
+    graph = (_read(Path(name)) if own else _raw(name, root))._rewired(both=True, self_loops=False)
     if not graph.num_edges:
         raise ValueError(f"name: {name!r} as found has no edges between different nodes")
+    if own:
+        return graph
     labels = graph.labels.copy()
     if not (labels < 0).any():
         labels[:DATASETS[name].unlabelled] = -1
