@@ -643,6 +643,19 @@ def test_the_graph_that_is_always_there():
     assert digest.startswith("b8d9ed221505c921"), "another graph than everywhere else"
 
 
+def test_its_sibling_with_two_kinds_of_edges():
+    from sklearn.datasets import load_digits
+    g, images = load_graph("digits-relations"), load_digits().images
+    assert list(g.relations) == ["upper", "lower"] and g.name == "digits-relations" and g.is_symmetric and not g.has_self_loops
+    assert set(pairs(g.edges)) == set(pairs(g.relations["upper"])) | set(pairs(g.relations["lower"]))
+    for kind, rows in (("upper", slice(0, 4)), ("lower", slice(4, 8))):
+        quarter = images[:, rows, :4].reshape(-1, 16)
+        one = g.relation(kind)
+        apart = np.linalg.norm(quarter[one.senders] - quarter[one.receivers], axis=1)
+        strangers = np.linalg.norm(quarter - np.roll(quarter, 1, 0), axis=1)
+        assert one.is_symmetric and one.degrees.min() >= 8 and np.quantile(apart, 0.9) < np.median(strangers) / 2
+
+
 @pytest.mark.parametrize("name, nodes, edges, features, anomalous, unlabelled", [("amazon-upu", 10_224, 351_216, 25, 693, 2288),
                                                                                 ("tolokers", 11_758, 1_038_000, 10, 2566, 0)])
 def test_real_graphs(et_data, name, nodes, edges, features, anomalous, unlabelled):
