@@ -75,7 +75,7 @@ def synchronous(x: Float[Array, "... D"], W: Float[Array, "D D"], b: Float[Array
 # %% ../nbs/01_hopfield.ipynb #e7f24bd6
 def _order(order, D):
     order = jnp.arange(D) if order is None else jnp.asarray(order)
-    if order.ndim != 1 or not jnp.issubdtype(order.dtype, jnp.integer): raise ValueError(f"order: expected a list of neurons, got shape {order.shape}")
+    if order.ndim != 1 or not jnp.issubdtype(order.dtype, jnp.integer): raise ValueError(f"order: expected a list of whole numbers, got {order.dtype} of shape {order.shape}")
     if not isinstance(order, jax.core.Tracer) and order.size and not (0 <= int(order.min()) and int(order.max()) < D):
         raise ValueError(f"order: expected neurons from 0 to D - 1 = {D - 1}, got {int(order.min())} to {int(order.max())}")
     return order
@@ -107,7 +107,7 @@ def settle(step: Callable, x: Float[Array, "... D"], most: int = 100) -> tuple[F
         x, steps, moving, t = carry
         new = step(x)
         moving = jnp.any(new != x, -1)
-        return new, steps + moving, moving, t + 1
+        return new, steps + moving.astype(jnp.int32), moving, t + 1
     go_on = lambda carry: jnp.any(carry[2]) & (carry[3] < most)
     start = x, jnp.zeros(x.shape[:-1], jnp.int32), jnp.ones(x.shape[:-1], bool), 0
     return jax.lax.while_loop(go_on, again, start)[:2]
@@ -134,7 +134,7 @@ def dense_energy(x: Float[Array, "... D"], xi: Float[Array, "K D"], F: Callable)
 def dense_sweep(
     x: Float[Array, "... D"], xi: Float[Array, "K D"], F: Callable, order: Int[ArrayLike, "T"] | None = None
 ) -> tuple[Float[Array, "... D"], Float[Array, "T+1 ..."]]:
-    "One neuron after another, flipped if that lowers the energy. Returns the states, and the energy before and after every step. Raises as `dense_energy` and `asynchronous`."
+    "One neuron after another, flipped if that lowers the energy (where it changes nothing, rounding may decide). Returns the states, and the energy before and after every step. Raises as `dense_energy` and `asynchronous`."
     check_memories(xi); check_states(x, D := xi.shape[1], spins=True)
     start = dense_energy(x, xi, F)
     def one(carry, i):
