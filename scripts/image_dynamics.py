@@ -1,4 +1,4 @@
-"""Train small models whose loss is met at a fixed depth, at random times, or where the descent has settled, and follow each far past its training:
+"""Train small models whose loss is met at a fixed depth, at random times, after steps that grow, or at the fixed point, and follow each far past its training:
 what notebook 15 shows, into results/image-dynamics. A variant is a run of its own under runs/dynamics, resumed if it was stopped, skipped once it is scored.
 
     python scripts/image_dynamics.py --part 0/2 &  python scripts/image_dynamics.py --part 1/2"""
@@ -20,12 +20,13 @@ from et_nbdev.vision.train import CONFIGS, held_out, prepare
 
 ROOT = Path(__file__).resolve().parent.parent
 T, GROWING = CONFIGS["tiny"].model.steps, growing().tolist()
-# name: (model, step sizes in training, first step at which a picture may be read or None: the last)
+# name: (model, step sizes in training or None: where it has settled, first step at which a picture may be read or None: the last)
 VARIANTS = {
     "T = 6": (ImageEnergyTransformer, [1.0] * T, None),
-    "settled, in a field": (FieldImageEnergyTransformer, GROWING, None),
+    "growing steps": (ImageEnergyTransformer, GROWING, None),
+    "growing steps, field": (FieldImageEnergyTransformer, GROWING, None),
+    "fixed point, field": (FieldImageEnergyTransformer, None, None),
     "random times": (ImageEnergyTransformer, GROWING, 3),
-    "settled": (ImageEnergyTransformer, GROWING, None),
 }
 STEPS = 400                 # of the optimiser: enough to tell the variants apart
 LAST, EVERY = 300, 2        # Euler steps that the descent goes on for, and how often it is looked at
@@ -54,7 +55,7 @@ def score(name: str, base, images: dict, test_on: int, folder: Path) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", default="0/1", help="i/n: only the i-th of n shares of the variants")
-    parser.add_argument("--test_on", type=int, default=200, help="test pictures to score on")
+    parser.add_argument("--test_on", type=int, default=500, help="test pictures to score on")
     parser.add_argument("--out", type=Path, default=ROOT / "results/image-dynamics")
     args = parser.parse_args()
     try: i, n = map(int, args.part.split("/"))
@@ -63,10 +64,11 @@ def main():
     if args.test_on < 1: parser.error(f"argument --test_on: expected at least 1, got {args.test_on}")
     base, images = prepare(CONFIGS["tiny"])
     images = {split: x[:] for split, x in images.items() if split != "validation"}          # small enough to be decoded once
-    for k, name in list(enumerate(VARIANTS))[i::n]:
-        path = args.out / f"{k}.json"
+    for name in list(VARIANTS)[i::n]:
+        slug = "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
+        path = args.out / f"{slug}.json"
         if path.exists(): continue
-        row = score(name, base, images, args.test_on, ROOT / "runs/dynamics" / str(k))
+        row = score(name, base, images, args.test_on, ROOT / "runs/dynamics" / slug)
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as temporary: temporary.write_text(json.dumps(row) + "\n")
         print(f"{name:<22} best {min(row['mse']):.4f}, after {LAST} steps {row['mse'][-1]:.4f}, settled {row['settled']['mse']:.4f}  {row['training_seconds']:.0f} s", flush=True)

@@ -17,6 +17,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 
 from ..block import Energies, EnergyTransformer
 from ..dynamics import Trajectory, descend
+from ..equilibria import equilibrium
 from ..norm import check_sizes, signed
 from ..solvers import Anderson, solve
 from .data import normalise, occlude, patchify
@@ -98,15 +99,15 @@ def descend_by(
     return jnp.concatenate([states, last[None]])
 
 # %% ../../nbs/15_image_dynamics.ipynb #8421510d
-def growing(steps: int = 14, first: float = 1.0, factor: float = 1.5) -> Float[np.ndarray, "T"]:
+def growing(steps: int = 9, first: float = 1.0, factor: float = 2.0) -> Float[np.ndarray, "T"]:
     "Step sizes first · factor^t: a token that has walked for a time t takes a step in proportion to t. Raises ValueError on numbers that are not positive."
     check_sizes(steps=steps)
     for name, value in dict(first=first, factor=factor).items():
         if not 0 < value < np.inf: raise ValueError(f"{name}: expected a positive, finite number, got {value}")
     return first * factor ** np.arange(steps)
 
-def loss_at(config, step_sizes, first: int | None = None):
-    """The loss (model, uint8 images, key) -> (mean, {}) after steps of the given sizes; `config` is a `TrainConfig`.
+def loss_at(config, step_sizes=None, first: int | None = None):
+    """The loss (model, uint8 images, key) -> (mean, {}) after steps of the given sizes, or without any where the descent has settled; `config` is a `TrainConfig`.
 
     With `first`, every picture is read at a random number of steps between `first` and all of them."""
     c = config.model
@@ -115,6 +116,8 @@ def loss_at(config, step_sizes, first: int | None = None):
         patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
         occluded, masked = occlude(hide, len(images), c.num_tokens, config.num_occluded, config.open_fraction)
         x = model.encode(patches, masked)
+        if step_sizes is None:
+            return completion_loss(model.decode(equilibrium(moving(model, x), x, terms=12, tolerance=1e-2, evaluations=25)), patches, occluded), {}
         states = descend_by(moving(model, x), x, step_sizes, remat=True)
         t = jnp.full(len(x), len(step_sizes)) if first is None else jax.random.randint(when, len(x), first, len(step_sizes) + 1)
         return completion_loss(model.decode(states[t, jnp.arange(len(x))]), patches, occluded), {}
