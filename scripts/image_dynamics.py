@@ -19,7 +19,9 @@ from et_nbdev.vision.model import ImageEnergyTransformer
 from et_nbdev.vision.train import CONFIGS, held_out, prepare
 
 ROOT = Path(__file__).resolve().parent.parent
-T, GROWING = CONFIGS["tiny"].model.steps, growing().tolist()
+TINY = CONFIGS["tiny"]
+CONFIG = replace(TINY, model=replace(TINY.model, patch_size=8, dim=96))     # 16 tokens a picture: a small fraction of the time of 64
+T, GROWING = CONFIG.model.steps, growing().tolist()
 # name: (model, step sizes in training or None: where it has settled, first step at which a picture may be read or None: the last)
 VARIANTS = {
     "T = 6": (ImageEnergyTransformer, [1.0] * T, None),
@@ -62,7 +64,7 @@ def main():
     except ValueError: i, n = 0, 0
     if not 0 <= i < n: parser.error(f"argument --part: expected i/n with 0 ≤ i < n, such as 0/2, got {args.part!r}")
     if args.test_on < 1: parser.error(f"argument --test_on: expected at least 1, got {args.test_on}")
-    base, images = prepare(CONFIGS["tiny"])
+    base, images = prepare(CONFIG)
     images = {split: x[:] for split, x in images.items() if split != "validation"}          # small enough to be decoded once
     for name in list(VARIANTS)[i::n]:
         slug = "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
