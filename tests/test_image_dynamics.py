@@ -72,6 +72,18 @@ def test_the_loss_is_met_where_it_says(kind):
     np.testing.assert_allclose(loss_at(CONFIG, sizes, first=4)(model, images, key)[0], at(4), rtol=1e-5)
 
 
+def test_the_loss_at_the_fixed_point_is_met_where_the_descent_has_settled():
+    model, images, key = FieldImageEnergyTransformer(CONFIG.model, rngs=nnx.Rngs(0)), jnp.asarray(pictures(8)), jax.random.key(0)
+    c = CONFIG.model
+    patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
+    occluded, masked = occlude(jax.random.split(key)[0], 8, c.num_tokens, CONFIG.num_occluded, CONFIG.open_fraction)
+    x = model.encode(patches, masked)
+    end = solve(moving(model, x), x, Anderson(), tolerance=1e-2, evaluations=25).x
+    value, grads = nnx.value_and_grad(lambda m: loss_at(CONFIG)(m, images, key)[0])(model)
+    np.testing.assert_allclose(value, completion_loss(model.decode(end), patches, occluded), rtol=1e-3)
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(grads)), "every weight has a part in it, the encoder's by the field"
+
+
 @KINDS
 def test_errors_in_time_are_those_of_the_model_stopped_there(kind):
     model, images = kind(CONFIG.model, rngs=nnx.Rngs(0)), jnp.asarray(pictures())
