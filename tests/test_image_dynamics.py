@@ -8,7 +8,7 @@ from flax import nnx
 
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
-from et_nbdev.solvers import Anderson, solve
+from et_nbdev.solvers import Anderson, Backtracking, solve
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient
 from et_nbdev.vision.data import normalise, occlude, patchify
 from et_nbdev.vision.dynamics import FieldImageEnergyTransformer, InField, descend_by, errors_in_time, errors_settled, growing, loss_at, moving
@@ -78,7 +78,7 @@ def test_the_loss_at_the_fixed_point_is_met_where_the_descent_has_settled():
     patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
     occluded, masked = occlude(jax.random.split(key)[0], 8, c.num_tokens, CONFIG.num_occluded, CONFIG.open_fraction)
     x = model.encode(patches, masked)
-    end = solve(moving(model, x), x, Anderson(), tolerance=1e-2, evaluations=25).x
+    end = solve(moving(model, x), x, Backtracking(c.step_size), tolerance=1e-2, evaluations=25).x
     value, grads = nnx.value_and_grad(lambda m: loss_at(CONFIG)(m, images, key)[0])(model)
     np.testing.assert_allclose(value, completion_loss(model.decode(end), patches, occluded), rtol=1e-3)
     assert all(np.any(leaf) for leaf in jax.tree.leaves(grads)), "every weight has a part in it, the encoder's by the field"

@@ -19,7 +19,7 @@ from ..block import Energies, EnergyTransformer
 from ..dynamics import Trajectory, descend
 from ..equilibria import equilibrium
 from ..norm import check_sizes, signed
-from ..solvers import Anderson, solve
+from ..solvers import Backtracking, solve
 from .data import normalise, occlude, patchify
 from .model import ImageConfig, ImageEnergyTransformer
 from .train import completion_loss
@@ -61,7 +61,7 @@ class FieldImageEnergyTransformer(ImageEnergyTransformer):
     r"Image completion whose tokens at t = 0 also act as an external field, $h = \lambda x_0$ with a learned λ (`strength`): the start is never forgotten."
     def __init__(self, config: ImageConfig, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
-        self.strength = nnx.Param(jnp.float32(0.5))
+        self.strength = nnx.Param(jnp.float32(2.0))         # a field about as strong as the block's own force
 
     def in_field(self, x: Float[Array, "B N D"]) -> InField:
         "The block in the field of the tokens x."
@@ -117,7 +117,7 @@ def loss_at(config, step_sizes=None, first: int | None = None):
         occluded, masked = occlude(hide, len(images), c.num_tokens, config.num_occluded, config.open_fraction)
         x = model.encode(patches, masked)
         if step_sizes is None:
-            return completion_loss(model.decode(equilibrium(moving(model, x), x, terms=12, tolerance=1e-2, evaluations=25)), patches, occluded), {}
+            return completion_loss(model.decode(equilibrium(moving(model, x), x, Backtracking(c.step_size), terms=12, tolerance=1e-2, evaluations=25)), patches, occluded), {}
         states = descend_by(moving(model, x), x, step_sizes, remat=True)
         t = jnp.full(len(x), len(step_sizes)) if first is None else jax.random.randint(when, len(x), first, len(step_sizes) + 1)
         return completion_loss(model.decode(states[t, jnp.arange(len(x))]), patches, occluded), {}
@@ -140,7 +140,7 @@ def errors_settled(model: ImageEnergyTransformer, images, occluded, tolerance: f
     c = model.config
     patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
     x = model.encode(patches, occluded)
-    found = solve(moving(model, x), x, Anderson(c.step_size), evaluations=evaluations, tolerance=tolerance)
+    found = solve(moving(model, x), x, Backtracking(c.step_size), evaluations=evaluations, tolerance=tolerance)
     return _errors(model, found.x, patches, occluded), found.energies.total[-1], found.settled, found.evaluations
 
 def _errors(model, x, patches, occluded):
