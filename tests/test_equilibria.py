@@ -105,16 +105,16 @@ def exact(block, temperature, n=120):
     return mean, ((p * (E - mean) ** 2).sum()) ** 0.5
 
 
-@pytest.mark.parametrize("temperature", [0.5, 3.0])
+@pytest.mark.parametrize("temperature", [4.0, 10.0])
 def test_gibbs_samples_what_it_says_from_any_start(x64, temperature):
     block = EnergyTransformer(3, 1, 2, 4, beta=1.0, init_scale=0.8, param_dtype=jnp.float64, rngs=nnx.Rngs(3))
     mean, deviation = exact(block, temperature)
     for seed in (0, 1):
         start = jnp.broadcast_to(jax.random.normal(jax.random.key(10 + seed), (2, 3)), (3000, 2, 3))
-        c, path = gibbs(block, start, jax.random.key(seed), 1200, 0.005, temperature)
+        c, path = gibbs(block, start, jax.random.key(seed), 1600, 0.005, temperature)
         assert_close(spread(c, -1)[..., 0], np.ones((3000, 2)), rtol=1e-12)
-        assert abs(path.total[600:].mean() - mean) < 0.06 * deviation
-        np.testing.assert_allclose(path.total[600:].std(), deviation, rtol=0.1)
+        assert abs(path.total[800:].mean() - mean) < 0.06 * deviation
+        np.testing.assert_allclose(path.total[800:].std(), deviation, rtol=0.1)
 
 
 def test_gibbs_forgets_lengths_and_works_on_edges(x64):
