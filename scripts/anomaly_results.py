@@ -6,10 +6,11 @@ Other graphs, with their files where load_graph looks for them:
     python scripts/anomaly_results.py --data amazon yelp tfinance --ratios 0.01 0.4"""
 import argparse
 import json
+import re
 import time
 from dataclasses import asdict, replace
 from functools import cache
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +35,9 @@ SPACES = {
     "boosting": dict(scale=["standard"], n_estimators=[100, 300], learning_rate=[0.03, 0.1, 0.3], max_depth=[2, 4, 6], subsample=[0.7, 1.0], reg_lambda=[1.0, 10.0]),
 }
 # A line of the table: classifier, how many hops away the neighbours are whose mean features join a node's own, what becomes of several kinds of edges
-LINES = {kind: (kind, 0, "merged") for kind in SPACES} | {f"{kind}-2hop": (kind, 2, "merged") for kind in ("et", "mlp", "bwgnn", "forest", "boosting")} \
+LINES = {kind: (kind, 0, "merged") for kind in SPACES} | {f"{kind}-2hop": (kind, 2, "merged") for kind in ("forest", "boosting")} \
     | {f"et-{pool}": ("et", 0, pool) for pool in ("max", "concat")}         # these two only where there are several
+BATCH = 8       # trials drawn at a time; the search starts from the best of the first ones
 # Changes to the configuration that the trials found for the Energy Transformer; nothing is tuned again
 ABLATIONS = {"et-no-memories": dict(num_memories=0), "et-no-attention": dict(num_heads=0)}
 SEARCH = {f"et {name}": change for name, change in {
@@ -47,10 +49,11 @@ CHANGES = ABLATIONS | SEARCH
 
 
 def draws(space: dict, number: int) -> list[dict]:
-    "`number` different points of the space, the same ones on every call."
-    points = list(product(*space.values()))
-    chosen = np.random.default_rng(0).choice(len(points), min(number, len(points)), replace=False)
-    return [dict(zip(space, points[i])) for i in chosen]
+    "`number` different points of the space; a larger number begins with the same ones."
+    points, chosen = list(product(*space.values())), {}         # an ordered set
+    for seed in count():
+        chosen |= dict.fromkeys(np.random.default_rng(seed).choice(len(points), min(BATCH, len(points)), replace=False))
+        if len(chosen) >= min(number, len(points)): return [dict(zip(space, points[i])) for i in list(chosen)[:number]]
 
 
 @cache
@@ -90,6 +93,11 @@ def evaluate(data: str, ratio: float, line: str, config: dict, seed: int, epochs
     return {"seed": seed, "validation": validation, "test": test, "seconds": time.perf_counter() - start}
 
 
+def slug(line: str) -> str:
+    "A line's name as part of a file's: 'et α = 0.5' becomes et-alpha-0.5."
+    return "-".join(re.findall(r"[a-z0-9.]+", line.lower().replace("α", "alpha").replace("β", "beta")))
+
+
 def merit(run: dict) -> float:
     "What the search maximises: the mean of macro-F1 and AUROC on validation nodes."
     return (run["validation"]["macro_f1"] + run["validation"]["auroc"]) / 2
@@ -106,6 +114,7 @@ def fill(path: Path, record: dict, data: str, ratio: float, line: str, seeds: in
     for config in record["planned"][len(record["trials"]):]: add("trials", config, 0)
     best = max(record["trials"], key=merit)["config"] if record["trials"] else record["config"]
     record["config"] = best
+    record["runs"] = [run for run in record["runs"] if run["config"] == best]       # others are of a time with fewer trials
     for seed in range(len(record["runs"]), seeds): add("runs", best, seed)
 
 
@@ -114,8 +123,8 @@ def main(argv: list[str] | None = None):
     parser.add_argument("--data", nargs="+", choices=DATASETS, default=["amazon-upu", "tolokers", "digits-relations"], metavar="NAME", help=f"of {', '.join(DATASETS)}")
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.01, 0.4], help="shares of the labelled nodes to train on")
     parser.add_argument("--lines", nargs="+", choices=[*LINES, *CHANGES], default=[*LINES, *ABLATIONS], metavar="LINE", help=f"of {', '.join([*LINES, *CHANGES])}")
-    parser.add_argument("--search", action="store_true", help="instead of the lines: single changes to what the trials found for the Energy Transformer, on two splits")
-    parser.add_argument("--trials", type=int, default=8, help="configurations that each classifier may try")
+    parser.add_argument("--search", action="store_true", help=f"instead of the lines: single changes to the best of the Energy Transformer's first {BATCH} trials, on the first split")
+    parser.add_argument("--trials", type=int, default=2 * BATCH, help="configurations that each classifier may try")
     parser.add_argument("--seeds", type=int, default=5, help="splits, each with its own initial weights")
     parser.add_argument("--epochs", type=int, default=100, help="full-batch steps of the neural networks")
     parser.add_argument("--part", default="0/1", help="i/n: only the i-th of n shares of the lines")
@@ -127,8 +136,8 @@ def main(argv: list[str] | None = None):
     try: i, n = map(int, args.part.split("/"))
     except ValueError: i, n = 0, 0
     if not 0 <= i < n: parser.error(f"argument --part: expected i/n with 0 ≤ i < n, such as 0/2, got {args.part!r}")
-    if args.search: args.lines, args.seeds = list(SEARCH), min(args.seeds, 2)
-    file = lambda data, ratio, line: args.out / f"{data}-{ratio:g}-{line}.json"
+    if args.search: args.lines, args.seeds = list(SEARCH), 1
+    file = lambda data, ratio, line: args.out / f"{data}-{ratio:g}-{slug(line)}.json"
     fits = lambda data, line: line in LINES and (LINES[line][2] == "merged" or graph_of(data).relations)
     for data, ratio, line in [task for task in product(args.data, args.ratios, args.lines) if fits(task[0], task[2])][i::n]:
         path, plan = file(data, ratio, line), draws(SPACES[LINES[line][0]], args.trials)
@@ -138,7 +147,8 @@ def main(argv: list[str] | None = None):
         path, full = file(data, ratio, line), file(data, ratio, "et")
         if not full.exists(): parser.error(f"argument --lines: {line} needs the line et first ({full} is missing)")
         record = json.loads(path.read_text()) if path.exists() else {"data": data, "ratio": ratio, "line": line, "epochs": args.epochs, "trials": [], "runs": []}
-        record["config"] = json.loads(full.read_text())["config"] | CHANGES[line]
+        found = json.loads(full.read_text())
+        record["config"] = (max(found["trials"][:BATCH], key=merit)["config"] if line in SEARCH else found["config"]) | CHANGES[line]
         fill(path, record | {"planned": []}, data, ratio, "et", args.seeds, args.epochs)
 
 
