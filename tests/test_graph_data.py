@@ -573,7 +573,7 @@ def test_a_failed_download_says_where_the_file_is_published(tmp_path, false_dgl)
 
 def test_unknown_names_and_folders_are_refused(tmp_path):
     for name in ("cora", str(tmp_path), str(tmp_path / "missing.npz")):
-        with pytest.raises(ValueError, match=f"name: must be one of digits-knn, yelp.*, or the path of an .npz, .mat or DGL file, got '{name}'"):
+        with pytest.raises(ValueError, match=f"name: must be one of digits-knn, .*yelp.*, or the path of an .npz, .mat or DGL file, got '{name}'"):
             load_graph(name)
     with pytest.raises(ValueError, match="root: .*nowhere is not a folder"):
         load_graph("tolokers", tmp_path / "nowhere")
@@ -666,6 +666,11 @@ def test_real_graphs(et_data, name, nodes, edges, features, anomalous, unlabelle
     for fraction in (0.01, 0.4):
         parts = split(g.labels, fraction, seed=3)
         assert min(np.concatenate(parts)) >= unlabelled and len(parts.train) == round(fraction * (nodes - unlabelled))
+
+
+def test_the_first_anomalies_of_amazon_upu_come_right_after_the_unlabelled_nodes(et_data):
+    anomalous = from_npz(et_data / "graphs/anomaly/amazon_upu.npz").labels == 1
+    assert np.argmax(anomalous) == 2295 and anomalous[2288:2788].sum() == 81
 
 
 # --------------------------------------------------------------------------------------------------------------------- splits
