@@ -91,7 +91,7 @@ def test_the_noise_of_one_step_has_the_deviation_it_says(x64):
     crowd = jnp.broadcast_to(x[0], (4000, 4, 6))
     moved = noisy_descent(block, crowd, jax.random.key(0), 1, 0.1, 0.3)[0] - descend(block, crowd, 1, 0.1)[0]
     np.testing.assert_allclose(moved.std(), 0.1 * 0.3, rtol=0.01)
-    assert abs(moved.mean()) < 1e-4
+    assert abs(moved.mean()) < 5e-4
 
 
 def exact(block, temperature, n=120):

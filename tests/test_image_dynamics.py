@@ -94,7 +94,7 @@ def test_errors_in_time_are_those_of_the_model_stopped_there(kind):
     patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
     for row, steps in zip(errors, (0, 2, 4, 6)):
         e = jnp.mean((model(patches, occluded, steps=steps) - patches) ** 2, -1)
-        np.testing.assert_allclose(row, jnp.sum(jnp.where(occluded, e, 0.0), -1) / occluded.sum(-1), rtol=1e-5)
+        np.testing.assert_allclose(row, jnp.sum(jnp.where(occluded, e, 0.0), -1) / jnp.sum(occluded, -1, dtype=e.dtype), rtol=1e-5)
     path = model.descend(patches, occluded, steps=6)[1].energies.total
     np.testing.assert_allclose(energies, path[::2], rtol=1e-5)
     end, energy, settled, evaluations = errors_settled(model, images, occluded, 0.02)

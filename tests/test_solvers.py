@@ -112,7 +112,8 @@ def test_evaluations_are_counted_as_they_are_made(x64, monkeypatch, method, tole
     block = block_of(kind=Counting)
     found = solve(block, tokens(5, 6), method, evaluations=50, tolerance=tolerance)
     jax.effects_barrier()
-    assert len(calls) == found.evaluations and 10 < len(calls) <= 50
+    extra = len(calls) - found.evaluations
+    assert 0 <= extra <= (found.refused if isinstance(method, Flow) else 0) and 10 < len(calls) - extra <= 50
 
 
 @each_method
@@ -204,14 +205,11 @@ def test_no_energy_rises_whatever_the_weights_and_step_sizes(x64, seed, gamma, s
     assert rises.max() <= 1e-13 * (attention + memory)
 
 
-def test_euler_does_rise_on_some_of_those(x64):
-    risen = 0
-    for seed in range(4):
-        block, x = block_of(seed, scale=1.0, opposed=True), tokens(16, 5, 6, seed=seed)
-        found = solve(block, x, Euler(jnp.geomspace(0.1, 1e4, 16)), evaluations=25)
-        np.testing.assert_array_equal(found.certificate.holds, np.diff(found.energies.total, axis=0).max(0) <= found.certificate.rounding)
-        risen += int((~found.certificate.holds).sum())
-    assert risen > 10
+def test_euler_rises_where_steps_are_too_long_and_says_for_which_samples(x64):
+    block, x = repelling_pair()
+    found = solve(block, jnp.broadcast_to(x, (16, 2, 2)), Euler(jnp.geomspace(1e-3, 1e3, 16)), evaluations=25)
+    np.testing.assert_array_equal(found.certificate.holds, np.diff(found.energies.total, axis=0).max(0) <= found.certificate.rounding)
+    assert found.certificate.holds[0] and not found.certificate.holds[-1]
 
 
 @each_guarded
@@ -238,7 +236,7 @@ def test_with_gamma_zero_there_is_nothing_to_do(x64, method):
     assert found.certificate.holds and np.ptp(found.energies.total) == 0 and jnp.isfinite(found.x).all()
 
 
-class Uphill:
+class Uphill(nnx.Module):
     "A norm with γ < 0, as in an implementation that lets γ go anywhere."
     def __init__(self, norm): self.norm, self.dim, self.eps = norm, norm.dim, norm.eps
     def __call__(self, x): return 2 * self.norm.delta[...] - self.norm(x)
@@ -247,7 +245,7 @@ class Uphill:
 @each_guarded
 def test_with_a_negative_gamma_every_step_is_refused(x64, method):
     block, x = block_of(), tokens(5, 6)
-    block.norm = nnx.data(Uphill(block.norm)) if hasattr(nnx, "data") else Uphill(block.norm)
+    block.norm = Uphill(block.norm)
     found = solve(block, x, method, evaluations=50)
     np.testing.assert_array_equal(found.x, x)
     assert found.refused >= 1 and found.evaluations == found.refused + 1 and found.certificate.rise == 0
