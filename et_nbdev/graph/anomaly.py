@@ -27,7 +27,7 @@ from ..block import EnergyTransformer
 from ..dynamics import descend
 from .data import DATASETS, Graph, Split, load_graph, split
 from .energy import EdgeIndex, Rows, attention_weights, node_energies
-from ..norm import check_sizes
+from ..norm import check_sizes, signed
 from ..training import (CheckpointError, OptimConfig, as_command, atomic_write, configure, fit, load_checkpoint, option, provenance,
                                read_meta)
 
@@ -82,6 +82,7 @@ def check_features(features, num_features: int, num_nodes: int | None = None):
         raise ValueError(f"features: expected shape (N, F) with {'' if num_nodes is None else f'N = {num_nodes} as in edges and '}F = {num_features}, got {features.shape}")
 
 # %% ../../nbs/22_anomaly.ipynb #17d966b4
+@signed
 class AnomalyEnergyTransformer(nnx.Module):
     """Section 4 and Appendix B: affine encoder, descent along the edges, g(0) ‖ g(T), and an MLP with one hidden layer.
 
