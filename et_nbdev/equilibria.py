@@ -54,7 +54,8 @@ def _forwards(force, terms, params, x): return x, (params, x)
 
 def _backwards(force, terms, saved, v):
     params, x = saved
-    hessian = lambda p: turning(x, -jax.jvp(partial(force, params), (x,), (p,))[1])
+    pull = jax.vjp(partial(force, params), x)[1]
+    hessian = lambda p: turning(x, -pull(p)[0])             # symmetric, so that pulling back is as good as pushing forward
     w = conjugate_gradients(hessian, turning(x, v), terms)
     return jax.vjp(lambda params: force(params, x), params)[1](w)[0], jnp.zeros_like(x)
 

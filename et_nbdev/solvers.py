@@ -69,7 +69,7 @@ class Solution(NamedTuple):
     "Where a solver came to, and how. A sample that has stopped waits for the others without moving."
     x: Float[Array, "... N D"]              # the last state; read it through a norm, its length has no meaning
     energies: Energies                      # each (evaluations, ...), from the start on; for `Flow` one entry a step
-    evaluations: Int[Array, "..."]          # of energy and gradient, the first at the start included
+    evaluations: Int[Array, "..."]          # of energy and gradient, the first at the start included (`Flow`: of gradients, but for refusals of its very first step)
     refused: Int[Array, "..."]              # trials among them that were not taken
     residual: Float[Array, "..."]           # turning force at x, as a fraction of the largest force met (`Flow`: at the start or at x)
     settled: Bool[Array, "..."]             # residual ≤ tolerance
@@ -217,11 +217,11 @@ def _flow(graphdef, params, x, mask, numbers, tolerance, until, *, evaluations: 
     solved = diffrax.diffeqsolve(
         diffrax.ODETerm(force), diffrax.Tsit5(), jnp.zeros((), x.dtype), numbers["time"], numbers["step_size"], x, saveat=saved,
         stepsize_controller=diffrax.PIDController(numbers["rtol"], numbers["atol"]), event=diffrax.Event(stop), adjoint=diffrax.ForwardMode(),
-        max_steps=max(1, (evaluations - 3) // (STAGES + watch)), throw=False)
+        max_steps=max(1, (evaluations - 3 - watch) // (STAGES + watch)), throw=False)
     steps, last = solved.stats, solved.ys[0][0]
     reached = steps["num_accepted_steps"]
     path = jax.tree.map(lambda a: jnp.where((jnp.arange(len(a)) <= reached).reshape(-1, *[1] * (a.ndim - 1)), a, a[reached][None]), solved.ys[1])
-    used = 3 + STAGES * steps["num_steps"] + watch * reached            # the first, and the forces at both ends
+    used = 3 + STAGES * steps["num_steps"] + watch * (1 + steps["num_steps"])       # the first, the forces at both ends, and the event's, at the start as well
     left, fall = residual(last), Certificate(jnp.maximum(jnp.diff(path.total, axis=0), 0).max(0), 4 * _ulp(path).max(0))
     return Solution(last, path, jnp.broadcast_to(used, samples), jnp.broadcast_to(steps["num_rejected_steps"], samples), left, left <= tolerance, fall,
                     path=solved if states else None)

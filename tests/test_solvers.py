@@ -239,7 +239,7 @@ def test_with_gamma_zero_there_is_nothing_to_do(x64, method):
 class Uphill(nnx.Module):
     "A norm with γ < 0, as in an implementation that lets γ go anywhere."
     def __init__(self, norm): self.norm, self.dim, self.eps = norm, norm.dim, norm.eps
-    def __call__(self, x): return 2 * self.norm.delta[...] - self.norm(x)
+    def __call__(self, x): return 2 * self.norm.delta[...][None] - self.norm(x)
 
 
 @each_guarded
