@@ -25,6 +25,7 @@ from .model import ImageConfig, ImageEnergyTransformer
 from .train import completion_loss
 
 # %% ../../nbs/15_image_dynamics.ipynb #9a92697d
+@signed
 class InField(nnx.Module):
     r"""A block in an external field h: $E_h(g) = E(g) - \sum_A h_A\cdot g_A$, so that every token feels a constant force $h_A$ besides.
 
