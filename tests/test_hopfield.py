@@ -1,5 +1,6 @@
 """Hopfield networks: every update against its formula in loops, every promise (descent, cycles, fixed points, likelihood, attention) over random patterns."""
 import json
+import runpy
 from math import exp, log
 from pathlib import Path
 
@@ -311,6 +312,13 @@ def test_two_limits_of_the_fixed_points(x64, seed):
     moved = jnp.linalg.norm(run_retrieve(xi, xi, beta, steps=1)[0] - xi, axis=-1)
     far = jnp.linalg.norm(xi[:, None] - xi[None], axis=-1).max()
     assert (moved <= 5 * jnp.exp(-beta * stands_out) * far + 1e-12).all()               # cold: each memory that stands out
+    mu = int(stands_out.argmax())
+    r = float(stands_out[mu] / (2 * far))
+    beta = 2 / float(stands_out[mu]) * log(5 * float(far) / r)                          # just cold enough: the ball goes into itself
+    away = x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+    for steps in (1, 400):
+        end = run_retrieve(xi[mu][None] + r * away, xi, beta, steps=steps)[0]
+        assert (jnp.linalg.norm(end - xi[mu][None], axis=-1) <= r * (1 + 1e-9)).all()
 
 
 def test_sharing_counts_memories(x64):
@@ -468,7 +476,25 @@ def test_real_pictures_are_recalled_from_noise(et_data):
 def test_kept_numbers_say_where_they_come_from():
     kept = json.loads((Path(__file__).resolve().parent.parent / "results/hopfield/cifar10.json").read_text())
     assert {"commit", "device", "jax", "date", "seconds", "seed", "data", "stored", "queries"} <= set(kept)
-    assert len(kept["betas"]) == len(kept["sharing"]) == len(kept["recalled"]) and max(kept["furthest_from_rest"]) < 1e-4
+    assert not kept["commit"].endswith("+") and max(kept["furthest_from_rest"]) <= 1e-5
+    assert len(kept["betas"]) == len(kept["sharing"]) == len(kept["recalled"])
+
+def test_the_script_refuses_fewer_queries_than_it_shows(monkeypatch, capsys):
+    script = runpy.run_path(str(Path(__file__).resolve().parent.parent / "scripts/hopfield_cifar.py"))
+    for arguments in (["--queries", "7"], ["--stored", "9", "--queries", "10"]):
+        monkeypatch.setattr("sys.argv", ["hopfield_cifar.py", *arguments])
+        with pytest.raises(SystemExit): script["main"]()
+        assert "--queries: expected at least 8" in capsys.readouterr().err
+
+
+def test_mean_energy_has_no_bottom_without_the_normaliser(x64):
+    x, xi = setup(3, lead=(50,))
+    x = x - x.mean(0)[None]
+    mean = lambda xi, c: float(continuous_energy_and_update(x, c * xi, 2.0)[0].mean())
+    winning = float((x @ xi.T).max(-1).mean())
+    assert winning > 0
+    for c in (1, 10, 1000): assert mean(xi, c) <= float((x**2).sum(-1).mean()) / 2 - c * winning + 1e-9
+    assert_close(np.array([mean(xi[:1], c) for c in (1, 10, 1000)]), np.full(3, mean(xi[:1], 0)), rtol=1e-9)
 
 
 # ----------------------------------------------------------------------------------------------------------------- arrays as numbers
