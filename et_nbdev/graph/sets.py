@@ -351,7 +351,8 @@ def laplacian_positions(graphs: GraphSet, k: int = 15) -> Float32[np.ndarray, "N
     of_node = np.repeat(np.arange(len(graphs)), graphs.sizes)
     for m in np.unique(sizes[sizes > 1]) if k else ():
         groups = order[start[:-1][sizes == m][:, None] + np.arange(m)]              # the parts of m nodes, (c, m)
-        for some in np.array_split(groups, -(-len(groups) * m * m // 2**24)):       # at most 128 MiB at a time
+        room = max(1, 2**24 // m**2)                                                # at most 128 MiB at a time
+        for some in (groups[i:i + room] for i in range(0, len(groups), room)):
             values, vectors = (_modes(np.stack([A[nodes][:, nodes].toarray() for nodes in some]), k) if m < LARGE else
                                (np.concatenate(x) for x in zip(*[_modes_of_large(A[nodes][:, nodes], k) for nodes in some])))
             top = np.abs(vectors)
