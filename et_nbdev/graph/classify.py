@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['option', 'PRESETS', 'WeightedPairs', 'shifted', 'LearnedAdjacency', 'WeightedEdges', 'Places', 'places',
            'ClassifyConfig', 'GraphClassifier', 'reorder', 'classification_loss', 'ClassifyTraining', 'Dense', 'Along',
-           'stream', 'Scores', 'predict', 'score', 'Classified', 'train_classifier', 'hold_out', 'load_classifier',
-           'main', 'View', 'look', 'plot_molecule']
+           'stream', 'Scores', 'predict', 'score', 'Classified', 'train_classifier', 'load_classifier', 'main', 'View',
+           'look', 'plot_molecule']
 
 # %% ../../nbs/24_classification.ipynb #9c82d1bd
 import argparse
@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from ..attention import masked_logsumexp, queries_and_keys, two_term_update
 from ..block import Energies, EnergyTransformer
 from ..dynamics import descend
-from .data import Split
+from .crossval import Fold, deal, parts
 from .sets import (EdgeBatch, Encoding, GraphBatch, GraphSet, edge_batch, laplacian_positions, learn_encoding, load_graphs, make_buckets,
                                  take)
 from ..norm import check_sizes
@@ -242,9 +242,11 @@ class GraphClassifier(nnx.Module):
         return WeightedPairs(jnp.where(linked[:, None], weights, jnp.zeros_like(weights)), both) if literal else WeightedPairs(weights, linked)
 
     def __call__(self, batch, rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
-        "Logits. `rngs` bring signs, noise and dropout, in training; without them the result is deterministic."
+        "Logits. `rngs` bring signs, noise, dropout and order, in training; without them the result is deterministic."
         self.check(batch)
-        c, x = self.config, self.tokens(batch, rngs)
+        c = self.config
+        if rngs is not None and c.shuffle: batch = reorder(batch, rngs.order())
+        x = self.tokens(batch, rngs)
         pairs = self.pairs(x, batch)
         for block in self.blocks:
             if rngs is None or not c.noise: x = descend(block, x, c.steps, c.step_size, mask=pairs)[0]
@@ -272,7 +274,8 @@ class GraphClassifier(nnx.Module):
 
 # %% ../../nbs/24_classification.ipynb #2cf405c8
 def reorder(batch: GraphBatch, key: PRNGKeyArray) -> GraphBatch:
-    "The same graphs with their nodes in a random order; padding stays at the end."
+    "The same graphs with their nodes in a random order; padding stays at the end. Raises TypeError for an `EdgeBatch`."
+    if not isinstance(batch, GraphBatch): raise TypeError(f"batch: only a GraphBatch can be given another order of nodes, got {type(batch).__name__}")
     order = jnp.argsort(jnp.where(batch.present, jax.random.uniform(key, batch.present.shape), 2.0), axis=1)
     rows = lambda x: jnp.take_along_axis(x, order.reshape(order.shape + (1,) * (x.ndim - 2)), 1)
     both = lambda x: jnp.take_along_axis(rows(x), order[:, None].reshape(order.shape[0], 1, -1, *[1] * (x.ndim - 3)), 2)
@@ -281,9 +284,7 @@ def reorder(batch: GraphBatch, key: PRNGKeyArray) -> GraphBatch:
 # %% ../../nbs/24_classification.ipynb #5096fb6f
 def classification_loss(model: GraphClassifier, batch: GraphBatch | EdgeBatch, key: PRNGKeyArray) -> tuple[Float[Array, ""], dict]:
     "Mean cross-entropy over the graphs of the batch; a label of -1 stands for no graph."
-    order, rest = jax.random.split(key)
-    if model.config.shuffle: batch = reorder(batch, order)
-    log_p, real = jax.nn.log_softmax(model(batch, rngs=nnx.Rngs(rest))), batch.labels >= 0
+    log_p, real = jax.nn.log_softmax(model(batch, rngs=nnx.Rngs(key))), batch.labels >= 0
     own = jnp.take_along_axis(log_p, jnp.maximum(batch.labels, 0)[:, None], 1)[:, 0]
     return -jnp.sum(jnp.where(real, own, jnp.zeros_like(own))) / jnp.maximum(jnp.sum(real, dtype=own.dtype), 1), {}
 
@@ -301,14 +302,16 @@ class ClassifyTraining:
     warmup: float = option(0.15, "share of the steps in which the learning rate rises")
     weight_decay: float = option(0.05, "decoupled weight decay, on matrices only")
     every: int = option(1, "epochs between validations")
-    seed: int = option(0, "of the split, the weights, the batches and all noise")
+    fold: int = option(0, "the fold of ten that is tested on; the next one chooses the weights")
+    seed: int = option(0, "of the weights, the batches and all noise")
     model: ClassifyConfig = ClassifyConfig()
 
     def __post_init__(self):
         check_sizes(epochs=self.epochs, batch_size=self.batch_size, num_buckets=self.num_buckets, every=self.every)
+        if self.fold not in range(10): raise ValueError(f"fold: expected 0 to 9, got {self.fold}")
         if not 0 <= self.warmup < 1: raise ValueError(f"warmup: expected a share in [0, 1), got {self.warmup}")
         if self.layout not in ("dense", "edges"): raise ValueError(f"layout: expected 'dense' or 'edges', got {self.layout!r}")
-        if self.layout == "edges" and self.model.shuffle: raise ValueError("layout, shuffle: nodes laid end to end are not reordered; use layout='dense' or filter_size=1")
+        if self.layout == "edges" and self.model.shuffle: raise ValueError("layout, shuffle: nodes laid end to end are not reordered; use layout='dense', or filter_size=1")
         self.optim(100)
 
     def optim(self, steps_per_epoch: int) -> OptimConfig:
@@ -386,15 +389,15 @@ class Classified(NamedTuple):
     history: list[dict]
     best_step: int
 
-def train_classifier(config: ClassifyTraining, graphs: GraphSet, parts: Split, folder: Path | str | None = None, *,
+def train_classifier(config: ClassifyTraining, graphs: GraphSet, fold: Fold, folder: Path | str | None = None, *,
                      positions: Float[np.ndarray, "N k"] | None = None, progress: bool = True) -> Classified:
-    """Train on parts.train, choose the weights on parts.validation, score once on parts.test; resumes from `folder`.
+    """Train on fold.train, choose the weights on fold.validation, score once on fold.test; resumes from `folder`.
 
     Features are encoded by what the training graphs know. `positions` may be given if they are at hand. Raises ValueError for labels that are unknown
     or of one class only in training, and what `load_graphs`, `make_buckets` and `fit` raise."""
-    c, (train, validation, test) = config.model, (np.asarray(p) for p in parts)
+    c, (train, validation, test) = config.model, (np.asarray(ids) for ids in fold)
     if (graphs.labels[np.concatenate([train, validation, test])] < 0).any(): raise ValueError("graphs: some of the graphs have no label")
-    if len(np.unique(graphs.labels[train])) < 2: raise ValueError(f"parts: the {len(train)} training graphs are all of one class")
+    if len(np.unique(graphs.labels[train])) < 2: raise ValueError(f"fold: the {len(train)} training graphs are all of one class")
     positions = laplacian_positions(graphs, c.num_positions) if positions is None else positions
     encoding = learn_encoding(graphs, train)
     x, e = encoding(graphs[train[:1]])
@@ -409,18 +412,6 @@ def train_classifier(config: ClassifyTraining, graphs: GraphSet, parts: Split, f
                  config=json.loads(json.dumps({**asdict(config), "sizes": sizes})), progress=progress)
     scores = (score(predict(result.model, supply, ids), graphs.labels[ids]) for ids in (validation, test))
     return Classified(result.model, *scores, result.history, result.best_step)
-
-# %% ../../nbs/24_classification.ipynb #fe962446
-def hold_out(labels: Int[np.ndarray, "G"], seed: int = 0, share: float = 0.1) -> Split:
-    "Ids to train on, to choose by and to test on: `share` of each class for the latter two each. Raises ValueError where a class has too few graphs."
-    if not 0 < share < 0.5: raise ValueError(f"share: expected 0 < share < 0.5, got {share}")
-    rng, parts = np.random.default_rng(seed), ([], [], [])
-    for c in np.unique(labels):
-        ids = rng.permutation(np.flatnonzero(labels == c))
-        n = max(1, round(share * len(ids)))
-        if len(ids) < 3: raise ValueError(f"labels: class {c} has {len(ids)} graphs, which cannot be split in three")
-        for part, some in zip(parts, np.split(ids, [len(ids) - 2 * n, len(ids) - n])): part.append(some)
-    return Split(*(np.sort(np.concatenate(p)) for p in parts))
 
 # %% ../../nbs/24_classification.ipynb #b11c166c
 PRESETS = {
@@ -455,18 +446,18 @@ def main(argv: list[str] | None = None) -> dict:
         config = _with_options(config, vars(args))
         graphs = load_graphs(config.data)
         print(graphs)
-        parts = hold_out(graphs.labels, config.seed)
-        run = train_classifier(config, graphs, parts, out)
-        most = int(np.bincount(graphs.labels[parts.train]).argmax())
-        metrics = {"test": run.test._asdict(), "validation": run.validation._asdict(), "largest_class": float((graphs.labels[parts.test] == most).mean()),
-                   "graphs": {name: len(ids) for name, ids in parts._asdict().items()}, "best_step": run.best_step, "training_seconds": run.history[-1]["seconds"],
+        fold = parts(deal(graphs.labels), config.fold)
+        run = train_classifier(config, graphs, fold, out)
+        most = int(np.bincount(graphs.labels[fold.train]).argmax())
+        metrics = {"test": run.test._asdict(), "validation": run.validation._asdict(), "largest_class": float((graphs.labels[fold.test] == most).mean()),
+                   "graphs": {name: len(ids) for name, ids in fold._asdict().items()}, "best_step": run.best_step, "training_seconds": run.history[-1]["seconds"],
                    "parameters": sum(p.size for p in jax.tree.leaves(nnx.state(run.model, nnx.Param))), "config": asdict(config), **provenance()}
         with atomic_write(out / "metrics.json") as path: path.write_text(json.dumps(metrics, indent=2) + "\n")
     except (ImportError, ValueError, OSError, CheckpointError, FloatingPointError) as e:
         sys.exit(f"et_train_graphs: {e}")
     except KeyboardInterrupt as e:
         sys.exit(f"et_train_graphs: {e or 'stopped'}")
-    print(f"Test accuracy {run.test.accuracy:.3f} on {len(parts.test)} graphs that chose nothing (always the most frequent class: {metrics['largest_class']:.3f}). "
+    print(f"Test accuracy {run.test.accuracy:.3f} on {len(fold.test)} graphs that chose nothing (always the most frequent class: {metrics['largest_class']:.3f}). "
           f"Weights and metrics.json are in {out}/")
     return metrics
 

@@ -478,6 +478,7 @@ class Buckets:
     batch_sizes: tuple[int, ...]            # B of each bucket
     bucket: Int[np.ndarray, "G"]            # where each graph is
     row: Int[np.ndarray, "G"]
+    labels: Int32[np.ndarray, "G"]
     num_classes: int
 
     num_features = property(lambda self: self.buckets[0].features.shape[-1])
@@ -528,7 +529,7 @@ def make_buckets(graphs: GraphSet, encoding: Encoding, k: int = 15, *, positions
         if E: bucket.edges[h, j], bucket.edge_features[h, j] = ends_of, e[edges]
         found.append(Bucket(*map(jnp.asarray, bucket)))
         batch_sizes.append(max(1, min(batch_size, room // N**2, len(ids))))
-    return Buckets(tuple(found), tuple(batch_sizes), where, row, graphs.num_classes)
+    return Buckets(tuple(found), tuple(batch_sizes), where, row, graphs.labels, graphs.num_classes)
 
 # %% ../../nbs/20b_graph_sets.ipynb #5fcf988e
 class EdgeBatch(NamedTuple):
