@@ -72,7 +72,6 @@ def shifted(x: Float[Array, "... N D"], size: int, graph: Int[Array, "N"] | None
         near = [jnp.where((ids[v:v + N] == graph)[:, None], part, jnp.zeros_like(part)) for v, part in enumerate(near)]
     return jnp.concatenate(near, -1)
 
-# %% ../../nbs/24_classification.ipynb #fc620998
 class LearnedAdjacency(nnx.Module):
     r"""Conv2D(X ⊗ X), H filters of `size` × `size`, stride 1, zeros beyond the border, without forming X ⊗ X; and a linear map of edge features.
 
