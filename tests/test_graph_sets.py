@@ -199,7 +199,7 @@ def test_damaged_zips_and_missing_files(tmp_path):
 
 
 def test_sets_are_found_or_downloaded_whole_or_not_at_all(tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError, match=r"'SET' was not found, and could not be downloaded from .*\n  - .*SET.zip"): load_graphs("SET")
+    with pytest.raises(FileNotFoundError, match=r"(?s)'SET' was not found, and could not be downloaded from .*\n  - .*SET.zip"): load_graphs("SET")
     write(tmp_path / "server", node_labels="0\n")
     with pytest.raises(FileNotFoundError, match="has 1 lines, but there are 6 nodes"): load_graphs("SET")
     assert list((tmp_path / "cache").rglob("*.*")) == [], "nothing of a broken download may stay"
