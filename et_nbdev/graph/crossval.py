@@ -141,7 +141,7 @@ def fit_classifier(model: nnx.Module, buckets: Buckets, train: Int[np.ndarray, "
     state, key = FitState(params, rest, _adam.init(params), jnp.zeros((), jnp.int32)), jax.random.key(seed)
     per_epoch = len(buckets.plan(train, seed, 0))
     rate = optax.warmup_cosine_decay_schedule(0.0, config.lr, int(config.warmup * config.epochs * per_epoch), config.epochs * per_epoch)
-    rates = np.asarray(rate(np.arange(config.epochs * per_epoch) + 1), np.float32).reshape(config.epochs, per_epoch)
+    rates = np.asarray(rate(np.arange(config.epochs * per_epoch) + 0.5), np.float32).reshape(config.epochs, per_epoch)
     decay, clip, weight = (jnp.float32(v) for v in (config.weight_decay, config.clip, 1 / config.batch_size))
     held_out = [(buckets.buckets[b], jnp.asarray(rows)) for b, rows in buckets.plan(validation)]
     best, kept, history = None, (params, rest, 0), []
@@ -151,7 +151,8 @@ def fit_classifier(model: nnx.Module, buckets: Buckets, train: Int[np.ndarray, "
             state, loss = step(state, buckets.buckets[b], rows, lr, decay, clip, weight, key)
             losses.append(loss)
         right, total = np.sum([score(state.params, state.rest, bucket, rows) for bucket, rows in held_out], 0, dtype=np.float64)
-        row = {"epoch": epoch, "loss": float(np.sum(losses)) * config.batch_size / len(train), "validation_accuracy": right / len(validation), "validation_loss": total / len(validation)}
+        row = {"epoch": epoch, "loss": float(np.sum(losses)) * config.batch_size / len(train),
+               "validation_accuracy": float(right) / len(validation), "validation_loss": float(total) / len(validation)}
         if not np.isfinite([row["loss"], row["validation_loss"]]).all(): break
         history.append(row)
         each_epoch(row)
@@ -250,7 +251,7 @@ def _one_fold(make_model, graphs, part: Fold, candidates, positions, num_buckets
         sizes = Sizes(buckets.num_features, buckets.num_classes, buckets.num_positions, buckets.num_edge_features)
         def each_epoch(row):
             bar.update()
-            bar.set_description_str(f"fold {f}, candidate {i + 1} of {len(candidates)}, validation {row['validation_accuracy']:.3f}", refresh=False)
+            bar.set_description_str(f"fold {f}, {i + 1}/{len(candidates)}", refresh=False)
         run = fit_classifier(make_model(candidate.model, sizes, nnx.Rngs(seed)), buckets, part.train, part.validation, candidate.fit, seed, each_epoch)
         at = run.history[run.epoch - 1] if run.epoch else {"validation_accuracy": 0.0, "validation_loss": 1e9}
         tried.append({"validation_accuracy": at["validation_accuracy"], "validation_loss": at["validation_loss"], "epoch": run.epoch, "epochs": len(run.history),

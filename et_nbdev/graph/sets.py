@@ -232,10 +232,12 @@ def _dgl_worker(source: str, name: str, target: str):
     "Runs in a process of its own: the text of a set becomes an .npz by way of DGL, in a fresh folder, so that no pickle of an earlier run is opened."
     try: from dgl.data import TUDataset
     except Exception as e: sys.exit(f"import: {type(e).__name__}: {str(e).splitlines()[0]}")
-    with tempfile.TemporaryDirectory() as folder:
-        (raw := Path(folder, name, name)).mkdir(parents=True)
-        for file, data in _members(Path(source)).items(): (raw / file).write_bytes(data)
-        graphs = graphs_from_dgl(TUDataset(name, raw_dir=folder, force_reload=True))
+    class Local(TUDataset):
+        def download(self):
+            (raw := Path(self.raw_path, name)).mkdir(parents=True)
+            for file, data in _members(Path(source)).items(): (raw / file).write_bytes(data)
+        def save(self): pass
+    with tempfile.TemporaryDirectory() as folder: graphs = graphs_from_dgl(Local(name, raw_dir=folder, force_reload=True))
     np.savez(target, **{key: getattr(graphs, key) for key in _FIELDS})
 
 def _by_dgl(path: Path, name: str) -> GraphSet:
@@ -329,7 +331,7 @@ def _modes_of_large(A, k: int) -> tuple[Float[np.ndarray, "1 k2"], Float[np.ndar
     order = np.argsort(values)[1:]
     return values[None, order], vectors[None][:, :, order]
 
-LARGE = 400         # nodes of a part from which on the sparse method is faster
+LARGE = 200         # nodes of a part from which on the sparse method is faster
 
 # %% ../../nbs/20b_graph_sets.ipynb #8aae8ef1
 def laplacian_positions(graphs: GraphSet, k: int = 15) -> Float32[np.ndarray, "N k"]:
@@ -340,25 +342,31 @@ def laplacian_positions(graphs: GraphSet, k: int = 15) -> Float32[np.ndarray, "N
     from scipy.sparse.csgraph import connected_components
     check_sizes(0, k=k)
     N, positions = graphs.num_nodes, np.zeros((graphs.num_nodes, k), np.float32)
-    A = coo_array((np.ones(graphs.num_edges, bool), (graphs.receivers, graphs.senders)), shape=(N, N)).tocsr()
-    A = (A + A.T).astype(np.float64)
-    A.setdiag(0)
-    A.eliminate_zeros()
+    both = graphs.undirected()
+    A = coo_array((np.ones(both.num_edges, bool), (both.receivers, both.senders)), shape=(N, N))
     part = connected_components(A, directed=False)[1]
-    order = np.argsort(part, kind="stable")
-    start = np.concatenate([[0], np.cumsum(np.bincount(part))])
+    order, by_part = np.argsort(part, kind="stable"), np.argsort(part[both.receivers], kind="stable")      # nodes and edges, part by part
+    start, edge_start = (np.concatenate([[0], np.cumsum(np.bincount(p, minlength=part.max(initial=-1) + 1))]) for p in (part, part[both.receivers]))
+    local = np.empty(N, np.int64)               # the number of a node in its part
+    local[order] = np.arange(N) - np.repeat(start[:-1], np.diff(start))
+    rows, columns = local[both.receivers[by_part]], local[both.senders[by_part]]
     sizes, found = np.diff(start), []           # found: (graph, eigenvalue, first node of the part, nodes, vector)
     of_node = np.repeat(np.arange(len(graphs)), graphs.sizes)
     for m in np.unique(sizes[sizes > 1]) if k else ():
-        groups = order[start[:-1][sizes == m][:, None] + np.arange(m)]              # the parts of m nodes, (c, m)
-        room = max(1, 2**24 // m**2)                                                # at most 128 MiB at a time
-        for some in (groups[i:i + room] for i in range(0, len(groups), room)):
-            values, vectors = (_modes(np.stack([A[nodes][:, nodes].toarray() for nodes in some]), k) if m < LARGE else
-                               (np.concatenate(x) for x in zip(*[_modes_of_large(A[nodes][:, nodes], k) for nodes in some])))
+        same = np.flatnonzero(sizes == m)
+        room = max(1, 2**24 // m**2) if m < LARGE else 1                            # at most 128 MiB at a time
+        for some in (same[i:i + room] for i in range(0, len(same), room)):
+            edges = _ranges(edge_start, some)
+            if m < LARGE:
+                table = np.zeros((len(some), m, m))
+                table[np.repeat(np.arange(len(some)), np.diff(edge_start)[some]), rows[edges], columns[edges]] = 1
+                values, vectors = _modes(table, k)
+            else: values, vectors = _modes_of_large(coo_array((np.ones(len(edges)), (rows[edges], columns[edges])), shape=(m, m)), k)
             top = np.abs(vectors)
             first = (top > (1 - 1e-6) * top.max(1, keepdims=True)).argmax(1)[:, None]
             vectors = vectors * np.sign(np.take_along_axis(vectors, first, 1))
-            found += [(of_node[nodes[0]], round(value, 9), nodes[0], nodes, vector) for nodes, vals, vecs in zip(some, values, vectors) for value, vector in zip(vals, vecs.T)]
+            nodes_of = order[start[some][:, None] + np.arange(m)]
+            found += [(of_node[nodes[0]], round(value, 9), nodes[0], nodes, vector) for nodes, vals, vecs in zip(nodes_of, values, vectors) for value, vector in zip(vals, vecs.T)]
     found.sort(key=lambda mode: mode[:3])
     taken = np.zeros(len(graphs), int)
     for i, _, _, nodes, vector in found:
@@ -470,6 +478,8 @@ def take(bucket: Bucket, rows: Int[Array, "B"]) -> GraphBatch:
     return GraphBatch(mask(features), mask(bucket.positions[rows]), mask(bucket.adjacency[rows]).astype(features.dtype), mask(table), present,
                       jnp.where(real, bucket.labels[rows], -jnp.ones((), bucket.labels.dtype)))
 
+_take = jax.jit(take)
+
 # %% ../../nbs/20b_graph_sets.ipynb #2720aef5
 @dataclass(frozen=True, repr=False, eq=False)
 class Buckets:
@@ -501,7 +511,7 @@ class Buckets:
 
     def batches(self, ids, seed: int | None = None, epoch: int = 0) -> Iterator[GraphBatch]:
         "The batches of `plan`."
-        for b, rows in self.plan(ids, seed, epoch): yield take(self.buckets[b], jnp.asarray(rows))
+        for b, rows in self.plan(ids, seed, epoch): yield _take(self.buckets[b], jnp.asarray(rows))
 
 # %% ../../nbs/20b_graph_sets.ipynb #a34a9545
 def make_buckets(graphs: GraphSet, encoding: Encoding, k: int = 15, *, positions: Float32[np.ndarray, "N k"] | None = None,
