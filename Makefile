@@ -15,6 +15,7 @@ SUITABLE   = import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in (
 
 help:
 	@echo 'make demo [DATA=digits|cifar10|a/folder]  train on pictures, complete occluded ones, write figures to out/'
+	@echo '                                          (with digits also: find the odd nodes of a small graph)'
 	@echo 'make test                                 run every notebook and every test'
 	@echo 'make docs                                 build the documentation site (needs Quarto)'
 	@echo 'make readme                               README.md from nbs/index.ipynb'
@@ -46,6 +47,7 @@ $(STAMP): settings.ini setup.py pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/et_demo --data "$(DATA)" --out out
+	$(if $(filter digits,$(DATA)),$(BIN)/et_demo_graphs --out out)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)

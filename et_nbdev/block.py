@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, ArrayLike, Bool, Float
+from jaxtyping import Array, ArrayLike, Float
 
-from .attention import EnergyAttention
+from .attention import EnergyAttention, Mask
 from .memory import HopfieldMemory
 from .norm import EnergyLayerNorm, check_sizes, signed
 
@@ -47,22 +47,22 @@ class EnergyTransformer(nnx.Module):
         self.memory = HopfieldMemory(dim, num_memories, activation, power=power, beta=memory_beta, **shared)
 
     def energies_and_update(
-        self, g: Float[Array, "... N D"], mask: Bool[Array, "... N N"] | None = None
+        self, g: Float[Array, "... N D"], mask: Mask | None = None
     ) -> tuple[Energies, Float[Array, "... N D"]]:
-        "Both energies and −∂E/∂g, each intermediate computed once."
+        "Both energies and −∂E/∂g, each intermediate computed once. `mask`: who may see whom, as for `EnergyAttention`."
         attention, pull = self.attention.energy_and_update(g, mask)
         memory, recall = self.memory.energy_and_update(g)
         return Energies(attention, memory), pull + recall
 
-    def energies(self, g: Float[Array, "... N D"], mask: Bool[Array, "... N N"] | None = None) -> Energies:
+    def energies(self, g: Float[Array, "... N D"], mask: Mask | None = None) -> Energies:
         "E_ATT and E_HN, one number a sample each."
         return Energies(self.attention.energy(g, mask), self.memory.energy(g))
 
-    def energy(self, g: Float[Array, "... N D"], mask: Bool[Array, "... N N"] | None = None) -> Float[Array, "..."]:
+    def energy(self, g: Float[Array, "... N D"], mask: Mask | None = None) -> Float[Array, "..."]:
         "E = E_ATT + E_HN, one number a sample."
         return self.energies(g, mask).total
 
-    def update(self, g: Float[Array, "... N D"], mask: Bool[Array, "... N N"] | None = None) -> Float[Array, "... N D"]:
+    def update(self, g: Float[Array, "... N D"], mask: Mask | None = None) -> Float[Array, "... N D"]:
         "−∂E/∂g: what every token should move by, up to the step size."
         return self.energies_and_update(g, mask)[1]
 

@@ -1,4 +1,5 @@
 """The strict settings every test runs under, and the fixtures they share."""
+import contextlib
 import os
 from pathlib import Path
 
@@ -24,13 +25,24 @@ def examples(n):
     return settings(max_examples=n, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 
 
+@contextlib.contextmanager
+def without_optimisations(off):
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", off)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.fixture(scope="module")
 def compile_quickly():
     "For tests that spend nearly all their time on compiling small programs that run once."
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    with without_optimisations(True): yield
+
+
+@pytest.fixture
+def compile_fully(compile_quickly):
+    "For the one test among such that looks at what the compiler makes."
+    with without_optimisations(False): yield
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,12 @@
-"""The anomaly model, its loss and scores against their definitions, and a training that never looks at the test labels."""
-from dataclasses import replace
+"""The anomaly model, its loss and scores against their definitions, a training that never looks at the test labels, and its console script."""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, fields, is_dataclass, replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -7,14 +14,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import et_nbdev
 from et_nbdev.dynamics import descend
-from et_nbdev.graph.anomaly import (AnomalyConfig, AnomalyEnergyTransformer, AnomalyTraining, Batch, best_threshold, explain, inputs, scores,
-                                    train_anomaly, train_classifier, weighted_loss)
-from et_nbdev.graph.data import Graph, from_relations, load_graph, split
+from et_nbdev.graph import anomaly, baselines, energy
+from et_nbdev.graph.anomaly import (CONFIGS, AnomalyConfig, AnomalyEnergyTransformer, AnomalyTraining, Batch, SampleConfig, best_threshold, explain,
+                                    inputs, load_model, main, report, sample, sampled, scores, train_anomaly, train_classifier, weighted_loss)
+from et_nbdev.graph.data import DATASETS, Graph, from_relations, load_graph, save_graph, split
 from et_nbdev.testing import assert_close
-from et_nbdev.training import OptimConfig
+from et_nbdev.training import CheckpointError, OptimConfig, save_checkpoint
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 SMALL = AnomalyConfig(dim=8, num_heads=2, head_dim=4, num_memories=12, hidden=8)
 
 
@@ -139,6 +148,109 @@ def test_a_stopped_run_goes_on(tmp_path):
     assert np.array_equal(whole.p, resumed.p)
 
 
+# --- parts of a graph ----------------------------------------------------------------------------------------------------------------
+
+def chain(n=120, kinds=1, one_way=False):
+    "Nodes in a circle, each seen from one and three places on, and from as far back unless `one_way`: nothing is near to everything."
+    rng, i = np.random.default_rng(2), np.arange(n)
+    ends = [(np.concatenate([i, i]), np.concatenate([(i + 1) % n, (i + 3 + kind) % n])) for kind in range(kinds)]
+    if not one_way: ends = [(np.concatenate([s, r]), np.concatenate([r, s])) for s, r in ends]
+    return from_relations({f"kind{k}": e for k, e in enumerate(ends)}, rng.normal(size=(n, 5)), (rng.random(n) < 0.3).astype(np.int8), "chain")
+
+
+def within(graph, nodes, hops):
+    for _ in range(hops):
+        near = [b[np.isin(a, nodes)] for a, b in (graph.edges, graph.edges[::-1])]
+        nodes = np.unique(np.concatenate([nodes, *near]))
+    return nodes
+
+
+@nnx.jit
+def loss_and_logits(model, batch):
+    return weighted_loss(model, batch, jax.random.key(0))[0], model(batch.features, batch.edges)[batch.nodes]
+
+
+@pytest.mark.parametrize("backend, one_way, relations", [("compiled", True, "merged"), ("compiled", False, "concat"), ("xla", False, "merged")])
+def test_a_part_with_all_nodes_of_2T_hops_has_the_loss_of_the_whole(backend, one_way, relations, monkeypatch):
+    if backend == "xla": monkeypatch.setattr(energy.kernels, "available", lambda: False)
+    graph = chain(kinds=2 if relations == "concat" else 1, one_way=one_way)
+    model, y, edges = build(graph, replace(SMALL, relations=relations, degree=False))
+    assert edges[0].backend == backend
+    seeds, labels = np.array([7, 60, 61]), jnp.asarray([0, 1, 0])
+    want = loss_and_logits(model, Batch(y, edges, jnp.asarray(seeds), labels))
+    for hops, exact in ((SMALL.steps, False), (2 * SMALL.steps, True)):         # two a step: whom I see, and whom those who see me see
+        ball = within(graph, seeds, hops)
+        nodes, part = sample(edges, seeds, SampleConfig(3, len(ball), 50), np.random.default_rng(0))
+        assert len(ball) < graph.num_nodes and np.array_equal(np.sort(nodes), ball) and np.array_equal(nodes[:3], seeds)
+        got = loss_and_logits(model, Batch(y[nodes], part, jnp.arange(3), labels))
+        off = max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)))
+        assert (off < 1e-4) == exact, (hops, off)
+
+
+def test_a_part_is_drawn_at_random_from_the_graph_and_keeps_its_size():
+    graph = load_graph("digits-knn")
+    edges = AnomalyEnergyTransformer.prepare(graph)
+    has = set(zip(*(ends.tolist() for ends in graph.edges)))
+    seeds, seen, shapes = np.array([5, 900, 1700]), [], set()
+    for draw in range(3):
+        nodes, (part,) = sample(edges, seeds, SampleConfig(3, 100, 4), np.random.default_rng(draw))
+        senders, receivers = part.edge_list()
+        assert len(np.unique(nodes)) == len(nodes) == 100 and np.array_equal(nodes[:3], seeds)
+        assert set(zip(nodes[senders].tolist(), nodes[receivers].tolist())) <= has
+        within_part = np.isin(graph.senders, nodes) & np.isin(graph.receivers, nodes)
+        degrees = np.bincount(graph.receivers[within_part], minlength=graph.num_nodes)[nodes]
+        assert np.array_equal(np.bincount(receivers, minlength=100), np.minimum(degrees, 4))
+        seen.append(set(nodes.tolist()))
+        shapes.add(tuple(leaf.shape for leaf in jax.tree.leaves(part)))
+    assert len(shapes) == 1 and seen[0] != seen[1] != seen[2]
+    nodes, _ = sample(edges, seeds, SampleConfig(3, 5000, 4), np.random.default_rng(0))
+    assert np.array_equal(np.sort(nodes), np.arange(graph.num_nodes))           # no larger than the graph
+
+
+def test_where_nobody_else_can_be_reached_others_fill_up():
+    alone = replace(chain(40), senders=np.array([0, 1]), receivers=np.array([1, 0]), relations={})
+    nodes, (part,) = sample(AnomalyEnergyTransformer.prepare(alone), np.array([0, 9]), SampleConfig(2, 12, 3), np.random.default_rng(0))
+    assert len(np.unique(nodes)) == 12 and 1 in nodes and part.num_edges == 2
+
+
+def test_batches_keep_both_classes_and_depend_on_their_number_alone():
+    graph = load_graph("digits-knn")
+    train, y, edges = split(graph.labels, 0.4, 0).train, inputs(graph), AnomalyEnergyTransformer.prepare(graph)
+    batches = sampled(y, edges, graph.labels, train, SampleConfig(50, 200, 4), seed=1)
+    first = [batch for batch, _ in zip(batches(0), range(4))]
+    for batch, again in zip(first[2:], batches(2)):
+        assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(batch), jax.tree.leaves(again)))
+    for batch in first:
+        assert batch.labels.sum() == round(50 * graph.labels[train].mean()) == 5 and len(batch.labels) == 50 and batch.features.shape == (200, y.shape[1])
+    assert not np.array_equal(first[0].features, first[1].features)
+    with pytest.raises(ValueError, match="seeds: expected at most the 719 training nodes, got 800"):
+        sampled(y, edges, graph.labels, train, SampleConfig(800, 900), seed=1)
+
+
+def test_training_on_parts_compiles_once_and_goes_on_where_it_was(tmp_path, monkeypatch):
+    graph, config = load_graph("digits-knn"), replace(QUICK, sample=SampleConfig(40, 120, 4))
+    traced, drawn, plain_loss, plain_sample = [], [], weighted_loss, sample
+    def loss(*args):
+        traced.append(1)
+        return plain_loss(*args)
+    def stop_at_the_fifth(*args):
+        drawn.append(1)
+        if len(drawn) == 5: raise InterruptedError
+        return plain_sample(*args)
+    monkeypatch.setattr(anomaly, "weighted_loss", loss)
+    whole = train_anomaly(config, graph, progress=False)
+    assert len(traced) == 1
+    monkeypatch.setattr(anomaly, "sample", stop_at_the_fifth)
+    with pytest.raises(InterruptedError): train_anomaly(config, graph, tmp_path, progress=False)
+    monkeypatch.setattr(anomaly, "sample", plain_sample)
+    resumed = train_anomaly(config, graph, tmp_path, progress=False)
+    assert [row["step"] for row in resumed.history] == [3, 6] and np.array_equal(whole.p, resumed.p) and whole.test == resumed.test
+    monkeypatch.setattr(energy.kernels, "available", lambda: False)             # through XLA, a table of pairs takes the place of the edges
+    traced.clear()
+    through_xla = train_anomaly(replace(config, optim=replace(QUICK.optim, steps=3)), toy(200), progress=False)
+    assert len(traced) == 1 and np.isfinite(through_xla.p).all()
+
+
 def test_explanations_add_up():
     graph = toy(kinds=1)
     model, y, edges = build(graph)
@@ -157,7 +269,206 @@ def test_bad_input_is_named():
     for field, value in dict(dim=0, steps=0, step_size=0.0, dropout=1.0, relations="sum", num_heads=-1).items():
         with pytest.raises(ValueError, match=field): replace(SMALL, **{field: value})
     with pytest.raises(ValueError, match="train_fraction"): AnomalyTraining(train_fraction=1.0)
+    for field, value in dict(seeds=1, nodes=0, neighbours=0).items():
+        with pytest.raises(ValueError, match=field): SampleConfig(**{field: value})
+    with pytest.raises(ValueError, match="seeds: .*nodes = 50"): SampleConfig(60, 50)
+    with pytest.raises(ValueError, match="positions"): AnomalyTraining(model=replace(SMALL, positions=True), sample=SampleConfig(40))
     bare = replace(graph, senders=np.zeros(0, np.int32), receivers=np.zeros(0, np.int32))
     with pytest.raises(ValueError, match="no edges"): train_anomaly(QUICK, bare, progress=False)
     with pytest.raises(ValueError, match="one kind"): train_anomaly(replace(QUICK, model=replace(SMALL, relations="max")), graph, progress=False)
     with pytest.raises(ValueError, match="both classes"): train_anomaly(QUICK, replace(graph, labels=np.zeros_like(graph.labels)), progress=False)
+
+
+# --- the console script --------------------------------------------------------------------------------------------------------------
+
+TINY = ["--model.dim", "8", "--model.num_heads", "2", "--model.head_dim", "4", "--model.num_memories", "12", "--model.hidden", "8",
+        "--optim.steps", "6", "--optim.warmup", "1", "--every", "3"]
+
+
+def stopped(argv):
+    "(status, message) of a command that ends itself; anything but SystemExit would be a traceback."
+    with pytest.raises(SystemExit) as e: main(argv)
+    return (1, e.value.code) if isinstance(e.value.code, str) else (e.value.code, "")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    "(folder, what main returned) of a tiny run on two splits."
+    out = tmp_path_factory.mktemp("cli") / "deep" / "run"
+    return out, main([*TINY, "--splits", "2", "--seed", "3", "--out", str(out)])
+
+
+def test_a_run_leaves_weights_logs_and_metrics(run, capsys):
+    out, metrics = run
+    assert sorted(os.listdir(out)) == ["metrics.json", "seed-3", "seed-4"]
+    for seed in (3, 4): assert sorted(os.listdir(out / f"seed-{seed}")) == ["best.safetensors", "last.safetensors", "metrics.jsonl"]
+    saved = json.loads((out / "metrics.json").read_text(), parse_constant=lambda s: pytest.fail(f"{s} is no JSON"))
+    assert saved == json.loads(json.dumps(metrics)) and saved["config"]["model"]["dim"] == 8 and saved["config"]["seed"] == 3 and saved["splits"] == 2
+    assert {"commit", "device", "cores", "jax", "date", "training_seconds"} <= set(saved) and saved["data"] == "digits-knn" and saved["nodes"] == 1797
+    graph = load_graph("digits-knn")
+    for row, seed in zip(saved["runs"], (3, 4)):
+        parts = split(graph.labels, 0.4, seed)
+        assert row["seed"] == seed and row["nodes"] == {name: len(nodes) for name, nodes in parts._asdict().items()} and row["best_step"] in (3, 6)
+        assert sum(row["anomalous"].values()) == graph.labels.sum() and row["training_seconds"] > 0
+
+
+def test_the_report_is_of_the_best_weights_on_every_split(run):
+    out, metrics = run
+    graph = load_graph("digits-knn")
+    for row in metrics["runs"]:
+        model = load_model(out / f"seed-{row['seed']}" / "best.safetensors")
+        p = np.asarray(jax.nn.softmax(model(jnp.asarray(inputs(graph)), model.prepare(graph)))[:, 1])
+        test = split(graph.labels, 0.4, row["seed"]).test
+        for score, value in scores(graph.labels[test], p[test], row["threshold"]).items(): assert value == pytest.approx(row["test"][score], abs=0.01)
+    for score in ("macro_f1", "auroc", "auprc", "recall_at_k"):
+        a, b = (row["test"][score] for row in metrics["runs"])
+        assert metrics["test"][score] == pytest.approx((a + b) / 2) and metrics["deviation"][score] == pytest.approx(abs(a - b) / 2**0.5)
+    assert metrics["parameters"] == sum(p.size for p in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+def test_run_again_it_finishes_at_once(run, monkeypatch, capsys):
+    out, metrics = run
+    before = {path: path.read_bytes() for path in out.glob("*/*")}
+    monkeypatch.setattr(anomaly, "weighted_loss", lambda *args: pytest.fail("trained again"))
+    again = main([*TINY, "--splits", "2", "--seed", "3", "--out", str(out)])
+    assert again["runs"] == metrics["runs"] and before == {path: path.read_bytes() for path in out.glob("*/*")}
+    printed = capsys.readouterr().out
+    assert "over 2 splits" in printed and "Split 2 of 2 (seed 4)" in printed
+    for score, mean in metrics["test"].items(): assert f"{score:<12}{mean:.4f} ± {metrics['deviation'][score]:.4f}" in printed
+    with pytest.raises(SystemExit, match=re.escape(str(out)) + ".*model.beta: None there, 2.0 here"):
+        main([*TINY, "--seed", "3", "--out", str(out), "--model.beta", "2"])
+
+
+KILLED = """
+import os, signal, sys
+from et_nbdev.graph.anomaly import main
+target, seen, replace = sys.argv[1], [], os.replace
+def die_in_the_middle(source, path):
+    seen.extend([path] if str(path).endswith(target) else [])
+    if len(seen) == 2:
+        os.truncate(source, os.path.getsize(source) // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(source, path)
+if target: os.replace = die_in_the_middle
+for name in ("killed", "whole"): main([*sys.argv[3:], "--out", f"{sys.argv[2]}/{name}"])
+"""
+
+
+def test_a_killed_run_ends_with_the_numbers_of_an_undisturbed_one(tmp_path):
+    "SIGKILL while a checkpoint is being written."
+    env = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")} | {     # no cache: see tests/test_training.py
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": os.pathsep.join([str(Path(et_nbdev.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
+    start = lambda target: subprocess.run([sys.executable, "-c", KILLED, target, tmp_path, *TINY], env=env, capture_output=True, text=True)
+    assert start("seed-0/last.safetensors").returncode == -signal.SIGKILL
+    assert (tmp_path / "killed/seed-0/last.safetensors").exists() and not (tmp_path / "killed/metrics.json").exists()
+    ended = start("")
+    assert ended.returncode == 0, ended.stderr
+    killed, whole = (json.loads((tmp_path / name / "metrics.json").read_text())["runs"][0] for name in ("killed", "whole"))
+    assert killed | {"training_seconds": 0} == whole | {"training_seconds": 0}
+    for name in ("best", "last"): assert same_weights(*(tmp_path / which / "seed-0" / f"{name}.safetensors" for which in ("killed", "whole")))
+    assert not list(tmp_path.glob("killed/*/.*"))
+
+
+def same_weights(a, b):
+    import safetensors.numpy
+    a, b = safetensors.numpy.load_file(a), safetensors.numpy.load_file(b)
+    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("argv, says", [
+    (["--data", "cora"], ["cora", *DATASETS, ".npz"]), (["--data", "tolokers"], ["tolokers.npz", "ET_DATA", "https://"]),
+    (["--config", "amazon"], ["Amazon.mat", "dgl", "pip install"]), (["--config", "huge"], ["--config", "huge", "amazon", "tfinance"]),
+    (["--model.dim", "zero"], ["--model.dim", "zero", "int"]), (["--model.dim", "0"], ["dim", "at least 1"]),
+    (["--model.relations", "sum"], ["--model.relations", "sum", "concat"]), (["--model.relations", "max"], ["relations", "one kind"]),
+    (["--train_fraction", "1.5"], ["train_fraction", "1.5"]), (["--train_fraction", "0.002"], ["train_fraction", "one class only"]),
+    (["--every", "0"], ["every"]), (["--seed", "-1"], ["seed", "-1"]), (["--splits", "0"], ["--splits", "0"]), (["--optim.lr", "-1"], ["lr"]),
+    (["--model.step_size", "nan"], ["step_size"]), (["--wings", "2"], ["--wings"]), (["--out", "file/below"], ["file"]),
+])
+def test_a_bad_option_is_named(tmp_path, monkeypatch, capsys, argv, says):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ET_DATA", raising=False)
+    monkeypatch.setitem(sys.modules, "dgl", None)
+    Path("file").write_text("in the way")
+    monkeypatch.setattr(anomaly, "fit", fit_no_further_than_the_folder)
+    status, message = stopped([*(TINY if argv[0] != "--config" else []), *argv])
+    message += capsys.readouterr().err
+    assert status and all(word in message for word in says), message
+    assert not list(tmp_path.glob("**/*.safetensors"))
+
+
+def fit_no_further_than_the_folder(*args, folder, **kwargs):
+    folder.mkdir(parents=True)
+    pytest.fail("got as far as training")
+
+
+def test_a_graph_with_one_class_is_refused(tmp_path):
+    graph = load_graph("digits-knn")
+    save_graph(replace(graph, labels=np.zeros_like(graph.labels)), tmp_path / "calm.npz")
+    status, message = stopped([*TINY, "--data", str(tmp_path / "calm.npz"), "--out", str(tmp_path / "run")])
+    assert status and "both classes" in message and "1797 normal and 0 anomalous" in message and not (tmp_path / "run").exists()
+
+
+def test_a_file_of_ones_own_is_a_graph_like_any_other(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    graph = load_graph("digits-knn")
+    once = graph.senders < graph.receivers
+    save_graph(replace(graph, senders=graph.senders[once], receivers=graph.receivers[once]), "mine.npz")     # every edge in one direction
+    metrics = main([*TINY, "--seed", "3", "--data", "mine.npz"])
+    assert metrics["edges"] == graph.num_edges and Path("runs/mine/metrics.json").exists()
+    assert metrics["test"]["auroc"] == pytest.approx(run[1]["runs"][0]["test"]["auroc"], abs=1e-4) and metrics["deviation"]["auroc"] == 0
+
+
+def test_options_reach_the_configuration(monkeypatch):
+    seen = []
+    monkeypatch.setattr(anomaly, "load_graph", lambda name: name)
+    monkeypatch.setattr(anomaly, "report", lambda *args: seen.append(args))
+    for name, config in CONFIGS.items():
+        main(["--config", name])
+        assert seen.pop() == (config, config.data, Path("runs") / config.data, 1)
+    main(["--config", "amazon", "--data", "amazon-upu", "--model.positions", "true", "--model.beta", "none", "--optim.lr", "0.01", "--splits", "5", "--out", "x"])
+    base = CONFIGS["amazon"]
+    want = replace(base, data="amazon-upu", model=replace(base.model, positions=True), optim=replace(base.optim, lr=0.01, lr_floor=base.optim.lr_floor))
+    assert seen.pop() == (want, "amazon-upu", Path("x"), 5)
+
+
+def test_help_explains_every_option_with_its_default(capsys):
+    for name, config in CONFIGS.items():
+        assert stopped(["--config", name, "--help"]) == (0, "")
+        text = re.sub(r"\s+", "", capsys.readouterr().out)
+        def check(config, prefix=""):
+            for f in fields(config):
+                value = getattr(config, f.name)
+                if is_dataclass(value): check(value, f"{f.name}.")
+                else: assert re.sub(r"\s+", "", f"{f.metadata['help']} (default: {value})") in text and f"--{prefix}{f.name}" in text, f.name
+        check(config)
+        for option in ("--config", "--out", "--splits"): assert option in text
+
+
+def test_what_is_no_anomaly_model_is_refused(tmp_path):
+    save_checkpoint(tmp_path / "x.safetensors", {"params": {"w": np.ones(3)}}, {"config": {"model": {"depth": 12}, "graph": {}}})
+    with pytest.raises(CheckpointError, match="x.safetensors: holds no anomaly model.*depth"): load_model(tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match="no such checkpoint"): load_model(tmp_path / "none")
+    with pytest.raises(ValueError, match="splits"): report(QUICK, load_graph("digits-knn"), tmp_path, splits=0)
+
+
+# --- the demo ------------------------------------------------------------------------------------------------------------------------
+
+def test_the_demo_trains_three_once_and_shows_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(baselines, "CONFIGS", {"digits-knn": QUICK})
+    baselines.demo_main(["--out", str(tmp_path / "out")])
+    printed = capsys.readouterr().out
+    metrics = json.loads((tmp_path / "out" / "anomaly.json").read_text())
+    assert list(metrics["test"]) == ["Energy Transformer", "GCN", "MLP"] and {"commit", "config", "cores", "training_seconds"} <= set(metrics)
+    assert sorted(os.listdir(tmp_path / "out")) == ["anomaly.json", "run-digits-knn"] and printed.count("6/6") >= 3
+    for name, score in metrics["test"].items():
+        assert re.search(rf"{name} +{score['auroc']:.3f} +{score['auprc']:.3f} +{score['macro_f1']:.3f}", printed), printed
+    for module in (anomaly, baselines): monkeypatch.setattr(module, "train_classifier", without_training(module.train_classifier))
+    again = baselines.demo(tmp_path / "out", progress=False)
+    assert again["test"] == metrics["test"]
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(SystemExit, match="et_demo_graphs: .*file"): baselines.demo_main(["--out", str(tmp_path / "file")])
+
+
+def without_training(train):
+    never = lambda first: pytest.fail("trained again") if first < QUICK.optim.steps else iter(())
+    return lambda *args, **options: train(*args, **options | {"batches": never})

@@ -23,6 +23,7 @@ N, F = 11, 4
 OPTIONS = {"mlp": {}, "gcn": dict(num_layers=3), "bwgnn": dict(order=3), "transformer": dict(num_heads=2, num_layers=1)}
 run = nnx.jit(lambda model, X, edges: model(X, edges))
 each_model = pytest.mark.parametrize("name", list(BASELINES))
+pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 
 def random_graph(seed=0, n=N, p=0.3, loop=True):
@@ -121,7 +122,7 @@ def test_neighbour_sum_and_its_derivatives(x64, seed):
     assert_close(propagate(edges, x, self_loops=True), normalised(A + np.eye(N)) @ x)
 
 
-def test_no_array_of_edges_times_width():
+def test_no_array_of_edges_times_width(compile_fully):
     "Compiled for the CPU, sum and attention keep nothing of the size E · D, in either direction."
     n, D = 300, 256
     graph = random_graph(0, n, 0.9)

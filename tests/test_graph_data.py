@@ -572,8 +572,9 @@ def test_a_failed_download_says_where_the_file_is_published(tmp_path, false_dgl)
 # ------------------------------------------------------------------------------------------------------------ graphs by name
 
 def test_unknown_names_and_folders_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="name: must be one of digits-knn, yelp.*got 'cora'"):
-        load_graph("cora")
+    for name in ("cora", str(tmp_path), str(tmp_path / "missing.npz")):
+        with pytest.raises(ValueError, match=f"name: must be one of digits-knn, yelp.*, or the path of an .npz, .mat or DGL file, got '{name}'"):
+            load_graph(name)
     with pytest.raises(ValueError, match="root: .*nowhere is not a folder"):
         load_graph("tolokers", tmp_path / "nowhere")
 
@@ -589,6 +590,25 @@ def test_a_missing_file_is_named_with_the_places_looked_at(tmp_path, monkeypatch
     for place in (tmp_path / "graphs" / "anomaly" / file, tmp_path / file, tmp_path / "data" / "graphs" / "anomaly" / file):
         assert str(place) in str(e.value)
     assert "https://github.com/" in str(e.value)
+
+
+def test_a_file_of_ones_own_goes_by_its_path(tmp_path):
+    "Both directions of every edge, no loops, and labels as they are; the file's own name."
+    mine = make(labels=(0, 1, 1), name="mine")
+    save_graph(mine, tmp_path / "own.npz")
+    g = load_graph(str(tmp_path / "own.npz"))
+    assert_same(g, mine.symmetric().simple())
+    write_mat(tmp_path / "Amazon.mat", n=40)
+    assert (load_graph(str(tmp_path / "Amazon.mat")).labels >= 0).all() and list(load_graph(str(tmp_path / "Amazon.mat")).relations) == list(NETS["Amazon.mat"])
+    (tmp_path / "own.npz").write_bytes((tmp_path / "own.npz").read_bytes()[:-50])
+    with pytest.raises(ValueError, match="own.npz is damaged"):
+        load_graph(str(tmp_path / "own.npz"))
+
+
+def test_a_file_of_ones_own_in_dgls_format(tmp_path, dgl):
+    g = dgl_graph(dgl)
+    dgl.save_graphs(str(tmp_path / "mine.bin"), [g])
+    assert_same(load_graph(str(tmp_path / "mine.bin")), from_dgl(g, "mine").symmetric().simple())
 
 
 def test_root_comes_before_the_environment(tmp_path, monkeypatch):
@@ -621,6 +641,19 @@ def test_the_graph_that_is_always_there():
     assert (apart <= np.maximum(eighth[g.senders], eighth[g.receivers]) + 1e-9).all(), "an edge to somebody who is not near"
     digest = hashlib.sha256(np.stack(g.edges).astype("<i4").tobytes()).hexdigest()
     assert digest.startswith("b8d9ed221505c921"), "another graph than everywhere else"
+
+
+def test_its_sibling_with_two_kinds_of_edges():
+    from sklearn.datasets import load_digits
+    g, images = load_graph("digits-relations"), load_digits().images
+    assert list(g.relations) == ["upper", "lower"] and g.name == "digits-relations" and g.is_symmetric and not g.has_self_loops
+    assert set(pairs(g.edges)) == set(pairs(g.relations["upper"])) | set(pairs(g.relations["lower"]))
+    for kind, rows in (("upper", slice(0, 4)), ("lower", slice(4, 8))):
+        quarter = images[:, rows, :4].reshape(-1, 16)
+        one = g.relation(kind)
+        apart = np.linalg.norm(quarter[one.senders] - quarter[one.receivers], axis=1)
+        strangers = np.linalg.norm(quarter - np.roll(quarter, 1, 0), axis=1)
+        assert one.is_symmetric and one.degrees.min() >= 8 and np.quantile(apart, 0.9) < np.median(strangers) / 2
 
 
 @pytest.mark.parametrize("name, nodes, edges, features, anomalous, unlabelled", [("amazon-upu", 10_224, 351_216, 25, 693, 2288),

@@ -1,6 +1,6 @@
 """Attention along edges: beside the dense table of the same graph, for every kind of graph, both back ends, and what training differentiates."""
 import threading
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +18,7 @@ from et_nbdev.testing import assert_close, assert_gradient
 
 BACKENDS = ("compiled", "xla")
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compile_quickly():
-    "Nearly all the time here goes into compiling small programs that run once."
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
+pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 # ------------------------------------------------------------------------------------------------ graphs of all kinds
 
@@ -98,9 +89,13 @@ def test_equals_the_dense_table(kind, H, Y, backend, x64):
     np.testing.assert_array_equal(edges.mask(), table)
 
 
-def descent_loss(block, x, mask, **options):
-    x, path = descend(block, x, steps=4, step_size=0.4, mask=mask, **options)
-    return jnp.sum(jnp.sin(x)) + 1e-2 * jnp.sum(path.energies.attention**2) + 1e-2 * jnp.sum(jnp.cos(path.energies.memory))
+@cache
+def descent_slope(**options):
+    "The compiled derivative, for all graphs of the same shapes."
+    def loss(block, x, mask):
+        x, path = descend(block, x, steps=4, step_size=0.4, mask=mask, **options)
+        return jnp.sum(jnp.sin(x)) + 1e-2 * jnp.sum(path.energies.attention**2) + 1e-2 * jnp.sum(jnp.cos(path.energies.memory))
+    return nnx.jit(nnx.value_and_grad(loss, argnums=(0, 1)))
 
 
 @pytest.mark.parametrize("backend, kind, options", [
@@ -113,7 +108,7 @@ def test_training_through_the_descent_equals_the_dense_table(backend, kind, opti
     block = random_weights(EnergyTransformer(4, 2, 3, 5, beta=[0.5, 2.0], learn_beta=True, self_attention=kind == "self-loops",
                                              param_dtype=jnp.float64, rngs=nnx.Rngs(0)), rng)
     x = jnp.asarray(rng.normal(size=(len(table), 4)))
-    take = nnx.jit(nnx.value_and_grad(partial(descent_loss, **options), argnums=(0, 1)))
+    take = descent_slope(**options)
     got, wanted = take(block, x, edges), take(block, x, table)
     assert len(jax.tree.leaves(wanted)) == 8
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted)) > 1e-2
@@ -323,20 +318,16 @@ def test_no_heads(backend):
     assert E == 0 and (u == 0).all()
 
 
-def test_memory_is_not_edges_times_width():
+def test_memory_is_not_edges_times_width(compile_fully):
     "What the compiler sets aside for forward and backward, beside one array (E, H, Y)."
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", False)
-    try:
-        receivers, senders = np.nonzero(np.random.default_rng(13).random((3000, 3000)) < 0.03 * (1 - np.eye(3000)))
-        E, N, H, Y = len(senders), 3000, 2, 64
-        shape = jax.ShapeDtypeStruct((N, H, Y), jnp.float32)
-        train = jax.jit(jax.grad(lambda Q, K, edges: sum(jnp.sum(x**2) for x in neighbour_attention(edges, Q, K)), (0, 1)))
-        spare = {b: train.lower(shape, shape, EdgeIndex(senders, receivers, N, backend=b)).compile().memory_analysis().temp_size_in_bytes for b in BACKENDS}
-        array = 4 * E * H * Y
-        assert E > 150_000 and spare["compiled"] < 12 * 4 * N * H * Y, (spare, array)
-        assert spare["xla"] < array / 3, (spare, array)
-    finally: jax.config.update("jax_disable_most_optimizations", before)
+    receivers, senders = np.nonzero(np.random.default_rng(13).random((3000, 3000)) < 0.03 * (1 - np.eye(3000)))
+    E, N, H, Y = len(senders), 3000, 2, 64
+    shape = jax.ShapeDtypeStruct((N, H, Y), jnp.float32)
+    train = jax.jit(jax.grad(lambda Q, K, edges: sum(jnp.sum(x**2) for x in neighbour_attention(edges, Q, K)), (0, 1)))
+    spare = {b: train.lower(shape, shape, EdgeIndex(senders, receivers, N, backend=b)).compile().memory_analysis().temp_size_in_bytes for b in BACKENDS}
+    array = 4 * E * H * Y
+    assert E > 150_000 and spare["compiled"] < 12 * 4 * N * H * Y, (spare, array)
+    assert spare["xla"] < array / 3, (spare, array)
 
 
 @each_backend

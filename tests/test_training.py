@@ -1,11 +1,13 @@
 """The loop every task uses, and the promises of nbs/07_training.ipynb: checkpoints that are whole or refused, and runs that survive
 an exception, a full disk, Ctrl-C and SIGKILL with the very weights of an uninterrupted one."""
+import argparse
 import errno
 import json
 import math
 import os
 import pickle
 import random
+import re
 import resource
 import shutil
 import signal
@@ -16,8 +18,9 @@ import sys
 import textwrap
 import threading
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +33,8 @@ from hypothesis import strategies as st
 
 import et_nbdev
 from et_nbdev import training
-from et_nbdev.training import (CheckpointError, MetricsLog, OptimConfig, TrainState, atomic_write, fit, learning_rate, load_checkpoint,
-                               make_optimiser, make_step, read_meta, read_metrics, save_checkpoint)
+from et_nbdev.training import (CheckpointError, MetricsLog, OptimConfig, TrainState, as_command, atomic_write, configure, fit, learning_rate,
+                               load_checkpoint, make_optimiser, make_step, option, read_meta, read_metrics, save_checkpoint)
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -796,6 +799,59 @@ def test_provenance():
     json.dumps(p)
     assert p["jax"] == jax.__version__ and p["cores"] == os.cpu_count() and p["commit"]
     assert {"device", "machine", "python", "date"} <= set(p)
+
+
+# --- the command line ----------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Inner:
+    "Inside."
+    optim: OptimConfig = OptimConfig()
+    depth: int = option(2, "how deep it is")
+
+@dataclass(frozen=True)
+class Outer:
+    "Outside."
+    inner: Inner = Inner()
+    shape: Literal["round", "square"] = option("round", "what it looks like")
+    loud: bool = option(False, "whether it is heard")
+    scale: float | None = option(None, "how large it is")
+    hidden: tuple = option((1,), "no option of the command line")
+
+
+def configured(*words):
+    parser = argparse.ArgumentParser("outer")
+    parser.add_argument("--times", type=int, default=1)
+    return configure(parser, {"small": Outer(), "large": Outer(scale=9.0)}, "small", words, omit=("hidden",))
+
+
+def test_every_field_is_an_option_however_deep():
+    config, rest = configured()
+    assert config == Outer() and rest.times == 1
+    config, rest = configured("--config", "large", "--inner.optim.lr", "0.01", "--inner.depth", "3", "--shape", "square", "--loud", "TRUE", "--times", "4")
+    assert config == Outer(Inner(replace(OptimConfig(), lr=0.01), 3), "square", True, 9.0) and rest.times == 4
+    assert configured("--config", "large", "--scale", "none")[0] == Outer()
+
+
+@pytest.mark.parametrize("words, says", [(["--config", "huge"], "small.*large"), (["--shape", "flat"], "round.*square"), (["--loud", "2"], "--loud.*bool"),
+                                         (["--inner.depth", "none"], "--inner.depth.*int"), (["--hidden", "1"], "--hidden"), (["--scale"], "--scale")])
+def test_words_that_cannot_be_read_are_named(words, says, capsys):
+    with pytest.raises(SystemExit): configured(*words)
+    assert re.search(says, capsys.readouterr().err.replace("\n", " "))
+
+
+def test_what_makes_no_sense_is_the_configurations_to_say():
+    with pytest.raises(ValueError, match="warmup"): configured("--inner.optim.warmup", "9999")
+
+
+@pytest.mark.parametrize("error, message", [(ValueError("no"), "tool: no"), (CheckpointError("bad file"), "tool: bad file"), (FileNotFoundError("gone"), "tool: gone"),
+                                            (KeyboardInterrupt(), "tool: stopped"), (KeyboardInterrupt("stopped after step 3"), "tool: stopped after step 3")])
+def test_a_command_ends_in_a_line(error, message):
+    with pytest.raises(SystemExit) as e:
+        with as_command("tool"): raise error
+    assert e.value.code == message
+    with pytest.raises(ZeroDivisionError):
+        with as_command("tool"): 1 / 0                  # a mistake of ours keeps its traceback
 
 
 # --- killing a real process ----------------------------------------------------------------------------------------------------------

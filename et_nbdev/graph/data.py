@@ -380,18 +380,23 @@ def from_dgl_file(path: str | os.PathLike) -> Graph:
     except (RuntimeError, ValueError) as e:
         raise ValueError(f"path: {path} could not be read by DGL ({e}); if it is damaged or incomplete, fetch it again") from e
 
-# %% ../../nbs/20_graph_data.ipynb #e165a79b
-def _digits_knn(k: int = 8) -> Graph:
+# %% ../../nbs/20_graph_data.ipynb #5a24f629
+def _alike(views: Int[np.ndarray, "N P"], k: int = 8) -> Edges:
+    "Edges to every node from the k whose views are most like its own."
+    square = (views ** 2).sum(1)
+    distance = square[:, None] + square[None] - 2 * views @ views.T
+    np.fill_diagonal(distance, distance.max() + 1)
+    nearest = np.argsort(distance, axis=1, kind="stable")[:, :k]
+    return nearest.reshape(-1), np.repeat(np.arange(len(views)), k)
+
+def _digits(name: str) -> Graph:
     from sklearn.datasets import load_digits
     digits = load_digits()
     pictures = digits.images.astype(np.int64)                                       # 1,797 of 8×8, levels 0 to 16
-    left, right = (pictures[:, :, half].reshape(-1, 32) for half in (slice(4), slice(4, 8)))
-    square = (left ** 2).sum(1)
-    distance = square[:, None] + square[None] - 2 * left @ left.T
-    np.fill_diagonal(distance, distance.max() + 1)
-    nearest = np.argsort(distance, axis=1, kind="stable")[:, :k]
-    receivers = np.repeat(np.arange(len(left)), k)
-    return Graph(nearest.reshape(-1), receivers, right, (digits.target == 8).astype(np.int8), name="digits-knn").symmetric()
+    views = {"left": pictures[:, :, :4]} if name == "digits-knn" else {"upper": pictures[:, :4, :4], "lower": pictures[:, 4:, :4]}
+    edges = {kind: _alike(view.reshape(len(view), -1)) for kind, view in views.items()}
+    known = pictures[:, :, 4:].reshape(-1, 32), (digits.target == 8).astype(np.int8)
+    return (Graph(*edges["left"], *known, name=name) if name == "digits-knn" else from_relations(edges, *known, name)).symmetric()
 
 # %% ../../nbs/20_graph_data.ipynb #91c97ef3
 class _Dataset(NamedTuple):
@@ -404,6 +409,7 @@ _BWGNN = "with BWGNN, https://github.com/squareRoot3/Rethinking-Anomaly-Detectio
 _FRAUD = "with CARE-GNN, https://github.com/YingtongDou/CARE-GNN"
 DATASETS = {
     "digits-knn": _Dataset("", "", 0, "made from the digits of scikit-learn"),
+    "digits-relations": _Dataset("", "", 0, "made from the digits of scikit-learn"),
     "yelp": _Dataset("YelpChi.mat", "FraudYelpDataset", 0, _FRAUD),
     "amazon": _Dataset("Amazon.mat", "FraudAmazonDataset", 3305, _FRAUD),
     "tfinance": _Dataset("tfinance", "", 0, _BWGNN),
@@ -418,7 +424,8 @@ def _find(file: str, root: str | os.PathLike | None) -> tuple[Path | None, list[
     places = [r / sub / file for r in roots for sub in ("graphs/anomaly", "")]
     return next((p for p in places if p.is_file()), None), [str(p) for p in places]
 
-_READERS = {".mat": from_mat, ".npz": from_npz, "": from_dgl_file}
+def _read(path: Path) -> Graph:
+    return {".mat": from_mat, ".npz": from_npz}.get(path.suffix, from_dgl_file)(path)
 
 # %% ../../nbs/20_graph_data.ipynb #3c3ed670
 def _raw(name: str, root: str | os.PathLike | None) -> Graph:
@@ -426,7 +433,7 @@ def _raw(name: str, root: str | os.PathLike | None) -> Graph:
     data = DATASETS[name]
     path, tried = _find(data.file, root)
     if path:
-        return _READERS[path.suffix](path)
+        return _read(path)
     places = "\n  - ".join(["Looked for", *tried] if tried else ["Neither root nor the environment variable ET_DATA names a folder to look in"])
     hint = f"{places}\nThe file is published {data.source}; put it there" + ("" if tried else ", and name its folder by root or ET_DATA")
     if name == "amazon-upu":
@@ -449,16 +456,20 @@ def load_graph(name: str, root: str | os.PathLike | None = None) -> Graph:
 
     `root` is a folder to look in before that of the environment variable ET_DATA; `yelp` and `amazon`, found in neither, are downloaded by
     DGL (to `root` or its own folder). These two are heterogeneous, with the relations of the file, net_….
+    `name` may also be the path of a file of your own: .npz, .mat, or else DGL's format; all its labels are taken to be known unless they are −1.
     Raises ValueError for an unknown name or a damaged file, FileNotFoundError with all places tried, ImportError where DGL is needed."""
-    if name not in DATASETS:
-        raise ValueError(f"name: must be one of {', '.join(DATASETS)}, got {name!r}")
+    own = name not in DATASETS
+    if own and not Path(name).is_file():
+        raise ValueError(f"name: must be one of {', '.join(DATASETS)}, or the path of an .npz, .mat or DGL file, got {name!r}")
     if root is not None and not Path(root).expanduser().is_dir():
         raise ValueError(f"root: {root} is not a folder")
-    if name == "digits-knn":
-        return _digits_knn()
-    graph = _raw(name, root)._rewired(both=True, self_loops=False)
+    if name in ("digits-knn", "digits-relations"):
+        return _digits(name)
+    graph = (_read(Path(name)) if own else _raw(name, root))._rewired(both=True, self_loops=False)
     if not graph.num_edges:
         raise ValueError(f"name: {name!r} as found has no edges between different nodes")
+    if own:
+        return graph
     labels = graph.labels.copy()
     if not (labels < 0).any():
         labels[:DATASETS[name].unlabelled] = -1

@@ -10,10 +10,10 @@ __all__ = ['CONFIGS', 'FILLS', 'completion_loss', 'TrainConfig', 'loss_for', 'he
 import argparse
 import json
 import sys
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +22,10 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 from tqdm import tqdm
 
-from ..training import CheckpointError, Fit, OptimConfig, atomic_write, fit, provenance
+from ..training import Fit, OptimConfig, as_command, atomic_write, configure, fit, option, provenance
 from .data import (Images, augment, batches, fill_biharmonic, fill_mean, fill_nearest, load_images,
                                   normalise, occlude, patchify)
-from .model import (ImageConfig, ImageEnergyTransformer, complete, image_model, option, plot_completion, plot_energies)
+from .model import (ImageConfig, ImageEnergyTransformer, complete, image_model, plot_completion, plot_energies)
 
 # %% ../../nbs/12_image_train.ipynb #9a77193e
 def completion_loss(
@@ -204,54 +204,19 @@ def report(model: ImageEnergyTransformer, config: TrainConfig, images: Images, o
     for name, mse in metrics["masked_patch_mse"].items(): print(f"  {name:<28}{mse:8.3f} ± {metrics['standard_error'][name]:.3f}")
     return metrics
 
-# %% ../../nbs/12_image_train.ipynb #b0238fd3
-def _add_options(parser: argparse.ArgumentParser, config, prefix: str = ""):
-    "One option a field, with its help and its default; the fields of a nested configuration as --model.dim and so on."
-    for f in fields(config):
-        value = getattr(config, f.name)
-        if is_dataclass(value):
-            _add_options(parser.add_argument_group(f.name, type(value).__doc__), value, f"{f.name}.")
-            continue
-        if f.name in ("mean", "std", "channels"): continue     # read off the pictures
-        choices = get_args(f.type) if get_origin(f.type) is Literal else None
-        kind = str if choices else next(t for t in (*get_args(f.type), f.type) if t in (bool, int, float, str))
-        words = {bool: {"true": True, "false": False}}.get(kind, {}) | ({"none": None} if type(None) in get_args(f.type) else {})
-        def read(text, kind=kind, words=words):
-            if text.lower() in words: return words[text.lower()]
-            if kind is bool: raise ValueError(text)
-            return kind(text)
-        read.__name__ = kind.__name__       # argparse names it where a value cannot be read
-        parser.add_argument(f"--{prefix}{f.name}", type=read, default=value, choices=choices,
-                            metavar=None if choices else kind.__name__.upper(), help=f"{f.metadata['help']} (default: {value})")
-
-def _with_options(config, options: dict, prefix: str = ""):
-    "`config` with the values that `_add_options`'s options were given."
-    own = {f.name: options[prefix + f.name] for f in fields(config) if prefix + f.name in options}
-    nested = {f.name: _with_options(getattr(config, f.name), options, f"{f.name}.") for f in fields(config) if is_dataclass(getattr(config, f.name))}
-    return replace(config, **nested, **own)
-
 # %% ../../nbs/12_image_train.ipynb #f59bfbb1
 def main(argv: list[str] | None = None) -> dict:
     "Console script `et_train_images`: train a configuration, resume it if it was stopped, and report on the test split."
-    first = argparse.ArgumentParser(add_help=False)
-    first.add_argument("--config", choices=list(CONFIGS), default="small", help="the configuration to start from (default: small)")
-    config = CONFIGS[first.parse_known_args(argv)[0].config]
-    parser = argparse.ArgumentParser("et_train_images", description=main.__doc__, parents=[first],
-                                     formatter_class=partial(argparse.HelpFormatter, width=100, max_help_position=40))
+    parser = argparse.ArgumentParser("et_train_images", description=main.__doc__)
     parser.add_argument("--out", type=Path, default=None, help="folder of checkpoints, log and report (default: runs/CONFIG); training resumes from it")
     parser.add_argument("--test_on", type=int, default=1000, help="test pictures to report on, at most (default: 1000)")
-    _add_options(parser, config)
-    args = parser.parse_args(argv)
-    if args.test_on < 1: parser.error(f"argument --test_on: expected at least 1, got {args.test_on}")
-    out = args.out or Path("runs") / args.config
-    try:
-        config, images = prepare(_with_options(config, vars(args)))
+    with as_command(parser.prog):
+        config, args = configure(parser, CONFIGS, "small", argv, omit=("mean", "std", "channels"))      # these are read off the pictures
+        if args.test_on < 1: parser.error(f"argument --test_on: expected at least 1, got {args.test_on}")
+        out = args.out or Path("runs") / args.config
+        config, images = prepare(config)
         result = train(config, images, out)
         return report(result.model, config, images["test"], out, limit=args.test_on, fit=result)
-    except (ImportError, ValueError, OSError, CheckpointError, FloatingPointError) as e:
-        sys.exit(f"et_train_images: {e}")
-    except KeyboardInterrupt as e:
-        sys.exit(f"et_train_images: {e or 'stopped'}")
 
 # %% ../../nbs/12_image_train.ipynb #31c83aff
 def demo(data: str = "digits", out: Path | str = "out") -> dict:
@@ -275,6 +240,4 @@ def demo_main(argv: list[str] | None = None):
     parser.add_argument("--data", default="digits", help=TrainConfig.__dataclass_fields__["data"].metadata["help"] + " (default: digits)")
     parser.add_argument("--out", default="out", help="folder for figures, metrics and weights (default: out)")
     args = parser.parse_args(argv)
-    try: demo(args.data, args.out)
-    except (ImportError, ValueError, OSError, CheckpointError, FloatingPointError) as e: sys.exit(f"et_demo: {e}")
-    except KeyboardInterrupt as e: sys.exit(f"et_demo: {e or 'stopped'}")
+    with as_command(parser.prog): demo(args.data, args.out)

@@ -1,0 +1,146 @@
+"""Tune, train and score every classifier that notebook 23 compares, and freeze what came out in results/anomaly.
+
+Each line of a table (a graph, a share of training nodes, a classifier) is a file of its own; a run that was stopped goes on where it was. Lines shared among processes:
+    python scripts/anomaly_results.py --part 0/2 &  python scripts/anomaly_results.py --part 1/2
+Other graphs, with their files where load_graph looks for them:
+    python scripts/anomaly_results.py --data amazon yelp tfinance --ratios 0.01 0.4"""
+import argparse
+import json
+import time
+from dataclasses import asdict, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from flax import nnx
+
+from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, best_threshold, inputs, scores, train_classifier
+from et_nbdev.graph.baselines import BASELINES, aggregate, fit_trees
+from et_nbdev.graph.data import DATASETS, load_graph, split
+from et_nbdev.training import OptimConfig, atomic_write, provenance
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# What the search may choose from. Every neural network shares the first line, every classifier gets the same number of trials.
+NEURAL = dict(scale=["standard", "rank", "both"], lr=[2e-3, 5e-3, 1e-2, 2e-2], weight_decay=[0.0, 0.01, 0.1], dropout=[0.0, 0.2, 0.5])
+SPACES = {
+    "mlp": NEURAL | dict(hidden=[32, 64, 128], num_layers=[2, 3]),
+    "gcn": NEURAL | dict(hidden=[32, 64, 128], num_layers=[2, 3]),
+    "bwgnn": NEURAL | dict(hidden=[32, 64, 128], order=[1, 2, 3, 4]),
+    "transformer": NEURAL | dict(hidden=[32, 64, 128], num_layers=[1, 2], num_heads=[1, 2, 4]),
+    "et": NEURAL | dict(dim=[32, 64, 128], num_memories=[64, 128, 256], num_heads=[1, 2], head_dim=[32, 64], steps=[1, 2, 3, 4], step_size=[0.5, 1.0]),
+    "forest": dict(scale=["standard"], n_estimators=[300], max_depth=[None, 16, 8], min_samples_leaf=[1, 2, 5, 10], max_features=["sqrt", 0.5, 1.0]),
+    "boosting": dict(scale=["standard"], n_estimators=[100, 300], learning_rate=[0.03, 0.1, 0.3], max_depth=[2, 4, 6], subsample=[0.7, 1.0], reg_lambda=[1.0, 10.0]),
+}
+# A line of the table: classifier, how many hops away the neighbours are whose mean features join a node's own, what becomes of several kinds of edges
+LINES = {kind: (kind, 0, "merged") for kind in SPACES} | {f"{kind}-2hop": (kind, 2, "merged") for kind in ("et", "mlp", "bwgnn", "forest", "boosting")} \
+    | {f"et-{pool}": ("et", 0, pool) for pool in ("max", "concat")}         # these two only where there are several
+# Changes to the configuration that the trials found for the Energy Transformer; nothing is tuned again
+ABLATIONS = {"et-no-memories": dict(num_memories=0), "et-no-attention": dict(num_heads=0)}
+SEARCH = {f"et {name}": change for name, change in {
+    "as found": {}, "without degree": dict(degree=False), "values": dict(scale="standard"), "ranks": dict(scale="rank"), "values and ranks": dict(scale="both"),
+    "T = 1": dict(steps=1), "T = 2": dict(steps=2), "T = 4": dict(steps=4), "T = 8": dict(steps=8), "α = 0.25": dict(step_size=0.25), "α = 0.5": dict(step_size=0.5), "α = 1": dict(step_size=1.0),
+    "β fixed": dict(learn_beta=False), "β = 1": dict(beta=1.0), "H = 4": dict(num_heads=4), "K = 512": dict(num_memories=512),
+    "no dropout": dict(dropout=0.0), "lr 0.005": dict(lr=0.005), "ranks, T = 3, no dropout, lr 0.005": dict(scale="rank", steps=3, dropout=0.0, lr=0.005), "positions": dict(positions=True)}.items()}
+CHANGES = ABLATIONS | SEARCH
+
+
+def draws(space: dict, number: int) -> list[dict]:
+    "`number` different points of the space, the same ones on every call."
+    points = list(product(*space.values()))
+    chosen = np.random.default_rng(0).choice(len(points), min(number, len(points)), replace=False)
+    return [dict(zip(space, points[i])) for i in chosen]
+
+
+@cache
+def graph_of(name: str): return load_graph(name)
+
+@cache
+def features_of(name: str, hops: int, scale: str, degree: bool = True):
+    graph = graph_of(name)
+    if hops:        # the degree is a feature like the others, and neighbours have one too
+        with_degree = replace(graph, features=np.column_stack([graph.features, np.log1p(graph.degrees)]).astype(np.float32))
+        return inputs(replace(graph, features=aggregate(with_degree, hops)), degree=False, scale=scale)
+    return inputs(graph, degree, scale)
+
+@cache
+def edges_of(name: str, kind: str, relations: str):
+    return AnomalyEnergyTransformer.prepare(graph_of(name), relations) if kind == "et" else BASELINES[kind].prepare(graph_of(name))
+
+
+def evaluate(data: str, ratio: float, line: str, config: dict, seed: int, epochs: int) -> dict:
+    "One split, one training: scores on validation and test nodes."
+    kind, hops, relations = LINES[line]
+    graph, options = graph_of(data), dict(config)
+    parts, features = split(graph.labels, ratio, seed), features_of(data, hops, options.pop("scale"), options.pop("degree", True))
+    start = time.perf_counter()
+    if kind in ("forest", "boosting"):
+        p = fit_trees(kind, features, graph.labels, parts.train, seed, **options)
+        threshold = best_threshold(graph.labels[parts.validation], p[parts.validation])
+        validation, test = (scores(graph.labels[nodes], p[nodes], threshold) for nodes in (parts.validation, parts.test))
+    else:
+        lr, decay = options.pop("lr"), options.pop("weight_decay")
+        optim = OptimConfig(steps=epochs, warmup=min(5, epochs - 1), lr=lr, lr_floor=0.0, weight_decay=decay, b2=0.999)
+        edges = edges_of(data, kind, relations)
+        if kind == "et": model = AnomalyEnergyTransformer(features.shape[1], AnomalyConfig(relations=relations, **options), num_nodes=graph.num_nodes, kinds=len(edges), rngs=nnx.Rngs(seed))
+        else: model = BASELINES[kind](features.shape[1], **options, rngs=nnx.Rngs(seed))
+        run = train_classifier(model, graph, parts, features, edges, optim, seed=seed, progress=False)
+        validation, test = run.validation, run.test
+    return {"seed": seed, "validation": validation, "test": test, "seconds": time.perf_counter() - start}
+
+
+def merit(run: dict) -> float:
+    "What the search maximises: the mean of macro-F1 and AUROC on validation nodes."
+    return (run["validation"]["macro_f1"] + run["validation"]["auroc"]) / 2
+
+
+def fill(path: Path, record: dict, data: str, ratio: float, line: str, seeds: int, epochs: int):
+    "Trials on the split of seed 0, then the best one on all splits; what the file already holds is not run again."
+    def add(to: str, config: dict, seed: int):
+        record[to].append({"config": config, **evaluate(data, ratio, line, config, seed, epochs)})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as temporary: temporary.write_text(json.dumps(record | provenance()) + "\n")
+        run = record[to][-1]
+        print(f"{path.stem:<34} {to:<6} {len(record[to]):>2}  validation {merit(run):.4f}  {run['seconds']:.0f} s", flush=True)
+    for config in record["planned"][len(record["trials"]):]: add("trials", config, 0)
+    best = max(record["trials"], key=merit)["config"] if record["trials"] else record["config"]
+    record["config"] = best
+    for seed in range(len(record["runs"]), seeds): add("runs", best, seed)
+
+
+def main(argv: list[str] | None = None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", choices=DATASETS, default=["amazon-upu", "tolokers", "digits-relations"], metavar="NAME", help=f"of {', '.join(DATASETS)}")
+    parser.add_argument("--ratios", nargs="+", type=float, default=[0.01, 0.4], help="shares of the labelled nodes to train on")
+    parser.add_argument("--lines", nargs="+", choices=[*LINES, *CHANGES], default=[*LINES, *ABLATIONS], metavar="LINE", help=f"of {', '.join([*LINES, *CHANGES])}")
+    parser.add_argument("--search", action="store_true", help="instead of the lines: single changes to what the trials found for the Energy Transformer, on two splits")
+    parser.add_argument("--trials", type=int, default=8, help="configurations that each classifier may try")
+    parser.add_argument("--seeds", type=int, default=5, help="splits, each with its own initial weights")
+    parser.add_argument("--epochs", type=int, default=100, help="full-batch steps of the neural networks")
+    parser.add_argument("--part", default="0/1", help="i/n: only the i-th of n shares of the lines")
+    parser.add_argument("--out", type=Path, default=ROOT / "results/anomaly")
+    args = parser.parse_args(argv)
+    for name in ("trials", "seeds", "epochs"):
+        if getattr(args, name) < 1: parser.error(f"argument --{name}: expected at least 1, got {getattr(args, name)}")
+    if any(not 0 < ratio < 1 for ratio in args.ratios): parser.error(f"argument --ratios: expected numbers between 0 and 1, got {args.ratios}")
+    try: i, n = map(int, args.part.split("/"))
+    except ValueError: i, n = 0, 0
+    if not 0 <= i < n: parser.error(f"argument --part: expected i/n with 0 ≤ i < n, such as 0/2, got {args.part!r}")
+    if args.search: args.lines, args.seeds = list(SEARCH), min(args.seeds, 2)
+    file = lambda data, ratio, line: args.out / f"{data}-{ratio:g}-{line}.json"
+    fits = lambda data, line: line in LINES and (LINES[line][2] == "merged" or graph_of(data).relations)
+    for data, ratio, line in [task for task in product(args.data, args.ratios, args.lines) if fits(task[0], task[2])][i::n]:
+        path, plan = file(data, ratio, line), draws(SPACES[LINES[line][0]], args.trials)
+        record = json.loads(path.read_text()) if path.exists() else {"data": data, "ratio": ratio, "line": line, "epochs": args.epochs, "trials": [], "runs": []}
+        fill(path, record | {"planned": plan}, data, ratio, line, args.seeds, args.epochs)
+    for data, ratio, line in list(product(args.data, args.ratios, (l for l in args.lines if l in CHANGES)))[i::n]:
+        path, full = file(data, ratio, line), file(data, ratio, "et")
+        if not full.exists(): parser.error(f"argument --lines: {line} needs the line et first ({full} is missing)")
+        record = json.loads(path.read_text()) if path.exists() else {"data": data, "ratio": ratio, "line": line, "epochs": args.epochs, "trials": [], "runs": []}
+        record["config"] = json.loads(full.read_text())["config"] | CHANGES[line]
+        fill(path, record | {"planned": []}, data, ratio, "et", args.seeds, args.epochs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The script behind notebook 23: it fills its tables on files of the published formats, goes on where it stopped, and runs nothing twice."""
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_graph_data import write_mat
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+FEW = "--ratios 0.4 --trials 2 --seeds 2 --epochs 3".split()
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("anomaly_results", ROOT / "scripts/anomaly_results.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def data(monkeypatch, tmp_path, script):
+    monkeypatch.setenv("ET_DATA", str(tmp_path))
+    for cached in (script.graph_of, script.features_of, script.edges_of): cached.cache_clear()
+    return tmp_path
+
+
+def rows(folder): return {p.stem: json.loads(p.read_text()) for p in folder.iterdir()}
+
+
+def test_a_row_of_yelpchi_from_its_file(data, script):
+    write_mat(data / "YelpChi.mat", n=300)
+    script.main(["--data", "yelp", *FEW, "--out", str(data / "out"), "--lines", "et", "et-max", "mlp", "forest-2hop", "et-no-attention"])
+    found = rows(data / "out")
+    assert set(found) == {f"yelp-0.4-{line}" for line in ("et", "et-max", "mlp", "forest-2hop", "et-no-attention")}
+    for name, row in found.items():
+        assert len(row["trials"]) == (0 if "no-attention" in name else 2) and [run["seed"] for run in row["runs"]] == [0, 1]
+        for run in row["trials"] + row["runs"]:
+            assert all(0 <= run[part][score] <= 1 for part in ("validation", "test") for score in ("macro_f1", "auroc", "auprc", "recall_at_k"))
+        assert row["commit"] and row["config"] == row["runs"][0]["config"]
+    best = max(found["yelp-0.4-mlp"]["trials"], key=script.merit)       # by validation alone
+    assert best["config"] == found["yelp-0.4-mlp"]["config"]
+    assert found["yelp-0.4-et-no-attention"]["config"] == found["yelp-0.4-et"]["config"] | {"num_heads": 0}
+
+
+def test_a_row_of_tfinance_from_its_file(data, script, monkeypatch):
+    monkeypatch.setenv("DGLBACKEND", "pytorch")
+    dgl = pytest.importorskip("dgl", reason="DGL has no good version for this Python: its formats cannot be written here")
+    import torch
+    noise = np.random.default_rng(0)
+    graph = dgl.graph(tuple(torch.from_numpy(noise.integers(0, 200, (2, 800)))), num_nodes=200)
+    graph.ndata["feature"] = torch.from_numpy(noise.normal(size=(200, 10)).astype(np.float32))
+    graph.ndata["label"] = torch.from_numpy((np.arange(200) % 5 == 0).astype(np.int64))
+    dgl.save_graphs(str(data / "tfinance"), [graph])
+    script.main(["--data", "tfinance", *FEW, "--out", str(data / "out"), "--lines", "bwgnn", "boosting"])
+    assert set(rows(data / "out")) == {"tfinance-0.4-bwgnn", "tfinance-0.4-boosting"}
+
+
+def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(data, script, monkeypatch):
+    line = ["--data", "digits-relations", *FEW, "--lines", "mlp", "--out"]
+    script.main([*line, str(data / "whole")])
+    evaluate, calls = script.evaluate, []
+    def stop_after_three(*args):
+        if len(calls) == 3: raise KeyboardInterrupt
+        calls.append(args)
+        return evaluate(*args)
+    monkeypatch.setattr(script, "evaluate", stop_after_three)
+    with pytest.raises(KeyboardInterrupt): script.main([*line, str(data / "parts")])
+    (half,) = rows(data / "parts").values()
+    assert len(half["trials"]) == 2 and len(half["runs"]) == 1
+    monkeypatch.setattr(script, "evaluate", evaluate)
+    script.main([*line, str(data / "parts")])
+    (whole,), (parts,) = (rows(data / kind).values() for kind in ("whole", "parts"))
+    strip = lambda row: [{k: v for k, v in run.items() if k != "seconds"} for run in row["trials"] + row["runs"]]
+    assert strip(whole) == strip(parts) and whole["config"] == parts["config"]
+    monkeypatch.setattr(script, "evaluate", lambda *_: pytest.fail("a line that is complete was run again"))
+    script.main([*line, str(data / "parts")])
+
+
+@pytest.mark.parametrize("wrong, message", [
+    (["--data", "cora"], "cora"), (["--ratios", "1.5"], "between 0 and 1"), (["--trials", "0"], "at least 1"), (["--part", "2/2"], "i/n"),
+    (["--lines", "et-no-memories", "--data", "digits-knn"], "needs the line et first")])
+def test_what_cannot_be_is_refused(data, script, capsys, wrong, message):
+    with pytest.raises(SystemExit): script.main([*wrong, "--out", str(data / "out")])
+    assert message in capsys.readouterr().err
