@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from et_nbdev.graph.classify import Along, ClassifyConfig, ClassifyTraining, Dense, GraphClassifier, classification_loss
-from et_nbdev.graph.sets import laplacian_positions, learn_encoding, load_graphs, make_buckets
+from et_nbdev.graph.classify import ClassifyConfig, ClassifyTraining, GraphClassifier, classification_loss
+from et_nbdev.graph.sets import EdgeLists, flip_signs, laplacian_positions, learn_encoding, load_graphs, make_buckets
 from et_nbdev.training import TrainState, atomic_write, make_optimiser, make_step, provenance
 
 MODEL = ClassifyConfig(dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=8, blocks=2)
@@ -33,7 +33,7 @@ def energy(block, g, A, mask):
 class PlainClassifier(GraphClassifier):
     "The same weights and the same function; nothing is saved."
     def __call__(self, batch, rngs=None):
-        c, x = self.config, self.tokens(batch, rngs)
+        c, x = self.config, self.tokens(batch if rngs is None else flip_signs(batch, rngs.signs()))
         here = jnp.pad(batch.present, ((0, 0), (1, 0)), constant_values=True)
         mask = here[:, :, None] & here[:, None] & jnp.pad(batch.adjacency != 0, ((0, 0), (1, 0), (1, 0)), constant_values=True)
         mask = (mask & ~jnp.eye(x.shape[1], dtype=bool)[None])[:, None]
@@ -75,11 +75,12 @@ def main():
     data = dict(features=x.shape[1], classes=graphs.num_classes, edge_features=0)
     if e.shape[1]: sys.exit(f"classification.py: the plain way has no features of edges, {args.data} has some")
 
-    ways, suppliers = {}, {"buckets": Dense(graphs, encoding, positions, config), "edges": Along(graphs, encoding, positions, config)}
+    ways, suppliers = {}, {"buckets": make_buckets(graphs, encoding, positions=positions, num_buckets=config.num_buckets, batch_size=config.batch_size),
+                         "edges": EdgeLists(graphs, encoding, positions, config.batch_size)}
     for name, supply in suppliers.items():
         train, per_epoch = trainer(GraphClassifier, data, config), iter(range(10**6))
         def epoch(supply=supply, train=train, per_epoch=per_epoch):
-            for part in supply.plan(ids, 0, next(per_epoch)): train(supply.batch(part)[1])
+            for batch in supply.batches(ids, 0, next(per_epoch)): train(batch)
         ways[name] = (epoch, len(ids))
     largest = int(graphs.sizes.argmax())
     for name, make in (("plain", PlainClassifier), ("plain padding, our model", GraphClassifier)):

@@ -62,7 +62,8 @@ def parse(argv=None):
     parser.add_argument("--out", type=Path, default=ROOT / "results/graph-classification")
     parser.add_argument("--weights", type=Path, default=None, help="folder for the weights of each fold's winner, MODEL-NAME-F.safetensors")
     parser.add_argument("--positions", type=int, default=15, help="k, eigenvectors of the Laplacian")
-    parser.add_argument("--buckets", type=int, default=4, help="shapes of batches at most")
+    parser.add_argument("--layout", choices=("dense", "edges"), default="dense", help="tables in buckets, or lists of edges, which large graphs need")
+    parser.add_argument("--buckets", type=int, default=4, help="shapes of tables at most")
     parser.add_argument("--seed", type=int, default=0, help="of initial weights and of the order of graphs; the folds do not change")
     for f in fields(FitConfig):
         parser.add_argument(f"--{f.name}", type=f.type if callable(f.type) else {"int": int, "float": float}[f.type], default=None, help=f"{f.metadata['help']} (instead of the grid's)")
@@ -88,7 +89,7 @@ def main(argv=None):
     def keep(f, model):
         if args.weights: save_checkpoint(args.weights / f"{args.model}-{args.data}-{f}.safetensors", nnx.to_pure_dict(nnx.state(model)), {"data": args.data, "fold": f})
     print(graphs, flush=True)
-    rows = cross_validate(MAKE[args.model], graphs, fold, candidates, folds=args.which[args.i::args.n], k=k, num_buckets=args.buckets, seed=args.seed,
+    rows = cross_validate(MAKE[args.model], graphs, fold, candidates, folds=args.which[args.i::args.n], k=k, num_buckets=args.buckets, layout=args.layout, seed=args.seed,
                           out=args.out / args.data / args.model, progress=sys.stdout.isatty(), keep=keep)
     for row in rows:
         print(f"fold {row['fold']}: test {100 * row['test_accuracy']:.1f} %, hold-out {100 * row['candidates'][row['chosen']]['validation_accuracy']:.1f} %, "

@@ -12,11 +12,11 @@ from et_nbdev.attention import EnergyAttention
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
 from et_nbdev.graph import classify
-from et_nbdev.graph.classify import (Along, ClassifyConfig, ClassifyTraining, Dense, GraphClassifier, LearnedAdjacency, WeightedEdges, WeightedPairs,
-                                     classification_loss, load_classifier, look, main, plot_molecule, predict, reorder, score, stream,
+from et_nbdev.graph.classify import (ClassifyConfig, ClassifyTraining, GraphClassifier, LearnedAdjacency, WeightedEdges, WeightedPairs,
+                                     classification_loss, load_classifier, look, main, plot_molecule, reorder, score, stream,
                                      train_classifier)
-from et_nbdev.graph.crossval import Fold, deal, parts
-from et_nbdev.graph.sets import GraphBatch, GraphSet, edge_batch, laplacian_positions, learn_encoding, load_graphs, make_buckets
+from et_nbdev.graph.crossval import Fold, deal, parts, predict_logits
+from et_nbdev.graph.sets import EdgeLists, GraphBatch, GraphSet, edge_batch, laplacian_positions, learn_encoding, load_graphs, make_buckets
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient
 from et_nbdev.training import CheckpointError
 
@@ -282,29 +282,33 @@ def test_the_loss_is_the_mean_over_graphs(x64):
     for batch in (dense, widen(dense)): assert_close(nnx.jit(classification_loss)(model, batch, jax.random.key(0))[0], want)
 
 
-@pytest.mark.parametrize("layout", [Dense, Along])
-def test_an_epoch_holds_every_graph_once_and_a_batch_is_a_function_of_its_number(layout):
+def supplies(ids):
     graphs = load_graphs("rings")
+    encoding, positions = learn_encoding(graphs, ids), laplacian_positions(graphs, 3)
+    return {"dense": make_buckets(graphs, encoding, positions=positions, num_buckets=2, batch_size=16), "edges": EdgeLists(graphs, encoding, positions, 16)}
+
+
+@pytest.mark.parametrize("layout", ["dense", "edges"])
+def test_an_epoch_holds_every_graph_once_and_a_batch_is_a_function_of_its_number(layout):
     ids = np.arange(5, 75)
-    supply = layout(graphs, learn_encoding(graphs, ids), laplacian_positions(graphs, 3), replace(QUICK, num_buckets=2))
+    supply = supplies(ids)[layout]
     for seed, epoch in ((None, 0), (0, 0), (0, 1)):
-        which = np.concatenate([supply.batch(part)[0] for part in supply.plan(ids, seed, epoch)])
+        which = np.concatenate([supply.members(part) for part in supply.plan(ids, seed, epoch)])
         assert sorted(which[which >= 0]) == list(ids)
-    which, batch = supply.batch(supply.plan(ids, 0, 0)[0])
-    assert np.array_equal(batch.labels[:len(which)], np.where(which >= 0, graphs.labels[which], -1))
+        for part, batch in zip(supply.plan(ids, seed, epoch), supply.batches(ids, seed, epoch)):
+            which = supply.members(part)
+            assert np.array_equal(batch.labels, np.where(which >= 0, supply.labels[which], -1))
     per = len(supply.plan(ids, 0))
     walk = lambda start, n: [np.asarray(b.features) for b, _ in zip(stream(supply, ids, 0, start), range(n))]
     for a, b in zip(walk(0, 2 * per + 1)[3:], walk(3, 2 * per - 2)): assert np.array_equal(a, b)
 
 
 def test_predictions_come_in_the_order_asked_for_and_alike_in_both_layouts():
-    graphs = load_graphs("rings")
     ids = np.random.default_rng(0).permutation(60)[:30]
-    args = graphs, learn_encoding(graphs, ids), laplacian_positions(graphs, 3), replace(QUICK, num_buckets=2)
-    model = GraphClassifier(3, 2, SMALL, rngs=nnx.Rngs(0))
-    dense, along = (predict(model, layout(*args), ids) for layout in (Dense, Along))
+    model, given = GraphClassifier(3, 2, SMALL, rngs=nnx.Rngs(0)), supplies(ids)
+    dense, along = (predict_logits(model, given[layout], ids) for layout in ("dense", "edges"))
     assert_close(along, dense, rtol=1e-5)
-    assert_close(predict(model, Dense(*args), ids[::-1]), dense[::-1], rtol=1e-6)
+    assert_close(predict_logits(model, given["dense"], ids[::-1]), dense[::-1], rtol=1e-6)
 
 
 def test_scores_by_hand():
@@ -393,5 +397,5 @@ def test_mutag_is_learned(et_data, tmp_path):
     run = train_classifier(config, graphs, fold, tmp_path, progress=False)
     most = np.bincount(graphs.labels[fold.train]).argmax()
     known = np.concatenate([fold.validation, fold.test])
-    supply = Dense(graphs, learn_encoding(graphs, fold.train), laplacian_positions(graphs, 8), config)
-    assert score(predict(run.model, supply, known), graphs.labels[known]).accuracy > (graphs.labels[known] == most).mean()
+    supply = make_buckets(graphs, learn_encoding(graphs, fold.train), k=8, num_buckets=2)
+    assert score(predict_logits(run.model, supply, known), graphs.labels[known]).accuracy > (graphs.labels[known] == most).mean()

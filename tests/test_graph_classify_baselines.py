@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from et_nbdev.graph.classify_baselines import GIN, Agnostic, AgnosticConfig, GINConfig, MaskedBatchNorm
-from et_nbdev.graph.sets import GraphBatch
+from et_nbdev.graph.sets import EdgeBatch, GraphBatch
 from et_nbdev.testing import assert_close
 
 MODELS = [(GIN, GINConfig(5, 4)), (GIN, GINConfig(4, 3, norm="layer")), (Agnostic, AgnosticConfig(6)), (Agnostic, AgnosticConfig(6, per_node=True))]
@@ -81,6 +81,26 @@ def test_neither_padding_nor_mates_nor_order_matter(Model, config):
     order = np.random.default_rng(1).permutation(7)
     moved = batch._replace(features=batch.features[:, order], adjacency=batch.adjacency[:, order][:, :, order])
     assert_close(model(moved), model(batch), rtol=2e-6)
+
+
+def end_to_end(batch, spare=3):
+    "The same graphs along edges."
+    sizes = [int(n) for n in batch.present.sum(1)]
+    start, B = np.concatenate([[0], np.cumsum(sizes)]), len(sizes)
+    n, ends = start[-1] + spare, np.concatenate([np.argwhere(np.asarray(batch.adjacency[i])) + start[i] for i in range(B)])
+    ends = np.concatenate([ends, np.full((4, 2), n - 1)])
+    rows = lambda x: jnp.concatenate([x[i, :size] for i, size in enumerate(sizes)] + [jnp.zeros((spare, x.shape[-1]), x.dtype)])
+    graph = np.repeat(np.arange(B + 1), [*sizes, spare])
+    return EdgeBatch(rows(batch.features), rows(batch.positions), jnp.asarray(ends[:, 1]), jnp.asarray(ends[:, 0]), jnp.zeros((len(ends), 0), batch.features.dtype),
+                     jnp.asarray(graph), jnp.asarray(graph < B), batch.labels)
+
+
+@each_model
+def test_lists_of_edges_say_the_same_as_tables(Model, config, x64):
+    batch = batch_of((5, 1, 7, 3), N=9)
+    gradient = lambda batch: (make(Model, config)(batch), nnx.grad(lambda m: jnp.sum(jnp.sin(m(batch, rngs=nnx.Rngs(0)))))(make(Model, config)))
+    config = type(config)(**{**vars(config), "dropout": 0.0})
+    jax.tree.map(lambda a, b: assert_close(b, a, rtol=1e-9, atol=1e-12), gradient(batch), gradient(end_to_end(batch)))
 
 
 @each_model
@@ -173,4 +193,4 @@ def test_dropout_acts_in_training_only():
 ])
 def test_wrong_sizes_are_named(make_it, match):
     with pytest.raises(ValueError, match=match): make_it()
-    with pytest.raises(TypeError, match="expected a GraphBatch, got"): Agnostic(3, 2, rngs=nnx.Rngs(0))(jnp.ones((2, 3)))
+    with pytest.raises(TypeError, match="expected a GraphBatch or an EdgeBatch, got"): Agnostic(3, 2, rngs=nnx.Rngs(0))(jnp.ones((2, 3)))

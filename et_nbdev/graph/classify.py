@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['CONFIGS', 'WeightedPairs', 'shifted', 'LearnedAdjacency', 'WeightedEdges', 'Places', 'places', 'ClassifyConfig',
-           'GraphClassifier', 'reorder', 'classification_loss', 'ClassifyTraining', 'Dense', 'Along', 'stream',
-           'Scores', 'predict', 'score', 'Classified', 'train_classifier', 'load_classifier', 'main', 'View', 'look',
-           'plot_molecule']
+           'GraphClassifier', 'reorder', 'classification_loss', 'ClassifyTraining', 'stream', 'Scores', 'score',
+           'Classified', 'train_classifier', 'load_classifier', 'main', 'View', 'look', 'plot_molecule']
 
 # %% ../../nbs/24_classification.ipynb #9c82d1bd
 import argparse
@@ -26,9 +25,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from ..attention import masked_logsumexp, queries_and_keys, two_term_update
 from ..block import Energies, EnergyTransformer
 from ..dynamics import descend
-from .crossval import Fold, deal, parts
-from .sets import (EdgeBatch, Encoding, GraphBatch, GraphSet, edge_batch, laplacian_positions, learn_encoding, load_graphs, make_buckets,
-                                 take)
+from .crossval import Fold, deal, parts, predict_logits
+from .sets import (Buckets, EdgeBatch, EdgeLists, GraphBatch, GraphSet, flip_signs, laplacian_positions, learn_encoding, load_graphs,
+                                 make_buckets, take)
 from ..norm import check_sizes
 from ..training import CheckpointError, OptimConfig, as_command, atomic_write, configure, fit, load_checkpoint, option, provenance, read_meta
 
@@ -190,7 +189,7 @@ class GraphClassifier(nnx.Module):
     def __init__(self, num_features: int, num_classes: int, config: ClassifyConfig = ClassifyConfig(), *, num_edge_features: int = 0, param_dtype=jnp.float32,
                  rngs: nnx.Rngs):
         check_sizes(num_features=num_features, num_classes=num_classes)
-        c, self.config, self.sizes = config, config, dict(features=num_features, positions=config.num_positions, edge_features=num_edge_features)
+        c, self.config, self.num_features, self.num_edge_features = config, config, num_features, num_edge_features
         options = dict(param_dtype=param_dtype, rngs=rngs)
         self.cls = nnx.Param(jax.random.normal(rngs.params(), (c.dim,), param_dtype))
         self.embed = nnx.Linear(num_features, c.dim, **options)
@@ -201,18 +200,13 @@ class GraphClassifier(nnx.Module):
 
     def check(self, batch):
         "Raise ValueError unless the last axes of features, positions and features of edges are those of the model."
-        for name, size in self.sizes.items():
+        for name, size in ("features", self.num_features), ("positions", self.config.num_positions), ("edge_features", self.num_edge_features):
             if getattr(batch, name).shape[-1] != size: raise ValueError(f"batch.{name}: expected a last axis of {size}, got shape {getattr(batch, name).shape}")
 
-    def tokens(self, batch, rngs: nnx.Rngs | None = None):
+    def tokens(self, batch):
         "CLS and the nodes at the start, (B, N + 1, D) or end to end (n + B + 1, D); zeros where no node is present."
         x, flat = self.embed(batch.features), isinstance(batch, EdgeBatch)
-        if self.config.num_positions:
-            positions = batch.positions
-            if rngs is not None:            # an eigenvector's sign means nothing
-                signs = jax.random.rademacher(rngs.signs(), (len(batch.labels) + flat, positions.shape[-1]), positions.dtype)
-                positions = positions * (signs[batch.graph] if flat else signs[:, None])
-            x = x + self.place(positions)
+        if self.config.num_positions: x = x + self.place(batch.positions)
         x, cls = jnp.where(batch.present[..., None], x, jnp.zeros_like(x)), self.cls[...].astype(x.dtype)
         if not flat: return jnp.concatenate([jnp.broadcast_to(cls, (len(x), 1, len(cls))), x], 1)
         at = places(batch)
@@ -242,7 +236,8 @@ class GraphClassifier(nnx.Module):
         self.check(batch)
         c = self.config
         if rngs is not None and c.shuffle: batch = reorder(batch, rngs.order())
-        x = self.tokens(batch, rngs)
+        if rngs is not None: batch = flip_signs(batch, rngs.signs())        # an eigenvector's sign means nothing
+        x = self.tokens(batch)
         pairs = self.pairs(x, batch)
         for block in self.blocks:
             if rngs is None or not c.noise: x = descend(block, x, c.steps, c.step_size, mask=pairs)[0]
@@ -315,59 +310,22 @@ class ClassifyTraining:
         steps = self.epochs * steps_per_epoch
         return OptimConfig(steps, int(self.warmup * steps), self.lr, self.lr_floor, self.weight_decay)
 
-# %% ../../nbs/24_classification.ipynb #85adb2e8
+# %% ../../nbs/24_classification.ipynb #f53a5f3b
 _take = jax.jit(take)
 
-class Dense:
-    "Batches from buckets."
-    def __init__(self, graphs: GraphSet, encoding: Encoding, positions: Float[np.ndarray, "N k"], c: ClassifyTraining):
-        self.buckets = make_buckets(graphs, encoding, positions=positions, num_buckets=c.num_buckets, batch_size=c.batch_size)
-        self.ids = [np.flatnonzero(self.buckets.bucket == b) for b in range(len(self.buckets.buckets))]        # in the order of their rows
-
-    def plan(self, ids, seed=None, epoch=0): return self.buckets.plan(ids, seed, epoch)
-
-    def batch(self, part) -> tuple[Int[np.ndarray, "B"], GraphBatch]:
-        "The graphs of a batch (-1: none), and the batch."
-        b, rows = part
-        return np.where(rows >= 0, self.ids[b][rows], -1), _take(self.buckets.buckets[b], jnp.asarray(rows))
-
-class Along:
-    "Batches of edges."
-    def __init__(self, graphs: GraphSet, encoding: Encoding, positions: Float[np.ndarray, "N k"], c: ClassifyTraining):
-        self.args, self.batch_size = (graphs, encoding, positions), c.batch_size
-
-    def plan(self, ids, seed=None, epoch=0):
-        ids = np.sort(ids) if seed is None else np.random.default_rng((seed, epoch)).permutation(np.sort(ids))
-        return np.array_split(ids, -(-len(ids) // self.batch_size))
-
-    def batch(self, part) -> tuple[Int[np.ndarray, "B"], EdgeBatch]:
-        "The graphs of a batch (-1: none), and the batch."
-        some = self.args[0][part]
-        room = lambda n: int(np.ceil(1.25 ** np.ceil(np.log(max(n, 16)) / np.log(1.25))))
-        return np.pad(part, (0, self.batch_size - len(part)), constant_values=-1), edge_batch(
-            *self.args, part, room(some.num_nodes + 1), room(some.num_edges), self.batch_size)
-
-def stream(supply: Dense | Along, ids: Int[np.ndarray, "n"], seed: int, start: int = 0):
+def stream(supply: Buckets | EdgeLists, ids: Int[np.ndarray, "n"], seed: int, start: int = 0):
     "Batch number `start` and all after it, epoch after epoch; each a function of its number and the seed."
     per = len(supply.plan(ids, seed))
     for epoch in count(start // per):
-        for part in supply.plan(ids, seed, epoch)[start % per if epoch == start // per else 0:]: yield supply.batch(part)[1]
+        for part in supply.plan(ids, seed, epoch)[start % per if epoch == start // per else 0:]:
+            data, rows = supply.load(part)
+            yield data if rows is None else _take(data, rows)
 
 # %% ../../nbs/24_classification.ipynb #6f594292
 class Scores(NamedTuple):
     "Share of the graphs that are classified correctly, and the mean cross-entropy."
     accuracy: float
     cross_entropy: float
-
-_logits = nnx.jit(lambda model, batch: model(batch))
-
-def predict(model: GraphClassifier, supply: Dense | Along, ids: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n C"]:
-    "Logits of some graphs, in the order of `ids`."
-    found = {}
-    for part in supply.plan(ids):
-        which, batch = supply.batch(part)
-        found |= {i: row for i, row in zip(which.tolist(), np.asarray(_logits(model, batch))) if i >= 0}
-    return np.stack([found[i] for i in np.asarray(ids).tolist()])
 
 def score(logits: Float[np.ndarray, "n C"], labels: Int[np.ndarray, "n"]) -> Scores:
     "Raises ValueError unless all logits are finite and there is at least one graph."
@@ -396,17 +354,17 @@ def train_classifier(config: ClassifyTraining, graphs: GraphSet, fold: Fold, fol
     if len(np.unique(graphs.labels[train])) < 2: raise ValueError(f"fold: the {len(train)} training graphs are all of one class")
     positions = laplacian_positions(graphs, c.num_positions) if positions is None else positions
     encoding = learn_encoding(graphs, train)
-    x, e = encoding(graphs[train[:1]])
-    sizes = dict(num_features=x.shape[1], num_classes=graphs.num_classes, num_edge_features=e.shape[1])
-    supply = (Dense if config.layout == "dense" else Along)(graphs, encoding, positions, config)
+    sizes = dict(num_features=encoding.node.size, num_classes=graphs.num_classes, num_edge_features=encoding.edge.size)
+    supply = EdgeLists(graphs, encoding, positions, config.batch_size) if config.layout == "edges" else make_buckets(
+        graphs, encoding, positions=positions, num_buckets=config.num_buckets, batch_size=config.batch_size)
     per = len(supply.plan(train, config.seed))
     def judge(model):
-        found = score(predict(model, supply, validation), graphs.labels[validation])
+        found = score(predict_logits(model, supply, validation), graphs.labels[validation])
         return {"loss": 1 - found.accuracy + found.cross_entropy / 1000, **found._asdict()}
     result = fit(GraphClassifier(**sizes, config=c, rngs=nnx.Rngs(config.seed)), classification_loss, lambda start: stream(supply, train, config.seed, start),
                  config.optim(per), seed=config.seed, folder=folder, validate=judge, every=config.every * per, log_every=config.every * per,
                  config=json.loads(json.dumps({**asdict(config), "sizes": sizes})), progress=progress)
-    scores = (score(predict(result.model, supply, ids), graphs.labels[ids]) for ids in (validation, test))
+    scores = (score(predict_logits(result.model, supply, ids), graphs.labels[ids]) for ids in (validation, test))
     return Classified(result.model, *scores, result.history, result.best_step)
 
 # %% ../../nbs/24_classification.ipynb #899addd7

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from .sets import GraphBatch
+from .sets import EdgeBatch, GraphBatch
 from ..norm import check_sizes, signed
 
 # %% ../../nbs/24b_classification_baselines.ipynb #0ce6eef8
-def _sum(x: Float[Array, "B N D"], present: Bool[Array, "B N"]) -> Float[Array, "B D"]:
-    "The sum over the nodes that are there."
-    return jnp.sum(jnp.where(present[..., None], x, jnp.zeros_like(x)), 1)
+def _sum(x: Float[Array, "... D"], batch: GraphBatch | EdgeBatch) -> Float[Array, "B D"]:
+    "The sum over the nodes of each graph that are there."
+    x = jnp.where(batch.present[..., None], x, jnp.zeros_like(x))
+    return jax.ops.segment_sum(x, batch.graph, len(batch.labels)) if isinstance(batch, EdgeBatch) else jnp.sum(x, 1)
 
 def _drop(x: Float[Array, "B D"], rate: float, rngs: nnx.Rngs | None) -> Float[Array, "B D"]:
     "Dropout, in training only."
@@ -31,9 +32,8 @@ def _check_config(config):
     if not 0 <= config.dropout < 1: raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {config.dropout!r}")
 
 def _check_batch(batch, num_features: int):
-    if not isinstance(batch, GraphBatch): raise TypeError(f"batch: expected a GraphBatch, got {type(batch).__name__}")
-    if batch.features.ndim != 3 or batch.features.shape[-1] != num_features:
-        raise ValueError(f"batch: expected features of shape (B, N, F) with F = {num_features}, got {batch.features.shape}")
+    if not isinstance(batch, GraphBatch | EdgeBatch): raise TypeError(f"batch: expected a GraphBatch or an EdgeBatch, got {type(batch).__name__}")
+    if batch.features.shape[-1] != num_features: raise ValueError(f"batch: expected features of shape (..., F) with F = {num_features}, got {batch.features.shape}")
 
 # %% ../../nbs/24b_classification_baselines.ipynb #731bffc9
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class AgnosticConfig:
 class Agnostic(nnx.Module):
     r"""The structure-agnostic baseline of Errica et al. (2020): an MLP on $\sum_C x_C$, or with `per_node` on $\sum_C \mathrm{ReLU}(W_0x_C+b_0)$.
 
-    Raises TypeError or ValueError for anything but a `GraphBatch` with F features."""
+    Raises TypeError or ValueError for anything but a `GraphBatch` or an `EdgeBatch` with F features."""
     def __init__(self, num_features: int, num_classes: int, config: AgnosticConfig = AgnosticConfig(), *, param_dtype=jnp.float32, rngs: nnx.Rngs):
         check_sizes(num_features=num_features, num_classes=num_classes)
         self.num_features, self.config = num_features, config
@@ -58,12 +58,14 @@ class Agnostic(nnx.Module):
         self.first = linear(config.hidden if config.per_node else num_features, config.hidden)
         self.second = linear(config.hidden, num_classes)
 
-    def __call__(self, batch: GraphBatch, rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
+    def __call__(self, batch: GraphBatch | EdgeBatch, rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
         _check_batch(batch, self.num_features)
         x = batch.features if self.embed is None else jax.nn.relu(self.embed(batch.features))
-        return self.second(_drop(jax.nn.relu(self.first(_sum(x, batch.present))), self.config.dropout, rngs))
+        return self.second(_drop(jax.nn.relu(self.first(_sum(x, batch))), self.config.dropout, rngs))
 
-# %% ../../nbs/24b_classification_baselines.ipynb #51b24928
+# %% ../../nbs/24b_classification_baselines.ipynb #59483f91
+def _lift(v, x): return v.reshape((1,) * (x.ndim - 1) + v.shape)
+
 class MaskedBatchNorm(nnx.Module):
     r"$\gamma\,(x-\mu)/\sqrt{\sigma^2+\varepsilon}+\beta$ for each entry; μ and σ² over the nodes present in the batch while training, else their running averages."
     def __init__(self, size: int, *, momentum: float = 0.9, eps: float = 1e-5, param_dtype=jnp.float32):
@@ -71,25 +73,26 @@ class MaskedBatchNorm(nnx.Module):
         self.scale, self.bias = nnx.Param(jnp.ones(size, param_dtype)), nnx.Param(jnp.zeros(size, param_dtype))
         self.mean, self.variance = nnx.BatchStat(jnp.zeros(size, param_dtype)), nnx.BatchStat(jnp.ones(size, param_dtype))
 
-    def __call__(self, x: Float[Array, "B N D"], present: Bool[Array, "B N"], training: bool) -> Float[Array, "B N D"]:
+    def __call__(self, x: Float[Array, "... D"], present: Bool[Array, "..."], training: bool) -> Float[Array, "... D"]:
         mean, variance = self.mean[...], self.variance[...]
         if training:
             count = jnp.maximum(present.sum(), 1).astype(x.dtype)
-            mean = _sum(x, present).sum(0) / count
-            variance = _sum((x - mean[None, None]) ** 2, present).sum(0) / count
+            over = lambda x: jnp.sum(jnp.where(present[..., None], x, jnp.zeros_like(x)), range(x.ndim - 1)) / count
+            mean = over(x)
+            variance = over((x - _lift(mean, x)) ** 2)
             for kept, new in ((self.mean, mean), (self.variance, variance)):
                 kept[...] = self.momentum * kept[...] + (1 - self.momentum) * new
         scale = self.scale[...] * jax.lax.rsqrt(variance + self.eps)
-        return (x - mean[None, None]) * scale[None, None] + self.bias[...][None, None]
+        return (x - _lift(mean, x)) * _lift(scale, x) + _lift(self.bias[...], x)
 
 class _LayerNorm(nnx.Module):
     "The same over the entries of each node, without statistics."
     def __init__(self, size: int, *, param_dtype=jnp.float32):
         self.scale, self.bias = nnx.Param(jnp.ones(size, param_dtype)), nnx.Param(jnp.zeros(size, param_dtype))
 
-    def __call__(self, x: Float[Array, "B N D"], present: Bool[Array, "B N"], training: bool) -> Float[Array, "B N D"]:
+    def __call__(self, x: Float[Array, "... D"], present: Bool[Array, "..."], training: bool) -> Float[Array, "... D"]:
         centred = x - x.mean(-1, keepdims=True)
-        return centred * jax.lax.rsqrt(jnp.mean(centred**2, -1, keepdims=True) + 1e-5) * self.scale[...][None, None] + self.bias[...][None, None]
+        return centred * jax.lax.rsqrt(jnp.mean(centred**2, -1, keepdims=True) + 1e-5) * _lift(self.scale[...], x) + _lift(self.bias[...], x)
 
 # %% ../../nbs/24b_classification_baselines.ipynb #6971a81e
 @dataclass(frozen=True)
@@ -112,8 +115,10 @@ class _Isomorphism(nnx.Module):
         self.maps = nnx.List([nnx.Linear(i, config.hidden, param_dtype=param_dtype, rngs=rngs) for i in (size_in, config.hidden)])
         self.norms = nnx.List([norm(config.hidden, param_dtype=param_dtype) for _ in range(2)])
 
-    def __call__(self, h: Float[Array, "B N D"], batch: GraphBatch, training: bool) -> Float[Array, "B N D2"]:
-        h = (1 + self.epsilon[...]) * h + batch.adjacency @ h
+    def __call__(self, h: Float[Array, "... D"], batch: GraphBatch | EdgeBatch, training: bool) -> Float[Array, "... D2"]:
+        flat = isinstance(batch, EdgeBatch)         # whose padding edges join a padding node to itself
+        near = jax.ops.segment_sum(h[batch.senders], batch.receivers, len(h), indices_are_sorted=True) if flat else batch.adjacency @ h
+        h = (1 + self.epsilon[...]) * h + near
         for linear, norm in zip(self.maps, self.norms): h = jax.nn.relu(norm(linear(h), batch.present, training))
         return jnp.where(batch.present[..., None], h, jnp.zeros_like(h))
 
@@ -122,7 +127,7 @@ class _Isomorphism(nnx.Module):
 class GIN(nnx.Module):
     r"""Graph isomorphism network (Xu et al., 2019): $h_C = \mathrm{MLP}((1+\epsilon)h_C + \sum_{B\in N(C)}h_B)$, `num_layers` - 1 times; logits $\sum_l (W_l\sum_C h^{(l)}_C + b_l)$.
 
-    With `rngs` it is being trained: dropout, and a batch norm of the batch. Work: B·N²·D a layer, as a dense product. Raises as `Agnostic`."""
+    With `rngs` it is being trained: dropout, and a batch norm of the batch. Work a layer: B·N²·D, as a dense product; along edges E·D. Raises as `Agnostic`."""
     def __init__(self, num_features: int, num_classes: int, config: GINConfig = GINConfig(), *, param_dtype=jnp.float32, rngs: nnx.Rngs):
         check_sizes(num_features=num_features, num_classes=num_classes)
         self.num_features, self.config = num_features, config
@@ -130,11 +135,11 @@ class GIN(nnx.Module):
         self.layers = nnx.List([_Isomorphism(size, config, param_dtype=param_dtype, rngs=rngs) for size in sizes[:-1]])
         self.heads = nnx.List([nnx.Linear(size, num_classes, param_dtype=param_dtype, rngs=rngs) for size in sizes])
 
-    def __call__(self, batch: GraphBatch, rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
+    def __call__(self, batch: GraphBatch | EdgeBatch, rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
         _check_batch(batch, self.num_features)
         h = batch.features
-        logits = _drop(self.heads[0](_sum(h, batch.present)), self.config.dropout, rngs)
+        logits = _drop(self.heads[0](_sum(h, batch)), self.config.dropout, rngs)
         for layer, head in zip(self.layers, self.heads[1:]):
             h = layer(h, batch, rngs is not None)
-            logits = logits + _drop(head(_sum(h, batch.present)), self.config.dropout, rngs)
+            logits = logits + _drop(head(_sum(h, batch)), self.config.dropout, rngs)
         return logits

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TU_URL', 'TU_NAMES', 'LARGE', 'GraphSet', 'read_tu', 'graphs_from_dgl', 'load_graphs', 'laplacian_positions',
-           'Encoding', 'learn_encoding', 'GraphBatch', 'flip_signs', 'bucket_sizes', 'Bucket', 'take', 'Buckets',
-           'make_buckets', 'EdgeBatch', 'edge_batch']
+           'Encoding', 'learn_encoding', 'GraphBatch', 'bucket_sizes', 'Bucket', 'take', 'Buckets', 'make_buckets',
+           'EdgeBatch', 'edge_batch', 'EdgeLists', 'flip_signs']
 
 # %% ../../nbs/20b_graph_sets.ipynb #219c3852
 import io
@@ -20,6 +20,7 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
@@ -382,6 +383,8 @@ class _Columns(NamedTuple):
     mean: Float32[np.ndarray, "A"]
     scale: Float32[np.ndarray, "A"]
 
+    size = property(lambda self: sum(map(len, self.values)) + len(self.mean), doc="F.")
+
     @classmethod
     def learn(cls, labels, attributes, train):
         values = tuple(np.unique(column) for column in labels.T)
@@ -429,11 +432,6 @@ class GraphBatch(NamedTuple):
     edge_features: Float[Array, "B N N L"]  # what is known of that edge, 0 where there is none; L may be 0
     present: Bool[Array, "B N"]
     labels: Int[Array, "B"]
-
-def flip_signs(batch: GraphBatch, key: PRNGKeyArray) -> GraphBatch:
-    "The same batch with a random sign for each graph and each column of its positions."
-    B, _, k = batch.positions.shape
-    return batch._replace(positions=batch.positions * jax.random.rademacher(key, (B, 1, k), batch.positions.dtype))
 
 # %% ../../nbs/20b_graph_sets.ipynb #b2d3bd8a
 def bucket_sizes(sizes: Int[np.ndarray, "G"], num_buckets: int = 4, multiple: int = 4) -> tuple[int, ...]:
@@ -494,6 +492,7 @@ class Buckets:
     num_features = property(lambda self: self.buckets[0].features.shape[-1])
     num_positions = property(lambda self: self.buckets[0].positions.shape[-1])
     num_edge_features = property(lambda self: self.buckets[0].edge_features.shape[-1])
+    _ids = cached_property(lambda self: [np.flatnonzero(self.bucket == b) for b in range(len(self.buckets))])     # of the rows of each bucket
 
     def plan(self, ids: Int[np.ndarray, "n"], seed: int | None = None, epoch: int = 0) -> list[tuple[int, Int32[np.ndarray, "B"]]]:
         """The batches of one epoch as (bucket, rows of it), every graph of `ids` in one of them, rows filled up with -1.
@@ -509,9 +508,18 @@ class Buckets:
         if rng is not None: rng.shuffle(found := np.array([*found, None], object)[:-1])         # an array, so that no shape is guessed
         return list(found)
 
+    def members(self, part: tuple) -> Int[np.ndarray, "B"]:
+        "The graphs of a batch of the plan, -1 for none."
+        b, rows = part
+        return np.where(rows >= 0, self._ids[b][rows], -1)
+
+    def load(self, part: tuple) -> tuple[Bucket, Int32[np.ndarray, "B"]]:
+        "What `take` needs for a batch of the plan."
+        return self.buckets[part[0]], part[1]
+
     def batches(self, ids, seed: int | None = None, epoch: int = 0) -> Iterator[GraphBatch]:
         "The batches of `plan`."
-        for b, rows in self.plan(ids, seed, epoch): yield _take(self.buckets[b], jnp.asarray(rows))
+        for part in self.plan(ids, seed, epoch): yield _take(*self.load(part))
 
 # %% ../../nbs/20b_graph_sets.ipynb #a34a9545
 def make_buckets(graphs: GraphSet, encoding: Encoding, k: int = 15, *, positions: Float32[np.ndarray, "N k"] | None = None,
@@ -566,3 +574,47 @@ def edge_batch(graphs: GraphSet, encoding: Encoding, positions: Float32[np.ndarr
     graph = np.repeat(np.arange(len(part), dtype=np.int32), part.sizes)
     return EdgeBatch(fill(x, n), fill(positions[nodes], n), fill(part.senders[order], E, n - 1), fill(part.receivers[order], E, n - 1), fill(e[order], E),
                      fill(graph, n, B), fill(np.ones(part.num_nodes, bool), n, False), fill(part.labels, B, -1))
+
+# %% ../../nbs/20b_graph_sets.ipynb #0197041d
+@dataclass(frozen=True, repr=False, eq=False)
+class EdgeLists:
+    "A set to be taken along edges, in batches of at most `batch_size` graphs: what `Buckets` are for tables, and used alike."
+    graphs: GraphSet
+    encoding: Encoding
+    positions: Float32[np.ndarray, "N k"]
+    batch_size: int = 64
+
+    labels = property(lambda self: self.graphs.labels)
+    num_classes = property(lambda self: self.graphs.num_classes)
+    num_features = property(lambda self: self.encoding.node.size)
+    num_positions = property(lambda self: self.positions.shape[1])
+    num_edge_features = property(lambda self: self.encoding.edge.size)
+
+    def plan(self, ids: Int[np.ndarray, "n"], seed: int | None = None, epoch: int = 0) -> list[Int[np.ndarray, "b"]]:
+        "The batches of one epoch as graphs, each with its share of small and of large ones; in random order, the same for the same seed and epoch, or without a seed in a fixed one."
+        ids = _ids("ids", ids, len(self.labels))
+        ids, m = ids[np.lexsort((ids, self.graphs.sizes[ids]))], -(-len(ids) // self.batch_size)
+        if seed is None: return [ids[i::m] for i in range(m)]
+        rng = np.random.default_rng((seed, epoch))
+        rows = [rng.permutation(ids[j:j + m]) for j in range(0, len(ids), m)]
+        return [np.array([row[i] for row in rows if i < len(row)]) for i in rng.permutation(m)]
+
+    def members(self, part: Int[np.ndarray, "b"]) -> Int[np.ndarray, "B"]:
+        "The graphs of a batch of the plan, -1 for none."
+        return np.pad(part, (0, self.batch_size - len(part)), constant_values=-1)
+
+    def load(self, part: Int[np.ndarray, "b"]) -> tuple[EdgeBatch, None]:
+        "A batch of the plan, padded to one of few sizes, each a quarter above the one before; and nothing, where `Buckets` have rows."
+        some, room = self.graphs[part], lambda n: int(np.ceil(1.25 ** np.ceil(np.log(max(n, 16)) / np.log(1.25))))
+        return edge_batch(self.graphs, self.encoding, self.positions, part, room(some.num_nodes + 1), room(some.num_edges), self.batch_size), None
+
+    def batches(self, ids, seed: int | None = None, epoch: int = 0) -> Iterator[EdgeBatch]:
+        "The batches of `plan`."
+        for part in self.plan(ids, seed, epoch): yield self.load(part)[0]
+
+# %% ../../nbs/20b_graph_sets.ipynb #1c576cca
+def flip_signs(batch: GraphBatch | EdgeBatch, key: PRNGKeyArray) -> GraphBatch | EdgeBatch:
+    "The same batch with a random sign for each graph and each column of its positions."
+    flat, positions = isinstance(batch, EdgeBatch), batch.positions
+    signs = jax.random.rademacher(key, (len(batch.labels) + flat, positions.shape[-1]), positions.dtype)     # along edges also for padding
+    return batch._replace(positions=positions * (signs[batch.graph] if flat else signs[:, None]))
