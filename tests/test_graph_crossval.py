@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import et_nbdev.graph.crossval as crossval
 from et_nbdev.graph.classify_baselines import GIN, GINConfig
-from et_nbdev.graph.crossval import Candidate, FitConfig, cross_validate, deal, fit_classifier, parts, predict, summary
-from et_nbdev.graph.sets import TU_NAMES, learn_encoding, load_graphs, make_buckets
+from et_nbdev.graph.crossval import Candidate, FitConfig, cross_validate, deal, fit_classifier, parts, predict, predict_logits, summary
+from et_nbdev.graph.sets import TU_NAMES, EdgeLists, learn_encoding, load_graphs, make_buckets
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -42,8 +42,8 @@ def fold(graphs):
 
 
 def same(a, b):
-    return {k: v for k, v in a.items() if k not in ("seconds", "date", "settings", "candidates", "test_accuracy", "test_correct")} == \
-           {k: v for k, v in b.items() if k not in ("seconds", "date", "settings", "candidates", "test_accuracy", "test_correct")} and \
+    return {k: v for k, v in a.items() if k not in ("seconds", "date", "settings", "candidates", "test_accuracy", "test_correct", "largest_class")} == \
+           {k: v for k, v in b.items() if k not in ("seconds", "date", "settings", "candidates", "test_accuracy", "test_correct", "largest_class")} and \
            [c | {"seconds": 0} for c in a["candidates"]] == [c | {"seconds": 0} for c in b["candidates"]]
 
 
@@ -224,6 +224,21 @@ def test_results_are_written_whole_and_read_again(graphs, fold, tmp_path, monkey
     assert same(run(folds=[0])[0], rows[1])                                                  # the same again
     with pytest.raises(ValueError, match="^candidates: at least one"): cross_validate(make, graphs, fold, [], **OPTIONS)
     with pytest.raises(ValueError, match="^fold: expected one for each of the 60 graphs"): cross_validate(make, graphs, fold[1:], GRID, **OPTIONS)
+
+
+def test_both_layouts_predict_the_same_and_may_be_trained_on(graphs, fold):
+    part = parts(fold, 0)
+    encoding, model = learn_encoding(graphs, part.train), make(SMALL, crossval.Sizes(3, 2, 0, 0), nnx.Rngs(0))
+    tables, lists = make_buckets(graphs, encoding, k=0, num_buckets=2, batch_size=16), EdgeLists(graphs, encoding, np.zeros((graphs.num_nodes, 0), np.float32), 16)
+    ids = part.test[::-1]
+    logits = predict_logits(model, tables, ids)
+    np.testing.assert_allclose(predict_logits(model, lists, ids), logits, rtol=1e-5, atol=1e-5)
+    assert np.array_equal(predict(model, lists, ids), logits.argmax(-1))
+    one = next(tables.batches(ids[:1]))
+    np.testing.assert_allclose(model(one)[0], logits[0], rtol=1e-5, atol=1e-5)                  # in the order asked for
+    run = lambda **o: cross_validate(make, graphs, fold, GRID[:1], folds=[0], **OPTIONS | o)[0]
+    assert run(layout="edges")["settings"]["layout"] == "edges" and run(layout="edges")["loss"] != run()["loss"]     # other batches
+    with pytest.raises(ValueError, match="^layout: must be 'dense' or 'edges', got 'list'"): run(layout="list")
 
 
 def test_the_script_runs_and_shares_folds(tmp_path, capsys, monkeypatch):

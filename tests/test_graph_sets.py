@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import et_nbdev.graph.sets as sets
-from et_nbdev.graph.sets import (GraphSet, bucket_sizes, edge_batch, flip_signs, graphs_from_dgl, laplacian_positions, learn_encoding, load_graphs,
+from et_nbdev.graph.sets import (EdgeLists, GraphSet, bucket_sizes, edge_batch, flip_signs, graphs_from_dgl, laplacian_positions, learn_encoding, load_graphs,
                                  make_buckets, read_tu, take)
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -417,6 +417,40 @@ def test_flipped_signs_are_one_for_each_graph_and_column():
     np.testing.assert_array_equal(np.nanmin(ratio, 1), signs)
     assert set(np.unique(signs)) == {-1, 1} and 0.3 < (signs == 1).mean() < 0.7
     assert all(a is b for key, a, b in zip(batch._fields, batch, flipped) if key != "positions")
+    encoding, P, ids = learn_encoding(rings, [0]), laplacian_positions(rings, 4), np.arange(40)
+    sparse = edge_batch(rings, encoding, P, ids, 900, 2000, 41)
+    ratio = np.asarray(flip_signs(sparse, jax.random.key(3)).positions / jnp.where(sparse.positions == 0, jnp.ones(()), sparse.positions))
+    signs = np.stack([np.sign(ratio[np.asarray(sparse.graph) == i].sum(0)) for i in ids])                  # some entries are 0
+    np.testing.assert_array_equal(ratio, np.where(sparse.positions == 0, 0, np.pad(signs, ((0, 2), (0, 0)))[np.asarray(sparse.graph)]))
+    assert set(np.unique(signs)) == {-1, 1} and 0.3 < (signs == 1).mean() < 0.7
+
+
+@given(st.integers(0, 2**31), st.integers(1, 9))
+@examples(20)
+def test_lists_of_edges_come_in_batches_of_equal_size(seed, B):
+    rng = np.random.default_rng(seed)
+    sizes = np.append(rng.integers(1, 30, 40), 500)
+    graphs = GraphSet(np.concatenate([[0], np.cumsum(sizes)]), [], [], np.zeros(41, int))
+    lists, ids = EdgeLists(graphs, learn_encoding(graphs, [0]), np.zeros((graphs.num_nodes, 0), np.float32), B), rng.permutation(41)[:33]
+    plan = lambda *a: [part.tolist() for part in lists.plan(ids, *a)]
+    assert plan(seed, 1) == plan(seed, 1) and plan() == plan() and (B == 1 or plan(seed, 1) != plan(seed, 2))
+    for parts in (plan(), plan(seed, 1), plan(seed, 2)):
+        assert sorted(sum(parts, [])) == sorted(ids) and max(map(len, parts)) <= B and np.ptp([len(p) for p in parts]) <= 1
+        nodes = [graphs.sizes[p].sum() for p in parts]
+        assert max(nodes) - min(nodes) <= graphs.sizes[ids].max() * (1 + (len(ids) % len(parts) > 0))      # one of each m in the order of sizes
+    with pytest.raises(ValueError, match="^ids: "): lists.plan([41])
+
+
+def test_a_batch_of_edges_is_rounded_up_to_one_of_few_sizes():
+    rings = load_graphs("rings")
+    lists = EdgeLists(rings, learn_encoding(rings, np.arange(240)), laplacian_positions(rings, 2), 8)
+    for part, batch in zip(lists.plan(np.arange(60), 0), lists.batches(np.arange(60), 0)):
+        nodes, edges = int(rings.sizes[part].sum()), int(np.diff(rings.edge_start)[part].sum())
+        assert nodes < len(batch.graph) <= 1.26 * (nodes + 1) + 1 and edges <= len(batch.senders) <= 1.26 * edges + 1 and len(batch.labels) == 8
+        assert np.array_equal(batch.labels, np.where(lists.members(part) >= 0, rings.labels[lists.members(part)], -1))
+    shapes = {(len(b.graph), len(b.senders)) for epoch in range(9) for b in lists.batches(np.arange(60), 0, epoch)}
+    assert len(shapes) <= 6
+    assert (lists.num_features, lists.num_positions, lists.num_edge_features, lists.num_classes) == (3, 2, 0, 2)
 
 
 @given(st.integers(0, 2**31))

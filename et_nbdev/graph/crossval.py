@@ -267,6 +267,6 @@ def _one_fold(make_model, graphs, part: Fold, candidates, positions, layout, num
         if best is None or mark > best[0]: best = (mark, i, run, given)
     _, i, run, given = best
     classes = predict(run.model, given, part.test)
-    right = int((classes == graphs.labels[part.test]).sum())
-    return {"test_accuracy": right / len(part.test), "test_correct": right, "test_graphs": len(part.test), "chosen": i, "candidates": tried, "predictions": classes.tolist(),
+    right, most = int((classes == graphs.labels[part.test]).sum()), np.bincount(graphs.labels[part.train]).argmax()
+    return {"test_accuracy": right / len(part.test), "test_correct": right, "test_graphs": len(part.test), "largest_class": float((graphs.labels[part.test] == most).mean()), "chosen": i, "candidates": tried, "predictions": classes.tolist(),
             "loss": [round(r["loss"], 5) for r in run.history], "validation": [round(r["validation_accuracy"], 5) for r in run.history]}, run.model
