@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import et_nbdev.graph.sets as sets
-from et_nbdev.graph.sets import (EdgeLists, GraphSet, bucket_sizes, edge_batch, flip_signs, graphs_from_dgl, laplacian_positions, learn_encoding, load_graphs,
+from et_nbdev.graph.sets import (EdgeLists, GraphSet, bucket_sizes, cached_positions, edge_batch, flip_signs, graphs_from_dgl, laplacian_positions, learn_encoding, load_graphs,
                                  make_buckets, read_tu, take)
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -308,6 +308,29 @@ def test_positions_of_parts_and_of_almost_nothing():
     np.testing.assert_array_equal(laplacian_positions(loop, 2), laplacian_positions(loop.undirected(), 2))
     assert laplacian_positions(loop, 0).shape == (4, 0)
     with pytest.raises(ValueError, match="k: expected"): laplacian_positions(loop, -1)
+
+
+def test_positions_are_kept_and_damage_is_mended(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    graphs = random_set(3)
+    want, again = laplacian_positions(graphs, 3), lambda g=graphs, k=3: cached_positions(g, k, least=1)
+    def boom(*a): raise AssertionError("computed again")
+    np.testing.assert_array_equal(again(), want)
+    (kept,) = tmp_path.rglob("*.npz")
+    with monkeypatch.context() as m:
+        m.setattr(sets, "laplacian_positions", boom)
+        np.testing.assert_array_equal(again(), want)
+        for other in (lambda: again(k=2), lambda: again(graphs.undirected()), lambda: cached_positions(graphs, 3)):      # another k, other edges, a small set
+            with pytest.raises(AssertionError, match="computed again"): other()
+    for damage in (lambda: kept.write_bytes(kept.read_bytes()[:-30]), lambda: np.savez(kept, positions=want[1:]), lambda: np.savez(kept, other=want)):
+        damage()
+        np.testing.assert_array_equal(again(), want)
+        with monkeypatch.context() as m:
+            m.setattr(sets, "laplacian_positions", boom)
+            np.testing.assert_array_equal(again(), want)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="positions are not kept in"): np.testing.assert_array_equal(again(), want)
 
 
 def test_a_new_order_of_nodes_moves_positions_with_them():

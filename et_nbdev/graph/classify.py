@@ -26,7 +26,7 @@ from ..attention import masked_logsumexp, queries_and_keys, two_term_update
 from ..block import Energies, EnergyTransformer
 from ..dynamics import descend
 from .crossval import Fold, deal, parts, predict_logits
-from .sets import (Buckets, EdgeBatch, EdgeLists, GraphBatch, GraphSet, flip_signs, laplacian_positions, learn_encoding, load_graphs,
+from .sets import (Buckets, EdgeBatch, EdgeLists, GraphBatch, GraphSet, cached_positions, flip_signs, learn_encoding, load_graphs,
                                  make_buckets, take)
 from ..norm import check_sizes
 from ..training import CheckpointError, OptimConfig, as_command, atomic_write, configure, fit, load_checkpoint, option, provenance, read_meta
@@ -352,7 +352,7 @@ def train_classifier(config: ClassifyTraining, graphs: GraphSet, fold: Fold, fol
     c, (train, validation, test) = config.model, (np.asarray(ids) for ids in fold)
     if (graphs.labels[np.concatenate([train, validation, test])] < 0).any(): raise ValueError("graphs: some of the graphs have no label")
     if len(np.unique(graphs.labels[train])) < 2: raise ValueError(f"fold: the {len(train)} training graphs are all of one class")
-    positions = laplacian_positions(graphs, c.num_positions) if positions is None else positions
+    positions = cached_positions(graphs, c.num_positions) if positions is None else positions
     encoding = learn_encoding(graphs, train)
     sizes = dict(num_features=encoding.node.size, num_classes=graphs.num_classes, num_edge_features=encoding.edge.size)
     supply = EdgeLists(graphs, encoding, positions, config.batch_size) if config.layout == "edges" else make_buckets(

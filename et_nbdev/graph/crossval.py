@@ -26,7 +26,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from tqdm import tqdm
 
-from .sets import Bucket, Buckets, EdgeBatch, EdgeLists, GraphSet, laplacian_positions, learn_encoding, make_buckets, take
+from .sets import Bucket, Buckets, EdgeBatch, EdgeLists, GraphSet, cached_positions, learn_encoding, make_buckets, take
 from ..norm import check_sizes
 from ..training import atomic_write, provenance
 
@@ -222,7 +222,7 @@ def cross_validate(make_model: Callable[[Any, Sizes, nnx.Rngs], nnx.Module], gra
     with bar:
         for f in wanted:
             if done[f] is None:
-                if positions is None: positions = laplacian_positions(graphs, k)
+                if positions is None: positions = cached_positions(graphs, k)
                 begin, before = time.perf_counter(), bar.n
                 row, winner = _one_fold(make_model, graphs, parts(fold, f), candidates, positions, layout, num_buckets, room, _seed_of(seed, f), bar, f)
                 done[f] = {"fold": f, **row, "seconds": time.perf_counter() - begin, "settings": settings, **provenance()}

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['TU_URL', 'TU_NAMES', 'LARGE', 'GraphSet', 'read_tu', 'graphs_from_dgl', 'load_graphs', 'laplacian_positions',
-           'Encoding', 'learn_encoding', 'GraphBatch', 'bucket_sizes', 'Bucket', 'take', 'Buckets', 'make_buckets',
-           'EdgeBatch', 'edge_batch', 'EdgeLists', 'flip_signs']
+           'cached_positions', 'Encoding', 'learn_encoding', 'GraphBatch', 'bucket_sizes', 'Bucket', 'take', 'Buckets',
+           'make_buckets', 'EdgeBatch', 'edge_batch', 'EdgeLists', 'flip_signs']
 
-# %% ../../nbs/20b_graph_sets.ipynb #219c3852
+# %% ../../nbs/20b_graph_sets.ipynb #48b9f2c7
+import hashlib
 import io
 import os
 import re
@@ -271,12 +272,14 @@ def _rings(num_graphs: int = 240, seed: int = 0) -> GraphSet:
     ends = np.concatenate([edges + s for (edges, _), s in zip(parts, start)])
     return GraphSet(start, *ends.T, labels, node_labels=np.concatenate([names for _, names in parts]), name="rings").undirected()
 
-# %% ../../nbs/20b_graph_sets.ipynb #d4de577b
+# %% ../../nbs/20b_graph_sets.ipynb #67adc453
 TU_URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
 _COUNTS = {     # graphs, nodes, directed edges
     "MUTAG": (188, 3371, 7442), "PROTEINS": (1113, 43471, 162088), "ENZYMES": (600, 19580, 74564), "NCI1": (4110, 122747, 265506), "NCI109": (4127, 122494, 265208),
     "Mutagenicity": (4337, 131488, 266894), "DD": (1178, 334925, 1686092), "FRANKENSTEIN": (4337, None, None)}
 TU_NAMES = tuple(_COUNTS)
+
+def _cache(folder: str) -> Path: return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "et_nbdev" / folder
 
 def _checked(path: Path, name: str, via: str = "text") -> GraphSet:
     graphs = read_tu(path, name) if via == "text" else _by_dgl(path, name)
@@ -302,7 +305,7 @@ def load_graphs(name: str, root: str | os.PathLike | None = None, *, via: Litera
     if name == "rings": return _rings()
     if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name): raise ValueError(f"name: must be 'rings' or a name of the TU collection such as {', '.join(TU_NAMES)}, got {name!r}")
     if root is not None and not Path(root).expanduser().is_dir(): raise ValueError(f"root: {root} is not a folder")
-    store = Path(root).expanduser() if root is not None else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "et_nbdev" / "tu"
+    store = Path(root).expanduser() if root is not None else _cache("tu")
     folders = [Path(r).expanduser() / sub for r in (root, os.environ.get("ET_DATA")) if r for sub in ("graphs/tu", "")] + [store]
     places = list(dict.fromkeys(folder / form for folder in folders for form in (f"{name}.zip", name)))
     path = next((p for p in places if p.is_file() or (p.is_dir() and any(p.rglob(f"{name}_A.txt")))), None)
@@ -373,6 +376,22 @@ def laplacian_positions(graphs: GraphSet, k: int = 15) -> Float32[np.ndarray, "N
     for i, _, _, nodes, vector in found:
         if taken[i] < k: positions[nodes, taken[i]] = vector
         taken[i] += 1
+    return positions
+
+# %% ../../nbs/20b_graph_sets.ipynb #5f12f4e9
+def cached_positions(graphs: GraphSet, k: int = 15, least: int = 2**14) -> Float32[np.ndarray, "N k"]:
+    "`laplacian_positions`, for sets of at least so many nodes kept in ~/.cache/et_nbdev/positions. A file that is damaged is made anew; one that cannot be written is done without."
+    if graphs.num_nodes < least: return laplacian_positions(graphs, k)
+    digest = hashlib.sha256(np.concatenate([[k], graphs.start, graphs.senders, graphs.receivers]).astype("<i8").tobytes()).hexdigest()[:24]
+    path = _cache("positions") / f"{digest}.npz"
+    try:
+        kept = _read_npz(path).get("positions")
+        if kept is not None and kept.shape == (graphs.num_nodes, k) and kept.dtype == np.float32: return kept
+    except (OSError, ValueError): pass
+    positions = laplacian_positions(graphs, k)
+    try:
+        with atomic_write(path) as temporary, open(temporary, "wb") as f: np.savez(f, positions=positions)
+    except OSError as e: warnings.warn(f"positions are not kept in {path}: {e}")
     return positions
 
 # %% ../../nbs/20b_graph_sets.ipynb #94e6a458
