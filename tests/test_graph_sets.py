@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import et_nbdev.graph.sets as sets
-from et_nbdev.graph.sets import (EdgeLists, GraphSet, bucket_sizes, cached_positions, edge_batch, flip_signs, graphs_from_dgl, laplacian_positions, learn_encoding, load_graphs,
-                                 make_buckets, read_tu, take)
+from et_nbdev.graph.sets import (EdgeLists, GraphSet, bucket_sizes, cached_positions, edge_batch, flip_signs, graphs_from_dgl, laplacian_positions,
+                                 learn_encoding, load_graphs, make_buckets, read_tu, take)
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 TEXT = {"A": "1, 2\n2, 1\n3, 4\n4, 3\n", "graph_indicator": "1\n1\n2\n2\n2\n3\n", "graph_labels": "-1\n7\n7\n", "node_labels": "0\n3\n3\n0\n0\n3\n",
@@ -442,7 +442,7 @@ def test_flipped_signs_are_one_for_each_graph_and_column():
     assert all(a is b for key, a, b in zip(batch._fields, batch, flipped) if key != "positions")
     encoding, P, ids = learn_encoding(rings, [0]), laplacian_positions(rings, 4), np.arange(40)
     sparse = edge_batch(rings, encoding, P, ids, 900, 2000, 41)
-    ratio = np.asarray(flip_signs(sparse, jax.random.key(3)).positions / jnp.where(sparse.positions == 0, jnp.ones(()), sparse.positions))
+    ratio = np.asarray(flip_signs(sparse, jax.random.key(3)).positions) / np.where(sparse.positions == 0, 1, sparse.positions)
     signs = np.stack([np.sign(ratio[np.asarray(sparse.graph) == i].sum(0)) for i in ids])                  # some entries are 0
     np.testing.assert_array_equal(ratio, np.where(sparse.positions == 0, 0, np.pad(signs, ((0, 2), (0, 0)))[np.asarray(sparse.graph)]))
     assert set(np.unique(signs)) == {-1, 1} and 0.3 < (signs == 1).mean() < 0.7
