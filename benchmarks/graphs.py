@@ -3,8 +3,8 @@
     operator   one update and one training step at the size of tolokers (the graph itself where ET_DATA names it), by the compiled kernels, by XLA and by
                DGL message passing on torch: processes of their own, taking turns; medians, and peak memory beyond what libraries and their machine code take
     scaling    one update from 10⁴ to 10⁸ edges, power-law degrees
-    tsocial    one descent step of the whole block at the size of T-Social: 5.78 M nodes, 146 M directed edges, power-law degrees
-    tfinance   one training step of the whole block at the size of T-Finance: 39,357 nodes, 42 M directed edges
+    tsocial    every node classified by the whole model (D 64, H 1, T 2) at the size of T-Social: 5.78 M nodes, 146 M directed edges, power-law degrees
+    tfinance   one training step of the whole model on all nodes at the size of T-Finance: 39,357 nodes, 42 M directed edges
 
 Every part that is run replaces its entry in results/benchmarks/graphs.json. Run it on a machine that does nothing else. `--scale 0.01` tries everything at a hundredth of the size."""
 import argparse
@@ -16,12 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 HEADS, WIDTH = 2, 32            # of the operator
+FEATURES = 10                   # a node, of T-Social and T-Finance
 
 
 # ---------------------------------------------------------------------------------------------------------------- graphs
@@ -78,7 +80,7 @@ def dgl_operator(nodes, senders, receivers, training):
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     yield peak()
-    graph = dgl.graph((torch.from_numpy(senders.astype(np.int64)), torch.from_numpy(receivers.astype(np.int64))), num_nodes=nodes)
+    graph = dgl.graph((torch.from_numpy(senders.astype(np.int32)), torch.from_numpy(receivers.astype(np.int32))), num_nodes=nodes)   # faster than int64
     turned = dgl.reverse(graph)                                     # the same edges in the same order
     for g in (graph, turned): g.create_formats_()
     rng = np.random.default_rng(0)
@@ -156,55 +158,39 @@ def scaling_alone(edges: int, repeats: int) -> dict:
     return {"edges": graph.num_edges, "nodes": nodes, "backend": graph.backend, "build_s": built, "seconds": float(np.median(timed(run, repeats)))}
 
 
-def block_alone(part: str, folder: str, repeats: int) -> dict:
-    "A descent step (tsocial) or a training step (tfinance) of the whole block, on the graph kept in `folder`."
+def model_alone(part: str, folder: str, repeats: int) -> dict:
+    "All nodes classified by the whole model (tsocial), or one step of its training on all of them (tfinance), on the graph kept in `folder`."
     import jax
     import jax.numpy as jnp
     import optax
     from flax import nnx
 
-    from et_nbdev.block import EnergyTransformer
-    from et_nbdev.dynamics import descend
+    from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, Batch, weighted_loss
     from et_nbdev.graph.energy import EdgeIndex
     nodes = int(np.load(f"{folder}/nodes.npy"))
     start = time.perf_counter()
     graph = EdgeIndex(np.load(f"{folder}/senders.npy"), np.load(f"{folder}/receivers.npy"), nodes)
     built = time.perf_counter() - start
     gc.collect()
-    row = {"nodes": nodes, "edges": graph.num_edges, "most_neighbours": int(np.diff(np.asarray(graph.into.start)).max()), "build_s": built, "build_peak_mib": peak()}
-    graphdef, weights = nnx.split(EnergyTransformer(64, 1, 64, 128, learn_beta=True, rngs=nnx.Rngs(0)))
-    tokens = lambda: jax.random.normal(jax.random.key(0), (nodes, 64))
+    config = AnomalyConfig(dim=64, num_heads=1, head_dim=64, num_memories=128, steps=2)
+    row = {"nodes": nodes, "edges": graph.num_edges, "most_neighbours": int(np.diff(np.asarray(graph.into.start)).max()), "build_s": built, "build_peak_mib": peak(), "steps_of_descent": config.steps}
+    graphdef, weights = nnx.split(AnomalyEnergyTransformer(FEATURES, config, rngs=nnx.Rngs(0)))
+    features = jax.random.normal(jax.random.key(0), (nodes, FEATURES))
     if part == "tsocial":
-        @jax.jit
-        def step(weights, x, graph):
-            block = nnx.merge(graphdef, weights)
-            energies, update = block.energies_and_update(block.norm(x), graph)
-            return x + update, energies.total
-        step = jax.jit(step, donate_argnums=1)
-        def run():
-            start = time.perf_counter()
-            jax.block_until_ready(step(weights, x, graph))
-            return time.perf_counter() - start
-        times = []
-        for _ in range(repeats + 1):
-            x = jax.block_until_ready(tokens())
-            times.append(run())
+        infer = jax.jit(lambda weights, features, graph: nnx.merge(graphdef, weights)(features, (graph,)))
+        run = lambda: jax.block_until_ready(infer(weights, features, graph))
     else:
-        steps, x = 2, tokens()
-        labels = jax.random.bernoulli(jax.random.key(1), 0.05, (nodes,))
+        labels = jax.random.bernoulli(jax.random.key(1), 0.05, (nodes,)).astype(jnp.int32)
+        batch = Batch(features, (graph,), jnp.arange(nodes), labels)
         optimiser = optax.adam(1e-3)
-        params = (weights, jnp.zeros(64))
-        def loss(params, x, graph):
-            out, _ = descend(nnx.merge(graphdef, params[0]), x, steps, 1.0, mask=graph)
-            return jnp.mean(optax.sigmoid_binary_cross_entropy(out @ params[1], labels))
+        state = optimiser.init(weights)
         @jax.jit
-        def train(params, state, x, graph):
-            value, slope = jax.value_and_grad(loss)(params, x, graph)
+        def train(weights, state, batch):
+            loss, slope = jax.value_and_grad(lambda weights: weighted_loss(nnx.merge(graphdef, weights), batch, jax.random.key(2))[0])(weights)
             change, state = optimiser.update(slope, state)
-            return optax.apply_updates(params, change), state, value
-        state = optimiser.init(params)
-        times = timed(lambda: jax.block_until_ready(train(params, state, x, graph)), repeats + 1)
-        row["steps_of_descent"] = steps
+            return optax.apply_updates(weights, change), state, loss
+        run = lambda: jax.block_until_ready(train(weights, state, batch))
+    times = timed(run, repeats + 1)
     return {**row, "first_call_s": times[0], "seconds": float(np.median(times[1:])), "process_mib": peak()}
 
 
@@ -235,6 +221,7 @@ def operator(scale, repeats, rounds) -> dict:
         for name in names:
             print(f"{kind:<9} {name:<9} {1e3 * row[name]['seconds']:8.1f} ms   peak {row[name]['peak_mib']:7.0f} MiB (process {row[name]['process_mib']:.0f})"
                   + (f"   × {report[kind]['speed_over'][name]:.1f}" if name != "compiled" else ""), flush=True)
+    report["versions"] = {name: version(name) for name in ("dgl", "torch", "numba") if find_spec(name)}
     return report
 
 
@@ -246,14 +233,14 @@ def scaling(scale, repeats, rounds) -> list:
     return rows
 
 
-def block(part, scale, repeats, rounds) -> dict:
+def model(part, scale, repeats, rounds) -> dict:
     nodes, edges, flat = {"tsocial": (5_781_065, 146_211_016, 0.5), "tfinance": (39_357, 42_445_086, 0.2)}[part]
     nodes, edges = max(200, int(nodes * (scale if part == "tsocial" else scale**0.5))), int(edges * scale)
     with tempfile.TemporaryDirectory() as folder:
         make = f"import numpy as np, graphs; s, r = graphs.power_law({nodes}, {edges}, flat={flat}); [np.save(f'{folder}/{{n}}.npy', x) for n, x in (('senders', s), ('receivers', r), ('nodes', {nodes}))]"
         subprocess.run([sys.executable, "-c", make], check=True, cwd=Path(__file__).parent)
-        row = alone("block", part, folder, max(1, repeats // 3))
-    print(f"{part}: {row['nodes']:,} nodes, {row['edges']:,} edges, at most {row['most_neighbours']:,} a node: {row['seconds']:.2f} s a step (the first, with compiling, {row['first_call_s']:.2f} s), "
+        row = alone("model", part, folder, max(1, repeats // 3))
+    print(f"{part}: {row['nodes']:,} nodes, {row['edges']:,} edges, at most {row['most_neighbours']:,} a node: {row['seconds']:.2f} s (the first time, with compiling, {row['first_call_s']:.2f} s), "
           f"built in {row['build_s']:.1f} s, peak of the process {row['process_mib'] / 1024:.2f} GiB", flush=True)
     return row
 
@@ -271,12 +258,12 @@ def main(argv=None):
         what, *rest = args.alone
         if what == "operator": result = operator_alone(rest[0], rest[1], float(rest[2]), int(rest[3]))
         elif what == "scaling": result = scaling_alone(int(rest[0]), int(rest[1]))
-        else: result = block_alone(rest[0], rest[1], int(rest[2]))
+        else: result = model_alone(rest[0], rest[1], int(rest[2]))
         return print(json.dumps(result))
     from et_nbdev.training import atomic_write, provenance
     report = json.loads(args.out.read_text()) if args.out.exists() else {}
     for part in args.parts or ["operator", "scaling", "tsocial", "tfinance"]:
-        run = {"operator": operator, "scaling": scaling}.get(part) or (lambda *rest: block(part, *rest))
+        run = {"operator": operator, "scaling": scaling}.get(part) or (lambda *rest: model(part, *rest))
         report[part] = run(args.scale, args.repeats, args.rounds)
         report["provenance"] = {**report.get("provenance", {}), part: {**provenance(), "scale": args.scale}}
         args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -3,13 +3,15 @@
 Each line of a table (a graph, a share of training nodes, a classifier) is a file of its own; a run that was stopped goes on where it was. Lines shared among processes:
     python scripts/anomaly_results.py --part 0/2 &  python scripts/anomaly_results.py --part 1/2
 Other graphs, with their files where load_graph looks for them:
-    python scripts/anomaly_results.py --data amazon yelp tfinance --ratios 0.01 0.4"""
+    python scripts/anomaly_results.py --data amazon yelp tfinance --ratios 0.01 0.4
+Changes to the Energy Transformer (its parts taken away, --search) start from what its own line found, so that one comes first."""
 import argparse
 import json
+import re
 import time
 from dataclasses import asdict, replace
 from functools import cache
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from flax import nnx
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, best_threshold, inputs, scores, train_classifier
 from et_nbdev.graph.baselines import BASELINES, aggregate, fit_trees
 from et_nbdev.graph.data import DATASETS, load_graph, split
-from et_nbdev.training import OptimConfig, atomic_write, provenance
+from et_nbdev.training import OptimConfig, as_command, atomic_write, provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,23 +36,27 @@ SPACES = {
     "boosting": dict(scale=["standard"], n_estimators=[100, 300], learning_rate=[0.03, 0.1, 0.3], max_depth=[2, 4, 6], subsample=[0.7, 1.0], reg_lambda=[1.0, 10.0]),
 }
 # A line of the table: classifier, how many hops away the neighbours are whose mean features join a node's own, what becomes of several kinds of edges
-LINES = {kind: (kind, 0, "merged") for kind in SPACES} | {f"{kind}-2hop": (kind, 2, "merged") for kind in ("et", "mlp", "bwgnn", "forest", "boosting")} \
+LINES = {kind: (kind, 0, "merged") for kind in SPACES} | {f"{kind}-2hop": (kind, 2, "merged") for kind in ("mlp", "forest", "boosting")} \
     | {f"et-{pool}": ("et", 0, pool) for pool in ("max", "concat")}         # these two only where there are several
+BATCH = 8       # trials drawn at a time; the search starts from the best of the first ones
+# Appendix D.1 and the public commands (without their dropout in the memory): one head as wide as a token, K = 2D, T = 2, learned β
+PAPER = dict(scale="standard", degree=False, lr=1e-3, weight_decay=0.0, dropout=0.0, dim=64, num_memories=128, num_heads=1, head_dim=64, steps=2, step_size=1.0)
 # Changes to the configuration that the trials found for the Energy Transformer; nothing is tuned again
 ABLATIONS = {"et-no-memories": dict(num_memories=0), "et-no-attention": dict(num_heads=0)}
 SEARCH = {f"et {name}": change for name, change in {
     "as found": {}, "without degree": dict(degree=False), "values": dict(scale="standard"), "ranks": dict(scale="rank"), "values and ranks": dict(scale="both"),
     "T = 1": dict(steps=1), "T = 2": dict(steps=2), "T = 4": dict(steps=4), "T = 8": dict(steps=8), "α = 0.25": dict(step_size=0.25), "α = 0.5": dict(step_size=0.5), "α = 1": dict(step_size=1.0),
     "β fixed": dict(learn_beta=False), "β = 1": dict(beta=1.0), "H = 4": dict(num_heads=4), "K = 512": dict(num_memories=512),
-    "no dropout": dict(dropout=0.0), "lr 0.005": dict(lr=0.005), "ranks, T = 3, no dropout, lr 0.005": dict(scale="rank", steps=3, dropout=0.0, lr=0.005), "positions": dict(positions=True)}.items()}
+    "no dropout": dict(dropout=0.0), "lr 0.001": dict(lr=0.001), "lr 0.005": dict(lr=0.005), "ranks, T = 3, no dropout, lr 0.005": dict(scale="rank", steps=3, dropout=0.0, lr=0.005), "positions": dict(positions=True), "the paper's": PAPER}.items()}
 CHANGES = ABLATIONS | SEARCH
 
 
 def draws(space: dict, number: int) -> list[dict]:
-    "`number` different points of the space, the same ones on every call."
-    points = list(product(*space.values()))
-    chosen = np.random.default_rng(0).choice(len(points), min(number, len(points)), replace=False)
-    return [dict(zip(space, points[i])) for i in chosen]
+    "`number` different points of the space; a larger number begins with the same ones."
+    points, chosen = list(product(*space.values())), {}         # an ordered set
+    for seed in count():
+        chosen |= dict.fromkeys(np.random.default_rng(seed).choice(len(points), min(BATCH, len(points)), replace=False))
+        if len(chosen) >= min(number, len(points)): return [dict(zip(space, points[i])) for i in list(chosen)[:number]]
 
 
 @cache
@@ -90,12 +96,24 @@ def evaluate(data: str, ratio: float, line: str, config: dict, seed: int, epochs
     return {"seed": seed, "validation": validation, "test": test, "seconds": time.perf_counter() - start}
 
 
+def slug(line: str) -> str:
+    "A line's name as part of a file's: 'et α = 0.5' becomes et-alpha-0.5."
+    return "-".join(re.findall(r"[a-z0-9.]+", line.lower().replace("α", "alpha").replace("β", "beta")))
+
+
 def merit(run: dict) -> float:
     "What the search maximises: the mean of macro-F1 and AUROC on validation nodes."
     return (run["validation"]["macro_f1"] + run["validation"]["auroc"]) / 2
 
 
-def fill(path: Path, record: dict, data: str, ratio: float, line: str, seeds: int, epochs: int):
+def base(full: Path, first: bool) -> dict:
+    "The setting that changes start from: what the trials of the Energy Transformer found, or the first batch of them. Raises ValueError until they have."
+    found = json.loads(full.read_text()) if full.exists() else {"trials": []}
+    if len(found["trials"]) < BATCH if first else "config" not in found: raise ValueError(f"argument --lines: changes need the trials of the line et first ({full})")
+    return max(found["trials"][:BATCH], key=merit)["config"] if first else found["config"]
+
+
+def fill(path: Path, record: dict, planned: list[dict], data: str, ratio: float, line: str, seeds: int, epochs: int):
     "Trials on the split of seed 0, then the best one on all splits; what the file already holds is not run again."
     def add(to: str, config: dict, seed: int):
         record[to].append({"config": config, **evaluate(data, ratio, line, config, seed, epochs)})
@@ -103,9 +121,10 @@ def fill(path: Path, record: dict, data: str, ratio: float, line: str, seeds: in
         with atomic_write(path) as temporary: temporary.write_text(json.dumps(record | provenance()) + "\n")
         run = record[to][-1]
         print(f"{path.stem:<34} {to:<6} {len(record[to]):>2}  validation {merit(run):.4f}  {run['seconds']:.0f} s", flush=True)
-    for config in record["planned"][len(record["trials"]):]: add("trials", config, 0)
+    for config in planned[len(record["trials"]):]: add("trials", config, 0)
     best = max(record["trials"], key=merit)["config"] if record["trials"] else record["config"]
     record["config"] = best
+    record["runs"] = [run for run in record["runs"] if run["config"] == best]       # others are of a time with fewer trials
     for seed in range(len(record["runs"]), seeds): add("runs", best, seed)
 
 
@@ -114,8 +133,8 @@ def main(argv: list[str] | None = None):
     parser.add_argument("--data", nargs="+", choices=DATASETS, default=["amazon-upu", "tolokers", "digits-relations"], metavar="NAME", help=f"of {', '.join(DATASETS)}")
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.01, 0.4], help="shares of the labelled nodes to train on")
     parser.add_argument("--lines", nargs="+", choices=[*LINES, *CHANGES], default=[*LINES, *ABLATIONS], metavar="LINE", help=f"of {', '.join([*LINES, *CHANGES])}")
-    parser.add_argument("--search", action="store_true", help="instead of the lines: single changes to what the trials found for the Energy Transformer, on two splits")
-    parser.add_argument("--trials", type=int, default=8, help="configurations that each classifier may try")
+    parser.add_argument("--search", action="store_true", help=f"instead of the lines: single changes to the best of the Energy Transformer's first {BATCH} trials, on the first split")
+    parser.add_argument("--trials", type=int, default=2 * BATCH, help="configurations that each classifier may try")
     parser.add_argument("--seeds", type=int, default=5, help="splits, each with its own initial weights")
     parser.add_argument("--epochs", type=int, default=100, help="full-batch steps of the neural networks")
     parser.add_argument("--part", default="0/1", help="i/n: only the i-th of n shares of the lines")
@@ -127,19 +146,18 @@ def main(argv: list[str] | None = None):
     try: i, n = map(int, args.part.split("/"))
     except ValueError: i, n = 0, 0
     if not 0 <= i < n: parser.error(f"argument --part: expected i/n with 0 ≤ i < n, such as 0/2, got {args.part!r}")
-    if args.search: args.lines, args.seeds = list(SEARCH), min(args.seeds, 2)
-    file = lambda data, ratio, line: args.out / f"{data}-{ratio:g}-{line}.json"
-    fits = lambda data, line: line in LINES and (LINES[line][2] == "merged" or graph_of(data).relations)
-    for data, ratio, line in [task for task in product(args.data, args.ratios, args.lines) if fits(task[0], task[2])][i::n]:
-        path, plan = file(data, ratio, line), draws(SPACES[LINES[line][0]], args.trials)
-        record = json.loads(path.read_text()) if path.exists() else {"data": data, "ratio": ratio, "line": line, "epochs": args.epochs, "trials": [], "runs": []}
-        fill(path, record | {"planned": plan}, data, ratio, line, args.seeds, args.epochs)
-    for data, ratio, line in list(product(args.data, args.ratios, (l for l in args.lines if l in CHANGES)))[i::n]:
-        path, full = file(data, ratio, line), file(data, ratio, "et")
-        if not full.exists(): parser.error(f"argument --lines: {line} needs the line et first ({full} is missing)")
-        record = json.loads(path.read_text()) if path.exists() else {"data": data, "ratio": ratio, "line": line, "epochs": args.epochs, "trials": [], "runs": []}
-        record["config"] = json.loads(full.read_text())["config"] | CHANGES[line]
-        fill(path, record | {"planned": []}, data, ratio, "et", args.seeds, args.epochs)
+    if args.search: args.lines, args.seeds = list(SEARCH), 1
+    file = lambda data, ratio, line: args.out / f"{data}-{ratio:g}-{slug(line)}.json"
+    fits = lambda data, line: line in CHANGES or LINES[line][2] == "merged" or graph_of(data).relations
+    with as_command(parser.prog):
+        for data, ratio, line in [task for task in product(args.data, args.ratios, args.lines) if fits(task[0], task[2])][i::n]:
+            path = file(data, ratio, line)
+            record = {"data": data, "ratio": ratio, "line": line, "epochs": args.epochs, "trials": [], "runs": []}
+            if path.exists(): record = json.loads(path.read_text())
+            if record["epochs"] != args.epochs: raise ValueError(f"argument --epochs: {path} was made with {record['epochs']}, got {args.epochs}; choose another --out for these")
+            if line in CHANGES: record["config"] = base(file(data, ratio, "et"), line in SEARCH) | CHANGES[line]
+            planned = [] if line in CHANGES else draws(SPACES[LINES[line][0]], args.trials)
+            fill(path, record, planned, data, ratio, "et" if line in CHANGES else line, args.seeds, args.epochs)
 
 
 if __name__ == "__main__":

@@ -80,8 +80,50 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(data, script, monk
 
 
 @pytest.mark.parametrize("wrong, message", [
-    (["--data", "cora"], "cora"), (["--ratios", "1.5"], "between 0 and 1"), (["--trials", "0"], "at least 1"), (["--part", "2/2"], "i/n"),
-    (["--lines", "et-no-memories", "--data", "digits-knn"], "needs the line et first")])
+    (["--data", "cora"], "cora"), (["--ratios", "1.5"], "between 0 and 1"), (["--trials", "0"], "at least 1"), (["--part", "2/2"], "i/n")])
 def test_what_cannot_be_is_refused(data, script, capsys, wrong, message):
     with pytest.raises(SystemExit): script.main([*wrong, "--out", str(data / "out")])
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("trials, wrong", [(None, []), (0, []), (7, ["--search"])])
+def test_changes_wait_for_what_they_change(data, script, trials, wrong):
+    "Another process may still be at it."
+    if trials is not None:
+        (data / "out").mkdir()
+        record = {"data": "digits-knn", "ratio": 0.4, "line": "et", "epochs": 100, "trials": [{}] * trials, "runs": []}
+        (data / "out/digits-knn-0.4-et.json").write_text(json.dumps(record))
+    with pytest.raises(SystemExit, match="need the trials of the line et first"):
+        script.main([*wrong, "--data", "digits-knn", "--ratios", "0.4", *(wrong or ["--lines", "et-no-memories"]), "--out", str(data / "out")])
+
+
+def test_another_number_of_epochs_is_not_mixed_in(data, script):
+    (data / "digits-knn-0.4-mlp.json").write_text(json.dumps({"data": "digits-knn", "ratio": 0.4, "line": "mlp", "epochs": 100, "trials": [], "runs": []}))
+    with pytest.raises(SystemExit, match="--epochs: .* was made with 100, got 3"): script.main(["--data", "digits-knn", *FEW, "--lines", "mlp", "--out", str(data)])
+
+
+def test_a_missing_file_ends_in_one_line(data, script):
+    with pytest.raises(SystemExit, match="Neither root nor the environment variable|tolokers"): script.main(["--data", "tolokers", *FEW, "--lines", "mlp", "--out", str(data)])
+
+
+def test_the_choice_looks_at_validation_alone(script):
+    run = lambda v, t: {"validation": {"macro_f1": v, "auroc": v}, "test": {"macro_f1": t, "auroc": t}}
+    assert script.merit(run(0.7, 0.1)) == script.merit(run(0.7, 0.9)) < script.merit(run(0.8, 0.1))
+
+
+def test_more_trials_begin_with_the_same_ones(script):
+    for space in script.SPACES.values():
+        few, many = script.draws(space, script.BATCH), script.draws(space, 3 * script.BATCH)
+        assert many[:script.BATCH] == few and len({json.dumps(point) for point in many}) == 3 * script.BATCH
+    assert len(script.draws(script.SPACES["forest"], 1000)) == 36
+
+
+def test_runs_of_a_setting_that_was_overtaken_are_not_kept(data, script, monkeypatch):
+    "More trials may find a better setting: its runs take the place of the old one's."
+    monkeypatch.setattr(script, "evaluate", lambda data, ratio, line, config, seed, epochs: {"seed": seed, "seconds": 0.0, **{part: {"macro_f1": config["lr"], "auroc": config["lr"]} for part in ("validation", "test")}})
+    line = ["--data", "digits-knn", "--ratios", "0.4", "--lines", "mlp", "--seeds", "2", "--out", str(data)]
+    for trials in (1, 16):
+        script.main([*line, "--trials", str(trials)])
+        (row,) = rows(data).values()
+        best = max(run["config"]["lr"] for run in row["trials"])
+        assert len(row["trials"]) == trials and [run["config"]["lr"] for run in row["runs"]] == [best] * 2 and row["config"]["lr"] == best

@@ -387,6 +387,32 @@ def test_bad_options_are_refused_by_name():
     with pytest.raises(ValueError, match="D = 4"): attention.energy(jnp.ones((2, 5)), EdgeIndex([0], [1], 2))
 
 
+@each_backend
+@pytest.mark.parametrize("Q, K, error, words", [
+    ((3, 1, 2), (3, 1, 5), ValueError, r"K: expected the shape of the others, \(3, 1, 2\), got \(3, 1, 5\)"),
+    ((3, 1, 8), (1, 1, 8), ValueError, r"K: .*got \(1, 1, 8\)"), ((3, 1, 2), (3, 1), ValueError, r"K: .*got \(3, 1\)"),
+    ((2, 1, 2), (2, 1, 2), ValueError, r"Q: expected .* the N = 3 nodes, got \(2, 1, 2\)"), ((3, 2), (3, 2), ValueError, r"Q: expected \(N, H, Y\)"),
+    ((3, 1, 2, int), (3, 1, 2, int), TypeError, "Q: expected float32 or float64, got int"), ((3, 1, 2, jnp.bfloat16), (3, 1, 2), TypeError, "Q: .*got bfloat16"),
+    ((3, 1, 2), (3, 1, 2, jnp.float16), TypeError, "K: .*got float16")])
+def test_tensors_that_do_not_fit_are_refused_before_any_is_read(Q, K, error, words, backend):
+    "A compiled loop would read, and write, beyond their ends."
+    edges = EdgeIndex([0, 1], [1, 2], 3, backend=backend)
+    make = lambda *shape: jnp.ones([n for n in shape if isinstance(n, int)], next((n for n in shape if not isinstance(n, int)), jnp.float32))
+    for call in (neighbour_attention, jax.jit(neighbour_attention), lambda edges, Q, K: jax.vjp(partial(neighbour_attention, edges), Q, K)):
+        with pytest.raises(error, match=words): call(edges, make(*Q), make(*K))
+
+
+def test_compiled_passes_guard_themselves():
+    rows, x = EdgeIndex([0, 1], [1, 2], 3, backend="compiled").into, jnp.ones((3, 1, 2))
+    for call, wrong in ((lambda: kernels.weighted(rows, x, x, jnp.ones((2, 1))), "lse"), (lambda: kernels.tangent_queries(rows, x, x, x, x[:, :, :1], jnp.ones((3, 1))), "dK"),
+                        (lambda: kernels.tangent_keys(rows, x, x, x, x, jnp.ones((3, 1)), jnp.ones((3,))), "shift")):
+        with pytest.raises(ValueError, match=f"{wrong}: expected the shape of the others"): call()
+
+
+def test_relations_of_nothing_are_refused():
+    with pytest.raises(ValueError, match="graphs: expected at least one"): Relations(())
+
+
 def test_without_numba(monkeypatch):
     "The XLA path, and one kind word; 'compiled' says what to install."
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)

@@ -192,3 +192,9 @@ def test_results_say_where_they_come_from():
         metrics = json.loads(path.read_text())
         assert {"config", "commit", "device", "cores", "jax", "date", "training_seconds", "pictures", "split", "data"} <= set(metrics), path
         assert isinstance(metrics["config"]["seed"], int) and metrics["training_seconds"] > 0
+    tables = sorted((ROOT / "results/anomaly").glob("*.json"))
+    assert tables
+    for path in tables:
+        line = json.loads(path.read_text())
+        assert {"config", "commit", "device", "cores", "jax", "date", "data", "ratio"} <= set(line), path
+        assert [run["seed"] for run in line["runs"]] == list(range(1 if line["line"].startswith("et ") else 5)) and all(run["seconds"] > 0 for run in line["runs"]), path
