@@ -10,7 +10,7 @@ config.read_string((root / "settings.ini").read_text(encoding="utf-8"))
 cfg = config["DEFAULT"]
 readme = root / "README.md"
 
-images, graphs, dgl, dev = (cfg[f"{extra}_requirements"].split() for extra in ("images", "graphs", "dgl", "dev"))
+images, dynamics, graphs, dgl, dev = (cfg[f"{extra}_requirements"].split() for extra in ("images", "dynamics", "graphs", "dgl", "dev"))
 
 setup(
     name=cfg["lib_name"],
@@ -27,7 +27,7 @@ setup(
     package_data={"et_nbdev.vision": ["weights/*.safetensors"]},
     python_requires=f">={cfg['min_python']},<3.13",
     install_requires=cfg["requirements"].split(),
-    extras_require={"images": images, "graphs": graphs, "dgl": dgl, "dev": dev + images + graphs + dgl},
+    extras_require={"images": images, "dynamics": dynamics, "graphs": graphs, "dgl": dgl, "dev": dev + images + dynamics + graphs + dgl},
     entry_points={
         "console_scripts": cfg["console_scripts"].split(),
         "nbdev": [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"],  # lets other nbdev projects link to these docs

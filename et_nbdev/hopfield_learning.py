@@ -8,10 +8,9 @@ __all__ = ['log_partition', 'sample', 'negative_log_likelihood', 'likelihood_upd
 # %% ../nbs/01b_hopfield_learning.ipynb #d71c2525
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from .hopfield import check_memories, check_positive, check_states, continuous_energy_and_update
+from .hopfield import check_floating, check_memories, check_positive, check_states, continuous_energy_and_update
 from .norm import check_sizes, check_tokens
 
 # %% ../nbs/01b_hopfield_learning.ipynb #87d7148b
@@ -28,15 +27,19 @@ def sample(key: PRNGKeyArray, xi: Float[Array, "K D"], num: int, beta: float = 1
     chosen = jax.random.categorical(which, beta * jnp.sum(xi * xi, -1) / 2, shape=(num,))
     return xi[chosen] + jax.random.normal(noise, (num, xi.shape[1]), xi.dtype) / jnp.sqrt(beta)
 
-# %% ../nbs/01b_hopfield_learning.ipynb #d18522a8
+# %% ../nbs/01b_hopfield_learning.ipynb #c0c7de39
+def _check_data(x, xi, beta):
+    check_memories(xi); check_positive(beta=beta); check_states(x, xi.shape[1], dtype=xi.dtype)
+    if x.ndim != 2 or len(x) == 0: raise ValueError(f"x: expected data of shape (B, D) with B ≥ 1, got {x.shape}")
+
 def negative_log_likelihood(x: Float[Array, "B D"], xi: Float[Array, "K D"], beta: float = 1.0) -> Float[Array, ""]:
     r"$\mathcal L = \langle\beta E(x)\rangle + \log Z$, the mean over the data of $-\log p(x)$, in nats. Raises TypeError or ValueError on arrays that do not fit, or a bad β."
+    _check_data(x, xi, beta)
     return jnp.asarray(beta, xi.dtype) * jnp.mean(continuous_energy_and_update(x, xi, beta)[0]) + log_partition(xi, beta)
 
 def likelihood_update(x: Float[Array, "B D"], xi: Float[Array, "K D"], beta: float = 1.0) -> Float[Array, "K D"]:
     r"$-\partial\mathcal L/\partial\xi_\mu = \beta\,\langle p_\mu(x)\,x\rangle - \beta\,w_\mu\xi_\mu$, by hand. Raises as `negative_log_likelihood`."
-    check_memories(xi); check_positive(beta=beta); check_states(x, xi.shape[1])
-    if x.ndim != 2 or len(x) == 0: raise ValueError(f"x: expected data of shape (B, D) with B ≥ 1, got {x.shape}")
+    _check_data(x, xi, beta)
     beta = jnp.asarray(beta, xi.dtype)
     p = jax.nn.softmax(beta * (x @ xi.T), -1)
     w = jax.nn.softmax(beta * jnp.sum(xi * xi, -1) / 2)
@@ -51,7 +54,7 @@ def learn(
     α = `step_size`; None: $1/(\beta + \frac12\beta^2 R^2)$ with R the length of the longest memory at each step, one over the largest possible curvature.
     Raises as `likelihood_update`, and ValueError on bad steps.
     """
-    check_sizes(0, steps=steps); check_positive(beta=beta, step_size=1.0 if step_size is None else step_size)
+    check_sizes(0, steps=steps); check_positive(beta=beta, step_size=1.0 if step_size is None else step_size); check_memories(xi)
     b = jnp.asarray(beta, xi.dtype)
     def one(xi, _):
         alpha = 1 / (b + b**2 * jnp.sum(xi * xi, -1).max() / 2) if step_size is None else jnp.asarray(step_size, xi.dtype)
@@ -70,7 +73,7 @@ def hopfield_attention(
     """
     for name, W in (("Wq", Wq), ("Wk", Wk), ("Wv", Wv)):
         if getattr(W, "ndim", 0) != 3 or W.shape != Wq.shape: raise ValueError(f"{name}: expected weights of shape (H, D, Y), the same for all three, got {getattr(W, 'shape', W)}")
-    check_tokens("x", x, Wq.shape[1]); check_tokens("y", y, Wq.shape[1])
+    check_tokens("x", x, Wq.shape[1]); check_tokens("y", y, Wq.shape[1]); check_floating(Wq=Wq); check_floating(Wq.dtype, Wk=Wk, Wv=Wv, x=x, y=y)
     if x.shape[:-2] != y.shape[:-2]: raise ValueError(f"y: expected the batch axes of x, {x.shape[:-2]}, got {y.shape[:-2]}")
     beta = Wq.shape[2] ** -0.5 if beta is None else beta
     check_positive(beta=beta)

@@ -39,6 +39,7 @@ def main():
     parser.add_argument("--stored", type=int, default=2000, help="pictures to store (default 2000)")
     parser.add_argument("--queries", type=int, default=100, help="pictures to recall, spread evenly over the stored ones (default 100)")
     args = parser.parse_args()
+    if not 8 <= args.queries <= args.stored: parser.error(f"--queries: expected at least 8, for the eight rows of the picture, and at most --stored, got {args.queries}")
     start = time.time()
     images = load_images("cifar10", "train")
     chosen = np.random.default_rng(0).choice(len(images), args.stored, replace=False)
@@ -63,10 +64,10 @@ def main():
             "seconds": round(time.time() - start), **provenance()}, indent=1) + "\n")
     flat = pictures.reshape(args.stored, -1) - mean[None]
     rows = []
-    for q in range(5, args.queries, args.queries // 8)[:8]:
+    for q in args.queries // 20 + np.arange(8) * (args.queries // 8):
         length = jnp.linalg.norm(flat[queries[q]])
         rows.append(np.concatenate([np.clip((length * s + mean).reshape(32, 32, 3), 0, 1) for s in (xi[queries[q]], x[q], *(ends[b][q] for b in SHOWN))], 1))
-    plt.imsave(OUT / "cifar10.png", np.concatenate(rows, 0))
+    with atomic_write(OUT / "cifar10.png") as temporary: plt.imsave(temporary, np.concatenate(rows, 0), format="png")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import asdict, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -21,7 +22,7 @@ from et_nbdev.graph.anomaly import (CONFIGS, AnomalyConfig, AnomalyEnergyTransfo
                                     inputs, load_model, main, report, sample, sampled, scores, train_anomaly, train_classifier, weighted_loss)
 from et_nbdev.graph.data import DATASETS, Graph, from_relations, load_graph, save_graph, split
 from et_nbdev.testing import assert_close
-from et_nbdev.training import CheckpointError, OptimConfig, save_checkpoint
+from et_nbdev.training import CheckpointError, OptimConfig, read_meta, save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 SMALL = AnomalyConfig(dim=8, num_heads=2, head_dim=4, num_memories=12, hidden=8)
@@ -148,6 +149,43 @@ def test_a_stopped_run_goes_on(tmp_path):
     assert np.array_equal(whole.p, resumed.p)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    "A folder with a run on the bundled graph."
+    train_anomaly(QUICK, load_graph("digits-knn"), folder := tmp_path_factory.mktemp("trained"), progress=False)
+    return folder
+
+
+@pytest.mark.parametrize("field, i", [("labels", 8), ("features", 8), ("receivers", 100)])
+def test_a_run_on_other_data_does_not_go_on(trained, field, i):
+    "Least of all where corrected labels have made test nodes of some that it was trained on."
+    graph = load_graph("digits-knn")
+    other = np.array(getattr(graph, field))
+    other[[0, i]] = other[[i, 0]]
+    assert not np.array_equal(other, getattr(graph, field))
+    with pytest.raises(CheckpointError, match=f"{trained}: .*graph.digest: '{graph.digest}' there"):
+        train_anomaly(QUICK, replace(graph, **{field: other}), trained, progress=False)
+
+
+def test_a_run_goes_on_under_another_name_and_its_weights_can_be_loaded(trained):
+    graph = load_graph("digits-knn")
+    again = train_anomaly(QUICK, replace(graph, name="moved"), trained, progress=False)
+    model = load_model(trained / "best.safetensors")
+    assert_close(jax.nn.softmax(model(jnp.asarray(inputs(graph)), model.prepare(graph)))[:, 1], again.p, rtol=1e-4, atol=1e-5)
+
+
+def test_the_digest_knows_which_relation_an_edge_is_of():
+    one, two = toy(), toy()
+    swapped = replace(one, relations=dict(zip(one.relations, reversed(one.relations.values()))))
+    assert one.digest == two.digest and len({one.digest, swapped.digest, one.simple().digest, replace(one, relations={}).digest}) == 4
+
+
+def test_predictions_that_are_no_longer_finite_are_named():
+    for lr in (1e20, 1e30):
+        with pytest.raises(FloatingPointError, match=rf"predictions are no longer finite.*lr = {re.escape(str(lr))}.*step size"):
+            train_anomaly(replace(QUICK, every=1, optim=replace(QUICK.optim, lr=lr, lr_floor=lr)), load_graph("digits-knn"), progress=False)
+
+
 # --- parts of a graph ----------------------------------------------------------------------------------------------------------------
 
 def chain(n=120, kinds=1, one_way=False):
@@ -262,6 +300,17 @@ def test_explanations_add_up():
     assert_close(why.memory_energy.sum(), np.asarray(energies.memory), rtol=1e-4)
     receivers = edges[0].edge_list()[1]
     assert_close(np.add.reduceat(why.edge_weights[:, 0], np.unique(receivers, return_index=True)[1]), np.ones(len(np.unique(receivers)), np.float32), rtol=1e-4)
+
+
+def test_features_and_edges_that_do_not_fit_are_named():
+    model, y, edges = build(toy())
+    for call in (model, partial(explain, model)):
+        with pytest.raises(ValueError, match=r"^features: .*N = 30 as in edges and F = 6, got \(30, 5\)"): call(y[:, :5], edges)
+        with pytest.raises(ValueError, match=r"^features: .*got \(29, 6\)"): call(y[:29], edges)
+        with pytest.raises(TypeError, match="^features: .*floating-point numbers, got int32"): call(y.astype(jnp.int32), edges)
+        for wrong in (edges[0], [*edges], (None,)):
+            with pytest.raises(TypeError, match=r"^edges: .*prepare\(graph\) returns, a tuple of EdgeIndex"): call(y, wrong)
+        with pytest.raises(ValueError, match="^edges: expected 1"): call(y, edges * 2)
 
 
 def test_bad_input_is_named():
@@ -381,7 +430,8 @@ def same_weights(a, b):
     (["--model.dim", "zero"], ["--model.dim", "zero", "int"]), (["--model.dim", "0"], ["dim", "at least 1"]),
     (["--model.relations", "sum"], ["--model.relations", "sum", "concat"]), (["--model.relations", "max"], ["relations", "one kind"]),
     (["--train_fraction", "1.5"], ["train_fraction", "1.5"]), (["--train_fraction", "0.002"], ["train_fraction", "one class only"]),
-    (["--every", "0"], ["every"]), (["--seed", "-1"], ["seed", "-1"]), (["--splits", "0"], ["--splits", "0"]), (["--optim.lr", "-1"], ["lr"]),
+    (["--every", "0"], ["every"]), (["--seed", "-1"], ["seed", "-1"]), (["--splits", "0"], ["--splits", "0"]),
+    (["--seed", "4294967295", "--splits", "2"], ["seed, splits", "4294967296"]), (["--optim.lr", "-1"], ["lr"]),
     (["--model.step_size", "nan"], ["step_size"]), (["--wings", "2"], ["--wings"]), (["--out", "file/below"], ["file"]),
 ])
 def test_a_bad_option_is_named(tmp_path, monkeypatch, capsys, argv, says):
@@ -401,11 +451,17 @@ def fit_no_further_than_the_folder(*args, folder, **kwargs):
     pytest.fail("got as far as training")
 
 
-def test_a_graph_with_one_class_is_refused(tmp_path):
+def test_a_diverged_run_ends_with_one_line(tmp_path):
+    status, message = stopped([*TINY, "--every", "1", "--optim.lr", "1e20", "--out", str(tmp_path)])
+    assert status == 1 and message.startswith("et_train_anomaly: ") and "lr = 1e+20" in message and "step size" in message and "\n" not in message
+
+
+def test_a_graph_with_one_class_is_refused(tmp_path, capsys):
     graph = load_graph("digits-knn")
     save_graph(replace(graph, labels=np.zeros_like(graph.labels)), tmp_path / "calm.npz")
     status, message = stopped([*TINY, "--data", str(tmp_path / "calm.npz"), "--out", str(tmp_path / "run")])
     assert status and "both classes" in message and "1797 normal and 0 anomalous" in message and not (tmp_path / "run").exists()
+    assert "Split" not in capsys.readouterr().out
 
 
 def test_a_file_of_ones_own_is_a_graph_like_any_other(run, tmp_path, monkeypatch):
@@ -465,6 +521,15 @@ def test_the_demo_trains_three_once_and_shows_them(tmp_path, monkeypatch, capsys
     for module in (anomaly, baselines): monkeypatch.setattr(module, "train_classifier", without_training(module.train_classifier))
     again = baselines.demo(tmp_path / "out", progress=False)
     assert again["test"] == metrics["test"]
+    graph = load_graph("digits-knn")
+    for name in ("energy", "gcn", "mlp"):
+        saved = read_meta(tmp_path / "out/run-digits-knn" / name / "last.safetensors")["config"]
+        assert saved["train_fraction"] == 0.4 and saved["graph"]["digest"] == graph.digest
+    with monkeypatch.context() as patch:
+        patch.setattr(baselines, "load_graph", lambda name: replace(graph, labels=graph.labels[::-1]))
+        with pytest.raises(CheckpointError, match="energy: .*graph.digest"): baselines.demo(tmp_path / "out", progress=False)
+        patch.setattr(baselines, "train_anomaly", lambda *args: None)
+        with pytest.raises(CheckpointError, match="gcn: .*graph.digest"): baselines.demo(tmp_path / "out", progress=False)
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(SystemExit, match="et_demo_graphs: .*file"): baselines.demo_main(["--out", str(tmp_path / "file")])
 

@@ -668,6 +668,11 @@ def test_real_graphs(et_data, name, nodes, edges, features, anomalous, unlabelle
         assert min(np.concatenate(parts)) >= unlabelled and len(parts.train) == round(fraction * (nodes - unlabelled))
 
 
+def test_the_first_anomalies_of_amazon_upu_come_right_after_the_unlabelled_nodes(et_data):
+    anomalous = from_npz(et_data / "graphs/anomaly/amazon_upu.npz").labels == 1
+    assert np.argmax(anomalous) == 2295 and anomalous[2288:2788].sum() == 81
+
+
 # --------------------------------------------------------------------------------------------------------------------- splits
 
 @settings(max_examples=50)

@@ -1,4 +1,6 @@
 """The repository agrees with itself: notebooks, exported modules, README, site and settings."""
+import importlib
+import inspect
 import json
 import os
 import re
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from flax import nnx
 
 import et_nbdev
 
@@ -140,10 +143,20 @@ def test_version_is_stated_once():
 
 # --- what a user may rely on ---
 
+@pytest.mark.parametrize("module", sorted(name for name in modules(LIB) if not name.endswith("_modidx.py")))
+def test_public_names_show_their_own_arguments(module):
+    "As help() and the documentation look them up: flax's modules show (*args, **kwargs) unless they are `signed`."
+    public = importlib.import_module("et_nbdev." + module.removesuffix(".py").replace("/", "."))
+    for name in getattr(public, "__all__", ()):
+        thing = getattr(public, name)
+        if inspect.isfunction(thing) or inspect.isclass(thing) and issubclass(thing, nnx.Module):
+            assert "*args" not in str(inspect.signature(thing, eval_str=True)), name
+
+
 def test_importing_the_library_imports_no_optional_package():
     code = """
 import builtins, pkgutil, sys
-optional = set("torch dgl numba xgboost datasets PIL matplotlib sklearn skimage grain dm_pix IPython nbdev".split())
+optional = set("torch dgl diffrax equinox numba xgboost datasets PIL matplotlib sklearn skimage grain dm_pix IPython nbdev".split())
 real, asked = builtins.__import__, []
 def watch(name, globals=None, *rest, **kw):
     # By who asks, not by what is loaded: flax itself loads IPython where it is installed.

@@ -22,18 +22,12 @@ from flax import nnx
 from jax.experimental.sparse import BCSR
 from jaxtyping import Array, Float, Float32, Int
 
-from .anomaly import CONFIGS, inputs, train_anomaly, train_classifier
+from .anomaly import CONFIGS, check_features, inputs, train_anomaly, train_classifier
 from .data import Graph, load_graph, split
 from ..norm import check_sizes, layer_norm, signed
 from ..training import as_command, atomic_write, provenance
 
-# %% ../../nbs/22b_graph_baselines.ipynb #65d25661
-def _check_features(features, num_features: int, num_nodes: int | None = None):
-    if not (hasattr(features, "dtype") and jnp.issubdtype(features.dtype, jnp.floating)):
-        raise TypeError(f"features: expected an array of floating-point numbers, got {getattr(features, 'dtype', type(features).__name__)}")
-    if features.ndim != 2 or features.shape[1] != num_features or num_nodes not in (None, len(features)):
-        raise ValueError(f"features: expected shape (N, F) with {'' if num_nodes is None else f'N = {num_nodes} as in edges and '}F = {num_features}, got {features.shape}")
-
+# %% ../../nbs/22b_graph_baselines.ipynb #86d2b574
 def _drop(x: Float[Array, "N D"], rate: float, rngs: nnx.Rngs | None) -> Float[Array, "N D"]:
     "Dropout: entries set to 0 with probability `rate`, the others scaled up to keep the mean. Without `rngs` nothing happens."
     if rngs is None or rate == 0: return x
@@ -72,7 +66,7 @@ class MLP(nnx.Module):
         return ()
 
     def __call__(self, features: Float[Array, "N F"], edges: tuple[()] = (), *, rngs: nnx.Rngs | None = None) -> Float[Array, "N 2"]:
-        _check_features(features, self.num_features)
+        check_features(features, self.num_features)
         return self.net(features, rngs)
 
 # %% ../../nbs/22b_graph_baselines.ipynb #424c7fc9
@@ -151,7 +145,7 @@ class GCN(nnx.Module):
         self.layers = nnx.List([_Convolution(*ends, param_dtype=param_dtype, rngs=rngs) for ends in zip(sizes, sizes[1:])])
 
     def __call__(self, features: Float[Array, "N F"], edges: Neighbours, *, rngs: nnx.Rngs | None = None) -> Float[Array, "N 2"]:
-        _check_features(features, self.num_features, _check_edges(edges, self))
+        check_features(features, self.num_features, _check_edges(edges, self))
         x = self.layers[0](features, edges)
         for layer in self.layers[1:]:
             x = layer(_drop(jax.nn.relu(x), self.dropout, rngs), edges)
@@ -186,7 +180,7 @@ class BWGNN(nnx.Module):
         self.head = _Perceptron((order + 1) * hidden, hidden, 2, **options)
 
     def __call__(self, features: Float[Array, "N F"], edges: Neighbours, *, rngs: nnx.Rngs | None = None) -> Float[Array, "N 2"]:
-        _check_features(features, self.num_features, _check_edges(edges, self))
+        check_features(features, self.num_features, _check_edges(edges, self))
         h = _drop(jax.nn.relu(self.embed(features, rngs)), self.dropout, rngs)
         return self.head(jnp.concatenate(beta_wavelets(edges, h, self.order), -1), rngs)
 
@@ -276,7 +270,7 @@ class GraphTransformer(nnx.Module):
         return neighbours(graph, by_edge=True)
 
     def __call__(self, features: Float[Array, "N F"], edges: Neighbours, *, rngs: nnx.Rngs | None = None) -> Float[Array, "N 2"]:
-        _check_features(features, self.num_features, _check_edges(edges, self, by_edge=True))
+        check_features(features, self.num_features, _check_edges(edges, self, by_edge=True))
         x = self.embed(features)
         for layer in self.layers:
             x = layer(x, edges, rngs)
@@ -354,7 +348,8 @@ def demo(out: Path | str = "out", progress: bool = True) -> dict:
     for name in ("gcn", "mlp"):
         model = BASELINES[name](features.shape[1], rngs=nnx.Rngs(config.seed))
         found[name.upper()] = train_classifier(model, graph, parts, features, model.prepare(graph), config.optim, seed=config.seed,
-                                               every=config.every, folder=run / name, config={"model": name}, progress=progress)
+                                               every=config.every, folder=run / name, progress=progress,
+                                               config={"model": name, "train_fraction": config.train_fraction, "graph": {"digest": graph.digest}})
     metrics = {"test": {name: result.test for name, result in found.items()}, "data": graph.name, "nodes": {part: len(nodes) for part, nodes in parts._asdict().items()},
                "training_seconds": sum(result.history[-1]["seconds"] for result in found.values()), "config": asdict(config), **provenance()}
     with atomic_write(Path(out) / "anomaly.json") as path: path.write_text(json.dumps(metrics, indent=2) + "\n")

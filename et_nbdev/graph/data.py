@@ -6,7 +6,8 @@
 __all__ = ['Edges', 'DATASETS', 'Graph', 'from_relations', 'subgraph', 'from_scipy', 'from_pyg', 'from_dgl', 'save_graph',
            'from_npz', 'from_mat', 'from_dgl_file', 'load_graph', 'Split', 'split']
 
-# %% ../../nbs/20_graph_data.ipynb #e7c416e5
+# %% ../../nbs/20_graph_data.ipynb #f8a38c87
+import hashlib
 import importlib.util
 import os
 import re
@@ -156,6 +157,13 @@ class Graph:
         "Whether every edge has its reverse."
         A = _rows(self.edges, self.num_nodes)
         return (A != A.T).nnz == 0
+    @property
+    def digest(self) -> str:
+        "A short hash of the edges, relations, features and labels, as they are stored; the name does not enter."
+        made, ends = hashlib.sha256(), [self.edges, *self.relations.values()]
+        made.update(repr((list(self.relations), self.features.shape, [len(senders) for senders, _ in ends])).encode())
+        for a in (self.features, self.labels, *(a for pair in ends for a in pair)): made.update(a)
+        return made.hexdigest()[:16]
 
     def _rewired(self, **options) -> "Graph":
         senders, receivers = _merge(self.edges, self.num_nodes, **options)

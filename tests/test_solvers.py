@@ -1,0 +1,331 @@
+"""Every solver: certified descent, exact counts, samples that do not notice each other, and honest ends; dense and on graphs."""
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import examples
+from et_nbdev.block import EnergyTransformer
+from et_nbdev.dynamics import descend
+from et_nbdev.graph.energy import EdgeIndex
+from et_nbdev.norm import hessian
+from et_nbdev.solvers import Anderson, Backtracking, Euler, Flow, solve, turning
+from et_nbdev.testing import assert_close, assert_descends
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+METHODS = {"euler": Euler(0.05), "backtracking": Backtracking(), "anderson": Anderson(memory=3), "flow": Flow(rtol=1e-4, atol=1e-4)}
+each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+each_guarded = pytest.mark.parametrize("method", [METHODS["backtracking"], METHODS["anderson"]], ids=["backtracking", "anderson"])
+
+
+def block_of(seed=0, D=6, gamma=1.3, scale=0.5, opposed=False, kind=EnergyTransformer, **options):
+    "A block with random float64 weights, γ and δ."
+    rng = np.random.default_rng(seed)
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(D, 2, 3, 8, param_dtype=jnp.float64, rngs=nnx.Rngs(0), **options)))
+    block = nnx.merge(graphdef, jax.tree.map(lambda w: jnp.asarray(scale * rng.normal(size=w.shape)), state))
+    if opposed: block.attention.Wk[...] = -block.attention.Wq[...]
+    block.norm.rho[...] = jnp.asarray(np.log(np.expm1(gamma)) if gamma else -800.0)
+    return block
+
+
+def ring(N=5):
+    "An undirected ring with a chord, as edges."
+    a, b = np.r_[np.arange(N), 0], np.r_[(np.arange(N) + 1) % N, 2]
+    return EdgeIndex(np.r_[a, b], np.r_[b, a], N, backend="xla")
+
+
+def tokens(*shape, seed=1): return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+
+
+def energies_of(block, states, mask=None):
+    "Computed afresh, state by state."
+    return np.stack([block.energy(block.norm(x), mask) for x in states])
+
+
+# --------------------------------------------------------------------------------------------------------------- what all share
+
+@pytest.mark.parametrize("kind", ["all pairs", "edges"])
+@each_method
+def test_what_a_solution_says_is_so(x64, method, kind):
+    mask = None if kind == "all pairs" else ring()
+    block, x = block_of(), tokens(2, 2, 5, 6)
+    found = solve(block, x, method, evaluations=60, tolerance=1e-2, mask=mask, states=True)
+    g, u = block.norm(found.x), block.update(block.norm(found.x), mask)
+    total = np.asarray(found.energies.total)
+    assert_close(total[-1], block.energy(g, mask), rtol=1e-12)
+    assert_close(total[0], block.energy(block.norm(x), mask), rtol=1e-12)
+    assert_descends(total)
+    assert found.evaluations.shape == found.refused.shape == found.residual.shape == found.settled.shape == (2, 2)
+    assert (found.evaluations <= 60).all() and found.certificate.holds.all() and (found.certificate.rise <= 0).all()
+    np.testing.assert_array_equal(found.settled, found.residual <= 1e-2)
+    turn = np.einsum("...ij,...j->...i", hessian(found.x, jnp.asarray(1.0)), u) * np.sqrt(found.x.var(-1, keepdims=True) + 1e-5)
+    size = lambda v: np.sqrt(np.sum(np.square(v), (-2, -1)))
+    assert (found.residual <= size(turn) / size(u) * (1 + 1e-9)).all() and (found.residual >= 0.05 * size(turn) / size(u)).all()
+    if isinstance(method, Flow): return
+    assert total.shape == (60, 2, 2) and found.states.shape == (60, *x.shape)
+    np.testing.assert_array_equal(found.states[0], x)
+    np.testing.assert_array_equal(found.states[-1], found.x)
+    assert_close(total, energies_of(block, found.states, mask), rtol=1e-12)
+
+
+@pytest.mark.parametrize("mask", ["all pairs", "edges"])
+def test_euler_is_descend(x64, mask):
+    block, x, mask = block_of(), tokens(2, 5, 6), None if mask == "all pairs" else ring()
+    found = solve(block, x, Euler(0.2), evaluations=21, mask=mask, states=True)
+    last, path = descend(block, x, 20, 0.2, mask=mask, states=True)
+    assert_close(found.x, last, rtol=1e-12); assert_close(found.states, path.states, rtol=1e-12)
+    assert_close(found.energies.attention, path.energies.attention, rtol=1e-12)
+    assert_close(found.energies.memory, path.energies.memory, rtol=1e-12)
+    assert (found.evaluations == 21).all() and (found.refused == 0).all()
+
+
+@pytest.mark.parametrize("name", ["euler", "backtracking", "anderson"])
+def test_samples_descend_as_if_alone_each_with_its_own_step_size(x64, name):
+    block, x, sizes = block_of(opposed=True, scale=1.0), tokens(3, 5, 6), jnp.asarray([0.01, 0.3, 50.0])
+    make = type(METHODS[name])
+    together = solve(block, x, make(sizes), evaluations=40, tolerance=1e-3)
+    for b in range(3):
+        alone = solve(block, x[b], make(float(sizes[b])), evaluations=40, tolerance=1e-3)
+        assert_close(together.energies.total[:, b], alone.energies.total, rtol=1e-6)
+        for one, all_ in ((alone.evaluations, together.evaluations), (alone.refused, together.refused), (alone.settled, together.settled)): assert one == all_[b]
+
+
+class Counting(EnergyTransformer):
+    "Counts, while it runs, how often its gradient is computed."
+    calls = []
+
+    def energies_and_update(self, g, mask=None):
+        jax.debug.callback(lambda: self.calls.append(None))
+        return super().energies_and_update(g, mask)
+
+
+@pytest.mark.parametrize("tolerance", [None, 1e-2])
+@each_method
+def test_evaluations_are_counted_as_they_are_made(x64, monkeypatch, method, tolerance):
+    monkeypatch.setattr(Counting, "calls", calls := [])
+    block = block_of(kind=Counting)
+    found = solve(block, tokens(5, 6), method, evaluations=50, tolerance=tolerance)
+    jax.effects_barrier()
+    extra = len(calls) - found.evaluations
+    assert 0 <= extra <= (found.refused if isinstance(method, Flow) else 0) and 10 < len(calls) - extra <= 50
+
+
+@each_method
+def test_it_stops_where_the_energy_is_reached_and_not_before(x64, method):
+    block, x = block_of(), tokens(5, 6)
+    goal = descend(block, x, 30, 0.05)[1].energies.total[-1]
+    found = solve(block, x, method, evaluations=200, until=goal)
+    path = np.unique(np.asarray(found.energies.total))[::-1]
+    assert path[-1] <= goal < path[-2] and found.evaluations < 200
+    more = solve(block, x, method, evaluations=200)
+    assert more.energies.total[-1] < path[-1]
+
+
+def test_who_has_stopped_waits_without_moving(x64):
+    block, x = block_of(), tokens(2, 5, 6)
+    rest = solve(block, x[0], Backtracking(), evaluations=300, tolerance=1e-8)
+    both = jnp.stack([rest.x, x[1]])
+    found = solve(block, both, Backtracking(), evaluations=30, tolerance=1e-3)
+    assert found.evaluations[0] == 1 and found.evaluations[1] > 1
+    np.testing.assert_array_equal(found.x[0], rest.x)
+    assert np.ptp(found.energies.total[:, 0]) == 0
+
+
+@each_guarded
+def test_where_it_settles_nothing_turns_any_more(x64, method):
+    block, x = block_of(), tokens(3, 5, 6)
+    found = solve(block, x, method, evaluations=2000, tolerance=1e-8)
+    assert found.settled.all()
+    g = block.norm(found.x)
+    after = block.norm(descend(block, found.x, 1, 1e6)[0])
+    assert_close(after, g, atol=1e-5)
+    long = descend(block, x, 4000, 0.1)[1].energies.total[-1]
+    assert (found.energies.total[-1] <= long + 1e-9 * abs(long)).all()
+
+
+def test_anderson_needs_fewer_evaluations_than_growing_steps_and_these_fewer_than_equal_ones(x64):
+    block, x = block_of(), tokens(8, 5, 6)
+    needed = [np.median(solve(block, x, method, evaluations=600, tolerance=1e-5).evaluations) for method in (Anderson(), Backtracking(), Backtracking(grow=1.0))]
+    assert needed[0] < needed[1] < needed[2] / 2
+
+
+def test_a_longer_state_with_longer_steps_goes_the_same_way(x64):
+    block, x = block_of(), tokens(2, 5, 6) * 10
+    one, other = (solve(block, s * x, Backtracking(0.3 * s), evaluations=40) for s in (1.0, 7.0))
+    assert_close(other.energies.total, one.energies.total, rtol=1e-5)
+
+
+def test_the_turning_force_is_what_the_hessian_lets_through(x64):
+    x, u = tokens(2, 5, 6), tokens(2, 5, 6, seed=2)
+    sigma = jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    assert_close(turning(x, u), sigma * jnp.einsum("...ij,...j->...i", hessian(x, jnp.asarray(1.0)), u), rtol=1e-12)
+    assert jnp.abs(turning(x, 3.0 * (x - x.mean(-1, keepdims=True)) + 2.0)).max() < 1e-3        # stretching and shifting turn nothing
+
+
+# --------------------------------------------------------------------------------------------------------------------- certificates
+
+def repelling_pair():
+    block = EnergyTransformer(2, 1, 1, 1, beta=1.0, eps=1.0, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    block.norm.delta[...] = jnp.zeros(2)
+    block.attention.Wq[...], block.attention.Wk[...] = jnp.array([[[1.0], [0.0]]]), jnp.array([[[-1.0], [0.0]]])
+    block.memory.xi[...] = jnp.zeros((1, 2))
+    return block, 0.1 * jnp.array([[1.0, -1.0], [1.0, -1.0]])
+
+
+def test_a_rise_is_reported_by_euler_and_refused_by_the_others(x64):
+    block, x = repelling_pair()
+    risen = solve(block, x, Euler(10.0), evaluations=2)
+    assert not risen.certificate.holds and risen.refused == 0
+    assert_close(risen.certificate.rise, risen.energies.total[1] - risen.energies.total[0], rtol=1e-12)
+    for method in (Backtracking(10.0), Anderson(10.0)):
+        guarded = solve(block, x, method, evaluations=40)
+        assert guarded.certificate.holds and guarded.refused > 0 and guarded.certificate.rise == 0
+        assert_descends(guarded.energies.total)
+        assert guarded.energies.total[-1] < 1e-6                                # the valley that Euler stepped over
+
+
+@examples(12)
+@given(seed=st.integers(0, 2**16), gamma=st.sampled_from([0.0, 0.01, 1.0, 10.0]), scale=st.sampled_from([0.1, 1.0, 10.0]), opposed=st.booleans(),
+       activation=st.sampled_from(["relu", "power", "softmax"]), anderson=st.booleans(), edges=st.booleans())
+def test_no_energy_rises_whatever_the_weights_and_step_sizes(x64, seed, gamma, scale, opposed, activation, anderson, edges):
+    rng = np.random.default_rng(seed)
+    block = block_of(seed, gamma=gamma, scale=scale, opposed=opposed, activation=activation)
+    x, sizes = jnp.asarray(10 ** rng.uniform(-1, 1) * rng.normal(size=(16, 5, 6))), jnp.asarray(10 ** rng.uniform(-3, 5, 16))
+    mask = ring() if edges else None
+    found = solve(block, x, (Anderson if anderson else Backtracking)(sizes), evaluations=25, mask=mask, states=True)
+    assert found.certificate.holds.all() and (found.certificate.rise == 0).all()
+    attention, memory = (np.abs(e).max() for e in found.energies)
+    rises = np.diff(energies_of(block, found.states, mask), axis=0)
+    assert rises.max() <= 1e-13 * (attention + memory)
+
+
+def test_euler_rises_where_steps_are_too_long_and_says_for_which_samples(x64):
+    block, x = repelling_pair()
+    found = solve(block, jnp.broadcast_to(x, (16, 2, 2)), Euler(jnp.geomspace(1e-3, 1e3, 16)), evaluations=25)
+    np.testing.assert_array_equal(found.certificate.holds, np.diff(found.energies.total, axis=0).max(0) <= found.certificate.rounding)
+    assert found.certificate.holds[0] and not found.certificate.holds[-1]
+
+
+@each_guarded
+def test_in_single_precision_the_bottom_is_known_as_such(method):
+    block = EnergyTransformer(6, 2, 3, 8, rngs=nnx.Rngs(0))
+    found = solve(block, jax.random.normal(jax.random.key(0), (3, 5, 6)), method, evaluations=500)
+    assert (found.evaluations < 500).all() and found.certificate.holds.all() and not found.settled.any()       # no tolerance: nobody asked
+    assert (found.residual < 0.02).all() and jnp.isfinite(found.x).all()
+
+
+@each_guarded
+@pytest.mark.parametrize("step_size", [1e-12, 1e30])
+def test_a_first_step_that_is_far_off_is_mended(x64, method, step_size):
+    block, x = block_of(opposed=True, scale=1.0), tokens(5, 6)
+    found = solve(block, x, type(method)(step_size), evaluations=400, tolerance=1e-4)
+    assert found.settled and jnp.isfinite(found.x).all()
+
+
+@each_guarded
+def test_with_gamma_zero_there_is_nothing_to_do(x64, method):
+    block, x = block_of(gamma=0.0), tokens(5, 6)
+    assert block.norm.gamma == 0
+    found = solve(block, x, method, evaluations=50)
+    assert found.certificate.holds and np.ptp(found.energies.total) == 0 and jnp.isfinite(found.x).all()
+
+
+class Uphill(nnx.Module):
+    "A norm with γ < 0, as in an implementation that lets γ go anywhere."
+    def __init__(self, norm): self.norm, self.dim, self.eps = norm, norm.dim, norm.eps
+    def __call__(self, x): return 2 * self.norm.delta[...][None] - self.norm(x)
+
+
+@each_guarded
+def test_with_a_negative_gamma_every_step_is_refused(x64, method):
+    block, x = block_of(), tokens(5, 6)
+    block.norm = Uphill(block.norm)
+    found = solve(block, x, method, evaluations=50)
+    np.testing.assert_array_equal(found.x, x)
+    assert found.refused >= 1 and found.evaluations == found.refused + 1 and found.certificate.rise == 0
+
+
+# ------------------------------------------------------------------------------------------------------------------ continuous time
+
+def test_small_euler_steps_converge_to_the_flow(x64):
+    block, x = block_of(), tokens(2, 5, 6)
+    exact = solve(block, x, Flow(rtol=1e-9, atol=1e-9, time=2.0), evaluations=4000, states=True)
+    errors = [float(jnp.abs(descend(block, x, n, 2.0 / n)[0] - exact.x).max()) for n in (40, 80, 160)]
+    assert errors[0] > 1.8 * errors[1] > 3.24 * errors[2] > 0
+    halfway = exact.path.evaluate(jnp.asarray(1.0))
+    assert_close(halfway, solve(block, x, Flow(rtol=1e-9, atol=1e-9, time=1.0), evaluations=4000).x, rtol=1e-6)
+    assert_descends(exact.energies.total)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_the_flow_keeps_the_dtype_and_stops_at_its_event(x64, dtype):
+    block = EnergyTransformer(6, 2, 3, 8, rngs=nnx.Rngs(0))
+    found = solve(block, tokens(2, 5, 6).astype(dtype), Flow(), evaluations=400, tolerance=0.05)
+    assert found.x.dtype == dtype and found.settled.all() and found.evaluations.max() < 400 and found.path is None
+
+
+def test_a_budget_that_is_too_small_ends_the_flow_early(x64):
+    found = solve(block_of(), tokens(2, 5, 6), Flow(rtol=1e-8, atol=1e-8), evaluations=60, tolerance=1e-6)
+    assert (found.evaluations <= 60).all() and not found.settled.any() and jnp.isfinite(found.x).all()
+
+
+def test_without_diffrax_the_flow_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffrax", None)
+    block = EnergyTransformer(7, 2, 3, 8, rngs=nnx.Rngs(0))                       # a shape that nothing was compiled for
+    with pytest.raises(ImportError, match=r"et_nbdev\[dynamics\]"): solve(block, jnp.ones((4, 7)), Flow())
+    solve(block, jnp.ones((4, 7)), Backtracking(), evaluations=2)                # the others need no diffrax
+
+
+# ------------------------------------------------------------------------------------------------------------- compiled, batched, refused
+
+def test_one_program_for_all_numbers_and_inside_other_programs(x64):
+    block, x, traces = block_of(), tokens(3, 5, 6), []
+    graphdef, state = nnx.split(block)
+    @jax.jit
+    def end(state, x, step_size, tolerance):
+        traces.append(None)
+        return solve(nnx.merge(graphdef, state), x, Backtracking(step_size), evaluations=20, tolerance=tolerance).energies.total
+    for step_size, tolerance in ((0.1, 1e-2), (0.3, 1e-3)):
+        assert_close(end(state, x, step_size, tolerance), solve(block, x, Backtracking(step_size), evaluations=20, tolerance=tolerance).energies.total, rtol=1e-9)
+    assert len(traces) == 1
+    one = jax.vmap(lambda x: solve(block, x, Anderson(), evaluations=20).energies.total, out_axes=1)(x)
+    assert_close(one, solve(block, x, Anderson(), evaluations=20).energies.total, rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", [METHODS["euler"], METHODS["flow"]], ids=["loop", "flow"])
+def test_a_search_is_not_differentiated_by_accident(x64, method):
+    block, x = block_of(), tokens(5, 6)
+    end = lambda x, f: jnp.sum(f(solve(block, x, method, evaluations=20).x)) + jnp.sum(x)
+    with pytest.raises(TypeError, match="equilibria"): jax.grad(partial(end, f=lambda x: x))(x)
+    np.testing.assert_array_equal(jax.grad(partial(end, f=jax.lax.stop_gradient))(x), 1.0)
+
+
+X, NAN, INF = np.ones((2, 4, 6), np.float32), float("nan"), float("inf")
+
+@pytest.mark.parametrize("x, method, options, error, match", [
+    *[(X, m, {}, TypeError, "^method: ") for m in ("anderson", None, Anderson, 0.1)],
+    *[(X, kind(step_size=a), {}, ValueError, "^step_size: ") for kind in (Euler, Backtracking, Flow) for a in (0.0, -1.0, NAN, INF, True, "x")],
+    *[(X, kind(step_size=np.ones(3)), {}, ValueError, r"^step_size: .*\(3,\)") for kind in (Euler, Anderson, Flow)],
+    *[(X, Backtracking(grow=a), {}, ValueError, "^grow: ") for a in (0.99, NAN, INF)],
+    *[(X, Backtracking(shrink=a), {}, ValueError, "^shrink: ") for a in (0.0, 1.0, NAN)],
+    *[(X, Backtracking(sufficient=a), {}, ValueError, "^sufficient: ") for a in (-0.1, 1.0, NAN)],
+    *[(X, Anderson(memory=a), {}, ValueError, "^memory: ") for a in (0, 2.5, -1)],
+    *[(X, Flow(**{name: a}), {}, ValueError, f"^{name}: ") for name in ("rtol", "atol", "time") for a in (0.0, -1.0, NAN)],
+    *[(X, Euler(), dict(evaluations=n), ValueError, "^evaluations: ") for n in (0, -1, 2.5, True)],
+    *[(X, Euler(), dict(tolerance=t), ValueError, "^tolerance: ") for t in (0.0, -1.0, NAN, INF)],
+    (X, Euler(), dict(until=np.ones(3)), ValueError, r"^until: .*\(2,\).*\(3,\)"),
+    (np.ones((2, 4, 5), np.float32), Euler(), {}, ValueError, "^x: .*D = 6"),
+    (np.ones((2, 4, 6), np.int32), Euler(), {}, TypeError, "^x: "),
+    (jnp.ones((2, 4, 6), jnp.bfloat16), Euler(), {}, TypeError, "^x: .*bfloat16"),
+    (X, Euler(), dict(mask=np.ones((4, 4), np.float32)), TypeError, "^mask: "),
+])
+def test_bad_input_is_refused_by_name(x, method, options, error, match):
+    block = EnergyTransformer(6, 2, 3, 8, rngs=nnx.Rngs(0))
+    options = {k: jnp.asarray(v) if k == "mask" else v for k, v in options.items()}
+    with pytest.raises(error, match=match): solve(block, jnp.asarray(x), method, **options)
