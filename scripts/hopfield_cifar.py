@@ -1,4 +1,4 @@
-"""Store CIFAR-10 pictures in a continuous Hopfield network, recall them from their upper halves at many temperatures, and freeze in results/hopfield what notebook 01 plots.
+"""Store CIFAR-10 pictures in a continuous Hopfield network, recall them from their upper halves at many temperatures, and freeze in results/hopfield what notebook 01b plots.
 
 cifar10.json: for every inverse temperature how many memories share in the fixed points and which part of the queries is recalled. cifar10.png: eight pictures in rows;
 in columns the stored picture, the query, and the fixed points at three inverse temperatures. Takes a few minutes on one core; reads the pictures as every other script does (ET_DATA, or the hub)."""
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from et_nbdev.hopfield import continuous_energy_and_update, retrieve, sharing, unit_memories
+from et_nbdev.hopfield_continuous import continuous_energy_and_update, retrieve, sharing, unit_memories
 from et_nbdev.training import atomic_write, provenance
 from et_nbdev.vision.data import load_images
 

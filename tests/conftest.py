@@ -1,5 +1,6 @@
 """The strict settings every test runs under, and the fixtures they share."""
 import contextlib
+import gc
 import os
 from pathlib import Path
 
@@ -23,6 +24,14 @@ settings.load_profile("et")
 def examples(n):
     "Every example is small, and every shape compiled anew: a failing one is shown as it is, not shrunk for minutes."
     return settings(max_examples=n, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    "Each compiled program holds several memory maps, of which Linux grants a process 65,530; one test file's programs are of no use to the next."
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @contextlib.contextmanager

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from conftest import examples
 from et_nbdev.attention import EnergyAttention, alignment_energy, queries_and_keys
 from et_nbdev.hopfield import (
-    Exponential, Polynomial, asynchronous, check_memories, check_positive, check_states, continuous_energy_and_update, dense_energy, dense_sweep,
-    flip_energies, hebb, ising_energy, retrieve, settle, sharing, synchronous, unit_memories)
+    Exponential, Polynomial, asynchronous, check_memories, check_positive, check_states, dense_energy, dense_sweep, flip_energies, hebb,
+    ising_energy, settle, synchronous)
+from et_nbdev.hopfield_continuous import continuous_energy_and_update, retrieve, sharing, unit_memories
 from et_nbdev.hopfield_learning import hopfield_attention, learn, likelihood_update, log_partition, negative_log_likelihood, sample
 from et_nbdev.memory import HopfieldMemory
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient
