@@ -37,8 +37,8 @@ def grid(model: str, k: int) -> list[Candidate]:
     if model == "gin": return [Candidate(GINConfig(64, 5, dropout), FitConfig(lr=lr, weight_decay=0.0)) for dropout in (0.0, 0.5) for lr in (1e-3, 1e-2)]
     if model == "agnostic": return [Candidate(AgnosticConfig(128, per_node), FitConfig(lr=lr, weight_decay=0.0)) for per_node in (False, True) for lr in (1e-3, 1e-2)]
     from et_nbdev.graph.classify import ClassifyConfig
-    sizes = dict(dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=k, blocks=4, step_size=1.0)
-    return [Candidate(ClassifyConfig(**sizes, filter_size=size), FitConfig(lr=lr)) for size in (1, 3) for lr in (1e-3, 3e-3)]
+    sizes = dict(dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=k, blocks=4)
+    return [Candidate(ClassifyConfig(**sizes, filter_size=size, step_size=alpha), FitConfig(lr=lr)) for size, alpha in ((1, 1.0), (3, 0.3)) for lr in (1e-3, 3e-3)]
 
 
 def fixed_folds(name: str, labels: np.ndarray, k: int) -> np.ndarray:

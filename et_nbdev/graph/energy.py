@@ -222,10 +222,13 @@ def neighbour_attention(
     r"""$\ell_C = \log\sum_{B\to C}\exp(K_B\cdot Q_C)$, and the derivatives of its sum over C: $\sum_B p_{CB}K_B$ by $Q_C$ and $\sum_C p_{CB}Q_C$ by $K_B$.
 
     float32 or float64; β belongs into Q. Differentiable once in reverse mode, which is what training through the update needs.
+    Raises ValueError if Q and K are not (N, H, Y) with N the graph's nodes, TypeError on other dtypes.
     """
     return _forwards(edges, Q, K)[0]
 
 def _forwards(edges, Q, K):
+    kernels.check_rows(edges.into, Q=Q, K=K)
+    if K.ndim != 3: raise ValueError(f"K: expected the shape of Q, {Q.shape}, got {K.shape}")
     run = kernels if edges.backend == "compiled" else XLA
     lse, as_query = run.softmax(edges.into, Q, K)
     return (lse, as_query, run.weighted(edges.out_of, K, Q, lse)), (edges, Q, K, lse, as_query)
@@ -290,8 +293,11 @@ def attention_weights(attention: EnergyAttention, g: Float[Array, "N D"], edges:
 @partial(jax.tree_util.register_dataclass, data_fields=["graphs"], meta_fields=[])
 @dataclass(frozen=True)
 class Relations:
-    "Several graphs on the same nodes, for one attention: the energy is the sum of their energies. Goes where `mask` goes."
+    "Several graphs on the same nodes, for one attention: the energy is the sum of their energies. Goes where `mask` goes. Raises ValueError without any."
     graphs: tuple[EdgeIndex, ...]
+
+    def __post_init__(self):
+        if self.graphs == (): raise ValueError("graphs: expected at least one EdgeIndex, got none")
 
     def energy_and_update(self, *args) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
         "E_ATT and −∂E_ATT/∂g, summed over the graphs."

@@ -7,7 +7,7 @@ __all__ = ['BLOCK', 'NEXT', 'DONE', 'USERS', 'CHUNKS', 'OP', 'NODES', 'HEADS', '
            'gather', 'exp32', 'exp', 'as_int32', 'as_float32', 'softmax_rows', 'weighted_rows', 'tangent_queries_rows',
            'tangent_keys_rows', 'first_row', 'matrix', 'tensor', 'run_chunk', 'work', 'leave', 'launch', 'pool_size',
            'invite', 'work32', 'work64', 'handle32', 'handle64', 'machine_words', 'available', 'require', 'target',
-           'c_function', 'call', 'softmax', 'weighted', 'tangent_queries', 'tangent_keys']
+           'c_function', 'check_rows', 'call', 'softmax', 'weighted', 'tangent_queries', 'tangent_keys']
 
 # %% ../../nbs/21_graph_kernels.ipynb #b637002f
 import functools
@@ -339,24 +339,36 @@ def c_function(signature: str, f):
     try: return numba.cfunc(signature, cache=True)(f)
     except RuntimeError: return numba.cfunc(signature)(f)
 
-# %% ../../nbs/21_graph_kernels.ipynb #caae974e
-def call(op, results, rows, *inputs):
+# %% ../../nbs/21_graph_kernels.ipynb #ac8edbea
+def check_rows(rows, **inputs):
+    "Compiled loops read where shapes tell them to: refuse what does not fit the rows, or each other. Raises ValueError and TypeError."
+    name, first = next(iter(inputs.items()))
+    if first.ndim != 3 or len(first) != rows.start.shape[0] - 1:
+        raise ValueError(f"{name}: expected (N, H, Y) with a row for each of the N = {rows.start.shape[0] - 1} nodes, got {first.shape}")
+    for name, x in inputs.items():
+        if str(x.dtype) not in ("float32", "float64"): raise TypeError(f"{name}: expected float32 or float64, got {x.dtype}")
+        if x.dtype != first.dtype: raise TypeError(f"{name}: expected the dtype of the others, {first.dtype}, got {x.dtype}")
+        if x.shape not in (first.shape, first.shape[:2]): raise ValueError(f"{name}: expected the shape of the others, {first.shape}, got {x.shape}")
+
+def call(op, results, rows, **inputs):
     "One pass over `rows`, which yields arrays of the shapes `results`."
+    check_rows(rows, **inputs)
+    inputs = tuple(inputs.values())
     shapes = tuple(jax.ShapeDtypeStruct(shape, inputs[0].dtype) for shape in results)
     return jax.ffi.ffi_call(target(str(inputs[0].dtype)), shapes, vmap_method="sequential")(rows.start, rows.nodes, *inputs, op=np.int64(op))
 
 def softmax(rows, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]) -> tuple[Float[Array, "N H"], Float[Array, "N H Y"]]:
     "`et_nbdev.graph.energy.softmax_xla`, compiled."
-    return tuple(call(0, (Q.shape[:2], Q.shape), rows, Q, K))
+    return tuple(call(0, (Q.shape[:2], Q.shape), rows, Q=Q, K=K))
 
 def weighted(rows, K: Float[Array, "N H Y"], Q: Float[Array, "N H Y"], lse: Float[Array, "N H"]) -> Float[Array, "N H Y"]:
     "`et_nbdev.graph.energy.weighted_xla`, compiled."
-    return call(1, (Q.shape,), rows, K, Q, lse)[0]
+    return call(1, (Q.shape,), rows, K=K, Q=Q, lse=lse)[0]
 
 def tangent_queries(rows, Q, dQ, K, dK, lse) -> tuple[Float[Array, "N H Y"], Float[Array, "N H"]]:
     "`et_nbdev.graph.energy.tangent_queries_xla`, compiled."
-    return tuple(call(2, (Q.shape, lse.shape), rows, Q, dQ, K, dK, lse))
+    return tuple(call(2, (Q.shape, lse.shape), rows, Q=Q, dQ=dQ, K=K, dK=dK, lse=lse))
 
 def tangent_keys(rows, K, dK, Q, dQ, lse, shift) -> Float[Array, "N H Y"]:
     "`et_nbdev.graph.energy.tangent_keys_xla`, compiled."
-    return call(3, (Q.shape,), rows, K, dK, Q, dQ, lse, shift)[0]
+    return call(3, (Q.shape,), rows, K=K, dK=dK, Q=Q, dQ=dQ, lse=lse, shift=shift)[0]
