@@ -120,8 +120,8 @@ def test_training_learns_and_is_repeatable_and_compiles_once(graphs):
 def test_one_step_is_adamw_of_the_summed_loss(graphs):
     buckets = make_buckets(graphs, learn_encoding(graphs, [0]), k=0, num_buckets=1, batch_size=64)
     class Linear(nnx.Module):
-        def __init__(self): self.map = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-        def __call__(self, batch, rngs=None): return self.map(batch.features.sum(1))
+        def __init__(self): self.linear = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+        def __call__(self, batch, rngs=None): return self.linear(batch.features.sum(1))
     ids, config = np.arange(20), FitConfig(epochs=1, batch_size=64, lr=0.1, warmup=0.0, weight_decay=0.5, clip=1e6)
     before = Linear()
     batch = next(buckets.batches(ids))
@@ -133,9 +133,9 @@ def test_one_step_is_adamw_of_the_summed_loss(graphs):
         after = fit_classifier(Linear(), buckets, ids, ids, replace(config, clip=clip)).model
         shrink = min(1, clip / float(jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(slope)))))
         adam = lambda g: g * shrink / (jnp.abs(g * shrink) + 1e-8)                           # its first step; one of one is half way down the cosine
-        kernel, bias = before.map.kernel[...], before.map.bias[...]
-        np.testing.assert_allclose(after.map.kernel[...], kernel - 0.05 * (adam(slope.map.kernel[...]) + 0.5 * kernel), rtol=1e-4, atol=1e-6)   # matrices decay
-        np.testing.assert_allclose(after.map.bias[...], bias - 0.05 * adam(slope.map.bias[...]), rtol=1e-4, atol=1e-6)                          # vectors do not
+        kernel, bias = before.linear.kernel[...], before.linear.bias[...]
+        np.testing.assert_allclose(after.linear.kernel[...], kernel - 0.05 * (adam(slope.linear.kernel[...]) + 0.5 * kernel), rtol=1e-4, atol=1e-6)   # matrices decay
+        np.testing.assert_allclose(after.linear.bias[...], bias - 0.05 * adam(slope.linear.bias[...]), rtol=1e-4, atol=1e-6)                          # vectors do not
 
 
 def test_training_stops_where_the_loss_is_lost(graphs):

@@ -28,7 +28,7 @@ from ..dynamics import descend
 from .crossval import Fold, deal, parts, predict_logits
 from .sets import (Buckets, EdgeBatch, EdgeLists, GraphBatch, GraphSet, cached_positions, flip_signs, learn_encoding, load_graphs,
                                  make_buckets, take)
-from ..norm import check_sizes
+from ..norm import check_sizes, signed
 from ..training import CheckpointError, OptimConfig, as_command, atomic_write, configure, fit, load_checkpoint, option, provenance, read_meta
 
 # %% ../../nbs/24_classification.ipynb #308b992a
@@ -70,6 +70,7 @@ def shifted(x: Float[Array, "... N D"], size: int, graph: Int[Array, "N"] | None
         near = [jnp.where((ids[v:v + N] == graph)[:, None], part, jnp.zeros_like(part)) for v, part in enumerate(near)]
     return jnp.concatenate(near, -1)
 
+@signed
 class LearnedAdjacency(nnx.Module):
     r"""Conv2D(X ⊗ X), H filters of `size` × `size`, stride 1, zeros beyond the border, without forming X ⊗ X; and a linear map of edge features.
 
@@ -181,6 +182,7 @@ class ClassifyConfig:
         if self.strangers not in ("out", "zero"): raise ValueError(f"strangers: expected 'out' or 'zero', got {self.strangers!r}")
 
 # %% ../../nbs/24_classification.ipynb #8d4b37a8
+@signed
 class GraphClassifier(nnx.Module):
     r"""Appendix F: CLS and embedded nodes, S blocks of T steps with weighted scores, an affine readout of CLS.
 

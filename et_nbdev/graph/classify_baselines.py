@@ -66,6 +66,7 @@ class Agnostic(nnx.Module):
 # %% ../../nbs/24b_classification_baselines.ipynb #59483f91
 def _lift(v, x): return v.reshape((1,) * (x.ndim - 1) + v.shape)
 
+@signed
 class MaskedBatchNorm(nnx.Module):
     r"$\gamma\,(x-\mu)/\sqrt{\sigma^2+\varepsilon}+\beta$ for each entry; μ and σ² over the nodes present in the batch while training, else their running averages."
     def __init__(self, size: int, *, momentum: float = 0.9, eps: float = 1e-5, param_dtype=jnp.float32):

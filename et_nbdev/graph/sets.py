@@ -239,6 +239,8 @@ def _dgl_worker(source: str, name: str, target: str):
             (raw := Path(self.raw_path, name)).mkdir(parents=True)
             for file, data in _members(Path(source)).items(): (raw / file).write_bytes(data)
         def save(self): pass
+        @staticmethod
+        def _idx_reset(labels): return TUDataset._idx_reset(labels).ravel()         # DGL asks a row of one for its number, which NumPy refuses since 2.4
     with tempfile.TemporaryDirectory() as folder: graphs = graphs_from_dgl(Local(name, raw_dir=folder, force_reload=True))
     np.savez(target, **{key: getattr(graphs, key) for key in _FIELDS})
 
