@@ -1,0 +1,256 @@
+"""The protocol: folds that never change, training that cannot see the test fold, and results that are whole or absent (nbs/20c_cross_validation.ipynb)."""
+import json
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import examples
+from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
+
+import et_nbdev.graph.crossval as crossval
+from et_nbdev.graph.classify_baselines import GIN, GINConfig
+from et_nbdev.graph.crossval import Candidate, FitConfig, cross_validate, deal, fit_classifier, parts, predict, predict_logits, summary
+from et_nbdev.graph.sets import TU_NAMES, EdgeLists, learn_encoding, load_graphs, make_buckets
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+
+def make(config, sizes, rngs):
+    return GIN(sizes.num_features, sizes.num_classes, config, rngs=rngs)
+
+
+SMALL = GINConfig(6, 2, dropout=0.1)
+GRID = [Candidate(SMALL, FitConfig(epochs=3, lr=lr)) for lr in (1e-3, 1e-2)]
+OPTIONS = dict(k=2, num_buckets=1, progress=False)
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    return load_graphs("rings")[np.arange(60)]
+
+
+@pytest.fixture(scope="module")
+def fold(graphs):
+    return deal(graphs.labels, 5)
+
+
+def same(a, b):
+    return {k: v for k, v in a.items() if k not in ("seconds", "date", "settings", "candidates", "test_accuracy", "test_correct", "largest_class")} == \
+           {k: v for k, v in b.items() if k not in ("seconds", "date", "settings", "candidates", "test_accuracy", "test_correct", "largest_class")} and \
+           [c | {"seconds": 0} for c in a["candidates"]] == [c | {"seconds": 0} for c in b["candidates"]]
+
+
+# -------------------------------------------------------------------------------------------------------------- folds
+
+@given(st.lists(st.integers(0, 5), min_size=12, max_size=80), st.integers(3, 10), st.integers(0, 5))
+@examples(50)
+def test_folds_are_disjoint_complete_and_stratified(labels, k, seed):
+    labels = np.array(labels)
+    fold = deal(labels, k, seed)
+    assert np.ptp(np.bincount(fold, minlength=k)) <= 1
+    for c in np.unique(labels): assert np.ptp(np.bincount(fold[labels == c], minlength=k)) <= 1
+    tested = []
+    for f in range(k):
+        train, validation, test = parts(fold, f)
+        assert np.array_equal(np.sort(np.concatenate([train, validation, test])), np.arange(len(labels)))
+        assert len(test) and len(validation) and len(train)
+        tested += test.tolist()
+    assert sorted(tested) == list(range(len(labels)))
+
+
+def test_folds_never_change():
+    assert "".join(map(str, deal(np.arange(20) % 2, 5))) == "44342013421021320103"
+    assert not np.array_equal(deal(np.arange(200) % 2, 10, 0), deal(np.arange(200) % 2, 10, 1))
+
+
+@pytest.mark.parametrize("bad, match", [(([0] * 9, 10), "at least k = 10 graphs"), (([0, 1, -1], 3), "0 or more, got shape \\(3,\\) with -1"), (([0, 1, 0], 2), "k: expected")])
+def test_folds_refuse(bad, match):
+    with pytest.raises(ValueError, match=match): deal(*bad)
+    with pytest.raises(ValueError, match="f: expected a fold from 0 to 2"): parts(np.arange(3), 3)
+
+
+def kept_folds():
+    return {key: np.array(list(map(int, digits))) for key, digits in json.loads((ROOT / "results/graph-classification/folds.json").read_text()).items()}
+
+
+@pytest.mark.parametrize("name", [n for n in TU_NAMES if n != "FRANKENSTEIN"])
+def test_kept_folds_are_disjoint_and_complete(name):
+    fold = kept_folds()[f"{name}/10"]
+    counts = {"MUTAG": 188, "PROTEINS": 1113, "ENZYMES": 600, "NCI1": 4110, "NCI109": 4127, "Mutagenicity": 4337, "DD": 1178}
+    assert len(fold) == counts[name] and set(fold) == set(range(10)) and np.ptp(np.bincount(fold)) <= 1
+    for f in range(10): assert np.array_equal(np.sort(np.concatenate(parts(fold, f))), np.arange(len(fold)))
+
+
+@pytest.mark.parametrize("name", ["MUTAG", "PROTEINS", "ENZYMES", "NCI1", "NCI109", "Mutagenicity"])
+def test_kept_folds_are_those_of_the_real_labels(et_data, name):
+    assert np.array_equal(kept_folds()[f"{name}/10"], deal(load_graphs(name, et_data).labels))
+
+
+# -------------------------------------------------------------------------------------------------------------- training
+
+def test_training_learns_and_is_repeatable_and_compiles_once(graphs):
+    easy = replace(graphs, labels=(graphs.sizes > np.median(graphs.sizes)).astype(int))
+    part = parts(deal(easy.labels, 5), 0)
+    buckets = make_buckets(easy, learn_encoding(easy, part.train), k=0, num_buckets=1, batch_size=16)
+    config, rows = FitConfig(epochs=12, lr=1e-2, batch_size=16, weight_decay=0.0), []
+    build = lambda seed: GIN(3, 2, SMALL, rngs=nnx.Rngs(seed))
+    runs = [fit_classifier(build(0), buckets, part.train, part.validation, config, 0, rows.append) for _ in range(2)]
+    assert runs[0].history == runs[1].history and rows == 2 * runs[0].history and len(rows) == 24
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(runs[0].model), nnx.state(runs[1].model))
+    assert runs[0].history[-1]["loss"] < runs[0].history[0]["loss"] and runs[0].history[runs[0].epoch - 1]["validation_accuracy"] >= 0.75
+    best = max(runs[0].history, key=lambda r: (r["validation_accuracy"], -r["validation_loss"]))
+    assert best["epoch"] == runs[0].epoch
+    found = predict(runs[0].model, buckets, part.validation)                                 # the weights of that epoch, not the last ones
+    assert (found == easy.labels[part.validation]).mean() == pytest.approx(best["validation_accuracy"])
+    programs = crossval._programs(nnx.split(build(5))[0])
+    before = [p._cache_size() for p in programs]
+    other = make_buckets(easy, learn_encoding(easy, part.validation), k=0, num_buckets=1, batch_size=16)
+    fit_classifier(build(7), other, part.train[3:], part.test, FitConfig(epochs=2, lr=1e-3, batch_size=16, weight_decay=0.1, clip=0.5))
+    assert [p._cache_size() for p in programs] == before and before[0] == 1
+    assert fit_classifier(build(0), buckets, part.train, part.validation, config, 1).history != runs[0].history
+
+
+def test_one_step_is_adamw_of_the_summed_loss(graphs):
+    buckets = make_buckets(graphs, learn_encoding(graphs, [0]), k=0, num_buckets=1, batch_size=64)
+    class Linear(nnx.Module):
+        def __init__(self): self.linear = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+        def __call__(self, batch, rngs=None): return self.linear(batch.features.sum(1))
+    ids, config = np.arange(20), FitConfig(epochs=1, batch_size=64, lr=0.1, warmup=0.0, weight_decay=0.5, clip=1e6)
+    before = Linear()
+    batch = next(buckets.batches(ids))
+    def loss(model):
+        logp = jax.nn.log_softmax(model(batch))
+        return -sum(logp[i, int(batch.labels[i])] for i in range(len(batch.labels)) if int(batch.labels[i]) >= 0) / 64
+    slope = nnx.grad(loss)(before)
+    for clip in (1e6, 1e-8):
+        after = fit_classifier(Linear(), buckets, ids, ids, replace(config, clip=clip)).model
+        shrink = min(1, clip / float(jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(slope)))))
+        adam = lambda g: g * shrink / (jnp.abs(g * shrink) + 1e-8)                           # its first step; one of one is half way down the cosine
+        kernel, bias = before.linear.kernel[...], before.linear.bias[...]
+        np.testing.assert_allclose(after.linear.kernel[...], kernel - 0.05 * (adam(slope.linear.kernel[...]) + 0.5 * kernel), rtol=1e-4, atol=1e-6)   # matrices decay
+        np.testing.assert_allclose(after.linear.bias[...], bias - 0.05 * adam(slope.linear.bias[...]), rtol=1e-4, atol=1e-6)                          # vectors do not
+
+
+def test_training_stops_where_the_loss_is_lost(graphs):
+    buckets = make_buckets(graphs, learn_encoding(graphs, [0]), k=0, num_buckets=1)
+    class Explodes(nnx.Module):
+        def __init__(self): self.map = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+        def __call__(self, batch, rngs=None): return self.map(batch.features.sum(1)) * jnp.float32(jnp.inf)
+    run = fit_classifier(Explodes(), buckets, np.arange(40), np.arange(40, 50), FitConfig(epochs=3))
+    assert run.epoch == 0 and run.history == []
+    rows = cross_validate(lambda c, s, r: Explodes(), graphs, deal(graphs.labels, 5), [Candidate(None, FitConfig(epochs=2))], folds=[0], **OPTIONS)
+    assert rows[0]["candidates"][0]["epoch"] == 0 and 0 <= rows[0]["test_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("bad, match", [(dict(epochs=0), "epochs"), (dict(lr=-1.0), "lr: expected"), (dict(warmup=1.0), "warmup"), (dict(weight_decay=float("nan")), "weight_decay"), (dict(batch_size=1.5), "batch_size")])
+def test_settings_are_checked(bad, match):
+    with pytest.raises(ValueError, match=match): FitConfig(**bad)
+
+
+# -------------------------------------------------------------------------------------------------------------- the protocol
+
+def test_training_cannot_see_the_test_fold(graphs, fold):
+    "Every label of the test fold wrong, and its attributes absurd: training, choice and weights are the same to the last bit."
+    test, kept = parts(fold, 1).test, []
+    poisoned = graphs.labels.copy()
+    poisoned[test] = 1 - poisoned[test]
+    run = lambda g: cross_validate(make, g, fold, GRID, folds=[1], keep=lambda f, model: kept.append(nnx.state(model)), **OPTIONS)[0]
+    clean, dirty = run(graphs), run(replace(graphs, labels=poisoned))
+    assert same(clean, dirty) and clean["predictions"] == dirty["predictions"]
+    jax.tree.map(np.testing.assert_array_equal, *kept)
+    assert clean["test_correct"] + dirty["test_correct"] == len(test)                        # it is scored all the same
+    held = parts(fold, 1).validation
+    poisoned = graphs.labels.copy()
+    poisoned[held] = 1 - poisoned[held]
+    assert not same(clean, run(replace(graphs, labels=poisoned)))                            # the comparison can fail
+
+    measured = replace(graphs, node_attributes=np.random.default_rng(0).normal(size=(graphs.num_nodes, 2)))
+    absurd = measured.node_attributes.copy()
+    for i in test: absurd[graphs.start[i]:graphs.start[i + 1]] *= 1e4
+    kept.clear()
+    a, b = run(measured), run(replace(measured, node_attributes=absurd))
+    assert a["loss"] == b["loss"] and a["candidates"][0]["validation_loss"] == b["candidates"][0]["validation_loss"]
+    jax.tree.map(np.testing.assert_array_equal, *kept)
+
+
+def test_labels_of_the_test_fold_never_reach_the_training_function(graphs, fold, monkeypatch):
+    seen = []
+    def watch(model, buckets, train, validation, *rest):
+        seen.append((buckets, train, validation))
+        return fit_classifier(model, buckets, train, validation, *rest)
+    monkeypatch.setattr(crossval, "fit_classifier", watch)
+    cross_validate(make, graphs, fold, GRID[:1], folds=[2], **OPTIONS)
+    (buckets, train, validation), = seen
+    part = parts(fold, 2)
+    assert np.array_equal(train, part.train) and np.array_equal(validation, part.validation)
+    assert (buckets.labels[part.test] == -1).all() and (buckets.labels[part.train] == graphs.labels[part.train]).all()
+    on_device = np.concatenate([np.asarray(b.labels) for b in buckets.buckets])
+    assert (on_device == -1).sum() == len(part.test)
+    with pytest.raises(ValueError, match=f"^train: must name graphs that have a class, but graph {part.test[0]} has none"):
+        fit_classifier(make(SMALL, crossval.Sizes(3, 2, 0, 0), nnx.Rngs(0)), buckets, part.test, part.train, FitConfig(epochs=1))
+
+
+def test_the_winner_is_the_best_on_the_hold_out(graphs, fold):
+    row = cross_validate(make, graphs, fold, GRID, folds=[0], **OPTIONS)[0]
+    marks = [(c["validation_accuracy"], -c["validation_loss"]) for c in row["candidates"]]
+    assert row["chosen"] == marks.index(max(marks)) and row["test_graphs"] == (fold == 0).sum() == len(row["predictions"])
+    assert row["test_accuracy"] == pytest.approx((np.array(row["predictions"]) == graphs.labels[fold == 0]).mean())
+    assert {"seconds", "commit", "date", "jax", "settings", "loss", "validation"} <= set(row)
+    assert summary([{"test_accuracy": 0.5}, {"test_accuracy": 0.7}]) == "60.0 ± 14.1 (2 folds)"
+
+
+def test_results_are_written_whole_and_read_again(graphs, fold, tmp_path, monkeypatch):
+    run = lambda **o: cross_validate(make, graphs, fold, GRID[:1], out=tmp_path, **OPTIONS | o)
+    rows = run(folds=[3, 0])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fold-0.json", "fold-3.json"] and [r["fold"] for r in rows] == [3, 0]
+    def boom(*a, **k): raise AssertionError("computed again")
+    with monkeypatch.context() as m:
+        m.setattr(crossval, "_one_fold", boom)
+        assert run(folds=[0, 3]) == rows[::-1]
+        with pytest.raises(AssertionError, match="computed again"): run(folds=[1])
+        with pytest.raises(ValueError, match="other seed"): run(folds=[0], seed=1)
+        with pytest.raises(ValueError, match="other candidates"): cross_validate(make, graphs, fold, GRID, out=tmp_path, folds=[0], **OPTIONS)
+        with pytest.raises(ValueError, match="other graphs"): cross_validate(make, replace(graphs, labels=1 - graphs.labels), fold, GRID[:1], out=tmp_path, folds=[0], **OPTIONS)
+        (tmp_path / "fold-0.json").write_text('{"fold": 0, "te')
+        with pytest.raises(ValueError, match="fold-0.json is not the result of a fold"): run(folds=[0])
+    (tmp_path / "fold-0.json").unlink()
+    assert same(run(folds=[0])[0], rows[1])                                                  # the same again
+    with pytest.raises(ValueError, match="^candidates: at least one"): cross_validate(make, graphs, fold, [], **OPTIONS)
+    with pytest.raises(ValueError, match="^fold: expected one for each of the 60 graphs"): cross_validate(make, graphs, fold[1:], GRID, **OPTIONS)
+
+
+def test_both_layouts_predict_the_same_and_may_be_trained_on(graphs, fold):
+    part = parts(fold, 0)
+    encoding, model = learn_encoding(graphs, part.train), make(SMALL, crossval.Sizes(3, 2, 0, 0), nnx.Rngs(0))
+    tables, lists = make_buckets(graphs, encoding, k=0, num_buckets=2, batch_size=16), EdgeLists(graphs, encoding, np.zeros((graphs.num_nodes, 0), np.float32), 16)
+    ids = part.test[::-1]
+    logits = predict_logits(model, tables, ids)
+    np.testing.assert_allclose(predict_logits(model, lists, ids), logits, rtol=1e-5, atol=1e-5)
+    assert np.array_equal(predict(model, lists, ids), logits.argmax(-1))
+    one = next(tables.batches(ids[:1]))
+    np.testing.assert_allclose(model(one)[0], logits[0], rtol=1e-5, atol=1e-5)                  # in the order asked for
+    run = lambda **o: cross_validate(make, graphs, fold, GRID[:1], folds=[0], **OPTIONS | o)[0]
+    assert run(layout="edges")["settings"]["layout"] == "edges" and run(layout="edges")["loss"] != run()["loss"]     # other batches
+    with pytest.raises(ValueError, match="^layout: must be 'dense' or 'edges', got 'list'"): run(layout="list")
+
+
+def test_the_script_runs_and_shares_folds(tmp_path, capsys, monkeypatch):
+    script = runpy.run_path(str(ROOT / "scripts/graph_classification.py"))
+    monkeypatch.setitem(script["main"].__globals__, "FOLDS", tmp_path / "folds.json")
+    args = ["--data", "rings", "--model", "agnostic", "--folds", "5", "--out", str(tmp_path), "--epochs", "1", "--weights", str(tmp_path / "w")]
+    script["main"]([*args, "--part", "1/3"])
+    assert sorted(p.name for p in (tmp_path / "rings/agnostic").iterdir()) == ["fold-1.json", "fold-4.json"]
+    assert "fold 4: test" in (said := capsys.readouterr().out) and "rings, agnostic: " in said
+    assert sorted(p.name for p in (tmp_path / "w").iterdir()) == ["agnostic-rings-1.safetensors", "agnostic-rings-4.safetensors"]
+    assert list(json.loads((tmp_path / "folds.json").read_text())) == ["rings/5"]
+    sizes = {model: len(script["grid"](model, 5)) for model in ("gin", "agnostic")}
+    assert set(sizes.values()) == {4}, "every model has the same budget of choice"
+    for bad in (["--part", "3/3"], ["--folds", "2"], ["--which", "9"], ["--which", "a"]):
+        with pytest.raises(SystemExit): script["main"]([*args, *bad])
