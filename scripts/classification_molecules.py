@@ -1,6 +1,6 @@
 """Keep some molecules of a classifier's test fold, as the model sees them, for the pictures of notebook 25.
 
-    et_train_graphs --data MUTAG --out results/graph-classification/mutag
+    et_train_graphs --data MUTAG --out results/graph-classification/mutag-classifier
     python scripts/classification_molecules.py"""
 import argparse
 import json
@@ -16,7 +16,7 @@ from et_nbdev.training import atomic_write
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=Path, default=Path(__file__).resolve().parent.parent / "results/graph-classification/mutag", help="folder of a finished et_train_graphs")
+    parser.add_argument("--run", type=Path, default=Path(__file__).resolve().parent.parent / "results/graph-classification/mutag-classifier", help="folder of a finished et_train_graphs")
     parser.add_argument("--each", type=int, default=4, help="molecules of each class")
     args = parser.parse_args()
     config, model = json.loads((args.run / "metrics.json").read_text())["config"], load_classifier(args.run / "best.safetensors")
