@@ -11,8 +11,11 @@ from et_nbdev.attention import EnergyAttention
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, AnomalyTraining, SampleConfig, inputs, scores, train_anomaly
+from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
+from et_nbdev.graph.crossval import predict_logits
 from et_nbdev.graph.data import load_graph, split
 from et_nbdev.graph.energy import EdgeIndex
+from et_nbdev.graph.sets import learn_encoding, load_graphs, make_buckets
 from et_nbdev.testing import assert_close, assert_descends
 from et_nbdev.training import OptimConfig
 from et_nbdev.vision.model import ImageConfig
@@ -82,3 +85,13 @@ def test_scores_are_of_every_test_node_and_of_the_model_at_rest(parts):
     assert run.test == scores(graph.labels[test], run.p[test], run.threshold)
     validation = split(graph.labels, QUICK.train_fraction, QUICK.seed).validation
     assert run.validation == scores(graph.labels[validation], run.p[validation], run.threshold)
+
+
+def test_graphs_are_evaluated_without_noise():
+    "What a classifier predicts is what it would without the noise and the dropout of training: not even a fixed draw is left."
+    graphs = load_graphs("rings")[np.arange(6)]
+    data = make_buckets(graphs, learn_encoding(graphs, np.arange(6)), k=2, num_buckets=1)
+    noisy = ClassifyConfig(dim=16, num_heads=2, head_dim=8, num_memories=8, num_positions=2, blocks=1, noise=0.5, dropout=0.5)
+    ours, quiet = (predict_logits(GraphClassifier(data.num_features, 2, config, rngs=nnx.Rngs(0)), data, np.arange(6))
+                   for config in (noisy, replace(noisy, noise=0.0, dropout=0.0)))
+    assert_close(ours, quiet, rtol=1e-6)
