@@ -73,7 +73,7 @@ def adjoint(
     terms: int = 30,                        # steps of conjugate gradients
     mask=None,
 ) -> LinearSolution:
-    r"""The vector w with $S w = v$ for the stiffness $S = \partial^2E/\partial x^2$ of settled tokens: what `equilibrium` computes for its derivative, to be looked at.
+    r"""The vector w with $S w = v$ for the stiffness $S = \partial^2E/\partial x^2$ of settled tokens: what `equilibrium` computes in its derivative.
 
     Exact where `residual` is small, and of use where the tokens rest in a minimum: at a saddle `curvature` is negative."""
     graphdef, params = nnx.split(block)
@@ -111,15 +111,15 @@ def equilibrium(
     leave_out: bool = False,                # samples without a valid derivative have the derivative 0, not NaN
     mask=None,
 ) -> tuple[Float[Array, "... N D"], Solution]:
-    r"""Where the descent settles, each token at unit variance and zero mean, differentiable by the weights: $\partial_\theta f^\top S^{-1}v$, whatever the path to it was.
+    r"""Where the descent settles, each token at unit variance and zero mean. Its derivative by the weights is $\partial_\theta f^\top S^{-1}v$.
 
-    Returns it and what the solver says about it; there `settled` means that the residual is at most `tolerance` and that every token has a direction
-    (constant ones have none, and stay at 0). A sample that has not settled, or where $S$ shows negative curvature in the backward pass (a saddle), has
-    the derivative NaN, or 0 with `leave_out`; `adjoint` shows that curvature, and how exactly the linear equations are solved. The derivative is as good as
-    `tolerance` and `terms` make it: the flatter a valley, the smaller must be the one and the more are needed of the other.
+    Returns it and what the solver says about it; there `settled` means that the residual is at most `tolerance` and that every token has a
+    direction (constant ones have none, and stay at 0). A sample that has not settled, or where $S$ shows negative curvature in the backward pass
+    (a saddle), has the derivative NaN, or 0 with `leave_out`; `adjoint` shows that curvature, and how exactly the linear equations are solved.
+    The derivative is as good as `tolerance` and `terms` make it: the flatter a valley, the smaller the one must be and the larger the other.
 
-    The path is not stored, so memory depends neither on its length nor on `terms`. The start x receives no derivative: it chooses the valley, and does not
-    move its bottom. Raises what `solve` raises, and ValueError unless `terms` is a whole number of at least 1."""
+    The path to it is not stored, so memory depends neither on its length nor on `terms`. The start x receives no derivative: it chooses the
+    valley, and does not move its bottom. Raises what `solve` raises, and ValueError unless `terms` is a whole number of at least 1."""
     check_sizes(terms=terms)
     check_precision(block, x)
     if tolerance is None: tolerance = 3 * float(jnp.finfo(x.dtype).eps) ** 0.5
@@ -170,9 +170,9 @@ def gibbs(
 ) -> tuple[Float[Array, "... N D"], Energies]:
     r"""Langevin steps on the spheres of $g$, whose distribution tends to $p(g)\propto e^{-E(g)/\mathcal T}$ for small steps and long chains.
 
-    Returns the last state, at unit variance, and the energies before each step and at the end (T+1). A token whose entries are all equal gets its
-    direction from the first step. Raises ValueError if `steps` is negative, `step_size` or `temperature` not positive, and TypeError if tokens or block
-    compute in half precision. Numbers may be traced: a ladder of temperatures is a `jax.vmap`."""
+    Returns the last state, at unit variance, and the energies before each step and at the end (T+1). A token whose entries are all equal gets
+    its direction from the first step. Raises ValueError if `steps` is negative, `step_size` or `temperature` not positive, and TypeError if
+    tokens or block compute in half precision. Numbers may be traced: a ladder of temperatures is a `jax.vmap`."""
     check_precision(block, x)
     check_sizes(0, steps=steps)
     check_numbers(x.dtype, step_size=step_size, temperature=temperature)

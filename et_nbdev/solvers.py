@@ -299,8 +299,8 @@ def _result(inputs, solution):
     return solution
 
 def _refuse(saved, cotangent):
-    raise TypeError("solve: a search is not differentiated. Use jax.lax.stop_gradient(solve(...)), train through `et_nbdev.equilibria.equilibrium`, which "
-                    "knows the derivative of the place where a descent settles, or through `descend`")
+    raise TypeError("solve: a search is not differentiated. Use jax.lax.stop_gradient(solve(...)), train through "
+                    "`et_nbdev.equilibria.equilibrium`, which knows the derivative of the place where a descent settles, or through `descend`")
 
 _result.defvjp(lambda inputs, solution: (solution, None), _refuse)
 
