@@ -26,21 +26,22 @@ class Trajectory(NamedTuple):
 
 # %% ../nbs/06_dynamics.ipynb #5ffb4b25
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _fixed_point(step, k: int, params, start, settled):
+def _fixed_point(step, k: int, theta, start, settled, mask):
     "`settled`, differentiated as what k steps from `start` have settled to, each of them as if taken at `settled` itself."
     return settled
 
-def _forwards(step, k, params, start, settled): return settled, (params, settled)
+def _forwards(step, k, theta, start, settled, mask): return settled, (theta, settled, mask)
 
 def _backwards(step, k, saved, v):
-    pull = jax.vjp(step, *saved)[1]
+    *at, mask = saved
+    pull = jax.vjp(lambda theta, x: step(theta, x, mask), *at)[1]
     def back(carry, _):
         total, v = carry
-        d_params, v = pull(v)
-        return (jax.tree.map(jnp.add, total, d_params), v), None
-    total = jax.tree.map(jnp.zeros_like, saved[0])
+        d_theta, v = pull(v)
+        return (jax.tree.map(jnp.add, total, d_theta), v), None
+    total = jax.tree.map(jnp.zeros_like, at[0])
     (total, v), _ = jax.lax.scan(back, (total, v), None, length=k)
-    return total, v, jnp.zeros_like(v)
+    return total, v, jnp.zeros_like(v), None            # None: a mask has no derivative
 
 _fixed_point.defvjp(_forwards, _backwards)
 
@@ -63,6 +64,8 @@ def descend(
     Returns the last state and the trajectory. The state keeps the dtype of x, which should be float32 at least: half precision
     swallows small steps (the block's `dtype` speeds up its products without that). Each step takes its energy from the scores that its update needs anyway;
     only the energy of the last state is extra, and under `jit` it is dropped when nobody reads it.
+    `gradient="implicit"` is a sum of k terms that takes x for settled, which x never is: an approximation whose length dies away with the depth. The
+    derivative of the place where g settles is `et_nbdev.equilibria.equilibrium`, with a forward pass of its own, because it needs one that does settle.
     Raises ValueError if `steps` or `k` is negative, `step_size` is not positive and finite, or `gradient` unknown, and what the block raises on x and mask.
     """
     check_tokens("x", x, block.norm.dim)
@@ -70,25 +73,26 @@ def descend(
     if gradient not in ("full", "last_k", "implicit"): raise ValueError(f"gradient: expected 'full', 'last_k' or 'implicit', got {gradient!r}")
     if not isinstance(step_size, jax.core.Tracer) and not (np.ndim(step_size) == 0 and 0 < step_size < np.inf):    # traced: no value yet
         raise ValueError(f"step_size: expected a positive, finite α, got {step_size}")
-    alpha = jnp.asarray(step_size, x.dtype)
     graphdef, params = nnx.split(block)
+    theta = params, jnp.asarray(step_size, x.dtype)         # what a step depends on, besides the state
 
-    def step(params, x):
+    def step(theta, x, mask):
+        params, alpha = theta
         block = nnx.merge(graphdef, params)
         energies, update = block.energies_and_update(block.norm(x), mask)
         return x + alpha * update, (energies, x if states else None)
 
-    def run(params, x, steps):
-        one = lambda x, _: step(params, x)
+    def run(theta, x, steps):
+        one = lambda x, _: step(theta, x, mask)
         return jax.lax.scan(jax.checkpoint(one, prevent_cse=False) if remat else one, x, None, length=steps, unroll=unroll)
 
-    if gradient == "full": x, (energies, passed) = run(params, x, steps)
+    if gradient == "full": x, (energies, passed) = run(theta, x, steps)
     else:
         back = min(k, steps) if gradient == "last_k" else 0
-        settled, early = run(*jax.lax.stop_gradient((params, x)), steps - back)
+        settled, early = run(*jax.lax.stop_gradient((theta, x)), steps - back)
         if gradient == "last_k": x = settled + (x - jax.lax.stop_gradient(x))      # the steps are forgotten, the shortcut around them is not
-        else: x = _fixed_point(lambda params, x: step(params, x)[0], k, params, x, settled)
-        x, late = run(params, x, back)
+        else: x = _fixed_point(lambda theta, x, mask: step(theta, x, mask)[0], k, theta, x, settled, mask)
+        x, late = run(theta, x, back)
         energies, passed = jax.tree.map(lambda *parts: jnp.concatenate(parts), early, late)
     last = block.energies(block.norm(x), mask)
     append = lambda path, end: jnp.concatenate([path, end[None]])

@@ -118,7 +118,7 @@ def loss_at(config, step_sizes=None, first: int | None = None):
         occluded, masked = occlude(hide, len(images), c.num_tokens, config.num_occluded, config.open_fraction)
         x = model.encode(patches, masked)
         if step_sizes is None:
-            return completion_loss(model.decode(equilibrium(moving(model, x), x, Backtracking(c.step_size), terms=12, tolerance=1e-2, evaluations=25)), patches, occluded), {}
+            return completion_loss(model.decode(equilibrium(moving(model, x), x, Backtracking(c.step_size), terms=12, tolerance=1e-2, evaluations=25, leave_out=True)[0]), patches, occluded), {}
         states = descend_by(moving(model, x), x, step_sizes, remat=True)
         t = jnp.full(len(x), len(step_sizes)) if first is None else jax.random.randint(when, len(x), first, len(step_sizes) + 1)
         return completion_loss(model.decode(states[t, jnp.arange(len(x))]), patches, occluded), {}
