@@ -1,7 +1,8 @@
 """Cross-validate a graph classifier, and keep every fold in results/graph-classification/NAME/MODEL/fold-F.json.
 
 A fold that has its file is not computed again, so a stopped run goes on when it is called again, and several processes may share the folds:
-    python scripts/graph_classification.py --data NCI1 --model gin --part 0/2 &  python scripts/graph_classification.py --data NCI1 --model gin --part 1/2"""
+    python scripts/graph_classification.py --data NCI1 --model gin --part 0/2 &  python scripts/graph_classification.py --data NCI1 --model gin --part 1/2
+A folder holds the folds of one run; another number of folds needs another one: --folds 5 --out FOLDER."""
 import argparse
 import json
 import sys
@@ -14,10 +15,11 @@ from flax import nnx
 from et_nbdev.graph.classify_baselines import GIN, Agnostic, AgnosticConfig, GINConfig
 from et_nbdev.graph.crossval import Candidate, FitConfig, Sizes, cross_validate, deal, summary
 from et_nbdev.graph.sets import TU_NAMES, load_graphs
-from et_nbdev.training import atomic_write, save_checkpoint
+from et_nbdev.training import as_command, save_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDS = ROOT / "results/graph-classification/folds.json"
+OUT = ROOT / "results/graph-classification"
+FOLDS = OUT / "folds.json"          # NAME/10: the fold of each graph, a digit; read by notebook 25, compared here, written by nobody
 
 
 def et(config, sizes: Sizes, rngs: nnx.Rngs) -> nnx.Module:
@@ -42,13 +44,10 @@ def grid(model: str, k: int) -> list[Candidate]:
 
 
 def fixed_folds(name: str, labels: np.ndarray, k: int) -> np.ndarray:
-    "The folds as they are kept; those of a new set are dealt and added."
-    kept = json.loads(FOLDS.read_text()) if FOLDS.exists() else {}
-    fold, key = deal(labels, k), f"{name}/{k}"
-    digits = "".join(map(str, fold)) if k <= 10 else ",".join(map(str, fold))
-    if key not in kept:
-        with atomic_write(FOLDS) as temporary: temporary.write_text(json.dumps(kept | {key: digits}, indent=0) + "\n")
-    elif kept[key] != digits: sys.exit(f"{FOLDS}: the folds kept for {key} are not those of these labels; is this the set as published?")
+    "The folds of a set; ten of them have to be those that are kept, where they are."
+    fold, key = deal(labels, k), f"{name}/10"
+    kept = json.loads(FOLDS.read_text()) if k == 10 and FOLDS.exists() else {}
+    if key in kept and kept[key] != "".join(map(str, fold)): sys.exit(f"{FOLDS}: the folds kept for {key} are not those of these labels; is this the set as published?")
     return fold
 
 
@@ -60,7 +59,7 @@ def parse(argv=None):
     parser.add_argument("--folds", type=int, default=10, help="outer folds in all")
     parser.add_argument("--which", default=None, help="only these outer folds, such as 0,1,2")
     parser.add_argument("--part", default="0/1", help="i/n: only the i-th of n shares of the folds")
-    parser.add_argument("--out", type=Path, default=ROOT / "results/graph-classification")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder for NAME/MODEL/fold-F.json (default: results/graph-classification)")
     parser.add_argument("--weights", type=Path, default=None, help="folder for the weights of each fold's winner, MODEL-NAME-F.safetensors")
     parser.add_argument("--positions", type=int, default=15, help="k, eigenvectors of the Laplacian")
     parser.add_argument("--layout", choices=("dense", "edges"), default="dense", help="tables in buckets, or lists of edges, which large graphs need")
@@ -74,6 +73,7 @@ def parse(argv=None):
         if not 0 <= args.i < args.n: raise ValueError
     except ValueError: parser.error(f"argument --part: expected i/n with 0 ≤ i < n, such as 0/2, got {args.part!r}")
     if args.folds < 3: parser.error(f"argument --folds: expected at least 3, got {args.folds}")
+    if args.folds != 10 and args.out.resolve() == OUT: parser.error(f"argument --folds: results/graph-classification holds ten folds a set; put {args.folds} elsewhere, with --out")
     try: args.which = list(range(args.folds)) if args.which is None else [int(f) for f in args.which.split(",")]
     except ValueError: parser.error(f"argument --which: expected folds such as 0,1,2, got {args.which!r}")
     if not set(args.which) <= set(range(args.folds)): parser.error(f"argument --which: expected folds from 0 to {args.folds - 1}, got {args.which}")
@@ -82,6 +82,10 @@ def parse(argv=None):
 
 def main(argv=None):
     args = parse(argv)
+    with as_command("graph_classification"): run(args)
+
+
+def run(args):
     graphs = load_graphs(args.data, args.root)
     fold = fixed_folds(args.data, graphs.labels, args.folds)
     changes = {f.name: getattr(args, f.name) for f in fields(FitConfig) if getattr(args, f.name) is not None}

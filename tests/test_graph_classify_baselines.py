@@ -120,7 +120,8 @@ def test_no_graph_at_all_is_finite():
         empty = batch_of((), N=4, B=2, dtype=np.float32)
         model = make(Model, config, jnp.float32)
         loss = lambda m: jnp.sum(m(empty, rngs=nnx.Rngs(0)) ** 2)
-        assert all(jnp.isfinite(g).all() for g in jax.tree.leaves((model(empty), nnx.grad(loss)(model), nnx.state(model))))
+        slope = nnx.jit(nnx.grad(loss))(model)
+        assert all(jnp.isfinite(g).all() for g in jax.tree.leaves((model(empty), slope, nnx.state(model))))
 
 
 def test_batch_norm_normalises_what_is_there_and_remembers():
@@ -179,6 +180,16 @@ def test_dropout_acts_in_training_only():
         a, b, c = (model(batch, rngs=nnx.Rngs(s)) for s in (1, 2, 1))
         assert_close(a, c, rtol=0)
         assert bool(jnp.any(a != b)) and bool(jnp.any(a != model(batch)))
+
+
+@pytest.mark.parametrize("config", [GINConfig(5, 3, dropout=0.6, norm="layer"), AgnosticConfig(5, dropout=0.6)], ids=["GIN", "agnostic"])
+def test_dropout_leaves_the_mean_where_it_is(config):
+    batch = batch_of((5,), dtype=np.float32)
+    many = jax.tree.map(lambda x: jnp.repeat(x, 4000, axis=0), batch)                        # each of them drops for itself
+    model = make(GIN if isinstance(config, GINConfig) else Agnostic, config, jnp.float32)
+    logits, used = np.asarray(model(many, rngs=nnx.Rngs(0))), np.asarray(model(batch))[0]
+    error = logits.std(0) / np.sqrt(len(logits))
+    assert (error > 0).all() and (np.abs(logits.mean(0) - used) < 5 * error).all()
 
 
 @pytest.mark.parametrize("make_it, match", [

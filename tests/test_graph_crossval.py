@@ -74,6 +74,13 @@ def test_folds_never_change():
 def test_folds_refuse(bad, match):
     with pytest.raises(ValueError, match=match): deal(*bad)
     with pytest.raises(ValueError, match="f: expected a fold from 0 to 2"): parts(np.arange(3), 3)
+    for labels in ([0.0, 1, 0, 1], [0, 1, np.nan, 0], ["a", "b", "c"]):
+        with pytest.raises(ValueError, match="^labels: expected classes, integers, got"): deal(labels, 3)
+    for fold in ([0, 1, 0, 1], [0, 2, 3, 0], [0, 1, 2, -1], [0.0, 1, 2], [], [[0, 1, 2]]):
+        with pytest.raises(ValueError, match="^fold: expected a fold for each graph, integers 0, 1, …, k - 1"): parts(fold, 0)
+    assert parts([0, 1, 2], 0).test.tolist() == [0]
+    with pytest.raises(ValueError, match="^rows: at least one fold"): summary([])
+    assert summary([{"test_accuracy": 0.5}]) == "50.0 (1 fold)"
 
 
 def kept_folds():
@@ -130,7 +137,7 @@ def test_one_step_is_adamw_of_the_summed_loss(graphs):
         return -sum(logp[i, int(batch.labels[i])] for i in range(len(batch.labels)) if int(batch.labels[i]) >= 0) / 64
     slope = nnx.grad(loss)(before)
     for clip in (1e6, 1e-8):
-        after = fit_classifier(Linear(), buckets, ids, ids, replace(config, clip=clip)).model
+        after = fit_classifier(Linear(), buckets, ids, np.arange(20, 25), replace(config, clip=clip)).model
         shrink = min(1, clip / float(jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(slope)))))
         adam = lambda g: g * shrink / (jnp.abs(g * shrink) + 1e-8)                           # its first step; one of one is half way down the cosine
         kernel, bias = before.linear.kernel[...], before.linear.bias[...]
@@ -145,7 +152,10 @@ def test_training_stops_where_the_loss_is_lost(graphs):
         def __call__(self, batch, rngs=None): return self.map(batch.features.sum(1)) * jnp.float32(jnp.inf)
     run = fit_classifier(Explodes(), buckets, np.arange(40), np.arange(40, 50), FitConfig(epochs=3))
     assert run.epoch == 0 and run.history == []
-    rows = cross_validate(lambda c, s, r: Explodes(), graphs, deal(graphs.labels, 5), [Candidate(None, FitConfig(epochs=2))], folds=[0], **OPTIONS)
+    fold, train = deal(graphs.labels, 5), np.random.default_rng(0).integers(0, 5, 60) == 0
+    labels = np.where(fold == 0, 1, np.where(train, 1, 0))                                   # most of the test graphs are of the class that few others are of
+    rows = cross_validate(lambda c, s, r: Explodes(), replace(graphs, labels=labels), fold, [Candidate(None, FitConfig(epochs=2))], folds=[0], **OPTIONS)
+    assert rows[0]["largest_class"] == 0
     assert rows[0]["candidates"][0]["epoch"] == 0 and 0 <= rows[0]["test_accuracy"] <= 1
 
 
@@ -175,9 +185,13 @@ def test_training_cannot_see_the_test_fold(graphs, fold):
     absurd = measured.node_attributes.copy()
     for i in test: absurd[graphs.start[i]:graphs.start[i + 1]] *= 1e4
     kept.clear()
-    a, b = run(measured), run(replace(measured, node_attributes=absurd))
+    first = lambda g: cross_validate(make, g, fold, GRID[:1], folds=[1], keep=lambda f, model: kept.append(nnx.state(model)), **OPTIONS)[0]
+    a, b = first(measured), first(replace(measured, node_attributes=absurd))
     assert a["loss"] == b["loss"] and a["candidates"][0]["validation_loss"] == b["candidates"][0]["validation_loss"]
     jax.tree.map(np.testing.assert_array_equal, *kept)
+    for i in held: absurd[graphs.start[i]:graphs.start[i + 1]] *= 1e2
+    c = first(replace(measured, node_attributes=absurd))
+    assert a["loss"] == c["loss"] and a["candidates"][0]["validation_loss"] != c["candidates"][0]["validation_loss"]     # the hold-out is looked at, but teaches no scale
 
 
 def test_labels_of_the_test_fold_never_reach_the_training_function(graphs, fold, monkeypatch):
@@ -193,8 +207,11 @@ def test_labels_of_the_test_fold_never_reach_the_training_function(graphs, fold,
     assert (buckets.labels[part.test] == -1).all() and (buckets.labels[part.train] == graphs.labels[part.train]).all()
     on_device = np.concatenate([np.asarray(b.labels) for b in buckets.buckets])
     assert (on_device == -1).sum() == len(part.test)
-    with pytest.raises(ValueError, match=f"^train: must name graphs that have a class, but graph {part.test[0]} has none"):
-        fit_classifier(make(SMALL, crossval.Sizes(3, 2, 0, 0), nnx.Rngs(0)), buckets, part.test, part.train, FitConfig(epochs=1))
+    for train, validation, match in ((part.test, part.train, f"train: must name graphs that have a class, but graph {part.test[0]} has none"), ([60], part.train, "train: ids of graphs must lie from 0 to 59, got 60"),
+                                     (part.train, [-1], "validation: ids of graphs must lie"), (part.train, part.train[3:5], f"train, validation: must not share graphs, but 2 are in both, such as {part.train[3]}")):
+        with pytest.raises(ValueError, match="^" + match):
+            fit_classifier(make(SMALL, crossval.Sizes(3, 2, 0, 0), nnx.Rngs(0)), buckets, train, validation, FitConfig(epochs=1))
+    with pytest.raises(ValueError, match="^ids: ids of graphs must lie from 0 to 59, got 99"): predict(make(SMALL, crossval.Sizes(3, 2, 0, 0), nnx.Rngs(0)), buckets, [99])
 
 
 def test_the_winner_is_the_best_on_the_hold_out(graphs, fold):
@@ -218,6 +235,10 @@ def test_results_are_written_whole_and_read_again(graphs, fold, tmp_path, monkey
         with pytest.raises(ValueError, match="other seed"): run(folds=[0], seed=1)
         with pytest.raises(ValueError, match="other candidates"): cross_validate(make, graphs, fold, GRID, out=tmp_path, folds=[0], **OPTIONS)
         with pytest.raises(ValueError, match="other graphs"): cross_validate(make, replace(graphs, labels=1 - graphs.labels), fold, GRID[:1], out=tmp_path, folds=[0], **OPTIONS)
+        for key, rows_of in (("node_attributes", graphs.num_nodes), ("edge_labels", graphs.num_edges), ("edge_attributes", graphs.num_edges)):
+            with pytest.raises(ValueError, match="other graphs"):
+                cross_validate(make, replace(graphs, **{key: np.ones((rows_of, 1), int)}), fold, GRID[:1], out=tmp_path, folds=[0], **OPTIONS)
+        with pytest.raises(ValueError, match="fold-0.json is of a run with other seed"): run(folds=[2], seed=1)      # a folder holds one run
         (tmp_path / "fold-0.json").write_text('{"fold": 0, "te')
         with pytest.raises(ValueError, match="fold-0.json is not the result of a fold"): run(folds=[0])
     (tmp_path / "fold-0.json").unlink()
@@ -244,13 +265,23 @@ def test_both_layouts_predict_the_same_and_may_be_trained_on(graphs, fold):
 def test_the_script_runs_and_shares_folds(tmp_path, capsys, monkeypatch):
     script = runpy.run_path(str(ROOT / "scripts/graph_classification.py"))
     monkeypatch.setitem(script["main"].__globals__, "FOLDS", tmp_path / "folds.json")
-    args = ["--data", "rings", "--model", "agnostic", "--folds", "5", "--out", str(tmp_path), "--epochs", "1", "--weights", str(tmp_path / "w")]
+    args = ["--data", "rings", "--model", "agnostic", "--folds", "5", "--out", str(tmp_path), "--epochs", "1", "--buckets", "1", "--weights", str(tmp_path / "w")]
+    main = script["main"]
     script["main"]([*args, "--part", "1/3"])
     assert sorted(p.name for p in (tmp_path / "rings/agnostic").iterdir()) == ["fold-1.json", "fold-4.json"]
     assert "fold 4: test" in (said := capsys.readouterr().out) and "rings, agnostic: " in said
     assert sorted(p.name for p in (tmp_path / "w").iterdir()) == ["agnostic-rings-1.safetensors", "agnostic-rings-4.safetensors"]
-    assert list(json.loads((tmp_path / "folds.json").read_text())) == ["rings/5"]
-    sizes = {model: len(script["grid"](model, 5)) for model in ("gin", "agnostic")}
+    assert not (tmp_path / "folds.json").exists(), "folds are compared with it and never written"
+    labels = load_graphs("rings").labels
+    (tmp_path / "folds.json").write_text(json.dumps({"rings/10": "".join(map(str, deal(labels)))}))
+    assert np.array_equal(script["fixed_folds"]("rings", labels, 10), deal(labels)) and np.array_equal(script["fixed_folds"]("rings", labels, 12), deal(labels, 12))
+    with pytest.raises(SystemExit, match="the folds kept for rings/10 are not those of these labels"): script["fixed_folds"]("rings", np.sort(labels), 10)
+    sizes = {model: len(script["grid"](model, 5)) for model in ("et", "gin", "agnostic")}
     assert set(sizes.values()) == {4}, "every model has the same budget of choice"
     for bad in (["--part", "3/3"], ["--folds", "2"], ["--which", "9"], ["--which", "a"]):
-        with pytest.raises(SystemExit): script["main"]([*args, *bad])
+        with pytest.raises(SystemExit): main([*args, *bad])
+    with pytest.raises(SystemExit): main(["--data", "rings", "--model", "gin", "--folds", "5"])      # beside the ten folds of the repository
+    assert "--folds: results/graph-classification holds ten folds a set" in capsys.readouterr().err
+    for bad, match in ((["--data", "no such"], "graph_classification: name: must be"), (["--lr", "-1"], "graph_classification: lr: expected"),
+                       (["--seed", "1"], "graph_classification: out: .* other seed")):
+        with pytest.raises(SystemExit, match=match): main([*args, *bad])

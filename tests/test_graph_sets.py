@@ -157,7 +157,7 @@ def test_text_variants_mean_the_same(tmp_path):
     (dict(graph_indicator=None), "lacks SET_graph_indicator.txt"),
     (dict(graph_labels=None), "lacks SET_graph_labels.txt$"),
     (dict(graph_labels=None, graph_attributes="1\n2\n3\n"), "targets that are no classes"),
-    (dict(A="1, 2\n2, 9\n3, 4\n4, 3\n"), "SET_A.txt, line 2: nodes .* from 1 to 6, got 9"),
+    (dict(A="1, 2\n2, 9\n3, 4\n4, 3\n"), "SET_A.txt, line 2: nodes must lie from 1 to 6, as many as graph_indicator has lines, got 9"),
     (dict(A="1, 2\n2, 1\n0, 4\n4, 3\n"), "SET_A.txt, line 3: nodes .*, got 0"),
     (dict(A="1, 2\n2, 3\n3, 4\n4, 3\n"), r"SET_A.txt, line 2: the edge \[2, 3\] leads from graph 1 to graph 2"),
     (dict(A="1, 2\n2; 1\n3, 4\n4, 3\n"), "SET_A.txt, line 2: expected integers separated by commas, got '2; 1'"),
@@ -165,6 +165,8 @@ def test_text_variants_mean_the_same(tmp_path):
     (dict(A="1\n2\n3\n4\n"), "SET_A.txt, line 1: expected 2 numbers, got 1"),
     (dict(A="1, 2\n2, 1.5\n3, 4\n4, 3\n"), "SET_A.txt, line 2: expected integers"),
     (dict(A="1, 2\n2, 99999999999999999999\n3, 4\n4, 3\n"), "SET_A.txt, line 2: expected integers"),
+    (dict(A="1, 2\n2, 1\n3, 4\n4, 0_3\n"), "SET_A.txt, line 4: expected integers separated by commas, got '4, 0_3'"),
+    (dict(graph_labels="1\n٢\n1\n"), "SET_graph_labels.txt, line 2: expected integers"),
     (dict(A="\x00\xff garbage"), "SET_A.txt, line 1: expected integers"),
     (dict(node_labels="0\n3\n"), "SET_node_labels.txt has 2 lines, but there are 6 nodes"),
     (dict(node_labels="0\n3\n\n3\n0\n0\n3\n"), "SET_node_labels.txt, line 3: expected integers"),
@@ -172,7 +174,7 @@ def test_text_variants_mean_the_same(tmp_path):
     (dict(node_attributes="1\n2\nnan\n4\n5\n6\n"), "SET_node_attributes.txt, line 3: expected finite numbers"),
     (dict(node_attributes="1\n2\n3\n4\n1e999\n6\n"), "SET_node_attributes.txt, line 5: expected finite numbers"),
     (dict(edge_labels="1\n1\n0\n"), "SET_edge_labels.txt has 3 lines, but there are 4 edges"),
-    (dict(graph_labels="1\n2\n"), r"SET_graph_indicator.txt, line 6: graphs .there are 2 graph labels. must lie from 1 to 2, got 3"),
+    (dict(graph_labels="1\n2\n"), "SET_graph_indicator.txt, line 6: graphs must lie from 1 to 2, as many as graph_labels has lines, got 3"),
     (dict(graph_labels="1\n2\n1\n2\n"), "SET_graph_labels.txt, line 4: no node belongs to this graph; the indicator lists 3 of 4"),
     (dict(graph_labels="a\nb\nc\n"), "SET_graph_labels.txt, line 1: expected integers"),
     (dict(graph_labels="1, 2\n1, 2\n1, 2\n"), "SET_graph_labels.txt, line 1: expected 1 number, got 2"),
@@ -197,6 +199,16 @@ def test_damaged_zips_and_missing_files(tmp_path):
             for part, text in TEXT.items(): z.writestr(f"{name}_{part}.txt", text)
     with pytest.raises(ValueError, match=r"\['X', 'Y'\]; say which by name"): read_tu(path)
     assert read_tu(path, "Y").name == "Y"
+    with pytest.raises(ValueError, match="holds no Z_A.txt and so no set 'Z'; sets there: X, Y$"): read_tu(path, "Z")
+    with zipfile.ZipFile(path, "a") as z:
+        z.writestr("._Y_A.txt", b"\x00")                                                    # macOS leaves these
+        z.writestr("a/README.txt", "of no interest")
+        z.writestr("b/README.txt", "of no interest")
+    assert_same(read_tu(path, "Y"), read_tu(path, "X"))
+    with zipfile.ZipFile(path, "a") as z: z.writestr("old/Y_A.txt", "1, 2\n")
+    with zipfile.ZipFile(path) as z: z.extractall(tmp_path / "twice")
+    for place in (path, tmp_path / "twice"):
+        with pytest.raises(ValueError, match="holds Y_A.txt twice, as (Y_A.txt and old/Y_A.txt|old/Y_A.txt and Y_A.txt)"): read_tu(place, "Y")
 
 
 def test_sets_are_found_or_downloaded_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -310,6 +322,15 @@ def test_positions_of_parts_and_of_almost_nothing():
     with pytest.raises(ValueError, match="k: expected"): laplacian_positions(loop, -1)
 
 
+def test_all_modes_of_a_large_part_can_be_asked_for():
+    ring, tail = GraphSet([0, 205], np.arange(205), (np.arange(205) + 1) % 205, [0]), 2
+    for k in (204, 210):                                                                    # as many as there are, and more
+        P = laplacian_positions(ring, k)
+        np.testing.assert_allclose(P.T.astype(float) @ P, np.diag(np.arange(k) < 204), atol=1e-5)
+    few = laplacian_positions(ring, tail)                                                   # by Lanczos' method: the same plane
+    np.testing.assert_allclose(few @ few.T, P[:, :tail] @ P[:, :tail].T, atol=1e-5)
+
+
 def test_positions_are_kept_and_damage_is_mended(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     graphs = random_set(3)
@@ -322,6 +343,11 @@ def test_positions_are_kept_and_damage_is_mended(tmp_path, monkeypatch):
         np.testing.assert_array_equal(again(), want)
         for other in (lambda: again(k=2), lambda: again(graphs.undirected()), lambda: cached_positions(graphs, 3)):      # another k, other edges, a small set
             with pytest.raises(AssertionError, match="computed again"): other()
+        m.setattr(sets, "POSITIONS_VERSION", -1)                                            # and another version of the method
+        with pytest.raises(AssertionError, match="computed again"): again()
+    turned = replace(GraphSet([0, 4], [0, 1], [1, 2], [0]), receivers=[1, 3])               # the same senders, other receivers
+    for g in (replace(turned, receivers=[1, 2]), turned): np.testing.assert_array_equal(again(g), laplacian_positions(g, 3))
+    for other in set(tmp_path.rglob("*.npz")) - {kept}: other.unlink()
     for damage in (lambda: kept.write_bytes(kept.read_bytes()[:-30]), lambda: np.savez(kept, positions=want[1:]), lambda: np.savez(kept, other=want)):
         damage()
         np.testing.assert_array_equal(again(), want)
@@ -376,6 +402,40 @@ def test_labels_not_met_in_training_are_zeros_and_strange_ones_an_error():
 
 # -------------------------------------------------------------------------------------------------------------- batches
 
+@pytest.mark.parametrize("ends, wrong", [(([0, 1, 1, 2], [1, 0, 2, 1]), False), (([0, 1, 1], [1, 0, 1]), True), (([0, 1, 0, 1], [1, 0, 1, 0]), True), (([0, 1, 0], [1, 0, 2]), True),
+                                         (([0, 0, 1, 1], [1, 1, 0, 2]), True), (([], []), False)], ids="fine loop twice one-way balanced-but-wrong empty".split())
+def test_only_edges_that_tables_and_lists_agree_on_are_batched(ends, wrong):
+    graphs = GraphSet([0, 3], *ends, [0])
+    encoding, P = learn_encoding(graphs, [0]), np.zeros((3, 2), np.float32)
+    for make in (lambda g: make_buckets(g, encoding, positions=P, num_buckets=1), lambda g: edge_batch(g, encoding, P, [0]), lambda g: EdgeLists(g, encoding, P)):
+        if wrong:
+            with pytest.raises(ValueError, match=r"^graphs: every edge must be there once in each direction.* take graphs.undirected\(\)"): make(graphs)
+        make(graphs.undirected())
+        for p in (P[:2], np.zeros((4, 2), np.float32), P[0]):
+            with pytest.raises(ValueError, match="^positions: expected one row for each of the 3 nodes, got shape"): edge_batch(graphs.undirected(), encoding, p, [0])
+            with pytest.raises(ValueError, match="^positions: expected one row"): make_buckets(graphs.undirected(), encoding, positions=p)
+            with pytest.raises(ValueError, match="^positions: expected one row"): EdgeLists(graphs.undirected(), encoding, p)
+    with pytest.raises(ValueError, match="^batch_size: expected"): EdgeLists(graphs.undirected(), encoding, P, 0)
+    with pytest.raises(ValueError, match="^train: ids of graphs must lie from 0 to 0, got 7"): learn_encoding(graphs, [7])
+    with pytest.raises(ValueError, match="^ids: must hold ids of graphs"): graphs[[0.5]]
+
+
+def test_a_digest_changes_with_every_number_of_a_set():
+    graphs = random_set(1)
+    assert graphs.digest == replace(graphs, name="other").digest == graphs[np.arange(7)].digest and len(graphs.digest) == 16
+    found = {graphs.digest}
+    for key in FIELDS:
+        a = np.array(getattr(graphs, key))
+        if key == "start": changed = dict(start=np.concatenate([a[:-1], a[-1:] + 1]), **{k: np.concatenate([getattr(graphs, k), getattr(graphs, k)[:1]]) for k in ("node_labels", "node_attributes")})
+        elif key in ("senders", "receivers"): changed = {key: np.where(np.arange(len(a)) == 0, graphs.receivers[0] if key == "senders" else graphs.senders[0], a)}
+        elif key == "labels": changed = dict(labels=(a + 1) % 3)
+        else:
+            a.flat[-1] += 1
+            changed = {key: a}
+        found.add(replace(graphs, **changed).digest)
+    assert len(found) == 1 + len(FIELDS)
+
+
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 4))
 @examples(40)
 def test_bucket_sizes_are_the_best_there_are(sizes, K):
@@ -428,7 +488,7 @@ def test_plans_are_random_and_repeatable_and_bounded():
     filled = [sum(r >= 0 for r in rows) for b, rows in plan(0, 1) if b == 0]
     assert max(filled) - min(filled) <= 1
     assert buckets.plan(np.array([], int)) == [] and len(list(buckets.batches([5]))) == 1
-    with pytest.raises(ValueError, match="^ids: node ids must lie from 0 to 239"): buckets.plan([240])
+    with pytest.raises(ValueError, match="^ids: ids of graphs must lie from 0 to 239, got 240"): buckets.plan([240])
 
 
 def test_flipped_signs_are_one_for_each_graph_and_column():

@@ -26,7 +26,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from tqdm import tqdm
 
-from .sets import Bucket, Buckets, EdgeBatch, EdgeLists, GraphSet, cached_positions, learn_encoding, make_buckets, take
+from .sets import Bucket, Buckets, EdgeBatch, EdgeLists, GraphSet, _graph_ids, cached_positions, learn_encoding, make_buckets, take
 from ..norm import check_sizes
 from ..training import atomic_write, provenance
 
@@ -40,9 +40,10 @@ class Fold(NamedTuple):
 def deal(labels: Int[np.ndarray, "G"], k: int = 10, seed: int = 0) -> Int[np.ndarray, "G"]:
     """The fold that each graph is tested in: class by class in the order of a hash of (seed, graph), dealt out in turn.
 
-    Folds differ by at most one graph, and by at most one graph of each class. Raises ValueError for k < 3, fewer than k graphs, or graphs without a class."""
+    Folds differ by at most one graph, and by at most one graph of each class. Raises ValueError for k < 3, fewer than k graphs, graphs without a class, or classes that are no integers."""
     check_sizes(3, k=k)
     labels = np.asarray(labels)
+    if labels.dtype.kind not in "iub" and labels.size: raise ValueError(f"labels: expected classes, integers, got {labels.dtype}")
     if labels.ndim != 1 or len(labels) < k or labels.min() < 0: raise ValueError(f"labels: expected the classes of at least k = {k} graphs, 0 or more, got shape {labels.shape}" + (f" with {labels.min()}" if labels.size else ""))
     order = sorted(range(len(labels)), key=lambda i: (labels[i], hashlib.sha256(f"{seed}/{i}".encode()).digest()))
     fold = np.empty(len(labels), np.int64)
@@ -50,8 +51,11 @@ def deal(labels: Int[np.ndarray, "G"], k: int = 10, seed: int = 0) -> Int[np.nda
     return fold
 
 def parts(fold: Int[np.ndarray, "G"], f: int) -> Fold:
-    "Outer fold f: its graphs to test on, those of the next fold to choose by, the others to train on."
-    k = int(fold.max()) + 1
+    "Outer fold f: its graphs to test on, those of the next fold to choose by, the others to train on. Raises ValueError unless `fold` has at least three folds, 0, 1, 2, …, none of them empty."
+    fold = np.asarray(fold)
+    if fold.ndim != 1 or fold.dtype.kind not in "iu" or not fold.size or fold.min() < 0 or len(found := np.unique(fold)) < 3 or found[-1] >= len(found):
+        raise ValueError(f"fold: expected a fold for each graph, integers 0, 1, …, k - 1 with k of at least 3 and no fold empty, got {fold.dtype} of shape {fold.shape}: {str(fold[:12])}")
+    k = len(found)
     check_sizes(0, f=f)
     if f >= k: raise ValueError(f"f: expected a fold from 0 to {k - 1}, got {f}")
     return Fold(*(np.flatnonzero(m) for m in ((fold != f) & (fold != (f + 1) % k), fold == (f + 1) % k, fold == f)))
@@ -132,7 +136,9 @@ def fit_classifier(model: nnx.Module, graphs: Buckets | EdgeLists, train: Int[np
     """Train on the graphs `train`; the weights kept are those of the epoch with the best accuracy on `validation`, among equals the least loss, among these the first.
 
     `model(batch, rngs=None)` gives logits (B, C); with `rngs` it is being trained. Stops where the loss is no longer finite.
-    Raises ValueError for a training or validation graph without a class."""
+    Raises ValueError for a training or validation graph without a class or that is not there, and for one that is both."""
+    train, validation = (_graph_ids(name, ids, len(graphs.labels)) for name, ids in (("train", train), ("validation", validation)))
+    if len(both := np.intersect1d(train, validation)): raise ValueError(f"train, validation: must not share graphs, but {len(both)} are in both, such as {both[0]}")
     for name, ids in (("train", train), ("validation", validation)):
         held = graphs.labels[ids]
         if not len(held) or held.min() < 0: raise ValueError(f"{name}: must name graphs that have a class" + (f", but graph {ids[held.argmin()]} has none" if len(held) else ", got none"))
@@ -161,7 +167,8 @@ def fit_classifier(model: nnx.Module, graphs: Buckets | EdgeLists, train: Int[np
     return Fitted(nnx.merge(graphdef, *kept[:2]), history, kept[2])
 
 def predict_logits(model: nnx.Module, graphs: Buckets | EdgeLists, ids: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n C"]:
-    "Logits of each graph, in the order of `ids`. Looks at no label."
+    "Logits of each graph, in the order of `ids`. Looks at no label. Raises ValueError for a graph that is not there."
+    ids = _graph_ids("ids", ids, len(graphs.labels))
     graphdef, params, rest = _taken_apart(model)
     logits, found = _programs(graphdef)[1], np.zeros((len(graphs.labels), graphs.num_classes), np.float32)
     for part in graphs.plan(ids):
@@ -183,8 +190,7 @@ class Sizes(NamedTuple):
 
 def _settings(graphs: GraphSet, fold, candidates, options: dict) -> dict:
     plain = lambda x: asdict(x) if is_dataclass(x) else x
-    digest = hashlib.sha256(np.concatenate([graphs.start, graphs.senders, graphs.receivers, graphs.labels, graphs.node_labels.ravel()]).astype("<i8").tobytes()).hexdigest()[:16]
-    settings = {"data": graphs.name, "graphs": digest, "folds": "".join(map(str, fold)) if len(fold) < 1000 else hashlib.sha256(bytes(fold.astype(np.uint8))).hexdigest()[:16],
+    settings = {"data": graphs.name, "graphs": graphs.digest, "folds": "".join(map(str, fold)) if len(fold) < 1000 else hashlib.sha256(bytes(fold.astype(np.uint8))).hexdigest()[:16],
                 "candidates": [{"model": plain(c.model), "fit": asdict(c.fit)} for c in candidates], **options}
     return json.loads(json.dumps(settings))
 
@@ -207,7 +213,7 @@ def cross_validate(make_model: Callable[[Any, Sizes, nnx.Rngs], nnx.Module], gra
 
     `make_model(candidate.model, sizes, rngs)` builds a model for `fit_classifier`; `fold` is as made by `deal`. `layout` says whether
     models get a `GraphBatch`, for whose shapes `num_buckets` and `room` are, or an `EdgeBatch`. Rows are written to `out`/fold-F.json, and read from
-    there if they are complete. `keep` is called with the winner of a fold. Raises ValueError naming what is wrong, and for a row of another run."""
+    there if they are complete. `keep` is called with the winner of a fold. Raises ValueError naming what is wrong, and for a file of another run in `out`."""
     candidates, fold = [Candidate(*c) for c in candidates], np.asarray(fold)
     if not candidates: raise ValueError("candidates: at least one is needed")
     if fold.shape != (len(graphs),): raise ValueError(f"fold: expected one for each of the {len(graphs)} graphs, got shape {fold.shape}")
@@ -217,6 +223,7 @@ def cross_validate(make_model: Callable[[Any, Sizes, nnx.Rngs], nnx.Module], gra
     wanted = list(range(int(fold.max()) + 1)) if folds is None else list(folds)
     path = lambda f: Path(out) / f"fold-{f}.json"
     done = {f: _kept(path(f), settings) for f in wanted} if out is not None else dict.fromkeys(wanted)
+    for other in sorted(Path(out).glob("fold-*.json")) if out is not None else (): _kept(other, settings)       # folds that are not wanted now are of the same run
     epochs = sum(c.fit.epochs for c in candidates)
     bar = tqdm(total=len(wanted) * epochs, initial=epochs * sum(r is not None for r in done.values()), disable=not progress, unit="epoch", file=sys.stdout, mininterval=1.0, ncols=100)
     with bar:
@@ -235,9 +242,10 @@ def cross_validate(make_model: Callable[[Any, Sizes, nnx.Rngs], nnx.Module], gra
     return rows
 
 def summary(rows: list[dict]) -> str:
-    "Mean ± deviation over folds, in per cent."
+    "Mean ± deviation over folds, in per cent; of one fold its accuracy alone. Raises ValueError for none."
     scores = 100 * np.array([row["test_accuracy"] for row in rows])
-    return f"{scores.mean():.1f} ± {scores.std(ddof=1) if len(scores) > 1 else 0:.1f} ({len(scores)} fold{'s' * (len(scores) > 1)})"
+    if not len(scores): raise ValueError("rows: at least one fold is needed")
+    return f"{scores.mean():.1f} ± {scores.std(ddof=1):.1f} ({len(scores)} folds)" if len(scores) > 1 else f"{scores[0]:.1f} (1 fold)"
 
 # %% ../../nbs/20c_cross_validation.ipynb #b239118d
 def _seed_of(*parts) -> int:
