@@ -263,6 +263,21 @@ def test_only_the_size_of_the_filters_makes_the_order_matter(x64):
         if not free: assert np.abs(call(model, other) - logits).max() > 1e-3
 
 
+def test_positions_computed_anew_depend_on_the_order_where_a_graph_is_symmetric():
+    "A star has one eigenvalue many times; the slow modes of a triangle with a tail are distinct, and each has one largest entry."
+    star, kite = ([0] * 6, range(1, 7)), ([0, 1, 2, 0, 3, 4, 5], [1, 2, 0, 3, 4, 5, 6])
+    place, moved = np.array([3, 6, 0, 5, 1, 4, 2]), {}                                  # node v gets the number place[v]
+    for name, ends in (("star", star), ("kite", kite)):
+        graphs = GraphSet([0, 7], *map(np.array, ends), [0], node_labels=np.arange(7) % 3).undirected()
+        other = replace(graphs, senders=place[graphs.senders], receivers=place[graphs.receivers], node_labels=graphs.node_labels[np.argsort(place)])
+        encoding = learn_encoding(graphs, np.arange(1))
+        for k in (0, 3):
+            model = GraphClassifier(3, 2, replace(SMALL, filter_size=1, num_positions=k, step_size=1.0, blocks=1), rngs=nnx.Rngs(0))
+            here, there = (call(model, edge_batch(g, encoding, laplacian_positions(g, k), np.arange(1))) for g in (graphs, other))
+            moved[name, k] = np.abs(there - here).max() / np.abs(here).max()
+    assert max(moved["star", 0], moved["kite", 0], moved["kite", 3]) < 1e-5 and moved["star", 3] > 1e-3
+
+
 def test_reorder_keeps_features_with_their_nodes(x64):
     dense, _ = prepared(toys((6, 7, 5)))
     other = reorder(dense, jax.random.key(1))
@@ -335,14 +350,29 @@ def test_training_repeats_never_looks_at_the_test_labels_and_resumes(tmp_path):
     with pytest.raises(CheckpointError): load_classifier(tmp_path / "none.safetensors")
 
 
-def test_validation_prefers_fewer_errors_to_smaller_losses():
-    "The history names what the choice was made by."
+def test_the_encoding_is_learned_from_the_training_graphs_alone():
+    "Attributes and labels of all other graphs may be anything: after one epoch the weights are the same, to the bit."
     graphs = load_graphs("rings")[np.arange(60)]
-    run = train_classifier(QUICK, graphs, parts(deal(graphs.labels), 0), progress=False)
+    fold = parts(deal(graphs.labels), 0)
+    graphs = replace(graphs, node_attributes=np.random.default_rng(0).normal(size=(graphs.num_nodes, 1)))
+    of_train = np.isin(np.repeat(np.arange(60), graphs.sizes), fold.train)[:, None]
+    wild = replace(graphs, node_attributes=np.where(of_train, graphs.node_attributes, 50.0), node_labels=np.where(of_train, graphs.node_labels, 0))
+    rare = [replace(g, node_labels=np.where(~of_train & (np.arange(len(of_train)) % 2 == 0)[:, None], 9, g.node_labels)) for g in (graphs, wild)]
+    config, positions = replace(QUICK, epochs=1, model=replace(SMALL, blocks=1, steps=1)), laplacian_positions(graphs, 3)
+    one, other = (nnx.state(train_classifier(config, g, fold, positions=positions, progress=False).model) for g in rare)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other)): assert np.array_equal(a, b)
+
+
+def test_validation_prefers_fewer_errors_to_smaller_losses(monkeypatch):
+    "One error less outweighs any cross-entropy, which decides among equal counts; the history names what the choice was made by."
+    graphs, S = load_graphs("rings")[np.arange(60)], classify.Scores
+    found = [S(2 / 6, 0.1), S(3 / 6, 1e6), S(3 / 6, 1e5), S(3 / 6, 1e5)]
+    given = iter([*found, S(0.0, 0.0), S(0.0, 0.0)])                                    # four validations, two reports
+    monkeypatch.setattr(classify, "score", lambda logits, labels: next(given))
+    run = train_classifier(replace(QUICK, epochs=4), graphs, parts(deal(graphs.labels), 0), progress=False)
     rows = [row for row in run.history if "validation_loss" in row]
-    assert len(rows) == QUICK.epochs
-    for row in rows: assert row["validation_loss"] == pytest.approx(1 - row["validation_accuracy"] + row["validation_cross_entropy"] / 1000, abs=1e-6)
-    assert run.best_step == min(rows, key=lambda row: row["validation_loss"])["step"]
+    assert [(row["validation_accuracy"], row["validation_cross_entropy"]) for row in rows] == found
+    assert run.best_step == rows[2]["step"] and all(1 - row["validation_accuracy"] < row["validation_loss"] < 1 - row["validation_accuracy"] + 1 / 6 for row in rows)
 
 
 def test_the_script_trains_reports_and_resumes(tmp_path, capsys):
@@ -368,7 +398,12 @@ def test_a_view_adds_up_and_can_be_drawn():
     assert_close(view.listens.sum(-1), np.ones((2, 4, 2), np.float32), rtol=1e-5)
     outside = ~np.asarray(dense.present)
     assert (view.heard[:, :, :, 1:][:, np.broadcast_to(outside[:, None], (4, 2, outside.shape[1]))] == 0).all()
-    for i in range(4): assert len(plot_molecule(model, dense, i).axes) >= 5
+    lone = int(dense.present.sum(1).argmin())
+    assert dense.present[lone].sum() == 1 and len(plot_molecule(model, dense, lone).axes) >= 5
+    i = int(dense.present.sum(1).argmax())
+    tall = dense._replace(features=dense.features.at[i, :, 1].set(7.5))                 # a column of attributes, larger than any label's 1
+    texts = [text.get_text() for text in plot_molecule(model, tall, i, {0: "C"}).axes[0].texts]
+    assert sorted(texts) == sorted("C" if a == 1 else "" for a in np.asarray(dense.features[i, np.asarray(dense.present[i]), 0])) and "C" in texts
     matplotlib.pyplot.close("all")
 
 

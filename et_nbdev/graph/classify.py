@@ -74,7 +74,7 @@ def shifted(x: Float[Array, "... N D"], size: int, graph: Int[Array, "N"] | None
 class LearnedAdjacency(nnx.Module):
     r"""Conv2D(X ⊗ X), H filters of `size` × `size`, stride 1, zeros beyond the border, without forming X ⊗ X; and a linear map of edge features.
 
-    `size` = 1 does not depend on the order of the nodes. Parameters: size²·D·H + L·H, and H biases, which start at 1.
+    With `size` = 1 a weight depends on its two tokens (and their edge) alone, whatever the order of the others. Parameters: size²·D·H + L·H, and H biases, which start at 1.
     Raises ValueError on sizes out of range or an even `size`, which has no middle."""
     def __init__(self, dim: int, num_heads: int, size: int = 3, *, num_edge_features: int = 0, param_dtype=jnp.float32, rngs: nnx.Rngs):
         check_sizes(dim=dim, num_heads=num_heads, size=size)
@@ -166,7 +166,7 @@ class ClassifyConfig:
     steps: int = option(1, "T, steps of the descent in each block")
     step_size: float = option(0.1, "α, step size")
     beta: float | None = option(None, "β, inverse temperature; none for 1/√Y")
-    filter_size: int = option(3, "side of the filters over X ⊗ X; 1 makes the result independent of the order of the nodes")
+    filter_size: int = option(3, "side of the filters over X ⊗ X; with 1 the order of the nodes matters no more, given their positions")
     strangers: Literal["out", "zero"] = option("out", "a pair without an edge: out of the sum, or in it with a score of zero, as the paper's formula says literally")
     noise: float = option(0.02, "deviation of the noise on the gradient, in training")
     dropout: float = option(0.0, "share of the CLS token that is dropped in training")
@@ -276,7 +276,7 @@ def reorder(batch: GraphBatch, key: PRNGKeyArray) -> GraphBatch:
 
 # %% ../../nbs/24_classification.ipynb #5096fb6f
 def classification_loss(model: GraphClassifier, batch: GraphBatch | EdgeBatch, key: PRNGKeyArray) -> tuple[Float[Array, ""], dict]:
-    "Mean cross-entropy over the graphs of the batch; a label of -1 stands for no graph."
+    "Mean cross-entropy over the graphs that the batch holds, however few (`fit_classifier` divides by the intended number); a label of -1 stands for no graph."
     log_p, real = jax.nn.log_softmax(model(batch, rngs=nnx.Rngs(key))), batch.labels >= 0
     own = jnp.take_along_axis(log_p, jnp.maximum(batch.labels, 0)[:, None], 1)[:, 0]
     return -jnp.sum(jnp.where(real, own, jnp.zeros_like(own))) / jnp.maximum(jnp.sum(real, dtype=own.dtype), 1), {}
@@ -304,7 +304,7 @@ class ClassifyTraining:
         if self.fold not in range(10): raise ValueError(f"fold: expected 0 to 9, got {self.fold}")
         if not 0 <= self.warmup < 1: raise ValueError(f"warmup: expected a share in [0, 1), got {self.warmup}")
         if self.layout not in ("dense", "edges"): raise ValueError(f"layout: expected 'dense' or 'edges', got {self.layout!r}")
-        if self.layout == "edges" and self.model.shuffle: raise ValueError("layout, shuffle: nodes laid end to end are not reordered; use layout='dense', or filter_size=1")
+        if self.layout == "edges" and self.model.shuffle: raise ValueError("layout, shuffle: nodes laid end to end are not reordered; use layout='dense', or no shuffle with filter_size=1, which does not see their order")
         self.optim(100)
 
     def optim(self, steps_per_epoch: int) -> OptimConfig:
@@ -362,7 +362,8 @@ def train_classifier(config: ClassifyTraining, graphs: GraphSet, fold: Fold, fol
     per = len(supply.plan(train, config.seed))
     def judge(model):
         found = score(predict_logits(model, supply, validation), graphs.labels[validation])
-        return {"loss": 1 - found.accuracy + found.cross_entropy / 1000, **found._asdict()}
+        tie = found.cross_entropy / (1 + found.cross_entropy) / len(validation)     # below that of a single error
+        return {"loss": 1 - found.accuracy + tie, **found._asdict()}
     result = fit(GraphClassifier(**sizes, config=c, rngs=nnx.Rngs(config.seed)), classification_loss, lambda start: stream(supply, train, config.seed, start),
                  config.optim(per), seed=config.seed, folder=folder, validate=judge, every=config.every * per, log_every=config.every * per,
                  config=json.loads(json.dumps({**asdict(config), "sizes": sizes})), progress=progress)
@@ -421,7 +422,9 @@ def look(model: GraphClassifier, batch: GraphBatch) -> View:
 
 # %% ../../nbs/24_classification.ipynb #280c5068
 def plot_molecule(model: GraphClassifier, batch: GraphBatch, i: int = 0, names: dict[int, str] | None = None):
-    "Graph i of a batch, drawn with networkx: edges by their learned weight, nodes by what they exchange with CLS in the last block. Returns the figure."
+    """Graph i of a batch, drawn with networkx: edges by their learned weight, nodes by what they exchange with CLS in the last block. Returns the figure.
+
+    `names` are those of features that are one-hot labels, by column; other columns, such as attributes, name nobody."""
     import matplotlib.pyplot as plt
     import networkx as nx
     view, n = look(model, jax.tree.map(lambda a: a[i:i + 1], batch)), int(batch.present[i].sum())
@@ -429,8 +432,7 @@ def plot_molecule(model: GraphClassifier, batch: GraphBatch, i: int = 0, names: 
     place = nx.kamada_kawai_layout(graph)
     weight = view.adjacency[0, :, 1:n + 1, 1:n + 1].mean(0)
     strength = [(weight[a, b] + weight[b, a]) / 2 for a, b in graph.edges]
-    kinds = np.asarray(batch.features[i, :n]).argmax(1)
-    words = {v: (names or {}).get(int(k), str(int(k))) for v, k in enumerate(kinds)}
+    words = {v: next((name for column, name in (names or {}).items() if batch.features[i, v, column] == 1), "") for v in range(n)}
     fig, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     panels = ((r"$\hat A$, mean of both directions and all heads", None), ("what CLS pays to the nodes", view.listens[-1, 0, :, 1:n + 1].mean(0)),
               ("what the nodes pay to CLS", view.heard[-1, 0, :, 1:n + 1].mean(0)))
