@@ -104,6 +104,12 @@ def _ulp(e: Energies):
     "One unit of the last digit of the energy."
     return jnp.finfo(e.memory.dtype).eps * (jnp.abs(e.attention) + jnp.abs(e.memory))
 
+def _total(e: Energies):
+    """E, rounded alike wherever it is computed. A compiler computes so cheap a sum again for each use, and may contract the last product of an energy
+    with it into one rounding here and two there; a verdict that hangs on the last digit would then differ from array to array. Bounds keep them apart."""
+    largest = jnp.finfo(e.memory.dtype).max
+    return jnp.clip(e.attention, -largest, largest) + jnp.clip(e.memory, -largest, largest)
+
 def _pick(ok, new, old):
     "New where ok and old elsewhere, sample by sample, for every array of a tree."
     choose = lambda a, b: jnp.where(ok.reshape(ok.shape + (1,) * (a.ndim - ok.ndim)), a, b)
@@ -199,10 +205,10 @@ def _trial(task, run):
 def _verdict(task, run, g, energies, alpha):
     "Whether a trial is taken, the step size after it, and whether these digits can tell anything more."
     if not task.guarded: return jnp.ones_like(run.active), alpha, jnp.ones_like(run.active)
-    now, then, plain = run.energies.total, energies.total, run.known == 0
+    now, then, plain = _total(run.energies), _total(energies), run.known == 0
     share, grow, shrink = (task.numbers[name] for name in ("sufficient", "grow", "shrink"))
     promised = jnp.sum(run.u * (g - run.g), (-2, -1)).astype(now.dtype)
-    ok = then <= now - share.astype(now.dtype) * jnp.maximum(promised, 0)           # False for NaN
+    ok = then <= now - jnp.clip(share.astype(now.dtype) * promised, 0, jnp.finfo(now.dtype).max)        # False for NaN
     spent = ~ok & plain & (promised <= _ulp(run.energies))
     return ok, jnp.where(ok, alpha * grow, jnp.where(plain, run.alpha * shrink, run.alpha)), ~spent
 
@@ -217,7 +223,7 @@ def _book(task, run, trial, ok, alpha, on, cost: int = 1):
         alpha=jnp.where(run.active, alpha, run.alpha), active=run.active & on & task.goes_on(energies, residual),
         evaluations=run.evaluations + cost * run.active.astype(jnp.int32),
         refused=run.refused + (run.active & ~ok).astype(jnp.int32),
-        rise=jnp.maximum(run.rise, energies.total - run.energies.total),
+        rise=jnp.maximum(run.rise, _total(energies) - _total(run.energies)),
         rounding=jnp.maximum(run.rounding, 4 * _ulp(energies)), force=force, residual=residual,
         kept=jax.tree.map(lambda kept, new: kept.at[run.k].set(new), run.kept, now))
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from conftest import examples
@@ -220,6 +220,7 @@ def test_a_rise_is_reported_by_euler_and_refused_by_the_others(x64):
         assert guarded.energies.total[-1] < 1e-6                                # the valley that Euler stepped over
 
 
+@example(seed=6, gamma=0.01, scale=10.0, opposed=False, activation="power", anderson=True, edges=True)      # a verdict that hung on one rounding
 @examples(12)
 @given(seed=st.integers(0, 2**16), gamma=st.sampled_from([0.0, 0.01, 1.0, 10.0]), scale=st.sampled_from([0.1, 1.0, 10.0]), opposed=st.booleans(),
        activation=st.sampled_from(["relu", "power", "softmax"]), anderson=st.booleans(), edges=st.booleans())
