@@ -1,5 +1,5 @@
-"""Train small models whose loss is met at a fixed depth, at random times, after steps that grow, or at the fixed point, and follow each far past its training:
-what notebook 15 shows, into results/image-dynamics. A variant is a run of its own under runs/dynamics, resumed if it was stopped, skipped once it is scored.
+"""Train small models whose loss is met at a fixed depth, at random times of a long descent, or where the descent has settled, and follow each far past its
+training: what notebook 15 shows, into results/image-dynamics. Every run has a folder under runs/dynamics, is resumed if it was stopped, and skipped once it is scored.
 
     python scripts/image_dynamics.py --part 0/2 &  python scripts/image_dynamics.py --part 1/2"""
 import argparse
@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -16,64 +17,89 @@ from et_nbdev.training import atomic_write, fit, provenance
 from et_nbdev.vision.data import batches
 from et_nbdev.vision.dynamics import FieldImageEnergyTransformer, errors_in_time, errors_settled, growing, loss_at
 from et_nbdev.vision.model import ImageEnergyTransformer
-from et_nbdev.vision.train import CONFIGS, held_out, prepare
+from et_nbdev.vision.train import CONFIGS, FILLS, evaluate_fill, held_out, prepare
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = CONFIGS["tiny"]
-CONFIG = replace(TINY, model=replace(TINY.model, patch_size=8, dim=96))     # 16 tokens a picture: a small fraction of the time of 64
-T, GROWING = CONFIG.model.steps, growing().tolist()
-# name: (model, step sizes in training or None: where it has settled, first step at which a picture may be read or None: the last)
+CONFIG = replace(TINY, flip=0.0, every=100, model=replace(TINY.model, patch_size=8, dim=96))     # 16 tokens a picture: a small fraction of the time of 64
+STEPS, AT_REST = 1500, 300      # of the optimiser in all; and how many of them the last variant takes at rest, at a quarter of the learning rate
+T, GROWING, FIRST = CONFIG.model.steps, growing(14).tolist(), 3
+# name: (model, stages of training: (optimiser steps, share of the learning rate, step sizes of the descent or None: until it has settled,
+#        first step at which a picture may be read or None: the last))
 VARIANTS = {
-    "T = 6": (ImageEnergyTransformer, [1.0] * T, None),
-    "growing steps": (ImageEnergyTransformer, GROWING, None),
-    "growing steps, field": (FieldImageEnergyTransformer, GROWING, None),
-    "fixed point, field": (FieldImageEnergyTransformer, None, None),
-    "random times": (ImageEnergyTransformer, GROWING, 3),
+    "T = 6": (ImageEnergyTransformer, [(STEPS, 1.0, [1.0] * T, None)]),
+    "random times": (ImageEnergyTransformer, [(STEPS, 1.0, GROWING, FIRST)]),
+    "random times, field": (FieldImageEnergyTransformer, [(STEPS, 1.0, GROWING, FIRST)]),
+    "at rest, field": (FieldImageEnergyTransformer, [(STEPS - AT_REST, 1.0, GROWING, FIRST), (AT_REST, 0.25, None, None)]),
 }
-STEPS = 400                 # of the optimiser: enough to tell the variants apart
+SEEDS = 0, 1, 2
 LAST, EVERY = 300, 2        # Euler steps that the descent goes on for, and how often it is looked at
 
 
-def score(name: str, base, images: dict, test_on: int, folder: Path) -> dict:
-    kind, step_sizes, first = VARIANTS[name]
-    config = replace(base, flip=0.0, every=100, optim=replace(base.optim, steps=STEPS, warmup=STEPS // 10))
-    run = fit(kind(config.model, rngs=nnx.Rngs(config.seed)), loss_at(config, step_sizes, first),
-              lambda start: batches(images["train"], config.batch_size, seed=config.seed, start=start), config.optim, seed=config.seed,
-              folder=folder, every=config.every, config={**asdict(config), "variant": name, "step_sizes": step_sizes, "first": first}, progress=sys.stdout.isatty())
+def mean(v): return float(v.mean())
+def standard_error(v): return v.std(-1, ddof=1) / v.shape[-1] ** 0.5
+
+
+def trained(name: str, config, images: dict, folder: Path):
+    "The model after all its stages, and what each stage has logged."
+    kind, stages = VARIANTS[name]
+    model, logs = kind(config.model, rngs=nnx.Rngs(config.seed)), []
+    for n, (steps, share, step_sizes, first) in enumerate(stages):
+        optim = replace(config.optim, steps=steps, warmup=steps // 10, lr=share * config.optim.lr)
+        supply = lambda start, n=n: batches(images["train"], config.batch_size, seed=config.seed + 1000 * n, start=start)
+        run = fit(model, loss_at(config, step_sizes, first), supply, optim, seed=config.seed, folder=folder / f"stage-{n}", every=config.every,
+                  config={**asdict(config), "variant": name, "stage": n, "step_sizes": step_sizes, "first": first}, progress=sys.stdout.isatty())
+        model = run.model
+        logs.append({"steps": steps, "lr": optim.lr, "step_sizes": step_sizes, "first": first, "seconds": run.history[-1]["seconds"],
+                     "log": [{key: round(row[key], 4) for key in ("step", "loss", "settled") if key in row} for row in run.history]})
+    return model, logs
+
+
+def score(name: str, config, images: dict, test_on: int, folder: Path) -> dict:
+    model, stages = trained(name, config, images, folder)
     rows, started = [], time.perf_counter()
     for x, o in held_out(images["test"], config.model, config.num_occluded, limit=test_on, batch_size=100):
-        rows.append([np.asarray(a) for a in (*errors_in_time(run.model, x, o, LAST, EVERY), *errors_settled(run.model, x, o))])
+        rows.append([np.asarray(a) for a in (*errors_in_time(model, x, o, LAST, EVERY), *errors_settled(model, x, o))])
     error, energy, end, end_energy, settled, evaluations = (np.concatenate(a, -1) for a in zip(*rows))
     times = np.arange(0, LAST + 1, EVERY)
     keep = sorted({int(np.argmin(np.abs(times - t))) for t in np.geomspace(1, LAST, 60)} | {0})
-    return {"name": name, "steps": times[keep].tolist(), "mse": error.mean(-1)[keep].tolist(), "energy": energy.mean(-1)[keep].tolist(),
-            "standard_error": (error.std(-1) / error.shape[-1] ** 0.5)[keep].tolist(), "rises": int((np.diff(energy, axis=0) > 4e-7 * np.abs(energy).max(0)).sum()),
-            "settled": {"mse": float(end.mean()), "energy": float(end_energy.mean()), "share": float(settled.mean()), "evaluations": float(evaluations.mean())},
-            "strength": float(run.model.strength[...]) if hasattr(run.model, "strength") else None, "test_pictures": int(error.shape[-1]),
-            "training_mse": [[r["step"], r["loss"]] for r in run.history], "training_seconds": run.history[-1]["seconds"], "scoring_seconds": time.perf_counter() - started,
-            "step_sizes": step_sizes, "first": first, "config": asdict(config), "command": "python scripts/image_dynamics.py", **provenance()}
+    return {"name": name, "seed": config.seed, "test_pictures": int(error.shape[-1]), "steps": times[keep].tolist(), "mse": error.mean(-1)[keep].tolist(),
+            "standard_error": standard_error(error)[keep].tolist(), "energy": energy.mean(-1)[keep].tolist(),
+            "rises": int((np.diff(energy, axis=0) > 4e-7 * np.abs(energy).max(0)).sum()),
+            "settled": {"mse": mean(end), "standard_error": float(standard_error(end)), "energy": mean(end_energy), "share": mean(settled), "evaluations": mean(evaluations)},
+            "strength": float(model.strength[...]) if hasattr(model, "strength") else None, "stages": stages, "scoring_seconds": time.perf_counter() - started,
+            "config": asdict(config), "command": "python scripts/image_dynamics.py", **provenance()}
+
+
+def keep(path: Path, row: dict):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as temporary: temporary.write_text(json.dumps(row) + "\n")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", default="0/1", help="i/n: only the i-th of n shares of the variants")
+    parser.add_argument("--part", default="0/1", help="i/n: only the i-th of n shares of the runs")
     parser.add_argument("--test_on", type=int, default=500, help="test pictures to score on")
     parser.add_argument("--out", type=Path, default=ROOT / "results/image-dynamics")
     args = parser.parse_args()
     try: i, n = map(int, args.part.split("/"))
     except ValueError: i, n = 0, 0
     if not 0 <= i < n: parser.error(f"argument --part: expected i/n with 0 ≤ i < n, such as 0/2, got {args.part!r}")
-    if args.test_on < 1: parser.error(f"argument --test_on: expected at least 1, got {args.test_on}")
+    if args.test_on < 2: parser.error(f"argument --test_on: expected at least 2, got {args.test_on}")
     base, images = prepare(CONFIG)
     images = {split: x[:] for split, x in images.items() if split != "validation"}          # small enough to be decoded once
-    for name in list(VARIANTS)[i::n]:
-        slug = "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
+    fills = args.out / "fills.json"
+    if i == 0 and not fills.exists():
+        errors = {name: evaluate_fill(fill, images["test"], base.model, base.num_occluded, limit=args.test_on) for name, fill in FILLS.items()}
+        keep(fills, {"test_pictures": args.test_on, "mse": {k: mean(e) for k, e in errors.items()}, "standard_error": {k: float(standard_error(e)) for k, e in errors.items()}, **provenance()})
+    for seed, name in list(product(SEEDS, VARIANTS))[i::n]:
+        slug = "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split()) + f"-{seed}"
         path = args.out / f"{slug}.json"
         if path.exists(): continue
-        row = score(name, base, images, args.test_on, ROOT / "runs/dynamics" / slug)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as temporary: temporary.write_text(json.dumps(row) + "\n")
-        print(f"{name:<22} best {min(row['mse']):.4f}, after {LAST} steps {row['mse'][-1]:.4f}, settled {row['settled']['mse']:.4f}  {row['training_seconds']:.0f} s", flush=True)
+        row = score(name, replace(base, seed=seed), images, args.test_on, ROOT / "runs/dynamics" / slug)
+        keep(path, row)
+        print(f"{name:<22} seed {seed}: best {min(row['mse']):.4f}, after {LAST} steps {row['mse'][-1]:.4f}, settled {row['settled']['mse']:.4f} ({row['settled']['share']:.0%})"
+              f"  {sum(s['seconds'] for s in row['stages']):.0f} s", flush=True)
 
 
 if __name__ == "__main__":

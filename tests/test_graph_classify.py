@@ -393,7 +393,8 @@ def test_a_view_adds_up_and_can_be_drawn():
     dense = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x, prepared()[0])
     model = GraphClassifier(2, 2, SMALL, num_edge_features=2, rngs=nnx.Rngs(0))
     view = look(model, dense)
-    with pytest.raises(TypeError, match="EdgeBatch"): reorder(prepared()[1], jax.random.key(0))
+    for refuse in (lambda edges: reorder(edges, jax.random.key(0)), lambda edges: look(model, edges)):
+        with pytest.raises(TypeError, match="EdgeBatch"): refuse(prepared()[1])
     assert view.adjacency.shape == (4, 2, dense.present.shape[1] + 1, dense.present.shape[1] + 1)
     assert_close(view.listens.sum(-1), np.ones((2, 4, 2), np.float32), rtol=1e-5)
     outside = ~np.asarray(dense.present)
@@ -410,7 +411,7 @@ def test_a_view_adds_up_and_can_be_drawn():
 def test_bad_input_is_named():
     for field, value in dict(dim=0, blocks=0, steps=0, step_size=0.0, noise=-1.0, dropout=1.0, strangers="half", filter_size=2, num_positions=-1).items():
         with pytest.raises(ValueError, match=field): replace(SMALL, **{field: value})
-    for field, value in dict(epochs=0, batch_size=0, warmup=1.0, layout="table", every=0, lr=-1.0, fold=10).items():
+    for field, value in dict(epochs=0, batch_size=0, warmup=1.0, layout="table", every=0, lr=-1.0, fold=10, seed=-1).items():
         with pytest.raises(ValueError, match=field): replace(QUICK, **{field: value})
     with pytest.raises(ValueError, match="shuffle"): replace(QUICK, layout="edges", model=replace(SMALL, shuffle=True))
     graphs = load_graphs("rings")[np.arange(20)]

@@ -72,16 +72,37 @@ def test_the_loss_is_met_where_it_says(kind):
     np.testing.assert_allclose(loss_at(CONFIG, sizes, first=4)(model, images, key)[0], at(4), rtol=1e-5)
 
 
-def test_the_loss_at_the_fixed_point_is_met_where_the_descent_has_settled():
-    model, images, key = FieldImageEnergyTransformer(CONFIG.model, rngs=nnx.Rngs(0)), jnp.asarray(pictures(8)), jax.random.key(0)
+def at_rest(n=8):
+    "A model in a field, pictures, a key, and what its loss at rest should come from: tokens, patches and which of them are hidden."
+    model, images, key = FieldImageEnergyTransformer(CONFIG.model, rngs=nnx.Rngs(0)), jnp.asarray(pictures(n)), jax.random.key(0)
     c = CONFIG.model
     patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
-    occluded, masked = occlude(jax.random.split(key)[0], 8, c.num_tokens, CONFIG.num_occluded, CONFIG.open_fraction)
+    occluded, masked = occlude(jax.random.split(key)[0], n, c.num_tokens, CONFIG.num_occluded, CONFIG.open_fraction)
+    return model, images, key, patches, occluded, masked
+
+
+def test_the_loss_at_the_fixed_point_is_met_where_the_descent_has_settled():
+    model, images, key, patches, occluded, masked = at_rest()
     x = model.encode(patches, masked)
-    end = solve(moving(model, x), x, Backtracking(c.step_size), tolerance=1e-2, evaluations=25).x
-    value, grads = nnx.value_and_grad(lambda m: loss_at(CONFIG)(m, images, key)[0])(model)
-    np.testing.assert_allclose(value, completion_loss(model.decode(end), patches, occluded), rtol=1e-3)
+    end = solve(moving(model, x), x, Anderson(CONFIG.model.step_size), tolerance=1e-3, evaluations=100)
+    assert end.settled.all()
+    (value, metrics), grads = nnx.value_and_grad(lambda m: loss_at(CONFIG)(m, images, key), has_aux=True)(model)
+    np.testing.assert_allclose(value, completion_loss(model.decode(end.x), patches, occluded), rtol=1e-3)
+    assert metrics["settled"] == 1
     assert all(np.any(leaf) for leaf in jax.tree.leaves(grads)), "every weight has a part in it, the encoder's by the field"
+
+
+def test_the_gradient_at_the_fixed_point_is_that_of_a_descent_which_gets_there():
+    model, images, key, patches, occluded, masked = at_rest()
+    model.strength[...] = jnp.float32(8)                    # in a strong field a few steps that grow get there as well
+
+    def unrolled(model):
+        x = model.encode(patches, masked)
+        return completion_loss(model.decode(descend_by(moving(model, x), x, growing(20))[-1]), patches, occluded)
+
+    flat = lambda grads: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(grads)])
+    implicit, wanted = flat(nnx.grad(lambda m: loss_at(CONFIG)(m, images, key)[0])(model)), flat(nnx.grad(unrolled)(model))
+    np.testing.assert_allclose(np.linalg.norm(implicit - wanted) / np.linalg.norm(wanted), 0, atol=0.003)
 
 
 @KINDS
@@ -99,6 +120,10 @@ def test_errors_in_time_are_those_of_the_model_stopped_there(kind):
     np.testing.assert_allclose(energies, path[::2], rtol=1e-5)
     end, energy, settled, evaluations = errors_settled(model, images, occluded, 0.02)
     assert settled.all() and (energy <= path[-1] + 1e-5 * abs(path[-1])).all() and (evaluations < 300).all() and jnp.isfinite(end).all()
+    x = model.encode(patches, occluded)
+    stopped = solve(moving(model, x), x, Backtracking(c.step_size), evaluations=2, tolerance=0.02)
+    _, _, settled, evaluations = errors_settled(model, images, occluded, 0.02, evaluations=2)
+    assert not settled.any() and (stopped.residual > 0.02).all() and (evaluations == 2).all()
 
 
 def test_without_strength_the_field_model_is_the_plain_one():
