@@ -301,6 +301,7 @@ class ClassifyTraining:
 
     def __post_init__(self):
         check_sizes(epochs=self.epochs, batch_size=self.batch_size, num_buckets=self.num_buckets, every=self.every)
+        if not 0 <= self.seed < 2**32: raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {self.seed}")
         if self.fold not in range(10): raise ValueError(f"fold: expected 0 to 9, got {self.fold}")
         if not 0 <= self.warmup < 1: raise ValueError(f"warmup: expected a share in [0, 1), got {self.warmup}")
         if self.layout not in ("dense", "edges"): raise ValueError(f"layout: expected 'dense' or 'edges', got {self.layout!r}")
@@ -411,7 +412,8 @@ class View(NamedTuple):
     heard: Float[np.ndarray, "S B H N+1"]           # what each token pays to CLS
 
 def look(model: GraphClassifier, batch: GraphBatch) -> View:
-    "The learned adjacency and the attention of CLS, block by block."
+    "The learned adjacency and the attention of CLS, block by block. Raises TypeError for graphs laid end to end, which have no tables to look at."
+    if not isinstance(batch, GraphBatch): raise TypeError(f"batch: expected a GraphBatch (layout 'dense'), got {type(batch).__name__}")
     x, c = model.tokens(batch), model.config
     pairs, P = model.pairs(x, batch), []
     for block in model.blocks:
