@@ -11,7 +11,7 @@ from et_nbdev.dynamics import descend
 from et_nbdev.solvers import Anderson, Backtracking, solve
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient
 from et_nbdev.vision.data import normalise, occlude, patchify
-from et_nbdev.vision.dynamics import FieldImageEnergyTransformer, InField, descend_by, errors_in_time, errors_settled, growing, loss_at, moving
+from et_nbdev.vision.dynamics import FieldImageEnergyTransformer, InField, descend_by, errors_after, errors_in_time, errors_settled, growing, loss_at, moving
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
 from et_nbdev.vision.train import TrainConfig, completion_loss
 
@@ -118,6 +118,7 @@ def test_errors_in_time_are_those_of_the_model_stopped_there(kind):
         np.testing.assert_allclose(row, jnp.sum(jnp.where(occluded, e, 0.0), -1) / jnp.sum(occluded, -1, dtype=e.dtype), rtol=1e-5)
     path = model.descend(patches, occluded, steps=6)[1].energies.total
     np.testing.assert_allclose(energies, path[::2], rtol=1e-5)
+    np.testing.assert_allclose(errors_after(model, images, occluded, [c.step_size] * 6), errors[3], rtol=1e-5)
     end, energy, settled, evaluations = errors_settled(model, images, occluded, 0.02)
     assert settled.all() and (energy <= path[-1] + 1e-5 * abs(path[-1])).all() and (evaluations < 300).all() and jnp.isfinite(end).all()
     x = model.encode(patches, occluded)

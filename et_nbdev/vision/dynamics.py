@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['InField', 'FieldImageEnergyTransformer', 'moving', 'descend_by', 'growing', 'loss_at', 'errors_in_time',
-           'errors_settled']
+           'errors_after', 'errors_settled']
 
 # %% ../../nbs/15_image_dynamics.ipynb #b4f4a2df
 from functools import partial
@@ -136,6 +136,17 @@ def errors_in_time(model: ImageEnergyTransformer, images, occluded, steps: int, 
     block = moving(model, x)
     def stage(x, _): return descend(block, x, every, c.step_size)[0], (_errors(model, x, patches, occluded), block.energy(block.norm(x)))
     return jax.lax.scan(stage, x, length=steps // every + 1)[1]
+
+@partial(nnx.jit, static_argnames=("step_sizes",))
+def _errors_after(model, images, occluded, step_sizes):
+    c = model.config
+    patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
+    x = model.encode(patches, occluded)
+    return _errors(model, descend_by(moving(model, x), x, step_sizes)[-1], patches, occluded)
+
+def errors_after(model: ImageEnergyTransformer, images, occluded, step_sizes: Float[ArrayLike, "T"]) -> Float[Array, "B"]:
+    "Error on the occluded patches after Euler steps of the given sizes. Raises ValueError as `descend_by`."
+    return _errors_after(model, images, occluded, tuple(np.ravel(step_sizes).tolist()))
 
 @partial(nnx.jit, static_argnames=("evaluations",))
 def errors_settled(model: ImageEnergyTransformer, images, occluded, tolerance: float = 1e-3, evaluations: int = 300):
