@@ -186,14 +186,24 @@ def check_references(page):
 
 # --- what a page shows ---
 
-def check_figures(page):
+def check_figures(page, staged):
     for cell in page.code:
         if hidden(cell["directives"]): continue
-        if not any(kind.startswith("image/") for o in cell["outputs"] for kind in o.get("data", {})): continue
+        html = "".join("".join(o.get("data", {}).get("text/html", "")) for o in cell["outputs"])
+        yield from check_html(html, staged)
+        if not re.search("<(?:img|svg|canvas)\\b", html) and not any(kind.startswith("image/") for o in cell["outputs"] for kind in o.get("data", {})): continue
         first = next((line for line in cell["source"].split("\n") if line.strip() and not line.startswith("#|")), "")
         for name in ("label", "fig-cap", "fig-alt"):
             if not cell["directives"].get(name): yield f"a figure has no {name}: {first[:60]}"
         if not cell["directives"].get("label", "fig-").startswith("fig-"): yield f"a figure's label begins with fig-: {cell['directives']['label']}"
+
+
+def check_html(html, staged):
+    "An output in HTML needs nothing from another site, and says in words what its pictures show; staging mends matplotlib's animations."
+    if not staged and "_anim_img" in html: return
+    for m in re.finditer(r"<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)\s*=\s*[\"']?((?:https?:)?//[^\"'\s>]+)", html): yield f"an output loads {m[1]}"
+    for m in re.finditer(r"<img\b[^>]*>", html):
+        if not re.search(r"\balt=[\"'][^\"']", m[0]): yield f"a picture in an output has no alternative text: {m[0][:60]}"
 
 
 def check_rendering(page, staged):
@@ -238,7 +248,7 @@ def check_tables(text):
 
 def size(page, folder):
     "Bytes of the page with its pictures, about what a browser loads."
-    total = page.path.stat().st_size
+    total = page.path.stat().st_size if page.path.exists() else 0
     for target, picture, _ in (t for text in page.prose for t in targets(text)):
         if picture and (Path(folder) / target).is_file(): total += (Path(folder) / target).stat().st_size
     return total
@@ -249,7 +259,7 @@ def check_page(page, site, folder, staged):
         if not page.front.get(name): yield f"the page has no {name}"
     yield from check_links(page, site, folder)
     yield from check_references(page)
-    yield from check_figures(page)
+    yield from check_figures(page, staged)
     yield from check_rendering(page, staged)
     if (n := size(page, folder)) > LARGEST: yield f"{n / 1e6:.1f} MB is more than {LARGEST / 1e6:.0f} MB"
 
@@ -338,6 +348,8 @@ def check(folder, katex=None):
     "Every fault found on the pages of `folder`, as 'page: what is wrong'."
     site = read_site(folder)
     staged = any("output-file" in page.front for page in site)
+    if not staged and "api.qmd" in (Path(folder) / "_quarto.yml").read_text(encoding="utf-8"):      # staging writes it
+        site.append(Page(Path(folder) / "api.qmd", front={"title": "API", "description": "Every public name."}))
     faults = [f"{page.path.name}: {fault}" for page in site for fault in check_page(page, site, folder, staged)]
     faults += [f"_quarto.yml: {fault}" for fault in check_configuration(site, folder)]
     faults += [f"{page.path.name}: {fault}" for page, fault in check_formulas(site, katex)]

@@ -44,14 +44,16 @@ def row(pictures, scale, gap=8):
 def frame(pictures, energies, t, total):
     "The pictures at one moment over the curve of their mean energy so far."
     top = row(pictures, 2)
-    fig, ax = plt.subplots(figsize=(top.shape[1] / 100, 1.7))
+    fig, ax = plt.subplots(figsize=(top.shape[1] / 100, 2.0))
     mean = energies.mean(1) / 1e3
     ax.plot(mean, color="0.85", lw=2)
     ax.plot(mean[:t + 1], "o-", color=ACCENT, lw=2, ms=5)
-    ax.set(xlim=(-0.15, total + 0.15), xticks=range(total + 1), ylabel="energy / 1000")
-    ax.set_xlabel("given: half of each picture is hidden" if t < 0 else f"step of the descent: {t}")
+    ax.set(xlim=(-0.15, total + 0.15), xticks=range(total + 1), yticks=(-50, -100, -150, -200))
+    ax.set_ylabel("energy / 1000", fontsize=15)
+    ax.tick_params(labelsize=15)
+    ax.set_xlabel("given: half of each picture is hidden" if t < 0 else f"step of the descent: {t}", fontsize=15)
     ax.spines[["top", "right"]].set_visible(False)
-    fig.subplots_adjust(left=0.085, right=0.99, top=0.94, bottom=0.28)
+    fig.subplots_adjust(left=0.115, right=0.985, top=0.93, bottom=0.31)
     below = pixels(fig)[:, :top.shape[1]]
     plt.close(fig)
     return Image.fromarray(np.concatenate([top, below]))

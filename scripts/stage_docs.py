@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+from html import escape
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,14 +87,34 @@ def readable(text):
     return re.sub(r"\b(?:jaxlib\._jax\.|jaxtyping\.|collections\.abc\.|flax\.nnx\.(?:\w+\.)*)(?=[A-Z])", "", text)
 
 
+def fields(text, classes):
+    "The signature of a named tuple or protocol, which Python gives as (*args, **kwargs): its fields, or none."
+    def spell(m):
+        lines = [f"    {ast.unparse(f.target)}: {ast.unparse(f.annotation)}{' = ' + ast.unparse(f.value) if f.value else ''},\n"
+                 for f in classes.get(m[1], ()) if isinstance(f, ast.AnnAssign)]
+        return f"def {m[1]}(\n{''.join(lines)}):" if lines else f"class {m[1]}" if m[1] in classes else m[0]
+    return re.sub(r"def (\w+)\(\n\s*\*args, \*\*kwargs\n\):", spell, text)
+
+
+# What matplotlib's animations take from a font on another site.
+SIGNS = {"minus": "−", "plus": "+", "fast-backward": "⏮", "step-backward": "⏪︎", "play fa-flip-horizontal": "◀", "pause": "⏸", "play": "▶", "step-forward": "⏩︎", "fast-forward": "⏭"}
+
+
+def self_contained(html, alt):
+    "An animation of matplotlib without anything from another site, and with words for those who cannot see it."
+    html = re.sub(r"<link rel=\"stylesheet\"\s+href=\"https://maxcdn[^>]*>", "", html)
+    html = re.sub(r"<i class=\"fa fa-([\w -]+)\"></i>", lambda m: SIGNS[m[1]], html)
+    return html.replace("<img id=", f"<img alt=\"{escape(alt)}\" id=")
+
+
 def links(name, config):
     repo, home = config.git_url.removeprefix("https://github.com/"), config.doc_host + config.doc_baseurl
     return (f"::: {{.page-links}}\n[Open in Colab](https://colab.research.google.com/github/{repo}/blob/{config.branch}/nbs/{name}) · "
             f"[Download the notebook]({home}/notebooks/{name}) · [See it on GitHub]({config.git_url}/blob/{config.branch}/nbs/{name})\n:::")
 
 
-def finish(path, config):
-    "Links below the title; signatures; and links to methods, which have no heading of their own, lead to their class."
+def finish(path, config, classes):
+    "Links below the title; signatures; animations; and links to methods, which have no heading of their own, lead to their class."
     notebook = json.loads(path.read_text(encoding="utf-8"))
     home = config.doc_host + config.doc_baseurl
     def repoint(text): return re.sub(rf"({re.escape(home)}/[\w-]+\.html#\w+)\.\w+", r"\1", text)
@@ -103,7 +124,10 @@ def finish(path, config):
             data = output.get("data", {})
             if "text/markdown" in data:
                 text = repoint("".join(data["text/markdown"]))
-                data["text/markdown"] = readable(text) if "show_doc(" in "".join(cell["source"]) else text
+                data["text/markdown"] = readable(fields(text, classes)) if "show_doc(" in "".join(cell["source"]) else text
+            if "text/html" in data:
+                alt = re.search(r"^#\|\s*fig-alt:\s*[\"']?(.*?)[\"']?\s*$", "".join(cell["source"]), re.M)
+                data["text/html"] = self_contained("".join(data["text/html"]), alt[1] if alt else "")
     if path.name[0].isdigit():
         notebook["cells"].insert(1, {"cell_type": "markdown", "id": "page-links", "metadata": {}, "source": links(path.name, config)})
     path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False), encoding="utf-8")
@@ -125,11 +149,12 @@ def main():
         print("et_nbdev is not installed (pip install -e .): names in the text are not linked, and signatures not to their source")
     staged = proc_nbs(force=True)
     sources = sorted((ROOT / "nbs").glob("*.ipynb"))
+    classes = {node.name: node.body for path in (ROOT / "et_nbdev").rglob("*.py") for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)}
     for path in sources:
         copy = staged / path.name
         if not copy.exists() or not json.loads(copy.read_text(encoding="utf-8"))["cells"]:
             raise SystemExit(f"{path.name} was not staged")
-        finish(copy, get_config())
+        finish(copy, get_config(), classes)
     (staged / "api.qmd").write_text(api_page(identifier), encoding="utf-8")
     print(f"{len(sources)} notebooks staged in {staged.name}/")
 

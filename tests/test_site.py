@@ -106,6 +106,23 @@ def test_a_broken_figure_is_found(tmp_path, cell, said):
     assert len(found) == len(said) and all(any(s in fault for fault in found) for s in said), found
 
 
+@pytest.mark.parametrize("html, said", [
+    ('<img src="data:image/png;base64,xx">', "a picture in an output has no alternative text"),
+    ('<img alt="" src="data:image/png;base64,xx">', "a picture in an output has no alternative text"),
+    ('<script src="https://cdn.example.org/plot.js"></script>', "an output loads https://cdn.example.org/plot.js"),
+    ('<link rel="stylesheet"\nhref="https://example.org/font.css">', "an output loads https://example.org/font.css"),
+    ('<img alt="A dot" src="data:image/png;base64,xx">', None),
+])
+def test_html_outputs_are_looked_at(tmp_path, html, said):
+    write_site(tmp_path)
+    page = tmp_path / "01_page.ipynb"
+    notebook = json.loads(page.read_text())
+    notebook["cells"][-1]["outputs"][0]["data"] = {"text/html": html}
+    page.write_text(json.dumps(notebook))
+    found = docs.check(tmp_path)[1]
+    assert [said in fault for fault in found] == [True] if said else found == []
+
+
 def test_broken_navigation_and_size_are_found(tmp_path):
     write_site(tmp_path)
     (tmp_path / "dot.png").write_bytes(bytes(docs.LARGEST))
