@@ -107,6 +107,11 @@ def self_contained(html, alt):
     return html.replace("<img id=", f"<img alt=\"{escape(alt)}\" id=")
 
 
+def folded(source):
+    "nbdev shows all exported source; what is longer than a screen opens at a click."
+    return source.replace("#| code-fold: show", "#| code-fold: true", 1) if source.count("\n") > 32 else source
+
+
 def links(name, config):
     repo, home = config.git_url.removeprefix("https://github.com/"), config.doc_host + config.doc_baseurl
     return (f"::: {{.page-links}}\n[Open in Colab](https://colab.research.google.com/github/{repo}/blob/{config.branch}/nbs/{name}) · "
@@ -120,6 +125,7 @@ def finish(path, config, classes):
     def repoint(text): return re.sub(rf"({re.escape(home)}/[\w-]+\.html#\w+)\.\w+", r"\1", text)
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown": cell["source"] = repoint("".join(cell["source"]))
+        else: cell["source"] = folded("".join(cell["source"]))
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if "text/markdown" in data:
