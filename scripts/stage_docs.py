@@ -97,7 +97,7 @@ def fields(text, classes):
 
 
 # What matplotlib's animations take from a font on another site.
-SIGNS = {"minus": "−", "plus": "+", "fast-backward": "⏮", "step-backward": "⏪︎", "play fa-flip-horizontal": "◀", "pause": "⏸", "play": "▶", "step-forward": "⏩︎", "fast-forward": "⏭"}
+SIGNS = {"minus": "−", "plus": "+", "fast-backward": "«", "step-backward": "‹", "play fa-flip-horizontal": "◀", "pause": "‖", "play": "▶", "step-forward": "›", "fast-forward": "»"}
 
 
 def self_contained(html, alt):
