@@ -1,0 +1,370 @@
+"""Check the pages of the site before they are rendered: links, anchors, images, figures, directives, tables, formulas, size.
+
+    python scripts/check_docs.py [FOLDER]        FOLDER is _proc (what scripts/stage_docs.py wrote) unless another is named
+
+Formulas are parsed by KaTeX where Node finds it (`npm install -g katex`), else by a plainer check of braces and environments.
+"""
+import ast
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from configparser import ConfigParser
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+LARGEST = 3_000_000     # bytes of a page, the pictures it shows included
+
+# What Quarto reads at the top of a code cell. Anything else is shown as code, or was meant for nbdev and left over.
+QUARTO = {"label", "fig-cap", "fig-alt", "fig-align", "fig-width", "fig-height", "fig-subcap", "tbl-cap", "code-fold", "code-summary", "code-overflow", "echo", "eval",
+          "output", "include", "warning", "error", "classes", "layout-ncol", "layout-nrow", "layout", "column", "lightbox"}
+NBDEV = {"default_exp", "export", "exports", "exporti", "hide", "hide_line", "filter_stream", "exec_doc", "eval:", "slow", "gpu"}
+CALLOUTS = {"note", "tip", "warning", "important", "caution"}
+FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})[^\n]*\n.*?^\1?\2[ \t]*$", re.M | re.S)
+CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.S)
+# Pandoc's rule: an opening dollar has no space after it; a closing one has none before it and no digit after it.
+MATH = re.compile(r"(?<!\\)\$\$(.+?)\$\$|(?<![\\$])\$(?![\s$])((?:\\.|[^$\\]|\n(?!\n))*?)(?<![\s\\])\$(?![\d$])", re.S)
+
+
+# --- pages ---
+
+@dataclass
+class Page:
+    "One page: its prose (markdown cells and markdown outputs, code removed), its cells, and what others may link to."
+    path: Path
+    prose: list[str] = field(default_factory=list)      # without code, with formulas
+    formulas: list[tuple[str, bool]] = field(default_factory=list)      # (TeX, whether it is displayed)
+    anchors: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)     # of figures
+    front: dict = field(default_factory=dict)
+    code: list[dict] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def html(self):
+        "The page's file name on the site; nbdev drops a notebook's number."
+        return self.front.get("output-file") or re.sub(r"^\d+[a-z]?_", "", self.path.stem) + ".html"
+
+
+def identifier(heading):
+    "The anchor that Pandoc gives a heading."
+    text = re.sub(r"\s*\{[^}]*\}\s*$", "", heading)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"[^\w\s.-]", "", text.replace("`", "").replace("*", "").replace("---", "—").replace("--", "–"))
+    return re.sub(r"^[^a-z]+", "", re.sub(r"\s+", "-", text.strip().lower())) or "section"
+
+
+def add_prose(page, text):
+    "Record what a piece of markdown shows, links to and offers as an anchor."
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
+    text = FENCE.sub("", text)
+    for line in re.findall(r"^#{1,6}\s+(.+)$", CODE.sub(r"\2", text), re.M):
+        own = re.search(r"\{[^}]*#([\w.:-]+)", line)
+        name = base = own[1] if own else identifier(line)
+        n = 0
+        while name in page.anchors: n += 1; name = f"{base}-{n}"
+        page.anchors.append(name)
+    text = CODE.sub("`code`", text)
+    page.formulas += [(m[1], True) if m[1] is not None else (m[2], False) for m in MATH.finditer(text)]
+    page.prose.append(text)
+
+
+def directives(source):
+    "{name: value} of the `#|` lines at the top of a cell, and those that come too late to be read."
+    lines, found, late = source.split("\n"), {}, []
+    top = True
+    for line in lines:
+        m = re.match(r"#\|\s*([\w-]+)(:?)\s*(.*)$", line)
+        if not m: top = top and not line.strip(); continue
+        if top: found[m[1]] = m[3].strip().strip("\"'")
+        else: late.append(line)
+    return found, late
+
+
+def read_page(path):
+    "Any page of the site: a notebook, staged or not, or a Quarto file."
+    page = Page(path)
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        m = re.match(r"\A---\n(.*?)\n---\n", text, re.S)
+        page.front = yaml.safe_load(m[1]) if m else {}
+        add_prose(page, text[m.end():] if m else text)
+        return page
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "raw" and source.startswith("---"):
+            page.front = yaml.safe_load(source.strip().strip("-")) or {}
+        elif cell["cell_type"] == "markdown":
+            if not page.front and (m := re.match(r"#\s+(.+)\n(?:\s*\n>\s*(.+))?", source)):      # not staged: nbdev makes these the front matter
+                page.front, source = {"title": m[1], "description": m[2]}, m[2] or ""
+            add_prose(page, source)
+        elif cell["cell_type"] == "code":
+            found, late = directives(source)
+            page.code.append({"source": source, "directives": found, "late": late, "outputs": cell.get("outputs", [])})
+            if found.get("label", "").startswith("fig-"): page.labels.append(found["label"])
+            if {"export", "exports"} & set(found) and "hide" not in found:      # not staged: nbdev shows each of these under a heading of its name
+                page.anchors += [node.name.lower() for node in ast.parse(source).body
+                                 if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")]
+            if hidden(found): continue
+            for output in cell.get("outputs", []):
+                add_prose(page, "".join(output.get("data", {}).get("text/markdown", "")))
+    return page
+
+
+def hidden(found):
+    return bool({"hide", "export", "default_exp"} & set(found)) or found.get("include") == "false" or found.get("output") == "false"
+
+
+def read_site(folder):
+    return [read_page(p) for p in sorted(Path(folder).iterdir()) if p.suffix in (".ipynb", ".qmd")]
+
+
+# --- what a page links to ---
+
+def settings():
+    config = ConfigParser()
+    config.read(ROOT / "settings.ini", encoding="utf-8")
+    return config["DEFAULT"]
+
+
+def targets(text):
+    "What the prose of a page links to or shows: (target, whether it is a picture, its alternative text)."
+    plain = MATH.sub("", text)
+    for m in re.finditer(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(\s*<?([^)\s>]*)>?(?:\s+\"[^\"]*\")?\s*\)(\{[^}]*\})?", plain):
+        if "](" in m[2]: yield from targets(m[2])       # a picture that is a link
+        alt = re.search(r"fig-alt=\"([^\"]+)\"", m[4] or "")
+        yield m[3], bool(m[1]), alt[1] if alt else ""
+    for m in re.finditer(r"<(img|a)\b[^>]*?\b(?:src|href)=[\"']([^\"']+)[\"'][^>]*>", plain):
+        alt = re.search(r"\balt=[\"']([^\"']+)", m[0])
+        yield m[2], m[1] == "img", alt[1] if alt else ""
+
+
+def check_links(page, site, folder):
+    config = settings()
+    home, repo = config["doc_host"] + config["doc_baseurl"], config["git_url"]
+    by_file = {p.path.name: p for p in site}
+    by_html = {p.html: p for p in site}
+
+    def anchor(where, name, target):
+        if name and name not in where.anchors and name not in where.labels:
+            yield f"no anchor #{name} on {where.path.name}: {target}"
+
+    for target, picture, alt in (t for text in page.prose for t in targets(text)):
+        file, _, name = unquote(target).partition("#")
+        if picture and not alt: yield f"a picture has no alternative text (fig-alt): {target}"
+        if not target: yield "an empty link"
+        elif target.startswith("#"): yield from anchor(page, name, target)
+        elif file.startswith(home):
+            file = file.removeprefix(home).strip("/")
+            if file.startswith("notebooks/"):
+                if not (ROOT / "nbs" / file.removeprefix("notebooks/")).is_file(): yield f"no such notebook to download: {target}"
+            elif (file or "index.html") not in by_html: yield f"no such page: {target}"
+            else: yield from anchor(by_html[file or "index.html"], name, target)
+        elif m := re.match(rf"(?:{re.escape(repo)}|https://colab\.research\.google\.com/github/{re.escape(repo.split('github.com/')[1])})/(?:blob|raw|tree)/\w+/(.*)", file):
+            if not (ROOT / m[1]).exists(): yield f"no such file in the repository: {target}"
+        elif re.match(r"[a-z][a-z+.-]*:", target): continue         # somewhere else
+        elif file in by_file: yield from anchor(by_file[file], name, target)
+        elif file in by_html: yield f"link to the page's source, which holds in Jupyter and on GitHub too: {target}"
+        elif not (Path(folder) / file).is_file(): yield f"no such file: {target}"
+        elif Path(file).suffix in (".ipynb", ".qmd"): yield f"no such page: {target}"
+
+
+def check_references(page):
+    for text in page.prose:
+        for name in re.findall(r"(?<![\w@\\])@((?:fig|tbl|eq|sec|lst)-[\w-]+)", MATH.sub("", text)):
+            if name not in page.labels and name not in page.anchors: yield f"nothing is labelled {name}"
+    twice = {label for label in page.labels if page.labels.count(label) > 1}
+    if twice: yield f"labelled more than once: {sorted(twice)}"
+
+
+# --- what a page shows ---
+
+def check_figures(page, staged):
+    for cell in page.code:
+        if hidden(cell["directives"]): continue
+        html = "".join("".join(o.get("data", {}).get("text/html", "")) for o in cell["outputs"])
+        yield from check_html(html, staged)
+        if not re.search("<(?:img|svg|canvas)\\b", html) and not any(kind.startswith("image/") for o in cell["outputs"] for kind in o.get("data", {})): continue
+        first = next((line for line in cell["source"].split("\n") if line.strip() and not line.startswith("#|")), "")
+        for name in ("label", "fig-cap", "fig-alt"):
+            if not cell["directives"].get(name): yield f"a figure has no {name}: {first[:60]}"
+        if not cell["directives"].get("label", "fig-").startswith("fig-"): yield f"a figure's label begins with fig-: {cell['directives']['label']}"
+
+
+def check_html(html, staged):
+    "An output in HTML needs nothing from another site, and says in words what its pictures show; staging mends matplotlib's animations."
+    if not staged and "_anim_img" in html: return
+    for m in re.finditer(r"<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)\s*=\s*[\"']?((?:https?:)?//[^\"'\s>]+)", html): yield f"an output loads {m[1]}"
+    for m in re.finditer(r"<img\b[^>]*>", html):
+        if not re.search(r"\balt=[\"'][^\"']", m[0]): yield f"a picture in an output has no alternative text: {m[0][:60]}"
+
+
+def check_rendering(page, staged):
+    "What Quarto would show as it is written."
+    for text in page.prose:
+        plain = MATH.sub("x", text)
+        for line in plain.split("\n"):
+            if m := re.search(r"(?<![\\\\])\$", line): yield f"a dollar that opens or closes nothing: {line[max(0, m.start() - 40):m.end() + 20]}"
+            if re.match(r"\s*#\|", line): yield f"a directive outside code: {line}"
+            attributes = re.sub(r"(^#{1,6} .*|\)|\]|^:::+|^\$\$|x)\s*\{[#.\w][^}]*\}", "", line)
+            if m := re.search(r"\{[#.][\w-]+[^}]*\}", attributes): yield f"attributes that belong to nothing: {m[0]}"
+            if re.search(r"\{\{<.*?>\}\}", line): yield f"a shortcode: {line.strip()}"
+            if m := re.match(r"(#{1,6})[^\s#|!]", line): yield f"a heading without a space: {line[:40]}"
+        depth = 0
+        for mark, rest in re.findall(r"^(:::+)[ \t]*(.*)$", plain, re.M):
+            depth += 1 if rest.strip() else -1
+            if kind := re.search(r"\.callout-(\w+)", rest):
+                if kind[1] not in CALLOUTS: yield f"no such callout: {kind[0]}"
+            if depth < 0: break
+        if depth: yield "a ::: that is not closed, or closes nothing"
+        yield from check_tables(plain)
+    for cell in page.code:
+        for line in cell["late"]: yield f"a directive below the first line of code is not read: {line}"
+        known = QUARTO if staged else QUARTO | NBDEV
+        for name in set(cell["directives"]) - known: yield f"Quarto knows no directive {name!r}"
+        for output in cell["outputs"]:
+            if output["output_type"] == "error": yield f"an error was stored: {output.get('ename')}"
+
+
+def check_tables(text):
+    "Pandoc fills or cuts rows that have another number of cells than the head, in silence."
+    rows, head = [], 0
+    for line in [*text.split("\n"), ""]:
+        if line.lstrip().startswith("|"): rows.append(line.strip()); continue
+        if len(rows) > 1:
+            count = [len(re.findall(r"(?<!\\)\|", row.rstrip("|").rstrip())) for row in rows]
+            for row, n in zip(rows, count):
+                if n != count[0]: yield f"a row of {n} cells in a table of {count[0]}: {row[:70]}"
+            if not re.fullmatch(r"[\s|:-]+", rows[1]): yield f"a table without the line below its head: {rows[0][:70]}"
+        rows = []
+
+
+def size(page, folder):
+    "Bytes of the page with its pictures, about what a browser loads."
+    total = page.path.stat().st_size if page.path.exists() else 0
+    for target, picture, _ in (t for text in page.prose for t in targets(text)):
+        if picture and (Path(folder) / target).is_file(): total += (Path(folder) / target).stat().st_size
+    return total
+
+
+def check_page(page, site, folder, staged):
+    for name in ("title", "description"):
+        if not page.front.get(name): yield f"the page has no {name}"
+    yield from check_links(page, site, folder)
+    yield from check_references(page)
+    yield from check_figures(page, staged)
+    yield from check_rendering(page, staged)
+    if (n := size(page, folder)) > LARGEST: yield f"{n / 1e6:.1f} MB is more than {LARGEST / 1e6:.0f} MB"
+
+
+def check_configuration(site, folder):
+    "The sidebar and the navigation bar lead to every page; the pictures they name are there."
+    config = yaml.safe_load((Path(folder) / "_quarto.yml").read_text(encoding="utf-8"))["website"]
+    def leaves(entry):
+        if isinstance(entry, str): yield entry
+        elif isinstance(entry, list):
+            for e in entry: yield from leaves(e)
+        else: yield from leaves(entry.get("contents", entry.get("menu", entry.get("href", []))))
+    linked = [name for bar in (config["sidebar"], *({"contents": config["navbar"].get(side, [])} for side in ("left", "right"))) for name in leaves(bar)]
+    names = {p.path.name for p in site}
+    for name in linked:
+        if not re.match(r"[a-z]+:", name) and name not in names: yield f"the navigation leads to {name}, which is not there"
+    for name in sorted(names - set(linked) - {"404.qmd"}): yield f"nothing in the navigation leads to {name}"
+    cards = [c.get("image") for c in (config.get("open-graph"), config.get("twitter-card")) if isinstance(c, dict)]
+    for name in filter(None, [config.get("favicon"), config.get("image"), *cards]):
+        if not (Path(folder) / name).is_file(): yield f"no such picture: {name}"
+    taken = {}
+    for p in site:
+        if p.html in taken: yield f"{p.path.name} and {taken[p.html]} are both rendered as {p.html}"
+        taken[p.html] = p.path.name
+
+
+# --- formulas ---
+
+PARSE = """
+const katex = require('katex');
+let text = '';
+process.stdin.on('data', d => text += d).on('end', () => console.log(JSON.stringify(JSON.parse(text).map(([tex, displayMode]) => {
+  try { katex.renderToString(tex, {displayMode, throwOnError: true, strict: 'ignore'}); return ''; } catch (e) { return e.message; }
+}))));
+"""
+
+
+@functools.cache
+def find_katex():
+    "The environment in which Node finds KaTeX, or None."
+    if not shutil.which("node"): return None
+    def found(env): return subprocess.run(["node", "-e", "require.resolve('katex')"], env=env, cwd=ROOT, capture_output=True).returncode == 0
+    env = dict(os.environ)
+    if found(env): return env
+    if shutil.which("npm"):
+        env["NODE_PATH"] = subprocess.run(["npm", "root", "-g"], capture_output=True, text=True).stdout.strip()
+        if found(env): return env
+    return None
+
+
+def parse_katex(formulas, env):
+    "KaTeX's complaint about each formula, empty where there is none."
+    run = subprocess.run(["node", "-e", PARSE], input=json.dumps(formulas), env=env, cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(run.stdout)
+
+
+def parse_plain(tex):
+    "A complaint about braces, delimiters or environments that do not match, empty where there is none."
+    bare = re.sub(r"\\[{}\\%$&_#,;:!| ]", " ", tex)
+    depth = 0
+    for c in bare:
+        depth += (c == "{") - (c == "}")
+        if depth < 0: return "a } that closes nothing"
+    if depth: return "a { that is not closed"
+    if len(re.findall(r"\\left\b", bare)) != len(re.findall(r"\\right\b", bare)): return "\\left and \\right do not match"
+    stack = []
+    for kind, name in re.findall(r"\\(begin|end)\{(\w+\*?)\}", bare):
+        if kind == "begin": stack.append(name)
+        elif not stack or stack.pop() != name: return f"\\end{{{name}}} closes nothing"
+    if stack: return f"\\begin{{{stack[-1]}}} is not closed"
+    if "\n\n" in tex: return "an empty line"
+    if bare.endswith("\\"): return "a backslash at the end"
+    return ""
+
+
+def check_formulas(site, env):
+    formulas = [(page, *f) for page in site for f in page.formulas]
+    said = parse_katex([f[1:] for f in formulas], env) if env else [parse_plain(tex) for _, tex, _ in formulas]
+    for (page, tex, _), complaint in zip(formulas, said):
+        if complaint: yield page, f"a formula: {complaint} in {tex.strip()[:80]}"
+
+
+# --- all of it ---
+
+def check(folder, katex=None):
+    "Every fault found on the pages of `folder`, as 'page: what is wrong'."
+    site = read_site(folder)
+    staged = any("output-file" in page.front for page in site)
+    if not staged and "api.qmd" in (Path(folder) / "_quarto.yml").read_text(encoding="utf-8"):      # staging writes it
+        site.append(Page(Path(folder) / "api.qmd", front={"title": "API", "description": "Every public name."}))
+    faults = [f"{page.path.name}: {fault}" for page in site for fault in check_page(page, site, folder, staged)]
+    faults += [f"_quarto.yml: {fault}" for fault in check_configuration(site, folder)]
+    faults += [f"{page.path.name}: {fault}" for page, fault in check_formulas(site, katex)]
+    return site, faults
+
+
+def main(folder=ROOT / "_proc"):
+    katex = find_katex()
+    site, faults = check(folder, katex)
+    for fault in faults: print(fault)
+    formulas = sum(len(page.formulas) for page in site)
+    print(f"{len(site)} pages, {formulas} formulas parsed by {'KaTeX' if katex else 'a plain check of braces and environments (KaTeX is not installed: npm install -g katex)'}, "
+          f"largest page {max(size(page, folder) for page in site) / 1e6:.2f} MB: {len(faults) or 'no'} fault{'s' * (len(faults) != 1)}")
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(Path, sys.argv[1:])))

@@ -1,0 +1,147 @@
+"""The site's pages as they stand in nbs/: `make docs` checks them once more as they are staged. And the checker itself: it finds what is broken."""
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+docs = script("check_docs")
+
+
+def test_pages_have_no_faults():
+    site, faults = docs.check(ROOT / "nbs")
+    assert faults == []
+    assert sum(len(page.formulas) for page in site) > 1000 and sum(len(page.labels) for page in site) > 50     # it did look
+
+
+# --- the checker ---
+
+GOOD = """## A section, *with* `code` & $x^2$
+
+An inline $E = -\\frac{1}{2}$ and one displayed,
+
+$$\\left( a \\right)$$
+
+back to [the section](#a-section-with-code-x2), to [another page](other.qmd#there), see @fig-curve. A price of \\$5, a `$` in code.
+
+| a | b |
+|---|---|
+| `x | y` | $P(a|b)$ |
+
+![A picture.](dot.png){fig-alt="One dot"}
+
+::: {.callout-note}
+Noted.
+:::
+"""
+
+
+def write_site(folder, prose=GOOD, cell="#| label: fig-curve\n#| fig-cap: A curve.\n#| fig-alt: It falls.\nplot()"):
+    picture = {"output_type": "display_data", "metadata": {}, "data": {"image/png": "iVBORw0KGgo="}}
+    cells = [{"cell_type": "markdown", "source": "# page\n\n> What it is for."},
+             {"cell_type": "markdown", "source": prose},
+             {"cell_type": "code", "source": cell, "outputs": [picture]}]
+    (folder / "01_page.ipynb").write_text(json.dumps({"cells": cells}))
+    (folder / "other.qmd").write_text("---\ntitle: other\ndescription: Another page.\n---\n\n## There\n\n### There\n\n[again](#there-1)\n")
+    (folder / "dot.png").write_bytes(b"a picture")
+    (folder / "_quarto.yml").write_text("website: {navbar: {left: [{href: other.qmd}]}, sidebar: {contents: [{section: One, contents: [01_page.ipynb]}]}}\n")
+
+
+def faults(folder, *args, **kw):
+    write_site(folder, *args, **kw)
+    return docs.check(folder)[1]
+
+
+def test_a_good_page_passes(tmp_path):
+    assert faults(tmp_path) == []
+
+
+@pytest.mark.parametrize("good, bad, said", [
+    ("#a-section-with-code-x2", "#a-section", "no anchor #a-section on 01_page.ipynb"),
+    ("other.qmd#there", "other.qmd#where", "no anchor #where on other.qmd"),
+    ("other.qmd#there", "another.qmd", "no such file: another.qmd"),
+    ("other.qmd#there", "other.html", "link to the page's source"),
+    ("other.qmd#there", "https://energy-transformer.github.io/et_nbdev/block.html", "no such page"),
+    ("other.qmd#there", "https://github.com/energy-transformer/et_nbdev/blob/main/README.txt", "no such file in the repository"),
+    ("other.qmd#there", "https://energy-transformer.github.io/et_nbdev/notebooks/99_none.ipynb", "no such notebook"),
+    ("@fig-curve", "@fig-slope", "nothing is labelled fig-slope"),
+    ("dot.png", "dots.png", "no such file: dots.png"),
+    ('{fig-alt="One dot"}', "", "no alternative text"),
+    ("\\frac{1}{2}$", "\\frac{1}{2$", "a { that is not closed"),
+    ("\\left( a", "( a", "\\left and \\right"),
+    ("-\\frac{1}{2}$", "-\\frac{1}{2} $", "a dollar that opens or closes nothing"),
+    ("Noted.", "#| echo: false", "a directive outside code"),
+    ("Noted.", "A word {#sec-word} here", "attributes that belong to nothing"),
+    ("Noted.", "{{< include x >}}", "a shortcode"),
+    ("Noted.\n:::", "Noted.", "a ::: that is not closed"),
+    (".callout-note", ".callout-node", "no such callout"),
+    ("| `x | y` |", "| `x | y` | z |", "a row of 3 cells in a table of 2"),
+])
+def test_a_broken_page_is_found(tmp_path, good, bad, said):
+    assert good in GOOD
+    found = faults(tmp_path, GOOD.replace(good, bad))
+    assert found and all(said in fault for fault in found), found
+
+
+@pytest.mark.parametrize("cell, said", [
+    ("#| fig-cap: A curve.\n#| fig-alt: It falls.\nplot()", ["no label", "nothing is labelled fig-curve"]),
+    ("#| label: fig-curve\n#| fig-alt: It falls.\nplot()", ["no fig-cap"]),
+    ("#| label: fig-curve\n#| fig-cap: A curve.\nplot()", ["no fig-alt"]),
+    ("#| label: fig-curve\n#| fig-cap: A curve.\nplot()\n#| fig-alt: It falls.", ["no fig-alt", "not read"]),
+    ("#| label: fig-curve\n#| fig-cap: A curve.\n#| fig-alt: It falls.\n#| code-flod: true\nplot()", ["no directive 'code-flod'"]),
+])
+def test_a_broken_figure_is_found(tmp_path, cell, said):
+    found = faults(tmp_path, cell=cell)
+    assert len(found) == len(said) and all(any(s in fault for fault in found) for s in said), found
+
+
+@pytest.mark.parametrize("html, said", [
+    ('<img src="data:image/png;base64,xx">', "a picture in an output has no alternative text"),
+    ('<img alt="" src="data:image/png;base64,xx">', "a picture in an output has no alternative text"),
+    ('<script src="https://cdn.example.org/plot.js"></script>', "an output loads https://cdn.example.org/plot.js"),
+    ('<link rel="stylesheet"\nhref="https://example.org/font.css">', "an output loads https://example.org/font.css"),
+    ('<img alt="A dot" src="data:image/png;base64,xx">', None),
+])
+def test_html_outputs_are_looked_at(tmp_path, html, said):
+    write_site(tmp_path)
+    page = tmp_path / "01_page.ipynb"
+    notebook = json.loads(page.read_text())
+    notebook["cells"][-1]["outputs"][0]["data"] = {"text/html": html}
+    page.write_text(json.dumps(notebook))
+    found = docs.check(tmp_path)[1]
+    assert [said in fault for fault in found] == [True] if said else found == []
+
+
+def test_broken_navigation_and_size_are_found(tmp_path):
+    write_site(tmp_path)
+    (tmp_path / "dot.png").write_bytes(bytes(docs.LARGEST))
+    (tmp_path / "left.qmd").write_text("---\ntitle: left\n---\n")
+    config = tmp_path / "_quarto.yml"
+    config.write_text(config.read_text().replace("other.qmd", "gone.qmd").replace("website: {", "website: {favicon: none.png, "))
+    found = "\n".join(docs.check(tmp_path)[1])
+    for said in ("is more than 3 MB", "nothing in the navigation leads to left.qmd", "leads to gone.qmd", "no such picture: none.png", "left.qmd: the page has no description"):
+        assert said in found, said
+
+
+@pytest.mark.parametrize("tex", [r"\frac{a}{", r"a}", r"\begin{aligned} a \end{align}", r"\left( a", "a \\"])
+def test_broken_formulas_are_found(tex):
+    katex = docs.find_katex()
+    assert docs.parse_plain(tex)
+    assert katex is None or docs.parse_katex([(tex, True)], katex)[0]
+
+
+def test_sound_formulas_pass():
+    katex = docs.find_katex()
+    for tex in (r"\{a\} \left\{ b \right.", r"\begin{aligned} a &= b \\ c &= d \end{aligned}", r"50\,\% \text{ of } x"):
+        assert docs.parse_plain(tex) == "" and (katex is None or docs.parse_katex([(tex, True)], katex) == [""])
