@@ -456,7 +456,7 @@ class ImageExplorer(_Canvas):
         self.random, self.clear = w.Button(description="hide half"), w.Button(description="show all")
         self.patches, self.base, canvas = _canvas(int(N**0.5))
         left = w.VBox([self.picture, self.upload, canvas, w.HBox([self.random, self.clear])], layout=w.Layout(width="310px"))
-        self.widget = w.VBox([w.HTML(STYLE + DRAG), w.HBox([left, self.panel, self.view], layout=w.Layout(flex_flow="row wrap")), self.message])
+        self.widget = w.VBox([w.HTML(STYLE + DRAG), w.HBox([left, self.panel], layout=w.Layout(flex_flow="row wrap")), self.message, self.view])
         for dial in (self.picture, *self.patches): dial.observe(self._turned, "value")
         self.upload.observe(self._uploaded, "value")
         rng = np.random.default_rng(0)
@@ -617,7 +617,7 @@ class _Walk(_Explorer):
         if self.near is None or self.near.node != node:
             self.near = near = neighbourhood(*self.edges[0].edge_list(), node, self.graph.num_nodes)
             best = np.argsort(-path.weights[-1][near.edges], kind="stable")
-            self.walk.options = [("a neighbour …", None)] + [(f"{b} ({KINDS[int(labels[b])][0]})", int(b)) for b in near.nodes[best]]
+            self.walk.options = [("a neighbour …", -1)] + [(f"{b} ({KINDS[int(labels[b])][0]})", int(b)) for b in near.nodes[best]]
         self.view.value = f'<div class="et-panels">{_graph_frame(path, t, self.near, labels, self.pictures)}</div>'
         self.message.value = escape(_graph_says(path, t, self.near, labels))
 
@@ -639,7 +639,7 @@ class GraphExplorer(_Walk):
         rng = np.random.default_rng(0)
         for button, kind in ((self.normal, 0), (self.anomalous, 1)): button.on_click(lambda _, kind=kind: self._another(rng, kind))
         left = w.VBox([self.node, self.walk, w.HBox([self.normal, self.anomalous]), self.panel], layout=w.Layout(width="350px"))
-        self.widget = w.VBox([w.HTML(STYLE), w.HBox([left, self.view], layout=w.Layout(flex_flow="row wrap")), self.message])
+        self.widget = w.VBox([w.HTML(STYLE), self.message, w.HBox([left, self.view], layout=w.Layout(flex_flow="row wrap"))])
         self.node.observe(lambda change: self._draw(), "value")
-        self.walk.observe(lambda change: change.new is None or setattr(self.node, "value", change.new), "value")
+        self.walk.observe(lambda change: change.new in (None, -1) or setattr(self.node, "value", change.new), "value")
         self._turned()
