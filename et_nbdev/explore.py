@@ -618,6 +618,7 @@ class _Walk(_Explorer):
             self.near = near = neighbourhood(*self.edges[0].edge_list(), node, self.graph.num_nodes)
             best = np.argsort(-path.weights[-1][near.edges], kind="stable")
             self.walk.options = [("a neighbour …", -1)] + [(f"{b} ({KINDS[int(labels[b])][0]})", int(b)) for b in near.nodes[best]]
+            self.walk.value = -1
         self.view.value = f'<div class="et-panels">{_graph_frame(path, t, self.near, labels, self.pictures)}</div>'
         self.message.value = escape(_graph_says(path, t, self.near, labels))
 

@@ -282,6 +282,7 @@ def test_a_graph_explorer_walks(walker, net, graph, traces):
         assert f"Node {walker.node.value} (" in walker.message.value and f"anomalous {want.p[walker.t.value, walker.node.value]:.3f};" in walker.message.value
         assert sorted(walker.near.nodes) == sorted(senders[receivers == walker.node.value])
         assert sorted(b for _, b in walker.walk.options[1:]) == sorted(walker.near.nodes)
+        assert walker.walk.label == "a neighbour …"
     holds()
     for name, value in (("node", 3), ("t", 0), ("alpha", 1.0), ("beta", 0.5), ("memory", False), ("attention", False), ("steps", 4), ("node", 1), ("node", 9)):
         before = walker.view.value
