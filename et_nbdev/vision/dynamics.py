@@ -101,7 +101,7 @@ def descend_by(
 
 # %% ../../nbs/15_image_dynamics.ipynb #8421510d
 def growing(steps: int = 9, first: float = 1.0, factor: float = 2.0) -> Float[np.ndarray, "T"]:
-    "Step sizes first · factor^t: a token that has walked for a time t takes a step in proportion to t. Raises ValueError on numbers that are not positive."
+    "Step sizes first · factor^n, n = 0, 1, …: with factor 2 every step is about as long as all before it together. Raises ValueError on numbers that are not positive."
     check_sizes(steps=steps)
     for name, value in dict(first=first, factor=factor).items():
         if not 0 < value < np.inf: raise ValueError(f"{name}: expected a positive, finite number, got {value}")
@@ -110,8 +110,8 @@ def growing(steps: int = 9, first: float = 1.0, factor: float = 2.0) -> Float[np
 def loss_at(config, step_sizes=None, first: int | None = None):
     """The loss (model, uint8 images, key) -> (mean, metrics) after steps of the given sizes, or without any where the descent has settled; `config` is a `TrainConfig`.
 
-    With `first`, every picture is read at a random number of steps between `first` and all of them. At rest, a picture that has not settled
-    has no derivative and is left out of the gradient; the metric `settled` is the share of those that have."""
+    With `first`, every picture is read at a random number of steps between `first` and all of them. At rest, a picture that has not settled (or
+    stands on a saddle) teaches the decoder alone; the metric `settled` is the share of those that have."""
     c = config.model
     def loss(model, images, key):
         hide, when = jax.random.split(key)
