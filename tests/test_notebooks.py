@@ -13,8 +13,7 @@ MINUTES = 15
 SKIPPED = 77
 
 # These train for long or run large problems; in all others the compiler takes longer than what it compiles, and is told to hurry.
-COMPUTE = {"01_hopfield", "01b_hopfield_continuous", "01c_hopfield_learning", "06b_solvers", "12_image_train", "15_image_dynamics", "21_graph_kernels", "22_anomaly",
-           "24_classification", "31_performance"}
+COMPUTE = {"01_hopfield", "01b_hopfield_continuous", "12_image_train", "21_graph_kernels", "22_anomaly", "22b_graph_baselines", "31_performance"}
 
 # The flags of settings.ini (`tst_flags`) and `#| eval: false` say which cells are left out.
 RUN = f"""
