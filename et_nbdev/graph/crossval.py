@@ -197,9 +197,12 @@ def _settings(graphs: GraphSet, fold, candidates, options: dict) -> dict:
 def _kept(path: Path, settings: dict) -> dict | None:
     "The result of a fold, if there is one. Raises ValueError if it is of another run or no result."
     if not path.exists(): return None
-    try: row = json.loads(path.read_text())
-    except ValueError as e: raise ValueError(f"out: {path} is not the result of a fold ({e}); delete it") from e
-    there = row.get("settings", {}) if isinstance(row, dict) else {}
+    try:
+        row = json.loads(path.read_text())
+        if not row["test_accuracy"] == row["test_correct"] / row["test_graphs"] <= 1: raise ValueError("its accuracy is not that of its graphs")
+        there = dict(row["settings"])
+    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as e:
+        raise ValueError(f"out: {path} is not the result of a fold ({type(e).__name__}: {e}); delete it") from e
     if different := sorted(k for k in {*there, *settings} if there.get(k) != settings.get(k)):
         raise ValueError(f"out: {path} is of a run with other {', '.join(different)}; choose another folder, or delete it")
     return row
