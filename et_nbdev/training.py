@@ -205,8 +205,12 @@ class MetricsLog:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def append(self, row: dict):
-        "Add one line, flushed at once."
-        with open(self.path, "a") as f: f.write(json.dumps(row) + "\n")
+        "Add one line, flushed at once. Raises OSError, naming the file, if it cannot be written."
+        try:
+            with open(self.path, "a") as f: f.write(json.dumps(row) + "\n")
+        except OSError as e:
+            e.filename = e.filename or str(self.path)       # a full disk does not say which file
+            raise
 
 def read_metrics(path: Path | str) -> list[dict]:
     "The rows of a metrics file, up to the first line that is none: as a rule the last one, cut off by a killed process."

@@ -8,9 +8,12 @@ import runpy
 import shutil
 import subprocess
 import sys
+import typing
 from configparser import ConfigParser
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 import yaml
 from flax import nnx
@@ -151,6 +154,57 @@ def test_public_names_show_their_own_arguments(module):
         thing = getattr(public, name)
         if inspect.isfunction(thing) or inspect.isclass(thing) and issubclass(thing, nnx.Module):
             assert "*args" not in str(inspect.signature(thing, eval_str=True)), name
+
+
+def public(module):
+    "The public functions and classes of a module, the public methods of its classes, and both of each as {name: (it, whose docstring also tells)}."
+    found = importlib.import_module("et_nbdev." + module.removesuffix(".py").replace("/", "."))
+    for name in getattr(found, "__all__", ()):
+        thing = getattr(found, name)
+        if inspect.isfunction(thing) or inspect.isclass(thing) and thing.__module__ == found.__name__: yield name, thing, None
+        for key, value in vars(thing).items() if inspect.isclass(thing) else ():
+            value = getattr(value, "__func__", value)
+            if inspect.isfunction(value) and value.__name__ != "<lambda>" and value.__code__.co_filename == found.__file__ and (not key.startswith("_") or key in ("__init__", "__call__")): yield f"{name}.{key}", value, thing
+
+
+def said(thing, of):
+    return " ".join(getattr(t, "__doc__", None) or "" for t in (thing, of))
+
+
+each_module = pytest.mark.parametrize("module", sorted(name for name in modules(LIB) if not name.endswith(("_modidx.py", "__init__.py", "graph/kernels.py"))))   # kernels: bodies that a compiler reads, for `graph.energy` alone
+TREE = {"tree_flatten", "tree_unflatten"}       # JAX's own protocol
+
+
+@each_module
+def test_public_names_have_docstrings(module):
+    silent = [name for name, thing, of in public(module) if name.rpartition(".")[2] not in ("__init__", "__call__", *TREE)
+              and (not thing.__doc__ or thing.__doc__.startswith(f"{thing.__name__}("))]          # what a dataclass writes of itself
+    assert silent == []
+
+
+@each_module
+def test_public_names_say_what_they_raise(module):
+    quiet = {"interruptible", "add_options",    # KeyboardInterrupt as usual; what argparse turns into a message
+             "WeightedPairs.attention"}         # by way of the model's check
+    silent = [name for name, thing, of in public(module) if inspect.isfunction(thing) and name not in quiet
+              and re.search(r"\braise [A-Z]\w*Error", inspect.getsource(thing)) and "aise" not in said(thing, of)]
+    assert silent == []
+
+
+@each_module
+def test_public_names_give_the_shapes_of_their_arrays(module):
+    "An argument has an annotation, with a shape if it is an array, or the docstring or a comment beside it says what it is."
+    free = {"self", "cls", "config", "dtype", "param_dtype", "mask", "ids", "batch", "edges", "product", "axes", "mean", "std", "features", "labels", "default",    # one thing throughout, or of several types
+            "beta", "step_sizes"}                       # a number or one a head, a number or one a step
+    bare = lambda kind: kind in (inspect.Parameter.empty, jax.Array, np.ndarray) or any(a in (jax.Array, np.ndarray) for a in typing.get_args(kind) if isinstance(a, type))
+    silent = []
+    for name, thing, of in public(module):
+        if inspect.isclass(thing) or name.startswith(("check_", "assert_")) or name.rpartition(".")[2] in TREE: continue      # these take anything, and look at it
+        source, text = inspect.getsource(thing), said(thing, of)
+        for p in inspect.signature(thing, eval_str=True).parameters.values():
+            if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) or p.name in free or not bare(p.annotation): continue
+            if not re.search(rf"\b{p.name}\b", text) and not re.search(rf"^\s*{p.name}\b.*#", source, re.M): silent.append(f"{name}({p.name})")
+    assert silent == []
 
 
 def test_importing_the_library_imports_no_optional_package():

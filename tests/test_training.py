@@ -1,6 +1,7 @@
 """The loop every task uses, and the promises of nbs/07_training.ipynb: checkpoints that are whole or refused, and runs that survive
 an exception, a full disk, Ctrl-C and SIGKILL with the very weights of an uninterrupted one."""
 import argparse
+import contextlib
 import errno
 import json
 import math
@@ -633,6 +634,28 @@ def test_a_full_disk_leaves_a_run_that_resumes(tmp_path, monkeypatch, whole):
     assert e.value.errno == errno.ENOSPC and str(tmp_path) in str(e.value)
     assert read_meta(tmp_path / "last.safetensors")["step"] == 5
     assert same(weights(train_line(folder=tmp_path).model), weights(whole[0].model))
+
+
+@pytest.mark.parametrize("at", [6, 11])
+def test_a_disk_that_fills_up_during_training_ends_it_in_a_line_and_a_run_that_resumes(full_disk, whole, at):
+    "A real one, full to the last byte, and a real limit on the size of files."
+    folder, _, code = full_disk
+    limits, filler = resource.getrlimit(resource.RLIMIT_FSIZE), folder / "filler"
+    def fill(batch):
+        if code == errno.EFBIG: resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
+        else:
+            with contextlib.suppress(OSError), open(filler, "wb", 0) as f:
+                while True: f.write(bytes(512))
+        return batch
+    with pytest.raises(SystemExit) as e, as_command("tool"):
+        try: train_line(folder=folder, batches=at_step(at, fill))
+        finally: resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.strerror(code) in e.value.code and str(folder) in e.value.code and "\n" not in e.value.code
+    filler.unlink(missing_ok=True)
+    assert read_meta(folder / "last.safetensors")["step"] in (5, 10) and sorted(os.listdir(folder)) == ["best.safetensors", "last.safetensors", "metrics.jsonl"]
+    load_checkpoint(folder / "best.safetensors", {"params": weights(Line())})
+    assert same(weights(train_line(folder=folder).model), weights(whole[0].model))
+    equal_runs(folder, whole)
 
 
 def test_a_write_that_fails_at_any_point_leaves_a_run_that_resumes(tmp_path, monkeypatch):

@@ -454,9 +454,15 @@ def _alike(views: Int[np.ndarray, "N P"], k: int = 8) -> Edges:
     nearest = np.argsort(distance, axis=1, kind="stable")[:, :k]
     return nearest.reshape(-1), np.repeat(np.arange(len(views)), k)
 
+def _need(module: str):
+    "Import what only some users of the library have installed."
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as e:
+        raise ModuleNotFoundError(f"{e}: graphs need it, pip install 'et_nbdev[graphs]'") from e
+
 def _digits(name: str) -> Graph:
-    from sklearn.datasets import load_digits
-    digits = load_digits()
+    digits = _need("sklearn.datasets").load_digits()
     pictures = digits.images.astype(np.int64)                                       # 1,797 of 8×8, levels 0 to 16
     views = {"left": pictures[:, :, :4]} if name == "digits-knn" else {"upper": pictures[:, :4, :4], "lower": pictures[:, 4:, :4]}
     edges = {kind: _alike(view.reshape(len(view), -1)) for kind, view in views.items()}
@@ -551,7 +557,7 @@ def split(labels: Int8[np.ndarray, "N"], train_fraction: float, seed: int) -> Sp
     """Labelled nodes (label 0 or 1) in three parts with equal shares of anomalies: train_fraction of them, and the rest 1 : 2.
 
     Raises ValueError naming the argument, and where a part would hold one class only."""
-    from sklearn.model_selection import train_test_split
+    train_test_split = _need("sklearn.model_selection").train_test_split
     labels = _labels(labels, len(_array("labels", labels)))
     if isinstance(train_fraction, bool) or not isinstance(train_fraction, (int, float, np.floating)) or not 0 < train_fraction < 1:
         raise ValueError(f"train_fraction: must lie between 0 and 1, got {train_fraction!r}")
