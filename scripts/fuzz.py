@@ -270,7 +270,7 @@ def read_dgl(path):
                     print(e, file=sys.stderr, flush=True)
                     os._exit(1)
                 os._exit(0)
-            until = time.monotonic() + min(timeout, SECONDS)
+            until = time.monotonic() + min(timeout, SECONDS / 2)
             while not (done := os.waitpid(child, os.WNOHANG))[0]:
                 if time.monotonic() > until:
                     os.kill(child, signal.SIGKILL)

@@ -129,7 +129,7 @@ def test_one_run_at_a_time_in_a_folder_and_a_killed_one_lets_go(tmp_path):
         assert os.listdir(tmp_path) == [".last.safetensors.1.partial"], "the other's files were touched"
         print("go", file=other.stdin, flush=True)
         by = set()
-        for n in range(60):
+        for _ in range(60):
             save_checkpoint(path, {"w": np.full(20_000, 2, np.int32)}, {"by": 2})
             tree, meta = load_checkpoint(path, like)
             assert (np.asarray(tree["w"]) == meta["by"]).all()

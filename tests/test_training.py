@@ -13,13 +13,12 @@ import resource
 import shutil
 import signal
 import stat
-import struct
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -87,7 +86,7 @@ def test_any_tree_comes_back_bit_for_bit(tmp_path_factory, dtypes, shapes, seed)
     draw, path = np.random.default_rng(seed), tmp_path_factory.getbasetemp() / "any.safetensors"
     def array(dtype, shape):
         dtype = jnp.dtype(dtype)
-        raw = draw.integers(0, 2 if dtype == bool else 256, math.prod(shape) * dtype.itemsize, np.uint8)
+        raw = draw.integers(0, 2 if dtype == bool else 256, math.prod(shape) * dtype.itemsize, np.uint8)      # noqa: E721 (a dtype equals a type)
         return raw.view(dtype).reshape(shape)
     tree = [{"x": array(dtype, shape)} for dtype, shape in zip(dtypes, shapes)]
     save_checkpoint(path, tree)
