@@ -295,7 +295,7 @@ class _Clock:
     def __enter__(self): return self
 
     def __exit__(self, *_):
-        if hasattr(self.stream, "close"): self.stream.close()
+        getattr(self.stream, "close", lambda: None)()
 
     def restart(self):
         self.since, self.waited, self.samples = time.perf_counter(), 0.0, 0

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import typing
+import zipfile
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -156,6 +157,29 @@ def test_public_names_show_their_own_arguments(module):
             assert "*args" not in str(inspect.signature(thing, eval_str=True)), name
 
 
+def test_the_wheel_holds_the_modules_and_the_weights_and_nothing_else(tmp_path):
+    for name in ("settings.ini", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "constraints.txt"): shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(LIB, tmp_path / LIB.name, ignore=shutil.ignore_patterns("__pycache__"))
+    want = {str(p.relative_to(tmp_path)) for p in (tmp_path / LIB.name).rglob("*") if p.is_file()}
+    assert any(name.endswith(".safetensors") for name in want) and all(name.endswith((".py", ".safetensors")) for name in want)
+    for stray in ("et_nbdev/vision/notes.txt", "et_nbdev/run.npz", "tests/test_x.py", "runs/last.safetensors"):
+        (tmp_path / stray).parent.mkdir(exist_ok=True)
+        (tmp_path / stray).write_text("")
+    run = subprocess.run([sys.executable, "-c", "from setuptools.build_meta import build_wheel; print(build_wheel('dist'))"], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
+    with zipfile.ZipFile(tmp_path / "dist" / run.stdout.split()[-1]) as wheel:
+        info, = {name.partition("/")[0] for name in wheel.namelist()} - {LIB.name}
+        assert {name for name in wheel.namelist() if not name.startswith(info)} == want
+        metadata, scripts = (wheel.read(f"{info}/{name}").decode() for name in ("METADATA", "entry_points.txt"))
+    config = ConfigParser()
+    config.read(ROOT / "settings.ini", encoding="utf-8")
+    assert all(f"Requires-Dist: {name.partition('>')[0]}" in metadata for name in config["DEFAULT"]["requirements"].split())
+    for script in config["DEFAULT"]["console_scripts"].split():
+        assert script.replace("=", " = ") in scripts
+        module, _, name = script.partition("=")[2].partition(":")
+        assert callable(getattr(importlib.import_module(module), name))
+
+
 def public(module):
     "The public functions and classes of a module, the public methods of its classes, and both of each as {name: (it, whose docstring also tells)}."
     found = importlib.import_module("et_nbdev." + module.removesuffix(".py").replace("/", "."))
@@ -194,12 +218,14 @@ def test_public_names_say_what_they_raise(module):
 @each_module
 def test_public_names_give_the_shapes_of_their_arrays(module):
     "An argument has an annotation, with a shape if it is an array, or the docstring or a comment beside it says what it is."
-    free = {"self", "cls", "config", "dtype", "param_dtype", "mask", "ids", "batch", "edges", "product", "axes", "mean", "std", "features", "labels", "default",    # one thing throughout, or of several types
-            "beta", "step_sizes"}                       # a number or one a head, a number or one a step
+    free = {"self", "cls", "config", "key", "dtype", "param_dtype", "mask", "ids", "batch", "edges", "product", "axes", "mean", "std", "features", "labels", "adjacency", "default",    # one thing throughout, or of several types
+            "beta", "step_sizes",                       # a number or one a head, a number or one a step
+            "images"}                                   # `Images`, or an array with the shape of theirs
+    parts = {"tangent_queries_xla", "tangent_keys_xla", "scores_and_tangents", "node_terms", "attention"}      # of `neighbour_attention` and `EnergyAttention`, in their shapes
     bare = lambda kind: kind in (inspect.Parameter.empty, jax.Array, np.ndarray) or any(a in (jax.Array, np.ndarray) for a in typing.get_args(kind) if isinstance(a, type))
     silent = []
     for name, thing, of in public(module):
-        if inspect.isclass(thing) or name.startswith(("check_", "assert_")) or name.rpartition(".")[2] in TREE: continue      # these take anything, and look at it
+        if inspect.isclass(thing) or name.startswith(("check_", "assert_")) or name.rpartition(".")[2] in TREE | parts: continue      # these take anything, and look at it
         source, text = inspect.getsource(thing), said(thing, of)
         for p in inspect.signature(thing, eval_str=True).parameters.values():
             if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) or p.name in free or not bare(p.annotation): continue

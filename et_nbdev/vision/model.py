@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -126,7 +126,7 @@ class ImageEnergyTransformer(nnx.Module):
         if not c.shared_norm: self.norm = EnergyLayerNorm(c.dim, rngs=rngs)
         self.decoder = affine(c.dim, c.patch_dim)
 
-    def _make_block(self, rngs: nnx.Rngs) -> nnx.Module:
+    def _make_block(self, rngs: nnx.Rngs) -> Any:
         c = self.config
         return EnergyTransformer(
             c.dim, c.num_heads, c.head_dim, c.num_memories, beta=c.beta, learn_beta=c.learn_beta,
@@ -164,7 +164,7 @@ class ImageEnergyTransformer(nnx.Module):
 # %% ../../nbs/11_image_model.ipynb #0fd246d4
 class ImageTransformer(ImageEnergyTransformer):
     "What `ImageEnergyTransformer` is measured against: T applications of one conventional `TransformerBlock`, all else equal."
-    def _make_block(self, rngs: nnx.Rngs) -> nnx.Module:
+    def _make_block(self, rngs: nnx.Rngs) -> Any:
         c = self.config
         return TransformerBlock(c.dim, c.num_heads, c.head_dim, c.num_memories, dtype=jnp.dtype(c.dtype) if c.dtype != "float32" else None, rngs=rngs)
 
