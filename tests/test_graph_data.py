@@ -508,6 +508,8 @@ def test_a_mat_of_the_other_byte_order_and_of_other_formats(tmp_path):
     path = tmp_path / "x.mat"
     path.write_bytes(b"MATLAB 5.0".ljust(124) + b"\1\0MI" + matrix)
     assert _read_mat(path)["x"].tolist() == [[1, 2.5, -3]] == scipy.io.loadmat(path)["x"].tolist()
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ValueError, match="x.mat is damaged.*an element of [0-9]+ bytes at byte 8 of"): from_mat(path)
     for head in (b"\0\2IM", bytes(4), b"\0\1MI"):
         path.write_bytes(bytes(124) + head + matrix)
         with pytest.raises(ValueError, match="x.mat is damaged.*no MAT-file of level 5, which MATLAB writes with -v6 or -v7"): from_mat(path)
