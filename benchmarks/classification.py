@@ -103,7 +103,7 @@ def main():
             ways[f"{name}, {kind}"] = (each, sum(len(batch.labels) for batch in batches))
 
     seconds = {name: [] for name in ways}
-    for name, (thunk, _) in ways.items(): thunk()                  # compiles; the edges meet all their shapes
+    for _, (thunk, _) in ways.items(): thunk()                  # compiles; the edges meet all their shapes
     for _ in range(args.rounds):
         for name, (thunk, _) in ways.items():
             start = time.perf_counter()

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
 from .block import Energies, EnergyTransformer
@@ -71,7 +72,7 @@ def descend(
     check_tokens("x", x, block.norm.dim)
     check_sizes(0, steps=steps, k=k)
     if gradient not in ("full", "last_k", "implicit"): raise ValueError(f"gradient: expected 'full', 'last_k' or 'implicit', got {gradient!r}")
-    if not isinstance(step_size, jax.core.Tracer) and not (np.ndim(step_size) == 0 and 0 < step_size < np.inf):    # traced: no value yet
+    if not isinstance(step_size, Tracer) and not (np.ndim(step_size) == 0 and 0 < step_size < np.inf):    # traced: no value yet
         raise ValueError(f"step_size: expected a positive, finite α, got {step_size}")
     graphdef, params = nnx.split(block)
     theta = params, jnp.asarray(step_size, x.dtype)         # what a step depends on, besides the state

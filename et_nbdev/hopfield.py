@@ -8,11 +8,13 @@ __all__ = ['check_floating', 'check_memories', 'check_states', 'check_positive',
 
 # %% ../nbs/01_hopfield.ipynb #cdac762e
 from collections.abc import Callable
+from typing import Any
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from .norm import check_sizes
@@ -20,7 +22,7 @@ from .norm import check_sizes
 # %% ../nbs/01_hopfield.ipynb #16e45981
 def _known(*values):
     "Have all of them values yet? While JAX traces a function its arguments have none."
-    return not any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(values))
+    return not any(isinstance(v, Tracer) for v in jax.tree.leaves(values))
 
 def check_floating(dtype=None, /, **arrays: Array):
     "Raise TypeError, naming the argument, unless every array is of floating-point numbers (of `dtype`, where given), and ValueError unless they are finite."
@@ -137,7 +139,7 @@ class Exponential:
     "F(a) = exp(a) in units of exp(D). Rounds to 0 where single precision has no number so small; `dense_sweep` and `flip_energies` do not mind."
     def __call__(self, a: Float[Array, "..."], dim: int | Float[Array, "..."]) -> Float[Array, "..."]: return jnp.exp(a - dim)
 
-def _unit(F, a, dim):
+def _unit(F, a: Float[Array, "... K"], dim: int) -> Any:
     "The overlap in whose F flips are compared: D, or for the exponential, where any will do, the largest of each state (..., 1)."
     return jnp.max(a, -1, keepdims=True) if isinstance(F, Exponential) else dim
 

@@ -9,6 +9,7 @@ __all__ = ['continuous_energy_and_update', 'retrieve', 'sharing', 'unit_memories
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from .hopfield import check_floating, check_memories, check_positive, check_states
@@ -57,6 +58,6 @@ def unit_memories(pictures: Float[Array, "K ..."]) -> tuple[Float[Array, "K D"],
     mean = flat.mean(0)
     flat = flat - mean[None]
     length = jnp.linalg.norm(flat, axis=-1, keepdims=True)
-    if not isinstance(length, jax.core.Tracer) and not (np.asarray(length) > 0).all():
+    if not isinstance(length, Tracer) and not (np.asarray(length) > 0).all():
         raise ValueError(f"pictures: number {np.argmin(length)} equals the mean of all, which leaves nothing to store")
     return flat / length, mean

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from .block import Energies, EnergyTransformer
@@ -324,7 +325,7 @@ def check_numbers(dtype, samples: tuple[int, ...] = (), **numbers):
     for name, value in numbers.items():
         if np.shape(value) not in ((), samples):
             raise ValueError(f"{name}: expected one number" + (f", or one a sample {samples}" if samples else "") + f", got shape {np.shape(value)}")
-        if isinstance(value, jax.core.Tracer): continue
+        if isinstance(value, Tracer): continue
         words, fits = RANGES.get(name, ("positive, finite numbers", lambda v: (v > 0) & (v < np.inf)))
         value = np.asarray(value)
         with np.errstate(all="ignore"): ok = value.dtype.kind in "iuf" and fits(value.astype(dtype)).all()

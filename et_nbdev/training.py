@@ -10,6 +10,7 @@ __all__ = ['Loss', 'option', 'OptimConfig', 'learning_rate', 'make_optimiser', '
 # %% ../nbs/07_training.ipynb #69fa6868
 import argparse
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -108,7 +109,7 @@ def make_step(graphdef: nnx.GraphDef, loss: Loss, optimiser: optax.GradientTrans
 
 # %% ../nbs/07_training.ipynb #cb50f726
 @contextlib.contextmanager
-def atomic_write(path: Path):
+def atomic_write(path: Path | str):
     """Yield a temporary path beside `path`; on success flush it to the disk and rename it over `path`, on failure remove it.
 
     Raises OSError, naming the file, if it cannot be written; whatever was at `path` is then still there.
@@ -150,10 +151,9 @@ def save_checkpoint(path: Path | str, tree: PyTree[Array], meta: dict | None = N
 
     Raises OSError (unwritable folder, full disk) with the previous file still in place.
     """
-    tensors = {name: np.array(leaf, order="C") for name, leaf in _named(tree).items()}
-    meta = json.dumps(meta or {})
+    tensors, text = {name: np.array(leaf, order="C") for name, leaf in _named(tree).items()}, json.dumps(meta or {})
     with atomic_write(path) as temporary:               # written by Python: safetensors' own errors on a full disk are no OSErrors
-        temporary.write_bytes(safetensors.numpy.save(tensors, {"meta": meta, "sha256": _digest(tensors, meta)}))
+        temporary.write_bytes(safetensors.numpy.save(tensors, {"meta": text, "sha256": _digest(tensors, text)}))
 
 # %% ../nbs/07_training.ipynb #e8bdb0bf
 def load_checkpoint(path: Path | str, like: PyTree) -> tuple[PyTree[Array], dict]:
@@ -186,8 +186,10 @@ def read_meta(path: Path | str) -> dict:
     path = Path(path)
     if not path.is_file(): raise CheckpointError(f"{path}: no such checkpoint")
     try:
-        with safetensors.safe_open(path, framework="numpy") as f: return json.loads(f.metadata()["meta"])
-    except (safetensors.SafetensorError, ValueError, OSError, KeyError, TypeError) as e:
+        with safetensors.safe_open(path, framework="numpy") as f: meta = json.loads(f.metadata()["meta"])
+        if isinstance(meta, dict): return meta
+        raise ValueError("its meta is no object")
+    except (safetensors.SafetensorError, ValueError, OSError, KeyError, TypeError, RecursionError) as e:
         raise CheckpointError(f"{path}: not a readable checkpoint ({e}); delete it, or restore a copy") from e
 
 # %% ../nbs/07_training.ipynb #b8ef96ac
@@ -203,15 +205,21 @@ class MetricsLog:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def append(self, row: dict):
-        "Add one line, flushed at once."
-        with open(self.path, "a") as f: f.write(json.dumps(row) + "\n")
+        "Add one line, flushed at once. Raises OSError, naming the file, if it cannot be written."
+        try:
+            with open(self.path, "a") as f: f.write(json.dumps(row) + "\n")
+        except OSError as e:
+            e.filename = e.filename or str(self.path)       # a full disk does not say which file
+            raise
 
 def read_metrics(path: Path | str) -> list[dict]:
-    "The rows of a metrics file; a last line cut off by a killed process is left out."
+    "The rows of a metrics file, up to the first line that is none: as a rule the last one, cut off by a killed process."
     rows = []
-    for line in Path(path).read_text().splitlines():
-        try: rows.append(json.loads(line))
-        except json.JSONDecodeError: break
+    for line in Path(path).read_text(errors="replace").splitlines():
+        try: row = json.loads(line)
+        except (ValueError, RecursionError): break
+        if not (isinstance(row, dict) and isinstance(row.get("step"), int)): break
+        rows.append(row)
     return rows
 
 # %% ../nbs/07_training.ipynb #05c167dd
@@ -247,16 +255,33 @@ def _differences(saved: dict, wanted: dict) -> str:
     keys = sorted(k for k in {*saved, *wanted} if saved.get(k, absent) != wanted.get(k, absent))
     return ", ".join(f"{k}: {saved.get(k, absent)!r} there, {wanted.get(k, absent)!r} here" for k in keys)
 
+@contextlib.contextmanager
+def _alone(folder: Path | None):
+    "Within it no other process trains in `folder`. The lock is the operating system's: it leaves no file, and goes with its process, however that ends."
+    if folder is None or os.name != "posix":
+        yield
+        return
+    import fcntl
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try: fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError: raise OSError(errno.EBUSY, "another run is training in this folder; wait for its end, or choose another folder", str(folder)) from None
+        except OSError: pass                            # a file system without locks
+        yield
+    finally: os.close(descriptor)
+
 def _start(state: TrainState, folder: Path | None, config: dict):
     "The state to train from: the last checkpoint of the folder, if there is one, else `state` itself."
     for orphan in folder.glob(".*.partial") if folder else (): orphan.unlink(missing_ok=True)   # of a process killed while writing
     if folder is None or not (folder / "last.safetensors").exists():
         return state, {"best": None, "best_step": 0, "seconds": 0.0}
-    saved = read_meta(folder / "last.safetensors").get("config") or {}
+    saved = read_meta(folder / "last.safetensors").get("config")
     if saved != config:             # before the arrays: their shapes say less than the configuration
-        raise CheckpointError(f"{folder}: holds a run of another configuration ({_differences(saved, config)}); "
+        raise CheckpointError(f"{folder}: holds a run of another configuration ({_differences(saved if isinstance(saved, dict) else {}, config)}); "
                               "choose another folder, or delete this one")
     state, meta = load_checkpoint(folder / "last.safetensors", state)
+    if "progress" not in meta: raise CheckpointError(f"{folder / 'last.safetensors'}: was not written by a run; delete it, or restore a copy")
     if meta["progress"]["best"] is not None: read_meta(folder / "best.safetensors")     # missed now rather than at the end
     return state, meta["progress"]
 
@@ -270,7 +295,7 @@ class _Clock:
     def __enter__(self): return self
 
     def __exit__(self, *_):
-        if hasattr(self.stream, "close"): self.stream.close()
+        getattr(self.stream, "close", lambda: None)()
 
     def restart(self):
         self.since, self.waited, self.samples = time.perf_counter(), 0.0, 0
@@ -338,7 +363,7 @@ def fit(
     One process per folder, or all processes of a `jax.distributed` program with a mesh of all their devices: then `batches` yields
     each process its own part of every batch, the first one writes, and the folder is one that all of them can read. Raises ValueError on bad arguments, CheckpointError (a folder of another run, a damaged checkpoint),
     FloatingPointError (a loss is no longer finite; the checkpoints before it remain), KeyboardInterrupt after a clean stop,
-    OSError if the folder cannot be written.
+    OSError if the folder cannot be written, or another process trains in it.
     """
     for name, value in dict(every=every, log_every=log_every).items():
         if value < 1: raise ValueError(f"{name}: expected at least 1, got {value}")
@@ -351,43 +376,44 @@ def fit(
     folder = Path(folder) if folder is not None else None
     config = json.loads(json.dumps({"optim": asdict(optim), "seed": seed, **(config or {})}))
     place = _Placement(mesh)
-    state, at = _start(TrainState(params, optimiser.init(params), jnp.zeros((), jnp.int32)), folder, config)
-    done, history, best, keeps = int(state.step), [], None, folder is not None and place.leads
-    if keeps:
-        log = MetricsLog(folder / "metrics.jsonl", done)
-        history = read_metrics(log.path)
-    state, step, clock = place.replicate(state), make_step(graphdef, loss, optimiser, seed, place.mesh), _Clock(batches(done), at["seconds"])
-    bar = tqdm(total=optim.steps, initial=done, disable=not (progress and place.leads), unit="step", file=sys.stdout, mininterval=1.0, ncols=100)
-    with bar, interruptible() as asked, clock:
-        stop = False
-        while done < optim.steps and not stop:
-            state, metrics = step(state, place.share(clock.next_batch()))
-            done += 1
-            bar.update()
-            due = done % every == 0 or done == optim.steps
-            if jax.process_count() == 1 or due or done % log_every == 0: stop = place.any(asked.is_set())    # read once: what is stopped is saved
-            if not (due or stop or done % log_every == 0): continue
-            row = {"step": done, **{k: float(v) for k, v in jax.device_get(metrics).items()}}
-            if not np.isfinite([row["loss"], row["grad_norm"]]).all():              # either way the weights are lost
-                raise FloatingPointError(f"loss is {row['loss']}, its gradient's norm {row['grad_norm']}, at step {done}; "
-                                         f"lower the learning rate (lr = {optim.lr}) or the step size")
-            row |= clock.read()
-            if due and validate:
-                row |= {f"validation_{k}": float(v) for k, v in validate(nnx.merge(graphdef, place.local(state.params))).items()}
-                if not np.isfinite(row["validation_loss"]): raise FloatingPointError(f"validation loss is {row['validation_loss']} at step {done}")
-                if at["best"] is None or row["validation_loss"] < at["best"]:
-                    at, best = {**at, "best": row["validation_loss"], "best_step": done}, jax.device_get(state.params)
-                    if keeps: save_checkpoint(folder / "best.safetensors", {"params": best}, {"config": config, "step": done})
-            history.append(row)
-            if keeps: log.append(row)
-            if keeps and (due or stop):
-                save_checkpoint(folder / "last.safetensors", state, {"config": config, "step": done, "progress": {**at, "seconds": clock.seconds}})
-            clock.restart()
-            bar.set_postfix_str(f"loss {row['loss']:.4f}" + (f", best {at['best']:.4f}" if at["best"] is not None else "")
-                                + f", {row['samples_per_second']:.0f}/s")
-    if done < optim.steps: raise KeyboardInterrupt(f"stopped after step {done}" + (f"; run again to go on from {folder}" if folder else ""))
-    if validate is None: best, at = place.local(state.params), {**at, "best_step": done}
-    elif best is None: best = load_checkpoint(folder / "best.safetensors", {"params": params})[0]["params"]
+    with _alone(folder if place.leads else None):
+        state, at = _start(TrainState(params, optimiser.init(params), jnp.zeros((), jnp.int32)), folder, config)
+        done, history, best, keeps = int(state.step), [], None, folder is not None and place.leads
+        if keeps:
+            log = MetricsLog(folder / "metrics.jsonl", done)
+            history = read_metrics(log.path)
+        state, step, clock = place.replicate(state), make_step(graphdef, loss, optimiser, seed, place.mesh), _Clock(batches(done), at["seconds"])
+        bar = tqdm(total=optim.steps, initial=done, disable=not (progress and place.leads), unit="step", file=sys.stdout, mininterval=1.0, ncols=100)
+        with bar, interruptible() as asked, clock:
+            stop = False
+            while done < optim.steps and not stop:
+                state, metrics = step(state, place.share(clock.next_batch()))
+                done += 1
+                bar.update()
+                due = done % every == 0 or done == optim.steps
+                if jax.process_count() == 1 or due or done % log_every == 0: stop = place.any(asked.is_set())    # read once: what is stopped is saved
+                if not (due or stop or done % log_every == 0): continue
+                row = {"step": done, **{k: float(v) for k, v in jax.device_get(metrics).items()}}
+                if not np.isfinite([row["loss"], row["grad_norm"]]).all():              # either way the weights are lost
+                    raise FloatingPointError(f"loss is {row['loss']}, its gradient's norm {row['grad_norm']}, at step {done}; "
+                                             f"lower the learning rate (lr = {optim.lr}) or the step size")
+                row |= clock.read()
+                if due and validate:
+                    row |= {f"validation_{k}": float(v) for k, v in validate(nnx.merge(graphdef, place.local(state.params))).items()}
+                    if not np.isfinite(row["validation_loss"]): raise FloatingPointError(f"validation loss is {row['validation_loss']} at step {done}")
+                    if at["best"] is None or row["validation_loss"] < at["best"]:
+                        at, best = {**at, "best": row["validation_loss"], "best_step": done}, jax.device_get(state.params)
+                        if keeps: save_checkpoint(folder / "best.safetensors", {"params": best}, {"config": config, "step": done})
+                history.append(row)
+                if keeps: log.append(row)
+                if keeps and (due or stop):
+                    save_checkpoint(folder / "last.safetensors", state, {"config": config, "step": done, "progress": {**at, "seconds": clock.seconds}})
+                clock.restart()
+                bar.set_postfix_str(f"loss {row['loss']:.4f}" + (f", best {at['best']:.4f}" if at["best"] is not None else "")
+                                    + f", {row['samples_per_second']:.0f}/s")
+        if done < optim.steps: raise KeyboardInterrupt(f"stopped after step {done}" + (f"; run again to go on from {folder}" if folder else ""))
+        if validate is None: best, at = place.local(state.params), {**at, "best_step": done}
+        elif best is None: best = load_checkpoint(folder / "best.safetensors", {"params": params})[0]["params"]
     return Fit(nnx.merge(graphdef, best), history, at["best_step"])
 
 # %% ../nbs/07_training.ipynb #7486cdcf

@@ -9,7 +9,7 @@ import argparse
 import json
 import re
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from itertools import count, product
 from pathlib import Path

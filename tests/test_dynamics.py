@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import examples
-from et_nbdev.attention import EnergyAttention
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
-from et_nbdev.memory import HopfieldMemory
 from et_nbdev.norm import EnergyLayerNorm, layer_norm
 from et_nbdev.testing import assert_close, assert_descends, float64
 
@@ -73,7 +71,7 @@ def test_scan_rematerialised_and_unrolled_are_the_loop_in_values_and_gradients(x
     expected = together(by_loop)
     assert len(jax.tree.leaves(expected[1][0])) == 5 + learn_beta and all(np.any(leaf) for leaf in jax.tree.leaves(expected[1]))
     for variant in VARIANTS:
-        for (path, a), b in zip(jax.tree.leaves_with_path(together(partial(by_scan, **variant))), jax.tree.leaves(expected), strict=True):
+        for (_, a), b in zip(jax.tree.leaves_with_path(together(partial(by_scan, **variant))), jax.tree.leaves(expected), strict=True):
             assert_close(a, b, rtol=1e-12)
 
 

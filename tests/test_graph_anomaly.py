@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 

@@ -152,7 +152,7 @@ def test_the_convolution_is_that_of_the_outer_product(x64, size):
 def test_the_untrained_network_attends_evenly_along_edges():
     learned = LearnedAdjacency(4, 3, rngs=nnx.Rngs(0))
     assert np.array_equal(learned(jnp.zeros((1, 2, 4))), np.ones((1, 3, 2, 2)))
-    for size in (0, 2): 
+    for size in (0, 2):
         with pytest.raises(ValueError, match="size"): LearnedAdjacency(4, 3, size, rngs=nnx.Rngs(0))
 
 

@@ -1,6 +1,7 @@
 """Graphs in, one container out: the promises of nbs/20_graph_data.ipynb, on arrays, on files of every format and, where there are any, on real data."""
 import hashlib
 import re
+import struct
 import sys
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from et_nbdev.graph.data import (DATASETS, Graph, from_dgl, from_dgl_file, from_mat, from_npz, from_pyg, from_relations, from_scipy,
+from et_nbdev.graph.data import (DATASETS, Graph, _read_mat, from_dgl, from_dgl_file, from_mat, from_npz, from_pyg, from_relations, from_scipy,
                                  load_graph, save_graph, split, subgraph)
 
 rng = np.random.default_rng(0)
@@ -485,6 +486,41 @@ def test_a_mat_that_broke_off_or_has_a_wrong_bit_is_refused_or_unharmed(tmp_path
         raw = raw[:data.draw(st.integers(0, len(raw) - 1))]
     path.write_bytes(raw)
     sound_or_refused(from_mat, path, whole)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_every_kind_of_matrix_is_read_as_scipy_reads_it(tmp_path, compressed):
+    noise, s = np.random.default_rng(0), sp.random(30, 20, 0.2, format="csc", random_state=0)
+    kinds = {f"of_{t}": noise.integers(0, 100, (3, 4)).astype(t) for t in "i1 u1 i2 u2 i4 u4 i8 u8 f4 f8 ?".split()}
+    kinds |= {"sparse": s, "logical": s.astype(bool), "no_entries": sp.csc_array((5, 7)), "empty": np.zeros((0, 3)), "cube": noise.normal(size=(2, 3, 4)), "long": np.arange(70_000.0)}
+    others = {"text": "abc", "cell": np.array([1, "a"], object), "struct": {"q": 1.0}, "complex": np.array([[1j]])}
+    scipy.io.savemat(tmp_path / "x.mat", kinds | others, do_compression=compressed)
+    ours, theirs = _read_mat(tmp_path / "x.mat"), scipy.io.loadmat(tmp_path / "x.mat")
+    assert set(ours) == set(kinds) | set(others) and all(ours[name] is None for name in others)
+    for name in kinds:
+        a, b = (x.toarray() if sp.issparse(x) else x for x in (ours[name], theirs[name]))
+        assert a.shape == b.shape and (a == b).all(), name
+
+
+def test_a_mat_of_the_other_byte_order_and_of_other_formats(tmp_path):
+    element = lambda kind, data: struct.pack(">II", kind, len(data)) + data + bytes(-len(data) % 8)
+    matrix = element(14, element(6, struct.pack(">II", 6, 0)) + element(5, struct.pack(">ii", 1, 3)) + struct.pack(">HH4s", 1, 1, b"x") + element(9, struct.pack(">3d", 1, 2.5, -3)))
+    path = tmp_path / "x.mat"
+    path.write_bytes(b"MATLAB 5.0".ljust(124) + b"\1\0MI" + matrix)
+    assert _read_mat(path)["x"].tolist() == [[1, 2.5, -3]] == scipy.io.loadmat(path)["x"].tolist()
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ValueError, match="x.mat is damaged.*an element of [0-9]+ bytes at byte 8 of"): from_mat(path)
+    for head in (b"\0\2IM", bytes(4), b"\0\1MI"):
+        path.write_bytes(bytes(124) + head + matrix)
+        with pytest.raises(ValueError, match="x.mat is damaged.*no MAT-file of level 5, which MATLAB writes with -v6 or -v7"): from_mat(path)
+
+
+def test_indices_that_would_write_anywhere_are_refused():
+    "The last pointer says that there are no entries, which SciPy takes for a reason not to look at the others."
+    for kind in (sp.csc_array, sp.csr_array):
+        A = kind((3, 3))
+        A.indptr[:] = [0, 10**6, 2, 0]
+        with pytest.raises(ValueError, match="non-decreasing"): from_scipy(A, np.ones((3, 1)), [0, 1, 0])
 
 
 def test_a_mat_of_other_contents_is_refused(tmp_path):

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ from PIL import Image
 from scipy import stats
 
 from et_nbdev.vision import data
-from et_nbdev.vision.data import (Images, augment, batches, channel_statistics, denormalise, fill_biharmonic, fill_mean, fill_nearest,
+from et_nbdev.vision.data import (augment, batches, channel_statistics, denormalise, fill_biharmonic, fill_mean, fill_nearest,
                                   load_images, normalise, occlude, patchify, unpatchify)
 
 datasets = pytest.importorskip("datasets")

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import et_nbdev
-from et_nbdev.training import CheckpointError, OptimConfig, fit, load_checkpoint, read_meta, read_metrics, save_checkpoint
+from et_nbdev.training import CheckpointError, OptimConfig, read_meta, read_metrics, save_checkpoint
 from et_nbdev.vision import train as image_train
 from et_nbdev.vision.data import Images, fill_mean, normalise, patchify, unpatchify
 from et_nbdev.vision.model import (ImageConfig, ImageEnergyTransformer, ImageTransformer, complete, from_pretrained, image_model, load_model,

@@ -8,9 +8,13 @@ import runpy
 import shutil
 import subprocess
 import sys
+import typing
+import zipfile
 from configparser import ConfigParser
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 import yaml
 from flax import nnx
@@ -151,6 +155,82 @@ def test_public_names_show_their_own_arguments(module):
         thing = getattr(public, name)
         if inspect.isfunction(thing) or inspect.isclass(thing) and issubclass(thing, nnx.Module):
             assert "*args" not in str(inspect.signature(thing, eval_str=True)), name
+
+
+def test_the_wheel_holds_the_modules_and_the_weights_and_nothing_else(tmp_path):
+    for name in ("settings.ini", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "constraints.txt"): shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(LIB, tmp_path / LIB.name, ignore=shutil.ignore_patterns("__pycache__"))
+    want = {str(p.relative_to(tmp_path)) for p in (tmp_path / LIB.name).rglob("*") if p.is_file()}
+    assert any(name.endswith(".safetensors") for name in want) and all(name.endswith((".py", ".safetensors")) for name in want)
+    for stray in ("et_nbdev/vision/notes.txt", "et_nbdev/run.npz", "tests/test_x.py", "runs/last.safetensors"):
+        (tmp_path / stray).parent.mkdir(exist_ok=True)
+        (tmp_path / stray).write_text("")
+    run = subprocess.run([sys.executable, "-c", "from setuptools.build_meta import build_wheel; print(build_wheel('dist'))"], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
+    with zipfile.ZipFile(tmp_path / "dist" / run.stdout.split()[-1]) as wheel:
+        info, = {name.partition("/")[0] for name in wheel.namelist()} - {LIB.name}
+        assert {name for name in wheel.namelist() if not name.startswith(info)} == want
+        metadata, scripts = (wheel.read(f"{info}/{name}").decode() for name in ("METADATA", "entry_points.txt"))
+    config = ConfigParser()
+    config.read(ROOT / "settings.ini", encoding="utf-8")
+    assert all(f"Requires-Dist: {name.partition('>')[0]}" in metadata for name in config["DEFAULT"]["requirements"].split())
+    for script in config["DEFAULT"]["console_scripts"].split():
+        assert script.replace("=", " = ") in scripts
+        module, _, name = script.partition("=")[2].partition(":")
+        assert callable(getattr(importlib.import_module(module), name))
+
+
+def public(module):
+    "The public functions and classes of a module, the public methods of its classes, and both of each as {name: (it, whose docstring also tells)}."
+    found = importlib.import_module("et_nbdev." + module.removesuffix(".py").replace("/", "."))
+    for name in getattr(found, "__all__", ()):
+        thing = getattr(found, name)
+        if inspect.isfunction(thing) or inspect.isclass(thing) and thing.__module__ == found.__name__: yield name, thing, None
+        for key, value in vars(thing).items() if inspect.isclass(thing) else ():
+            value = getattr(value, "__func__", value)
+            if inspect.isfunction(value) and value.__name__ != "<lambda>" and value.__code__.co_filename == found.__file__ and (not key.startswith("_") or key in ("__init__", "__call__")): yield f"{name}.{key}", value, thing
+
+
+def said(thing, of):
+    return " ".join(getattr(t, "__doc__", None) or "" for t in (thing, of))
+
+
+each_module = pytest.mark.parametrize("module", sorted(name for name in modules(LIB) if not name.endswith(("_modidx.py", "__init__.py", "graph/kernels.py"))))   # kernels: bodies that a compiler reads, for `graph.energy` alone
+TREE = {"tree_flatten", "tree_unflatten"}       # JAX's own protocol
+
+
+@each_module
+def test_public_names_have_docstrings(module):
+    silent = [name for name, thing, of in public(module) if name.rpartition(".")[2] not in ("__init__", "__call__", *TREE)
+              and (not thing.__doc__ or thing.__doc__.startswith(f"{thing.__name__}("))]          # what a dataclass writes of itself
+    assert silent == []
+
+
+@each_module
+def test_public_names_say_what_they_raise(module):
+    quiet = {"interruptible", "add_options",    # KeyboardInterrupt as usual; what argparse turns into a message
+             "WeightedPairs.attention"}         # by way of the model's check
+    silent = [name for name, thing, of in public(module) if inspect.isfunction(thing) and name not in quiet
+              and re.search(r"\braise [A-Z]\w*Error", inspect.getsource(thing)) and "aise" not in said(thing, of)]
+    assert silent == []
+
+
+@each_module
+def test_public_names_give_the_shapes_of_their_arrays(module):
+    "An argument has an annotation, with a shape if it is an array, or the docstring or a comment beside it says what it is."
+    free = {"self", "cls", "config", "key", "dtype", "param_dtype", "mask", "ids", "batch", "edges", "product", "axes", "mean", "std", "features", "labels", "adjacency", "default",    # one thing throughout, or of several types
+            "beta", "step_sizes",                       # a number or one a head, a number or one a step
+            "images"}                                   # `Images`, or an array with the shape of theirs
+    parts = {"tangent_queries_xla", "tangent_keys_xla", "scores_and_tangents", "node_terms", "attention"}      # of `neighbour_attention` and `EnergyAttention`, in their shapes
+    bare = lambda kind: kind in (inspect.Parameter.empty, jax.Array, np.ndarray) or any(a in (jax.Array, np.ndarray) for a in typing.get_args(kind) if isinstance(a, type))
+    silent = []
+    for name, thing, of in public(module):
+        if inspect.isclass(thing) or name.startswith(("check_", "assert_")) or name.rpartition(".")[2] in TREE | parts: continue      # these take anything, and look at it
+        source, text = inspect.getsource(thing), said(thing, of)
+        for p in inspect.signature(thing, eval_str=True).parameters.values():
+            if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) or p.name in free or not bare(p.annotation): continue
+            if not re.search(rf"\b{p.name}\b", text) and not re.search(rf"^\s*{p.name}\b.*#", source, re.M): silent.append(f"{name}({p.name})")
+    assert silent == []
 
 
 def test_importing_the_library_imports_no_optional_package():

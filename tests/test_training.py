@@ -1,6 +1,7 @@
 """The loop every task uses, and the promises of nbs/07_training.ipynb: checkpoints that are whole or refused, and runs that survive
 an exception, a full disk, Ctrl-C and SIGKILL with the very weights of an uninterrupted one."""
 import argparse
+import contextlib
 import errno
 import json
 import math
@@ -12,13 +13,12 @@ import resource
 import shutil
 import signal
 import stat
-import struct
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -86,7 +86,7 @@ def test_any_tree_comes_back_bit_for_bit(tmp_path_factory, dtypes, shapes, seed)
     draw, path = np.random.default_rng(seed), tmp_path_factory.getbasetemp() / "any.safetensors"
     def array(dtype, shape):
         dtype = jnp.dtype(dtype)
-        raw = draw.integers(0, 2 if dtype == bool else 256, math.prod(shape) * dtype.itemsize, np.uint8)
+        raw = draw.integers(0, 2 if dtype == bool else 256, math.prod(shape) * dtype.itemsize, np.uint8)      # noqa: E721 (a dtype equals a type)
         return raw.view(dtype).reshape(shape)
     tree = [{"x": array(dtype, shape)} for dtype, shape in zip(dtypes, shapes)]
     save_checkpoint(path, tree)
@@ -633,6 +633,28 @@ def test_a_full_disk_leaves_a_run_that_resumes(tmp_path, monkeypatch, whole):
     assert e.value.errno == errno.ENOSPC and str(tmp_path) in str(e.value)
     assert read_meta(tmp_path / "last.safetensors")["step"] == 5
     assert same(weights(train_line(folder=tmp_path).model), weights(whole[0].model))
+
+
+@pytest.mark.parametrize("at", [6, 11])
+def test_a_disk_that_fills_up_during_training_ends_it_in_a_line_and_a_run_that_resumes(full_disk, whole, at):
+    "A real one, full to the last byte, and a real limit on the size of files."
+    folder, _, code = full_disk
+    limits, filler = resource.getrlimit(resource.RLIMIT_FSIZE), folder / "filler"
+    def fill(batch):
+        if code == errno.EFBIG: resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
+        else:
+            with contextlib.suppress(OSError), open(filler, "wb", 0) as f:
+                while True: f.write(bytes(512))
+        return batch
+    with pytest.raises(SystemExit) as e, as_command("tool"):
+        try: train_line(folder=folder, batches=at_step(at, fill))
+        finally: resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.strerror(code) in e.value.code and str(folder) in e.value.code and "\n" not in e.value.code
+    filler.unlink(missing_ok=True)
+    assert read_meta(folder / "last.safetensors")["step"] in (5, 10) and sorted(os.listdir(folder)) == ["best.safetensors", "last.safetensors", "metrics.jsonl"]
+    load_checkpoint(folder / "best.safetensors", {"params": weights(Line())})
+    assert same(weights(train_line(folder=folder).model), weights(whole[0].model))
+    equal_runs(folder, whole)
 
 
 def test_a_write_that_fails_at_any_point_leaves_a_run_that_resumes(tmp_path, monkeypatch):

@@ -156,7 +156,7 @@ def fit_classifier(model: nnx.Module, graphs: Buckets | EdgeLists, train: Int[np
         for part, lr in zip(graphs.plan(train, seed, epoch), rates[epoch - 1]):
             state, loss = step(state, *graphs.load(part), lr, decay, clip, weight, key)
             losses.append(loss)
-        right, total = np.sum([score(state.params, state.rest, *part) for part in held_out], 0, dtype=np.float64)
+        right, total = np.array([score(state.params, state.rest, *part) for part in held_out], np.float64).sum(0)
         row = {"epoch": epoch, "loss": float(np.sum(losses)) * config.batch_size / len(train),
                "validation_accuracy": float(right) / len(validation), "validation_loss": float(total) / len(validation)}
         if not np.isfinite([row["loss"], row["validation_loss"]]).all(): break
@@ -197,9 +197,12 @@ def _settings(graphs: GraphSet, fold, candidates, options: dict) -> dict:
 def _kept(path: Path, settings: dict) -> dict | None:
     "The result of a fold, if there is one. Raises ValueError if it is of another run or no result."
     if not path.exists(): return None
-    try: row = json.loads(path.read_text())
-    except ValueError as e: raise ValueError(f"out: {path} is not the result of a fold ({e}); delete it") from e
-    there = row.get("settings", {}) if isinstance(row, dict) else {}
+    try:
+        row = json.loads(path.read_text())
+        if not row["test_accuracy"] == row["test_correct"] / row["test_graphs"] <= 1: raise ValueError("its accuracy is not that of its graphs")
+        there = dict(row["settings"])
+    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as e:
+        raise ValueError(f"out: {path} is not the result of a fold ({type(e).__name__}: {e}); delete it") from e
     if different := sorted(k for k in {*there, *settings} if there.get(k) != settings.get(k)):
         raise ValueError(f"out: {path} is of a run with other {', '.join(different)}; choose another folder, or delete it")
     return row
@@ -273,6 +276,7 @@ def _one_fold(make_model, graphs, part: Fold, candidates, positions, layout, num
                       "seconds": time.perf_counter() - begin, "parameters": sum(p.size for p in jax.tree.leaves(nnx.state(run.model, nnx.Param)))})
         mark = (at["validation_accuracy"], -at["validation_loss"])
         if best is None or mark > best[0]: best = (mark, i, run, given)
+    assert best is not None                 # there is a candidate
     _, i, run, given = best
     classes = predict(run.model, given, part.test)
     right, most = int((classes == graphs.labels[part.test]).sum()), np.bincount(graphs.labels[part.train]).argmax()

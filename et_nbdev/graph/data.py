@@ -11,11 +11,13 @@ import hashlib
 import importlib.util
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
@@ -235,6 +237,8 @@ def _rows_of(matrix):
     "A SciPy sparse matrix by rows. Its indices may come from a file, and to convert unchecked ones is to write anywhere in memory."
     if hasattr(matrix, "check_format"):
         matrix.check_format(full_check=True)
+        if (np.diff(matrix.indptr) < 0).any():      # which SciPy lets pass if the last one says that there are no entries
+            raise ValueError("index pointer values must form a non-decreasing sequence")
     return matrix.tocsr()
 
 def _ends(adjacency) -> Edges:
@@ -321,21 +325,74 @@ def from_npz(path: str | os.PathLike) -> Graph:
     except (ValueError, KeyError) as e:
         raise ValueError(f"path: {path} holds no sound graph: {e}") from e
 
+# %% ../../nbs/20_graph_data.ipynb #fb7b42bb
+_MAT = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}       # kinds of numbers
+
+def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
+    "Kind and data of each element; the tag of a small one has room for its data."
+    at = 0
+    while at < len(data):
+        kind, size = struct.unpack_from(f"{order}II", data, at)
+        begin, small = at + 8, kind >> 16
+        if small:
+            kind, size, begin = kind & 0xFFFF, small, at + 4
+        if size > (4 if small else len(data) - begin):
+            raise ValueError(f"an element of {size} bytes at byte {begin} of {len(data)}")
+        yield kind, data[begin:begin + size]
+        at = at + 8 if small else begin + size + (-size % 8 if kind != 15 else 0)
+
+def _mat_matrix(data: memoryview, order: str):
+    "Name and matrix; None for what is no real matrix: texts, cells, structures."
+    from scipy.sparse import csc_array
+    def numbers(element, kinds="iuf"):
+        kind, data = element
+        if np.dtype(_MAT.get(kind, "V1")).kind not in kinds:
+            raise ValueError(f"numbers of the kind {kind}")
+        return np.frombuffer(data, order + _MAT[kind]).astype(_MAT[kind])
+    flags, shape, (_, name), *parts = _elements(data, order)
+    (flags, _), shape, name = numbers(flags, "u"), tuple(numbers(shape, "i").tolist()), str(name, "latin-1")
+    if flags & 0xFF == 5 and not flags & 0x800:
+        (rows, ends), values = (numbers(p, "iu") for p in parts[:2]), numbers(parts[2])
+        if len(shape) != 2 or not len(ends) or not 0 <= ends[-1] <= min(len(rows), len(values)):
+            raise ValueError(f"{name}: ends of columns that its numbers do not reach")
+        return name, csc_array((values[:ends[-1]], rows[:ends[-1]], ends), shape)
+    if not 6 <= flags & 0xFF <= 15 or flags & 0x800:
+        return name, None
+    if len(shape) < 2 or min(shape) < 0:
+        raise ValueError(f"{name}: a matrix of shape {shape}")
+    return name, numbers(parts[0]).reshape(shape, order="F")
+
+# %% ../../nbs/20_graph_data.ipynb #a2b5136c
+def _read_mat(path: str | os.PathLike) -> dict[str, Any]:
+    "The matrices of a MAT-file of level 5, by name."
+    with open(path, "rb") as f:
+        data = memoryview(f.read())
+    try:
+        order = {b"\0\1IM": "<", b"\1\0MI": ">"}.get(bytes(data[124:128]))
+        if order is None:
+            raise ValueError("no MAT-file of level 5, which MATLAB writes with -v6 or -v7")
+        found = []
+        for kind, content in _elements(data[128:], order):
+            if kind == 15:
+                (kind, content), = _elements(memoryview(zlib.decompress(content)), order)
+            if kind == 14:
+                found.append(_mat_matrix(content, order))
+    except Exception as e:      # of zlib, struct, NumPy and SciPy
+        raise _damaged(path, e) from e
+    return dict(found)
+
 # %% ../../nbs/20_graph_data.ipynb #c3f9b63b
 def from_mat(path: str | os.PathLike) -> Graph:
     """A heterogeneous graph from a .mat file in the layout of YelpChi and Amazon: features, label and one sparse net_NAME a relation.
 
     Raises ValueError naming the file where it is damaged or lacks an array, OSError where it cannot be opened."""
-    from scipy.io import loadmat
-    with open(path, "rb") as f:
-        try:
-            data = loadmat(f)
-        except Exception as e:
-            raise _damaged(path, e) from e
+    data = _read_mat(path)
     relations = {key: data[key] for key in sorted(data) if key.startswith("net_")}
-    if missing := [key for key in ("features", "label") if key not in data] + ([] if relations else ["net_…"]):
-        raise ValueError(f"path: {path} holds {sorted(k for k in data if not k.startswith('__'))} but lacks {', '.join(missing)}")
+    if missing := [key for key in ("features", "label") if data.get(key) is None] + ([] if relations else ["net_…"]):
+        raise ValueError(f"path: {path} holds {sorted(data)} but lacks {', '.join(missing)}")
     try:
+        if data["features"].shape[0] != data["label"].size:     # before sparse features are written out
+            raise ValueError(f"labels: {data['label'].size} for the {data['features'].shape[0]} rows of features")
         return from_scipy(relations, data["features"], data["label"], Path(path).stem)
     except ValueError as e:
         raise ValueError(f"path: {path} holds no sound graph: {e}") from e
@@ -397,9 +454,15 @@ def _alike(views: Int[np.ndarray, "N P"], k: int = 8) -> Edges:
     nearest = np.argsort(distance, axis=1, kind="stable")[:, :k]
     return nearest.reshape(-1), np.repeat(np.arange(len(views)), k)
 
+def _need(module: str):
+    "Import what only some users of the library have installed."
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as e:
+        raise ModuleNotFoundError(f"{e}: graphs need it, pip install 'et_nbdev[graphs]'") from e
+
 def _digits(name: str) -> Graph:
-    from sklearn.datasets import load_digits
-    digits = load_digits()
+    digits = _need("sklearn.datasets").load_digits()
     pictures = digits.images.astype(np.int64)                                       # 1,797 of 8×8, levels 0 to 16
     views = {"left": pictures[:, :, :4]} if name == "digits-knn" else {"upper": pictures[:, :4, :4], "lower": pictures[:, 4:, :4]}
     edges = {kind: _alike(view.reshape(len(view), -1)) for kind, view in views.items()}
@@ -494,7 +557,7 @@ def split(labels: Int8[np.ndarray, "N"], train_fraction: float, seed: int) -> Sp
     """Labelled nodes (label 0 or 1) in three parts with equal shares of anomalies: train_fraction of them, and the rest 1 : 2.
 
     Raises ValueError naming the argument, and where a part would hold one class only."""
-    from sklearn.model_selection import train_test_split
+    train_test_split = _need("sklearn.model_selection").train_test_split
     labels = _labels(labels, len(_array("labels", labels)))
     if isinstance(train_fraction, bool) or not isinstance(train_fraction, (int, float, np.floating)) or not 0 < train_fraction < 1:
         raise ValueError(f"train_fraction: must lie between 0 and 1, got {train_fraction!r}")

@@ -255,7 +255,7 @@ def edge_energy_and_update(
     return -jnp.einsum("n...h,h->...", lse, 1 / beta), back(as_query, Wq) + back(as_key, scaled(Wk, 1 / beta))
 
 def node_terms(edges, g, Wq, Wk, beta, self_attention):
-    "ℓ (N, ..., H) and both pulls (N, ..., H, Y): samples are further heads."
+    "ℓ (N, ..., H) and both pulls (N, ..., H, Y) of tokens g (..., N, D): samples are further heads. Raises ValueError, naming the mask, where the edges do not fit."
     if g.shape[-2] != edges.num_nodes:
         raise ValueError(f"mask: expected a graph of as many nodes as tokens, N = {g.shape[-2]}, got {edges.num_nodes}")
     if edges.self_loops and not self_attention:

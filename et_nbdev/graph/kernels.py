@@ -308,11 +308,12 @@ def require():
         if find_spec("numba") is None: raise ImportError("backend 'compiled' needs numba: pip install 'et_nbdev[graphs]', or choose backend='xla'")
         import numba
         from numba.core import types
+        from numba.extending import overload
         scope = globals()
         scope.update(machine_words())
         compiled = lambda name, **options: scope.update({name: numba.njit(scope[name], nogil=True, **options)})
         compiled("exp32", fastmath=False)                               # every rounding in it is meant
-        numba.extending.overload(exp)(lambda x: (lambda x: exp32(x)) if x is types.float32 else (lambda x: math.exp(x)))
+        overload(exp)(lambda x: (lambda x: exp32(x)) if x is types.float32 else (lambda x: math.exp(x)))
         for name in ("dots", "gather", "softmax_rows", "weighted_rows", "tangent_queries_rows", "tangent_keys_rows"):
             compiled(name, fastmath={"reassoc", "contract", "arcp", "nsz"})
         for name in ("first_row", "matrix", "tensor", "run_chunk", "leave", "work", "pool_size", "invite", "launch"): compiled(name)

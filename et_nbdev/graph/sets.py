@@ -20,10 +20,10 @@ import urllib.request
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +79,7 @@ class GraphSet:
     edge_labels: Int64[np.ndarray, "E M2"] | None = None
     edge_attributes: Float32[np.ndarray, "E A2"] | None = None
     name: str = ""
+    edge_start: Int[np.ndarray, "G+1"] = field(init=False)      # where the edges of each graph begin
 
     def __post_init__(self):
         put = lambda name, value: object.__setattr__(self, name, value)
@@ -687,4 +688,4 @@ def flip_signs(batch: GraphBatch | EdgeBatch, key: PRNGKeyArray) -> GraphBatch |
     "The same batch with a random sign for each graph and each column of its positions."
     flat, positions = isinstance(batch, EdgeBatch), batch.positions
     signs = jax.random.rademacher(key, (len(batch.labels) + flat, positions.shape[-1]), positions.dtype)     # along edges also for padding
-    return batch._replace(positions=positions * (signs[batch.graph] if flat else signs[:, None]))
+    return batch._replace(positions=positions * (signs[batch.graph] if isinstance(batch, EdgeBatch) else signs[:, None]))

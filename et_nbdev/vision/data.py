@@ -25,6 +25,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float32, PRNGKeyArray, Shaped, UInt8
 
 # %% ../../nbs/10_image_data.ipynb #150bdee8
@@ -410,7 +411,7 @@ def channel_statistics(images: Images | UInt8[np.ndarray, "n S S C"]) -> tuple[F
 
     Streamed as a histogram of the 256 levels, so exact. The deviation is at least 1/255, one level: a blank channel divides safely."""
     picks = np.unique(np.linspace(0, len(images) - 1, min(5000, len(images))).round().astype(int))
-    counts = 0
+    counts = np.zeros((), int)
     for at in range(0, len(picks), 128):
         batch = images[picks[at:at + 128]]
         counts = counts + np.stack([np.bincount(batch[..., c].reshape(-1), minlength=256) for c in range(batch.shape[-1])])
@@ -426,7 +427,7 @@ def _unit(images: Pixels) -> Float32[Array, "..."]:
         return images.astype(np.float32) / np.float32(255)
     if not jnp.issubdtype(images.dtype, jnp.floating):
         raise TypeError(f"images: must be uint8 or floating, got {images.dtype}")
-    if images.size and not isinstance(images, jax.core.Tracer):
+    if images.size and not isinstance(images, Tracer):
         low, high = float(images.min()), float(images.max())     # NaN survives both
         if not np.isfinite([low, high]).all():
             raise ValueError("images: hold NaN or infinite pixels; repair them or leave those pictures out")

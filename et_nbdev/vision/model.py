@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -126,7 +126,7 @@ class ImageEnergyTransformer(nnx.Module):
         if not c.shared_norm: self.norm = EnergyLayerNorm(c.dim, rngs=rngs)
         self.decoder = affine(c.dim, c.patch_dim)
 
-    def _make_block(self, rngs: nnx.Rngs) -> nnx.Module:
+    def _make_block(self, rngs: nnx.Rngs) -> Any:
         c = self.config
         return EnergyTransformer(
             c.dim, c.num_heads, c.head_dim, c.num_memories, beta=c.beta, learn_beta=c.learn_beta,
@@ -164,7 +164,7 @@ class ImageEnergyTransformer(nnx.Module):
 # %% ../../nbs/11_image_model.ipynb #0fd246d4
 class ImageTransformer(ImageEnergyTransformer):
     "What `ImageEnergyTransformer` is measured against: T applications of one conventional `TransformerBlock`, all else equal."
-    def _make_block(self, rngs: nnx.Rngs) -> nnx.Module:
+    def _make_block(self, rngs: nnx.Rngs) -> Any:
         c = self.config
         return TransformerBlock(c.dim, c.num_heads, c.head_dim, c.num_memories, dtype=jnp.dtype(c.dtype) if c.dtype != "float32" else None, rngs=rngs)
 
@@ -265,11 +265,15 @@ def save_model(path: Path | str, model: ImageEnergyTransformer, meta: dict | Non
 
 def load_model(path: Path | str) -> ImageEnergyTransformer:
     "The model of a file that `save_model` or the training wrote. Raises CheckpointError if it is missing, damaged or of another kind."
-    saved = read_meta(path).get("config", {}).get("model")
-    unknown = f"{path}: holds no image model that this version knows; its configuration reads {saved}"
-    if not saved or not set(saved) <= {f.name for f in fields(ImageConfig)}: raise CheckpointError(unknown)   # fewer: of an older version
-    try: graphdef, abstract = nnx.split(nnx.eval_shape(lambda: image_model(ImageConfig(**saved), rngs=nnx.Rngs(0))))
-    except (TypeError, ValueError) as e: raise CheckpointError(f"{unknown} ({e})") from e
+    config = read_meta(path).get("config")
+    saved = config.get("model") if isinstance(config, dict) else None
+    unknown = f"{path}: holds no image model that this version knows; its configuration reads {str(saved)[:1000]}"
+    if not saved or not isinstance(saved, dict) or not set(saved) <= {f.name for f in fields(ImageConfig)}: raise CheckpointError(unknown)   # fewer: of an older version
+    try:
+        config = ImageConfig(**saved)
+        if config.num_tokens * config.dim > Path(path).stat().st_size: raise ValueError("its positions alone would be larger than the file")
+        graphdef, abstract = nnx.split(nnx.eval_shape(lambda: image_model(config, rngs=nnx.Rngs(0))))
+    except Exception as e: raise CheckpointError(f"{unknown} ({e})") from e       # a configuration may hold anything, and JAX and flax refuse it in many ways
     params = load_checkpoint(path, {"params": nnx.to_pure_dict(abstract)})[0]["params"]
     return nnx.merge(graphdef, params)
 
