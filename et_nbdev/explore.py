@@ -39,7 +39,8 @@ class Dialled(nnx.Module):
     r"""A block with knobs: $E = w_{ATT}\,E^{ATT} + w_{HN}\,E^{HN}$, with every head's β multiplied by `beta`.
 
     Tokens (..., N, D) as for the block; all three numbers may be traced. Raises what the block raises."""
-    def __init__(self, block: EnergyTransformer, beta: float | Array = 1.0, attention: float | Array = 1.0, memory: float | Array = 1.0):
+    def __init__(self, block: EnergyTransformer, beta: float | Float[Array, ""] = 1.0, attention: float | Float[Array, ""] = 1.0,
+                 memory: float | Float[Array, ""] = 1.0):
         self.block = nnx.merge(*nnx.split(block))           # a copy: the model that is played with stays as it is
         heads = self.block.attention
         heads.log_beta = nnx.Param(jnp.log(heads.beta) + jnp.log(jnp.asarray(beta, heads.beta.dtype)))
