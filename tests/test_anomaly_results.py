@@ -8,7 +8,7 @@ import pytest
 from test_graph_data import write_mat
 
 ROOT = Path(__file__).resolve().parent.parent
-pytestmark = pytest.mark.usefixtures("compile_quickly")
+pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 FEW = "--ratios 0.4 --trials 2 --seeds 2 --epochs 3".split()
 
 
