@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 SECONDS = 60                # for one input
-MEBIBYTES = 1024            # for all inputs of a process, beyond what the reader takes for sound files
+MEBIBYTES = 2304            # at most, beyond what sound files take; DGL is given two gibibytes
 
 
 class Reader(NamedTuple):

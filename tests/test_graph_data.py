@@ -582,6 +582,13 @@ def test_a_reader_that_hangs_is_stopped(tmp_path, false_dgl):
         data._by_dgl("file", str(tmp_path / "tfinance"), timeout=1)
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no such limit on this system")
+def test_a_reader_that_asks_for_any_amount_of_memory_is_refused_it(tmp_path, false_dgl):
+    false_dgl.write_text("def load_graphs(path): return bytearray(8 << 30)\n")
+    with pytest.raises(ValueError, match=r"tfinance could not be read by DGL \(MemoryError"):
+        load_graph("tfinance", tmp_path)
+
+
 def test_a_broken_dgl_is_not_blamed_on_the_file(tmp_path, false_dgl):
     false_dgl.write_text("raise ImportError('cannot load library')\n")
     with pytest.raises(ImportError, match=r"DGL is installed but does not work \(ImportError: cannot load library\)"):

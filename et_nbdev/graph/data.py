@@ -403,6 +403,14 @@ def _need_dgl(what: str):
         old = "" if sys.version_info < (3, 12) else " on Python 3.11 (its last good version has none for newer ones)"
         raise ImportError(f"{what} needs DGL: pip install 'et_nbdev[dgl]'{old}")
 
+def _limit_memory(more: int):
+    "To so many bytes more than are in use now, where the system can (Linux): a damaged file may ask for any amount."
+    status = Path("/proc/self/status")
+    if status.exists():
+        import resource
+        used, hard = 1024 * int(re.search(r"VmData:\s+(\d+)", status.read_text()).group(1)), resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (used + more if hard < 0 else min(used + more, hard), hard))
+
 def _dgl_worker(kind: str, source: str, target: str):
     "Runs in a process of its own: a file, or a data set of `dgl.data`, becomes an .npz."
     try:
@@ -410,6 +418,8 @@ def _dgl_worker(kind: str, source: str, target: str):
         import dgl.data
     except Exception as e:
         sys.exit(f"import: {type(e).__name__}: {str(e).splitlines()[0]}")
+    if kind == "file":
+        _limit_memory(2**31 + 40 * os.path.getsize(source))
     try:
         g = dgl.load_graphs(source)[0][0] if kind == "file" else getattr(dgl.data, kind)(raw_dir=source or None, verbose=False)[0]
         save_graph(from_dgl(g), target)
