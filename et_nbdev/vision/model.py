@@ -28,6 +28,31 @@ from ..norm import EnergyLayerNorm, signed
 from ..training import CheckpointError, atomic_write, load_checkpoint, option, read_meta, save_checkpoint
 from .data import _need, denormalise, normalise, patchify, unpatchify
 
+# %% ../../nbs/11_image_model.ipynb #f9e73fd6
+def _check_config(c):
+    "Raise ValueError, naming the field, unless the sizes, choices and scales of an `ImageConfig` are possible ones."
+    least = 0 if c.block == "energy" else 1      # an energy without its attention or its memory is still one
+    for name, low in dict(image_size=1, channels=1, patch_size=1, dim=1, num_heads=least, head_dim=1, num_memories=least, steps=1).items():
+        if getattr(c, name) < low: raise ValueError(f"{name}: expected at least {low}, got {getattr(c, name)}")
+    for name, known in dict(block=("energy", "transformer"), dtype=("float32", "bfloat16"), position_init=("normal", "waves")).items():
+        if getattr(c, name) not in known: raise ValueError(f"{name}: expected {known[0]!r} or {known[1]!r}, got {getattr(c, name)!r}")
+    if c.image_size % c.patch_size:
+        raise ValueError(f"patch_size: {c.patch_size} does not divide image_size {c.image_size}")
+    if not 0 < c.step_size < float("inf"): raise ValueError(f"step_size: expected a positive α, got {c.step_size}")
+    for name in ("position_scale", "mask_scale"):
+        if not 0 <= getattr(c, name) < float("inf"): raise ValueError(f"{name}: expected at least 0, got {getattr(c, name)}")
+    if c.init_scale is not None and not 0 <= c.init_scale < float("inf"):
+        raise ValueError(f"init_scale: expected none or at least 0, got {c.init_scale}")
+
+def _per_channel(c, name: str) -> tuple[float, ...]:
+    "The field mean or std as floats, one or C of them."
+    values = tuple(float(v) for v in getattr(c, name))      # a list, after a trip through JSON
+    if len(values) not in (1, c.channels):
+        raise ValueError(f"{name}: expected 1 or C = {c.channels} numbers, got {len(values)}")
+    if not all(np.isfinite(v) and (v > 0 or name == "mean") for v in values):
+        raise ValueError(f"{name}: expected finite{' positive' if name == 'std' else ''} numbers, got {values}")
+    return values
+
 # %% ../../nbs/11_image_model.ipynb #36cbb79c
 @dataclass(frozen=True)
 class ImageConfig:
@@ -61,24 +86,8 @@ class ImageConfig:
     std: tuple[float, ...] = option((0.5,), "deviation of the pixels, likewise")
 
     def __post_init__(self):
-        least = 0 if self.block == "energy" else 1      # an energy without its attention or its memory is still one
-        for name, low in dict(image_size=1, channels=1, patch_size=1, dim=1, num_heads=least, head_dim=1, num_memories=least, steps=1).items():
-            if getattr(self, name) < low: raise ValueError(f"{name}: expected at least {low}, got {getattr(self, name)}")
-        for name, known in dict(block=("energy", "transformer"), dtype=("float32", "bfloat16"), position_init=("normal", "waves")).items():
-            if getattr(self, name) not in known: raise ValueError(f"{name}: expected {known[0]!r} or {known[1]!r}, got {getattr(self, name)!r}")
-        if self.image_size % self.patch_size:
-            raise ValueError(f"patch_size: {self.patch_size} does not divide image_size {self.image_size}")
-        if not 0 < self.step_size < float("inf"): raise ValueError(f"step_size: expected a positive α, got {self.step_size}")
-        for name in ("position_scale", "mask_scale"):
-            if not 0 <= getattr(self, name) < float("inf"): raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
-        if self.init_scale is not None and not 0 <= self.init_scale < float("inf"):
-            raise ValueError(f"init_scale: expected none or at least 0, got {self.init_scale}")
-        for name in ("mean", "std"):
-            object.__setattr__(self, name, tuple(float(v) for v in getattr(self, name)))   # a list, after a trip through JSON
-            if len(getattr(self, name)) not in (1, self.channels):
-                raise ValueError(f"{name}: expected 1 or C = {self.channels} numbers, got {len(getattr(self, name))}")
-            if not all(np.isfinite(v) and (v > 0 or name == "mean") for v in getattr(self, name)):
-                raise ValueError(f"{name}: expected finite{' positive' if name == 'std' else ''} numbers, got {getattr(self, name)}")
+        _check_config(self)
+        for name in ("mean", "std"): object.__setattr__(self, name, _per_channel(self, name))
 
     @property
     def num_tokens(self) -> int:
@@ -106,6 +115,20 @@ def waves(side: int, dim: int) -> Float[Array, "N D"]:
     both = np.concatenate([np.tile(one, (side, 1)), np.repeat(one, side, 0)], 1)
     return jnp.asarray(both[:, :dim], jnp.float32)
 
+# %% ../../nbs/11_image_model.ipynb #e9c86882
+def _first_positions(c: ImageConfig, rngs: nnx.Rngs) -> Float[Array, "N D"]:
+    "Positions at the start, as the configuration says."
+    if c.position_init == "waves": return c.position_scale * waves(c.image_size // c.patch_size, c.dim)
+    return nnx.initializers.normal(c.position_scale)(rngs.params(), (c.num_tokens, c.dim), jnp.float32)
+
+def _check_patches(c: ImageConfig, patches, masked):
+    "Raise ValueError unless patches are (B, N, P) and masked are booleans (B, N)."
+    want = (c.num_tokens, c.patch_dim)
+    if patches.ndim != 3 or patches.shape[1:] != want:
+        raise ValueError(f"patches: expected (B, N, P) = (B, {want[0]}, {want[1]}), got {patches.shape}")
+    if masked.dtype != jnp.bool_ or masked.shape != patches.shape[:2]:
+        raise ValueError(f"masked: expected booleans (B, N) = {patches.shape[:2]}, got {masked.dtype}{masked.shape}")
+
 # %% ../../nbs/11_image_model.ipynb #dfc55f98
 @signed
 class ImageEnergyTransformer(nnx.Module):
@@ -116,12 +139,10 @@ class ImageEnergyTransformer(nnx.Module):
     """
     def __init__(self, config: ImageConfig, *, rngs: nnx.Rngs):
         c, affine = config, lambda fan_in, fan_out: nnx.Linear(fan_in, fan_out, rngs=rngs)
-        normal = nnx.initializers.normal
         self.config = config
         self.encoder = affine(c.patch_dim, c.dim)
-        self.mask_token = nnx.Param(normal(c.mask_scale)(rngs.params(), (c.dim,), jnp.float32))
-        self.positions = nnx.Param(normal(c.position_scale)(rngs.params(), (c.num_tokens, c.dim), jnp.float32) if c.position_init == "normal" else
-                                   c.position_scale * waves(c.image_size // c.patch_size, c.dim))
+        self.mask_token = nnx.Param(nnx.initializers.normal(c.mask_scale)(rngs.params(), (c.dim,), jnp.float32))
+        self.positions = nnx.Param(_first_positions(c, rngs))
         self.block = self._make_block(rngs)
         if not c.shared_norm: self.norm = EnergyLayerNorm(c.dim, rngs=rngs)
         self.decoder = affine(c.dim, c.patch_dim)
@@ -135,7 +156,7 @@ class ImageEnergyTransformer(nnx.Module):
 
     def encode(self, patches: Float[Array, "B N P"], masked: Bool[Array, "B N"]) -> Float[Array, "B N D"]:
         "Tokens at t = 0: the encoded patch or, where masked, MASK; plus the position in either case."
-        self._check(patches, masked)
+        _check_patches(self.config, patches, masked)
         x = jnp.where(masked[..., None], self.mask_token[...][None, None], self.encoder(patches))
         return x + self.positions[...][None]
 
@@ -143,13 +164,6 @@ class ImageEnergyTransformer(nnx.Module):
         "Predicted patches of the tokens, at any time of the descent."
         norm = self.block.norm if self.config.shared_norm else self.norm
         return self.decoder(norm(x))
-
-    def _check(self, patches, masked):
-        want = (self.config.num_tokens, self.config.patch_dim)
-        if patches.ndim != 3 or patches.shape[1:] != want:
-            raise ValueError(f"patches: expected (B, N, P) = (B, {want[0]}, {want[1]}), got {patches.shape}")
-        if masked.dtype != jnp.bool_ or masked.shape != patches.shape[:2]:
-            raise ValueError(f"masked: expected booleans (B, N) = {patches.shape[:2]}, got {masked.dtype}{masked.shape}")
 
     def descend(self, patches: Float[Array, "B N P"], masked: Bool[Array, "B N"], *, steps: int | None = None,
                 step_size: float | None = None, **options) -> tuple[Float[Array, "B N D"], Trajectory]:
