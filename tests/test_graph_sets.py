@@ -420,6 +420,25 @@ def test_only_edges_that_tables_and_lists_agree_on_are_batched(ends, wrong):
     with pytest.raises(ValueError, match="^ids: must hold ids of graphs"): graphs[[0.5]]
 
 
+@pytest.mark.parametrize("layout", ["dense", "edges"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_no_batch_is_made_of_numbers_that_are_not_finite(layout, bad):
+    graphs = random_set(3).undirected()
+    encoding, P = learn_encoding(graphs, [0]), laplacian_positions(graphs, 2)
+    make = (lambda e, p: make_buckets(graphs, e, positions=p)) if layout == "dense" else (lambda e, p: edge_batch(graphs, e, p, np.arange(len(graphs))))
+    make(encoding, P)
+    broken = P.copy()
+    broken[5, 1] = bad
+    with pytest.raises(ValueError, match=f"^positions: must be finite, got {bad} in row 5"): make(encoding, broken)
+    with pytest.raises(ValueError, match="^positions: must be finite"): EdgeLists(graphs, encoding, broken)
+    described = replace(graphs, node_labels=None, node_attributes=np.linspace(0, 1, graphs.num_nodes)[:, None])       # learned from graph 0 alone
+    measured = learn_encoding(described, [0])
+    far = replace(described, node_attributes=np.where(np.arange(graphs.num_nodes) == 7, np.float32(3e38), described.node_attributes[:, 0])[:, None])
+    tight = measured._replace(node=measured.node._replace(scale=np.float32([1e-6])))
+    table = (lambda: make_buckets(far, tight, positions=P)) if layout == "dense" else (lambda: edge_batch(far, tight, P, np.arange(len(far))))
+    with np.errstate(over="ignore"), pytest.raises(ValueError, match="^features: must be finite, got inf in row 7"): table()
+
+
 def test_a_digest_changes_with_every_number_of_a_set():
     graphs = random_set(1)
     assert graphs.digest == replace(graphs, name="other").digest == graphs[np.arange(7)].digest and len(graphs.digest) == 16

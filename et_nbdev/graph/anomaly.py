@@ -81,6 +81,13 @@ def check_features(features, num_features: int, num_nodes: int | None = None):
     if features.ndim != 2 or features.shape[1] != num_features or num_nodes not in (None, len(features)):
         raise ValueError(f"features: expected shape (N, F) with {'' if num_nodes is None else f'N = {num_nodes} as in edges and '}F = {num_features}, got {features.shape}")
 
+def _check_kinds(features, edges, num_features: int, kinds: int):
+    "Raises TypeError or ValueError unless `edges` are one graph, or one mask as `sample` makes them, a block, and the features fit each."
+    if not (isinstance(edges, tuple) and all(isinstance(kind, EdgeIndex) or getattr(kind, "ndim", 0) == 2 for kind in edges)):
+        raise TypeError(f"edges: expected what AnomalyEnergyTransformer.prepare(graph) returns, a tuple of EdgeIndex, got {type(edges).__name__}")
+    if len(edges) != kinds: raise ValueError(f"edges: expected {kinds}, one a block, got {len(edges)}")
+    for kind in edges: check_features(features, num_features, kind.num_nodes if isinstance(kind, EdgeIndex) else len(kind))
+
 # %% ../../nbs/22_anomaly.ipynb #17d966b4
 @signed
 class AnomalyEnergyTransformer(nnx.Module):
@@ -114,10 +121,7 @@ class AnomalyEnergyTransformer(nnx.Module):
 
     def check(self, features: Float[Array, "N F"], edges: tuple[EdgeIndex, ...]):
         "Raises TypeError or ValueError unless the features fit the encoder, and the edges the blocks and the features."
-        if not (isinstance(edges, tuple) and all(isinstance(kind, EdgeIndex) or getattr(kind, "ndim", 0) == 2 for kind in edges)):     # or masks: see `sample`
-            raise TypeError(f"edges: expected what AnomalyEnergyTransformer.prepare(graph) returns, a tuple of EdgeIndex, got {type(edges).__name__}")
-        if len(edges) != len(self.blocks): raise ValueError(f"edges: expected {len(self.blocks)}, one a block, got {len(edges)}")
-        for kind in edges: check_features(features, self.encoder.in_features, kind.num_nodes if isinstance(kind, EdgeIndex) else len(kind))
+        _check_kinds(features, edges, self.encoder.in_features, len(self.blocks))
 
     def __call__(self, features: Float[Array, "N F"], edges: tuple[EdgeIndex, ...], *, rngs: nnx.Rngs | None = None) -> Float[Array, "N 2"]:
         """Logits of normal and anomalous. `rngs` are for the dropout, in training; without them the result is deterministic.
@@ -208,7 +212,7 @@ def train_classifier(
     threshold = best_threshold(labels[validation], p[validation])
     return Anomaly(result.model, p, threshold, scores(labels[validation], p[validation], threshold), scores(labels[test], p[test], threshold), result.history)
 
-# %% ../../nbs/22_anomaly.ipynb #c37cbcdd
+# %% ../../nbs/22_anomaly.ipynb #aa1e8434
 @dataclass(frozen=True)
 class SampleConfig:
     "Training on parts of the graph. Raises ValueError, naming the field, on values out of range."
@@ -220,6 +224,7 @@ class SampleConfig:
         check_sizes(nodes=self.nodes, neighbours=self.neighbours)
         if not (self.seeds == 0 or 2 <= self.seeds <= self.nodes): raise ValueError(f"seeds: expected 0, or 2 ≤ seeds ≤ nodes = {self.nodes}, got {self.seeds}")
 
+# %% ../../nbs/22_anomaly.ipynb #422d4804
 def _some(rows: Rows, of: Int[np.ndarray, "n"], most: int, rng: np.random.Generator, among: Bool[np.ndarray, "N"] | None = None):
     "At most `most` random neighbours of each of the nodes `of`, as (neighbour, which of them)."
     start, nodes = np.asarray(rows.start), np.asarray(rows.nodes)
@@ -231,6 +236,7 @@ def _some(rows: Rows, of: Int[np.ndarray, "n"], most: int, rng: np.random.Genera
     keep = shuffled[np.arange(len(which)) - np.searchsorted(which, which) < most]
     return found[keep], which[keep]
 
+# %% ../../nbs/22_anomaly.ipynb #08b3fda7
 def sample(edges: tuple[EdgeIndex, ...], seeds: Int[np.ndarray, "n"], config: SampleConfig, rng: np.random.Generator):
     "A part of a graph around `seeds`: its nodes, these first, and its edges, in arrays of the same shapes for any seeds."
     N = edges[0].num_nodes
@@ -250,6 +256,7 @@ def sample(edges: tuple[EdgeIndex, ...], seeds: Int[np.ndarray, "n"], config: Sa
         parts.append(part if kind.backend == "compiled" else part.mask())
     return nodes, tuple(parts)
 
+# %% ../../nbs/22_anomaly.ipynb #c37cbcdd
 def sampled(features: Float[np.ndarray, "N F"], edges: tuple[EdgeIndex, ...], labels: Int[np.ndarray, "N"], train: Int[np.ndarray, "train"],
             config: SampleConfig, seed: int) -> Callable[[int], Iterator[Batch]]:
     "Batches for `train_classifier`; that of step s depends on the seed and s alone. Raises ValueError if there are fewer training nodes than seeds."

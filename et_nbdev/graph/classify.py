@@ -59,7 +59,7 @@ class WeightedPairs:
         energy, P, Q, K = self.attention(g, Wq, Wk, beta, self_attention)
         return energy, two_term_update(P * self.weights.astype(P.dtype), Q, K, Wq, Wk)
 
-# %% ../../nbs/24_classification.ipynb #857bff70
+# %% ../../nbs/24_classification.ipynb #a2590176
 def shifted(x: Float[Array, "... N D"], size: int, graph: Int[Array, "N"] | None = None) -> Float[Array, "... N size*D"]:
     "Every token beside its `size` − 1 neighbours in the order of the nodes; zeros beyond the ends, and beyond those of its own `graph`."
     r, N = size // 2, x.shape[-2]
@@ -70,6 +70,7 @@ def shifted(x: Float[Array, "... N D"], size: int, graph: Int[Array, "N"] | None
         near = [jnp.where((ids[v:v + N] == graph)[:, None], part, jnp.zeros_like(part)) for v, part in enumerate(near)]
     return jnp.concatenate(near, -1)
 
+# %% ../../nbs/24_classification.ipynb #857bff70
 @signed
 class LearnedAdjacency(nnx.Module):
     r"""Conv2D(X ⊗ X), H filters of `size` × `size`, stride 1, zeros beyond the border, without forming X ⊗ X; and a linear map of edge features.
@@ -181,6 +182,43 @@ class ClassifyConfig:
         if not 0 <= self.dropout < 1: raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {self.dropout}")
         if self.strangers not in ("out", "zero"): raise ValueError(f"strangers: expected 'out' or 'zero', got {self.strangers!r}")
 
+# %% ../../nbs/24_classification.ipynb #1d6ca6e8
+def _listed_pairs(adjacency: LearnedAdjacency, x: Float[Array, "n+B+1 D"], batch: EdgeBatch, literal: bool) -> WeightedEdges:
+    "The edges of the nodes, and those between each node and the CLS of its graph."
+    at = places(batch)
+    cls = at.cls[jnp.minimum(batch.graph, len(at.cls) - 1)]
+    senders, receivers = (jnp.concatenate(ends) for ends in ((at.node[batch.senders], cls, at.node), (at.node[batch.receivers], at.node, cls)))
+    linked = jnp.concatenate([batch.present[batch.receivers], batch.present, batch.present])
+    features = jnp.pad(batch.edge_features, ((0, 2 * len(batch.graph)), (0, 0)))
+    count = lambda ids, n: jax.ops.segment_sum(linked.astype(jnp.int32), ids, n)
+    nodes = jnp.pad(jax.ops.segment_sum(batch.present.astype(jnp.int32), batch.graph, len(at.cls)), (0, 1))
+    strangers = jnp.maximum(nodes[at.graph] - count(receivers, len(x)), 0) if literal else None
+    return WeightedEdges(senders, receivers, linked, adjacency.along(x, at.graph, senders, receivers, features), strangers)
+
+def _with_cls(batch: GraphBatch) -> Bool[Array, "B N+1"]:
+    "Which tokens are there: CLS always."
+    return jnp.pad(batch.present, ((0, 0), (1, 0)), constant_values=True)
+
+def _tabled_pairs(adjacency: LearnedAdjacency, x: Float[Array, "B N+1 D"], batch: GraphBatch, literal: bool) -> WeightedPairs:
+    "The same in tables: edges, and a row and a column for CLS."
+    here = _with_cls(batch)
+    both = here[:, :, None] & here[:, None, :]
+    linked = both & jnp.pad(batch.adjacency != 0, ((0, 0), (1, 0), (1, 0)), constant_values=True)          # Ã
+    weights = adjacency(x, jnp.pad(batch.edge_features, ((0, 0), (1, 0), (1, 0), (0, 0))))
+    return WeightedPairs(jnp.where(linked[:, None], weights, jnp.zeros_like(weights)), both) if literal else WeightedPairs(weights, linked)
+
+# %% ../../nbs/24_classification.ipynb #038df25f
+def _noisy_descent(block: EnergyTransformer, x: Float[Array, "... D"], c: ClassifyConfig, pairs: WeightedPairs | WeightedEdges, rngs: nnx.Rngs) -> Float[Array, "... D"]:
+    "T steps of a block, each with noise on the gradient, Eq. (26)."
+    for _ in range(c.steps):
+        x = descend(block, x, 1, c.step_size, mask=pairs)[0] - c.step_size * c.noise * jax.random.normal(rngs.noise(), x.shape, x.dtype)
+    return x
+
+def _drop(x: Float[Array, "B D"], rate: float, rngs: nnx.Rngs | None) -> Float[Array, "B D"]:
+    "Dropout, in training only: entries become 0 with probability `rate`, the others are scaled up to keep the mean."
+    if rngs is None or not rate: return x
+    return jnp.where(jax.random.bernoulli(rngs.dropout(), 1 - rate, x.shape), x / (1 - rate), jnp.zeros_like(x))
+
 # %% ../../nbs/24_classification.ipynb #8d4b37a8
 @signed
 class GraphClassifier(nnx.Module):
@@ -216,22 +254,8 @@ class GraphClassifier(nnx.Module):
 
     def pairs(self, x, batch) -> WeightedPairs | WeightedEdges:
         r"Who may see whom, and $\hat A$: all that the blocks need to know of the edges. `x` are the tokens at the start."
-        literal = self.config.strangers == "zero"
-        if isinstance(batch, EdgeBatch):
-            at = places(batch)
-            cls = at.cls[jnp.minimum(batch.graph, len(at.cls) - 1)]
-            senders, receivers = (jnp.concatenate(ends) for ends in ((at.node[batch.senders], cls, at.node), (at.node[batch.receivers], at.node, cls)))
-            linked = jnp.concatenate([batch.present[batch.receivers], batch.present, batch.present])
-            features = jnp.pad(batch.edge_features, ((0, 2 * len(batch.graph)), (0, 0)))
-            count = lambda ids, n: jax.ops.segment_sum(linked.astype(jnp.int32), ids, n)
-            nodes = jnp.pad(jax.ops.segment_sum(batch.present.astype(jnp.int32), batch.graph, len(at.cls)), (0, 1))
-            strangers = jnp.maximum(nodes[at.graph] - count(receivers, len(x)), 0) if literal else None
-            return WeightedEdges(senders, receivers, linked, self.adjacency.along(x, at.graph, senders, receivers, features), strangers)
-        here = jnp.pad(batch.present, ((0, 0), (1, 0)), constant_values=True)
-        both = here[:, :, None] & here[:, None, :]
-        linked = both & jnp.pad(batch.adjacency != 0, ((0, 0), (1, 0), (1, 0)), constant_values=True)          # Ã
-        weights = self.adjacency(x, jnp.pad(batch.edge_features, ((0, 0), (1, 0), (1, 0), (0, 0))))
-        return WeightedPairs(jnp.where(linked[:, None], weights, jnp.zeros_like(weights)), both) if literal else WeightedPairs(weights, linked)
+        pairs = _listed_pairs if isinstance(batch, EdgeBatch) else _tabled_pairs
+        return pairs(self.adjacency, x, batch, self.config.strangers == "zero")
 
     def __call__(self, batch, rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
         "Logits. `rngs` bring signs, noise, dropout and order, in training; without them the result is deterministic."
@@ -242,22 +266,16 @@ class GraphClassifier(nnx.Module):
         x = self.tokens(batch)
         pairs = self.pairs(x, batch)
         for block in self.blocks:
-            if rngs is None or not c.noise: x = descend(block, x, c.steps, c.step_size, mask=pairs)[0]
-            else:
-                for _ in range(c.steps):
-                    x = descend(block, x, 1, c.step_size, mask=pairs)[0] - c.step_size * c.noise * jax.random.normal(rngs.noise(), x.shape, x.dtype)
+            noisy = rngs is not None and c.noise
+            x = _noisy_descent(block, x, c, pairs, rngs) if noisy else descend(block, x, c.steps, c.step_size, mask=pairs)[0]
         read = x[places(batch).cls] if isinstance(batch, EdgeBatch) else x[:, 0]
-        if rngs is not None and c.dropout:
-            keep = jax.random.bernoulli(rngs.dropout(), 1 - c.dropout, read.shape)
-            read = jnp.where(keep, read / (1 - c.dropout), jnp.zeros_like(read))
-        return self.head(read)
+        return self.head(_drop(read, c.dropout, rngs))
 
     def energies(self, batch) -> list[Energies]:
         "What each block descends, without noise: energies (T+1, B) of the tokens that are present, one pair a block; of an `EdgeBatch` the sums over its graphs, (T+1,)."
         self.check(batch)
         x, found = self.tokens(batch), []
-        if isinstance(batch, EdgeBatch): here = places(batch).graph < len(batch.labels)
-        else: here = jnp.pad(batch.present, ((0, 0), (1, 0)), constant_values=True)
+        here = places(batch).graph < len(batch.labels) if isinstance(batch, EdgeBatch) else _with_cls(batch)
         pairs = self.pairs(x, batch)
         for block in self.blocks:
             x, path = descend(block, x, self.config.steps, self.config.step_size, mask=pairs, states=True)

@@ -124,6 +124,16 @@ def _taken_apart(model: nnx.Module):
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
     return graphdef, nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
 
+# %% ../../nbs/20c_cross_validation.ipynb #d927ef83
+def _ids_to_learn_from(train, validation, graphs: Buckets | EdgeLists) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "m"]]:
+    "Ids of graphs that are there and have a class, none of them in both parts."
+    train, validation = (_graph_ids(name, ids, len(graphs.labels)) for name, ids in (("train", train), ("validation", validation)))
+    if len(both := np.intersect1d(train, validation)): raise ValueError(f"train, validation: must not share graphs, but {len(both)} are in both, such as {both[0]}")
+    for name, ids in (("train", train), ("validation", validation)):
+        held = graphs.labels[ids]
+        if not len(held) or held.min() < 0: raise ValueError(f"{name}: must name graphs that have a class" + (f", but graph {ids[held.argmin()]} has none" if len(held) else ", got none"))
+    return train, validation
+
 # %% ../../nbs/20c_cross_validation.ipynb #d744120b
 class Fitted(NamedTuple):
     "A model with the weights of its best epoch on the validation graphs, and how it went."
@@ -137,11 +147,7 @@ def fit_classifier(model: nnx.Module, graphs: Buckets | EdgeLists, train: Int[np
 
     `model(batch, rngs=None)` gives logits (B, C); with `rngs` it is being trained. Stops where the loss is no longer finite.
     Raises ValueError for a training or validation graph without a class or that is not there, and for one that is both."""
-    train, validation = (_graph_ids(name, ids, len(graphs.labels)) for name, ids in (("train", train), ("validation", validation)))
-    if len(both := np.intersect1d(train, validation)): raise ValueError(f"train, validation: must not share graphs, but {len(both)} are in both, such as {both[0]}")
-    for name, ids in (("train", train), ("validation", validation)):
-        held = graphs.labels[ids]
-        if not len(held) or held.min() < 0: raise ValueError(f"{name}: must name graphs that have a class" + (f", but graph {ids[held.argmin()]} has none" if len(held) else ", got none"))
+    train, validation = _ids_to_learn_from(train, validation, graphs)
     graphdef, params, rest = _taken_apart(model)
     step, _, score = _programs(graphdef)
     state, key = FitState(params, rest, _adam.init(params), jnp.zeros((), jnp.int32)), jax.random.key(seed)
@@ -166,6 +172,7 @@ def fit_classifier(model: nnx.Module, graphs: Buckets | EdgeLists, train: Int[np
             best, kept = (row["validation_accuracy"], -row["validation_loss"]), (state.params, state.rest, epoch)
     return Fitted(nnx.merge(graphdef, *kept[:2]), history, kept[2])
 
+# %% ../../nbs/20c_cross_validation.ipynb #5cf03150
 def predict_logits(model: nnx.Module, graphs: Buckets | EdgeLists, ids: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n C"]:
     "Logits of each graph, in the order of `ids`. Looks at no label. Raises ValueError for a graph that is not there."
     ids = _graph_ids("ids", ids, len(graphs.labels))

@@ -108,9 +108,44 @@ def _merge(edges: Edges, num_nodes: int, *, both: bool = False, self_loops: bool
 def _union(relations: Mapping[str, Edges], num_nodes: int) -> Edges:
     return _merge(tuple(np.concatenate(ends) for ends in zip(*relations.values())), num_nodes)
 
+# %% ../../nbs/20_graph_data.ipynb #f0f987d6
+def _fields(senders, receivers, features, labels, relations: Mapping) -> dict:
+    "What a `Graph` is made of, checked and read-only."
+    features = _features(features)
+    N = len(features)
+    labels, edges, relations = _labels(labels, N), _pair((senders, receivers), ("senders", "receivers"), N), _kinds(relations, N)
+    if relations and not all(map(np.array_equal, _union(relations, N), _merge(edges, N))):
+        raise ValueError("relations: their union must be the edge list; leave that to from_relations")
+    return {"senders": edges[0], "receivers": edges[1], "features": features, "labels": labels, "relations": relations}
+
+# %% ../../nbs/20_graph_data.ipynb #6eb6c8d9
+class _EdgeList:
+    "What two lists of ends and the number of nodes tell."
+    senders: Int32[np.ndarray, "E"]
+    receivers: Int32[np.ndarray, "E"]
+    num_nodes: int
+
+    @property
+    def edges(self) -> Edges: return self.senders, self.receivers
+    @property
+    def num_edges(self) -> int: return len(self.senders)
+    @property
+    def degrees(self) -> Int[np.ndarray, "N"]:
+        "Edges that end at each node: how many senders it may see."
+        return np.bincount(self.receivers, minlength=self.num_nodes)
+    @property
+    def has_self_loops(self) -> bool: return bool((self.senders == self.receivers).any())
+    @property
+    def has_parallel_edges(self) -> bool: return _rows(self.edges, self.num_nodes).nnz < self.num_edges
+    @property
+    def is_symmetric(self) -> bool:
+        "Whether every edge has its reverse."
+        A = _rows(self.edges, self.num_nodes)
+        return (A != A.T).nnz == 0
+
 # %% ../../nbs/20_graph_data.ipynb #98a36b6c
 @dataclass(frozen=True, repr=False, eq=False)
-class Graph:
+class Graph(_EdgeList):
     """A graph with features and labels on its nodes; NumPy arrays on the host, checked and read-only.
 
     Edge e goes from senders[e] to receivers[e]: node receivers[e] may see node senders[e]. `labels` are 1 (anomalous), 0 (normal) or
@@ -124,41 +159,17 @@ class Graph:
     name: str = ""
 
     def __post_init__(self):
-        put = lambda name, value: object.__setattr__(self, name, value)
-        put("features", _features(self.features))
-        put("labels", _labels(self.labels, self.num_nodes))
-        senders, receivers = _pair(self.edges, ("senders", "receivers"), self.num_nodes)
-        put("senders", senders)
-        put("receivers", receivers)
-        put("relations", _kinds(self.relations, self.num_nodes))
-        if self.relations and not all(map(np.array_equal, _union(self.relations, self.num_nodes), _merge(self.edges, self.num_nodes))):
-            raise ValueError("relations: their union must be the edge list; leave that to from_relations")
+        for name, value in _fields(self.senders, self.receivers, self.features, self.labels, self.relations).items():
+            object.__setattr__(self, name, value)       # once; after that the dataclass is frozen
 
-    @property
-    def edges(self) -> Edges: return self.senders, self.receivers
     @property
     def num_nodes(self) -> int: return len(self.features)
     @property
-    def num_edges(self) -> int: return len(self.senders)
-    @property
     def num_features(self) -> int: return self.features.shape[1]
-    @property
-    def degrees(self) -> Int[np.ndarray, "N"]:
-        "Edges that end at each node: how many senders it may see."
-        return np.bincount(self.receivers, minlength=self.num_nodes)
     @property
     def labelled(self) -> Int[np.ndarray, "labelled"]:
         "The nodes with a label, ascending."
         return np.flatnonzero(self.labels >= 0)
-    @property
-    def has_self_loops(self) -> bool: return bool((self.senders == self.receivers).any())
-    @property
-    def has_parallel_edges(self) -> bool: return _rows(self.edges, self.num_nodes).nnz < self.num_edges
-    @property
-    def is_symmetric(self) -> bool:
-        "Whether every edge has its reverse."
-        A = _rows(self.edges, self.num_nodes)
-        return (A != A.T).nnz == 0
     @property
     def digest(self) -> str:
         "A short hash of the edges, relations, features and labels, as they are stored; the name does not enter."

@@ -59,9 +59,62 @@ def _ranges(start: Int[np.ndarray, "G+1"], ids: Int[np.ndarray, "n"]) -> Int[np.
     ends = np.cumsum(counts)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(start[:-1][ids] - (ends - counts), counts)
 
-# %% ../../nbs/20b_graph_sets.ipynb #65b38d4f
+# %% ../../nbs/20b_graph_sets.ipynb #95cad86d
 _FIELDS = "start senders receivers labels classes node_labels node_attributes edge_labels edge_attributes".split()
 
+def _starts(start) -> Int32[np.ndarray, "G+1"]:
+    start = _array("start", start)
+    if start.ndim != 1 or start.dtype.kind not in "iu" or len(start) < 1 or start[0] != 0 or (np.diff(start) < 1).any():
+        raise ValueError(f"start: must ascend from 0 by at least one node a graph, got {start.dtype} of shape {start.shape}: {str(start[:8])}")
+    return _frozen(start, np.int32)
+
+def _classes_of(labels, classes, G: int) -> tuple[Int32[np.ndarray, "G"], Int64[np.ndarray, "C"]]:
+    labels = _array("labels", labels)
+    if labels.shape != (G,) or labels.dtype.kind not in "iu":
+        raise ValueError(f"labels: must hold one integer for each of the {G} graphs, got {labels.dtype} of shape {labels.shape}")
+    classes = _frozen(np.arange(labels.max(initial=-1) + 1) if classes is None else _array("classes", classes), np.int64)
+    if labels.size and (labels.min() < -1 or labels.max() >= len(classes)):
+        raise ValueError(f"labels: must be classes from 0 to {len(classes) - 1} or -1, got {labels.min()} to {labels.max()}")
+    return _frozen(labels, np.int32), classes
+
+def _graph_by_graph(senders, receivers, start: Int32[np.ndarray, "G+1"]) -> tuple[Int[np.ndarray, "E"], Int[np.ndarray, "G+1"], Int32[np.ndarray, "E"], Int32[np.ndarray, "E"]]:
+    "The order in which edges stand graph by graph, else as given; where those of each graph begin; and the edges in it."
+    G = len(start) - 1
+    senders, receivers = _pair((senders, receivers), ("senders", "receivers"), int(start[-1]))
+    of_node = np.repeat(np.arange(G), np.diff(start))
+    if len(wrong := np.flatnonzero(of_node[senders] != of_node[receivers])):
+        raise ValueError(f"senders and receivers: edge {wrong[0]} leads from graph {of_node[senders[wrong[0]]]} to graph {of_node[receivers[wrong[0]]]}")
+    order = np.argsort(of_node[receivers], kind="stable")
+    return order, np.searchsorted(of_node[receivers][order], np.arange(G + 1)), _frozen(senders[order], np.int32), _frozen(receivers[order], np.int32)
+
+# %% ../../nbs/20b_graph_sets.ipynb #e6f92791
+def _both_ways(senders: Int32[np.ndarray, "E"], receivers: Int32[np.ndarray, "E"], N: int):
+    "Senders and receivers of each edge and its reverse, once, without loops, sorted by receiver and then sender; and the edge that each is made of, the first if it is given twice."
+    s, r = np.concatenate([senders, receivers]), np.concatenate([receivers, senders])
+    keep = np.flatnonzero(s != r)
+    keep = keep[np.unique(r[keep].astype(np.int64) * N + s[keep], return_index=True)[1]]
+    return s[keep], r[keep], keep % max(len(senders), 1)
+
+def _are_both_ways(senders: Int32[np.ndarray, "E"], receivers: Int32[np.ndarray, "E"], N: int) -> bool:
+    forth, back = (np.sort(a.astype(np.int64) * N + b) for a, b in ((receivers, senders), (senders, receivers)))
+    return bool((forth == back).all() and (np.diff(forth) > 0).all() and (senders != receivers).all())
+
+# %% ../../nbs/20b_graph_sets.ipynb #4045dc26
+def _digest(graphs) -> str:
+    found = hashlib.sha256()
+    for key in _FIELDS:
+        a = getattr(graphs, key)
+        found.update(f"{key} {a.dtype.kind}{a.dtype.itemsize} {a.shape} ".encode() + a.astype(a.dtype.newbyteorder("<")).tobytes())
+    return found.hexdigest()[:16]
+
+def _described(graphs) -> str:
+    G = max(len(graphs), 1)
+    known = [f"{n} {word}" for word, n in (("node label", graphs.node_labels.shape[1]), ("node attributes", graphs.node_attributes.shape[1]),
+                                           ("edge label", graphs.edge_labels.shape[1]), ("edge attributes", graphs.edge_attributes.shape[1])) if n]
+    return (f"GraphSet({graphs.name!r}): {len(graphs):,} graphs of {graphs.num_classes} classes, {graphs.num_nodes / G:.2f} nodes and "
+            f"{graphs.num_edges / 2 / G:.2f} edges on average" + "".join(f", {k}" for k in known))
+
+# %% ../../nbs/20b_graph_sets.ipynb #65b38d4f
 @dataclass(frozen=True, repr=False, eq=False)
 class GraphSet:
     """G graphs end to end, with a class each; NumPy arrays on the host, checked and read-only.
@@ -83,28 +136,13 @@ class GraphSet:
 
     def __post_init__(self):
         put = lambda name, value: object.__setattr__(self, name, value)
-        start = _array("start", self.start)
-        if start.ndim != 1 or start.dtype.kind not in "iu" or len(start) < 1 or start[0] != 0 or (np.diff(start) < 1).any():
-            raise ValueError(f"start: must ascend from 0 by at least one node a graph, got {start.dtype} of shape {start.shape}: {str(start[:8])}")
-        put("start", _frozen(start, np.int32))
-        N, labels = self.num_nodes, _array("labels", self.labels)
-        if labels.shape != (len(self),) or labels.dtype.kind not in "iu":
-            raise ValueError(f"labels: must hold one integer for each of the {len(self)} graphs, got {labels.dtype} of shape {labels.shape}")
-        put("classes", _frozen(np.arange(labels.max(initial=-1) + 1) if self.classes is None else _array("classes", self.classes), np.int64))
-        if labels.size and (labels.min() < -1 or labels.max() >= len(self.classes)):
-            raise ValueError(f"labels: must be classes from 0 to {len(self.classes) - 1} or -1, got {labels.min()} to {labels.max()}")
-        put("labels", _frozen(labels, np.int32))
-        senders, receivers = _pair((self.senders, self.receivers), ("senders", "receivers"), N)
-        of_node = np.repeat(np.arange(len(self)), self.sizes)
-        if len(wrong := np.flatnonzero(of_node[senders] != of_node[receivers])):
-            raise ValueError(f"senders and receivers: edge {wrong[0]} leads from graph {of_node[senders[wrong[0]]]} to graph {of_node[receivers[wrong[0]]]}")
-        order = np.argsort(of_node[receivers], kind="stable")           # edges by graph, else as given
-        put("edge_start", np.searchsorted(of_node[receivers][order], np.arange(len(self) + 1)))
-        put("senders", _frozen(senders[order], np.int32))
-        put("receivers", _frozen(receivers[order], np.int32))
+        put("start", _starts(self.start))
+        for name, a in zip(("labels", "classes"), _classes_of(self.labels, self.classes, len(self))): put(name, a)
+        order, *edges = _graph_by_graph(self.senders, self.receivers, self.start)
+        for name, a in zip(("edge_start", "senders", "receivers"), edges): put(name, a)
         for key, kind in (("labels", int), ("attributes", float)):
-            put(f"node_{key}", _table_of(f"node_{key}", getattr(self, f"node_{key}"), N, kind))
-            put(f"edge_{key}", _frozen(_table_of(f"edge_{key}", getattr(self, f"edge_{key}"), len(senders), kind)[order], np.int64 if kind is int else np.float32))
+            put(f"node_{key}", _table_of(f"node_{key}", getattr(self, f"node_{key}"), self.num_nodes, kind))
+            put(f"edge_{key}", _frozen(_table_of(f"edge_{key}", getattr(self, f"edge_{key}"), len(order), kind)[order], np.int64 if kind is int else np.float32))
 
     def __len__(self) -> int: return len(self.start) - 1
     num_nodes = property(lambda self: int(self.start[-1]), doc="Nodes of all graphs together.")
@@ -123,27 +161,18 @@ class GraphSet:
 
     def undirected(self) -> "GraphSet":
         "Each edge and its reverse once, sorted by receiver and then sender, no loops. Of edges given twice the first counts; a missing reverse knows what its edge does."
-        senders, receivers = np.concatenate([self.senders, self.receivers]), np.concatenate([self.receivers, self.senders])
-        keep = np.flatnonzero(senders != receivers)
-        keep = keep[np.unique(receivers[keep].astype(np.int64) * self.num_nodes + senders[keep], return_index=True)[1]]
-        return replace(self, senders=senders[keep], receivers=receivers[keep], edge_labels=self.edge_labels[keep % max(self.num_edges, 1)],
-                       edge_attributes=self.edge_attributes[keep % max(self.num_edges, 1)])
+        senders, receivers, of = _both_ways(self.senders, self.receivers, self.num_nodes)
+        return replace(self, senders=senders, receivers=receivers, edge_labels=self.edge_labels[of], edge_attributes=self.edge_attributes[of])
 
     @cached_property
     def is_undirected(self) -> bool:
         "Whether every edge is there once in each direction, without loops, as `undirected` makes it."
-        forth, back = (a.astype(np.int64) * self.num_nodes + b for a, b in ((self.receivers, self.senders), (self.senders, self.receivers)))
-        forth, back = np.sort(forth), np.sort(back)
-        return bool((forth == back).all() and (np.diff(forth) > 0).all() and (self.senders != self.receivers).all())
+        return _are_both_ways(self.senders, self.receivers, self.num_nodes)
 
     @cached_property
     def digest(self) -> str:
         "16 hexadecimal digits that change with every number of the set, not with its name."
-        found = hashlib.sha256()
-        for key in _FIELDS:
-            a = getattr(self, key)
-            found.update(f"{key} {a.dtype.kind}{a.dtype.itemsize} {a.shape} ".encode() + a.astype(a.dtype.newbyteorder("<")).tobytes())
-        return found.hexdigest()[:16]
+        return _digest(self)
 
     def graph(self, i: int) -> Graph:
         "Graph i alone; its features are one-hot node labels and attributes as published, its nodes unlabelled."
@@ -152,12 +181,7 @@ class GraphSet:
         features = np.hstack([*hot, one.node_attributes] if hot or one.node_attributes.shape[1] else [np.ones((one.num_nodes, 1))])
         return Graph(one.senders, one.receivers, features.astype(np.float32), np.full(one.num_nodes, -1), name=f"{self.name}[{i}]")
 
-    def __repr__(self) -> str:
-        G = max(len(self), 1)
-        known = [f"{n} {word}" for word, n in (("node label", self.node_labels.shape[1]), ("node attributes", self.node_attributes.shape[1]),
-                                               ("edge label", self.edge_labels.shape[1]), ("edge attributes", self.edge_attributes.shape[1])) if n]
-        return (f"GraphSet({self.name!r}): {len(self):,} graphs of {self.num_classes} classes, {self.num_nodes / G:.2f} nodes and "
-                f"{self.num_edges / 2 / G:.2f} edges on average" + "".join(f", {k}" for k in known))
+    def __repr__(self) -> str: return _described(self)
 
 # %% ../../nbs/20b_graph_sets.ipynb #763128b2
 def _number(field: str, kind: type):
@@ -487,6 +511,10 @@ def _check_parts(graphs: GraphSet, positions: Float32[np.ndarray, "N k"]):
     if not graphs.is_undirected: raise ValueError(f"graphs: every edge must be there once in each direction, and no loops, which {graphs.name or 'this set'} is not; take graphs.undirected()")
     if positions.ndim != 2 or len(positions) != graphs.num_nodes: raise ValueError(f"positions: expected one row for each of the {graphs.num_nodes} nodes, got shape {positions.shape}")
 
+def _check_finite(**tables: np.ndarray):
+    for name, table in tables.items():
+        if not (there := np.isfinite(table)).all(): raise ValueError(f"{name}: must be finite, got {table[~there][0]} in row {np.argwhere(~there)[0, 0]}")
+
 # %% ../../nbs/20b_graph_sets.ipynb #f04b4f10
 class GraphBatch(NamedTuple):
     "B graphs, padded to N nodes. Padding is zero everywhere; a row without a node present stands for no graph and has the label -1."
@@ -591,10 +619,11 @@ def make_buckets(graphs: GraphSet, encoding: Encoding, k: int = 15, *, positions
     """Encode a set and sort it into at most `num_buckets` buckets, with batches of at most `batch_size` graphs and B·N² ≤ `room` (but B ≥ 1).
 
     `positions` may be given if they are at hand. Memory: about N² + 4N(F + k) bytes a graph, N that of its bucket.
-    Raises ValueError as `encoding` does, for a set that is not as `undirected` makes it, and for positions of another number of nodes."""
+    Raises ValueError as `encoding` does, for a set that is not as `undirected` makes it, for positions of another number of nodes, and for numbers that are not finite."""
     check_sizes(batch_size=batch_size, room=room)
     (x, e), p = encoding(graphs), laplacian_positions(graphs, k) if positions is None else np.asarray(positions)
     _check_parts(graphs, p)
+    _check_finite(features=x, edge_features=e, positions=p)
     ends = bucket_sizes(graphs.sizes, num_buckets)
     where, row, found, batch_sizes = np.searchsorted(ends, graphs.sizes), np.zeros(len(graphs), np.int64), [], []
     for b, N in enumerate(ends):
@@ -636,10 +665,11 @@ def edge_batch(graphs: GraphSet, encoding: Encoding, positions: Float32[np.ndarr
     if n <= part.num_nodes or E < part.num_edges or B < len(part):
         raise ValueError(f"num_nodes, num_edges, num_graphs: need at least {part.num_nodes + 1}, {part.num_edges} and {len(part)}, got {n}, {E} and {B}")
     order = np.lexsort((part.senders, part.receivers))
-    x, e = encoding(part)
+    (x, e), p = encoding(part), positions[nodes]
+    _check_finite(features=x, edge_features=e, positions=p)
     fill = lambda a, rows, value=0: jnp.asarray(np.concatenate([a, np.full((rows - len(a), *a.shape[1:]), value, a.dtype)]))
     graph = np.repeat(np.arange(len(part), dtype=np.int32), part.sizes)
-    return EdgeBatch(fill(x, n), fill(positions[nodes], n), fill(part.senders[order], E, n - 1), fill(part.receivers[order], E, n - 1), fill(e[order], E),
+    return EdgeBatch(fill(x, n), fill(p, n), fill(part.senders[order], E, n - 1), fill(part.receivers[order], E, n - 1), fill(e[order], E),
                      fill(graph, n, B), fill(np.ones(part.num_nodes, bool), n, False), fill(part.labels, B, -1))
 
 # %% ../../nbs/20b_graph_sets.ipynb #0197041d
@@ -654,6 +684,7 @@ class EdgeLists:
     def __post_init__(self):
         check_sizes(batch_size=self.batch_size)
         _check_parts(self.graphs, self.positions)
+        _check_finite(positions=self.positions)
 
     labels = property(lambda self: self.graphs.labels)
     num_classes = property(lambda self: self.graphs.num_classes)
