@@ -84,6 +84,25 @@ def check_mask(mask: Array, g: Array):
     if not (ok and all(m in (1, w) for m, w in zip(mask.shape[-3::-1], want[-3::-1]))):
         raise ValueError(f"mask: expected a shape that broadcasts to (..., N, N) = {want}, queries in rows, got {mask.shape}")
 
+# %% ../nbs/03_attention.ipynb #fc55ec60
+def _visible(g, mask, self_attention: bool):
+    "Which keys (columns) each query (rows) may see: the mask, less the diagonal unless `self_attention`, with an axis for the heads; None: all."
+    if mask is not None: check_mask(mask, g)
+    if not self_attention:
+        others = ~jnp.eye(g.shape[-2], dtype=bool)
+        mask = others if mask is None else mask & jnp.broadcast_to(others, mask.shape)
+    if mask is None: return None
+    return mask.reshape((1,) * (g.ndim - mask.ndim) + (*mask.shape[:-2], 1, *mask.shape[-2:]))
+
+def _check_beta(beta, num_heads: int, head_dim: int) -> np.ndarray:
+    "β as one number or H of them, 1/√Y for None. Raises ValueError, naming the argument, unless they are positive and finite."
+    beta = np.asarray(head_dim**-0.5 if beta is None else beta, np.float64)
+    if beta.shape not in ((), (num_heads,)):
+        raise ValueError(f"beta: expected a number or H = {num_heads} numbers, got shape {beta.shape}")
+    if not (np.isfinite(beta).all() and (beta > 0).all()):
+        raise ValueError(f"beta: expected positive, finite numbers, got {beta}")
+    return beta
+
 # %% ../nbs/03_attention.ipynb #0fe4d5bd
 @signed
 class EnergyAttention(nnx.Module):
@@ -91,11 +110,10 @@ class EnergyAttention(nnx.Module):
 
     $E = -\sum_h \frac{1}{\beta_h} \sum_C \log \sum_{B\neq C} \exp(\beta_h\, K_{hB}\cdot Q_{hC})$, with $K = W_K g$, $Q = W_Q g$.
 
-    `beta` is the inverse temperature: None for $1/\sqrt Y$, a number, or H numbers, one a head; `learn_beta=True`
-    trains it as exp(log_beta), which stays positive. `self_attention=True` lets B = C into the sum, Eq. (12).
-    `init_scale` is the deviation of the weights at the start, None for $1/\sqrt D$; with `tied_start=True` W_K starts as a copy of W_Q,
-    so that a token attends to what resembles it. `dtype` is the dtype of the matrix
-    products (None: that of g); scores and energies are float32 at least. Parameters: 2·H·Y·D.
+    `beta` is the inverse temperature: None for $1/\sqrt Y$, a number, or H numbers, one a head; `learn_beta=True` trains it as exp(log_beta),
+    which stays positive. `self_attention=True` lets B = C into the sum, Eq. (12). `init_scale` is the deviation of the weights at the start,
+    None for $1/\sqrt D$; with `tied_start=True` W_K starts as a copy of W_Q, so that a token attends to what resembles it. `dtype` is the dtype
+    of the matrix products (None: that of g); scores and energies are float32 at least. Parameters: 2·H·Y·D.
     H = 0 is attention switched off: its energy is 0. Raises ValueError for sizes out of range or a β that is not positive and finite.
     """
     def __init__(self, dim: int, num_heads: int, head_dim: int, beta: float | ArrayLike | None = None,
@@ -103,11 +121,7 @@ class EnergyAttention(nnx.Module):
                  dtype=None, param_dtype=jnp.float32, rngs: nnx.Rngs):
         check_sizes(dim=dim, head_dim=head_dim)
         check_sizes(0, num_heads=num_heads)
-        beta = np.asarray(head_dim**-0.5 if beta is None else beta, np.float64)
-        if beta.shape not in ((), (num_heads,)):
-            raise ValueError(f"beta: expected a number or H = {num_heads} numbers, got shape {beta.shape}")
-        if not (np.isfinite(beta).all() and (beta > 0).all()):
-            raise ValueError(f"beta: expected positive, finite numbers, got {beta}")
+        beta = _check_beta(beta, num_heads, head_dim)
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
         self.self_attention, self.dtype = self_attention, dtype
         init = nnx.initializers.normal(dim**-0.5 if init_scale is None else init_scale)
@@ -124,12 +138,7 @@ class EnergyAttention(nnx.Module):
 
     def visible(self, g: Float[Array, "... N D"], mask: Bool[Array, "... N N"] | None) -> Bool[Array, "... 1 N N"] | None:
         "Which keys (columns) each query (rows) may see, with an axis for the heads; None: all."
-        if mask is not None: check_mask(mask, g)
-        if not self.self_attention:
-            others = ~jnp.eye(g.shape[-2], dtype=bool)
-            mask = others if mask is None else mask & jnp.broadcast_to(others, mask.shape)
-        if mask is None: return None
-        return mask.reshape((1,) * (g.ndim - mask.ndim) + (*mask.shape[:-2], 1, *mask.shape[-2:]))
+        return _visible(g, mask, self.self_attention)
 
     def energy_and_update(
         self, g: Float[Array, "... N D"], mask: Mask | None = None

@@ -46,6 +46,15 @@ def _backwards(step, k, saved, v):
 
 _fixed_point.defvjp(_forwards, _backwards)
 
+# %% ../nbs/06_dynamics.ipynb #15fcfe1d
+def _check_descent(block, x, steps, step_size, gradient, k):
+    "Raise what `descend` raises on its arguments."
+    check_tokens("x", x, block.norm.dim)
+    check_sizes(0, steps=steps, k=k)
+    if gradient not in ("full", "last_k", "implicit"): raise ValueError(f"gradient: expected 'full', 'last_k' or 'implicit', got {gradient!r}")
+    if not isinstance(step_size, Tracer) and not (np.ndim(step_size) == 0 and 0 < step_size < np.inf):    # traced: no value yet
+        raise ValueError(f"step_size: expected a positive, finite α, got {step_size}")
+
 # %% ../nbs/06_dynamics.ipynb #4512fa36
 def descend(
     block: EnergyTransformer,
@@ -69,11 +78,7 @@ def descend(
     derivative of the place where g settles is `et_nbdev.equilibria.equilibrium`, with a forward pass of its own, because it needs one that does settle.
     Raises ValueError if `steps` or `k` is negative, `step_size` is not positive and finite, or `gradient` unknown, and what the block raises on x and mask.
     """
-    check_tokens("x", x, block.norm.dim)
-    check_sizes(0, steps=steps, k=k)
-    if gradient not in ("full", "last_k", "implicit"): raise ValueError(f"gradient: expected 'full', 'last_k' or 'implicit', got {gradient!r}")
-    if not isinstance(step_size, Tracer) and not (np.ndim(step_size) == 0 and 0 < step_size < np.inf):    # traced: no value yet
-        raise ValueError(f"step_size: expected a positive, finite α, got {step_size}")
+    _check_descent(block, x, steps, step_size, gradient, k)
     graphdef, params = nnx.split(block)
     theta = params, jnp.asarray(step_size, x.dtype)         # what a step depends on, besides the state
 

@@ -33,6 +33,16 @@ def energy_and_hidden(
     h = r if n == 2 else r ** (n - 1)
     return -jnp.sum(h * r, (-2, -1)) / n, h
 
+# %% ../nbs/04_memory.ipynb #6a9a5c3d
+def _check_memory(dim, num_memories, activation, power, beta):
+    "Raise ValueError, naming the argument, unless a `HopfieldMemory` can be made of these."
+    check_sizes(dim=dim)
+    check_sizes(int(activation == "softmax"), num_memories=num_memories)
+    if activation not in ("relu", "power", "softmax"):
+        raise ValueError(f"activation: expected 'relu', 'power' or 'softmax', got {activation!r}")
+    if not (np.ndim(power) == 0 and 2 <= power < np.inf): raise ValueError(f"power: expected a finite number ≥ 2, got {power}")
+    if not (np.ndim(beta) == 0 and 0 < beta < np.inf): raise ValueError(f"beta: expected a positive, finite number, got {beta}")
+
 # %% ../nbs/04_memory.ipynb #ee5bace2
 @signed
 class HopfieldMemory(nnx.Module):
@@ -51,12 +61,7 @@ class HopfieldMemory(nnx.Module):
     def __init__(self, dim: int, num_memories: int, activation: Literal["relu", "power", "softmax"] = "relu", *,
                  power: float = 3.0, beta: float = 1.0, init_scale: float | None = None,
                  dtype=None, param_dtype=jnp.float32, rngs: nnx.Rngs):
-        check_sizes(dim=dim)
-        check_sizes(int(activation == "softmax"), num_memories=num_memories)    # the log of an empty sum is no energy
-        if activation not in ("relu", "power", "softmax"):
-            raise ValueError(f"activation: expected 'relu', 'power' or 'softmax', got {activation!r}")
-        if not (np.ndim(power) == 0 and 2 <= power < np.inf): raise ValueError(f"power: expected a finite number ≥ 2, got {power}")
-        if not (np.ndim(beta) == 0 and 0 < beta < np.inf): raise ValueError(f"beta: expected a positive, finite number, got {beta}")
+        _check_memory(dim, num_memories, activation, power, beta)
         self.dim, self.num_memories, self.activation = dim, num_memories, activation
         self.power, self.beta, self.dtype = float(power), float(beta), dtype
         init = nnx.initializers.normal(dim**-0.5 if init_scale is None else init_scale)

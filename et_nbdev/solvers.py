@@ -311,6 +311,7 @@ def _refuse(saved, cotangent):
 
 _result.defvjp(lambda inputs, solution: (solution, None), _refuse)
 
+# %% ../nbs/06b_solvers.ipynb #38957655
 RANGES = {                  # what a number may be; any other must be positive and finite
     "grow": ("a finite number ≥ 1", lambda v: (v >= 1) & (v < np.inf)),
     "shrink": ("a number > 0 and < 1", lambda v: (v > 0) & (v < 1)),
@@ -331,6 +332,7 @@ def check_numbers(dtype, samples: tuple[int, ...] = (), **numbers):
         with np.errstate(all="ignore"): ok = value.dtype.kind in "iuf" and fits(value.astype(dtype)).all()
         if not ok: raise ValueError(f"{name}: expected {words} in {np.dtype(dtype)}, got {value}")
 
+# %% ../nbs/06b_solvers.ipynb #be8a04cc
 def check_precision(block: EnergyTransformer, x: Array):
     "Raise TypeError or ValueError unless x are tokens of the block, and both compute with digits enough to tell one step from the next."
     check_tokens("x", x, block.norm.dim)

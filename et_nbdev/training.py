@@ -244,17 +244,7 @@ class Fit(NamedTuple):
     history: list[dict]
     best_step: int
 
-# %% ../nbs/07_training.ipynb #826244b6
-def _flat(config: dict, prefix: str = "") -> dict:
-    "A nested configuration as {'model.dim': 64, …}."
-    return {k: v for key, value in config.items()
-            for k, v in (_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}).items()}
-
-def _differences(saved: dict, wanted: dict) -> str:
-    saved, wanted, absent = _flat(saved), _flat(wanted), "absent"
-    keys = sorted(k for k in {*saved, *wanted} if saved.get(k, absent) != wanted.get(k, absent))
-    return ", ".join(f"{k}: {saved.get(k, absent)!r} there, {wanted.get(k, absent)!r} here" for k in keys)
-
+# %% ../nbs/07_training.ipynb #74e8a47e
 @contextlib.contextmanager
 def _alone(folder: Path | None):
     "Within it no other process trains in `folder`. The lock is the operating system's: it leaves no file, and goes with its process, however that ends."
@@ -271,6 +261,17 @@ def _alone(folder: Path | None):
         yield
     finally: os.close(descriptor)
 
+# %% ../nbs/07_training.ipynb #826244b6
+def _flat(config: dict, prefix: str = "") -> dict:
+    "A nested configuration as {'model.dim': 64, …}."
+    return {k: v for key, value in config.items()
+            for k, v in (_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}).items()}
+
+def _differences(saved: dict, wanted: dict) -> str:
+    saved, wanted, absent = _flat(saved), _flat(wanted), "absent"
+    keys = sorted(k for k in {*saved, *wanted} if saved.get(k, absent) != wanted.get(k, absent))
+    return ", ".join(f"{k}: {saved.get(k, absent)!r} there, {wanted.get(k, absent)!r} here" for k in keys)
+
 def _start(state: TrainState, folder: Path | None, config: dict):
     "The state to train from: the last checkpoint of the folder, if there is one, else `state` itself."
     for orphan in folder.glob(".*.partial") if folder else (): orphan.unlink(missing_ok=True)   # of a process killed while writing
@@ -284,6 +285,15 @@ def _start(state: TrainState, folder: Path | None, config: dict):
     if "progress" not in meta: raise CheckpointError(f"{folder / 'last.safetensors'}: was not written by a run; delete it, or restore a copy")
     if meta["progress"]["best"] is not None: read_meta(folder / "best.safetensors")     # missed now rather than at the end
     return state, meta["progress"]
+
+# %% ../nbs/07_training.ipynb #e7d68289
+def _trainable(model: nnx.Module) -> tuple[nnx.GraphDef, dict]:
+    "What a model is made of, and a copy of its parameters: the step takes their memory, and the caller keeps its model. Raises ValueError if it holds other state."
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    if jax.tree.leaves(rest):
+        raise ValueError(f"model: holds state besides its parameters ({', '.join(_named(rest))}), which is not carried from step to step; "
+                         "randomness comes to the loss as its key")
+    return graphdef, jax.tree.map(jnp.copy, nnx.to_pure_dict(params))
 
 # %% ../nbs/07_training.ipynb #1d3e6e08
 class _Clock:
@@ -316,6 +326,34 @@ class _Clock:
     def read(self) -> dict:
         span = time.perf_counter() - self.since
         return {"samples_per_second": self.samples / span, "input_wait": self.waited / span, "seconds": self.seconds}
+
+# %% ../nbs/07_training.ipynb #265b8586
+def _row(step: int, metrics: dict, lr: float) -> dict:
+    "Metrics of a step as a row of the log. Raises FloatingPointError if the loss or its gradient is no longer finite."
+    row = {"step": step, **{k: float(v) for k, v in jax.device_get(metrics).items()}}
+    if np.isfinite([row["loss"], row["grad_norm"]]).all(): return row
+    raise FloatingPointError(f"loss is {row['loss']}, its gradient's norm {row['grad_norm']}, at step {step}; "     # either way the weights are lost
+                             f"lower the learning rate (lr = {lr}) or the step size")
+
+class _Books:
+    "What a run writes down: rows of the log, the best weights so far, the last state; in `folder`, or for None in memory alone."
+    def __init__(self, folder: Path | None, config: dict, at: dict, step: int):
+        self.folder, self.config, self.at, self.best = folder, config, at, None
+        self.log = folder and MetricsLog(folder / "metrics.jsonl", step)
+        self.history = read_metrics(self.log.path) if folder else []
+
+    def compare(self, row: dict, params):
+        if self.at["best"] is not None and row["validation_loss"] >= self.at["best"]: return
+        self.at, self.best = {**self.at, "best": row["validation_loss"], "best_step": row["step"]}, jax.device_get(params)
+        if self.folder: save_checkpoint(self.folder / "best.safetensors", {"params": self.best}, {"config": self.config, "step": row["step"]})
+
+    def add(self, row: dict):
+        self.history.append(row)
+        if self.log: self.log.append(row)
+
+    def save(self, state: TrainState, step: int, seconds: float):
+        progress = {**self.at, "seconds": seconds}
+        if self.folder: save_checkpoint(self.folder / "last.safetensors", state, {"config": self.config, "step": step, "progress": progress})
 
 # %% ../nbs/07_training.ipynb #a2fe610a
 class _Placement:
@@ -361,27 +399,19 @@ def fit(
     from the last checkpoint of `folder` and ends with the very weights of an uninterrupted run.
 
     One process per folder, or all processes of a `jax.distributed` program with a mesh of all their devices: then `batches` yields
-    each process its own part of every batch, the first one writes, and the folder is one that all of them can read. Raises ValueError on bad arguments, CheckpointError (a folder of another run, a damaged checkpoint),
-    FloatingPointError (a loss is no longer finite; the checkpoints before it remain), KeyboardInterrupt after a clean stop,
-    OSError if the folder cannot be written, or another process trains in it.
+    each process its own part of every batch, the first one writes, and the folder is one that all of them can read.
+    Raises ValueError on bad arguments, CheckpointError (a folder of another run, a damaged checkpoint), FloatingPointError (a loss is no longer
+    finite; the checkpoints before it remain), KeyboardInterrupt after a clean stop, OSError if the folder cannot be written, or another process trains in it.
     """
     for name, value in dict(every=every, log_every=log_every).items():
         if value < 1: raise ValueError(f"{name}: expected at least 1, got {value}")
-    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
-    if jax.tree.leaves(rest):
-        raise ValueError(f"model: holds state besides its parameters ({', '.join(_named(rest))}), which is not carried from step to step; "
-                         "randomness comes to the loss as its key")
-    params, optimiser = nnx.to_pure_dict(params), make_optimiser(optim)
-    params = jax.tree.map(jnp.copy, params)             # the step will take their memory; the caller keeps its model
+    (graphdef, params), optimiser = _trainable(model), make_optimiser(optim)
     folder = Path(folder) if folder is not None else None
     config = json.loads(json.dumps({"optim": asdict(optim), "seed": seed, **(config or {})}))
     place = _Placement(mesh)
     with _alone(folder if place.leads else None):
         state, at = _start(TrainState(params, optimiser.init(params), jnp.zeros((), jnp.int32)), folder, config)
-        done, history, best, keeps = int(state.step), [], None, folder is not None and place.leads
-        if keeps:
-            log = MetricsLog(folder / "metrics.jsonl", done)
-            history = read_metrics(log.path)
+        books = _Books(folder if place.leads else None, config, at, done := int(state.step))
         state, step, clock = place.replicate(state), make_step(graphdef, loss, optimiser, seed, place.mesh), _Clock(batches(done), at["seconds"])
         bar = tqdm(total=optim.steps, initial=done, disable=not (progress and place.leads), unit="step", file=sys.stdout, mininterval=1.0, ncols=100)
         with bar, interruptible() as asked, clock:
@@ -393,28 +423,21 @@ def fit(
                 due = done % every == 0 or done == optim.steps
                 if jax.process_count() == 1 or due or done % log_every == 0: stop = place.any(asked.is_set())    # read once: what is stopped is saved
                 if not (due or stop or done % log_every == 0): continue
-                row = {"step": done, **{k: float(v) for k, v in jax.device_get(metrics).items()}}
-                if not np.isfinite([row["loss"], row["grad_norm"]]).all():              # either way the weights are lost
-                    raise FloatingPointError(f"loss is {row['loss']}, its gradient's norm {row['grad_norm']}, at step {done}; "
-                                             f"lower the learning rate (lr = {optim.lr}) or the step size")
-                row |= clock.read()
+                row = _row(done, metrics, optim.lr) | clock.read()
                 if due and validate:
                     row |= {f"validation_{k}": float(v) for k, v in validate(nnx.merge(graphdef, place.local(state.params))).items()}
                     if not np.isfinite(row["validation_loss"]): raise FloatingPointError(f"validation loss is {row['validation_loss']} at step {done}")
-                    if at["best"] is None or row["validation_loss"] < at["best"]:
-                        at, best = {**at, "best": row["validation_loss"], "best_step": done}, jax.device_get(state.params)
-                        if keeps: save_checkpoint(folder / "best.safetensors", {"params": best}, {"config": config, "step": done})
-                history.append(row)
-                if keeps: log.append(row)
-                if keeps and (due or stop):
-                    save_checkpoint(folder / "last.safetensors", state, {"config": config, "step": done, "progress": {**at, "seconds": clock.seconds}})
+                    books.compare(row, state.params)
+                books.add(row)
+                if due or stop: books.save(state, done, clock.seconds)
                 clock.restart()
-                bar.set_postfix_str(f"loss {row['loss']:.4f}" + (f", best {at['best']:.4f}" if at["best"] is not None else "")
+                bar.set_postfix_str(f"loss {row['loss']:.4f}" + (f", best {books.at['best']:.4f}" if books.at["best"] is not None else "")
                                     + f", {row['samples_per_second']:.0f}/s")
         if done < optim.steps: raise KeyboardInterrupt(f"stopped after step {done}" + (f"; run again to go on from {folder}" if folder else ""))
-        if validate is None: best, at = place.local(state.params), {**at, "best_step": done}
-        elif best is None: best = load_checkpoint(folder / "best.safetensors", {"params": params})[0]["params"]
-    return Fit(nnx.merge(graphdef, best), history, at["best_step"])
+        if validate is None: best = place.local(state.params)
+        elif books.best is not None: best = books.best
+        else: best = load_checkpoint(folder / "best.safetensors", {"params": params})[0]["params"]
+    return Fit(nnx.merge(graphdef, best), books.history, done if validate is None else books.at["best_step"])
 
 # %% ../nbs/07_training.ipynb #7486cdcf
 def add_options(parser: argparse.ArgumentParser, config, omit: tuple[str, ...] = (), prefix: str = ""):
