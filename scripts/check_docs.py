@@ -29,6 +29,7 @@ NBDEV = {"default_exp", "export", "exports", "exporti", "hide", "hide_line", "fi
 CALLOUTS = {"note", "tip", "warning", "important", "caution"}
 FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})[^\n]*\n.*?^\1?\2[ \t]*$", re.M | re.S)
 CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.S)
+EQUATIONS = re.compile(r"\bEq(?:s?\.|uations?)\s+(\(?\d+\)?(?:(?:–|, or |, | and | or )\(?\d+\)?)*)")
 # Pandoc's rule: an opening dollar has no space after it; a closing one has none before it and no digit after it.
 MATH = re.compile(r"(?<!\\)\$\$(.+?)\$\$|(?<![\\$])\$(?![\s$])((?:\\.|[^$\\]|\n(?!\n))*?)(?<![\s\\])\$(?![\d$])", re.S)
 
@@ -182,6 +183,22 @@ def check_references(page):
             if name not in page.labels and name not in page.anchors: yield f"nothing is labelled {name}"
     twice = {label for label in page.labels if page.labels.count(label) > 1}
     if twice: yield f"labelled more than once: {sorted(twice)}"
+
+
+def check_equations(site):
+    "Each number of the paper stands at one formula of the site, and whatever the text calls Eq. (n) is there, unless it says in whose paper."
+    tags = [(page, tag, displayed) for page in site for tex, displayed in page.formulas for tag in re.findall(r"\\tag\{(.*?)\}", tex)]
+    numbers = [tag for _, tag, _ in tags]
+    for page, tag, displayed in tags:
+        if numbers.count(tag) > 1: yield page, f"\\tag{{{tag}}} stands more than once on the site"
+        if not displayed: yield page, f"\\tag{{{tag}}} in a formula that is not displayed"
+    for page in site:
+        for text in (*page.prose, *(cell["source"] for cell in page.code)):
+            for m in EQUATIONS.finditer(text):
+                if re.match(r" of (?!the paper|Appendix|Hoover)", text[m.end():]): continue
+                for first, last in re.findall(r"(\d+)\)?(?:–\(?(\d+))?", m[1]):
+                    for n in range(int(first), int(last or first) + 1):
+                        if str(n) not in numbers: yield page, f"no formula carries the number ({n}): {m[0]}"
 
 
 # --- what a page shows ---
@@ -352,7 +369,7 @@ def check(folder, katex=None):
         site.append(Page(Path(folder) / "api.qmd", front={"title": "API", "description": "Every public name."}))
     faults = [f"{page.path.name}: {fault}" for page in site for fault in check_page(page, site, folder, staged)]
     faults += [f"_quarto.yml: {fault}" for fault in check_configuration(site, folder)]
-    faults += [f"{page.path.name}: {fault}" for page, fault in check_formulas(site, katex)]
+    faults += [f"{page.path.name}: {fault}" for page, fault in (*check_equations(site), *check_formulas(site, katex))]
     return site, faults
 
 

@@ -94,6 +94,21 @@ def test_a_broken_page_is_found(tmp_path, good, bad, said):
     assert found and all(said in fault for fault in found), found
 
 
+@pytest.mark.parametrize("prose, said", [
+    ("By Eq. (1) and (2), and Eq. 1–2.", None),
+    ("By Eq. (1), or (3).", "no formula carries the number (3): Eq. (1), or (3)"),
+    ("By Equation (3) of the paper.", "no formula carries the number (3)"),
+    ("By Eqs. 1–3.", "no formula carries the number (3)"),
+    ("By Eq. (3) of Ramsauer et al.", None),
+    ("$$b \\tag{3}$$\n\nBy Eq. (3).", None),
+    ("$$b \\tag{2}$$", "\\tag{2} stands more than once"),
+    ("$b \\tag{3}$", "not displayed"),
+])
+def test_numbers_of_equations_are_looked_at(tmp_path, prose, said):
+    found = faults(tmp_path, GOOD + "\n$$a \\tag{1}$$\n\n$$a \\tag{2}$$\n\n" + prose)
+    assert found and all(said in fault for fault in found) if said else found == []
+
+
 @pytest.mark.parametrize("cell, said", [
     ("#| fig-cap: A curve.\n#| fig-alt: It falls.\nplot()", ["no label", "nothing is labelled fig-curve"]),
     ("#| label: fig-curve\n#| fig-alt: It falls.\nplot()", ["no fig-cap"]),
