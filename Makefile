@@ -17,7 +17,7 @@ help:
 	@echo 'make demo [DATA=digits|cifar10|a/folder]  train on pictures, complete occluded ones, write figures to out/'
 	@echo '                                          (with digits also: find the odd nodes of a small graph)'
 	@echo 'make test                                 run every notebook and every test'
-	@echo 'make docs                                 build the documentation site (needs Quarto)'
+	@echo 'make docs                                 build the documentation site (without Quarto, a plain preview)'
 	@echo 'make readme                               README.md from nbs/index.ipynb'
 	@echo 'make bench                                run every script of benchmarks/'
 	@echo 'make clean | distclean                    remove what was built | and .venv'
@@ -64,7 +64,8 @@ docs: readme
 	  rm -rf _docs && mv _proc/_docs _docs && mkdir _docs/notebooks && cp nbs/*.ipynb _docs/notebooks/ || exit 1; \
 	  echo 'The site is in _docs/index.html'; \
 	else \
-	  echo 'Quarto is not on the PATH, so the pages are staged and checked but not rendered.'; \
+	  echo 'Quarto is not on the PATH, so the pages are staged and checked, and previewed without the theme of the site.'; \
+	  $(BIN)/python scripts/preview_docs.py || exit 1; \
 	  echo 'To render them install Quarto 1.7 or newer: https://quarto.org/docs/get-started/'; \
 	fi
 
@@ -73,7 +74,7 @@ bench: $(STAMP)
 	for f in benchmarks/*.py; do echo "== $$f"; $(BIN)/python "$$f" || exit 1; done
 
 clean:
-	rm -rf out _docs _proc build dist *.egg-info .pytest_cache .hypothesis
+	rm -rf out _docs _preview _proc build dist *.egg-info .pytest_cache .hypothesis
 	find nbs tests scripts et_nbdev \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
 distclean: clean

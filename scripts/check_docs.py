@@ -333,7 +333,7 @@ def check_page(page, site, folder, staged):
 
 
 def check_configuration(site, folder):
-    "The sidebar and the navigation bar lead to every page, the footer where it says; the pictures they name are there; a reader can search, turn pages and read in the dark."
+    "The sidebar leads to every page, the bars and the footer where they say; the pictures they name are there; a reader can search, turn pages and read in the dark."
     whole = yaml.safe_load((Path(folder) / "_quarto.yml").read_text(encoding="utf-8"))
     config = whole["website"]
     theme = whole.get("format", {}).get("html", {}).get("theme", {})
@@ -348,11 +348,11 @@ def check_configuration(site, folder):
         elif isinstance(entry, list):
             for e in entry: yield from leaves(e)
         else: yield from leaves(entry.get("contents", entry.get("menu", entry.get("href", []))))
-    linked = [name for bar in (config["sidebar"], *({"contents": config["navbar"].get(side, [])} for side in ("left", "right"))) for name in leaves(bar)]
+    sidebar = set(leaves(config["sidebar"]))
     names = {p.path.name for p in site}
-    for name in linked:
+    for name in sorted(sidebar.union(*(leaves(config["navbar"].get(side, [])) for side in ("left", "right")))):
         if not re.match(r"[a-z]+:", name) and name not in names: yield f"the navigation leads to {name}, which is not there"
-    for name in sorted(names - set(linked) - {"404.qmd"}): yield f"nothing in the navigation leads to {name}"
+    for name in sorted(names - sidebar - {"404.qmd"}): yield f"nothing in the sidebar leads to {name}"
     cards = [c.get("image") for c in (config.get("open-graph"), config.get("twitter-card")) if isinstance(c, dict)]
     for name in filter(None, [config.get("favicon"), config.get("image"), *cards]):
         if not (Path(folder) / name).is_file(): yield f"no such picture: {name}"
@@ -437,7 +437,8 @@ def main(folder=ROOT / "_proc"):
     site, faults = check(folder, katex)
     for fault in faults: print(fault)
     formulas = sum(len(page.formulas) for page in site)
-    print(f"{len(site)} pages, {formulas} formulas parsed by {'KaTeX' if katex else 'a plain check of braces and environments (KaTeX is not installed: npm install -g katex)'}, "
+    if not katex: print("KaTeX is not installed (npm install -g katex), so formulas were NOT checked beyond their braces and environments")
+    print(f"{len(site)} pages, {formulas} formulas {'parsed by KaTeX' if katex else 'looked at'}, "
           f"largest page {max(size(page, folder) for page in site) / 1e6:.2f} MB: {len(faults) or 'no'} fault{'s' * (len(faults) != 1)}")
     return bool(faults)
 

@@ -134,7 +134,7 @@ def test_sidebar_lists_the_notebooks_in_order():
         for entry in contents:
             yield from leaves(entry["contents"]) if isinstance(entry, dict) else [entry]
     site = yaml.safe_load((ROOT / "nbs/_quarto.yml").read_text(encoding="utf-8"))
-    names = [str(p.relative_to(ROOT / "nbs")) for p in NOTEBOOKS]
+    names = ["api.qmd", *(str(p.relative_to(ROOT / "nbs")) for p in NOTEBOOKS)]
     assert list(leaves(site["website"]["sidebar"]["contents"])) == sorted(names, key=lambda n: (n != "index.ipynb", n))
     assert (ROOT / "nbs/_quarto.yml").read_bytes() == (ROOT / "_quarto.yml").read_bytes()
 

@@ -48,7 +48,7 @@ Noted.
 """
 
 
-CONFIG = """website: {page-navigation: true, navbar: {search: true, left: [{href: other.qmd}]}, sidebar: {contents: [{section: One, contents: [01_page.ipynb]}]},
+CONFIG = """website: {page-navigation: true, navbar: {search: true, left: [{href: other.qmd}]}, sidebar: {contents: [{section: One, contents: [01_page.ipynb, other.qmd]}]},
   page-footer: {right: "After [them](other.qmd#there)"}}
 format: {html: {theme: {light: flatly, dark: darkly}}}
 """
@@ -170,8 +170,8 @@ def test_html_outputs_are_looked_at(tmp_path, html, said):
 
 @pytest.mark.parametrize("output, said", [
     ({"output_type": "stream", "name": "stderr", "text": "Traceback (most recent call last):"}, "a warning was stored"),
-    ({"output_type": "stream", "name": "stdout", "text": "written to /home/me/out"}, "an output names a file of somebody's machine: /home/me/out"),
-    ({"output_type": "stream", "name": "stdout", "text": "written to out/home/me, 3/4"}, None),
+    ({"output_type": "stream", "name": "stdout", "text": "written to /var/me/out"}, "an output names a file of somebody's machine: /var/me/out"),
+    ({"output_type": "stream", "name": "stdout", "text": "written to out/var/me, 3/4"}, None),
 ])
 def test_text_outputs_are_looked_at(tmp_path, output, said):
     write_site(tmp_path)
@@ -212,7 +212,7 @@ def test_broken_navigation_and_size_are_found(tmp_path):
     config = tmp_path / "_quarto.yml"
     config.write_text(CONFIG.replace("href: other.qmd", "href: gone.qmd").replace("website: {", "website: {favicon: none.png, "))
     found = "\n".join(docs.check(tmp_path)[1])
-    for said in ("is more than 3 MB", "nothing in the navigation leads to left.qmd", "leads to gone.qmd", "no such picture: none.png", "left.qmd: the page has no description"):
+    for said in ("is more than 3 MB", "nothing in the sidebar leads to left.qmd", "leads to gone.qmd", "no such picture: none.png", "left.qmd: the page has no description"):
         assert said in found, said
 
 
@@ -227,3 +227,21 @@ def test_sound_formulas_pass():
     katex = docs.find_katex()
     for tex in (r"\{a\} \left\{ b \right.", r"\begin{aligned} a &= b \\ c &= d \end{aligned}", r"50\,\% \text{ of } x"):
         assert docs.parse_plain(tex) == "" and (katex is None or docs.parse_katex([(tex, True)], katex) == [""])
+
+
+# --- the preview ---
+
+def test_the_preview_shows_what_is_on_a_page(tmp_path, monkeypatch):
+    preview = script("preview_docs")
+    monkeypatch.setattr(preview, "STAGED", tmp_path / "staged")
+    monkeypatch.setattr(preview, "OUT", tmp_path / "preview")
+    preview.STAGED.mkdir()
+    write_site(preview.STAGED, GOOD + "\n```python\nprice = '$x$'\n```\n\n[below](other.qmd#there)", "#| label: fig-curve\n#| fig-cap: A curve.\n#| fig-alt: It falls.\n#| code-fold: true\nplot(1 < 2)")
+    assert preview.write_pages() == ["other.html", "page.html"]
+    page = (preview.OUT / "page.html").read_text()
+    for shown in ("<h1>page</h1>", 'id="a-section-with-code-x2"', 'href="other.html#there"', '<img src="dot.png" alt="One dot">', "<figcaption>A picture.</figcaption>", "price = '$x$'",
+                  '<div class="callout">', '<figure id="fig-curve"><img alt="It falls." src="data:image/png;base64,iVBORw0KGgo=">', 'href="#fig-curve"',
+                  "<details><summary>Show the code</summary><pre><code>plot(1 &lt; 2)</code></pre></details>", "<td><code>x | y</code></td>", "A price of $5, a <code>$</code> in code."):
+        assert shown in page, shown
+    assert "\x02" not in page and "\x04" not in page and "$\\left" not in page and "\\left( a" in page        # KaTeX keeps the TeX for those who copy it
+    assert 'id="there-1"' in (preview.OUT / "other.html").read_text() and (preview.OUT / "dot.png").is_file()
