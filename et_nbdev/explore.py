@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from io import BytesIO
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,6 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
-from .attention import EnergyAttention
 from .block import Energies, EnergyTransformer
 from .graph.anomaly import AnomalyEnergyTransformer, inputs
 from .graph.data import Graph
@@ -320,6 +319,8 @@ def _dials(alpha: float, steps: int, longest: int) -> dict:
 class _Dials:
     "The dials by their names, and what they say."
     longest = LONGEST
+    t: Any; play: Any; steps: Any; reset: Any; view: Any; message: Any; panel: Any      # widgets, made by `_dials`
+    _draw: Any; _turned: Any; _lengthened: Any                                          # methods of the classes below
 
     def __init__(self, alpha: float, steps: int):
         self._own, self._held = Settings(alpha, steps=min(steps, self.longest)), False
@@ -347,6 +348,7 @@ class _Dials:
 # %% ../nbs/30_explorer.ipynb #c738d335
 class _Explorer(_Dials):
     "What happens when a dial is turned: `_compute` gives the longest path, `_draw` shows its time t."
+    widget: Any; _compute: Any
     path = property(lambda self: _upto(self._whole, self.steps.value), doc="What is shown, at the times 0 … T.")
 
     def _turned(self, change=None):
@@ -409,6 +411,8 @@ def _pictures(model, pictures):
 # %% ../nbs/30_explorer.ipynb #c446a975
 class _Canvas(_Explorer):
     "What an `ImageExplorer` does when it is touched."
+    model: ImageEnergyTransformer; pictures: dict
+    picture: Any; base: Any; patches: list[Any]         # widgets
     occluded = property(lambda self: np.array([button.value for button in self.patches]), doc="(N,) booleans, in reading order: the patches that are hidden.")
 
     def hide(self, occluded: Bool[np.ndarray, "N"]):
@@ -506,7 +510,7 @@ def graph_path(model: AnomalyEnergyTransformer, features: Float[np.ndarray, "N F
     if settings.steps > SHORT: raise ValueError(f"steps: expected at most {SHORT} on a graph, got {settings.steps}")
     model.check(features, edges)
     ends = map(jnp.asarray, edges[0].edge_list())
-    return _upto(_graph_path(model, jnp.asarray(features), edges[0], *ends, settings.numbers, solver=settings.solver, longest=SHORT), settings.steps)
+    return _upto(_graph_path(model, jnp.asarray(features), edges[0], *ends, settings.numbers, solver=settings.solver, longest=SHORT), settings.steps)     # pyright: ignore[reportCallIssue]
 
 # %% ../nbs/30_explorer.ipynb #ab07fc08
 class Neighbourhood(NamedTuple):
@@ -602,6 +606,8 @@ def _check_node_pictures(pictures, num_nodes: int):
 class _Walk(_Explorer):
     "What a `GraphExplorer` does when it is touched."
     longest = SHORT
+    model: AnomalyEnergyTransformer; graph: Graph; edges: tuple[EdgeIndex, ...]; pictures: np.ndarray | None; near: Neighbourhood | None
+    node: Any; walk: Any; _features: Any
 
     def page(self) -> str:
         "What is to be seen, as HTML that needs no kernel."

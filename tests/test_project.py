@@ -11,6 +11,7 @@ import sys
 import typing
 import zipfile
 from configparser import ConfigParser
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -252,6 +253,12 @@ sys.exit("\\n".join(asked) or 0)
 """
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def test_ruff_has_nothing_to_say():
+    if find_spec("ruff") is None: pytest.skip("ruff is not installed: pip install -c constraints.txt ruff")
+    run = subprocess.run([sys.executable, "-m", "ruff", "check", "--no-cache", "--quiet", "--output-format", "concise"], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_nothing_names_one_machine():

@@ -278,7 +278,7 @@ def machine_words() -> dict:
         return instruction(word, (), lambda b: b.ptrtoint(find(b), i64))
     outside = lambda name, result, *arguments: types.ExternalFunction(name, result(*arguments))
     return {
-        "carray": numba.carray,
+        "carray": numba.carray,     # pyright: ignore[reportPrivateImportUsage]
         "peek": instruction(word, (word,), lambda b, a: b.load(at(b, a))),
         "poke": instruction(types.void, (word, word), lambda b, a, x: (b.store(x, at(b, a)), ir.Constant(ir.IntType(8).as_pointer(), None))[1]),
         "fetch_add": instruction(word, (word, word), lambda b, a, x: b.atomic_rmw("add", at(b, a), x, "seq_cst")),
@@ -360,7 +360,7 @@ def call(op, results, rows, **inputs):
 
 def softmax(rows, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]) -> tuple[Float[Array, "N H"], Float[Array, "N H Y"]]:
     "`et_nbdev.graph.energy.softmax_xla`, compiled."
-    return tuple(call(0, (Q.shape[:2], Q.shape), rows, Q=Q, K=K))
+    return tuple(call(0, (Q.shape[:2], Q.shape), rows, Q=Q, K=K))     # pyright: ignore[reportReturnType]
 
 def weighted(rows, K: Float[Array, "N H Y"], Q: Float[Array, "N H Y"], lse: Float[Array, "N H"]) -> Float[Array, "N H Y"]:
     "`et_nbdev.graph.energy.weighted_xla`, compiled."
@@ -368,7 +368,7 @@ def weighted(rows, K: Float[Array, "N H Y"], Q: Float[Array, "N H Y"], lse: Floa
 
 def tangent_queries(rows, Q, dQ, K, dK, lse) -> tuple[Float[Array, "N H Y"], Float[Array, "N H"]]:
     "`et_nbdev.graph.energy.tangent_queries_xla`, compiled."
-    return tuple(call(2, (Q.shape, lse.shape), rows, Q=Q, dQ=dQ, K=K, dK=dK, lse=lse))
+    return tuple(call(2, (Q.shape, lse.shape), rows, Q=Q, dQ=dQ, K=K, dK=dK, lse=lse))     # pyright: ignore[reportReturnType]
 
 def tangent_keys(rows, K, dK, Q, dQ, lse, shift) -> Float[Array, "N H Y"]:
     "`et_nbdev.graph.energy.tangent_keys_xla`, compiled."
