@@ -89,7 +89,7 @@ class TrainState(NamedTuple):
     step: Array                     # optimiser steps taken, int32
 
 # %% ../nbs/07_training.ipynb #1ef68b05
-Loss = Callable[[nnx.Module, Any, PRNGKeyArray], tuple[Array, dict[str, Array]]]
+Loss = Callable[[nnx.Module, Any, PRNGKeyArray], tuple[Array, dict[str, Array]]]      # (model, batch, key) -> the loss, and what else to log
 
 def make_step(graphdef: nnx.GraphDef, loss: Loss, optimiser: optax.GradientTransformation, seed: int, mesh: Mesh | None = None):
     """One compiled optimiser step (state, batch) -> (state, metrics). The old state's memory is given to the new one.

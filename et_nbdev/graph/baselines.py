@@ -276,7 +276,7 @@ class GraphTransformer(nnx.Module):
             x = layer(x, edges, rngs)
         return self.head(self.norm(x))
 
-BASELINES = {"mlp": MLP, "gcn": GCN, "bwgnn": BWGNN, "transformer": GraphTransformer}
+BASELINES = {"mlp": MLP, "gcn": GCN, "bwgnn": BWGNN, "transformer": GraphTransformer}     # what the energy is compared with, by name
 
 # %% ../../nbs/22b_graph_baselines.ipynb #b79437f9
 def aggregate(graph: Graph, hops: int = 2, kinds: tuple[Literal["mean", "max"], ...] = ("mean",)) -> Float32[np.ndarray, "N F2"]:

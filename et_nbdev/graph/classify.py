@@ -390,7 +390,7 @@ def train_classifier(config: ClassifyTraining, graphs: GraphSet, fold: Fold, fol
     return Classified(result.model, *scores, result.history, result.best_step)     # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/24_classification.ipynb #899addd7
-CONFIGS = {
+CONFIGS = {     # training runs by name
     "small": ClassifyTraining("MUTAG"),
     "paper": ClassifyTraining("MUTAG", epochs=200, batch_size=64, model=ClassifyConfig(128, 12, 64, 512, 15, 4, 1, 0.1, strangers="zero")),
 }

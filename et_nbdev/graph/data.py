@@ -499,7 +499,7 @@ class _Dataset(NamedTuple):
 
 _BWGNN = "with BWGNN, https://github.com/squareRoot3/Rethinking-Anomaly-Detection"
 _FRAUD = "with CARE-GNN, https://github.com/YingtongDou/CARE-GNN"
-DATASETS = {
+DATASETS = {    # graphs that `load_graph` knows by name: file, DGL’s class, nodes without label, source
     "digits-knn": _Dataset("", "", 0, "made from the digits of scikit-learn"),
     "digits-relations": _Dataset("", "", 0, "made from the digits of scikit-learn"),
     "yelp": _Dataset("YelpChi.mat", "FraudYelpDataset", 0, _FRAUD),

@@ -213,7 +213,7 @@ def scores_and_tangents(own, d_own, other, d_other):
     return along(own, other), along(own, d_other) + along(d_own, other)
 
 # %% ../../nbs/21_graph_energy.ipynb #846c1059
-XLA = SimpleNamespace(softmax=softmax_xla, weighted=weighted_xla, tangent_queries=tangent_queries_xla, tangent_keys=tangent_keys_xla)
+XLA = SimpleNamespace(softmax=softmax_xla, weighted=weighted_xla, tangent_queries=tangent_queries_xla, tangent_keys=tangent_keys_xla)       # the four passes for whatever XLA runs on
 
 @jax.custom_vjp
 def neighbour_attention(

@@ -333,11 +333,11 @@ def _rings(num_graphs: int = 240, seed: int = 0) -> GraphSet:
     return GraphSet(start, *ends.T, labels, node_labels=np.concatenate([names for _, names in parts]), name="rings").undirected()     # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/20b_graph_sets.ipynb #67adc453
-TU_URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
+TU_URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"     # where a TU set is fetched from
 _COUNTS = {     # graphs, nodes, directed edges
     "MUTAG": (188, 3371, 7442), "PROTEINS": (1113, 43471, 162088), "ENZYMES": (600, 19580, 74564), "NCI1": (4110, 122747, 265506), "NCI109": (4127, 122494, 265208),
     "Mutagenicity": (4337, 131488, 266894), "DD": (1178, 334925, 1686092), "FRANKENSTEIN": (4337, None, None)}
-TU_NAMES = tuple(_COUNTS)
+TU_NAMES = tuple(_COUNTS)       # the TU sets whose sizes are known and checked
 
 def _cache(folder: str) -> Path: return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "et_nbdev" / folder
 

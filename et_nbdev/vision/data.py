@@ -29,7 +29,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float32, PRNGKeyArray, Shaped, UInt8
 
 # %% ../../nbs/10_image_data.ipynb #150bdee8
-Pixels = jax.Array | np.ndarray
+Pixels = jax.Array | np.ndarray     # pictures as they come, of JAX or of NumPy
 
 def _need(module: str):
     "Import what only some users of the library have installed."
@@ -300,7 +300,7 @@ class _Named(NamedTuple):
     held_out: int               # pictures of train that become "validation"
     splits: tuple[str, str]     # of the source: the one to learn from, and the labelled one to test on
 
-NAMED = {
+NAMED = {       # sets that `load_images` knows by name: where they are, pixels a side, pictures held out, splits
     "cifar10": _Named("uoft-cs/cifar10", 32, 5_000, ("train", "test")),
     "tiny-imagenet": _Named("zh-plus/tiny-imagenet", 64, 5_000, ("train", "validation")),
     "imagenet-1k": _Named("ILSVRC/imagenet-1k", 224, 10_000, ("train", "validation")),
