@@ -89,7 +89,7 @@ class TrainState(NamedTuple):
     step: Array                     # optimiser steps taken, int32
 
 # %% ../nbs/07_training.ipynb #1ef68b05
-Loss = Callable[[nnx.Module, Any, PRNGKeyArray], tuple[Array, dict[str, Array]]]
+Loss = Callable[[nnx.Module, Any, PRNGKeyArray], tuple[Array, dict[str, Array]]]      # (model, batch, key) -> the loss, and what else to log
 
 def make_step(graphdef: nnx.GraphDef, loss: Loss, optimiser: optax.GradientTransformation, seed: int, mesh: Mesh | None = None):
     """One compiled optimiser step (state, batch) -> (state, metrics). The old state's memory is given to the new one.
@@ -340,7 +340,7 @@ class _Books:
     def __init__(self, folder: Path | None, config: dict, at: dict, step: int):
         self.folder, self.config, self.at, self.best = folder, config, at, None
         self.log = folder and MetricsLog(folder / "metrics.jsonl", step)
-        self.history = read_metrics(self.log.path) if folder else []
+        self.history = read_metrics(self.log.path) if self.log else []
 
     def compare(self, row: dict, params):
         if self.at["best"] is not None and row["validation_loss"] >= self.at["best"]: return
@@ -436,7 +436,7 @@ def fit(
         if done < optim.steps: raise KeyboardInterrupt(f"stopped after step {done}" + (f"; run again to go on from {folder}" if folder else ""))
         if validate is None: best = place.local(state.params)
         elif books.best is not None: best = books.best
-        else: best = load_checkpoint(folder / "best.safetensors", {"params": params})[0]["params"]
+        else: best = load_checkpoint(folder / "best.safetensors", {"params": params})[0]["params"]     # pyright: ignore[reportOptionalOperand]
     return Fit(nnx.merge(graphdef, best), books.history, done if validate is None else books.at["best_step"])
 
 # %% ../nbs/07_training.ipynb #7486cdcf
@@ -448,7 +448,7 @@ def add_options(parser: argparse.ArgumentParser, config, omit: tuple[str, ...] =
         if is_dataclass(value) or f.name in omit: continue
         choices = get_args(f.type) if get_origin(f.type) is Literal else None
         kind = str if choices else next(t for t in (*get_args(f.type), f.type) if t in (bool, int, float, str))
-        words = {bool: {"true": True, "false": False}}.get(kind, {}) | ({"none": None} if type(None) in get_args(f.type) else {})
+        words = {bool: {"true": True, "false": False}}.get(kind, {}) | ({"none": None} if type(None) in get_args(f.type) else {})     # pyright: ignore[reportCallIssue]
         def read(text, kind=kind, words=words):
             if text.lower() in words: return words[text.lower()]
             if kind is bool: raise ValueError(text)

@@ -1,4 +1,5 @@
 """The repository agrees with itself: notebooks, exported modules, README, site and settings."""
+import ast
 import importlib
 import inspect
 import json
@@ -11,6 +12,7 @@ import sys
 import typing
 import zipfile
 from configparser import ConfigParser
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -252,6 +254,28 @@ sys.exit("\\n".join(asked) or 0)
 """
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def test_public_names_change_only_on_purpose():
+    now = runpy.run_path(str(ROOT / "scripts/public_names.py"))["names"]()
+    kept = (ROOT / "tests/public_names.txt").read_text(encoding="utf-8").split()
+    assert (sorted({*now} - {*kept}), sorted({*kept} - {*now})) == ([], []), "new and lost public names: if that is meant, `python scripts/public_names.py > tests/public_names.txt`"
+
+
+def test_the_api_page_says_what_every_public_name_is():
+    made, silent = runpy.run_path(str(ROOT / "scripts/stage_docs.py")), []
+    for path in LIB.rglob("*.py"):
+        found = made["definitions"](path)[1]
+        for name in ast.literal_eval(found["__all__"][0].value) if "__all__" in found else ():
+            node, comment = found[name]
+            if not (made["first_line"](node) if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else comment): silent.append(f"{path.stem}.{name}")
+    assert silent == [], "a docstring, or a comment beside the constant, is missing"
+
+
+def test_ruff_has_nothing_to_say():
+    if find_spec("ruff") is None: pytest.skip("ruff is not installed: pip install -c constraints.txt ruff")
+    run = subprocess.run([sys.executable, "-m", "ruff", "check", "--no-cache", "--quiet", "--output-format", "concise"], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_nothing_names_one_machine():

@@ -312,11 +312,11 @@ def load_model(path: Path | str) -> AnomalyEnergyTransformer:
     return nnx.merge(graphdef, load_checkpoint(path, {"params": nnx.to_pure_dict(abstract)})[0]["params"])
 
 # %% ../../nbs/22_anomaly.ipynb #ee18f8ab
-PAPER = {
+PAPER = {       # the sizes of the paper’s public commands, by graph
     "amazon": AnomalyTraining(data="amazon", train_fraction=0.01),
     "tfinance": AnomalyTraining(data="tfinance", model=AnomalyConfig(dim=128, num_heads=3, head_dim=128, num_memories=256)),
 }
-CONFIGS = {
+CONFIGS = {     # training runs by name
     # the bundled graph: some ten seconds on two cores
     "digits-knn": AnomalyTraining(model=AnomalyConfig(dim=32, head_dim=32, num_memories=64, hidden=32),
                                   optim=OptimConfig(steps=100, warmup=5, lr=5e-3, lr_floor=0.0, weight_decay=0.05)),

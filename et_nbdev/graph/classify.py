@@ -387,10 +387,10 @@ def train_classifier(config: ClassifyTraining, graphs: GraphSet, fold: Fold, fol
                  config.optim(per), seed=config.seed, folder=folder, validate=judge, every=config.every * per, log_every=config.every * per,
                  config=json.loads(json.dumps({**asdict(config), "sizes": sizes})), progress=progress)
     scores = (score(predict_logits(result.model, supply, ids), graphs.labels[ids]) for ids in (validation, test))
-    return Classified(result.model, *scores, result.history, result.best_step)
+    return Classified(result.model, *scores, result.history, result.best_step)     # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/24_classification.ipynb #899addd7
-CONFIGS = {
+CONFIGS = {     # training runs by name
     "small": ClassifyTraining("MUTAG"),
     "paper": ClassifyTraining("MUTAG", epochs=200, batch_size=64, model=ClassifyConfig(128, 12, 64, 512, 15, 4, 1, 0.1, strangers="zero")),
 }
@@ -436,9 +436,9 @@ def look(model: GraphClassifier, batch: GraphBatch) -> View:
     pairs, P = model.pairs(x, batch), []
     for block in model.blocks:
         x = descend(block, x, c.steps, c.step_size, mask=pairs)[0]
-        P.append(pairs.attention(block.norm(x), block.attention.Wq[...], block.attention.Wk[...], block.attention.beta)[1])
+        P.append(pairs.attention(block.norm(x), block.attention.Wq[...], block.attention.Wk[...], block.attention.beta)[1])     # pyright: ignore[reportAttributeAccessIssue]
     P = np.stack(P)
-    return View(np.asarray(jnp.where(pairs.mask[:, None], pairs.weights, jnp.zeros_like(pairs.weights))), P[..., 0, :], P[..., :, 0])
+    return View(np.asarray(jnp.where(pairs.mask[:, None], pairs.weights, jnp.zeros_like(pairs.weights))), P[..., 0, :], P[..., :, 0])     # pyright: ignore[reportAttributeAccessIssue]
 
 # %% ../../nbs/24_classification.ipynb #280c5068
 def plot_molecule(model: GraphClassifier, batch: GraphBatch, i: int = 0, names: dict[int, str] | None = None):

@@ -248,7 +248,7 @@ def plot_completion(model: ImageEnergyTransformer, images, occluded, times=None,
     shown = coloured(images / np.float32(255) if images.dtype == np.uint8 else images)
     hidden = unpatchify(np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)), c.image_size, c.patch_size)
     columns = {"original": shown, "occluded": np.where(hidden, np.float32([0.80, 0.72, 0.90]), shown),
-               **{f"t = {t}": coloured(result.path[t]) for t in times}}
+               **{f"t = {t}": coloured(result.path[t]) for t in times}}     # pyright: ignore[reportOptionalSubscript]
     fig, axes = plt.subplots(len(images), len(columns), figsize=(1.3 * len(columns), 1.3 * len(images)), squeeze=False)
     for col, (title, pictures) in enumerate(columns.items()):
         axes[0, col].set_title(title, fontsize=11)
