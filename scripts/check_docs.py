@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import yaml
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGEST = 3_000_000     # bytes of a page, the pictures it shows included
@@ -29,6 +30,7 @@ NBDEV = {"default_exp", "export", "exports", "exporti", "hide", "hide_line", "fi
 CALLOUTS = {"note", "tip", "warning", "important", "caution"}
 FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})[^\n]*\n.*?^\1?\2[ \t]*$", re.M | re.S)
 CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.S)
+EQUATIONS = re.compile(r"\bEq(?:s?\.|uations?)\s+(\(?\d+\)?(?:(?:–|, or |, | and | or )\(?\d+\)?)*)")
 # Pandoc's rule: an opening dollar has no space after it; a closing one has none before it and no digit after it.
 MATH = re.compile(r"(?<!\\)\$\$(.+?)\$\$|(?<![\\$])\$(?![\s$])((?:\\.|[^$\\]|\n(?!\n))*?)(?<![\s\\])\$(?![\d$])", re.S)
 
@@ -45,6 +47,7 @@ class Page:
     labels: list[str] = field(default_factory=list)     # of figures
     front: dict = field(default_factory=dict)
     code: list[dict] = field(default_factory=list)
+    html_outputs: list[str] = field(default_factory=list)       # what of them is seen
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -68,6 +71,7 @@ def add_prose(page, text):
     for line in re.findall(r"^#{1,6}\s+(.+)$", CODE.sub(r"\2", text), re.M):
         own = re.search(r"\{[^}]*#([\w.:-]+)", line)
         name = base = own[1] if own else identifier(line)
+        if own and name in page.anchors: page.faults.append(f"two headings are called #{name}")
         n = 0
         while name in page.anchors: n += 1; name = f"{base}-{n}"
         page.anchors.append(name)
@@ -83,7 +87,10 @@ def directives(source):
     for line in lines:
         m = re.match(r"#\|\s*([\w-]+)(:?)\s*(.*)$", line)
         if not m: top = top and not line.strip(); continue
-        if top: found[m[1]] = m[3].strip().strip("\"'")
+        try: value = yaml.safe_load(m[3]) if m[3][:1] in ("'", '"') else m[3].strip()
+        except yaml.YAMLError: value = "\a"
+        top = top and value.isprintable()       # between double quotes \alpha rings a bell, and \gamma is no escape
+        if top: found[m[1]] = value
         else: late.append(line)
     return found, late
 
@@ -113,8 +120,10 @@ def read_page(path):
                 page.anchors += [node.name.lower() for node in ast.parse(source).body
                                  if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")]
             if hidden(found): continue
+            for name in ("fig-cap", "tbl-cap"): add_prose(page, found.get(name, ""))
             for output in cell.get("outputs", []):
                 add_prose(page, "".join(output.get("data", {}).get("text/markdown", "")))
+                page.html_outputs.append(visible("".join(output.get("data", {}).get("text/html", ""))))
     return page
 
 
@@ -134,10 +143,27 @@ def settings():
     return config["DEFAULT"]
 
 
+LINK = re.compile(r"""(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(\s*<?((?:[^()\s>]|\([^()\s]*\))*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)(\{[^}]*\})?""")
+DEFINITION = re.compile(r"^ {0,3}\[([^\[\]]+)\]:\s*<?([^\s>]+)", re.M)
+
+
+def visible(html):
+    "What an output in HTML shows: without its scripts, its style sheets and the pictures that it brings along."
+    return re.sub(r"(?s)<(script|style)\b.*?</\1>|data:[\w/+;-]+,[\w+/=%-]*", lambda m: "" if m[1] else "data:", html)
+
+
+def says(alt):
+    "Whether it describes anything: two words at least."
+    return len((alt or "").split()) > 1
+
+
 def targets(text):
     "What the prose of a page links to or shows: (target, whether it is a picture, its alternative text)."
     plain = MATH.sub("", text)
-    for m in re.finditer(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(\s*<?([^)\s>]*)>?(?:\s+\"[^\"]*\")?\s*\)(\{[^}]*\})?", plain):
+    for name, target in DEFINITION.findall(plain):
+        if name[0] != "^": yield target, False, ""
+    for target in re.findall(r"<(https?:[^\s<>]+)>", plain): yield target, False, ""
+    for m in LINK.finditer(plain):
         if "](" in m[2]: yield from targets(m[2])       # a picture that is a link
         alt = re.search(r"fig-alt=\"([^\"]+)\"", m[4] or "")
         yield m[3], bool(m[1]), alt[1] if alt else ""
@@ -156,9 +182,11 @@ def check_links(page, site, folder):
         if name and name not in where.anchors and name not in where.labels:
             yield f"no anchor #{name} on {where.path.name}: {target}"
 
-    for target, picture, alt in (t for text in page.prose for t in targets(text)):
+    shown = [t for text in page.prose for t in targets(text)]
+    in_html = [(target, False, "") for text in page.html_outputs for target, _, _ in targets(text)]       # check_html looks at their pictures
+    for target, picture, alt in shown + in_html:
         file, _, name = unquote(target).partition("#")
-        if picture and not alt: yield f"a picture has no alternative text (fig-alt): {target}"
+        if picture and not says(alt): yield f"a picture has no alternative text (fig-alt) of two words or more: {target}"
         if not target: yield "an empty link"
         elif target.startswith("#"): yield from anchor(page, name, target)
         elif file.startswith(home):
@@ -169,19 +197,50 @@ def check_links(page, site, folder):
             else: yield from anchor(by_html[file or "index.html"], name, target)
         elif m := re.match(rf"(?:{re.escape(repo)}|https://colab\.research\.google\.com/github/{re.escape(repo.split('github.com/')[1])})/(?:blob|raw|tree)/\w+/(.*)", file):
             if not (ROOT / m[1]).exists(): yield f"no such file in the repository: {target}"
+        elif file.startswith("https://colab.research.google.com"): yield f"Colab opens another repository: {target}"
         elif re.match(r"[a-z][a-z+.-]*:", target): continue         # somewhere else
         elif file in by_file: yield from anchor(by_file[file], name, target)
         elif file in by_html: yield f"link to the page's source, which holds in Jupyter and on GitHub too: {target}"
         elif not (Path(folder) / file).is_file(): yield f"no such file: {target}"
         elif Path(file).suffix in (".ipynb", ".qmd"): yield f"no such page: {target}"
+        elif picture and not opens(Path(folder) / file): yield f"not a picture that can be opened: {target}"
+
+
+def opens(path):
+    if path.suffix == ".svg": return path.stat().st_size > 0
+    try: Image.open(path).verify()
+    except Exception: return False
+    return True
 
 
 def check_references(page):
+    everything = MATH.sub("", "\n\n".join(page.prose))
+    defined = {name.lower() for name, _ in DEFINITION.findall(everything)}
+    for words, name in re.findall(r"\[([^\[\]]+)\]\[([^\[\]]*)\]", everything):
+        if (name or words).lower() not in defined: yield f"no link is defined for [{words}][{name}]"
+    for name in re.findall(r"\[(\^[^\[\]\s]+)\](?!:)", everything):
+        if name.lower() not in defined: yield f"no footnote [{name}]"
     for text in page.prose:
         for name in re.findall(r"(?<![\w@\\])@((?:fig|tbl|eq|sec|lst)-[\w-]+)", MATH.sub("", text)):
             if name not in page.labels and name not in page.anchors: yield f"nothing is labelled {name}"
     twice = {label for label in page.labels if page.labels.count(label) > 1}
     if twice: yield f"labelled more than once: {sorted(twice)}"
+
+
+def check_equations(site):
+    "Each number of the paper stands at one formula of the site, and whatever the text calls Eq. (n) is there, unless it says in whose paper."
+    tags = [(page, tag, displayed) for page in site for tex, displayed in page.formulas for tag in re.findall(r"\\tag\{(.*?)\}", tex)]
+    numbers = [tag for _, tag, _ in tags]
+    for page, tag, displayed in tags:
+        if numbers.count(tag) > 1: yield page, f"\\tag{{{tag}}} stands more than once on the site"
+        if not displayed: yield page, f"\\tag{{{tag}}} in a formula that is not displayed"
+    for page in site:
+        for text in (*page.prose, *(cell["source"] for cell in page.code)):
+            for m in EQUATIONS.finditer(text):
+                if re.match(r" of (?!the paper|Appendix|Hoover)", text[m.end():]): continue
+                for first, last in re.findall(r"(\d+)\)?(?:–\(?(\d+))?", m[1]):
+                    for n in range(int(first), int(last or first) + 1):
+                        if str(n) not in numbers: yield page, f"no formula carries the number ({n}): {m[0]}"
 
 
 # --- what a page shows ---
@@ -194,22 +253,27 @@ def check_figures(page, staged):
         if not re.search("<(?:img|svg|canvas)\\b", html) and not any(kind.startswith("image/") for o in cell["outputs"] for kind in o.get("data", {})): continue
         first = next((line for line in cell["source"].split("\n") if line.strip() and not line.startswith("#|")), "")
         for name in ("label", "fig-cap", "fig-alt"):
-            if not cell["directives"].get(name): yield f"a figure has no {name}: {first[:60]}"
+            said = cell["directives"].get(name, "")
+            if not (says(said) if name == "fig-alt" else said.strip()): yield f"a figure has no {name}: {first[:60]}"
         if not cell["directives"].get("label", "fig-").startswith("fig-"): yield f"a figure's label begins with fig-: {cell['directives']['label']}"
 
 
 def check_html(html, staged):
     "An output in HTML needs nothing from another site, and says in words what its pictures show; staging mends matplotlib's animations."
     if not staged and "_anim_img" in html: return
-    for m in re.finditer(r"<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)\s*=\s*[\"']?((?:https?:)?//[^\"'\s>]+)", html): yield f"an output loads {m[1]}"
-    for m in re.finditer(r"<img\b[^>]*>", html):
-        if not re.search(r"\balt=[\"'][^\"']", m[0]): yield f"a picture in an output has no alternative text: {m[0][:60]}"
+    for m in re.finditer(r"(?:<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)\s*=|@import|\bimport\s*\(|\burl\s*\()[\s\"']*((?:url\()?[\"']?(?:https?:)?//[^\"'\s>)]+)", html): yield f"an output loads {m[1]}"
+    for m in re.finditer(r"<(?:img|svg)\b[^>]*>", html):
+        alt = re.search(r"\b(?:alt|aria-label)=(?:\"([^\"]*)\"|'([^']*)')", m[0])
+        if "aria-hidden" not in m[0] and not (alt and says(alt[1] or alt[2])): yield f"a picture in an output has no alternative text: {m[0][:60]}"
+    for m in MATH.finditer(visible(html)): yield f"a formula in HTML stays as it is written: {m[0][:60]}"
 
 
 def check_rendering(page, staged):
     "What Quarto would show as it is written."
     for text in page.prose:
         plain = MATH.sub("x", text)
+        if m := re.search(r"!\[\s*\]\([^)]*\)", plain): yield f"a picture has no caption: {m[0]}"
+        if m := re.search(r"\\(?:eq)?ref\{[^}]*\}|\\\(.{0,40}", text): yield f"not read as a formula's number, or as a formula: {m[0]}"
         for line in plain.split("\n"):
             if m := re.search(r"(?<![\\\\])\$", line): yield f"a dollar that opens or closes nothing: {line[max(0, m.start() - 40):m.end() + 20]}"
             if re.match(r"\s*#\|", line): yield f"a directive outside code: {line}"
@@ -218,7 +282,7 @@ def check_rendering(page, staged):
             if re.search(r"\{\{<.*?>\}\}", line): yield f"a shortcode: {line.strip()}"
             if m := re.match(r"(#{1,6})[^\s#|!]", line): yield f"a heading without a space: {line[:40]}"
         depth = 0
-        for mark, rest in re.findall(r"^(:::+)[ \t]*(.*)$", plain, re.M):
+        for rest in re.findall(r"^:::+[ \t]*(.*)$", plain, re.M):
             depth += 1 if rest.strip() else -1
             if kind := re.search(r"\.callout-(\w+)", rest):
                 if kind[1] not in CALLOUTS: yield f"no such callout: {kind[0]}"
@@ -226,16 +290,19 @@ def check_rendering(page, staged):
         if depth: yield "a ::: that is not closed, or closes nothing"
         yield from check_tables(plain)
     for cell in page.code:
-        for line in cell["late"]: yield f"a directive below the first line of code is not read: {line}"
+        for line in cell["late"]: yield f"a directive is not read, below the first line of code or for its quotes: {line}"
         known = QUARTO if staged else QUARTO | NBDEV
         for name in set(cell["directives"]) - known: yield f"Quarto knows no directive {name!r}"
         for output in cell["outputs"]:
             if output["output_type"] == "error": yield f"an error was stored: {output.get('ename')}"
+            shown = "".join(output.get("text", "")) + "".join(output.get("data", {}).get("text/plain", ""))
+            if output.get("name") == "stderr" and not hidden(cell["directives"]): yield f"a warning was stored: {shown.strip()[:60]}"
+            if m := re.search(r"(?<![\w.])/(?:tmp|home|root|Users|var)/\S+", shown): yield f"an output names a file of somebody's machine: {m[0]}"
 
 
 def check_tables(text):
     "Pandoc fills or cuts rows that have another number of cells than the head, in silence."
-    rows, head = [], 0
+    rows = []
     for line in [*text.split("\n"), ""]:
         if line.lstrip().startswith("|"): rows.append(line.strip()); continue
         if len(rows) > 1:
@@ -257,6 +324,7 @@ def size(page, folder):
 def check_page(page, site, folder, staged):
     for name in ("title", "description"):
         if not page.front.get(name): yield f"the page has no {name}"
+    yield from page.faults
     yield from check_links(page, site, folder)
     yield from check_references(page)
     yield from check_figures(page, staged)
@@ -265,8 +333,16 @@ def check_page(page, site, folder, staged):
 
 
 def check_configuration(site, folder):
-    "The sidebar and the navigation bar lead to every page; the pictures they name are there."
-    config = yaml.safe_load((Path(folder) / "_quarto.yml").read_text(encoding="utf-8"))["website"]
+    "The sidebar and the navigation bar lead to every page, the footer where it says; the pictures they name are there; a reader can search, turn pages and read in the dark."
+    whole = yaml.safe_load((Path(folder) / "_quarto.yml").read_text(encoding="utf-8"))
+    config = whole["website"]
+    theme = whole.get("format", {}).get("html", {}).get("theme", {})
+    if not (isinstance(theme, dict) and {"light", "dark"} <= set(theme)): yield "no theme for the dark"
+    if not config["navbar"].get("search"): yield "no search"
+    if not config.get("page-navigation"): yield "no links to the pages before and after (page-navigation)"
+    footer = Page(Path(folder) / "_quarto.yml")
+    for text in config.get("page-footer", {}).values(): add_prose(footer, text)
+    yield from check_links(footer, site, folder)
     def leaves(entry):
         if isinstance(entry, str): yield entry
         elif isinstance(entry, list):
@@ -352,7 +428,7 @@ def check(folder, katex=None):
         site.append(Page(Path(folder) / "api.qmd", front={"title": "API", "description": "Every public name."}))
     faults = [f"{page.path.name}: {fault}" for page in site for fault in check_page(page, site, folder, staged)]
     faults += [f"_quarto.yml: {fault}" for fault in check_configuration(site, folder)]
-    faults += [f"{page.path.name}: {fault}" for page, fault in check_formulas(site, katex)]
+    faults += [f"{page.path.name}: {fault}" for page, fault in (*check_equations(site), *check_formulas(site, katex))]
     return site, faults
 
 

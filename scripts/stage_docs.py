@@ -42,7 +42,7 @@ def section_of(cells, name):
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             heading = (re.findall(r"^##+ (.+)$", source, re.M) or [heading])[-1]
-        elif re.search(rf"^#\|\s*exports?\b", source, re.M) and re.search(rf"^(?:[\w, ]*\b)?{name}\b[\w, ]*(?::[^=\n]+)?=", source, re.M):
+        elif re.search(r"^#\|\s*exports?\b", source, re.M) and re.search(rf"^(?:[\w, ]*\b)?{name}\b[\w, ]*(?::[^=\n]+)?=", source, re.M):
             return heading
     return ""
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -20,7 +21,7 @@ docs = script("check_docs")
 
 
 def test_pages_have_no_faults():
-    site, faults = docs.check(ROOT / "nbs")
+    site, faults = docs.check(ROOT / "nbs", docs.find_katex())
     assert faults == []
     assert sum(len(page.formulas) for page in site) > 1000 and sum(len(page.labels) for page in site) > 50     # it did look
 
@@ -47,6 +48,12 @@ Noted.
 """
 
 
+CONFIG = """website: {page-navigation: true, navbar: {search: true, left: [{href: other.qmd}]}, sidebar: {contents: [{section: One, contents: [01_page.ipynb]}]},
+  page-footer: {right: "After [them](other.qmd#there)"}}
+format: {html: {theme: {light: flatly, dark: darkly}}}
+"""
+
+
 def write_site(folder, prose=GOOD, cell="#| label: fig-curve\n#| fig-cap: A curve.\n#| fig-alt: It falls.\nplot()"):
     picture = {"output_type": "display_data", "metadata": {}, "data": {"image/png": "iVBORw0KGgo="}}
     cells = [{"cell_type": "markdown", "source": "# page\n\n> What it is for."},
@@ -54,8 +61,8 @@ def write_site(folder, prose=GOOD, cell="#| label: fig-curve\n#| fig-cap: A curv
              {"cell_type": "code", "source": cell, "outputs": [picture]}]
     (folder / "01_page.ipynb").write_text(json.dumps({"cells": cells}))
     (folder / "other.qmd").write_text("---\ntitle: other\ndescription: Another page.\n---\n\n## There\n\n### There\n\n[again](#there-1)\n")
-    (folder / "dot.png").write_bytes(b"a picture")
-    (folder / "_quarto.yml").write_text("website: {navbar: {left: [{href: other.qmd}]}, sidebar: {contents: [{section: One, contents: [01_page.ipynb]}]}}\n")
+    Image.new("RGB", (1, 1)).save(folder / "dot.png")
+    (folder / "_quarto.yml").write_text(CONFIG)
 
 
 def faults(folder, *args, **kw):
@@ -77,7 +84,20 @@ def test_a_good_page_passes(tmp_path):
     ("other.qmd#there", "https://energy-transformer.github.io/et_nbdev/notebooks/99_none.ipynb", "no such notebook"),
     ("@fig-curve", "@fig-slope", "nothing is labelled fig-slope"),
     ("dot.png", "dots.png", "no such file: dots.png"),
+    ("other.qmd#there", "https://colab.research.google.com/github/some/body/blob/main/nbs/01_page.ipynb", "Colab opens another repository"),
+    ("(other.qmd#there)", "(another.qmd 'Another')", "no such file: another.qmd"),
+    ("(other.qmd#there)", "(another_(one).qmd)", "no such file: another_(one).qmd"),
+    ("(other.qmd#there)", "[there]", "no link is defined for [another page][there]"),
+    ("Noted.", "[there]: another.qmd", "no such file: another.qmd"),
+    ("Noted.", "<https://energy-transformer.github.io/et_nbdev/another.html>", "no such page"),
+    ("Noted.", "Noted.[^below]", "no footnote [^below]"),
+    ("Noted.", "## Noted {#a}\n\n## Again {#a}", "two headings are called #a"),
+    ("Noted.", "By $\\eqref{one}$.", "not read as a formula's number"),
+    ("Noted.", "By \\(x\\).", "not read as a formula's number"),
+    ("![A picture.]", "![]", "no caption"),
     ('{fig-alt="One dot"}', "", "no alternative text"),
+    ('{fig-alt="One dot"}', '{fig-alt=" "}', "no alternative text"),
+    ('{fig-alt="One dot"}', '{fig-alt="x"}', "no alternative text"),
     ("\\frac{1}{2}$", "\\frac{1}{2$", "a { that is not closed"),
     ("\\left( a", "( a", "\\left and \\right"),
     ("-\\frac{1}{2}$", "-\\frac{1}{2} $", "a dollar that opens or closes nothing"),
@@ -94,10 +114,30 @@ def test_a_broken_page_is_found(tmp_path, good, bad, said):
     assert found and all(said in fault for fault in found), found
 
 
+@pytest.mark.parametrize("prose, said", [
+    ("By Eq. (1) and (2), and Eq. 1–2.", None),
+    ("By Eq. (1), or (3).", "no formula carries the number (3): Eq. (1), or (3)"),
+    ("By Equation (3) of the paper.", "no formula carries the number (3)"),
+    ("By Eqs. 1–3.", "no formula carries the number (3)"),
+    ("By Eq. (3) of Ramsauer et al.", None),
+    ("$$b \\tag{3}$$\n\nBy Eq. (3).", None),
+    ("$$b \\tag{2}$$", "\\tag{2} stands more than once"),
+    ("$b \\tag{3}$", "not displayed"),
+])
+def test_numbers_of_equations_are_looked_at(tmp_path, prose, said):
+    found = faults(tmp_path, GOOD + "\n$$a \\tag{1}$$\n\n$$a \\tag{2}$$\n\n" + prose)
+    assert found and all(said in fault for fault in found) if said else found == []
+
+
 @pytest.mark.parametrize("cell, said", [
     ("#| fig-cap: A curve.\n#| fig-alt: It falls.\nplot()", ["no label", "nothing is labelled fig-curve"]),
     ("#| label: fig-curve\n#| fig-alt: It falls.\nplot()", ["no fig-cap"]),
     ("#| label: fig-curve\n#| fig-cap: A curve.\nplot()", ["no fig-alt"]),
+    ("#| label: fig-curve\n#| fig-cap: A curve.\n#| fig-alt: x\nplot()", ["no fig-alt"]),
+    ('#| label: fig-curve\n#| fig-cap: "A curve, $\\\\frac{1}{2$"\n#| fig-alt: It falls.\nplot()', ["a { that is not closed"]),
+    ("#| label: fig-curve\n#| fig-cap: A curve, [there](another.qmd)\n#| fig-alt: It falls.\nplot()", ["no such file: another.qmd"]),
+    ('#| label: fig-curve\n#| fig-cap: "A curve, $\\gamma$"\n#| fig-alt: It falls.\nplot()', ["no fig-cap", "no fig-alt", "not read", "not read"]),
+    ('#| label: fig-curve\n#| fig-cap: "A curve, $\\alpha$"\n#| fig-alt: It falls.\nplot()', ["no fig-cap", "no fig-alt", "not read", "not read"]),
     ("#| label: fig-curve\n#| fig-cap: A curve.\nplot()\n#| fig-alt: It falls.", ["no fig-alt", "not read"]),
     ("#| label: fig-curve\n#| fig-cap: A curve.\n#| fig-alt: It falls.\n#| code-flod: true\nplot()", ["no directive 'code-flod'"]),
 ])
@@ -111,6 +151,11 @@ def test_a_broken_figure_is_found(tmp_path, cell, said):
     ('<img alt="" src="data:image/png;base64,xx">', "a picture in an output has no alternative text"),
     ('<script src="https://cdn.example.org/plot.js"></script>', "an output loads https://cdn.example.org/plot.js"),
     ('<link rel="stylesheet"\nhref="https://example.org/font.css">', "an output loads https://example.org/font.css"),
+    ("<style>@import url(https://example.org/font.css)</style>", "an output loads"),
+    ('<svg viewBox="0 0 1 1"></svg>', "a picture in an output has no alternative text"),
+    ('<a href="another.html">there</a>', "no such file: another.html"),
+    ("<p>$x$</p>", "a formula in HTML"),
+    ('<svg role="img" aria-label="A dot"></svg><script>f = `$a$`</script>', None),
     ('<img alt="A dot" src="data:image/png;base64,xx">', None),
 ])
 def test_html_outputs_are_looked_at(tmp_path, html, said):
@@ -123,12 +168,49 @@ def test_html_outputs_are_looked_at(tmp_path, html, said):
     assert [said in fault for fault in found] == [True] if said else found == []
 
 
+@pytest.mark.parametrize("output, said", [
+    ({"output_type": "stream", "name": "stderr", "text": "Traceback (most recent call last):"}, "a warning was stored"),
+    ({"output_type": "stream", "name": "stdout", "text": "written to /home/me/out"}, "an output names a file of somebody's machine: /home/me/out"),
+    ({"output_type": "stream", "name": "stdout", "text": "written to out/home/me, 3/4"}, None),
+])
+def test_text_outputs_are_looked_at(tmp_path, output, said):
+    write_site(tmp_path)
+    page = tmp_path / "01_page.ipynb"
+    notebook = json.loads(page.read_text())
+    notebook["cells"][-1]["outputs"].append(output)
+    page.write_text(json.dumps(notebook))
+    found = docs.check(tmp_path)[1]
+    assert [said in fault for fault in found] == [True] if said else found == []
+
+
+@pytest.mark.parametrize("good, bad, said", [
+    ("(other.qmd#there)", "(another.qmd)", "no such file: another.qmd"),
+    ("(other.qmd#there)", "(other.qmd#where)", "no anchor #where on other.qmd"),
+    ("page-navigation: true, ", "", "page-navigation"),
+    ("search: true", "search: false", "no search"),
+    (", dark: darkly", "", "no theme for the dark"),
+])
+def test_a_broken_configuration_is_found(tmp_path, good, bad, said):
+    write_site(tmp_path)
+    assert good in CONFIG
+    (tmp_path / "_quarto.yml").write_text(CONFIG.replace(good, bad))
+    found = docs.check(tmp_path)[1]
+    assert found and all(said in fault for fault in found), found
+
+
+@pytest.mark.parametrize("data", [b"", b"a picture"])
+def test_a_picture_that_does_not_open_is_found(tmp_path, data):
+    write_site(tmp_path)
+    (tmp_path / "dot.png").write_bytes(data)
+    assert ["not a picture that can be opened: dot.png" in fault for fault in docs.check(tmp_path)[1]] == [True]
+
+
 def test_broken_navigation_and_size_are_found(tmp_path):
     write_site(tmp_path)
     (tmp_path / "dot.png").write_bytes(bytes(docs.LARGEST))
     (tmp_path / "left.qmd").write_text("---\ntitle: left\n---\n")
     config = tmp_path / "_quarto.yml"
-    config.write_text(config.read_text().replace("other.qmd", "gone.qmd").replace("website: {", "website: {favicon: none.png, "))
+    config.write_text(CONFIG.replace("href: other.qmd", "href: gone.qmd").replace("website: {", "website: {favicon: none.png, "))
     found = "\n".join(docs.check(tmp_path)[1])
     for said in ("is more than 3 MB", "nothing in the navigation leads to left.qmd", "leads to gone.qmd", "no such picture: none.png", "left.qmd: the page has no description"):
         assert said in found, said

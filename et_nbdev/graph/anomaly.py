@@ -146,7 +146,7 @@ class Batch(NamedTuple):
     labels: Int[Array, "train"]
 
 def weighted_loss(model: nnx.Module, batch: Batch, key: Array) -> tuple[Float[Array, ""], dict]:
-    "Eq. (20): mean cross-entropy over the nodes, anomalous ones weighted by #normal / #anomalous among them."
+    "Eq. (11): mean cross-entropy over the nodes, anomalous ones weighted by #normal / #anomalous among them."
     log_p = jax.nn.log_softmax(model(batch.features, batch.edges, rngs=nnx.Rngs(dropout=key))[batch.nodes])
     anomalous = batch.labels == 1
     sigma = jnp.sum(~anomalous) / jnp.sum(anomalous)
