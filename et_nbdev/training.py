@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['Loss', 'option', 'OptimConfig', 'learning_rate', 'make_optimiser', 'TrainState', 'make_step', 'atomic_write',
-           'CheckpointError', 'save_checkpoint', 'load_checkpoint', 'read_meta', 'MetricsLog', 'read_metrics',
-           'interruptible', 'Fit', 'fit', 'add_options', 'with_options', 'configure', 'as_command', 'provenance']
+           'CheckpointError', 'save_checkpoint', 'load_checkpoint', 'read_meta', 'restore', 'MetricsLog',
+           'read_metrics', 'interruptible', 'Fit', 'fit', 'add_options', 'with_options', 'configure', 'as_command',
+           'provenance']
 
 # %% ../nbs/07_training.ipynb #69fa6868
 import argparse
@@ -191,6 +192,17 @@ def read_meta(path: Path | str) -> dict:
         raise ValueError("its meta is no object")
     except (safetensors.SafetensorError, ValueError, OSError, KeyError, TypeError, RecursionError) as e:
         raise CheckpointError(f"{path}: not a readable checkpoint ({e}); delete it, or restore a copy") from e
+
+def restore(path: Path | str, kind: str, build: Callable[[dict, int], nnx.Module]) -> nnx.Module:
+    """The model that `build` makes of a checkpoint's configuration (and of the file's size in bytes), with the checkpoint's weights.
+
+    It is made without memory for its arrays, so that a small file may claim any shapes; of a number of layers `build` has to see that it fits the file.
+    Raises CheckpointError, which calls the model `kind`, if the file is missing, damaged or of another kind."""
+    config = read_meta(path).get("config")
+    try: graphdef, abstract = nnx.split(nnx.eval_shape(lambda: build(config, Path(path).stat().st_size)))
+    except Exception as e:              # a configuration may hold anything, and JAX and flax refuse it in many ways
+        raise CheckpointError(f"{path}: holds no {kind} that this version knows ({type(e).__name__}: {e}); its configuration reads {str(config)[:1000]}") from e
+    return nnx.merge(graphdef, load_checkpoint(path, {"params": nnx.to_pure_dict(abstract)})[0]["params"])
 
 # %% ../nbs/07_training.ipynb #b8ef96ac
 class MetricsLog:
