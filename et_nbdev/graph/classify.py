@@ -29,7 +29,7 @@ from .crossval import Fold, deal, parts, predict_logits
 from .sets import (Buckets, EdgeBatch, EdgeLists, GraphBatch, GraphSet, cached_positions, flip_signs, learn_encoding, load_graphs,
                                  make_buckets, take)
 from ..norm import check_sizes, signed
-from ..training import CheckpointError, OptimConfig, as_command, atomic_write, configure, fit, load_checkpoint, option, provenance, read_meta
+from ..training import OptimConfig, as_command, atomic_write, configure, fit, option, provenance, restore
 
 # %% ../../nbs/24_classification.ipynb #308b992a
 @partial(jax.tree_util.register_dataclass, data_fields=["weights", "mask"], meta_fields=[])
@@ -397,11 +397,12 @@ CONFIGS = {     # training runs by name
 
 # %% ../../nbs/24_classification.ipynb #cb950f05
 def load_classifier(path: Path | str) -> GraphClassifier:
-    "The classifier that a run has left in best.safetensors. Raises CheckpointError as `load_checkpoint`."
-    made = read_meta(path)["config"]
-    if "sizes" not in made: raise CheckpointError(f"{path}: not a graph classifier")
-    graphdef, params = nnx.split(GraphClassifier(**made["sizes"], config=ClassifyConfig(**made["model"]), rngs=nnx.Rngs(0)), nnx.Param)
-    return nnx.merge(graphdef, load_checkpoint(path, {"params": nnx.to_pure_dict(params)})[0]["params"])
+    "The classifier that a run has left in best.safetensors. Raises CheckpointError if it is missing, damaged or of another kind."
+    def build(made: dict, size: int):
+        config = ClassifyConfig(**made["model"])
+        if config.blocks > size: raise ValueError("more blocks than the file has bytes")
+        return GraphClassifier(**made["sizes"], config=config, rngs=nnx.Rngs(0))
+    return restore(path, "graph classifier", build)
 
 def main(argv: list[str] | None = None) -> dict:
     "Console script `et_train_graphs`: train a classifier of graphs on one split, resume it if it was stopped, and report on the test graphs."
