@@ -71,6 +71,7 @@ class Neighbourhoods(Protocol):
     def energy_and_update(self, g: Float[Array, "... N D"], Wq: Float[Array, "H D Y"], Wk: Float[Array, "H D Y"], beta: Float[Array, "H"],
                           self_attention: bool) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
         "E_ATT and −∂E_ATT/∂g of the pairs that it knows of."
+        ...
 
 Mask = Bool[Array, "... N N"] | Neighbourhoods      # the table is True where a query (row) may see a key (column)
 

@@ -7,6 +7,7 @@ __all__ = ['signed', 'check_sizes', 'check_tokens', 'at_least_float32', 'lagrang
 
 # %% ../nbs/02_norm.ipynb #d17e7a9a
 import inspect
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 # %% ../nbs/02_norm.ipynb #0ab414b6
-def signed(cls: type) -> type:
+_Class = TypeVar("_Class", bound=type)
+
+def signed(cls: _Class) -> _Class:
     "Show the signature of `__init__` in help() and in the documentation, where flax shows `(*args, **kwargs)`."
     own = inspect.signature(cls.__init__)
     cls.__signature__ = own.replace(parameters=list(own.parameters.values())[1:])

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['Loss', 'option', 'OptimConfig', 'learning_rate', 'make_optimiser', 'TrainState', 'make_step', 'atomic_write',
-           'CheckpointError', 'save_checkpoint', 'load_checkpoint', 'read_meta', 'MetricsLog', 'read_metrics',
-           'interruptible', 'Fit', 'fit', 'add_options', 'with_options', 'configure', 'as_command', 'provenance']
+           'CheckpointError', 'save_checkpoint', 'load_checkpoint', 'read_meta', 'restore', 'MetricsLog',
+           'read_metrics', 'interruptible', 'Fit', 'fit', 'add_options', 'with_options', 'configure', 'as_command',
+           'provenance']
 
 # %% ../nbs/07_training.ipynb #69fa6868
 import argparse
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from datetime import datetime, timezone
@@ -89,7 +91,7 @@ class TrainState(NamedTuple):
     step: Array                     # optimiser steps taken, int32
 
 # %% ../nbs/07_training.ipynb #1ef68b05
-Loss = Callable[[nnx.Module, Any, PRNGKeyArray], tuple[Array, dict[str, Array]]]
+Loss = Callable[[nnx.Module, Any, PRNGKeyArray], tuple[Array, dict[str, Array]]]      # (model, batch, key) -> the loss, and what else to log
 
 def make_step(graphdef: nnx.GraphDef, loss: Loss, optimiser: optax.GradientTransformation, seed: int, mesh: Mesh | None = None):
     """One compiled optimiser step (state, batch) -> (state, metrics). The old state's memory is given to the new one.
@@ -116,7 +118,7 @@ def atomic_write(path: Path | str):
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")       # of no other thread, process or machine
     try:
         yield temporary
         with open(temporary, "rb") as f: os.fsync(f.fileno())
@@ -192,6 +194,17 @@ def read_meta(path: Path | str) -> dict:
     except (safetensors.SafetensorError, ValueError, OSError, KeyError, TypeError, RecursionError) as e:
         raise CheckpointError(f"{path}: not a readable checkpoint ({e}); delete it, or restore a copy") from e
 
+def restore(path: Path | str, kind: str, build: Callable[[dict, int], nnx.Module]) -> nnx.Module:
+    """The model that `build` makes of a checkpoint's configuration (and of the file's size in bytes), with the checkpoint's weights.
+
+    It is made without memory for its arrays, so that a small file may claim any shapes; of a number of layers `build` has to see that it fits the file.
+    Raises CheckpointError, which calls the model `kind`, if the file is missing, damaged or of another kind."""
+    config = read_meta(path).get("config")
+    try: graphdef, abstract = nnx.split(nnx.eval_shape(lambda: build(config, Path(path).stat().st_size)))
+    except Exception as e:              # a configuration may hold anything, and JAX and flax refuse it in many ways
+        raise CheckpointError(f"{path}: holds no {kind} that this version knows ({type(e).__name__}: {e}); its configuration reads {str(config)[:1000]}") from e
+    return nnx.merge(graphdef, load_checkpoint(path, {"params": nnx.to_pure_dict(abstract)})[0]["params"])
+
 # %% ../nbs/07_training.ipynb #b8ef96ac
 class MetricsLog:
     """Metrics as JSON lines, one object a line with its "step".
@@ -213,13 +226,19 @@ class MetricsLog:
             raise
 
 def read_metrics(path: Path | str) -> list[dict]:
-    "The rows of a metrics file, up to the first line that is none: as a rule the last one, cut off by a killed process."
-    rows = []
-    for line in Path(path).read_text(errors="replace").splitlines():
+    "The rows of a metrics file, steps ascending. A last line that a killed process has cut off is left out; of others that cannot be read or are out of order, a warning tells."
+    def read(line):
         try: row = json.loads(line)
-        except (ValueError, RecursionError): break
-        if not (isinstance(row, dict) and isinstance(row.get("step"), int)): break
+        except (ValueError, RecursionError): return None
+        return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    found, rows = [read(line) for line in Path(path).read_text(errors="replace").splitlines()], []
+    if found[-1:] == [None]: found.pop()
+    for row in filter(None, found):
+        if rows and row["step"] <= rows[-1]["step"]:            # which of the two is wrong, the one before them tells
+            if len(rows) > 1 and row["step"] <= rows[-2]["step"]: continue
+            rows.pop()
         rows.append(row)
+    if lost := len(found) - len(rows): warnings.warn(f"{path}: {lost} of its {len(found)} lines cannot be read or are out of order, and are left out", stacklevel=2)
     return rows
 
 # %% ../nbs/07_training.ipynb #05c167dd
@@ -283,7 +302,7 @@ def _start(state: TrainState, folder: Path | None, config: dict):
                               "choose another folder, or delete this one")
     state, meta = load_checkpoint(folder / "last.safetensors", state)
     if "progress" not in meta: raise CheckpointError(f"{folder / 'last.safetensors'}: was not written by a run; delete it, or restore a copy")
-    if meta["progress"]["best"] is not None: read_meta(folder / "best.safetensors")     # missed now rather than at the end
+    if meta["progress"]["best"] is not None: load_checkpoint(folder / "best.safetensors", {"params": state.params})     # missed now rather than at the end
     return state, meta["progress"]
 
 # %% ../nbs/07_training.ipynb #e7d68289
@@ -340,7 +359,7 @@ class _Books:
     def __init__(self, folder: Path | None, config: dict, at: dict, step: int):
         self.folder, self.config, self.at, self.best = folder, config, at, None
         self.log = folder and MetricsLog(folder / "metrics.jsonl", step)
-        self.history = read_metrics(self.log.path) if folder else []
+        self.history = read_metrics(self.log.path) if self.log else []
 
     def compare(self, row: dict, params):
         if self.at["best"] is not None and row["validation_loss"] >= self.at["best"]: return
@@ -436,7 +455,7 @@ def fit(
         if done < optim.steps: raise KeyboardInterrupt(f"stopped after step {done}" + (f"; run again to go on from {folder}" if folder else ""))
         if validate is None: best = place.local(state.params)
         elif books.best is not None: best = books.best
-        else: best = load_checkpoint(folder / "best.safetensors", {"params": params})[0]["params"]
+        else: best = load_checkpoint(folder / "best.safetensors", {"params": params})[0]["params"]     # pyright: ignore[reportOptionalOperand]
     return Fit(nnx.merge(graphdef, best), books.history, done if validate is None else books.at["best_step"])
 
 # %% ../nbs/07_training.ipynb #7486cdcf
@@ -448,7 +467,7 @@ def add_options(parser: argparse.ArgumentParser, config, omit: tuple[str, ...] =
         if is_dataclass(value) or f.name in omit: continue
         choices = get_args(f.type) if get_origin(f.type) is Literal else None
         kind = str if choices else next(t for t in (*get_args(f.type), f.type) if t in (bool, int, float, str))
-        words = {bool: {"true": True, "false": False}}.get(kind, {}) | ({"none": None} if type(None) in get_args(f.type) else {})
+        words = {bool: {"true": True, "false": False}}.get(kind, {}) | ({"none": None} if type(None) in get_args(f.type) else {})     # pyright: ignore[reportCallIssue]
         def read(text, kind=kind, words=words):
             if text.lower() in words: return words[text.lower()]
             if kind is bool: raise ValueError(text)

@@ -66,35 +66,39 @@ def test_a_log_that_is_none_stops_no_run(tmp_path):
     rows = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]
     for line in (b"17", b"null", b'"step"', b"[1]", b'{"loss": 1}', b'{"step": "three"}', b"\xff\xfe\x00", b"[" * 100_000, b"1" * 10_000):
         path.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in rows) + line + b"\n" + b'{"step": 4}\n')
-        assert read_metrics(path) == rows, line
-        MetricsLog(path, 1)
+        with pytest.warns(UserWarning, match="metrics.jsonl: 1 of its 4 lines"): assert read_metrics(path) == [*rows, {"step": 4}], line
+        with pytest.warns(UserWarning): MetricsLog(path, 1)
         assert read_metrics(path) == rows[:1]
 
 
 @pytest.mark.parametrize("meta", [[], 3, "config", None, [[[]]]])
 def test_a_checkpoint_whose_meta_is_no_object_is_refused(tmp_path, meta):
-    from et_nbdev.graph import anomaly
+    from et_nbdev.graph import anomaly, classify
     from et_nbdev.vision import model
-    path = tmp_path / "c.safetensors"
+    path, loads = tmp_path / "c.safetensors", (model.load_model, anomaly.load_model, classify.load_classifier)
     save_checkpoint(path, {"params": {"w": np.ones(2)}}, meta)
-    for read in (read_meta, model.load_model, anomaly.load_model) if meta else ():
+    for read in (read_meta, *loads) if meta else ():
         with pytest.raises(CheckpointError, match="c.safetensors: not a readable checkpoint"): read(path)
-    save_checkpoint(path, {"params": {"w": np.ones(2)}}, {"config": meta})
-    for load in (model.load_model, anomaly.load_model):
-        with pytest.raises(CheckpointError, match="c.safetensors: holds no (image|anomaly) model"): load(path)
+    for odd in ({}, {"config": meta}, {"config": {"model": meta, "graph": meta, "sizes": meta}}, {"config": {"model": {"wings": 2}, "graph": {}, "sizes": {}}}):
+        save_checkpoint(path, {"params": {"w": np.ones(2)}}, odd)
+        for load in loads:
+            with pytest.raises(CheckpointError, match="c.safetensors: holds no (image model|anomaly model|graph classifier)"): load(path)
 
 
 def test_a_model_larger_than_its_file_is_never_made(tmp_path):
     "Sizes that a small file only claims would otherwise be built, a terabyte at a time."
     from dataclasses import asdict
 
-    from et_nbdev.graph import anomaly
+    from et_nbdev.graph import anomaly, classify
     from et_nbdev.vision import model
     path, params = tmp_path / "c.safetensors", {"params": {"w": np.ones(2)}}
     save_checkpoint(path, params, {"config": {"model": asdict(model.ImageConfig(position_init="waves")) | {"image_size": 16 * 10**6}}})
     with pytest.raises(CheckpointError, match="larger than the file"): model.load_model(path)
     save_checkpoint(path, params, {"config": {"model": asdict(anomaly.AnomalyConfig()), "graph": {"num_features": 3, "num_nodes": 12, "kinds": 10**9}}})
     with pytest.raises(CheckpointError, match="more blocks than the file has bytes"): anomaly.load_model(path)
+    for features, blocks, says in (10**9, 2, "holds no 'params.adjacency"), (3, 10**9, "more blocks than the file has bytes"):
+        save_checkpoint(path, params, {"config": {"model": asdict(classify.ClassifyConfig(blocks=blocks)), "sizes": {"num_features": features, "num_classes": 2}}})
+        with pytest.raises(CheckpointError, match=says): classify.load_classifier(path)
 
 
 # --- two runs in one folder -----------------------------------------------------------------------------------------------------------

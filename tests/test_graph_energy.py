@@ -416,7 +416,7 @@ def test_relations_of_nothing_are_refused():
 def test_without_numba(monkeypatch):
     "The XLA path, and one kind word; 'compiled' says what to install."
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)
-    monkeypatch.setattr(kernels, "KEPT", {})
+    monkeypatch.setattr(kernels, "_KEPT", {})
     kernels.available.cache_clear()
     try:
         with pytest.warns(UserWarning, match="pip install"): edges = EdgeIndex([0], [1], 2)

@@ -1,4 +1,5 @@
 """The repository agrees with itself: notebooks, exported modules, README, site and settings."""
+import ast
 import importlib
 import inspect
 import json
@@ -11,6 +12,7 @@ import sys
 import typing
 import zipfile
 from configparser import ConfigParser
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -254,6 +256,28 @@ sys.exit("\\n".join(asked) or 0)
     assert run.returncode == 0, run.stderr
 
 
+def test_public_names_change_only_on_purpose():
+    now = runpy.run_path(str(ROOT / "scripts/public_names.py"))["names"]()
+    kept = (ROOT / "tests/public_names.txt").read_text(encoding="utf-8").split()
+    assert (sorted({*now} - {*kept}), sorted({*kept} - {*now})) == ([], []), "new and lost public names: if that is meant, `python scripts/public_names.py > tests/public_names.txt`"
+
+
+def test_the_api_page_says_what_every_public_name_is():
+    made, silent = runpy.run_path(str(ROOT / "scripts/stage_docs.py")), []
+    for path in LIB.rglob("*.py"):
+        found = made["definitions"](path)[1]
+        for name in ast.literal_eval(found["__all__"][0].value) if "__all__" in found else ():
+            node, comment = found[name]
+            if not (made["first_line"](node) if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else comment): silent.append(f"{path.stem}.{name}")
+    assert silent == [], "a docstring, or a comment beside the constant, is missing"
+
+
+def test_ruff_has_nothing_to_say():
+    if find_spec("ruff") is None: pytest.skip("ruff is not installed: pip install -c constraints.txt ruff")
+    run = subprocess.run([sys.executable, "-m", "ruff", "check", "--no-cache", "--quiet", "--output-format", "concise"], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
 def test_nothing_names_one_machine():
     files = project_files()
     assert mentions(r"(?<![\w.})~-])/(?:work|tmp|root|home|Users)/\w", files) == []
@@ -270,11 +294,14 @@ def test_nothing_loads_a_pickle():
 
 def test_readme_shows_the_kept_results():
     "Every score in results/ that the README's table covers stands there as it was measured."
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name in ("digits-demo", "cifar10-small", "tiny-imagenet"):
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    head = next(row for row in rows if row[1:] == ["digits", "CIFAR-10", "Tiny ImageNet"])
+    for column, name in enumerate(("digits-demo", "cifar10-small", "tiny-imagenet"), 1):
         metrics = json.loads((ROOT / "results" / name / "metrics.json").read_text())
-        for fill, mse in metrics["masked_patch_mse"].items():
-            assert f"| {fill} | {mse:.3f} ± {metrics['standard_error'][fill]:.3f} |" in text, f"README.md does not show {name}: {fill}; run index.ipynb and `make readme`"
+        for model, mse in metrics["masked_patch_mse"].items():
+            row = next(row for row in rows[rows.index(head):] if row[0] == model)
+            assert row[column] == f"{mse:.3f} ± {metrics['standard_error'][model]:.3f}", f"README.md does not show {name}: {model}; run index.ipynb and `make readme`"
 
 
 def test_results_say_where_they_come_from():

@@ -209,6 +209,29 @@ def test_atomic_write_replaces_only_on_success(tmp_path):
     assert path.read_text() == "new" and os.listdir(path.parent) == ["file"]
 
 
+def test_writers_of_one_name_do_not_meet(tmp_path):
+    "Threads, or processes of equal number in two containers: each has a temporary file of its own, and the last one's is what remains."
+    path = tmp_path / "file"
+    with atomic_write(path) as first, atomic_write(path) as second:
+        assert first != second
+        first.write_text("first")
+        second.write_text("second")
+    assert path.read_text() == "first" and os.listdir(tmp_path) == ["file"]
+    (tmp_path / "plain").write_text("")
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode          # readable for whom any new file is
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders are not flushed elsewhere")
+def test_a_new_name_is_flushed_to_the_disk_after_the_file(tmp_path, monkeypatch):
+    flush, seen = os.fsync, []
+    def watch(fd):
+        seen.append((stat.S_ISDIR(os.fstat(fd).st_mode), os.fstat(fd).st_ino, (tmp_path / "file").exists()))
+        flush(fd)
+    monkeypatch.setattr(os, "fsync", watch)
+    with atomic_write(tmp_path / "file") as temporary: temporary.write_text("x")
+    assert seen == [(False, (tmp_path / "file").stat().st_ino, False), (True, tmp_path.stat().st_ino, True)]
+
+
 def places(tmp_path):
     "Folders that cannot be written, whoever asks; root may write where permissions say no, so they alone prove little."
     (tmp_path / "file").write_text("in the way")
@@ -297,6 +320,17 @@ def test_a_last_line_cut_in_half_is_left_out(tmp_path, tail):
     log = MetricsLog(path, 20)
     log.append({"step": 30})
     assert read_metrics(path) == [*rows, {"step": 30}] and path.read_text().endswith('{"step": 30}\n')
+
+
+def test_a_damaged_line_costs_no_other(tmp_path):
+    "One that cannot be read, or whose step is out of order; only a last line cut in half goes without a word."
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"step": s, "loss": 1 / s} for s in range(1, 101)]
+    lines = [json.dumps(row).encode() for row in rows]
+    for at, damaged in (4, lines[4][:3] + b"\xff" + lines[4][4:]), (4, b'{"step": 9995}'), (4, b'{"step": 7}'), (98, b'{"step": 1}'), (0, b'{"step": 77}'), (0, b""):
+        path.write_bytes(b"\n".join([*lines[:at], damaged, *lines[at + 1:]]) + b"\n")
+        with pytest.warns(UserWarning, match="metrics.jsonl: 1 of its 100 lines"): log = MetricsLog(path, 80)
+        assert read_metrics(log.path) == [row for row in rows[:at] + rows[at + 1:] if row["step"] <= 80]        # and is sound again
 
 
 # --- the optimiser -------------------------------------------------------------------------------------------------------------------
@@ -594,8 +628,8 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoints(tmp_path, at,
     assert same(weights(resumed.model), weights(whole[0].model))
 
 
-@pytest.mark.parametrize("at", [5, 15])
-def test_a_gradient_that_is_not_finite_never_reaches_a_checkpoint(tmp_path, at):
+@pytest.mark.parametrize("at, validate", [(5, line_error), (15, line_error), (15, None)])
+def test_a_gradient_that_is_not_finite_never_reaches_a_checkpoint(tmp_path, at, validate):
     "√ at 0: the loss is finite, its gradient is not, and the weights of that very step are lost."
     def loss(model, batch, key):
         value, metrics = line_loss(model, batch[:2], key)
@@ -603,10 +637,10 @@ def test_a_gradient_that_is_not_finite_never_reaches_a_checkpoint(tmp_path, at):
     def batches(start):
         for s, batch in enumerate(line_batches(start), start + 1): yield *batch, np.float32(s == at)
     with pytest.raises(FloatingPointError, match=rf"step {at}\b"):
-        train_line(folder=tmp_path, loss=loss, batches=batches)
+        train_line(folder=tmp_path, loss=loss, batches=batches, validate=validate)
     for name in ("last", "best"):
         path = tmp_path / f"{name}.safetensors"
-        assert path.exists() == (at > 5)
+        assert path.exists() == (at > 5 and (name == "last" or validate is not None))
         if path.exists(): assert all(np.isfinite(array).all() for array in stored(path).values())
 
 
@@ -787,10 +821,14 @@ def test_a_damaged_checkpoint_stops_a_run_before_it_begins(tmp_path, damage):
     assert str(path) in str(e.value) and (tmp_path / "metrics.jsonl").read_bytes() == log
 
 
-def test_best_weights_that_are_gone_stop_a_run_before_it_begins(tmp_path):
+def test_best_weights_that_are_gone_or_damaged_stop_a_run_before_it_begins(tmp_path):
     def tear(batch): raise RuntimeError("torn")
     with pytest.raises(RuntimeError): train_line(folder=tmp_path, batches=at_step(12, tear))
-    (tmp_path / "best.safetensors").unlink()
+    best = tmp_path / "best.safetensors"
+    content = best.read_bytes()
+    best.write_bytes(content[:-7] + bytes([content[-7] ^ 16]) + content[-6:])
+    with pytest.raises(CheckpointError, match="best.safetensors: contents do not match"): train_line(folder=tmp_path, batches=at_step(11, tear))
+    best.unlink()
     with pytest.raises(CheckpointError, match="best.safetensors"): train_line(folder=tmp_path, batches=at_step(11, tear))
 
 

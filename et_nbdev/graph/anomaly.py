@@ -28,8 +28,7 @@ from ..dynamics import descend
 from .data import DATASETS, Graph, Split, load_graph, split
 from .energy import EdgeIndex, Rows, attention_weights, node_energies
 from ..norm import check_sizes, signed
-from ..training import (CheckpointError, OptimConfig, as_command, atomic_write, configure, fit, load_checkpoint, option, provenance,
-                               read_meta)
+from ..training import OptimConfig, as_command, atomic_write, configure, fit, option, provenance, restore
 
 # %% ../../nbs/22_anomaly.ipynb #d0cf111e
 def inputs(graph: Graph, degree: bool = True, scale: Literal["standard", "rank", "both"] = "standard") -> Float[np.ndarray, "N F"]:
@@ -302,21 +301,17 @@ def train_anomaly(config: AnomalyTraining, graph: Graph, folder: Path | str | No
 
 def load_model(path: Path | str) -> AnomalyEnergyTransformer:
     "The model of a checkpoint that `train_anomaly` wrote. Raises CheckpointError if it is missing, damaged or of another kind."
-    saved = read_meta(path).get("config", {})
-    build = lambda digest="", **sizes: AnomalyEnergyTransformer(config=AnomalyConfig(**saved["model"]), **sizes, rngs=nnx.Rngs(0))
-    try:
-        if saved["graph"].get("kinds", 1) > Path(path).stat().st_size: raise ValueError("more blocks than the file has bytes")
-        graphdef, abstract = nnx.split(nnx.eval_shape(lambda: build(**saved["graph"])))
-    except Exception as e:      # a configuration may hold anything, and JAX and flax refuse it in many ways
-        raise CheckpointError(f"{path}: holds no anomaly model that this version knows ({e}); its configuration reads {str(saved)[:1000]}") from e
-    return nnx.merge(graphdef, load_checkpoint(path, {"params": nnx.to_pure_dict(abstract)})[0]["params"])
+    def build(made: dict, size: int):
+        if made["graph"].get("kinds", 1) > size: raise ValueError("more blocks than the file has bytes")
+        return AnomalyEnergyTransformer(config=AnomalyConfig(**made["model"]), **{k: n for k, n in made["graph"].items() if k != "digest"}, rngs=nnx.Rngs(0))
+    return restore(path, "anomaly model", build)
 
 # %% ../../nbs/22_anomaly.ipynb #ee18f8ab
-PAPER = {
+PAPER = {       # the sizes of the paper’s public commands, by graph
     "amazon": AnomalyTraining(data="amazon", train_fraction=0.01),
     "tfinance": AnomalyTraining(data="tfinance", model=AnomalyConfig(dim=128, num_heads=3, head_dim=128, num_memories=256)),
 }
-CONFIGS = {
+CONFIGS = {     # training runs by name
     # the bundled graph: some ten seconds on two cores
     "digits-knn": AnomalyTraining(model=AnomalyConfig(dim=32, head_dim=32, num_memories=64, hidden=32),
                                   optim=OptimConfig(steps=100, warmup=5, lr=5e-3, lr_floor=0.0, weight_decay=0.05)),

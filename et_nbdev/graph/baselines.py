@@ -161,7 +161,7 @@ def beta_wavelets(edges: Neighbours, h: Float[Array, "N D"], order: int) -> list
     for _ in range(order):
         powers.append((powers[-1] - propagate(edges, powers[-1])) / 2)
     term = lambda p, j: (order + 1) / 2 * comb(order, p) * comb(order - p, j) * (-1) ** j * powers[p + j]
-    return [sum((term(p, j) for j in range(1, order - p + 1)), term(p, 0)) for p in range(order + 1)]
+    return [sum((term(p, j) for j in range(1, order - p + 1)), term(p, 0)) for p in range(order + 1)]     # pyright: ignore[reportReturnType]
 
 # %% ../../nbs/22b_graph_baselines.ipynb #d2f08c54
 @signed
@@ -276,7 +276,7 @@ class GraphTransformer(nnx.Module):
             x = layer(x, edges, rngs)
         return self.head(self.norm(x))
 
-BASELINES = {"mlp": MLP, "gcn": GCN, "bwgnn": BWGNN, "transformer": GraphTransformer}
+BASELINES = {"mlp": MLP, "gcn": GCN, "bwgnn": BWGNN, "transformer": GraphTransformer}     # what the energy is compared with, by name
 
 # %% ../../nbs/22b_graph_baselines.ipynb #b79437f9
 def aggregate(graph: Graph, hops: int = 2, kinds: tuple[Literal["mean", "max"], ...] = ("mean",)) -> Float32[np.ndarray, "N F2"]:

@@ -29,7 +29,7 @@ from .crossval import Fold, deal, parts, predict_logits
 from .sets import (Buckets, EdgeBatch, EdgeLists, GraphBatch, GraphSet, cached_positions, flip_signs, learn_encoding, load_graphs,
                                  make_buckets, take)
 from ..norm import check_sizes, signed
-from ..training import CheckpointError, OptimConfig, as_command, atomic_write, configure, fit, load_checkpoint, option, provenance, read_meta
+from ..training import OptimConfig, as_command, atomic_write, configure, fit, option, provenance, restore
 
 # %% ../../nbs/24_classification.ipynb #308b992a
 @partial(jax.tree_util.register_dataclass, data_fields=["weights", "mask"], meta_fields=[])
@@ -387,21 +387,22 @@ def train_classifier(config: ClassifyTraining, graphs: GraphSet, fold: Fold, fol
                  config.optim(per), seed=config.seed, folder=folder, validate=judge, every=config.every * per, log_every=config.every * per,
                  config=json.loads(json.dumps({**asdict(config), "sizes": sizes})), progress=progress)
     scores = (score(predict_logits(result.model, supply, ids), graphs.labels[ids]) for ids in (validation, test))
-    return Classified(result.model, *scores, result.history, result.best_step)
+    return Classified(result.model, *scores, result.history, result.best_step)     # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/24_classification.ipynb #899addd7
-CONFIGS = {
+CONFIGS = {     # training runs by name
     "small": ClassifyTraining("MUTAG"),
     "paper": ClassifyTraining("MUTAG", epochs=200, batch_size=64, model=ClassifyConfig(128, 12, 64, 512, 15, 4, 1, 0.1, strangers="zero")),
 }
 
 # %% ../../nbs/24_classification.ipynb #cb950f05
 def load_classifier(path: Path | str) -> GraphClassifier:
-    "The classifier that a run has left in best.safetensors. Raises CheckpointError as `load_checkpoint`."
-    made = read_meta(path)["config"]
-    if "sizes" not in made: raise CheckpointError(f"{path}: not a graph classifier")
-    graphdef, params = nnx.split(GraphClassifier(**made["sizes"], config=ClassifyConfig(**made["model"]), rngs=nnx.Rngs(0)), nnx.Param)
-    return nnx.merge(graphdef, load_checkpoint(path, {"params": nnx.to_pure_dict(params)})[0]["params"])
+    "The classifier that a run has left in best.safetensors. Raises CheckpointError if it is missing, damaged or of another kind."
+    def build(made: dict, size: int):
+        config = ClassifyConfig(**made["model"])
+        if config.blocks > size: raise ValueError("more blocks than the file has bytes")
+        return GraphClassifier(**made["sizes"], config=config, rngs=nnx.Rngs(0))
+    return restore(path, "graph classifier", build)
 
 def main(argv: list[str] | None = None) -> dict:
     "Console script `et_train_graphs`: train a classifier of graphs on one split, resume it if it was stopped, and report on the test graphs."
@@ -436,9 +437,9 @@ def look(model: GraphClassifier, batch: GraphBatch) -> View:
     pairs, P = model.pairs(x, batch), []
     for block in model.blocks:
         x = descend(block, x, c.steps, c.step_size, mask=pairs)[0]
-        P.append(pairs.attention(block.norm(x), block.attention.Wq[...], block.attention.Wk[...], block.attention.beta)[1])
+        P.append(pairs.attention(block.norm(x), block.attention.Wq[...], block.attention.Wk[...], block.attention.beta)[1])     # pyright: ignore[reportAttributeAccessIssue]
     P = np.stack(P)
-    return View(np.asarray(jnp.where(pairs.mask[:, None], pairs.weights, jnp.zeros_like(pairs.weights))), P[..., 0, :], P[..., :, 0])
+    return View(np.asarray(jnp.where(pairs.mask[:, None], pairs.weights, jnp.zeros_like(pairs.weights))), P[..., 0, :], P[..., :, 0])     # pyright: ignore[reportAttributeAccessIssue]
 
 # %% ../../nbs/24_classification.ipynb #280c5068
 def plot_molecule(model: GraphClassifier, batch: GraphBatch, i: int = 0, names: dict[int, str] | None = None):

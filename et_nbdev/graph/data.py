@@ -57,7 +57,7 @@ def _pair(edges, names: tuple[str, str], num_nodes: int) -> tuple[Int32[np.ndarr
     ends = [_ids(name, e, num_nodes) for name, e in zip(names, edges)]
     if len(edges) != 2 or len(ends[0]) != len(ends[1]):
         raise ValueError(f"{' and '.join(names)}: an edge has a sender and a receiver, got arrays of length {[len(e) for e in edges]}")
-    return tuple(ends)
+    return ends[0], ends[1]
 
 def _kinds(relations: Mapping, num_nodes: int) -> dict:
     return {kind: _pair(edges, tuple(f"relations[{kind!r}][{i}]" for i in (0, 1)), num_nodes) for kind, edges in dict(relations).items()}
@@ -275,7 +275,7 @@ def from_pyg(data: Any, name: str = "") -> Graph:
     edges = _array("data.edge_index", data.edge_index)
     if edges.ndim != 2 or len(edges) != 2:
         raise ValueError(f"data.edge_index: must have shape (2, E), got {edges.shape}")
-    return Graph(*edges, data.x, _one_label_each(data.y), name=name)
+    return Graph(*edges, data.x, _one_label_each(data.y), name=name)     # pyright: ignore[reportCallIssue]
 
 def from_dgl(graph: Any, name: str = "") -> Graph:
     """A graph from a `dgl.DGLGraph` of one type of node, with node data `feature` (or `feat`) and `label`; several types of edges become relations.
@@ -291,7 +291,7 @@ def from_dgl(graph: Any, name: str = "") -> Graph:
     features, labels = data[key], _one_label_each(data["label"])
     if len(relations) > 1:
         return from_relations(relations, _array("features", features), labels, name)
-    return Graph(*next(iter(relations.values())), features, labels, name=name)
+    return Graph(*next(iter(relations.values())), features, labels, name=name)     # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/20_graph_data.ipynb #92a261f1
 def save_graph(graph: Graph, path: str | os.PathLike):
@@ -419,7 +419,7 @@ def _limit_memory(more: int):
     status = Path("/proc/self/status")
     if status.exists():
         import resource
-        used, hard = 1024 * int(re.search(r"VmData:\s+(\d+)", status.read_text()).group(1)), resource.getrlimit(resource.RLIMIT_DATA)[1]
+        used, hard = 1024 * int(re.findall(r"VmData:\s+(\d+)", status.read_text())[0]), resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(resource.RLIMIT_DATA, (used + more if hard < 0 else min(used + more, hard), hard))
 
 def _dgl_worker(kind: str, source: str, target: str):
@@ -499,7 +499,7 @@ class _Dataset(NamedTuple):
 
 _BWGNN = "with BWGNN, https://github.com/squareRoot3/Rethinking-Anomaly-Detection"
 _FRAUD = "with CARE-GNN, https://github.com/YingtongDou/CARE-GNN"
-DATASETS = {
+DATASETS = {    # graphs that `load_graph` knows by name: file, DGL’s class, nodes without label, source
     "digits-knn": _Dataset("", "", 0, "made from the digits of scikit-learn"),
     "digits-relations": _Dataset("", "", 0, "made from the digits of scikit-learn"),
     "yelp": _Dataset("YelpChi.mat", "FraudYelpDataset", 0, _FRAUD),

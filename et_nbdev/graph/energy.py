@@ -66,7 +66,7 @@ def size_classes(start: Int[np.ndarray, "N+1"]) -> tuple[Int[np.ndarray, "N"], t
 def rows_of(start: Int[np.ndarray, "N+1"], nodes: Int[np.ndarray, "E"], backend: str) -> Rows:
     "The rows as jax arrays, with size classes where XLA will need them."
     order, classes = (None, ()) if backend == "compiled" else size_classes(start)
-    return Rows(*(None if a is None else jnp.asarray(a) for a in (start, nodes, order)), classes)
+    return Rows(*(None if a is None else jnp.asarray(a) for a in (start, nodes, order)), classes)     # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/21_graph_energy.ipynb #af4ad2e1
 def check_edges(senders: ArrayLike, receivers: ArrayLike, num_nodes: int, self_loops: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -151,7 +151,7 @@ def over_rows(
     begin = len(rows.order) - sum(count for _, count in rows.classes)
     room = ROOM if jax.default_backend() == "cpu" else 16 * ROOM
     for width, count in rows.classes:
-        ids, begin, W = rows.order[begin:begin + count], begin + count, min(width, WIDEST)
+        ids, begin, W = rows.order[begin:begin + count], begin + count, min(width, WIDEST)    # pyright: ignore[reportOptionalSubscript]
         pieces = width // W
         R = min(count * pieces, max(1, room // (W * max(1, prod(shapes[-1])))))      # rows, or pieces of rows, in a chunk
         def chunk(i):
@@ -180,7 +180,7 @@ def softmax_xla(rows: Rows, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]) 
         scale = jnp.exp(top - highest[:, None])
         z = (scale * z).sum(1)
         return highest + jnp.log(z), (scale[..., None] * pull).sum(1) / z[..., None]
-    return tuple(over_rows(rows, (Q.shape[1:2], Q.shape[1:]), Q.dtype, part, merge))
+    return tuple(over_rows(rows, (Q.shape[1:2], Q.shape[1:]), Q.dtype, part, merge))     # pyright: ignore[reportReturnType]
 
 def weighted_xla(rows: Rows, K: Float[Array, "N H Y"], Q: Float[Array, "N H Y"], lse: Float[Array, "N H"]) -> Float[Array, "N H Y"]:
     r"$\sum_C p_{CB} Q'_C$ over the receivers of every sender."
@@ -213,7 +213,7 @@ def scores_and_tangents(own, d_own, other, d_other):
     return along(own, other), along(own, d_other) + along(d_own, other)
 
 # %% ../../nbs/21_graph_energy.ipynb #846c1059
-XLA = SimpleNamespace(softmax=softmax_xla, weighted=weighted_xla, tangent_queries=tangent_queries_xla, tangent_keys=tangent_keys_xla)
+XLA = SimpleNamespace(softmax=softmax_xla, weighted=weighted_xla, tangent_queries=tangent_queries_xla, tangent_keys=tangent_keys_xla)       # the four passes for whatever XLA runs on
 
 @jax.custom_vjp
 def neighbour_attention(

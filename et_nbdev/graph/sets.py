@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -156,13 +156,13 @@ class GraphSet:
         start = np.concatenate([[0], np.cumsum(self.sizes[ids])]).astype(np.int32)
         shift = np.repeat(start[:-1] - self.start[ids], np.diff(self.edge_start)[ids])
         return replace(self, start=start, senders=self.senders[edges] + shift, receivers=self.receivers[edges] + shift, labels=self.labels[ids],
-                       node_labels=self.node_labels[nodes], node_attributes=self.node_attributes[nodes],
-                       edge_labels=self.edge_labels[edges], edge_attributes=self.edge_attributes[edges])
+                       node_labels=self.node_labels[nodes], node_attributes=self.node_attributes[nodes],    # pyright: ignore[reportOptionalSubscript]
+                       edge_labels=self.edge_labels[edges], edge_attributes=self.edge_attributes[edges])    # pyright: ignore[reportOptionalSubscript]
 
     def undirected(self) -> "GraphSet":
         "Each edge and its reverse once, sorted by receiver and then sender, no loops. Of edges given twice the first counts; a missing reverse knows what its edge does."
         senders, receivers, of = _both_ways(self.senders, self.receivers, self.num_nodes)
-        return replace(self, senders=senders, receivers=receivers, edge_labels=self.edge_labels[of], edge_attributes=self.edge_attributes[of])
+        return replace(self, senders=senders, receivers=receivers, edge_labels=self.edge_labels[of], edge_attributes=self.edge_attributes[of])    # pyright: ignore[reportOptionalSubscript]
 
     @cached_property
     def is_undirected(self) -> bool:
@@ -176,9 +176,9 @@ class GraphSet:
 
     def graph(self, i: int) -> Graph:
         "Graph i alone; its features are one-hot node labels and attributes as published, its nodes unlabelled."
-        one, names = self[[i]], [np.unique(column) for column in self.node_labels.T]
-        hot = [column[:, None] == values for column, values in zip(one.node_labels.T, names)]
-        features = np.hstack([*hot, one.node_attributes] if hot or one.node_attributes.shape[1] else [np.ones((one.num_nodes, 1))])
+        one, names = self[[i]], [np.unique(column) for column in self.node_labels.T]    # pyright: ignore[reportOptionalMemberAccess]
+        hot = [column[:, None] == values for column, values in zip(one.node_labels.T, names)]    # pyright: ignore[reportOptionalMemberAccess]
+        features = np.hstack([*hot, one.node_attributes] if hot or one.node_attributes.shape[1] else [np.ones((one.num_nodes, 1))])    # pyright: ignore[reportOptionalMemberAccess]
         return Graph(one.senders, one.receivers, features.astype(np.float32), np.full(one.num_nodes, -1), name=f"{self.name}[{i}]")
 
     def __repr__(self) -> str: return _described(self)
@@ -237,7 +237,7 @@ def read_tu(path: str | os.PathLike, name: str | None = None) -> GraphSet:
     if name is None and len(names) != 1: raise ValueError(f"path: {path} must hold one set, with one file NAME_A.txt, got {names or 'none'}" + ("; say which by name" if names else ""))
     if name is not None and name not in names: raise ValueError(f"path: {path} holds no {name}_A.txt and so no set {name!r}; sets there: {', '.join(names) or 'none'}")
     name = names[0] if name is None else name
-    def read(part: str, kind: type = int, columns: int | None = None, rows: tuple[int, str] | None = None):
+    def read(part: str, kind: type = int, columns: int | None = None, rows: tuple[int, str] | None = None) -> Any:
         file = f"{name}_{part}.txt"
         if file not in files:
             if columns is None: return None
@@ -266,7 +266,7 @@ def read_tu(path: str | os.PathLike, name: str | None = None) -> GraphSet:
     place[order] = np.arange(N)
     classes, labels = np.unique(graph_labels, return_inverse=True)
     tables |= {key: tables[key][order] for key in ("node_labels", "node_attributes") if tables[key] is not None}
-    return GraphSet(np.concatenate([[0], np.cumsum(sizes)]), *place[A - 1].T, labels, classes, **tables, name=name)
+    return GraphSet(np.concatenate([[0], np.cumsum(sizes)]), *place[A - 1].T, labels, classes, **tables, name=name)     # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/20b_graph_sets.ipynb #5fa3a812
 def graphs_from_dgl(dataset: Iterable, name: str = "") -> GraphSet:
@@ -330,14 +330,14 @@ def _rings(num_graphs: int = 240, seed: int = 0) -> GraphSet:
         parts.append((where[np.array(edges)], rng.randint(0, 3, tree + 6)))
     start = np.concatenate([[0], np.cumsum([len(names) for _, names in parts])])
     ends = np.concatenate([edges + s for (edges, _), s in zip(parts, start)])
-    return GraphSet(start, *ends.T, labels, node_labels=np.concatenate([names for _, names in parts]), name="rings").undirected()
+    return GraphSet(start, *ends.T, labels, node_labels=np.concatenate([names for _, names in parts]), name="rings").undirected()     # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/20b_graph_sets.ipynb #67adc453
-TU_URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
+TU_URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"     # where a TU set is fetched from
 _COUNTS = {     # graphs, nodes, directed edges
     "MUTAG": (188, 3371, 7442), "PROTEINS": (1113, 43471, 162088), "ENZYMES": (600, 19580, 74564), "NCI1": (4110, 122747, 265506), "NCI109": (4127, 122494, 265208),
     "Mutagenicity": (4337, 131488, 266894), "DD": (1178, 334925, 1686092), "FRANKENSTEIN": (4337, None, None)}
-TU_NAMES = tuple(_COUNTS)
+TU_NAMES = tuple(_COUNTS)       # the TU sets whose sizes are known and checked
 
 def _cache(folder: str) -> Path: return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "et_nbdev" / folder
 
@@ -496,12 +496,12 @@ class Encoding(NamedTuple):
         return self.node("node", graphs.node_labels, _attributes(graphs, self.degrees)), self.edge("edge", graphs.edge_labels, graphs.edge_attributes)
 
 def _attributes(graphs: GraphSet, degrees: bool) -> Float32[np.ndarray, "N A"]:
-    return np.bincount(graphs.receivers, minlength=graphs.num_nodes)[:, None].astype(np.float32) if degrees else graphs.node_attributes
+    return np.bincount(graphs.receivers, minlength=graphs.num_nodes)[:, None].astype(np.float32) if degrees else graphs.node_attributes     # pyright: ignore[reportReturnType]
 
 def learn_encoding(graphs: GraphSet, train: Int[np.ndarray, "n"]) -> Encoding:
     "The names of all labels from the set; which of them are known, and mean and deviation of attributes, from the graphs `train` alone."
     train = _graph_ids("train", train, len(graphs))
-    degrees = not graphs.node_labels.shape[1] and not graphs.node_attributes.shape[1]
+    degrees = not graphs.node_labels.shape[1] and not graphs.node_attributes.shape[1]    # pyright: ignore[reportOptionalMemberAccess]
     return Encoding(_Columns.learn(graphs.node_labels, _attributes(graphs, degrees), _ranges(graphs.start, train)),
                     _Columns.learn(graphs.edge_labels, graphs.edge_attributes, _ranges(graphs.edge_start, train)), degrees)
 

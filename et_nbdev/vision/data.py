@@ -29,7 +29,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float32, PRNGKeyArray, Shaped, UInt8
 
 # %% ../../nbs/10_image_data.ipynb #150bdee8
-Pixels = jax.Array | np.ndarray
+Pixels = jax.Array | np.ndarray     # pictures as they come, of JAX or of NumPy
 
 def _need(module: str):
     "Import what only some users of the library have installed."
@@ -203,7 +203,7 @@ def _from_hub(repo: str, online: bool) -> dict[str, _Source]:
         _need("huggingface_hub").HfApi().dataset_info(repo, timeout=10)
     with nullcontext() if online else _no_network():
         tables = datasets.load_dataset(repo)
-    return {_SPLITS.get(split, split): _from_table(table, repo) for split, table in tables.items() if len(table)}
+    return {_SPLITS.get(split, split): _from_table(table, repo) for split, table in tables.items() if len(table)}     # pyright: ignore[reportReturnType]
 
 # %% ../../nbs/10_image_data.ipynb #1fcada74
 def _from_parquet(path: Path) -> dict[str, _Source]:
@@ -300,7 +300,7 @@ class _Named(NamedTuple):
     held_out: int               # pictures of train that become "validation"
     splits: tuple[str, str]     # of the source: the one to learn from, and the labelled one to test on
 
-NAMED = {
+NAMED = {       # sets that `load_images` knows by name: where they are, pixels a side, pictures held out, splits
     "cifar10": _Named("uoft-cs/cifar10", 32, 5_000, ("train", "test")),
     "tiny-imagenet": _Named("zh-plus/tiny-imagenet", 64, 5_000, ("train", "validation")),
     "imagenet-1k": _Named("ILSVRC/imagenet-1k", 224, 10_000, ("train", "validation")),
@@ -424,7 +424,7 @@ def channel_statistics(images: Images | UInt8[np.ndarray, "n S S C"]) -> tuple[F
 def _unit(images: Pixels) -> Float32[Array, "..."]:
     "uint8, or floating in [0, 1] -> float32 in [0, 1]. NumPy gives NumPy, JAX gives JAX."
     if images.dtype == np.uint8:
-        return images.astype(np.float32) / np.float32(255)
+        return images.astype(np.float32) / np.float32(255)     # pyright: ignore[reportReturnType]
     if not jnp.issubdtype(images.dtype, jnp.floating):
         raise TypeError(f"images: must be uint8 or floating, got {images.dtype}")
     if images.size and not isinstance(images, Tracer):
@@ -433,7 +433,7 @@ def _unit(images: Pixels) -> Float32[Array, "..."]:
             raise ValueError("images: hold NaN or infinite pixels; repair them or leave those pictures out")
         if low < 0 or high > 1:
             raise ValueError(f"images: floating pixels must lie in [0, 1], got {low:g} to {high:g}; divide by 255, or pass uint8")
-    return images.astype(np.float32)
+    return images.astype(np.float32)     # pyright: ignore[reportReturnType]
 
 def _channelwise(images, values, name: str) -> Float32[np.ndarray, "... C"]:
     "mean or std with as many axes as `images`."
@@ -452,7 +452,7 @@ def normalise(images: Shaped[Pixels, "*B S S C"], mean, std) -> Float32[Array, "
 def denormalise(images: Shaped[Pixels, "*B S S C"], mean, std) -> Float32[Array, "*B S S C"]:
     "The inverse, images · std + mean. Not clipped to [0, 1], so nothing is lost: clip before showing."
     mean, std = _channelwise(images, mean, "mean"), _channelwise(images, std, "std")
-    return images.astype(np.float32) * std + mean
+    return images.astype(np.float32) * std + mean     # pyright: ignore[reportReturnType]
 
 # %% ../../nbs/10_image_data.ipynb #c8fb574d
 def patchify(images: Shaped[Pixels, "*B S S C"], patch_size: int) -> Shaped[Pixels, "*B N P"]:

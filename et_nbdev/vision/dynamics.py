@@ -78,7 +78,7 @@ class FieldImageEnergyTransformer(ImageEnergyTransformer):
 # %% ../../nbs/15_image_dynamics.ipynb #74330387
 def moving(model: ImageEnergyTransformer, x: Float[Array, "B N D"]) -> EnergyTransformer | InField:
     "What moves the tokens that start at x: the model's block, in their field if it has one."
-    return model.in_field(x) if hasattr(model, "in_field") else model.block
+    return model.in_field(x) if hasattr(model, "in_field") else model.block     # pyright: ignore[reportAttributeAccessIssue]
 
 # %% ../../nbs/15_image_dynamics.ipynb #91adbacb
 def descend_by(

@@ -10,7 +10,7 @@ __all__ = ['ImageConfig', 'waves', 'ImageEnergyTransformer', 'ImageTransformer',
 # %% ../../nbs/11_image_model.ipynb #e0f11a2b
 import json
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float
 from ..block import Energies, EnergyTransformer, TransformerBlock
 from ..dynamics import Trajectory, descend
 from ..norm import EnergyLayerNorm, signed
-from ..training import CheckpointError, atomic_write, load_checkpoint, option, read_meta, save_checkpoint
+from ..training import atomic_write, option, restore, save_checkpoint
 from .data import _need, denormalise, normalise, patchify, unpatchify
 
 # %% ../../nbs/11_image_model.ipynb #f9e73fd6
@@ -248,7 +248,7 @@ def plot_completion(model: ImageEnergyTransformer, images, occluded, times=None,
     shown = coloured(images / np.float32(255) if images.dtype == np.uint8 else images)
     hidden = unpatchify(np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)), c.image_size, c.patch_size)
     columns = {"original": shown, "occluded": np.where(hidden, np.float32([0.80, 0.72, 0.90]), shown),
-               **{f"t = {t}": coloured(result.path[t]) for t in times}}
+               **{f"t = {t}": coloured(result.path[t]) for t in times}}     # pyright: ignore[reportOptionalSubscript]
     fig, axes = plt.subplots(len(images), len(columns), figsize=(1.3 * len(columns), 1.3 * len(images)), squeeze=False)
     for col, (title, pictures) in enumerate(columns.items()):
         axes[0, col].set_title(title, fontsize=11)
@@ -279,17 +279,12 @@ def save_model(path: Path | str, model: ImageEnergyTransformer, meta: dict | Non
 
 def load_model(path: Path | str) -> ImageEnergyTransformer:
     "The model of a file that `save_model` or the training wrote. Raises CheckpointError if it is missing, damaged or of another kind."
-    config = read_meta(path).get("config")
-    saved = config.get("model") if isinstance(config, dict) else None
-    unknown = f"{path}: holds no image model that this version knows; its configuration reads {str(saved)[:1000]}"
-    if not saved or not isinstance(saved, dict) or not set(saved) <= {f.name for f in fields(ImageConfig)}: raise CheckpointError(unknown)   # fewer: of an older version
-    try:
-        config = ImageConfig(**saved)
-        if config.num_tokens * config.dim > Path(path).stat().st_size: raise ValueError("its positions alone would be larger than the file")
-        graphdef, abstract = nnx.split(nnx.eval_shape(lambda: image_model(config, rngs=nnx.Rngs(0))))
-    except Exception as e: raise CheckpointError(f"{unknown} ({e})") from e       # a configuration may hold anything, and JAX and flax refuse it in many ways
-    params = load_checkpoint(path, {"params": nnx.to_pure_dict(abstract)})[0]["params"]
-    return nnx.merge(graphdef, params)
+    def build(made: dict, size: int):
+        if not made["model"]: raise ValueError("it is empty")
+        config = ImageConfig(**made["model"])           # an older version's has fewer fields
+        if config.num_tokens * config.dim > size: raise ValueError("its positions alone would be larger than the file")
+        return image_model(config, rngs=nnx.Rngs(0))
+    return restore(path, "image model", build)
 
 # %% ../../nbs/11_image_model.ipynb #6f45b7a8
 def pretrained() -> tuple[str, ...]:

@@ -73,7 +73,7 @@ class TrainConfig:
         return round(self.occluded * self.model.num_tokens)
 
 # %% ../../nbs/12_image_train.ipynb #258c1920
-CONFIGS = {
+CONFIGS = {     # training runs by name
     # scikit-learn's digits, 8×8: about two minutes on two cores
     "digits": TrainConfig(
         ImageConfig(image_size=8, channels=1, patch_size=2, dim=64, num_heads=4, head_dim=16, num_memories=256, steps=8, step_size=0.2),
@@ -144,7 +144,7 @@ def evaluate(model: ImageEnergyTransformer, images: Images, num_occluded: int, *
                            for x, o in held_out(images, model.config, num_occluded, seed=seed, limit=limit)])
 
 # %% ../../nbs/12_image_train.ipynb #26389c63
-FILLS = {"mean of the open pixels": fill_mean, "nearest open pixel": fill_nearest, "biharmonic inpainting": fill_biharmonic}
+FILLS = {"mean of the open pixels": fill_mean, "nearest open pixel": fill_nearest, "biharmonic inpainting": fill_biharmonic}       # what fills holes without learning, by name
 
 def evaluate_fill(fill, images: Images, model: ImageConfig, num_occluded: int, *, seed: int = 0, limit: int | None = None) -> Float[np.ndarray, "M"]:
     "What `evaluate` gives, for a fill: the same pictures, the same occlusions, the same units."
