@@ -174,9 +174,9 @@ def _bytes(picture: Float[np.ndarray, "... c"]) -> UInt8[np.ndarray, "... c"]:
 def _rgb(colour: str) -> Float[np.ndarray, "3"]:
     return np.array([int(colour[i:i + 2], 16) for i in (1, 3, 5)], np.float32) / np.float32(255)
 
-def _shades(sizes: Float[np.ndarray, "N"], all_sizes: Float[np.ndarray, "T+1 N"], colour: str) -> UInt8[np.ndarray, "n n 3"]:
-    "A square of tokens: white is the smallest of all, nearly black the largest, and the colour itself half-way."
-    low, high, n = all_sizes.min(), all_sizes.max(), int(len(sizes)**0.5)
+def _shades(sizes: Float[np.ndarray, "N"], colour: str) -> UInt8[np.ndarray, "n n 3"]:
+    "A square of tokens: white is the smallest, nearly black the largest, and the colour itself half-way."
+    low, high, n = sizes.min(), sizes.max(), int(len(sizes)**0.5)
     share = np.clip((sizes - low) / max(high - low, 1e-30), 0, 1)[:, None]
     strong = 0.25 * _rgb(colour)
     return _bytes(np.where(share < 0.5, 1 - 2 * share * (1 - _rgb(colour)), _rgb(colour) + (2 * share - 1) * (strong - _rgb(colour)))).reshape(n, n, 3)
@@ -227,12 +227,11 @@ def _says(energies: Energies, t: int) -> str:
 def _image_frame(path: ImagePath, t: int) -> str:
     "All that is known of time t: two pictures, two maps of sizes, the curves."
     a, m = path.attention[t], path.memory[t]
-    length = lambda name, u: f"{name}: |−∂E/∂g| of each patch, {_number(u.min())} to {_number(u.max())}"
-    scale = lambda u: f"; white is {_number(u.min())}, darkest {_number(u.max())}, at all times"
+    length = lambda name, u: f"{name}: |−∂E/∂g| of each patch, from {_number(u.min())} (white) to {_number(u.max())} (darkest)"
     return "".join([
         _panel(_img(_bytes(path.completed[t]), f"The completed picture at time {t}"), "completed picture", 190),
-        _panel(_img(_shades(a, path.attention, _BLUE), length("attention", a)), length("<b>attention</b>", a) + scale(path.attention), 190),
-        _panel(_img(_shades(m, path.memory, _ORANGE), length("memory", m)), length("<b>memory</b>", m) + scale(path.memory), 190),
+        _panel(_img(_shades(a, _BLUE), length("attention", a)), length("<b>attention</b>", a), 190),
+        _panel(_img(_shades(m, _ORANGE), length("memory", m)), length("<b>memory</b>", m), 190),
         _panel(_img(_bytes(path.tokens[t]), f"All tokens at time {t}, decoded into patches"), "all tokens, decoded", 190),
         _panel(_curves({"E": path.energies.total, "attention": path.energies.attention, "memory": path.energies.memory}, t, _says(path.energies, t)),
                f"change of energy since t = 0: {_KEY}", 330)])

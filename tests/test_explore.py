@@ -383,9 +383,7 @@ def test_the_pictures_of_a_page_are_those_of_the_path(model, photos):
         np.testing.assert_array_equal(tokens, np.round(255 * path.tokens[t]).astype(np.uint8))
         for shades, sizes in ((attention, path.attention[t]), (memory, path.memory[t])):
             assert (np.diff(shades.reshape(16, 3)[np.argsort(sizes)].astype(int).sum(1)) <= 0).all()     # the larger the darker
-    for which, sizes in ((1, path.attention), (2, path.memory)):                                         # each map from white to nearly black
-        shades = np.stack([frames[4 * t + which].reshape(16, 3) for t in range(3)])
-        assert (shades[np.unravel_index(sizes.argmin(), sizes.shape)] == 255).all() and (shades.sum(-1) == shades.sum(-1).min()).nonzero()[0][0] == sizes.argmax() // 16
+            assert (shades.reshape(16, 3)[sizes.argmin()] == 255).all() and shades.reshape(16, 3)[sizes.argmax()].sum() < 200      # each map from white to nearly black
 
 
 # ------------------------------------------------------------------------------------------------------------------------- misuse
