@@ -75,16 +75,22 @@ class Settings:
 
     def __post_init__(self):
         for name in ("alpha", "beta"):
-            if not (np.ndim(getattr(self, name)) == 0 and 0 < getattr(self, name) < np.inf):
-                raise ValueError(f"{name}: expected a positive, finite number, got {getattr(self, name)}")
+            value = np.asarray(getattr(self, name))
+            if value.dtype.kind not in "iuf" or value.ndim or not 0 < value < np.inf:
+                raise ValueError(f"{name}: expected a positive, finite number, got {getattr(self, name)!r}")
+        for name in ("attention", "memory"):
+            if not isinstance(getattr(self, name), (bool, np.bool_)): raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
         check_sizes(0, steps=self.steps)
         if self.steps > LONGEST: raise ValueError(f"steps: expected at most {LONGEST}, got {self.steps}")
-        if self.solver not in SOLVERS: raise ValueError(f"solver: expected one of {', '.join(SOLVERS)}, got {self.solver!r}")
+        if self.solver not in list(SOLVERS): raise ValueError(f"solver: expected one of {', '.join(SOLVERS)}, got {self.solver!r}")
 
     @property
     def numbers(self) -> tuple[Float[Array, ""], ...]:
         "α, b, w_ATT and w_HN as arrays, which can change without a new program."
         return tuple(jnp.float32(v) for v in (self.alpha, self.beta, self.attention, self.memory))
+
+def _check_settings(settings):
+    if not isinstance(settings, Settings): raise TypeError(f"settings: expected Settings, got {type(settings).__name__}")
 
 # %% ../nbs/30_explorer.ipynb #39cd4503
 def _descend(block, x, numbers, solver: str, longest: int, mask=None):
@@ -123,6 +129,7 @@ def image_path(model: ImageEnergyTransformer, image: UInt8[np.ndarray, "S S C"],
 
     Raises TypeError for a model without an energy, or an image that is not uint8, ValueError for other shapes than the model's."""
     _check_image_model(model)
+    _check_settings(settings)
     c, image, occluded = model.config, np.asarray(image), np.asarray(occluded)
     want = (c.image_size, c.image_size, c.channels)
     if image.dtype != np.uint8: raise TypeError(f"image: expected uint8 pixels, got {image.dtype}")
@@ -167,9 +174,10 @@ def _bytes(picture: Float[np.ndarray, "... c"]) -> UInt8[np.ndarray, "... c"]:
 def _rgb(colour: str) -> Float[np.ndarray, "3"]:
     return np.array([int(colour[i:i + 2], 16) for i in (1, 3, 5)], np.float32) / np.float32(255)
 
-def _shades(sizes: Float[np.ndarray, "N"], top: float, colour: str) -> UInt8[np.ndarray, "n n 3"]:
-    "A square of tokens: white is nothing, the colour at half strength is half of `top`, nearly black is `top`."
-    share, n = np.clip(sizes / max(top, 1e-30), 0, 1)[:, None], int(len(sizes)**0.5)
+def _shades(sizes: Float[np.ndarray, "N"], colour: str) -> UInt8[np.ndarray, "n n 3"]:
+    "A square of tokens: white is the smallest, nearly black the largest, and the colour itself half-way."
+    low, high, n = sizes.min(), sizes.max(), int(len(sizes)**0.5)
+    share = np.clip((sizes - low) / max(high - low, 1e-30), 0, 1)[:, None]
     strong = 0.25 * _rgb(colour)
     return _bytes(np.where(share < 0.5, 1 - 2 * share * (1 - _rgb(colour)), _rgb(colour) + (2 * share - 1) * (strong - _rgb(colour)))).reshape(n, n, 3)
 
@@ -180,7 +188,7 @@ def _panel(inside: str, caption: str, width: int) -> str:
     "A figure; on a phone two small ones share a row."
     return f'<figure style="width:min({width}px,{46 if width < 200 else 100}%)">{inside}<figcaption>{caption}</figcaption></figure>'
 
-def _number(v: float) -> str: return (f"{v:,.0f}" if abs(v) >= 100 else f"{v:.3g}").replace("-", "−")
+def _number(v: float) -> str: return (f"{v:,.0f}" if abs(v) >= 100 else f"{v + 0.0:.3g}").replace("-", "−")     # + 0.0: no −0
 
 def _img(pixels: UInt8[np.ndarray, "h w c"], alt: str) -> str: return f'<img src="{_png(pixels)}" alt="{escape(alt)}">'
 
@@ -213,17 +221,17 @@ def _says(energies: Energies, t: int) -> str:
     a, m = (float(e[t]) for e in energies)
     rises = int(np.sum(np.diff(total) > 1e-6 * np.abs(total).max()))
     course = "E never rises" if rises == 0 else f"E rises in {rises} of {len(total) - 1} steps"
+    if not np.any(energies.attention) and not np.any(energies.memory): course = "there is nothing to descend"
     return f"t = {t} of {len(total) - 1}: E = {_number(total[t])}, of which attention {_number(a)} and memory {_number(m)}; {course}"
 
 def _image_frame(path: ImagePath, t: int) -> str:
     "All that is known of time t: two pictures, two maps of sizes, the curves."
     a, m = path.attention[t], path.memory[t]
-    top = float(max(path.attention.max(), path.memory.max()))
-    length = lambda name, u: f"{name}: |−∂E/∂g| of each patch, {_number(u.min())} to {_number(u.max())}"
+    length = lambda name, u: f"{name}: |−∂E/∂g| of each patch, from {_number(u.min())} (white) to {_number(u.max())} (darkest)"
     return "".join([
         _panel(_img(_bytes(path.completed[t]), f"The completed picture at time {t}"), "completed picture", 190),
-        _panel(_img(_shades(a, top, _BLUE), length("attention", a)), length("<b>attention</b>", a), 190),
-        _panel(_img(_shades(m, top, _ORANGE), length("memory", m)), length("<b>memory</b>", m) + f"; white is 0 and darkest {_number(top)} in both maps, at all times", 190),
+        _panel(_img(_shades(a, _BLUE), length("attention", a)), length("<b>attention</b>", a), 190),
+        _panel(_img(_shades(m, _ORANGE), length("memory", m)), length("<b>memory</b>", m), 190),
         _panel(_img(_bytes(path.tokens[t]), f"All tokens at time {t}, decoded into patches"), "all tokens, decoded", 190),
         _panel(_curves({"E": path.energies.total, "attention": path.energies.attention, "memory": path.energies.memory}, t, _says(path.energies, t)),
                f"change of energy since t = 0: {_KEY}", 330)])
@@ -322,7 +330,7 @@ class _Dials:
     _draw: Any; _turned: Any; _lengthened: Any                                          # methods of the classes below
 
     def __init__(self, alpha: float, steps: int):
-        self._own, self._held = Settings(alpha, steps=min(steps, self.longest)), False
+        self._own, self._held, self._compiled = Settings(alpha, steps=min(steps, self.longest)), False, set()
         vars(self).update(_dials(self._own.alpha, self._own.steps, self.longest))
         for name in vars(self._own): getattr(self, name).observe(self._lengthened if name == "steps" else self._turned, "value")
         self.t.observe(lambda change: self._draw(), "value")
@@ -352,7 +360,11 @@ class _Explorer(_Dials):
 
     def _turned(self, change=None):
         if self._held: return
-        self._whole = self._compute(replace(self.settings, steps=self.longest))
+        try: settings = replace(self.settings, steps=self.longest)
+        except ValueError as e: self.message.value = f'<b role="alert">Not computed. {escape(str(e))}</b>'; return
+        if settings.solver not in self._compiled: self.message.value = f"<i>Compiling {settings.solver}: this takes some seconds, once …</i>"
+        self._whole = self._compute(settings)
+        self._compiled.add(settings.solver)
         self._draw()
 
     def _lengthened(self, change):
@@ -371,7 +383,9 @@ MOST_BYTES, MOST_PIXELS = 20_000_000, 50_000_000        # of an uploaded picture
 def read_picture(content: bytes, size: int, channels: int = 3) -> UInt8[np.ndarray, "S S C"]:
     """The pixels of a PNG or JPEG file, cut square around the middle and resized to `size` pixels a side; grey if `channels` is 1.
 
-    Raises TypeError unless `content` is bytes, ValueError if it is of another format, damaged, or larger than 20 MB or 50 megapixels."""
+    Raises TypeError unless `content` is bytes, ValueError if it is of another format, damaged, or larger than 20 MB or 50 megapixels, or for other sizes or channels."""
+    check_sizes(size=size)
+    if channels not in (1, 3): raise ValueError(f"channels: expected 1 (grey) or 3 (colours), got {channels!r}")
     if not isinstance(content, (bytes, bytearray, memoryview)): raise TypeError(f"content: expected the bytes of a file, got {type(content).__name__}")
     content = bytes(content)
     if not content.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")): raise ValueError(f"content: expected a PNG or JPEG file, got one that starts with {content[:8]!r}")
@@ -395,12 +409,13 @@ def _canvas(side: int, pixels: int = 296):
     return patches, base, w.GridBox([base, grid], layout=w.Layout(width=f"{pixels}px", height=f"{pixels}px", margin="2px"))
 
 def _pictures(model, pictures):
-    "Named pictures that fit a model. Raises ValueError, naming the one that does not."
+    "Named pictures that fit a model. Raises TypeError unless they have names, ValueError, naming the one that does not fit."
     c = model.config
     want = (c.image_size, c.image_size, c.channels)
     if pictures is None:
         names = ("astronaut", "cat", "coffee", "temple", "flower", "rocket")
         pictures = dict(zip(names, photographs(c.image_size) if c.channels == 3 else np.round(photographs(c.image_size).mean(-1, keepdims=True)).astype(np.uint8)))
+    if not isinstance(pictures, dict): raise TypeError(f"pictures: expected a dict of named pictures, got {type(pictures).__name__}")
     for name, picture in pictures.items():
         if getattr(picture, "dtype", None) != np.uint8 or picture.shape != want:
             raise ValueError(f"pictures: expected uint8 (S, S, C) = {want}, got {getattr(picture, 'dtype', type(picture).__name__)}{np.shape(picture)} for {name!r}")
@@ -449,7 +464,7 @@ class ImageExplorer(_Canvas):
     `pictures` are named arrays uint8 (S, S, C), the photographs of scikit-image and scikit-learn if left out.
 
     Every dial is a widget by its name: `picture`, `upload`, `patches`, `random`, `clear`, `t`, `steps` (T), `alpha`, `beta`, `solver`, `attention`, `memory`.
-    Raises TypeError for a model without an energy, ValueError for pictures of another size, ImportError without ipywidgets."""
+    Raises TypeError for a model without an energy or pictures without names, ValueError for pictures of another size, ImportError without ipywidgets."""
     def __init__(self, model: str | ImageEnergyTransformer = "tiny-imagenet", pictures: dict[str, UInt8[np.ndarray, "S S C"]] | None = None):
         model = from_pretrained(model) if isinstance(model, str) else model
         _check_image_model(model)
@@ -506,6 +521,7 @@ def graph_path(model: AnomalyEnergyTransformer, features: Float[np.ndarray, "N F
     Raises TypeError or ValueError as `model.check`, ValueError for a model of several relations, more than 6 steps, or no heads."""
     if len(getattr(model, "blocks", ())) != 1: raise ValueError(f"model: expected an AnomalyEnergyTransformer with one block, got {type(model).__name__} with {len(getattr(model, 'blocks', ()))}")
     if model.config.num_heads < 1: raise ValueError("model: expected a model with attention, num_heads ≥ 1, got 0 heads")
+    _check_settings(settings)
     if settings.steps > SHORT: raise ValueError(f"steps: expected at most {SHORT} on a graph, got {settings.steps}")
     model.check(features, edges)
     ends = map(jnp.asarray, edges[0].edge_list())
@@ -566,8 +582,8 @@ def _ring(path: GraphPath, t: int, near: Neighbourhood, labels, pictures, size: 
     return f'<svg viewBox="0 0 {size} {size}" role="img" aria-label="Node {near.node} amid its {len(paid)} neighbours at time {t}; its attention lies{strongest or " nowhere"}">{drawn}</svg>'
 
 # %% ../nbs/30_explorer.ipynb #83c12920
-def _graph_says(path: GraphPath, t: int, near: Neighbourhood, labels) -> str:
-    return (f"Node {near.node} ({_KINDS[int(labels[near.node])][0]}), t = {t} of {len(path.p) - 1}: probability of being anomalous {path.p[t, near.node]:.3f}; "
+def _graph_says(path: GraphPath, t: int, near: Neighbourhood, labels, trained: int) -> str:
+    return (f"Node {near.node} ({_KINDS[int(labels[near.node])][0]}), t = {t} of {len(path.p) - 1}: probability of being anomalous {path.p[t, near.node]:.3f}; the readout was trained at t = {trained}; "
             f"pull of attention {_number(path.attention[t, near.node])}, of memory {_number(path.memory[t, near.node])}. Whole graph: {_says(path.energies, t).partition(': ')[2]}")
 
 def _graph_frame(path: GraphPath, t: int, near: Neighbourhood, labels, pictures) -> str:
@@ -592,7 +608,7 @@ def animate_graph(model: AnomalyEnergyTransformer, graph: Graph, node: int, sett
     path = graph_path(model, inputs(graph, c.degree, c.scale), edges, settings)
     times = range(settings.steps + 1)
     return _page(f"Node {node} and its neighbours as the energy falls", "", [_graph_frame(path, t, near, graph.labels, pictures) for t in times],
-                 [_graph_says(path, t, near, graph.labels) for t in times])
+                 [_graph_says(path, t, near, graph.labels, c.steps) for t in times])
 
 def _check_node_pictures(pictures, num_nodes: int):
     if pictures is None: return None
@@ -626,7 +642,7 @@ class _Walk(_Explorer):
             self.walk.options = [("a neighbour …", -1)] + [(f"{b} ({_KINDS[int(labels[b])][0]})", int(b)) for b in near.nodes[best]]
             self.walk.value = -1
         self.view.value = f'<div class="et-panels">{_graph_frame(path, t, self.near, labels, self.pictures)}</div>'
-        self.message.value = escape(_graph_says(path, t, self.near, labels))
+        self.message.value = escape(_graph_says(path, t, self.near, labels, self.model.config.steps))
 
 # %% ../nbs/30_explorer.ipynb #5d36d18d
 class GraphExplorer(_Walk):

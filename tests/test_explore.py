@@ -242,6 +242,23 @@ def test_a_click_hides_a_patch_and_one_computation_serves_many(explorer, monkeyp
     with pytest.raises(ValueError, match=r"occluded: .*\(16,\), got bool\(9,\)"): explorer.hide(np.zeros(9, bool))
 
 
+def test_the_message_says_what_is_wrong_what_takes_long_and_when_nothing_moves(explorer):
+    explorer.reset.click()
+    shown, said = explorer.view.value, []
+    explorer.alpha.value = np.nan
+    assert 'role="alert"' in explorer.message.value and "alpha: expected a positive, finite number, got nan" in explorer.message.value and explorer.view.value == shown
+    explorer.reset.click()
+    assert "alert" not in explorer.message.value
+    explorer.attention.value = explorer.memory.value = False
+    assert re.search(r"E = 0, of which attention 0 and memory 0; there is nothing to descend", explorer.message.value)
+    explorer._compiled.discard("Anderson")                                    # as before its first use
+    explorer.message.observe(lambda change: said.append(change.new), "value")
+    for _ in range(2): explorer.solver.value = "Anderson"; explorer.solver.value = "Euler"
+    explorer.message.unobserve_all()
+    assert sum("Compiling Anderson" in words for words in said) == 1 and "t = " in said[-1]
+    explorer.reset.click()
+
+
 def stored(kind="png", size=(12, 9), mode="RGB"):
     stream = BytesIO()
     Image.effect_noise(size, 80).convert(mode).save(stream, kind)
@@ -366,13 +383,16 @@ def test_the_pictures_of_a_page_are_those_of_the_path(model, photos):
         np.testing.assert_array_equal(tokens, np.round(255 * path.tokens[t]).astype(np.uint8))
         for shades, sizes in ((attention, path.attention[t]), (memory, path.memory[t])):
             assert (np.diff(shades.reshape(16, 3)[np.argsort(sizes)].astype(int).sum(1)) <= 0).all()     # the larger the darker
+            assert (shades.reshape(16, 3)[sizes.argmin()] == 255).all() and shades.reshape(16, 3)[sizes.argmax()].sum() < 200      # each map from white to nearly black
 
 
 # ------------------------------------------------------------------------------------------------------------------------- misuse
 
 @pytest.mark.parametrize("wrong, words", [
     (dict(alpha=0.0), "alpha: expected a positive"), (dict(alpha=np.nan), "alpha"), (dict(beta=-1.0), "beta: .* got -1.0"), (dict(beta=np.inf), "beta"),
-    (dict(steps=-1), "steps"), (dict(steps=2.5), "steps"), (dict(steps=LONGEST + 1), f"steps: expected at most {LONGEST}, got {LONGEST + 1}"), (dict(solver="Newton"), "solver: .* got 'Newton'")])
+    (dict(steps=-1), "steps"), (dict(steps=2.5), "steps"), (dict(steps=LONGEST + 1), f"steps: expected at most {LONGEST}, got {LONGEST + 1}"), (dict(solver="Newton"), "solver: .* got 'Newton'"),
+    (dict(alpha="a"), "alpha: .* got 'a'"), (dict(beta=None), "beta: .* got None"), (dict(solver=["Euler"]), r"solver: .* got \['Euler'\]"),
+    (dict(attention=0.3), "attention: expected True or False, got 0.3"), (dict(memory="no"), "memory: .* got 'no'")])
 def test_settings_out_of_range_are_refused(wrong, words):
     with pytest.raises(ValueError, match=words): Settings(**wrong)
 
@@ -386,6 +406,11 @@ def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
             (TypeError, "model: .* got ImageTransformer", lambda: image_path(image_model(ImageConfig(channels=3, block="transformer", **SIZES), rngs=nnx.Rngs(0)), photos["a"], everything, Settings())),
             (TypeError, "model", lambda: ImageExplorer(net)),
             (ValueError, r"pictures: .* got float64\(8, 8, 3\) for 'half'", lambda: ImageExplorer(model, {"half": photos["a"] / 255})),
+            (TypeError, "settings: expected Settings, got NoneType", lambda: image_path(model, photos["a"], everything, None)),
+            (TypeError, "settings: expected Settings, got dict", lambda: graph_path(net, features, edges, {})),
+            (TypeError, "pictures: expected a dict of named pictures, got list", lambda: ImageExplorer(model, [photos["a"]])),
+            *[(ValueError, f"size: .* got {size}", lambda size=size: read_picture(stored(), size)) for size in (0, -1, 2.5)],
+            (ValueError, r"channels: expected 1 \(grey\) or 3 \(colours\), got 2", lambda: read_picture(stored(), 8, 2)),
             (ValueError, "pictures: expected at least one", lambda: ImageExplorer(model, {})),
             (ValueError, r"features: .* F = 5, got \(10, 3\)", lambda: graph_path(net, features[:, :3], edges, Settings(steps=2))),
             (ValueError, f"steps: expected at most {SHORT} on a graph", lambda: graph_path(net, features, edges, Settings(steps=SHORT + 1))),
