@@ -265,8 +265,8 @@ class Fit(NamedTuple):
 
 # %% ../nbs/07_training.ipynb #74e8a47e
 @contextlib.contextmanager
-def _alone(folder: Path | None):
-    "Within it no other process trains in `folder`. The lock is the operating system's: it leaves no file, and goes with its process, however that ends."
+def _alone(folder: Path | None, wait: bool = False):
+    "Within it no other process trains in `folder`; one that does is an error, or is waited for. The lock is the operating system's: it leaves no file, and goes with its process, however that ends."
     if folder is None or os.name != "posix":
         yield
         return
@@ -274,7 +274,7 @@ def _alone(folder: Path | None):
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try: fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try: fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError: raise OSError(errno.EBUSY, "another run is training in this folder; wait for its end, or choose another folder", str(folder)) from None
         except OSError: pass                            # a file system without locks
         yield

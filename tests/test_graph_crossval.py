@@ -1,5 +1,6 @@
 """The protocol: folds that never change, training that cannot see the test fold, and results that are whole or absent (nbs/20c_cross_validation.ipynb)."""
 import json
+import os
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ import et_nbdev.graph.crossval as crossval
 from et_nbdev.graph.classify_baselines import GIN, GINConfig
 from et_nbdev.graph.crossval import Candidate, FitConfig, cross_validate, deal, fit_classifier, parts, predict, predict_logits, summary
 from et_nbdev.graph.sets import TU_NAMES, EdgeLists, learn_encoding, load_graphs, make_buckets
+from et_nbdev.training import _alone
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -221,6 +223,41 @@ def test_the_winner_is_the_best_on_the_hold_out(graphs, fold):
     assert row["test_accuracy"] == pytest.approx((np.array(row["predictions"]) == graphs.labels[fold == 0]).mean())
     assert {"seconds", "commit", "date", "jax", "settings", "loss", "validation"} <= set(row)
     assert summary([{"test_accuracy": 0.5}, {"test_accuracy": 0.7}]) == "60.0 ± 14.1 (2 folds)"
+
+
+FOUND = {"test_accuracy": 0.75, "test_correct": 9, "test_graphs": 12}
+
+
+def test_two_runs_in_one_folder_lose_no_fold(graphs, fold, tmp_path, monkeypatch):
+    "Both began in an empty one. What was there first stays: of another run it is an error, of this one a fold that is done."
+    run = lambda **o: cross_validate(make, graphs, fold, GRID[:1], out=tmp_path, **OPTIONS | {"folds": [0]} | o)
+    def meanwhile(*a, **k):
+        with monkeypatch.context() as m:
+            m.setattr(crossval, "_one_fold", lambda *a, **k: (FOUND, None))
+            run(**other)
+        return FOUND | {"test_accuracy": 0.5, "test_correct": 6}, None
+    kept = []
+    monkeypatch.setattr(crossval, "_one_fold", meanwhile)
+    for other, says in (dict(seed=1), "fold-0.json is of a run with other seed"), (dict(seed=1, folds=[2]), "fold-2.json is of a run with other seed"):
+        with pytest.raises(ValueError, match=says): run(keep=lambda f, model: kept.append(f))
+        (file,) = tmp_path.iterdir()
+        assert json.loads(file.read_text())["settings"]["seed"] == 1 and not kept
+        file.unlink()
+    other = {}
+    (row,) = run(keep=lambda f, model: kept.append(f))
+    assert row["test_accuracy"] == 0.75 and row == json.loads((tmp_path / "fold-0.json").read_text()) and not kept
+
+
+def test_a_fold_appears_whole_or_not_at_all(graphs, fold, tmp_path, monkeypatch):
+    def full(*a): raise OSError(28, "No space left on device")
+    monkeypatch.setattr(crossval, "_one_fold", lambda *a, **k: (FOUND, None))
+    with monkeypatch.context() as m:
+        m.setattr("os.replace", full)
+        with pytest.raises(OSError, match="No space left.*fold-0.json"): cross_validate(make, graphs, fold, GRID[:1], folds=[0], out=tmp_path / "new", **OPTIONS)
+    assert not list((tmp_path / "new").iterdir())
+    def held(*_):
+        with pytest.raises(OSError, match="another run"), _alone(tmp_path): pass
+    cross_validate(make, graphs, fold, GRID[:1], folds=[0], out=tmp_path, keep=held if os.name == "posix" else lambda *_: None, **OPTIONS)
 
 
 def test_results_are_written_whole_and_read_again(graphs, fold, tmp_path, monkeypatch):

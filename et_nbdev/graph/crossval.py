@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from .sets import Bucket, Buckets, EdgeBatch, EdgeLists, GraphSet, _graph_ids, cached_positions, learn_encoding, make_buckets, take
 from ..norm import check_sizes
-from ..training import atomic_write, provenance
+from ..training import _alone, atomic_write, provenance
 
 # %% ../../nbs/20c_cross_validation.ipynb #92ebe28f
 class Fold(NamedTuple):
@@ -231,9 +231,10 @@ def cross_validate(make_model: Callable[[Any, Sizes, nnx.Rngs], nnx.Module], gra
     settings = _settings(graphs, fold, candidates, dict(k=k, layout=layout, seed=seed) | (dict(num_buckets=num_buckets, room=room) if layout == "dense" else {}))
     rows, positions = [], None
     wanted = list(range(int(fold.max()) + 1)) if folds is None else list(folds)
-    path = lambda f: Path(out) / f"fold-{f}.json"
-    done = {f: _kept(path(f), settings) for f in wanted} if out is not None else dict.fromkeys(wanted)
-    for other in sorted(Path(out).glob("fold-*.json")) if out is not None else (): _kept(other, settings)       # folds that are not wanted now are of the same run
+    name = lambda f: f"fold-{f}.json"
+    kept = lambda: {path.name: _kept(path, settings) for path in sorted(Path(out).glob("fold-*.json"))} if out is not None else {}      # all of them: a folder holds one run
+    there = kept()
+    done = {f: there.get(name(f)) for f in wanted}
     epochs = sum(c.fit.epochs for c in candidates)
     bar = tqdm(total=len(wanted) * epochs, initial=epochs * sum(r is not None for r in done.values()), disable=not progress, unit="epoch", file=sys.stdout, mininterval=1.0, ncols=100)
     with bar:
@@ -243,9 +244,12 @@ def cross_validate(make_model: Callable[[Any, Sizes, nnx.Rngs], nnx.Module], gra
                 begin, before = time.perf_counter(), bar.n
                 row, winner = _one_fold(make_model, graphs, parts(fold, f), candidates, positions, layout, num_buckets, room, _seed_of(seed, f), bar, f)
                 done[f] = {"fold": f, **row, "seconds": time.perf_counter() - begin, "settings": settings, **provenance()}
-                keep(f, winner)
-                if out is not None:
-                    with atomic_write(path(f)) as temporary: temporary.write_text(json.dumps(done[f]) + "\n")
+                with _alone(Path(out) if out is not None else None, wait=True):     # others may have written since
+                    if already := kept().get(name(f)): done[f] = already
+                    else:
+                        keep(f, winner)
+                        if out is not None:
+                            with atomic_write(Path(out, name(f))) as temporary: temporary.write_text(json.dumps(done[f]) + "\n")
                 bar.update(before + epochs - bar.n)             # those of a candidate that was stopped
             rows.append(done[f])
             bar.set_postfix_str(f"accuracy {summary(rows)}")
