@@ -320,7 +320,7 @@ def _unpack(z: zipfile.ZipFile, members: Iterable[str], room: int) -> Iterator[t
         if (room := room - info.file_size) < 0: raise ValueError(f"{info.filename} of {info.file_size} bytes, too many for so small a file")
         with z.open(info) as stream: yield info.filename, b"".join(iter(partial(stream.read, 4096), b""))        # by pieces: its size may be a lie
 
-def _read_npz(path: str | os.PathLike, wanted: str = ".*") -> dict[str, np.ndarray | None]:
+def _read_npz(path: str | os.PathLike, wanted: str = ".*") -> dict[str, Any]:
     "The arrays whose names match the pattern `wanted`, and None for all others."
     arrays = {}
     with open(path, "rb") as f:
