@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Loss', 'option', 'OptimConfig', 'learning_rate', 'make_optimiser', 'TrainState', 'make_step', 'atomic_write',
            'CheckpointError', 'save_checkpoint', 'load_checkpoint', 'read_meta', 'restore', 'MetricsLog',
-           'read_metrics', 'interruptible', 'Fit', 'fit', 'add_options', 'with_options', 'configure', 'as_command',
-           'provenance']
+           'read_metrics', 'interruptible', 'Fit', 'fit', 'add_options', 'with_options', 'out_folder', 'configure',
+           'as_command', 'provenance']
 
 # %% ../nbs/07_training.ipynb #69fa6868
 import argparse
@@ -483,6 +483,13 @@ def with_options(config, options: dict, prefix: str = ""):
     return replace(config, **nested, **own)
 
 # %% ../nbs/07_training.ipynb #857e5301
+def out_folder(text: str) -> Path:
+    "The `type` of an option that names a folder to write to, be it there or not."
+    if not text: raise argparse.ArgumentTypeError("expected a folder, got ''; for the current one say .")
+    path = Path(text)
+    if (there := next(p for p in (path, *path.parents) if p.exists())).is_dir(): return path
+    raise argparse.ArgumentTypeError(f"expected a folder, got {text}, but {there} is a file")
+
 def configure(parser: argparse.ArgumentParser, configs: dict[str, Any], default: str, argv: list[str] | None = None,
               omit: tuple[str, ...] = ()) -> tuple[Any, argparse.Namespace]:
     """Parse a command line: the configuration that it starts from and changes, and whatever else `parser` knows of.

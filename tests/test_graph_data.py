@@ -3,6 +3,8 @@ import hashlib
 import re
 import struct
 import sys
+import tracemalloc
+import zipfile
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from et_nbdev.graph.data import (DATASETS, Graph, _read_mat, from_dgl, from_dgl_file, from_mat, from_npz, from_pyg, from_relations, from_scipy,
                                  load_graph, save_graph, split, subgraph)
+from et_nbdev.graph.sets import read_tu
 
 rng = np.random.default_rng(0)
 FIELDS = ("senders", "receivers", "features", "labels")
@@ -513,6 +516,46 @@ def test_a_mat_of_the_other_byte_order_and_of_other_formats(tmp_path):
     for head in (b"\0\2IM", bytes(4), b"\0\1MI"):
         path.write_bytes(bytes(124) + head + matrix)
         with pytest.raises(ValueError, match="x.mat is damaged.*no MAT-file of level 5, which MATLAB writes with -v6 or -v7"): from_mat(path)
+
+
+MUCH = 16 * 2**20
+
+
+def bomb(kind, path):
+    "16 MiB of zeros in a file of 16 KiB."
+    if kind in ("npz", "lie"):
+        with open(path, "wb") as f: np.savez_compressed(f, **{key: getattr(make(), key) for key in FIELDS} | {"features": np.zeros((4, MUCH // 16), np.float32)})
+    if kind == "mat": scipy.io.savemat(path, {"features": np.zeros((4, MUCH // 32)), "label": [[0, 1, 0, 1]], "net_a": sp.csc_array(np.eye(4))}, do_compression=True, appendmat=False)
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as z: z.writestr("SET_A.txt", bytes(MUCH))
+    if kind == "lie":           # about the size that is to come
+        content, at = bytearray(path.read_bytes()), 0
+        while (at := content.find(b"PK\1\2", at + 1)) > 0: content[at + 24:at + 28] = struct.pack("<I", 200)
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind, read", [("npz", from_npz), ("lie", from_npz), ("mat", from_mat), ("zip", read_tu)])
+def test_a_small_file_that_unpacks_to_a_large_one_is_refused_before_it_does(tmp_path, monkeypatch, kind, read):
+    monkeypatch.setattr("et_nbdev.graph.data._ROOM", 0)
+    bomb(kind, path := tmp_path / f"x.{kind}")
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=f"x.{kind} is damaged.*{'CRC' if kind == 'lie' else 'bytes'}"): read(path)
+        assert tracemalloc.get_traced_memory()[1] < MUCH / 2
+    finally: tracemalloc.stop()
+
+
+def test_what_is_not_of_the_graph_is_left_packed(tmp_path, monkeypatch):
+    monkeypatch.setattr("et_nbdev.graph.data._ROOM", 0)
+    arrays = {key: getattr(make(), key) for key in FIELDS} | {"relations/a/senders": make().senders, "relations/a/receivers": make().receivers}
+    np.savez_compressed(tmp_path / "x.npz", more=np.zeros(MUCH, np.uint8), **arrays)
+    assert list(from_npz(tmp_path / "x.npz").relations) == ["a"]
+
+
+def test_sparse_features_too_large_to_be_written_out_are_refused(tmp_path):
+    features = sp.csc_array(([1.0], ([0], [0])), shape=(20_000, 20_000))
+    scipy.io.savemat(tmp_path / "x.mat", {"features": features, "label": np.zeros((1, 20_000)), "net_a": sp.csc_array((20_000, 20_000))}, do_compression=True)
+    with pytest.raises(ValueError, match="x.mat holds no sound graph: features: .*20000 × 20000"): from_mat(tmp_path / "x.mat")
 
 
 def test_indices_that_would_write_anywhere_are_refused():

@@ -3,6 +3,7 @@ an exception, a full disk, Ctrl-C and SIGKILL with the very weights of an uninte
 import argparse
 import contextlib
 import errno
+import importlib
 import json
 import math
 import os
@@ -912,6 +913,15 @@ def test_a_command_ends_in_a_line(error, message):
     assert e.value.code == message
     with pytest.raises(ZeroDivisionError):
         with as_command("tool"): 1 / 0                  # a mistake of ours keeps its traceback
+
+
+@pytest.mark.parametrize("module, main", [("vision.train", "main"), ("vision.train", "demo_main"), ("graph.anomaly", "main"), ("graph.baselines", "demo_main"), ("graph.classify", "main")])
+def test_commands_say_at_once_that_out_is_no_folder(module, main, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    for out, says in ("", "got ''"), (str(tmp_path / "file"), "is a file"), (str(tmp_path / "file/below"), "file is a file"):
+        with pytest.raises(SystemExit) as e: getattr(importlib.import_module(f"et_nbdev.{module}"), main)(["--out", out])
+        assert e.value.code == 2 and re.search(f"argument --out: expected a folder.*{says}", capsys.readouterr().err)
+    assert training.out_folder(str(tmp_path / "new/one")) == tmp_path / "new/one" and not (tmp_path / "new").exists() and training.out_folder(".") == Path()
 
 
 # --- killing a real process ----------------------------------------------------------------------------------------------------------

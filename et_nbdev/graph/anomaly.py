@@ -28,7 +28,7 @@ from ..dynamics import descend
 from .data import DATASETS, Graph, Split, load_graph, split
 from .energy import EdgeIndex, Rows, attention_weights, node_energies
 from ..norm import check_sizes, signed
-from ..training import OptimConfig, as_command, atomic_write, configure, fit, option, provenance, restore
+from ..training import OptimConfig, as_command, atomic_write, configure, fit, option, out_folder, provenance, restore
 
 # %% ../../nbs/22_anomaly.ipynb #d0cf111e
 def inputs(graph: Graph, degree: bool = True, scale: Literal["standard", "rank", "both"] = "standard") -> Float[np.ndarray, "N F"]:
@@ -367,7 +367,7 @@ def report(config: AnomalyTraining, graph: Graph, out: Path | str, splits: int =
 def main(argv: list[str] | None = None) -> dict:
     "Console script `et_train_anomaly`: train an anomaly detector on a graph, resume it if it was stopped, and report on the test nodes."
     parser = argparse.ArgumentParser("et_train_anomaly", description=main.__doc__)
-    parser.add_argument("--out", type=Path, default=None, help="folder of checkpoints, logs and report (default: runs/DATA); training resumes from it")
+    parser.add_argument("--out", type=out_folder, default=None, help="folder of checkpoints, logs and report (default: runs/DATA); training resumes from it")
     parser.add_argument("--splits", type=int, default=1, help="splits to train on, with the seeds SEED, SEED + 1 and so on (default: 1)")
     with as_command(parser.prog):
         config, args = configure(parser, CONFIGS, "digits-knn", argv)

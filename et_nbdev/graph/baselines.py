@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Float32, Int
 from .anomaly import CONFIGS, check_features, inputs, train_anomaly, train_classifier
 from .data import Graph, load_graph, split
 from ..norm import check_sizes, layer_norm, signed
-from ..training import as_command, atomic_write, provenance
+from ..training import as_command, atomic_write, out_folder, provenance
 
 # %% ../../nbs/22b_graph_baselines.ipynb #86d2b574
 def _drop(x: Float[Array, "N D"], rate: float, rngs: nnx.Rngs | None) -> Float[Array, "N D"]:
@@ -360,6 +360,6 @@ def demo(out: Path | str = "out", progress: bool = True) -> dict:
 def demo_main(argv: list[str] | None = None):
     "Console script `et_demo_graphs`."
     parser = argparse.ArgumentParser("et_demo_graphs", description="Train an anomaly detector on a small graph, beside a GCN and an MLP.")
-    parser.add_argument("--out", default="out", help="folder for scores and weights (default: out)")
+    parser.add_argument("--out", type=out_folder, default="out", help="folder for scores and weights (default: out)")
     args = parser.parse_args(argv)
     with as_command(parser.prog): demo(args.out)

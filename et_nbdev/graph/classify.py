@@ -29,7 +29,7 @@ from .crossval import Fold, deal, parts, predict_logits
 from .sets import (Buckets, EdgeBatch, EdgeLists, GraphBatch, GraphSet, cached_positions, flip_signs, learn_encoding, load_graphs,
                                  make_buckets, take)
 from ..norm import check_sizes, signed
-from ..training import OptimConfig, as_command, atomic_write, configure, fit, option, provenance, restore
+from ..training import OptimConfig, as_command, atomic_write, configure, fit, option, out_folder, provenance, restore
 
 # %% ../../nbs/24_classification.ipynb #308b992a
 @partial(jax.tree_util.register_dataclass, data_fields=["weights", "mask"], meta_fields=[])
@@ -407,7 +407,7 @@ def load_classifier(path: Path | str) -> GraphClassifier:
 def main(argv: list[str] | None = None) -> dict:
     "Console script `et_train_graphs`: train a classifier of graphs on one split, resume it if it was stopped, and report on the test graphs."
     parser = argparse.ArgumentParser("et_train_graphs", description=main.__doc__)
-    parser.add_argument("--out", type=Path, default=None, help="folder of checkpoints, log and report (default: runs/DATA); training resumes from it")
+    parser.add_argument("--out", type=out_folder, default=None, help="folder of checkpoints, log and report (default: runs/DATA); training resumes from it")
     with as_command(parser.prog):
         config, args = configure(parser, CONFIGS, "small", argv)
         graphs, out = load_graphs(config.data), args.out or Path("runs") / config.data

@@ -9,6 +9,7 @@ __all__ = ['Edges', 'DATASETS', 'Graph', 'from_relations', 'subgraph', 'from_sci
 # %% ../../nbs/20_graph_data.ipynb #f8a38c87
 import hashlib
 import importlib.util
+import math
 import os
 import re
 import struct
@@ -17,8 +18,9 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -306,14 +308,28 @@ def _damaged(path, e) -> ValueError:
     lines = str(e).strip().splitlines() or [""]
     return ValueError(f"path: {path} is damaged, incomplete or of another format ({type(e).__name__}: {lines[0][:150]}); fetch it again")
 
-def _read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
+_ROOM = 2**31
+
+def _room(path: str | os.PathLike) -> int:
+    "How many bytes a file may unpack to. Features that are mostly zeros shrink a hundredfold and more; what is made to fill the memory does a thousandfold, at any size."
+    return _ROOM + 200 * os.path.getsize(path)
+
+def _unpack(z: zipfile.ZipFile, members: Iterable[str], room: int) -> Iterator[tuple[str, bytes]]:
+    "Members and what they hold. Raises ValueError before they are more than `room` bytes in all, and what zipfile raises on damage."
+    for info in map(z.getinfo, members):
+        if (room := room - info.file_size) < 0: raise ValueError(f"{info.filename} of {info.file_size} bytes, too many for so small a file")
+        with z.open(info) as stream: yield info.filename, b"".join(iter(partial(stream.read, 4096), b""))        # by pieces: its size may be a lie
+
+def _read_npz(path: str | os.PathLike, wanted: str = ".*") -> dict[str, Any]:
+    "The arrays whose names match the pattern `wanted`, and None for all others."
     arrays = {}
     with open(path, "rb") as f:
         try:
             with zipfile.ZipFile(f) as z:
-                for member in z.namelist():
-                    stream = BytesIO(z.read(member))
-                    arrays[member.removesuffix(".npy")] = np.lib.format.read_array(stream, allow_pickle=False)
+                names = {member: member.removesuffix(".npy") for member in z.namelist()}
+                arrays |= dict.fromkeys(names.values())
+                for member, data in _unpack(z, (m for m, name in names.items() if re.fullmatch(wanted, name)), _room(path)):
+                    arrays[names[member]] = np.lib.format.read_array(BytesIO(data), allow_pickle=False)
         except Exception as e:      # zipfile and zlib raise a dozen kinds
             raise _damaged(path, e) from e
     return arrays
@@ -324,7 +340,7 @@ def from_npz(path: str | os.PathLike) -> Graph:
     edges (E, 2), node_features and node_labels (as the heterophilous graphs of Platonov et al. come). Pickled objects are refused.
 
     Raises ValueError naming the file where it is damaged or lacks an array, OSError where it cannot be opened."""
-    a = _read_npz(path)
+    a = _read_npz(path, "senders|receivers|features|labels|name|edges|node_features|node_labels|relations/.*/(senders|receivers)")
     if {"edges", "node_features", "node_labels"} <= set(a) and a["edges"].ndim == 2 and a["edges"].shape[1] == 2:
         a |= {"senders": a["edges"][:, 0], "receivers": a["edges"][:, 1], "features": a["node_features"], "labels": a["node_labels"]}
     if missing := [key for key in ("senders", "receivers", "features", "labels") if key not in a]:
@@ -382,10 +398,14 @@ def _read_mat(path: str | os.PathLike) -> dict[str, Any]:
         order = {b"\0\1IM": "<", b"\1\0MI": ">"}.get(bytes(data[124:128]))
         if order is None:
             raise ValueError("no MAT-file of level 5, which MATLAB writes with -v6 or -v7")
-        found = []
+        found, room = [], _room(path)
         for kind, content in _elements(data[128:], order):
             if kind == 15:
-                (kind, content), = _elements(memoryview(zlib.decompress(content)), order)
+                stream = zlib.decompressobj()
+                content = stream.decompress(content, room + 1)
+                if (room := room - len(content)) < 0: raise ValueError("matrices of more bytes than so small a file can hold")
+                if not stream.eof: raise ValueError("a compressed matrix that is cut off")
+                (kind, content), = _elements(memoryview(content), order)
             if kind == 14:
                 found.append(_mat_matrix(content, order))
     except Exception as e:      # of zlib, struct, NumPy and SciPy
@@ -404,6 +424,8 @@ def from_mat(path: str | os.PathLike) -> Graph:
     try:
         if data["features"].shape[0] != data["label"].size:     # before sparse features are written out
             raise ValueError(f"labels: {data['label'].size} for the {data['features'].shape[0]} rows of features")
+        if 8 * math.prod(data["features"].shape) > _room(path):
+            raise ValueError(f"features: {' × '.join(map(str, data['features'].shape))} numbers, too many for so small a file")
         return from_scipy(relations, data["features"], data["label"], Path(path).stem)
     except ValueError as e:
         raise ValueError(f"path: {path} holds no sound graph: {e}") from e

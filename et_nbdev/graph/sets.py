@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Int64, PRNGKeyArray
 
-from .data import Graph, _array, _damaged, _frozen, _need_dgl, _pair, _read_npz
+from .data import Graph, _array, _damaged, _frozen, _need_dgl, _pair, _read_npz, _room, _unpack
 from ..norm import check_sizes
 from ..training import atomic_write
 
@@ -216,7 +216,7 @@ def _members(path: Path) -> dict[str, bytes]:
     else:
         with open(path, "rb") as f:
             try:
-                with zipfile.ZipFile(f) as z: found = [(m, z.read(m)) for m in sorted(z.namelist()) if ours(m) and not m.startswith("__MACOSX")]
+                with zipfile.ZipFile(f) as z: found = list(_unpack(z, (m for m in sorted(z.namelist()) if ours(m) and not m.startswith("__MACOSX")), _room(path)))
             except Exception as e:      # zipfile and zlib raise a dozen kinds
                 raise _damaged(path, e) from e
     files, places = {}, {}

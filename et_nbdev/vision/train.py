@@ -22,7 +22,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 from tqdm import tqdm
 
-from ..training import Fit, OptimConfig, as_command, atomic_write, configure, fit, option, provenance
+from ..training import Fit, OptimConfig, as_command, atomic_write, configure, fit, option, out_folder, provenance
 from .data import (Images, augment, batches, fill_biharmonic, fill_mean, fill_nearest, load_images,
                                   normalise, occlude, patchify)
 from .model import (ImageConfig, ImageEnergyTransformer, complete, image_model, plot_completion, plot_energies)
@@ -208,7 +208,7 @@ def report(model: ImageEnergyTransformer, config: TrainConfig, images: Images, o
 def main(argv: list[str] | None = None) -> dict:
     "Console script `et_train_images`: train a configuration, resume it if it was stopped, and report on the test split."
     parser = argparse.ArgumentParser("et_train_images", description=main.__doc__)
-    parser.add_argument("--out", type=Path, default=None, help="folder of checkpoints, log and report (default: runs/CONFIG); training resumes from it")
+    parser.add_argument("--out", type=out_folder, default=None, help="folder of checkpoints, log and report (default: runs/CONFIG); training resumes from it")
     parser.add_argument("--test_on", type=int, default=1000, help="test pictures to report on, at most (default: 1000)")
     with as_command(parser.prog):
         config, args = configure(parser, CONFIGS, "small", argv, omit=("mean", "std", "channels"))      # these are read off the pictures
@@ -238,6 +238,6 @@ def demo_main(argv: list[str] | None = None):
     "Console script `et_demo`."
     parser = argparse.ArgumentParser("et_demo", description="Train a small Energy Transformer, complete held-out pictures, show the descent.")
     parser.add_argument("--data", default="digits", help=TrainConfig.__dataclass_fields__["data"].metadata["help"] + " (default: digits)")
-    parser.add_argument("--out", default="out", help="folder for figures, metrics and weights (default: out)")
+    parser.add_argument("--out", type=out_folder, default="out", help="folder for figures, metrics and weights (default: out)")
     args = parser.parse_args(argv)
     with as_command(parser.prog): demo(args.data, args.out)
