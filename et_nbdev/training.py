@@ -194,7 +194,7 @@ def read_meta(path: Path | str) -> dict:
     except (safetensors.SafetensorError, ValueError, OSError, KeyError, TypeError, RecursionError) as e:
         raise CheckpointError(f"{path}: not a readable checkpoint ({e}); delete it, or restore a copy") from e
 
-def restore(path: Path | str, kind: str, build: Callable[[dict, int], nnx.Module]) -> nnx.Module:
+def restore(path: Path | str, kind: str, build: Callable[[dict, int], nnx.Module]) -> Any:
     """The model that `build` makes of a checkpoint's configuration (and of the file's size in bytes), with the checkpoint's weights.
 
     It is made without memory for its arrays, so that a small file may claim any shapes; of a number of layers `build` has to see that it fits the file.

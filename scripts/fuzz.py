@@ -374,6 +374,7 @@ def main():
     parser.add_argument("--inputs", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="the number of the first input")
     parser.add_argument("--out", type=Path, default=Path("runs/fuzz"), help="where inputs are kept that a reader did not survive")
+    parser.add_argument("--record", type=Path, help="a JSON file that keeps the outcome, such as results/fuzz.json")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker: return work(args.reader, args.first, args.inputs, args.worker)
@@ -394,6 +395,12 @@ def main():
             failures.append({"input": n, "error": f"ended the process with {run.returncode}" + (f": no answer within {SECONDS} s" if run.returncode == -signal.SIGALRM else "")})
             first = n + 1
     for where, count in Counter(f["error"].split(": ", 1)[-1][:160] + " @ " + f.get("where", "")[:300] for f in failures).most_common(20): print(f"{count:6d} × {where}")
+    if args.record:
+        from et_nbdev.training import atomic_write, provenance
+        rows = json.loads(args.record.read_text()) if args.record.exists() else {}
+        rows[args.reader] = {"inputs": args.inputs - args.first, "ended": dict(ended), "failures": len(failures), "usual_MiB": most[1], "more_MiB": most[0],
+                             "seconds": round(time.perf_counter() - begin), **provenance()}
+        with atomic_write(args.record) as path: path.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"{args.reader}: {args.inputs - args.first} inputs in {time.perf_counter() - begin:.0f} s: {dict(ended)}, {len(failures)} failures"
           f"{', first ' + str(failures[0]['input']) if failures else ''}; {most[0]} MiB more than the {most[1]} MiB that sound files take")
     sys.exit(bool(failures) or most[0] > MEBIBYTES)
