@@ -238,7 +238,7 @@ def test_two_runs_in_one_folder_lose_no_fold(graphs, fold, tmp_path, monkeypatch
         return FOUND | {"test_accuracy": 0.5, "test_correct": 6}, None
     kept = []
     monkeypatch.setattr(crossval, "_one_fold", meanwhile)
-    for other, says in (dict(seed=1), "fold-0.json is of a run with other seed"), (dict(seed=1, folds=[2]), "fold-2.json is of a run with other seed"):     # noqa: B007: `meanwhile` takes it
+    for other, says in (dict(seed=1), "fold-0.json is of a run with other seed"), (dict(seed=1, folds=[2]), "fold-2.json is of a run with other seed"):     # noqa: B007
         with pytest.raises(ValueError, match=says): run(keep=lambda f, model: kept.append(f))
         (file,) = tmp_path.iterdir()
         assert json.loads(file.read_text())["settings"]["seed"] == 1 and not kept
