@@ -655,13 +655,13 @@ def test_a_damaged_run_is_refused(run, tmp_path):
     assert status and str(tmp_path / "last.safetensors") in message
 
 
-def test_an_unwritable_folder_is_refused_before_training(tmp_path, monkeypatch):
+def test_an_unwritable_folder_is_refused_before_training(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setattr(image_train, "loss_for", lambda config: lambda *args: pytest.fail("trained"))
-    status, message = stopped([*TINY, "--out", str(tmp_path / "file")])
-    assert status and str(tmp_path / "file") in message
-    status, message = stopped(["--out", str(tmp_path / "file" / "below")], demo_main)
-    assert status and str(tmp_path / "file") in message
+    for out, main in ((tmp_path / "file", image_train.main), (tmp_path / "file" / "below", demo_main)):
+        status, message = stopped([*TINY, "--out", str(out)] if main is image_train.main else ["--out", str(out)], main)
+        said = message + capsys.readouterr().err
+        assert status and str(tmp_path / "file") in said and "folder" in said
 
 
 @pytest.mark.parametrize("argv, says", [
