@@ -658,8 +658,8 @@ def test_a_damaged_run_is_refused(run, tmp_path):
 def test_an_unwritable_folder_is_refused_before_training(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setattr(image_train, "loss_for", lambda config: lambda *args: pytest.fail("trained"))
-    for out, main in ((tmp_path / "file", image_train.main), (tmp_path / "file" / "below", demo_main)):
-        status, message = stopped([*TINY, "--out", str(out)] if main is image_train.main else ["--out", str(out)], main)
+    for out, command, options in ((tmp_path / "file", main, TINY), (tmp_path / "file" / "below", demo_main, [])):
+        status, message = stopped([*options, "--out", str(out)], command)
         said = message + capsys.readouterr().err
         assert status and str(tmp_path / "file") in said and "folder" in said
 
