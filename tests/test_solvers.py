@@ -227,7 +227,7 @@ def test_a_rise_is_reported_by_euler_and_refused_by_the_others(x64):
 def test_no_energy_rises_whatever_the_weights_and_step_sizes(x64, seed, gamma, scale, opposed, activation, anderson, edges):
     rng = np.random.default_rng(seed)
     block = block_of(seed, gamma=gamma, scale=scale, opposed=opposed, activation=activation)
-    x, sizes = jnp.asarray(10 ** rng.uniform(-1, 1) * rng.normal(size=(16, 5, 6))), jnp.asarray(10 ** rng.uniform(-3, 5, 16))
+    x, sizes = jnp.asarray(10 ** rng.uniform(-1, 1) * rng.normal(size=(800, 5, 6))), jnp.asarray(10 ** rng.uniform(-3, 5, 800))       # ten thousand starts in all
     mask = ring() if edges else None
     found = solve(block, x, (Anderson if anderson else Backtracking)(sizes), evaluations=25, mask=mask, states=True)
     assert found.certificate.holds.all() and (found.certificate.rise == 0).all()
