@@ -1,4 +1,5 @@
 """Hand what settings.ini says to setuptools; nothing is stated twice."""
+
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -10,13 +11,18 @@ config.read_string((root / "settings.ini").read_text(encoding="utf-8"))
 cfg = config["DEFAULT"]
 readme = root / "README.md"
 
-images, dynamics, graphs, dgl, dev = (cfg[f"{extra}_requirements"].split() for extra in ("images", "dynamics", "graphs", "dgl", "dev"))
+images, dynamics, graphs, dgl, dev = (
+    cfg[f"{extra}_requirements"].split()
+    for extra in ("images", "dynamics", "graphs", "dgl", "dev")
+)
 
 setup(
     name=cfg["lib_name"],
     version=cfg["version"],
     description=cfg["description"],
-    long_description=readme.read_text(encoding="utf-8") if readme.exists() else cfg["description"],
+    long_description=(
+        readme.read_text(encoding="utf-8") if readme.exists() else cfg["description"]
+    ),
     long_description_content_type="text/markdown",
     author=cfg["author"],
     keywords=cfg["keywords"].split(),
@@ -27,10 +33,17 @@ setup(
     package_data={"et_nbdev.vision": ["weights/*.safetensors"]},
     python_requires=f">={cfg['min_python']},<3.13",
     install_requires=cfg["requirements"].split(),
-    extras_require={"images": images, "dynamics": dynamics, "graphs": graphs, "dgl": dgl, "dev": dev + images + dynamics + graphs + dgl},
+    extras_require={
+        "images": images,
+        "dynamics": dynamics,
+        "graphs": graphs,
+        "dgl": dgl,
+        "dev": dev + images + dynamics + graphs + dgl,
+    },
     entry_points={
         "console_scripts": cfg["console_scripts"].split(),
-        "nbdev": [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"],  # lets other nbdev projects link to these docs
+        # lets other nbdev projects link to these docs
+        "nbdev": [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"],
     },
     zip_safe=False,
 )

@@ -1,4 +1,7 @@
-"""The Energy Transformer as one would first write it down: the energy, `jax.grad` of it, and a Python loop. What the library is measured against."""
+"""The Energy Transformer as one would first write it down: the energy, `jax.grad` of
+it, and a Python loop. What the library is measured against.
+"""
+
 import jax
 import jax.numpy as jnp
 
@@ -8,7 +11,12 @@ from et_nbdev.vision.model import ImageEnergyTransformer
 
 def energy(block, g):
     "Eq. (3) and (5), summed over the batch."
-    Wq, Wk, xi, beta = block.attention.Wq[...], block.attention.Wk[...], block.memory.xi[...], block.attention.beta
+    Wq, Wk, xi, beta = (
+        block.attention.Wq[...],
+        block.attention.Wk[...],
+        block.memory.xi[...],
+        block.attention.beta,
+    )
     Q, K = jnp.einsum("bnd,hdy->bhny", g, Wq), jnp.einsum("bnd,hdy->bhny", g, Wk)
     scores = beta[None, :, None, None] * jnp.einsum("bhcy,bhny->bhcn", Q, K)
     scores = jnp.where(jnp.eye(g.shape[1], dtype=bool)[None, None], -jnp.inf, scores)
@@ -17,9 +25,14 @@ def energy(block, g):
 
 
 class PlainEnergyTransformer(ImageEnergyTransformer):
-    "The same weights, encoder and decoder; the descent is the loop that Eq. (6) describes."
+    """The same weights, encoder and decoder; the descent is the loop that Eq. (6)
+    describes.
+    """
+
     def descend(self, patches, masked, **_):
         x = self.encode(patches, masked)
         for _ in range(self.config.steps):
-            x = x - self.config.step_size * jax.grad(lambda g: energy(self.block, g))(self.block.norm(x))
+            x = x - self.config.step_size * jax.grad(lambda g: energy(self.block, g))(
+                self.block.norm(x)
+            )
         return x, Trajectory(None, None)

@@ -20,19 +20,28 @@ from .norm import at_least_float32, check_sizes, check_tokens, signed
 # %% ../nbs/03_attention.ipynb #ad977546
 def masked_logsumexp(
     scores: Float[Array, "... C B"],
-    mask: Bool[Array, "... C B"] | None,      # True where the sum runs
+    mask: Bool[Array, "... C B"] | None,  # True where the sum runs
 ) -> tuple[Float[Array, "... C"], Float[Array, "... C B"]]:
-    "Log-sum-exp over the last axis and its gradient, the softmax. A row that may see nothing gives 0 and zeros."
+    """Log-sum-exp over the last axis and its gradient, the softmax. A row that may see
+    nothing gives 0 and zeros.
+    """
     if mask is None:
         top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
         p = jnp.exp(scores - top)
     else:
-        top = jax.lax.stop_gradient(jnp.max(scores, -1, keepdims=True, where=mask, initial=-jnp.inf))
+        top = jax.lax.stop_gradient(
+            jnp.max(scores, -1, keepdims=True, where=mask, initial=-jnp.inf)
+        )
         top = jnp.where(jnp.isneginf(top), jnp.zeros_like(top), top)
-        # the excluded scores are set aside before exp: they may exceed `top`, and ∞·0 would poison the gradient
-        p = jnp.where(mask, jnp.exp(jnp.where(mask, scores - top, jnp.zeros_like(scores))), jnp.zeros_like(scores))
+        # the excluded scores are set aside before exp: they may exceed `top`, and ∞·0
+        # would poison the gradient
+        p = jnp.where(
+            mask,
+            jnp.exp(jnp.where(mask, scores - top, jnp.zeros_like(scores))),
+            jnp.zeros_like(scores),
+        )
     z = p.sum(-1, keepdims=True)
-    empty = z == 0                          # and not z > 0, which a NaN would pass as empty
+    empty = z == 0  # and not z > 0, which a NaN would pass as empty
     safe = jnp.where(empty, jnp.ones_like(z), z)
     return jnp.where(empty, jnp.zeros_like(z), top + jnp.log(safe))[..., 0], p / safe
 
@@ -41,65 +50,112 @@ def queries_and_keys(
     g: Float[Array, "... N D"], Wq: Float[Array, "H D Y"], Wk: Float[Array, "H D Y"]
 ) -> tuple[Float[Array, "... H N Y"], Float[Array, "... H N Y"]]:
     r"Eq. (4): $Q = W_Q\,g$ and $K = W_K\,g$, in every head."
-    return jnp.einsum("...nd,hdy->...hny", g, Wq), jnp.einsum("...nd,hdy->...hny", g, Wk)
+    return jnp.einsum("...nd,hdy->...hny", g, Wq), jnp.einsum(
+        "...nd,hdy->...hny", g, Wk
+    )
 
 # %% ../nbs/03_attention.ipynb #cdec7416
 def alignment_energy(
-    Q: Float[Array, "... H N Y"], K: Float[Array, "... H N Y"], beta: Float[Array, "H"], visible: Bool[Array, "... N N"] | None
+    Q: Float[Array, "... H N Y"],
+    K: Float[Array, "... H N Y"],
+    beta: Float[Array, "H"],
+    visible: Bool[Array, "... N N"] | None,
 ) -> tuple[Float[Array, "..."], Float[Array, "... H N N"]]:
-    r"Eq. (3), and $P_{CB} = \mathrm{softmax}_B(\beta K_B\cdot Q_C)$, which is $-\partial E/\partial(K_B\cdot Q_C)$; float32 at least."
-    scores = jnp.einsum("...hcy,...hby->...hcb", Q, K, preferred_element_type=beta.dtype)
+    r"""Eq. (3), and $P_{CB} = \mathrm{softmax}_B(\beta K_B\cdot Q_C)$, which is
+    $-\partial E/\partial(K_B\cdot Q_C)$; float32 at least.
+    """
+    scores = jnp.einsum(
+        "...hcy,...hby->...hcb", Q, K, preferred_element_type=beta.dtype
+    )
     scores = scores * beta.reshape((1,) * (Q.ndim - 3) + (-1, 1, 1))
     lse, P = masked_logsumexp(scores, visible)
     return -jnp.einsum("...hc,h->...", lse, 1 / beta), P
 
 # %% ../nbs/03_attention.ipynb #cc001790
 def two_term_update(
-    P: Float[Array, "... H N N"], Q: Float[Array, "... H N Y"], K: Float[Array, "... H N Y"],
-    Wq: Float[Array, "H D Y"], Wk: Float[Array, "H D Y"],
+    P: Float[Array, "... H N N"],
+    Q: Float[Array, "... H N Y"],
+    K: Float[Array, "... H N Y"],
+    Wq: Float[Array, "H D Y"],
+    Wk: Float[Array, "H D Y"],
 ) -> Float[Array, "... N D"]:
-    r"$-\partial E/\partial g_A = \sum_h W_Q \sum_B P_{AB} K_B + W_K \sum_C P_{CA} Q_C$: once as a query, once as a key."
+    r"""$-\partial E/\partial g_A = \sum_h W_Q \sum_B P_{AB} K_B + W_K \sum_C P_{CA}
+    Q_C$: once as a query, once as a key.
+    """
     as_query = jnp.einsum("...hab,...hby->...hay", P.astype(K.dtype), K)
     as_key = jnp.einsum("...hca,...hcy->...hay", P.astype(Q.dtype), Q)
-    back = lambda pull, W: jnp.einsum("...hny,hdy->...nd", pull, W, preferred_element_type=P.dtype)
+    back = lambda pull, W: jnp.einsum(
+        "...hny,hdy->...nd", pull, W, preferred_element_type=P.dtype
+    )
     return back(as_query, Wq) + back(as_key, Wk)
 
 # %% ../nbs/03_attention.ipynb #00b98a86
 @runtime_checkable
 class Neighbourhoods(Protocol):
-    "Who may see whom, said without a table of all pairs; `et_nbdev.graph.energy.EdgeIndex` is one."
-    def energy_and_update(self, g: Float[Array, "... N D"], Wq: Float[Array, "H D Y"], Wk: Float[Array, "H D Y"], beta: Float[Array, "H"],
-                          self_attention: bool) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
+    """Who may see whom, said without a table of all pairs;
+    `et_nbdev.graph.energy.EdgeIndex` is one.
+    """
+
+    def energy_and_update(
+        self,
+        g: Float[Array, "... N D"],
+        Wq: Float[Array, "H D Y"],
+        Wk: Float[Array, "H D Y"],
+        beta: Float[Array, "H"],
+        self_attention: bool,
+    ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
         "E_ATT and −∂E_ATT/∂g of the pairs that it knows of."
         ...
 
-Mask = Bool[Array, "... N N"] | Neighbourhoods      # the table is True where a query (row) may see a key (column)
+
+# the table is True where a query (row) may see a key (column)
+Mask = Bool[Array, "... N N"] | Neighbourhoods
+
 
 def check_mask(mask: Array, g: Array):
-    "Raise TypeError or ValueError unless `mask` is boolean and broadcasts to (..., N, N) for the tokens `g`."
+    """Raise TypeError or ValueError unless `mask` is boolean and broadcasts to (..., N,
+    N) for the tokens `g`.
+    """
     if getattr(mask, "dtype", None) != jnp.bool_:
-        raise TypeError("mask: expected an array of booleans (True where a query may see a key), "
-                        f"got {getattr(mask, 'dtype', type(mask).__name__)}")
+        raise TypeError(
+            "mask: expected an array of booleans (True where a query may see a key), "
+            f"got {getattr(mask, 'dtype', type(mask).__name__)}"
+        )
     want = (*g.shape[:-1], g.shape[-2])
     ok = mask.ndim >= 2 and mask.shape[-2:] == want[-2:] and mask.ndim <= len(want)
     if not (ok and all(m in (1, w) for m, w in zip(mask.shape[-3::-1], want[-3::-1]))):
-        raise ValueError(f"mask: expected a shape that broadcasts to (..., N, N) = {want}, queries in rows, got {mask.shape}")
+        raise ValueError(
+            f"mask: expected a shape that broadcasts to (..., N, N) = {want}, queries"
+            f" in rows, got {mask.shape}"
+        )
 
 # %% ../nbs/03_attention.ipynb #fc55ec60
 def _visible(g, mask, self_attention: bool):
-    "Which keys (columns) each query (rows) may see: the mask, less the diagonal unless `self_attention`, with an axis for the heads; None: all."
-    if mask is not None: check_mask(mask, g)
+    """Which keys (columns) each query (rows) may see: the mask, less the diagonal
+    unless `self_attention`, with an axis for the heads; None: all.
+    """
+    if mask is not None:
+        check_mask(mask, g)
     if not self_attention:
         others = ~jnp.eye(g.shape[-2], dtype=bool)
         mask = others if mask is None else mask & jnp.broadcast_to(others, mask.shape)
-    if mask is None: return None
-    return mask.reshape((1,) * (g.ndim - mask.ndim) + (*mask.shape[:-2], 1, *mask.shape[-2:]))
+    if mask is None:
+        return None
+    return mask.reshape(
+        (1,) * (g.ndim - mask.ndim) + (*mask.shape[:-2], 1, *mask.shape[-2:])
+    )
+
 
 def _check_beta(beta, num_heads: int, head_dim: int) -> np.ndarray:
-    "β as one number or H of them, 1/√Y for None. Raises ValueError, naming the argument, unless they are positive and finite."
+    """β as one number or H of them, 1/√Y for None. Raises ValueError, naming the
+    argument, unless they are positive and finite.
+    """
     beta = np.asarray(head_dim**-0.5 if beta is None else beta, np.float64)
     if beta.shape not in ((), (num_heads,)):
-        raise ValueError(f"beta: expected a number or H = {num_heads} numbers, got shape {beta.shape}")
+        raise ValueError(
+            f"beta: expected a number or H = {num_heads} numbers, got shape"
+            f" {beta.shape}"
+        )
     if not (np.isfinite(beta).all() and (beta > 0).all()):
         raise ValueError(f"beta: expected positive, finite numbers, got {beta}")
     return beta
@@ -107,58 +163,105 @@ def _check_beta(beta, num_heads: int, head_dim: int) -> np.ndarray:
 # %% ../nbs/03_attention.ipynb #0fe4d5bd
 @signed
 class EnergyAttention(nnx.Module):
-    r"""Energy attention, Eq. (3) and (4): every token is query and key at once, and there is no value matrix.
+    r"""Energy attention, Eq. (3) and (4): every token is query and key at once, and
+    there is no value matrix.
 
-    $E = -\sum_h \frac{1}{\beta_h} \sum_C \log \sum_{B\neq C} \exp(\beta_h\, K_{hB}\cdot Q_{hC})$, with $K = W_K g$, $Q = W_Q g$.
+    $E = -\sum_h \frac{1}{\beta_h} \sum_C \log \sum_{B\neq C} \exp(\beta_h\, K_{hB}\cdot
+    Q_{hC})$, with $K = W_K g$, $Q = W_Q g$.
 
-    `beta` is the inverse temperature: None for $1/\sqrt Y$, a number, or H numbers, one a head; `learn_beta=True` trains it as exp(log_beta),
-    which stays positive. `self_attention=True` lets B = C into the sum, Eq. (12). `init_scale` is the deviation of the weights at the start,
-    None for $1/\sqrt D$; with `tied_start=True` W_K starts as a copy of W_Q, so that a token attends to what resembles it. `dtype` is the dtype
-    of the matrix products (None: that of g); scores and energies are float32 at least. Parameters: 2·H·Y·D.
-    H = 0 is attention switched off: its energy is 0. Raises ValueError for sizes out of range or a β that is not positive and finite.
+    `beta` is the inverse temperature: None for $1/\sqrt Y$, a number, or H numbers, one
+    a head; `learn_beta=True` trains it as exp(log_beta), which stays positive.
+    `self_attention=True` lets B = C into the sum, Eq. (12). `init_scale` is the
+    deviation of the weights at the start, None for $1/\sqrt D$; with `tied_start=True`
+    W_K starts as a copy of W_Q, so that a token attends to what resembles it. `dtype`
+    is the dtype of the matrix products (None: that of g); scores and energies are
+    float32 at least. Parameters: 2·H·Y·D. H = 0 is attention switched off: its energy
+    is 0. Raises ValueError for sizes out of range or a β that is not positive and
+    finite.
     """
-    def __init__(self, dim: int, num_heads: int, head_dim: int, beta: float | ArrayLike | None = None,
-                 self_attention: bool = False, *, learn_beta: bool = False, init_scale: float | None = None, tied_start: bool = False,
-                 dtype=None, param_dtype=jnp.float32, rngs: nnx.Rngs):
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        beta: float | ArrayLike | None = None,
+        self_attention: bool = False,
+        *,
+        learn_beta: bool = False,
+        init_scale: float | None = None,
+        tied_start: bool = False,
+        dtype=None,
+        param_dtype=jnp.float32,
+        rngs: nnx.Rngs,
+    ):
         check_sizes(dim=dim, head_dim=head_dim)
         check_sizes(0, num_heads=num_heads)
         beta = _check_beta(beta, num_heads, head_dim)
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
         self.self_attention, self.dtype = self_attention, dtype
         init = nnx.initializers.normal(dim**-0.5 if init_scale is None else init_scale)
-        self.Wq = nnx.Param(init(rngs.params(), (num_heads, dim, head_dim), param_dtype))
-        self.Wk = nnx.Param(jnp.copy(self.Wq[...]) if tied_start else init(rngs.params(), (num_heads, dim, head_dim), param_dtype))
-        if learn_beta: self.log_beta = nnx.Param(jnp.log(jnp.asarray(beta, param_dtype)))
-        else: self.fixed_beta = tuple(np.broadcast_to(beta, num_heads).tolist())    # a constant: no state, no gradient
+        self.Wq = nnx.Param(
+            init(rngs.params(), (num_heads, dim, head_dim), param_dtype)
+        )
+        self.Wk = nnx.Param(
+            jnp.copy(self.Wq[...])
+            if tied_start
+            else init(rngs.params(), (num_heads, dim, head_dim), param_dtype)
+        )
+        if learn_beta:
+            self.log_beta = nnx.Param(jnp.log(jnp.asarray(beta, param_dtype)))
+        else:
+            self.fixed_beta = tuple(
+                np.broadcast_to(beta, num_heads).tolist()
+            )  # a constant: no state, no gradient
 
     @property
     def beta(self) -> Float[Array, "H"]:
         "β, one value a head."
-        beta = jnp.exp(self.log_beta[...]) if hasattr(self, "log_beta") else jnp.asarray(self.fixed_beta, self.Wq[...].dtype)
+        beta = (
+            jnp.exp(self.log_beta[...])
+            if hasattr(self, "log_beta")
+            else jnp.asarray(self.fixed_beta, self.Wq[...].dtype)
+        )
         return jnp.broadcast_to(beta, (self.num_heads,))
 
-    def visible(self, g: Float[Array, "... N D"], mask: Bool[Array, "... N N"] | None) -> Bool[Array, "... 1 N N"] | None:
-        "Which keys (columns) each query (rows) may see, with an axis for the heads; None: all."
+    def visible(
+        self, g: Float[Array, "... N D"], mask: Bool[Array, "... N N"] | None
+    ) -> Bool[Array, "... 1 N N"] | None:
+        """Which keys (columns) each query (rows) may see, with an axis for the heads;
+        None: all.
+        """
         return _visible(g, mask, self.self_attention)
 
     def energy_and_update(
         self, g: Float[Array, "... N D"], mask: Mask | None = None
     ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
-        "E_ATT and −∂E_ATT/∂g, both from one set of projections and scores. `mask`: a boolean table, or `Neighbourhoods`."
+        """E_ATT and −∂E_ATT/∂g, both from one set of projections and scores. `mask`: a
+        boolean table, or `Neighbourhoods`.
+        """
         check_tokens("g", g, self.dim)
         Wq, Wk = (W[...].astype(self.dtype or g.dtype) for W in (self.Wq, self.Wk))
         g_, beta = g.astype(Wq.dtype), self.beta.astype(at_least_float32(g.dtype))
         if isinstance(mask, Neighbourhoods):
-            energy, update = mask.energy_and_update(g_, Wq, Wk, beta, self.self_attention)
+            energy, update = mask.energy_and_update(
+                g_, Wq, Wk, beta, self.self_attention
+            )
             return energy, update.astype(g.dtype)
         Q, K = queries_and_keys(g_, Wq, Wk)
         energy, P = alignment_energy(Q, K, beta, self.visible(g, mask))
         return energy, two_term_update(P, Q, K, Wq, Wk).astype(g.dtype)
 
-    def energy(self, g: Float[Array, "... N D"], mask: Mask | None = None) -> Float[Array, "..."]:
-        "Eq. (3), or Eq. (12) with self-attention: one number a sample. Raises TypeError or ValueError on a bad g or mask."
+    def energy(
+        self, g: Float[Array, "... N D"], mask: Mask | None = None
+    ) -> Float[Array, "..."]:
+        """Eq. (3), or Eq. (12) with self-attention: one number a sample. Raises
+        TypeError or ValueError on a bad g or mask.
+        """
         return self.energy_and_update(g, mask)[0]
 
-    def update(self, g: Float[Array, "... N D"], mask: Mask | None = None) -> Float[Array, "... N D"]:
+    def update(
+        self, g: Float[Array, "... N D"], mask: Mask | None = None
+    ) -> Float[Array, "... N D"]:
         "−∂E_ATT/∂g, written by hand. Raises as `energy`."
         return self.energy_and_update(g, mask)[1]

@@ -19,7 +19,10 @@ from .norm import EnergyLayerNorm, check_sizes, signed
 
 # %% ../nbs/05_block.ipynb #8748247b
 class Energies(NamedTuple):
-    "The two halves of the energy, one number a sample (behind a time axis in a trajectory)."
+    """The two halves of the energy, one number a sample (behind a time axis in a
+    trajectory).
+    """
+
     attention: Float[Array, "..."]
     memory: Float[Array, "..."]
 
@@ -31,58 +34,120 @@ class Energies(NamedTuple):
 # %% ../nbs/05_block.ipynb #5c9bcd17
 @signed
 class EnergyTransformer(nnx.Module):
-    r"""The Energy Transformer block: a norm, and one energy $E = E^{ATT} + E^{HN}$ of the normalised tokens (Eq. 6).
+    r"""The Energy Transformer block: a norm, and one energy $E = E^{ATT} + E^{HN}$ of
+    the normalised tokens (Eq. 6).
 
-    Its forward pass is the descent of `et_nbdev.dynamics.descend`: $x \leftarrow x - \alpha\,\partial E/\partial g$.
-    `norm`, `attention` and `memory` are the parts, each with an energy and an update of its own.
-    Parameters: 2·H·Y·D + K·D, and D + 1 for the norm. Raises what the parts raise.
+    Its forward pass is the descent of `et_nbdev.dynamics.descend`: $x \leftarrow x -
+    \alpha\,\partial E/\partial g$. `norm`, `attention` and `memory` are the parts, each
+    with an energy and an update of its own. Parameters: 2·H·Y·D + K·D, and D + 1 for
+    the norm. Raises what the parts raise.
     """
-    def __init__(self, dim: int, num_heads: int, head_dim: int, num_memories: int, *,
-                 beta: float | ArrayLike | None = None, learn_beta: bool = False, self_attention: bool = False,
-                 activation: Literal["relu", "power", "softmax"] = "relu", power: float = 3.0, memory_beta: float = 1.0,
-                 eps: float = 1e-5, init_scale: float | None = None, tied_start: bool = False, dtype=None, param_dtype=jnp.float32, rngs: nnx.Rngs):
-        shared = dict(init_scale=init_scale, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        num_memories: int,
+        *,
+        beta: float | ArrayLike | None = None,
+        learn_beta: bool = False,
+        self_attention: bool = False,
+        activation: Literal["relu", "power", "softmax"] = "relu",
+        power: float = 3.0,
+        memory_beta: float = 1.0,
+        eps: float = 1e-5,
+        init_scale: float | None = None,
+        tied_start: bool = False,
+        dtype=None,
+        param_dtype=jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        shared = dict(
+            init_scale=init_scale, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+        )
         self.norm = EnergyLayerNorm(dim, eps, param_dtype=param_dtype, rngs=rngs)
-        self.attention = EnergyAttention(dim, num_heads, head_dim, beta, self_attention, learn_beta=learn_beta, tied_start=tied_start, **shared)
-        self.memory = HopfieldMemory(dim, num_memories, activation, power=power, beta=memory_beta, **shared)
+        self.attention = EnergyAttention(
+            dim,
+            num_heads,
+            head_dim,
+            beta,
+            self_attention,
+            learn_beta=learn_beta,
+            tied_start=tied_start,
+            **shared,
+        )
+        self.memory = HopfieldMemory(
+            dim, num_memories, activation, power=power, beta=memory_beta, **shared
+        )
 
     def energies_and_update(
         self, g: Float[Array, "... N D"], mask: Mask | None = None
     ) -> tuple[Energies, Float[Array, "... N D"]]:
-        "Both energies and −∂E/∂g, each intermediate computed once. `mask`: who may see whom, as for `EnergyAttention`."
+        """Both energies and −∂E/∂g, each intermediate computed once. `mask`: who may
+        see whom, as for `EnergyAttention`.
+        """
         attention, pull = self.attention.energy_and_update(g, mask)
         memory, recall = self.memory.energy_and_update(g)
         return Energies(attention, memory), pull + recall
 
-    def energies(self, g: Float[Array, "... N D"], mask: Mask | None = None) -> Energies:
+    def energies(
+        self, g: Float[Array, "... N D"], mask: Mask | None = None
+    ) -> Energies:
         "E_ATT and E_HN, one number a sample each."
         return Energies(self.attention.energy(g, mask), self.memory.energy(g))
 
-    def energy(self, g: Float[Array, "... N D"], mask: Mask | None = None) -> Float[Array, "..."]:
+    def energy(
+        self, g: Float[Array, "... N D"], mask: Mask | None = None
+    ) -> Float[Array, "..."]:
         "E = E_ATT + E_HN, one number a sample."
         return self.energies(g, mask).total
 
-    def update(self, g: Float[Array, "... N D"], mask: Mask | None = None) -> Float[Array, "... N D"]:
+    def update(
+        self, g: Float[Array, "... N D"], mask: Mask | None = None
+    ) -> Float[Array, "... N D"]:
         "−∂E/∂g: what every token should move by, up to the step size."
         return self.energies_and_update(g, mask)[1]
 
 # %% ../nbs/05_block.ipynb #e70787df
 @signed
 class TransformerBlock(nnx.Module):
-    r"""A conventional pre-norm transformer block, to compare with: $x \leftarrow x + \mathrm{attention}(\mathrm{norm}(x))$,
-    then $x \leftarrow x + W_2\,\mathrm{gelu}(W_1\,\mathrm{norm}(x))$. Tokens (..., N, D) in and out; H heads of width Y, K hidden units.
+    r"""A conventional pre-norm transformer block, to compare with: $x \leftarrow x +
+    \mathrm{attention}(\mathrm{norm}(x))$, then $x \leftarrow x +
+    W_2\,\mathrm{gelu}(W_1\,\mathrm{norm}(x))$. Tokens (..., N, D) in and out; H heads
+    of width Y, K hidden units.
 
-    Parameters: 4·H·Y·D + 2·K·D, 2·D for the norms, and 3·H·Y + 4·D + K biases unless `use_bias=False`. Raises ValueError for sizes below 1.
+    Parameters: 4·H·Y·D + 2·K·D, 2·D for the norms, and 3·H·Y + 4·D + K biases unless
+    `use_bias=False`. Raises ValueError for sizes below 1.
     """
-    def __init__(self, dim: int, num_heads: int, head_dim: int, hidden: int, *, use_bias: bool = True, dtype=None, rngs: nnx.Rngs):
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        hidden: int,
+        *,
+        use_bias: bool = True,
+        dtype=None,
+        rngs: nnx.Rngs,
+    ):
         check_sizes(dim=dim, num_heads=num_heads, head_dim=head_dim, hidden=hidden)
         options = dict(use_bias=use_bias, dtype=dtype, rngs=rngs)
-        self.norm1, self.norm2 = (nnx.LayerNorm(dim, use_bias=use_bias, rngs=rngs) for _ in range(2))
-        self.attention = nnx.MultiHeadAttention(num_heads, dim, num_heads * head_dim, decode=False, **options)
-        self.up, self.down = nnx.Linear(dim, hidden, **options), nnx.Linear(hidden, dim, **options)
+        self.norm1, self.norm2 = (
+            nnx.LayerNorm(dim, use_bias=use_bias, rngs=rngs) for _ in range(2)
+        )
+        self.attention = nnx.MultiHeadAttention(
+            num_heads, dim, num_heads * head_dim, decode=False, **options
+        )
+        self.up, self.down = (
+            nnx.Linear(dim, hidden, **options),
+            nnx.Linear(hidden, dim, **options),
+        )
 
     def __call__(self, x: Float[Array, "... N D"]) -> Float[Array, "... N D"]:
         "The tokens after one block, in the type they came in."
-        with jax.numpy_dtype_promotion("standard"):       # mixed precision is refused inside the layers otherwise
+        # mixed precision is refused inside the layers otherwise
+        with jax.numpy_dtype_promotion("standard"):
             x = x + self.attention(self.norm1(x)).astype(x.dtype)
             return x + self.down(nnx.gelu(self.up(self.norm2(x)))).astype(x.dtype)

@@ -21,28 +21,39 @@ from .norm import check_sizes, check_tokens
 
 # %% ../nbs/06_dynamics.ipynb #3cd3dd83
 class Trajectory(NamedTuple):
-    "What `descend` passed through: T+1 energies, at the start and after every step, and as many states if asked."
-    energies: Energies                              # each (T+1, ...)
+    """What `descend` passed through: T+1 energies, at the start and after every step,
+    and as many states if asked.
+    """
+
+    energies: Energies  # each (T+1, ...)
     states: Float[Array, "T+1 ... N D"] | None
 
 # %% ../nbs/06_dynamics.ipynb #5ffb4b25
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _fixed_point(step, k: int, theta, start, settled, mask):
-    "`settled`, differentiated as what k steps from `start` have settled to, each of them as if taken at `settled` itself."
+    """`settled`, differentiated as what k steps from `start` have settled to, each of
+    them as if taken at `settled` itself.
+    """
     return settled
 
-def _forwards(step, k, theta, start, settled, mask): return settled, (theta, settled, mask)
+
+def _forwards(step, k, theta, start, settled, mask):
+    return settled, (theta, settled, mask)
+
 
 def _backwards(step, k, saved, v):
     *at, mask = saved
     pull = jax.vjp(lambda theta, x: step(theta, x, mask), *at)[1]
+
     def back(carry, _):
         total, v = carry
         d_theta, v = pull(v)
         return (jax.tree.map(jnp.add, total, d_theta), v), None
+
     total = jax.tree.map(jnp.zeros_like, at[0])
     (total, v), _ = jax.lax.scan(back, (total, v), None, length=k)
-    return total, v, jnp.zeros_like(v), None            # None: a mask has no derivative
+    return total, v, jnp.zeros_like(v), None  # None: a mask has no derivative
+
 
 _fixed_point.defvjp(_forwards, _backwards)
 
@@ -51,36 +62,52 @@ def _check_descent(block, x, steps, step_size, gradient, k):
     "Raise what `descend` raises on its arguments."
     check_tokens("x", x, block.norm.dim)
     check_sizes(0, steps=steps, k=k)
-    if gradient not in ("full", "last_k", "implicit"): raise ValueError(f"gradient: expected 'full', 'last_k' or 'implicit', got {gradient!r}")
-    if not isinstance(step_size, Tracer) and not (np.ndim(step_size) == 0 and 0 < step_size < np.inf):    # traced: no value yet
+    if gradient not in ("full", "last_k", "implicit"):
+        raise ValueError(
+            f"gradient: expected 'full', 'last_k' or 'implicit', got {gradient!r}"
+        )
+    # traced: no value yet
+    if not isinstance(step_size, Tracer) and not (
+        np.ndim(step_size) == 0 and 0 < step_size < np.inf
+    ):
         raise ValueError(f"step_size: expected a positive, finite α, got {step_size}")
 
 # %% ../nbs/06_dynamics.ipynb #4512fa36
 def descend(
     block: EnergyTransformer,
-    x: Float[Array, "... N D"],                     # token states at t = 0
-    steps: int = 12,                                # T
-    step_size: float = 0.1,                         # α = dt/τ
+    x: Float[Array, "... N D"],  # token states at t = 0
+    steps: int = 12,  # T
+    step_size: float = 0.1,  # α = dt/τ
     *,
-    mask: Bool[Array, "... N N"] | None = None,     # True where a query (rows) may see a key (columns)
-    states: bool = False,                           # keep every state, not only the energies
-    remat: bool = False,                            # in training, recompute each step instead of storing its inside
-    unroll: int | bool = 1,                         # steps compiled into one iteration of the loop; True: all
-    gradient: Literal["full", "last_k", "implicit"] = "full",   # what a derivative of the result goes through; see below
-    k: int = 1,                                     # steps that "last_k" and "implicit" go back
+    # True where a query (rows) may see a key (columns)
+    mask: Bool[Array, "... N N"] | None = None,
+    states: bool = False,  # keep every state, not only the energies
+    # in training, recompute each step instead of storing its inside
+    remat: bool = False,
+    unroll: int | bool = 1,  # steps compiled into one iteration of the loop; True: all
+    # what a derivative of the result goes through; see below
+    gradient: Literal["full", "last_k", "implicit"] = "full",
+    k: int = 1,  # steps that "last_k" and "implicit" go back
 ) -> tuple[Float[Array, "... N D"], Trajectory]:
-    r"""Eq. (6) discretised: $x \leftarrow x - \alpha\,\partial E/\partial g$ with $g = \partial L/\partial x$, T times in one `lax.scan`.
+    r"""Eq. (6) discretised: $x \leftarrow x - \alpha\,\partial E/\partial g$ with $g =
+    \partial L/\partial x$, T times in one `lax.scan`.
 
-    Returns the last state and the trajectory. The state keeps the dtype of x, which should be float32 at least: half precision
-    swallows small steps (the block's `dtype` speeds up its products without that). Each step takes its energy from the scores that its update needs anyway;
-    only the energy of the last state is extra, and under `jit` it is dropped when nobody reads it.
-    `gradient="implicit"` is a sum of k terms that takes x for settled, which x never is: an approximation whose length dies away with the depth. The
-    derivative of the place where g settles is `et_nbdev.equilibria.equilibrium`, with a forward pass of its own, because it needs one that does settle.
-    Raises ValueError if `steps` or `k` is negative, `step_size` is not positive and finite, or `gradient` unknown, and what the block raises on x and mask.
+    Returns the last state and the trajectory. The state keeps the dtype of x, which
+    should be float32 at least: half precision swallows small steps (the block's `dtype`
+    speeds up its products without that). Each step takes its energy from the scores
+    that its update needs anyway; only the energy of the last state is extra, and under
+    `jit` it is dropped when nobody reads it. `gradient="implicit"` is a sum of k terms
+    that takes x for settled, which x never is: an approximation whose length dies away
+    with the depth. The derivative of the place where g settles is
+    `et_nbdev.equilibria.equilibrium`, with a forward pass of its own, because it needs
+    one that does settle. Raises ValueError if `steps` or `k` is negative, `step_size`
+    is not positive and finite, or `gradient` unknown, and what the block raises on x
+    and mask.
     """
     _check_descent(block, x, steps, step_size, gradient, k)
     graphdef, params = nnx.split(block)
-    theta = params, jnp.asarray(step_size, x.dtype)         # what a step depends on, besides the state
+    # what a step depends on, besides the state
+    theta = params, jnp.asarray(step_size, x.dtype)
 
     def step(theta, x, mask):
         params, alpha = theta
@@ -90,16 +117,37 @@ def descend(
 
     def run(theta, x, steps):
         one = lambda x, _: step(theta, x, mask)
-        return jax.lax.scan(jax.checkpoint(one, prevent_cse=False) if remat else one, x, None, length=steps, unroll=unroll)
+        return jax.lax.scan(
+            jax.checkpoint(one, prevent_cse=False) if remat else one,
+            x,
+            None,
+            length=steps,
+            unroll=unroll,
+        )
 
-    if gradient == "full": x, (energies, passed) = run(theta, x, steps)
+    if gradient == "full":
+        x, (energies, passed) = run(theta, x, steps)
     else:
         back = min(k, steps) if gradient == "last_k" else 0
         settled, early = run(*jax.lax.stop_gradient((theta, x)), steps - back)
-        if gradient == "last_k": x = settled + (x - jax.lax.stop_gradient(x))      # the steps are forgotten, the shortcut around them is not
-        else: x = _fixed_point(lambda theta, x, mask: step(theta, x, mask)[0], k, theta, x, settled, mask)
+        # the steps are forgotten, the shortcut around them is not
+        if gradient == "last_k":
+            x = settled + (x - jax.lax.stop_gradient(x))
+        else:
+            x = _fixed_point(
+                lambda theta, x, mask: step(theta, x, mask)[0],
+                k,
+                theta,
+                x,
+                settled,
+                mask,
+            )
         x, late = run(theta, x, back)
-        energies, passed = jax.tree.map(lambda *parts: jnp.concatenate(parts), early, late)
+        energies, passed = jax.tree.map(
+            lambda *parts: jnp.concatenate(parts), early, late
+        )
     last = block.energies(block.norm(x), mask)
     append = lambda path, end: jnp.concatenate([path, end[None]])
-    return x, Trajectory(jax.tree.map(append, energies, last), append(passed, x) if states else None)
+    return x, Trajectory(
+        jax.tree.map(append, energies, last), append(passed, x) if states else None
+    )

@@ -16,45 +16,81 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from .block import Energies, EnergyTransformer
 from .norm import check_sizes
-from .solvers import LONGEST, Anderson, Euler, Flow, Solution, _over, _unit, check_numbers, check_precision, solve, turning
+from et_nbdev.solvers import (
+    LONGEST,
+    Anderson,
+    Euler,
+    Flow,
+    Solution,
+    _over,
+    _unit,
+    check_numbers,
+    check_precision,
+    solve,
+    turning,
+)
 
 # %% ../nbs/06c_equilibria.ipynb #40aca73f
 def spread(x: Float[Array, "... N D"], axes=(-2, -1)) -> Float[Array, "..."]:
-    "Root mean square of the tokens' entries around each token's mean, with the axes kept."
+    """Root mean square of the tokens' entries around each token's mean, with the axes
+    kept.
+    """
     return jnp.sqrt(jnp.mean((x - x.mean(-1, keepdims=True)) ** 2, axes, keepdims=True))
+
 
 class LinearSolution(NamedTuple):
     "What conjugate gradients came to, sample by sample."
+
     w: Float[Array, "... N D"]
-    residual: Float[Array, "..."]       # |v − S w| / |v|
-    curvature: Float[Array, "..."]      # least p·Sp/p·p that was met, as a fraction of the largest |Sp|/|p|; 1 if v = 0
+    residual: Float[Array, "..."]  # |v − S w| / |v|
+    # least p·Sp/p·p that was met, as a fraction of the largest |Sp|/|p|; 1 if v = 0
+    curvature: Float[Array, "..."]
 
     @property
     def positive(self) -> Bool[Array, "..."]:
         "Whether S has shown no negative curvature, beyond rounding."
-        return self.curvature > -jnp.finfo(self.w.dtype).eps ** 0.5
+        return self.curvature > -(jnp.finfo(self.w.dtype).eps ** 0.5)
 
-def conjugate_gradients(product, v: Float[Array, "... N D"], terms: int) -> LinearSolution:
-    "w with S w = v after so many steps, for product(p) = S p; a sample stops early where w is exact, or where S turns out not to be positive."
+
+def conjugate_gradients(
+    product, v: Float[Array, "... N D"], terms: int
+) -> LinearSolution:
+    """w with S w = v after so many steps, for product(p) = S p; a sample stops early
+    where w is exact, or where S turns out not to be positive.
+    """
     dot = lambda a, b: jnp.sum(a * b, (-2, -1), keepdims=True)
     size = dot(v, v)
     enough = (4 * jnp.finfo(v.dtype).eps) ** 2 * size
+
     def step(carry, _):
         w, r, p, left, on, least, largest = carry
         Sp = product(p)
         bend, on = dot(p, Sp), on & (left > enough)
         least = jnp.where(on, jnp.minimum(least, _over(bend, dot(p, p))), least)
-        largest = jnp.where(on, jnp.maximum(largest, jnp.sqrt(_over(dot(Sp, Sp), dot(p, p)))), largest)
+        largest = jnp.where(
+            on, jnp.maximum(largest, jnp.sqrt(_over(dot(Sp, Sp), dot(p, p)))), largest
+        )
         on = on & (bend > 0)
         share = jnp.where(on, left / jnp.where(on, bend, 1), 0)
         w, r = w + share * p, r - share * Sp
         now = dot(r, r)
         p = jnp.where(on, r + now / jnp.where(on, left, 1) * p, p)
         return (w, r, p, now, on, least, largest), None
-    start = jnp.zeros_like(v), v, v, size, jnp.ones_like(size, bool), jnp.full_like(size, jnp.inf), jnp.zeros_like(size)
+
+    start = (
+        jnp.zeros_like(v),
+        v,
+        v,
+        size,
+        jnp.ones_like(size, bool),
+        jnp.full_like(size, jnp.inf),
+        jnp.zeros_like(size),
+    )
     (w, _, _, left, _, least, largest), _ = jax.lax.scan(step, start, length=terms)
     curvature = jnp.where(least < jnp.inf, _over(least, largest), 1)
-    return LinearSolution(w, *(a[..., 0, 0] for a in (jnp.sqrt(_over(left, size)), curvature)))
+    return LinearSolution(
+        w, *(a[..., 0, 0] for a in (jnp.sqrt(_over(left, size)), curvature))
+    )
 
 # %% ../nbs/06c_equilibria.ipynb #57cddc25
 def _force(graphdef, params, x, mask):
@@ -66,19 +102,23 @@ def _force(graphdef, params, x, mask):
 # %% ../nbs/06c_equilibria.ipynb #ce85a981
 def adjoint(
     block: EnergyTransformer,
-    x: Float[Array, "... N D"],             # where the descent has settled
-    v: Float[Array, "... N D"],             # ∂ℓ/∂x, of a loss that reads directions
+    x: Float[Array, "... N D"],  # where the descent has settled
+    v: Float[Array, "... N D"],  # ∂ℓ/∂x, of a loss that reads directions
     *,
-    terms: int = 30,                        # steps of conjugate gradients
+    terms: int = 30,  # steps of conjugate gradients
     mask=None,
 ) -> LinearSolution:
-    r"""The vector w with $S w = v$ for the stiffness $S = \partial^2E/\partial x^2$ of settled tokens: what `equilibrium` computes in its derivative.
+    r"""The vector w with $S w = v$ for the stiffness $S = \partial^2E/\partial x^2$ of
+    settled tokens: what `equilibrium` computes in its derivative.
 
-    Exact where `residual` is small, and of use where the tokens rest in a minimum: at a saddle `curvature` is negative."""
+    Exact where `residual` is small, and of use where the tokens rest in a minimum: at a
+    saddle `curvature` is negative.
+    """
     graphdef, params = nnx.split(block)
-    x, still = _unit(x), 1e-30              # nothing but the direction: no ε here either
+    x, still = _unit(x), 1e-30  # nothing but the direction: no ε here either
     pull = jax.vjp(lambda x: _force(graphdef, params, x, mask), x)[1]
-    stiffness = lambda p: turning(x, -pull(p)[0], still)        # symmetric, so that pulling back is as good as pushing forward
+    # symmetric, so that pulling back is as good as pushing forward
+    stiffness = lambda p: turning(x, -pull(p)[0], still)
     return conjugate_gradients(stiffness, turning(x, v, still), terms)
 
 # %% ../nbs/06c_equilibria.ipynb #cc40c7c8
@@ -87,14 +127,24 @@ def _at_rest(graphdef, terms: int, leave_out: bool, params, x, settled, mask):
     "x, differentiated as the point where the force vanishes."
     return x
 
-def _forwards(graphdef, terms, leave_out, *saved): return saved[1], saved
+
+def _forwards(graphdef, terms, leave_out, *saved):
+    return saved[1], saved
+
 
 def _backwards(graphdef, terms, leave_out, saved, v):
     params, x, settled, mask = saved
     found = adjoint(nnx.merge(graphdef, params), x, v, terms=terms, mask=mask)
-    holds = settled & found.positive | (v == 0).all((-2, -1))           # who is not asked need not answer
+    # who is not asked need not answer
+    holds = settled & found.positive | (v == 0).all((-2, -1))
     w = jnp.where(holds[..., None, None], found.w, 0 if leave_out else jnp.nan)
-    return jax.vjp(lambda params: _force(graphdef, params, x, mask), params)[1](w)[0], None, None, None
+    return (
+        jax.vjp(lambda params: _force(graphdef, params, x, mask), params)[1](w)[0],
+        None,
+        None,
+        None,
+    )
+
 
 _at_rest.defvjp(_forwards, _backwards)
 
@@ -104,31 +154,53 @@ def equilibrium(
     x: Float[Array, "... N D"],
     method: Euler | Flow = Anderson(),
     *,
-    tolerance: float | None = None,         # as in `solve`; None: 0.001 in single, 5e-8 in double precision
-    evaluations: int = 500,                 # as in `solve`
-    terms: int = 30,                        # steps of conjugate gradients
-    leave_out: bool = False,                # samples without a valid derivative have the derivative 0, not NaN
+    # as in `solve`; None: 0.001 in single, 5e-8 in double precision
+    tolerance: float | None = None,
+    evaluations: int = 500,  # as in `solve`
+    terms: int = 30,  # steps of conjugate gradients
+    # samples without a valid derivative have the derivative 0, not NaN
+    leave_out: bool = False,
     mask=None,
 ) -> tuple[Float[Array, "... N D"], Solution]:
-    r"""Where the descent settles, each token at unit variance and zero mean. Its derivative by the weights is $\partial_\theta f^\top S^{-1}v$.
+    r"""Where the descent settles, each token at unit variance and zero mean. Its
+    derivative by the weights is $\partial_\theta f^\top S^{-1}v$.
 
-    Returns it and what the solver says about it; there `settled` means that the residual is at most `tolerance` and that every token has a
-    direction (constant ones have none, and stay at 0). A sample that has not settled, or where $S$ shows negative curvature in the backward pass
-    (a saddle), has the derivative NaN, or 0 with `leave_out`; `adjoint` shows that curvature, and how exactly the linear equations are solved.
-    The derivative is as good as `tolerance` and `terms` make it: the flatter a valley, the smaller the one must be and the larger the other.
+    Returns it and what the solver says about it; there `settled` means that the
+    residual is at most `tolerance` and that every token has a direction (constant ones
+    have none, and stay at 0). A sample that has not settled, or where $S$ shows
+    negative curvature in the backward pass (a saddle), has the derivative NaN, or 0
+    with `leave_out`; `adjoint` shows that curvature, and how exactly the linear
+    equations are solved. The derivative is as good as `tolerance` and `terms` make it:
+    the flatter a valley, the smaller the one must be and the larger the other.
 
-    The path to it is not stored, so memory depends neither on its length nor on `terms`. The start x receives no derivative: it chooses the
-    valley, and does not move its bottom. Raises what `solve` raises, and ValueError unless `terms` is a whole number of at least 1."""
+    The path to it is not stored, so memory depends neither on its length nor on
+    `terms`. The start x receives no derivative: it chooses the valley, and does not
+    move its bottom. Raises what `solve` raises, and ValueError unless `terms` is a
+    whole number of at least 1.
+    """
     check_sizes(terms=terms)
     check_precision(block, x)
-    if tolerance is None: tolerance = 3 * float(jnp.finfo(x.dtype).eps) ** 0.5
+    if tolerance is None:
+        tolerance = 3 * float(jnp.finfo(x.dtype).eps) ** 0.5
     graphdef, params = nnx.split(block)
     still, start = jax.lax.stop_gradient((params, x))
-    found = solve(nnx.merge(graphdef, still), start, method, evaluations=evaluations, tolerance=tolerance, mask=mask)
+    found = solve(
+        nnx.merge(graphdef, still),
+        start,
+        method,
+        evaluations=evaluations,
+        tolerance=tolerance,
+        mask=mask,
+    )
     found = jax.lax.stop_gradient(found)
     pointed = (spread(found.x, -1)[..., 0] ** 2 > block.norm.eps).all(-1)
     found = found._replace(settled=found.settled & pointed)
-    return _at_rest(graphdef, terms, leave_out, params, _unit(found.x), found.settled, mask), found
+    return (
+        _at_rest(
+            graphdef, terms, leave_out, params, _unit(found.x), found.settled, mask
+        ),
+        found,
+    )
 
 # %% ../nbs/06c_equilibria.ipynb #be4a6faa
 def noisy_descent(
@@ -137,49 +209,74 @@ def noisy_descent(
     key: PRNGKeyArray,
     steps: int = 12,
     step_size: float = 0.1,
-    noise: float = 0.02,            # s, deviation of the noise on the force
+    noise: float = 0.02,  # s, deviation of the noise on the force
     *,
     mask=None,
 ) -> tuple[Float[Array, "... N D"], Energies]:
-    r"""Appendix F: $x \leftarrow x + \alpha\,(u + s\,\xi)$, T times. Returns the last state and T+1 energies.
+    r"""Appendix F: $x \leftarrow x + \alpha\,(u + s\,\xi)$, T times. Returns the last
+    state and T+1 energies.
 
-    Its end is a random function of its start, and no sample of $e^{-E/\mathcal T}$; for that see `gibbs`.
-    Raises ValueError if `steps` or `noise` is negative, or `step_size` not positive, and TypeError if tokens or block compute in half precision.
-    Numbers may be traced."""
+    Its end is a random function of its start, and no sample of $e^{-E/\mathcal T}$; for
+    that see `gibbs`. Raises ValueError if `steps` or `noise` is negative, or
+    `step_size` not positive, and TypeError if tokens or block compute in half
+    precision. Numbers may be traced.
+    """
     check_precision(block, x)
     check_sizes(0, steps=steps)
     check_numbers(x.dtype, step_size=step_size, noise=noise)
     alpha, s = (jnp.asarray(v, x.dtype) for v in (step_size, noise))
+
     def step(x, key):
         energies, u = block.energies_and_update(block.norm(x), mask)
         return x + alpha * (u + s * jax.random.normal(key, x.shape, x.dtype)), energies
+
     x, path = jax.lax.scan(step, x, jax.random.split(key, steps))
-    return x, jax.tree.map(lambda path, end: jnp.concatenate([path, end[None]]), path, block.energies(block.norm(x), mask))
+    return x, jax.tree.map(
+        lambda path, end: jnp.concatenate([path, end[None]]),
+        path,
+        block.energies(block.norm(x), mask),
+    )
 
 # %% ../nbs/06c_equilibria.ipynb #e68a77f7
 def gibbs(
     block: EnergyTransformer,
-    x: Float[Array, "... N D"],             # where the chain starts: only its directions count
+    x: Float[Array, "... N D"],  # where the chain starts: only its directions count
     key: PRNGKeyArray,
     steps: int = 1000,
-    step_size: float = 0.01,                # h
-    temperature: float = 1.0,               # 𝒯, in units of energy
+    step_size: float = 0.01,  # h
+    temperature: float = 1.0,  # 𝒯, in units of energy
     *,
     mask=None,
 ) -> tuple[Float[Array, "... N D"], Energies]:
-    r"""Langevin steps on the spheres of $g$, whose distribution tends to $p(g)\propto e^{-E(g)/\mathcal T}$ for small steps and long chains.
+    r"""Langevin steps on the spheres of $g$, whose distribution tends to $p(g)\propto
+    e^{-E(g)/\mathcal T}$ for small steps and long chains.
 
-    Returns the last state, at unit variance, and the energies before each step and at the end (T+1). A token whose entries are all equal gets
-    its direction from the first step. Raises ValueError if `steps` is negative, `step_size` or `temperature` not positive, and TypeError if
-    tokens or block compute in half precision. Numbers may be traced: a ladder of temperatures is a `jax.vmap`."""
+    Returns the last state, at unit variance, and the energies before each step and at
+    the end (T+1). A token whose entries are all equal gets its direction from the first
+    step. Raises ValueError if `steps` is negative, `step_size` or `temperature` not
+    positive, and TypeError if tokens or block compute in half precision. Numbers may be
+    traced: a ladder of temperatures is a `jax.vmap`.
+    """
     check_precision(block, x)
     check_sizes(0, steps=steps)
     check_numbers(x.dtype, step_size=step_size, temperature=temperature)
     h, warmth = (jnp.asarray(number, x.dtype) for number in (step_size, temperature))
     noise = jnp.sqrt(2 * h * warmth)
+
     def step(c, key):
         g, pull = jax.vjp(block.norm, c)
         energies, u = block.energies_and_update(g, mask)
-        return _unit(c + h * pull(u)[0] + noise * jax.random.normal(key, c.shape, c.dtype)), energies       # M is symmetric: Mu = uM
+        # M is symmetric: Mu = uM
+        return (
+            _unit(
+                c + h * pull(u)[0] + noise * jax.random.normal(key, c.shape, c.dtype)
+            ),
+            energies,
+        )
+
     c, path = jax.lax.scan(step, _unit(x), jax.random.split(key, steps))
-    return c, jax.tree.map(lambda path, end: jnp.concatenate([path, end[None]]), path, block.energies(block.norm(c), mask))
+    return c, jax.tree.map(
+        lambda path, end: jnp.concatenate([path, end[None]]),
+        path,
+        block.energies(block.norm(c), mask),
+    )

@@ -28,124 +28,233 @@ from .graph.data import Graph
 from .graph.energy import EdgeIndex, node_terms, project
 from .norm import check_sizes, signed
 from .solvers import Anderson, Backtracking, Euler, solve
-from .vision.data import _decode, _need, denormalise, normalise, patchify, photographs, unpatchify
+from et_nbdev.vision.data import (
+    _decode,
+    _need,
+    denormalise,
+    normalise,
+    patchify,
+    photographs,
+    unpatchify,
+)
 from .vision.model import ImageEnergyTransformer, from_pretrained
 
 # %% ../nbs/30_explorer.ipynb #a69c9782
 @signed
 class Dialled(nnx.Module):
-    r"""A block with knobs: $E = w_{ATT}\,E^{ATT} + w_{HN}\,E^{HN}$, with every head's β multiplied by `beta`.
+    r"""A block with knobs: $E = w_{ATT}\,E^{ATT} + w_{HN}\,E^{HN}$, with every head's β
+    multiplied by `beta`.
 
-    Tokens (..., N, D) as for the block; all three numbers may be traced. Raises what the block raises."""
-    def __init__(self, block: EnergyTransformer, beta: float | Float[Array, ""] = 1.0, attention: float | Float[Array, ""] = 1.0,
-                 memory: float | Float[Array, ""] = 1.0):
-        self.block = nnx.merge(*nnx.split(block))           # a copy: the model that is played with stays as it is
+    Tokens (..., N, D) as for the block; all three numbers may be traced. Raises what
+    the block raises.
+    """
+
+    def __init__(
+        self,
+        block: EnergyTransformer,
+        beta: float | Float[Array, ""] = 1.0,
+        attention: float | Float[Array, ""] = 1.0,
+        memory: float | Float[Array, ""] = 1.0,
+    ):
+        # a copy: the model that is played with stays as it is
+        self.block = nnx.merge(*nnx.split(block))
         heads = self.block.attention
-        heads.log_beta = nnx.Param(jnp.log(heads.beta) + jnp.log(jnp.asarray(beta, heads.beta.dtype)))
-        self.weights = nnx.Variable(jnp.stack([jnp.asarray(w, heads.beta.dtype) for w in (attention, memory)]))
+        heads.log_beta = nnx.Param(
+            jnp.log(heads.beta) + jnp.log(jnp.asarray(beta, heads.beta.dtype))
+        )
+        self.weights = nnx.Variable(
+            jnp.stack([jnp.asarray(w, heads.beta.dtype) for w in (attention, memory)])
+        )
 
     @property
-    def norm(self): return self.block.norm
+    def norm(self):
+        return self.block.norm
 
-    def halves(self, g: Float[Array, "... N D"], mask=None) -> tuple[Energies, Float[Array, "... N D"], Float[Array, "... N D"]]:
+    def halves(
+        self, g: Float[Array, "... N D"], mask=None
+    ) -> tuple[Energies, Float[Array, "... N D"], Float[Array, "... N D"]]:
         "Both energies, and the two halves of −∂E/∂g: the attention's and the memory's."
         w_att, w_hn = self.weights[...]
         energy, pull = self.block.attention.energy_and_update(g, mask)
         rest, recall = self.block.memory.energy_and_update(g)
         return Energies(w_att * energy, w_hn * rest), w_att * pull, w_hn * recall
 
-    def energies_and_update(self, g: Float[Array, "... N D"], mask=None) -> tuple[Energies, Float[Array, "... N D"]]:
+    def energies_and_update(
+        self, g: Float[Array, "... N D"], mask=None
+    ) -> tuple[Energies, Float[Array, "... N D"]]:
         "Both energies and −∂E/∂g."
         energies, pull, recall = self.halves(g, mask)
         return energies, pull + recall
 
 # %% ../nbs/30_explorer.ipynb #46b67b75
-SOLVERS = {"Euler": Euler, "backtracking": Backtracking, "Anderson": Anderson}      # rules for choosing steps, by the names on the dial
-LONGEST = 16            # evaluations after the first that are computed; T shows the first of them
+# rules for choosing steps, by the names on the dial
+SOLVERS = {"Euler": Euler, "backtracking": Backtracking, "Anderson": Anderson}
+LONGEST = 16  # evaluations after the first that are computed; T shows the first of them
+
 
 @dataclass(frozen=True)
 class Settings:
     "What the dials say. Raises ValueError, naming the field, on values out of range."
-    alpha: float = 0.1      # α: every step with Euler, the first trial of the others
-    beta: float = 1.0       # factor on the model's own β
-    steps: int = 12         # T
+
+    alpha: float = 0.1  # α: every step with Euler, the first trial of the others
+    beta: float = 1.0  # factor on the model's own β
+    steps: int = 12  # T
     solver: Literal["Euler", "backtracking", "Anderson"] = "Euler"
     attention: bool = True  # False: w_ATT = 0
-    memory: bool = True     # False: w_HN = 0
+    memory: bool = True  # False: w_HN = 0
 
     def __post_init__(self):
         for name in ("alpha", "beta"):
             value = np.asarray(getattr(self, name))
             if value.dtype.kind not in "iuf" or value.ndim or not 0 < value < np.inf:
-                raise ValueError(f"{name}: expected a positive, finite number, got {getattr(self, name)!r}")
+                raise ValueError(
+                    f"{name}: expected a positive, finite number, got"
+                    f" {getattr(self, name)!r}"
+                )
         for name in ("attention", "memory"):
-            if not isinstance(getattr(self, name), (bool, np.bool_)): raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
+            if not isinstance(getattr(self, name), (bool, np.bool_)):
+                raise ValueError(
+                    f"{name}: expected True or False, got {getattr(self, name)!r}"
+                )
         check_sizes(0, steps=self.steps)
-        if self.steps > LONGEST: raise ValueError(f"steps: expected at most {LONGEST}, got {self.steps}")
-        if self.solver not in list(SOLVERS): raise ValueError(f"solver: expected one of {', '.join(SOLVERS)}, got {self.solver!r}")
+        if self.steps > LONGEST:
+            raise ValueError(f"steps: expected at most {LONGEST}, got {self.steps}")
+        if self.solver not in list(SOLVERS):
+            raise ValueError(
+                f"solver: expected one of {', '.join(SOLVERS)}, got {self.solver!r}"
+            )
 
     @property
     def numbers(self) -> tuple[Float[Array, ""], ...]:
         "α, b, w_ATT and w_HN as arrays, which can change without a new program."
-        return tuple(jnp.float32(v) for v in (self.alpha, self.beta, self.attention, self.memory))
+        return tuple(
+            jnp.float32(v) for v in (self.alpha, self.beta, self.attention, self.memory)
+        )
+
 
 def _check_settings(settings):
-    if not isinstance(settings, Settings): raise TypeError(f"settings: expected Settings, got {type(settings).__name__}")
+    if not isinstance(settings, Settings):
+        raise TypeError(f"settings: expected Settings, got {type(settings).__name__}")
 
 # %% ../nbs/30_explorer.ipynb #39cd4503
 def _descend(block, x, numbers, solver: str, longest: int, mask=None):
-    "The dialled block, the states (longest + 1, ..., N, D) of a descent with it, and their energies."
+    """The dialled block, the states (longest + 1, ..., N, D) of a descent with it, and
+    their energies.
+    """
     alpha, *dials = numbers
     block = Dialled(block, *dials)
-    found = solve(block, x, SOLVERS[solver](alpha), evaluations=longest + 1, mask=mask, states=True)
+    found = solve(
+        block,
+        x,
+        SOLVERS[solver](alpha),
+        evaluations=longest + 1,
+        mask=mask,
+        states=True,
+    )
     return block, found.states, found.energies
+
 
 def _upto(path, steps: int):
     "The first steps + 1 rows of every array, on the host."
-    return jax.tree.map(lambda a: np.asarray(a)[:steps + 1], path)
+    return jax.tree.map(lambda a: np.asarray(a)[: steps + 1], path)
 
 # %% ../nbs/30_explorer.ipynb #3a4ce2a4
 class ImagePath(NamedTuple):
     "One picture on its way down, at the times 0 … T."
-    completed: Float[np.ndarray, "T+1 S S C"]       # pixels in [0, 1]; open patches are the original's
-    tokens: Float[np.ndarray, "T+1 S S C"]          # all patches as the decoder reads them
-    energies: Energies                              # each (T+1,)
-    attention: Float[np.ndarray, "T+1 N"]           # |u_ATT| of every token
-    memory: Float[np.ndarray, "T+1 N"]              # |u_HN|
+
+    # pixels in [0, 1]; open patches are the original's
+    completed: Float[np.ndarray, "T+1 S S C"]
+    tokens: Float[np.ndarray, "T+1 S S C"]  # all patches as the decoder reads them
+    energies: Energies  # each (T+1,)
+    attention: Float[np.ndarray, "T+1 N"]  # |u_ATT| of every token
+    memory: Float[np.ndarray, "T+1 N"]  # |u_HN|
+
 
 @partial(nnx.jit, static_argnames=("solver", "longest"))
-def _image_path(model, image, hidden, occluded, numbers, *, solver: str, longest: int) -> ImagePath:
+def _image_path(
+    model, image, hidden, occluded, numbers, *, solver: str, longest: int
+) -> ImagePath:
     c = model.config
-    x = model.encode(patchify(normalise(image, c.mean, c.std), c.patch_size)[None], occluded[None])[0]
+    x = model.encode(
+        patchify(normalise(image, c.mean, c.std), c.patch_size)[None], occluded[None]
+    )[0]
     block, states, energies = _descend(model.block, x, numbers, solver, longest)
     _, pull, recall = block.halves(block.norm(states))
-    read = jnp.clip(denormalise(unpatchify(model.decode(states), c.image_size, c.patch_size), c.mean, c.std), 0, 1)
+    read = jnp.clip(
+        denormalise(
+            unpatchify(model.decode(states), c.image_size, c.patch_size), c.mean, c.std
+        ),
+        0,
+        1,
+    )
     size = lambda u: jnp.sqrt(jnp.sum(u**2, -1))
-    return ImagePath(jnp.where(hidden[None], read, image[None]), read, energies, size(pull), size(recall))
+    return ImagePath(
+        jnp.where(hidden[None], read, image[None]),
+        read,
+        energies,
+        size(pull),
+        size(recall),
+    )
 
 # %% ../nbs/30_explorer.ipynb #44f6bb62
-def image_path(model: ImageEnergyTransformer, image: UInt8[np.ndarray, "S S C"], occluded: Bool[np.ndarray, "N"], settings: Settings) -> ImagePath:
+def image_path(
+    model: ImageEnergyTransformer,
+    image: UInt8[np.ndarray, "S S C"],
+    occluded: Bool[np.ndarray, "N"],
+    settings: Settings,
+) -> ImagePath:
     """One picture's descent. What lies under an occluded patch is never looked at.
 
-    Raises TypeError for a model without an energy, or an image that is not uint8, ValueError for other shapes than the model's."""
+    Raises TypeError for a model without an energy, or an image that is not uint8,
+    ValueError for other shapes than the model's.
+    """
     _check_image_model(model)
     _check_settings(settings)
     c, image, occluded = model.config, np.asarray(image), np.asarray(occluded)
     want = (c.image_size, c.image_size, c.channels)
-    if image.dtype != np.uint8: raise TypeError(f"image: expected uint8 pixels, got {image.dtype}")
-    if image.shape != want: raise ValueError(f"image: expected (S, S, C) = {want}, got {image.shape}")
+    if image.dtype != np.uint8:
+        raise TypeError(f"image: expected uint8 pixels, got {image.dtype}")
+    if image.shape != want:
+        raise ValueError(f"image: expected (S, S, C) = {want}, got {image.shape}")
     if occluded.dtype != bool or occluded.shape != (c.num_tokens,):
-        raise ValueError(f"occluded: expected booleans (N,) = ({c.num_tokens},), got {occluded.dtype}{occluded.shape}")
-    hidden = unpatchify(np.broadcast_to(occluded[:, None], (c.num_tokens, c.patch_dim)), c.image_size, c.patch_size)
+        raise ValueError(
+            f"occluded: expected booleans (N,) = ({c.num_tokens},), got"
+            f" {occluded.dtype}{occluded.shape}"
+        )
+    hidden = unpatchify(
+        np.broadcast_to(occluded[:, None], (c.num_tokens, c.patch_dim)),
+        c.image_size,
+        c.patch_size,
+    )
     seen = normalise(np.where(hidden, np.uint8(0), image), 0, 1)
-    return _upto(_image_path(model, seen, hidden, occluded, settings.numbers, solver=settings.solver, longest=LONGEST), settings.steps)
+    return _upto(
+        _image_path(
+            model,
+            seen,
+            hidden,
+            occluded,
+            settings.numbers,
+            solver=settings.solver,
+            longest=LONGEST,
+        ),
+        settings.steps,
+    )
+
 
 def _check_image_model(model):
-    if not (isinstance(model, ImageEnergyTransformer) and isinstance(model.block, EnergyTransformer)):
-        raise TypeError(f"model: expected an ImageEnergyTransformer with an energy block, got {type(model).__name__}")
+    if not (
+        isinstance(model, ImageEnergyTransformer)
+        and isinstance(model.block, EnergyTransformer)
+    ):
+        raise TypeError(
+            "model: expected an ImageEnergyTransformer with an energy block, got"
+            f" {type(model).__name__}"
+        )
 
 # %% ../nbs/30_explorer.ipynb #5c04f970
-_BLUE, _ORANGE, _LILAC = "#0072B2", "#D55E00", "#ccb8e6"      # attention and normal · memory and anomalous · occluded: told apart by the colour-blind, too
+# attention and normal · memory and anomalous · occluded: told apart by the
+# colour-blind, too
+_BLUE, _ORANGE, _LILAC = "#0072B2", "#D55E00", "#ccb8e6"
 
 _STYLE = """<style>
 .et-panels { display: flex; flex-wrap: wrap; gap: 14px 18px; align-items: flex-start; margin: 0 0 4px; font: 13px/1.35 system-ui, sans-serif; }
@@ -161,58 +270,131 @@ _STYLE = """<style>
 .et-controls output { flex: 1 0 100%; font-variant-numeric: tabular-nums; }
 </style>"""
 
+
 def _png(pixels: UInt8[np.ndarray, "h w c"]) -> str:
     "Pixels, grey or in colours, as an address that holds them."
     stream, pixels = BytesIO(), np.asarray(pixels)
-    _need("PIL.Image").fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(stream, "png", optimize=True)
+    _need("PIL.Image").fromarray(
+        pixels[..., 0] if pixels.shape[-1] == 1 else pixels
+    ).save(stream, "png", optimize=True)
     return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+
 
 def _bytes(picture: Float[np.ndarray, "... c"]) -> UInt8[np.ndarray, "... c"]:
     "[0, 1] to 8 bits."
     return np.round(255 * np.clip(picture, 0, 1)).astype(np.uint8)
 
+
 def _rgb(colour: str) -> Float[np.ndarray, "3"]:
-    return np.array([int(colour[i:i + 2], 16) for i in (1, 3, 5)], np.float32) / np.float32(255)
+    return np.array(
+        [int(colour[i : i + 2], 16) for i in (1, 3, 5)], np.float32
+    ) / np.float32(255)
+
 
 def _shades(sizes: Float[np.ndarray, "N"], colour: str) -> UInt8[np.ndarray, "n n 3"]:
-    "A square of tokens: white is the smallest, nearly black the largest, and the colour itself half-way."
-    low, high, n = sizes.min(), sizes.max(), int(len(sizes)**0.5)
+    """A square of tokens: white is the smallest, nearly black the largest, and the
+    colour itself half-way.
+    """
+    low, high, n = sizes.min(), sizes.max(), int(len(sizes) ** 0.5)
     share = np.clip((sizes - low) / max(high - low, 1e-30), 0, 1)[:, None]
     strong = 0.25 * _rgb(colour)
-    return _bytes(np.where(share < 0.5, 1 - 2 * share * (1 - _rgb(colour)), _rgb(colour) + (2 * share - 1) * (strong - _rgb(colour)))).reshape(n, n, 3)
+    return _bytes(
+        np.where(
+            share < 0.5,
+            1 - 2 * share * (1 - _rgb(colour)),
+            _rgb(colour) + (2 * share - 1) * (strong - _rgb(colour)),
+        )
+    ).reshape(n, n, 3)
 
 # %% ../nbs/30_explorer.ipynb #6b5b6496
-_LOOKS = {"E": ("currentColor", ""), "attention": (_BLUE, ' stroke-dasharray="6 3"'), "memory": (_ORANGE, ' stroke-dasharray="2 3"')}
+_LOOKS = {
+    "E": ("currentColor", ""),
+    "attention": (_BLUE, ' stroke-dasharray="6 3"'),
+    "memory": (_ORANGE, ' stroke-dasharray="2 3"'),
+}
+
 
 def _panel(inside: str, caption: str, width: int) -> str:
     "A figure; on a phone two small ones share a row."
-    return f'<figure style="width:min({width}px,{46 if width < 200 else 100}%)">{inside}<figcaption>{caption}</figcaption></figure>'
+    return (
+        "<figure"
+        f' style="width:min({width}px,{46 if width < 200 else 100}%)">{inside}<figcaption>{caption}</figcaption></figure>'
+    )
 
-def _number(v: float) -> str: return (f"{v:,.0f}" if abs(v) >= 100 else f"{v + 0.0:.3g}").replace("-", "−")     # + 0.0: no −0
 
-def _img(pixels: UInt8[np.ndarray, "h w c"], alt: str) -> str: return f'<img src="{_png(pixels)}" alt="{escape(alt)}">'
+# + 0.0: no −0
+def _number(v: float) -> str:
+    return (f"{v:,.0f}" if abs(v) >= 100 else f"{v + 0.0:.3g}").replace("-", "−")
 
-def _text(x: float, y: float, words, anchor: str = "middle") -> str: return f'<text x="{x:.1f}" y="{y:.1f}" fill="currentColor" text-anchor="{anchor}">{words}</text>'
 
-def _curves(curves: dict[str, Float[np.ndarray, "T+1"]], t: int, alt: str, from_start: bool = True, width: int = 330, height: int = 200) -> str:
-    "Lines over time as SVG, with a cursor at t. Energies are drawn from their start, since only differences mean anything."
-    moved = {name: np.asarray(e, np.float64) - (e[0] if from_start else 0) for name, e in curves.items()}
+def _img(pixels: UInt8[np.ndarray, "h w c"], alt: str) -> str:
+    return f'<img src="{_png(pixels)}" alt="{escape(alt)}">'
+
+
+def _text(x: float, y: float, words, anchor: str = "middle") -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" fill="currentColor"'
+        f' text-anchor="{anchor}">{words}</text>'
+    )
+
+
+def _curves(
+    curves: dict[str, Float[np.ndarray, "T+1"]],
+    t: int,
+    alt: str,
+    from_start: bool = True,
+    width: int = 330,
+    height: int = 200,
+) -> str:
+    """Lines over time as SVG, with a cursor at t. Energies are drawn from their start,
+    since only differences mean anything.
+    """
+    moved = {
+        name: np.asarray(e, np.float64) - (e[0] if from_start else 0)
+        for name, e in curves.items()
+    }
     every = np.concatenate(list(moved.values()))
-    low, high = (every.min(), every.max()) if np.isfinite(every).all() and every.min() < every.max() else (-1.0, 1.0)
+    low, high = (
+        (every.min(), every.max())
+        if np.isfinite(every).all() and every.min() < every.max()
+        else (-1.0, 1.0)
+    )
     left, right, top, bottom, T = 66, 10, 10, 34, max(len(every) // len(moved) - 1, 1)
     X = lambda s: left + (width - left - right) * s / T
-    Y = lambda v: top + (height - top - bottom) * (high - np.nan_to_num(v)) / (high - low)
-    line = f'<path d="M{left} {top}V{height - bottom}H{width - right}" fill="none" stroke="currentColor" opacity=".4"/>'
-    line += f'<path d="M{X(t):.1f} {top}V{height - bottom}" stroke="currentColor" opacity=".6"/>'
+    Y = lambda v: (
+        top + (height - top - bottom) * (high - np.nan_to_num(v)) / (high - low)
+    )
+    line = (
+        f'<path d="M{left} {top}V{height - bottom}H{width - right}" fill="none"'
+        ' stroke="currentColor" opacity=".4"/>'
+    )
+    line += (
+        f'<path d="M{X(t):.1f} {top}V{height - bottom}" stroke="currentColor"'
+        ' opacity=".6"/>'
+    )
     for name, e in moved.items():
         colour, dashes = _LOOKS[name]
-        line += f'<polyline fill="none" stroke="{colour}" stroke-width="2"{dashes} points="{" ".join(f"{X(s):.1f},{Y(v):.1f}" for s, v in enumerate(e))}"/>'
+        line += (
+            f'<polyline fill="none" stroke="{colour}" stroke-width="2"{dashes}'
+            f' points="{" ".join(f"{X(s):.1f},{Y(v):.1f}" for s, v in enumerate(e))}"/>'
+        )
         line += f'<circle cx="{X(t):.1f}" cy="{Y(e[t]):.1f}" r="3.5" fill="{colour}"/>'
-    line += _text(left - 6, Y(high) + 4, _number(high), "end") + _text(left - 6, Y(low) + 4, _number(low), "end")
-    line += "".join(_text(X(s), height - bottom + 15, s) for s in {0, t, T}) + _text(left + (width - left - right) / 2, height - 4, "time t")
-    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(alt)}">{line}</svg>'
+    line += _text(left - 6, Y(high) + 4, _number(high), "end") + _text(
+        left - 6, Y(low) + 4, _number(low), "end"
+    )
+    line += "".join(_text(X(s), height - bottom + 15, s) for s in {0, t, T}) + _text(
+        left + (width - left - right) / 2, height - 4, "time t"
+    )
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img"'
+        f' aria-label="{escape(alt)}">{line}</svg>'
+    )
 
-_KEY = f'<b>—</b> both, <b style="color:{_BLUE}">– –</b> attention, <b style="color:{_ORANGE}">· ·</b> memory'
+
+_KEY = (
+    f'<b>—</b> both, <b style="color:{_BLUE}">– –</b> attention, <b'
+    f' style="color:{_ORANGE}">· ·</b> memory'
+)
 
 # %% ../nbs/30_explorer.ipynb #2b75b149
 def _says(energies: Energies, t: int) -> str:
@@ -220,21 +402,66 @@ def _says(energies: Energies, t: int) -> str:
     total = np.asarray(energies.total, np.float64)
     a, m = (float(e[t]) for e in energies)
     rises = int(np.sum(np.diff(total) > 1e-6 * np.abs(total).max()))
-    course = "E never rises" if rises == 0 else f"E rises in {rises} of {len(total) - 1} steps"
-    if not np.any(energies.attention) and not np.any(energies.memory): course = "there is nothing to descend"
-    return f"t = {t} of {len(total) - 1}: E = {_number(total[t])}, of which attention {_number(a)} and memory {_number(m)}; {course}"
+    course = (
+        "E never rises"
+        if rises == 0
+        else f"E rises in {rises} of {len(total) - 1} steps"
+    )
+    if not np.any(energies.attention) and not np.any(energies.memory):
+        course = "there is nothing to descend"
+    return (
+        f"t = {t} of {len(total) - 1}: E = {_number(total[t])}, of which attention"
+        f" {_number(a)} and memory {_number(m)}; {course}"
+    )
+
 
 def _image_frame(path: ImagePath, t: int) -> str:
     "All that is known of time t: two pictures, two maps of sizes, the curves."
     a, m = path.attention[t], path.memory[t]
-    length = lambda name, u: f"{name}: |−∂E/∂g| of each patch, from {_number(u.min())} (white) to {_number(u.max())} (darkest)"
-    return "".join([
-        _panel(_img(_bytes(path.completed[t]), f"The completed picture at time {t}"), "completed picture", 190),
-        _panel(_img(_shades(a, _BLUE), length("attention", a)), length("<b>attention</b>", a), 190),
-        _panel(_img(_shades(m, _ORANGE), length("memory", m)), length("<b>memory</b>", m), 190),
-        _panel(_img(_bytes(path.tokens[t]), f"All tokens at time {t}, decoded into patches"), "all tokens, decoded", 190),
-        _panel(_curves({"E": path.energies.total, "attention": path.energies.attention, "memory": path.energies.memory}, t, _says(path.energies, t)),
-               f"change of energy since t = 0: {_KEY}", 330)])
+    length = lambda name, u: (
+        f"{name}: |−∂E/∂g| of each patch, from {_number(u.min())} (white) to"
+        f" {_number(u.max())} (darkest)"
+    )
+    return "".join(
+        [
+            _panel(
+                _img(_bytes(path.completed[t]), f"The completed picture at time {t}"),
+                "completed picture",
+                190,
+            ),
+            _panel(
+                _img(_shades(a, _BLUE), length("attention", a)),
+                length("<b>attention</b>", a),
+                190,
+            ),
+            _panel(
+                _img(_shades(m, _ORANGE), length("memory", m)),
+                length("<b>memory</b>", m),
+                190,
+            ),
+            _panel(
+                _img(
+                    _bytes(path.tokens[t]),
+                    f"All tokens at time {t}, decoded into patches",
+                ),
+                "all tokens, decoded",
+                190,
+            ),
+            _panel(
+                _curves(
+                    {
+                        "E": path.energies.total,
+                        "attention": path.energies.attention,
+                        "memory": path.energies.memory,
+                    },
+                    t,
+                    _says(path.energies, t),
+                ),
+                f"change of energy since t = 0: {_KEY}",
+                330,
+            ),
+        ]
+    )
 
 # %% ../nbs/30_explorer.ipynb #35b3da38
 _SCRIPT = """<script>(() => {
@@ -250,30 +477,62 @@ button.addEventListener("click", () => { if (timer) return stop();
   timer = setInterval(() => { if (+slider.value === last) return stop(); show(+slider.value + 1); }, 800); });
 })();</script>"""
 
+
 def _page(label: str, before: str, frames: list[str], says: list[str]) -> str:
     "Frames under a slider, in one piece of HTML that needs nothing else."
     last, body = len(frames) - 1, ""
     for t, (frame, words) in enumerate(zip(frames, says)):
-        body += f'<div class="et-frame" data-says="{escape(words)}"{" hidden" if t < last else ""}>{frame}</div>'
+        body += (
+            '<div class="et-frame"'
+            f' data-says="{escape(words)}"{" hidden" if t < last else ""}>{frame}</div>'
+        )
     key = "et-" + hashlib.sha256((label + before + body).encode()).hexdigest()[:10]
-    controls = (f'<div class="et-controls"><button type="button">Play</button><input type="range" min="0" max="{last}" step="1" value="{last}" '
-                f'aria-label="time t of the descent" aria-valuetext="{escape(says[last])}"><output aria-live="polite">{escape(says[last])}</output></div>')
-    return f'{_STYLE}<div id="{key}" role="group" aria-label="{escape(label)}">{controls}<div class="et-panels">{before}{body}</div></div>{_SCRIPT.replace("ID", key)}'
+    controls = (
+        '<div class="et-controls"><button type="button">Play</button><input'
+        f' type="range" min="0" max="{last}" step="1" value="{last}" aria-label="time t'
+        f' of the descent" aria-valuetext="{escape(says[last])}"><output'
+        f' aria-live="polite">{escape(says[last])}</output></div>'
+    )
+    return (
+        f'{_STYLE}<div id="{key}" role="group"'
+        f' aria-label="{escape(label)}">{controls}<div'
+        f' class="et-panels">{before}{body}</div></div>{_SCRIPT.replace("ID", key)}'
+    )
 
-def _veiled(image: UInt8[np.ndarray, "S S C"], occluded: Bool[np.ndarray, "N"], patch_size: int) -> UInt8[np.ndarray, "S S 3"]:
+
+def _veiled(
+    image: UInt8[np.ndarray, "S S C"], occluded: Bool[np.ndarray, "N"], patch_size: int
+) -> UInt8[np.ndarray, "S S 3"]:
     "The picture with its occluded patches in lilac."
-    n, colour = int(len(occluded)**0.5), _bytes(_rgb(_LILAC))
-    hidden = occluded.reshape(n, n).repeat(patch_size, 0).repeat(patch_size, 1)[..., None]
+    n, colour = int(len(occluded) ** 0.5), _bytes(_rgb(_LILAC))
+    hidden = (
+        occluded.reshape(n, n).repeat(patch_size, 0).repeat(patch_size, 1)[..., None]
+    )
     return np.where(hidden, colour, np.broadcast_to(image, (*image.shape[:2], 3)))
 
 # %% ../nbs/30_explorer.ipynb #a83f1770
-def animate_image(model: ImageEnergyTransformer, image: UInt8[np.ndarray, "S S C"], occluded: Bool[np.ndarray, "N"], settings: Settings) -> str:
-    "The descent of one picture as one self-contained piece of HTML, some 25 kB a step at 64 pixels. Raises as `image_path`."
+def animate_image(
+    model: ImageEnergyTransformer,
+    image: UInt8[np.ndarray, "S S C"],
+    occluded: Bool[np.ndarray, "N"],
+    settings: Settings,
+) -> str:
+    """The descent of one picture as one self-contained piece of HTML, some 25 kB a step
+    at 64 pixels. Raises as `image_path`.
+    """
     path, occluded = image_path(model, image, occluded, settings), np.asarray(occluded)
-    given = _img(_veiled(image, occluded, model.config.patch_size), f"The picture that is given: {occluded.sum()} of {len(occluded)} patches are hidden")
+    given = _img(
+        _veiled(image, occluded, model.config.patch_size),
+        f"The picture that is given: {occluded.sum()} of {len(occluded)} patches are"
+        " hidden",
+    )
     times = range(settings.steps + 1)
-    return _page("A picture completes as its energy falls", _panel(given, "given, hidden patches in lilac", 190),
-                 [_image_frame(path, t) for t in times], [_says(path.energies, t) for t in times])
+    return _page(
+        "A picture completes as its energy falls",
+        _panel(given, "given, hidden patches in lilac", 190),
+        [_image_frame(path, t) for t in times],
+        [_says(path.energies, t) for t in times],
+    )
 
 # %% ../nbs/30_explorer.ipynb #4f30111c
 _DRAG = """<style>
@@ -295,10 +554,15 @@ addEventListener("pointerover", e => { const b = patch(e);
 addEventListener("pointerup", () => { start = null; }, true);
 }</script>"""
 
+
 def _widgets():
     "ipywidgets, imported when an instrument is built."
-    try: import ipywidgets
-    except ImportError as e: raise ImportError("the explorers need ipywidgets: pip install ipywidgets") from e
+    try:
+        import ipywidgets
+    except ImportError as e:
+        raise ImportError(
+            "the explorers need ipywidgets: pip install ipywidgets"
+        ) from e
     return ipywidgets
 
 # %% ../nbs/30_explorer.ipynb #6132381c
@@ -310,29 +574,88 @@ def _dials(alpha: float, steps: int, longest: int) -> dict:
         t=w.IntSlider(value=steps, min=0, max=steps, description="time t", **wide),
         play=w.Play(value=steps, min=0, max=steps, interval=600, repeat=True),
         steps=w.IntSlider(value=steps, min=1, max=longest, description="T", **wide),
-        alpha=w.FloatLogSlider(value=alpha, min=-2, max=1.5, step=0.05, readout_format=".3g", description="step size α", **wide),
-        beta=w.FloatLogSlider(value=1.0, base=2, min=-4, max=4, step=0.25, readout_format=".3g", description="β, times", **wide),
+        alpha=w.FloatLogSlider(
+            value=alpha,
+            min=-2,
+            max=1.5,
+            step=0.05,
+            readout_format=".3g",
+            description="step size α",
+            **wide,
+        ),
+        beta=w.FloatLogSlider(
+            value=1.0,
+            base=2,
+            min=-4,
+            max=4,
+            step=0.25,
+            readout_format=".3g",
+            description="β, times",
+            **wide,
+        ),
         solver=w.Dropdown(options=list(SOLVERS), description="solver", **wide),
-        attention=w.Checkbox(value=True, description="attention", indent=False, layout=w.Layout(width="120px")),
-        memory=w.Checkbox(value=True, description="memory", indent=False, layout=w.Layout(width="120px")),
-        reset=w.Button(description="as trained", tooltip="all dials back to the model’s own values"),
-        view=w.HTML(layout=w.Layout(flex="1 1 420px", min_width="300px")), message=w.HTML())
+        attention=w.Checkbox(
+            value=True,
+            description="attention",
+            indent=False,
+            layout=w.Layout(width="120px"),
+        ),
+        memory=w.Checkbox(
+            value=True,
+            description="memory",
+            indent=False,
+            layout=w.Layout(width="120px"),
+        ),
+        reset=w.Button(
+            description="as trained", tooltip="all dials back to the model’s own values"
+        ),
+        view=w.HTML(layout=w.Layout(flex="1 1 420px", min_width="300px")),
+        message=w.HTML(),
+    )
     w.jslink((made["play"], "value"), (made["t"], "value"))
-    rows = [("play", "reset"), ("t",), ("steps",), ("alpha",), ("beta",), ("solver",), ("attention", "memory")]
-    made["panel"] = w.VBox([w.HBox([made[name] for name in row]) for row in rows], layout=w.Layout(width="350px"))
+    rows = [
+        ("play", "reset"),
+        ("t",),
+        ("steps",),
+        ("alpha",),
+        ("beta",),
+        ("solver",),
+        ("attention", "memory"),
+    ]
+    made["panel"] = w.VBox(
+        [w.HBox([made[name] for name in row]) for row in rows],
+        layout=w.Layout(width="350px"),
+    )
     return made
 
 # %% ../nbs/30_explorer.ipynb #c5fcab5e
 class _Dials:
     "The dials by their names, and what they say."
+
     longest = LONGEST
-    t: Any; play: Any; steps: Any; reset: Any; view: Any; message: Any; panel: Any      # widgets, made by `_dials`
-    _draw: Any; _turned: Any; _lengthened: Any                                          # methods of the classes below
+    # widgets, made by `_dials`
+    t: Any
+    play: Any
+    steps: Any
+    reset: Any
+    view: Any
+    message: Any
+    panel: Any
+    _draw: Any
+    _turned: Any
+    _lengthened: Any  # methods of the classes below
 
     def __init__(self, alpha: float, steps: int):
-        self._own, self._held, self._compiled = Settings(alpha, steps=min(steps, self.longest)), False, set()
+        self._own, self._held, self._compiled = (
+            Settings(alpha, steps=min(steps, self.longest)),
+            False,
+            set(),
+        )
         vars(self).update(_dials(self._own.alpha, self._own.steps, self.longest))
-        for name in vars(self._own): getattr(self, name).observe(self._lengthened if name == "steps" else self._turned, "value")
+        for name in vars(self._own):
+            getattr(self, name).observe(
+                self._lengthened if name == "steps" else self._turned, "value"
+            )
         self.t.observe(lambda change: self._draw(), "value")
         self.reset.on_click(lambda button: self.set(self._own))
 
@@ -343,140 +666,322 @@ class _Dials:
 
     def set(self, settings: Settings):
         "Turn all dials at once."
-        self._together(lambda: [setattr(getattr(self, name), "value", value) for name, value in vars(settings).items()])
+        self._together(
+            lambda: [
+                setattr(getattr(self, name), "value", value)
+                for name, value in vars(settings).items()
+            ]
+        )
 
     def _together(self, change_all):
         "Many changes, one computation."
         self._held = True
-        try: change_all()
-        finally: self._held = False
+        try:
+            change_all()
+        finally:
+            self._held = False
         self._turned()
 
 # %% ../nbs/30_explorer.ipynb #c738d335
 class _Explorer(_Dials):
-    "What happens when a dial is turned: `_compute` gives the longest path, `_draw` shows its time t."
-    widget: Any; _compute: Any
-    path = property(lambda self: _upto(self._whole, self.steps.value), doc="What is shown, at the times 0 … T.")
+    """What happens when a dial is turned: `_compute` gives the longest path, `_draw`
+    shows its time t.
+    """
+
+    widget: Any
+    _compute: Any
+    path = property(
+        lambda self: _upto(self._whole, self.steps.value),
+        doc="What is shown, at the times 0 … T.",
+    )
 
     def _turned(self, change=None):
-        if self._held: return
-        try: settings = replace(self.settings, steps=self.longest)
-        except ValueError as e: self.message.value = f'<b role="alert">Not computed. {escape(str(e))}</b>'; return
-        if settings.solver not in self._compiled: self.message.value = f"<i>Compiling {settings.solver}: this takes some seconds, once …</i>"
+        if self._held:
+            return
+        try:
+            settings = replace(self.settings, steps=self.longest)
+        except ValueError as e:
+            self.message.value = f'<b role="alert">Not computed. {escape(str(e))}</b>'
+            return
+        if settings.solver not in self._compiled:
+            self.message.value = (
+                f"<i>Compiling {settings.solver}: this takes some seconds, once …</i>"
+            )
         self._whole = self._compute(settings)
         self._compiled.add(settings.solver)
         self._draw()
 
     def _lengthened(self, change):
         at_end = self.t.value == change.old
-        self.t.max = self.play.max = change.new             # ipywidgets cuts t off at T by itself
-        if at_end: self.t.value = change.new
-        if not self._held: self._draw()
+        self.t.max = self.play.max = change.new  # ipywidgets cuts t off at T by itself
+        if at_end:
+            self.t.value = change.new
+        if not self._held:
+            self._draw()
 
     def _ipython_display_(self):
         from IPython.display import HTML, display
+
         display(HTML(_DRAG_SCRIPT), self.widget)
 
 # %% ../nbs/30_explorer.ipynb #440c660c
-MOST_BYTES, MOST_PIXELS = 20_000_000, 50_000_000        # of an uploaded picture; larger ones are refused
+# of an uploaded picture; larger ones are refused
+MOST_BYTES, MOST_PIXELS = 20_000_000, 50_000_000
 
-def read_picture(content: bytes, size: int, channels: int = 3) -> UInt8[np.ndarray, "S S C"]:
-    """The pixels of a PNG or JPEG file, cut square around the middle and resized to `size` pixels a side; grey if `channels` is 1.
 
-    Raises TypeError unless `content` is bytes, ValueError if it is of another format, damaged, or larger than 20 MB or 50 megapixels, or for other sizes or channels."""
+def read_picture(
+    content: bytes, size: int, channels: int = 3
+) -> UInt8[np.ndarray, "S S C"]:
+    """The pixels of a PNG or JPEG file, cut square around the middle and resized to
+    `size` pixels a side; grey if `channels` is 1.
+
+    Raises TypeError unless `content` is bytes, ValueError if it is of another format,
+    damaged, or larger than 20 MB or 50 megapixels, or for other sizes or channels.
+    """
     check_sizes(size=size)
-    if channels not in (1, 3): raise ValueError(f"channels: expected 1 (grey) or 3 (colours), got {channels!r}")
-    if not isinstance(content, (bytes, bytearray, memoryview)): raise TypeError(f"content: expected the bytes of a file, got {type(content).__name__}")
+    if channels not in (1, 3):
+        raise ValueError(
+            f"channels: expected 1 (grey) or 3 (colours), got {channels!r}"
+        )
+    if not isinstance(content, (bytes, bytearray, memoryview)):
+        raise TypeError(
+            f"content: expected the bytes of a file, got {type(content).__name__}"
+        )
     content = bytes(content)
-    if not content.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")): raise ValueError(f"content: expected a PNG or JPEG file, got one that starts with {content[:8]!r}")
-    if len(content) > MOST_BYTES: raise ValueError(f"content: expected at most {MOST_BYTES:,} bytes, got {len(content):,}")
+    if not content.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")):
+        raise ValueError(
+            "content: expected a PNG or JPEG file, got one that starts with"
+            f" {content[:8]!r}"
+        )
+    if len(content) > MOST_BYTES:
+        raise ValueError(
+            f"content: expected at most {MOST_BYTES:,} bytes, got {len(content):,}"
+        )
     try:
-        with _need("PIL.Image").open(BytesIO(content)) as picture: width, height = picture.size
-        if width * height > MOST_PIXELS: raise ValueError(f"{width} × {height} pixels are more than {MOST_PIXELS:,}")
+        with _need("PIL.Image").open(BytesIO(content)) as picture:
+            width, height = picture.size
+        if width * height > MOST_PIXELS:
+            raise ValueError(f"{width} × {height} pixels are more than {MOST_PIXELS:,}")
         return np.array(_decode(content, size, channels))
-    except ImportError: raise
-    except Exception as e:          # decoders raise a dozen kinds on damaged files
-        raise ValueError(f"content: a PNG or JPEG that cannot be read ({type(e).__name__}: {str(e)[:150]})") from e
+    except ImportError:
+        raise
+    except Exception as e:  # decoders raise a dozen kinds on damaged files
+        raise ValueError(
+            f"content: a PNG or JPEG that cannot be read ({type(e).__name__}:"
+            f" {str(e)[:150]})"
+        ) from e
 
 # %% ../nbs/30_explorer.ipynb #072fa54b
 def _canvas(side: int, pixels: int = 296):
-    "A grid of transparent toggle buttons over a picture: (buttons in reading order, picture, both together)."
-    w, here = _widgets(), dict(grid_area="1 / 1 / 2 / 2", width=f"{pixels}px", height=f"{pixels}px", margin="0", overflow="hidden")
-    patches = [w.ToggleButton(tooltip=f"row {i // side + 1}, column {i % side + 1}", layout=w.Layout(width="auto", height="auto", margin="0")) for i in range(side**2)]
-    for button in patches: button.add_class("et-patch")
+    """A grid of transparent toggle buttons over a picture: (buttons in reading order,
+    picture, both together).
+    """
+    w, here = (
+        _widgets(),
+        dict(
+            grid_area="1 / 1 / 2 / 2",
+            width=f"{pixels}px",
+            height=f"{pixels}px",
+            margin="0",
+            overflow="hidden",
+        ),
+    )
+    patches = [
+        w.ToggleButton(
+            tooltip=f"row {i // side + 1}, column {i % side + 1}",
+            layout=w.Layout(width="auto", height="auto", margin="0"),
+        )
+        for i in range(side**2)
+    ]
+    for button in patches:
+        button.add_class("et-patch")
     base = w.HTML(layout=w.Layout(**here)).add_class("et-base")
-    grid = w.GridBox(patches, layout=w.Layout(grid_template_columns=f"repeat({side}, 1fr)", grid_template_rows=f"repeat({side}, 1fr)", grid_gap="0", **here))
-    return patches, base, w.GridBox([base, grid], layout=w.Layout(width=f"{pixels}px", height=f"{pixels}px", margin="2px"))
+    grid = w.GridBox(
+        patches,
+        layout=w.Layout(
+            grid_template_columns=f"repeat({side}, 1fr)",
+            grid_template_rows=f"repeat({side}, 1fr)",
+            grid_gap="0",
+            **here,
+        ),
+    )
+    return (
+        patches,
+        base,
+        w.GridBox(
+            [base, grid],
+            layout=w.Layout(width=f"{pixels}px", height=f"{pixels}px", margin="2px"),
+        ),
+    )
+
 
 def _pictures(model, pictures):
-    "Named pictures that fit a model. Raises TypeError unless they have names, ValueError, naming the one that does not fit."
+    """Named pictures that fit a model. Raises TypeError unless they have names,
+    ValueError, naming the one that does not fit.
+    """
     c = model.config
     want = (c.image_size, c.image_size, c.channels)
     if pictures is None:
         names = ("astronaut", "cat", "coffee", "temple", "flower", "rocket")
-        pictures = dict(zip(names, photographs(c.image_size) if c.channels == 3 else np.round(photographs(c.image_size).mean(-1, keepdims=True)).astype(np.uint8)))
-    if not isinstance(pictures, dict): raise TypeError(f"pictures: expected a dict of named pictures, got {type(pictures).__name__}")
+        pictures = dict(
+            zip(
+                names,
+                (
+                    photographs(c.image_size)
+                    if c.channels == 3
+                    else np.round(
+                        photographs(c.image_size).mean(-1, keepdims=True)
+                    ).astype(np.uint8)
+                ),
+            )
+        )
+    if not isinstance(pictures, dict):
+        raise TypeError(
+            "pictures: expected a dict of named pictures, got"
+            f" {type(pictures).__name__}"
+        )
     for name, picture in pictures.items():
         if getattr(picture, "dtype", None) != np.uint8 or picture.shape != want:
-            raise ValueError(f"pictures: expected uint8 (S, S, C) = {want}, got {getattr(picture, 'dtype', type(picture).__name__)}{np.shape(picture)} for {name!r}")
-    if not pictures: raise ValueError("pictures: expected at least one, got none")
+            raise ValueError(
+                f"pictures: expected uint8 (S, S, C) = {want}, got"
+                f" {getattr(picture, 'dtype', type(picture).__name__)}{np.shape(picture)}"
+                f" for {name!r}"
+            )
+    if not pictures:
+        raise ValueError("pictures: expected at least one, got none")
     return dict(pictures)
 
 # %% ../nbs/30_explorer.ipynb #c446a975
 class _Canvas(_Explorer):
     "What an `ImageExplorer` does when it is touched."
-    model: ImageEnergyTransformer; pictures: dict
-    picture: Any; base: Any; patches: list[Any]         # widgets
-    occluded = property(lambda self: np.array([button.value for button in self.patches]), doc="(N,) booleans, in reading order: the patches that are hidden.")
+
+    model: ImageEnergyTransformer
+    pictures: dict
+    picture: Any
+    base: Any
+    patches: list[Any]  # widgets
+    occluded = property(
+        lambda self: np.array([button.value for button in self.patches]),
+        doc="(N,) booleans, in reading order: the patches that are hidden.",
+    )
 
     def hide(self, occluded: Bool[np.ndarray, "N"]):
-        "Hide these patches and no others. Raises ValueError unless there is one boolean a patch."
+        """Hide these patches and no others. Raises ValueError unless there is one
+        boolean a patch.
+        """
         occluded = np.asarray(occluded)
         if occluded.dtype != bool or occluded.shape != (len(self.patches),):
-            raise ValueError(f"occluded: expected booleans (N,) = ({len(self.patches)},), got {occluded.dtype}{occluded.shape}")
-        self._together(lambda: [setattr(button, "value", bool(o)) for button, o in zip(self.patches, occluded)])
+            raise ValueError(
+                f"occluded: expected booleans (N,) = ({len(self.patches)},), got"
+                f" {occluded.dtype}{occluded.shape}"
+            )
+        self._together(
+            lambda: [
+                setattr(button, "value", bool(o))
+                for button, o in zip(self.patches, occluded)
+            ]
+        )
 
     def page(self) -> str:
         "What is to be seen, as HTML that needs no kernel."
-        return animate_image(self.model, self.pictures[self.picture.value], self.occluded, self.settings)
+        return animate_image(
+            self.model, self.pictures[self.picture.value], self.occluded, self.settings
+        )
 
-    def _compute(self, settings): return image_path(self.model, self.pictures[self.picture.value], self.occluded, settings)
+    def _compute(self, settings):
+        return image_path(
+            self.model, self.pictures[self.picture.value], self.occluded, settings
+        )
 
     def _draw(self):
         path, t, image = self.path, self.t.value, self.pictures[self.picture.value]
         if self._shown != self.picture.value:
-            self.base.value, self._shown = _img(image, f"{self.picture.value}: click a patch to hide it"), self.picture.value
-        self.view.value, self.message.value = f'<div class="et-panels">{_image_frame(path, t)}</div>', escape(_says(path.energies, t))
+            self.base.value, self._shown = (
+                _img(image, f"{self.picture.value}: click a patch to hide it"),
+                self.picture.value,
+            )
+        self.view.value, self.message.value = (
+            f'<div class="et-panels">{_image_frame(path, t)}</div>',
+            escape(_says(path.energies, t)),
+        )
 
     def _uploaded(self, change):
-        if not change.new: return
+        if not change.new:
+            return
         file, c = change.new[0], self.model.config
-        try: picture = read_picture(file["content"], c.image_size, c.channels)
-        except (TypeError, ValueError) as e: self.message.value = f'<b role="alert">{escape(file["name"])} was not taken. {escape(str(e))}</b>'; return
+        try:
+            picture = read_picture(file["content"], c.image_size, c.channels)
+        except (TypeError, ValueError) as e:
+            self.message.value = (
+                f'<b role="alert">{escape(file["name"])} was not taken.'
+                f" {escape(str(e))}</b>"
+            )
+            return
         name = f"{file['name']} (yours)"
         self.pictures[name], self._shown = picture, None
-        def choose(): self.picture.options, self.picture.value = list(self.pictures), name
+
+        def choose():
+            self.picture.options, self.picture.value = list(self.pictures), name
+
         self._together(choose)
 
 # %% ../nbs/30_explorer.ipynb #50bb6d23
 class ImageExplorer(_Canvas):
-    """An image model to play with in Jupyter: make one as the last line of a cell. `model` is what `from_pretrained` takes, or a model;
-    `pictures` are named arrays uint8 (S, S, C), the photographs of scikit-image and scikit-learn if left out.
+    """An image model to play with in Jupyter: make one as the last line of a cell.
+    `model` is what `from_pretrained` takes, or a model; `pictures` are named arrays
+    uint8 (S, S, C), the photographs of scikit-image and scikit-learn if left out.
 
-    Every dial is a widget by its name: `picture`, `upload`, `patches`, `random`, `clear`, `t`, `steps` (T), `alpha`, `beta`, `solver`, `attention`, `memory`.
-    Raises TypeError for a model without an energy or pictures without names, ValueError for pictures of another size, ImportError without ipywidgets."""
-    def __init__(self, model: str | ImageEnergyTransformer = "tiny-imagenet", pictures: dict[str, UInt8[np.ndarray, "S S C"]] | None = None):
+    Every dial is a widget by its name: `picture`, `upload`, `patches`, `random`,
+    `clear`, `t`, `steps` (T), `alpha`, `beta`, `solver`, `attention`, `memory`. Raises
+    TypeError for a model without an energy or pictures without names, ValueError for
+    pictures of another size, ImportError without ipywidgets.
+    """
+
+    def __init__(
+        self,
+        model: str | ImageEnergyTransformer = "tiny-imagenet",
+        pictures: dict[str, UInt8[np.ndarray, "S S C"]] | None = None,
+    ):
         model = from_pretrained(model) if isinstance(model, str) else model
         _check_image_model(model)
         super().__init__(model.config.step_size, model.config.steps)
-        self._shown, self.model, self.pictures, w, N = None, model, _pictures(model, pictures), _widgets(), model.config.num_tokens
-        self.picture = w.Dropdown(options=list(self.pictures), description="picture", layout=w.Layout(width="290px"))
-        self.upload = w.FileUpload(accept=".png,.jpg,.jpeg", multiple=False, description="your own (PNG, JPEG)", layout=w.Layout(width="200px"))
-        self.random, self.clear = w.Button(description="hide half"), w.Button(description="show all")
+        self._shown, self.model, self.pictures, w, N = (
+            None,
+            model,
+            _pictures(model, pictures),
+            _widgets(),
+            model.config.num_tokens,
+        )
+        self.picture = w.Dropdown(
+            options=list(self.pictures),
+            description="picture",
+            layout=w.Layout(width="290px"),
+        )
+        self.upload = w.FileUpload(
+            accept=".png,.jpg,.jpeg",
+            multiple=False,
+            description="your own (PNG, JPEG)",
+            layout=w.Layout(width="200px"),
+        )
+        self.random, self.clear = (
+            w.Button(description="hide half"),
+            w.Button(description="show all"),
+        )
         self.patches, self.base, canvas = _canvas(int(N**0.5))
-        left = w.VBox([self.picture, self.upload, canvas, w.HBox([self.random, self.clear])], layout=w.Layout(width="310px"))
-        self.widget = w.VBox([w.HTML(_STYLE + _DRAG), w.HBox([left, self.panel], layout=w.Layout(flex_flow="row wrap")), self.message, self.view])
-        for dial in (self.picture, *self.patches): dial.observe(self._turned, "value")
+        left = w.VBox(
+            [self.picture, self.upload, canvas, w.HBox([self.random, self.clear])],
+            layout=w.Layout(width="310px"),
+        )
+        self.widget = w.VBox(
+            [
+                w.HTML(_STYLE + _DRAG),
+                w.HBox([left, self.panel], layout=w.Layout(flex_flow="row wrap")),
+                self.message,
+                self.view,
+            ]
+        )
+        for dial in (self.picture, *self.patches):
+            dial.observe(self._turned, "value")
         self.upload.observe(self._uploaded, "value")
         rng = np.random.default_rng(0)
         self.random.on_click(lambda button: self.hide(rng.permutation(N) < N // 2))
@@ -486,183 +991,447 @@ class ImageExplorer(_Canvas):
 # %% ../nbs/30_explorer.ipynb #279bba14
 class GraphPath(NamedTuple):
     "All nodes of a graph on their way down, at the times 0 … T."
-    energies: Energies                                      # each (T+1,), of the whole graph
-    attention_energy: Float[np.ndarray, "T+1 N"]            # E_A of Eq. (3), node by node
-    memory_energy: Float[np.ndarray, "T+1 N"]               # of Eq. (5)
-    attention: Float[np.ndarray, "T+1 N"]                   # |u_ATT| of every token
-    memory: Float[np.ndarray, "T+1 N"]                      # |u_HN|
-    weights: Float[np.ndarray, "T+1 E"]                     # p_AB, mean over heads, in the order of edges.edge_list(); 0 with the attention off
-    p: Float[np.ndarray, "T+1 N"]                           # probability of being anomalous, read off at t
+
+    energies: Energies  # each (T+1,), of the whole graph
+    attention_energy: Float[np.ndarray, "T+1 N"]  # E_A of Eq. (3), node by node
+    memory_energy: Float[np.ndarray, "T+1 N"]  # of Eq. (5)
+    attention: Float[np.ndarray, "T+1 N"]  # |u_ATT| of every token
+    memory: Float[np.ndarray, "T+1 N"]  # |u_HN|
+    # p_AB, mean over heads, in the order of edges.edge_list(); 0 with the attention off
+    weights: Float[np.ndarray, "T+1 E"]
+    p: Float[np.ndarray, "T+1 N"]  # probability of being anomalous, read off at t
+
 
 @partial(nnx.jit, static_argnames=("solver", "longest"))
-def _graph_path(model, features, edges, senders, receivers, numbers, *, solver: str, longest: int) -> GraphPath:
+def _graph_path(
+    model, features, edges, senders, receivers, numbers, *, solver: str, longest: int
+) -> GraphPath:
     x = model.encode(features)
-    block, states, energies = _descend(model.blocks[0], x, numbers, solver, longest, edges)
-    attention, (w_att, w_hn), first = block.block.attention, block.weights[...], block.norm(x)
+    block, states, energies = _descend(
+        model.blocks[0], x, numbers, solver, longest, edges
+    )
+    attention, (w_att, w_hn), first = (
+        block.block.attention,
+        block.weights[...],
+        block.norm(x),
+    )
+
     def at(x):
         g = block.norm(x)
         _, pull, recall = block.halves(g, edges)
         g_, Wq, Wk, beta = project(attention, g)
         lse = node_terms(edges, g_, Wq, Wk, beta, attention.self_attention)[0]
-        Q, K = jnp.einsum("nd,hdy,h->nhy", g_, Wq, beta), jnp.einsum("nd,hdy->nhy", g_, Wk)
-        weights = jnp.exp(jnp.einsum("ehy,ehy->eh", K[senders], Q[receivers]) - lse[receivers])
+        Q, K = (
+            jnp.einsum("nd,hdy,h->nhy", g_, Wq, beta),
+            jnp.einsum("nd,hdy->nhy", g_, Wk),
+        )
+        weights = jnp.exp(
+            jnp.einsum("ehy,ehy->eh", K[senders], Q[receivers]) - lse[receivers]
+        )
         read = model.down(nnx.relu(model.up(jnp.concatenate([first, g], -1))))
         size = lambda u: jnp.sqrt(jnp.sum(u**2, -1))
-        return (-w_att * jnp.einsum("nh,h->n", lse, 1 / beta), w_hn * block.block.memory.energy(g[:, None]), size(pull), size(recall),
-                w_att * jnp.mean(weights, -1), jax.nn.softmax(read)[:, 1])
+        return (
+            -w_att * jnp.einsum("nh,h->n", lse, 1 / beta),
+            w_hn * block.block.memory.energy(g[:, None]),
+            size(pull),
+            size(recall),
+            w_att * jnp.mean(weights, -1),
+            jax.nn.softmax(read)[:, 1],
+        )
+
     return GraphPath(energies, *jax.lax.map(at, states))
 
 # %% ../nbs/30_explorer.ipynb #606b66e4
-SHORT = 6              # evaluations that a graph's descent is followed for
+SHORT = 6  # evaluations that a graph's descent is followed for
 
-def graph_path(model: AnomalyEnergyTransformer, features: Float[np.ndarray, "N F"], edges: tuple[EdgeIndex, ...], settings: Settings) -> GraphPath:
-    """The descent of all nodes; `features` and `edges` as `inputs` and `prepare` of `et_nbdev.graph.anomaly` make them.
 
-    Raises TypeError or ValueError as `model.check`, ValueError for a model of several relations, more than 6 steps, or no heads."""
-    if len(getattr(model, "blocks", ())) != 1: raise ValueError(f"model: expected an AnomalyEnergyTransformer with one block, got {type(model).__name__} with {len(getattr(model, 'blocks', ()))}")
-    if model.config.num_heads < 1: raise ValueError("model: expected a model with attention, num_heads ≥ 1, got 0 heads")
+def graph_path(
+    model: AnomalyEnergyTransformer,
+    features: Float[np.ndarray, "N F"],
+    edges: tuple[EdgeIndex, ...],
+    settings: Settings,
+) -> GraphPath:
+    """The descent of all nodes; `features` and `edges` as `inputs` and `prepare` of
+    `et_nbdev.graph.anomaly` make them.
+
+    Raises TypeError or ValueError as `model.check`, ValueError for a model of several
+    relations, more than 6 steps, or no heads.
+    """
+    if len(getattr(model, "blocks", ())) != 1:
+        raise ValueError(
+            "model: expected an AnomalyEnergyTransformer with one block, got"
+            f" {type(model).__name__} with {len(getattr(model, 'blocks', ()))}"
+        )
+    if model.config.num_heads < 1:
+        raise ValueError(
+            "model: expected a model with attention, num_heads ≥ 1, got 0 heads"
+        )
     _check_settings(settings)
-    if settings.steps > SHORT: raise ValueError(f"steps: expected at most {SHORT} on a graph, got {settings.steps}")
+    if settings.steps > SHORT:
+        raise ValueError(
+            f"steps: expected at most {SHORT} on a graph, got {settings.steps}"
+        )
     model.check(features, edges)
     ends = map(jnp.asarray, edges[0].edge_list())
-    return _upto(_graph_path(model, jnp.asarray(features), edges[0], *ends, settings.numbers, solver=settings.solver, longest=SHORT), settings.steps)     # pyright: ignore[reportCallIssue]
+    return _upto(
+        _graph_path(
+            model,
+            jnp.asarray(features),
+            edges[0],
+            *ends,
+            settings.numbers,
+            solver=settings.solver,
+            longest=SHORT,
+        ),
+        settings.steps,
+    )  # pyright: ignore[reportCallIssue]
 
 # %% ../nbs/30_explorer.ipynb #ab07fc08
 class Neighbourhood(NamedTuple):
     "A node and those whom it may see, placed in the plane."
-    node: int
-    nodes: Int[np.ndarray, "n"]             # its neighbours, in the order of their places
-    edges: Int[np.ndarray, "n"]             # where in the edge list they lead to the node
-    places: Float[np.ndarray, "n 2"]        # on a circle of radius 1 around it
-    links: list[tuple[int, int]]            # pairs of places whose nodes are linked, either way
 
-def neighbourhood(senders: Int[np.ndarray, "E"], receivers: Int[np.ndarray, "E"], node: int, num_nodes: int) -> Neighbourhood:
-    "Whom `node` sees. Raises ValueError unless 0 ≤ node < num_nodes, ImportError without networkx."
-    if isinstance(node, bool) or not isinstance(node, (int, np.integer)) or not 0 <= node < num_nodes:
-        raise ValueError(f"node: expected a whole number from 0 to {num_nodes - 1}, got {node!r}")
+    node: int
+    nodes: Int[np.ndarray, "n"]  # its neighbours, in the order of their places
+    edges: Int[np.ndarray, "n"]  # where in the edge list they lead to the node
+    places: Float[np.ndarray, "n 2"]  # on a circle of radius 1 around it
+    links: list[tuple[int, int]]  # pairs of places whose nodes are linked, either way
+
+
+def neighbourhood(
+    senders: Int[np.ndarray, "E"],
+    receivers: Int[np.ndarray, "E"],
+    node: int,
+    num_nodes: int,
+) -> Neighbourhood:
+    """Whom `node` sees. Raises ValueError unless 0 ≤ node < num_nodes, ImportError
+    without networkx.
+    """
+    if (
+        isinstance(node, bool)
+        or not isinstance(node, (int, np.integer))
+        or not 0 <= node < num_nodes
+    ):
+        raise ValueError(
+            f"node: expected a whole number from 0 to {num_nodes - 1}, got {node!r}"
+        )
     import networkx as nx
+
     into = np.flatnonzero(receivers == node)
     near = senders[into]
     among = np.isin(senders, near) & np.isin(receivers, near)
-    ring = nx.Graph(); ring.add_nodes_from(near.tolist()); ring.add_edges_from(zip(senders[among].tolist(), receivers[among].tolist()))
+    ring = nx.Graph()
+    ring.add_nodes_from(near.tolist())
+    ring.add_edges_from(zip(senders[among].tolist(), receivers[among].tolist()))
     order = nx.spectral_ordering(ring, seed=0) if len(near) > 2 else near.tolist()
     turn = 2 * np.pi * np.arange(len(order)) / max(len(order), 1)
     place = {b: i for i, b in enumerate(order)}
     edge = {b: int(e) for b, e in zip(near.tolist(), into)}
-    return Neighbourhood(int(node), np.array(order, int), np.array([edge[b] for b in order], int), np.stack([np.sin(turn), -np.cos(turn)], -1),
-                         sorted({(min(place[a], place[b]), max(place[a], place[b])) for a, b in ring.edges if a != b}))
+    return Neighbourhood(
+        int(node),
+        np.array(order, int),
+        np.array([edge[b] for b in order], int),
+        np.stack([np.sin(turn), -np.cos(turn)], -1),
+        sorted(
+            {
+                (min(place[a], place[b]), max(place[a], place[b]))
+                for a, b in ring.edges
+                if a != b
+            }
+        ),
+    )
 
 # %% ../nbs/30_explorer.ipynb #a5dc5769
-_KINDS = {0: ("normal", _BLUE, ""), 1: ("anomalous", _ORANGE, ' stroke-dasharray="5 2"'), -1: ("unlabelled", "#808080", ' stroke-dasharray="1 2"')}
+_KINDS = {
+    0: ("normal", _BLUE, ""),
+    1: ("anomalous", _ORANGE, ' stroke-dasharray="5 2"'),
+    -1: ("unlabelled", "#808080", ' stroke-dasharray="1 2"'),
+}
+
 
 def _node(x, y, name, label, picture, words, size) -> str:
     "A framed picture, or a circle with the node's number."
     kind, colour, dashes = _KINDS[int(label)]
     said = f"<title>node {name}, {kind}, {words}</title>"
     if picture is None:
-        return f'<g>{said}<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" fill="Canvas" stroke="{colour}" stroke-width="2.5"{dashes}/>{_text(x, y + 4, name)}</g>'
+        return (
+            f'<g>{said}<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" fill="Canvas"'
+            f' stroke="{colour}"'
+            f' stroke-width="2.5"{dashes}/>{_text(x, y + 4, name)}</g>'
+        )
     h, w = picture.shape
     high, wide = 2 * size, 2 * size * w / h
-    return (f'<g>{said}<image x="{x - wide / 2:.1f}" y="{y - high / 2:.1f}" width="{wide:.1f}" height="{high:.1f}" style="image-rendering:pixelated" preserveAspectRatio="none" '
-            f'href="{_png(_bytes(picture)[..., None])}"/><rect x="{x - wide / 2 - 2:.1f}" y="{y - high / 2 - 2:.1f}" width="{wide + 4:.1f}" height="{high + 4:.1f}" fill="none" '
-            f'stroke="{colour}" stroke-width="2.5"{dashes}/></g>')
+    return (
+        f'<g>{said}<image x="{x - wide / 2:.1f}" y="{y - high / 2:.1f}"'
+        f' width="{wide:.1f}" height="{high:.1f}" style="image-rendering:pixelated"'
+        f' preserveAspectRatio="none" href="{_png(_bytes(picture)[..., None])}"/><rect'
+        f' x="{x - wide / 2 - 2:.1f}" y="{y - high / 2 - 2:.1f}" width="{wide + 4:.1f}"'
+        f' height="{high + 4:.1f}" fill="none" stroke="{colour}"'
+        f' stroke-width="2.5"{dashes}/></g>'
+    )
 
-def _ring(path: GraphPath, t: int, near: Neighbourhood, labels, pictures, size: int = 400) -> str:
-    "The neighbourhood at time t as SVG: the wider and darker a spoke, the more attention the node pays along it."
+
+def _ring(
+    path: GraphPath, t: int, near: Neighbourhood, labels, pictures, size: int = 400
+) -> str:
+    """The neighbourhood at time t as SVG: the wider and darker a spoke, the more
+    attention the node pays along it.
+    """
     mid, radius, paid = size / 2, 0.4 * size, path.weights[t][near.edges]
     at = mid + radius * near.places
-    drawn = "".join(f'<path d="M{at[i][0]:.1f} {at[i][1]:.1f}L{at[j][0]:.1f} {at[j][1]:.1f}" stroke="currentColor" opacity=".13"/>' for i, j in near.links)
-    drawn += "".join(f'<path d="M{mid} {mid}L{x:.1f} {y:.1f}" stroke="{_BLUE}" stroke-width="{1 + 22 * w:.1f}" opacity="{0.25 + 0.75 * min(1, 2 * w):.2f}"/>' for (x, y), w in zip(at, paid))
+    drawn = "".join(
+        f'<path d="M{at[i][0]:.1f} {at[i][1]:.1f}L{at[j][0]:.1f} {at[j][1]:.1f}"'
+        ' stroke="currentColor" opacity=".13"/>'
+        for i, j in near.links
+    )
+    drawn += "".join(
+        f'<path d="M{mid} {mid}L{x:.1f} {y:.1f}" stroke="{_BLUE}"'
+        f' stroke-width="{1 + 22 * w:.1f}"'
+        f' opacity="{0.25 + 0.75 * min(1, 2 * w):.2f}"/>'
+        for (x, y), w in zip(at, paid)
+    )
     far = mid + 1.19 * radius * near.places
     drawn += "".join(_text(x, y + 4, f"{100 * w:.0f}%") for (x, y), w in zip(far, paid))
     picture = lambda node: None if pictures is None else pictures[node]
-    for (x, y), node, w in zip(at, near.nodes, paid): drawn += _node(x, y, node, labels[node], picture(node), f"attention {100 * w:.1f}%, p = {path.p[t, node]:.3f}", 14)
-    drawn += _node(mid, mid, near.node, labels[near.node], picture(near.node), f"p = {path.p[t, near.node]:.3f}", 26)
-    strongest = f", most of all on node {near.nodes[paid.argmax()]} with {100 * paid.max():.0f}%" if len(paid) else ""
-    return f'<svg viewBox="0 0 {size} {size}" role="img" aria-label="Node {near.node} amid its {len(paid)} neighbours at time {t}; its attention lies{strongest or " nowhere"}">{drawn}</svg>'
+    for (x, y), node, w in zip(at, near.nodes, paid):
+        drawn += _node(
+            x,
+            y,
+            node,
+            labels[node],
+            picture(node),
+            f"attention {100 * w:.1f}%, p = {path.p[t, node]:.3f}",
+            14,
+        )
+    drawn += _node(
+        mid,
+        mid,
+        near.node,
+        labels[near.node],
+        picture(near.node),
+        f"p = {path.p[t, near.node]:.3f}",
+        26,
+    )
+    strongest = (
+        f", most of all on node {near.nodes[paid.argmax()]} with"
+        f" {100 * paid.max():.0f}%"
+        if len(paid)
+        else ""
+    )
+    return (
+        f'<svg viewBox="0 0 {size} {size}" role="img" aria-label="Node {near.node} amid'
+        f" its {len(paid)} neighbours at time {t}; its attention"
+        f' lies{strongest or " nowhere"}">{drawn}</svg>'
+    )
 
 # %% ../nbs/30_explorer.ipynb #83c12920
-def _graph_says(path: GraphPath, t: int, near: Neighbourhood, labels, trained: int) -> str:
-    return (f"Node {near.node} ({_KINDS[int(labels[near.node])][0]}), t = {t} of {len(path.p) - 1}: probability of being anomalous {path.p[t, near.node]:.3f}; the readout was trained at t = {trained}; "
-            f"pull of attention {_number(path.attention[t, near.node])}, of memory {_number(path.memory[t, near.node])}. Whole graph: {_says(path.energies, t).partition(': ')[2]}")
+def _graph_says(
+    path: GraphPath, t: int, near: Neighbourhood, labels, trained: int
+) -> str:
+    return (
+        f"Node {near.node} ({_KINDS[int(labels[near.node])][0]}), t = {t} of"
+        f" {len(path.p) - 1}: probability of being anomalous"
+        f" {path.p[t, near.node]:.3f}; the readout was trained at t = {trained}; pull"
+        f" of attention {_number(path.attention[t, near.node])}, of memory"
+        f" {_number(path.memory[t, near.node])}. Whole graph:"
+        f" {_says(path.energies, t).partition(': ')[2]}"
+    )
+
 
 def _graph_frame(path: GraphPath, t: int, near: Neighbourhood, labels, pictures) -> str:
     "All that is known of a node at time t."
     a, m = path.attention_energy[:, near.node], path.memory_energy[:, near.node]
-    own = f"At time {t} the node's energy is {_number(a[t] + m[t])}: attention {_number(a[t])}, memory {_number(m[t])}"
-    sizes = {"attention": path.attention[:, near.node], "memory": path.memory[:, near.node]}
-    pulls = f"At time {t} the attention pulls with {_number(sizes['attention'][t])}, the memory with {_number(sizes['memory'][t])}"
-    return "".join([
-        _panel(_ring(path, t, near, labels, pictures), "whom it sees, and the attention it pays; <b>solid blue</b> frames: normal, <b>dashed orange</b>: anomalous", 400),
-        _panel(_curves({"E": a + m, "attention": a, "memory": m}, t, own), f"its energy, change since t = 0: {_KEY}", 330),
-        _panel(_curves(sizes, t, pulls, False, height=150), f"its two gradients, |−∂E/∂g|: {_KEY.partition(', ')[2]}", 330)])
+    own = (
+        f"At time {t} the node's energy is {_number(a[t] + m[t])}: attention"
+        f" {_number(a[t])}, memory {_number(m[t])}"
+    )
+    sizes = {
+        "attention": path.attention[:, near.node],
+        "memory": path.memory[:, near.node],
+    }
+    pulls = (
+        f"At time {t} the attention pulls with {_number(sizes['attention'][t])}, the"
+        f" memory with {_number(sizes['memory'][t])}"
+    )
+    return "".join(
+        [
+            _panel(
+                _ring(path, t, near, labels, pictures),
+                "whom it sees, and the attention it pays; <b>solid blue</b> frames:"
+                " normal, <b>dashed orange</b>: anomalous",
+                400,
+            ),
+            _panel(
+                _curves({"E": a + m, "attention": a, "memory": m}, t, own),
+                f"its energy, change since t = 0: {_KEY}",
+                330,
+            ),
+            _panel(
+                _curves(sizes, t, pulls, False, height=150),
+                f"its two gradients, |−∂E/∂g|: {_KEY.partition(', ')[2]}",
+                330,
+            ),
+        ]
+    )
 
 # %% ../nbs/30_explorer.ipynb #419888ea
-def animate_graph(model: AnomalyEnergyTransformer, graph: Graph, node: int, settings: Settings, pictures: Float[np.ndarray, "N h w"] | None = None) -> str:
-    """A node and its neighbours during the descent as one self-contained piece of HTML; `pictures` in [0, 1] stand for nodes, their numbers if left out.
+def animate_graph(
+    model: AnomalyEnergyTransformer,
+    graph: Graph,
+    node: int,
+    settings: Settings,
+    pictures: Float[np.ndarray, "N h w"] | None = None,
+) -> str:
+    """A node and its neighbours during the descent as one self-contained piece of HTML;
+    `pictures` in [0, 1] stand for nodes, their numbers if left out.
 
-    Raises as `graph_path` and `neighbourhood`, ValueError for pictures of another number or out of range."""
+    Raises as `graph_path` and `neighbourhood`, ValueError for pictures of another
+    number or out of range.
+    """
     c, pictures = model.config, _check_node_pictures(pictures, graph.num_nodes)
     edges = model.prepare(graph, c.relations)
     near = neighbourhood(*edges[0].edge_list(), node, graph.num_nodes)
     path = graph_path(model, inputs(graph, c.degree, c.scale), edges, settings)
     times = range(settings.steps + 1)
-    return _page(f"Node {node} and its neighbours as the energy falls", "", [_graph_frame(path, t, near, graph.labels, pictures) for t in times],
-                 [_graph_says(path, t, near, graph.labels, c.steps) for t in times])
+    return _page(
+        f"Node {node} and its neighbours as the energy falls",
+        "",
+        [_graph_frame(path, t, near, graph.labels, pictures) for t in times],
+        [_graph_says(path, t, near, graph.labels, c.steps) for t in times],
+    )
+
 
 def _check_node_pictures(pictures, num_nodes: int):
-    if pictures is None: return None
+    if pictures is None:
+        return None
     pictures = np.asarray(pictures)
-    if pictures.ndim != 3 or len(pictures) != num_nodes or pictures.dtype.kind != "f" or not ((pictures >= 0) & (pictures <= 1)).all():
-        raise ValueError(f"pictures: expected floating-point numbers (N, h, w) in [0, 1] with N = {num_nodes}, got {pictures.dtype}{pictures.shape}")
+    if (
+        pictures.ndim != 3
+        or len(pictures) != num_nodes
+        or pictures.dtype.kind != "f"
+        or not ((pictures >= 0) & (pictures <= 1)).all()
+    ):
+        raise ValueError(
+            "pictures: expected floating-point numbers (N, h, w) in [0, 1] with N ="
+            f" {num_nodes}, got {pictures.dtype}{pictures.shape}"
+        )
     return pictures
 
 # %% ../nbs/30_explorer.ipynb #82fb44ec
 class _Walk(_Explorer):
     "What a `GraphExplorer` does when it is touched."
+
     longest = SHORT
-    model: AnomalyEnergyTransformer; graph: Graph; edges: tuple[EdgeIndex, ...]; pictures: np.ndarray | None; near: Neighbourhood | None
-    node: Any; walk: Any; _features: Any
+    model: AnomalyEnergyTransformer
+    graph: Graph
+    edges: tuple[EdgeIndex, ...]
+    pictures: np.ndarray | None
+    near: Neighbourhood | None
+    node: Any
+    walk: Any
+    _features: Any
 
     def page(self) -> str:
         "What is to be seen, as HTML that needs no kernel."
-        return animate_graph(self.model, self.graph, self.node.value, self.settings, self.pictures)
+        return animate_graph(
+            self.model, self.graph, self.node.value, self.settings, self.pictures
+        )
 
     def _another(self, rng, kind: int):
         nodes = np.flatnonzero(self.graph.labels == kind)
-        if len(nodes): self.node.value = int(rng.choice(nodes))
+        if len(nodes):
+            self.node.value = int(rng.choice(nodes))
 
-    def _compute(self, settings): return graph_path(self.model, self._features, self.edges, settings)
+    def _compute(self, settings):
+        return graph_path(self.model, self._features, self.edges, settings)
 
     def _draw(self):
-        path, t, labels, node = self.path, self.t.value, self.graph.labels, self.node.value
+        path, t, labels, node = (
+            self.path,
+            self.t.value,
+            self.graph.labels,
+            self.node.value,
+        )
         if self.near is None or self.near.node != node:
-            self.near = near = neighbourhood(*self.edges[0].edge_list(), node, self.graph.num_nodes)
+            self.near = near = neighbourhood(
+                *self.edges[0].edge_list(), node, self.graph.num_nodes
+            )
             best = np.argsort(-path.weights[-1][near.edges], kind="stable")
-            self.walk.options = [("a neighbour …", -1)] + [(f"{b} ({_KINDS[int(labels[b])][0]})", int(b)) for b in near.nodes[best]]
+            self.walk.options = [("a neighbour …", -1)] + [
+                (f"{b} ({_KINDS[int(labels[b])][0]})", int(b)) for b in near.nodes[best]
+            ]
             self.walk.value = -1
-        self.view.value = f'<div class="et-panels">{_graph_frame(path, t, self.near, labels, self.pictures)}</div>'
-        self.message.value = escape(_graph_says(path, t, self.near, labels, self.model.config.steps))
+        self.view.value = (
+            "<div"
+            f' class="et-panels">{_graph_frame(path, t, self.near, labels, self.pictures)}</div>'
+        )
+        self.message.value = escape(
+            _graph_says(path, t, self.near, labels, self.model.config.steps)
+        )
 
 # %% ../nbs/30_explorer.ipynb #5d36d18d
 class GraphExplorer(_Walk):
-    """A node classifier to play with in Jupyter. `pictures` (N, h, w) in [0, 1] stand for the nodes, their numbers if left out.
+    """A node classifier to play with in Jupyter. `pictures` (N, h, w) in [0, 1] stand
+    for the nodes, their numbers if left out.
 
-    Every dial is a widget by its name: `node`, `walk` (to a neighbour), `normal`, `anomalous` (another node of the kind), `t`, `steps` (T), `alpha`, `beta`,
-    `solver`, `attention`, `memory`. Raises as `graph_path`, ImportError without ipywidgets or networkx."""
-    def __init__(self, model: AnomalyEnergyTransformer, graph: Graph, pictures: Float[np.ndarray, "N h w"] | None = None):
-        self.model, self.graph, self.pictures, w = model, graph, _check_node_pictures(pictures, graph.num_nodes), _widgets()
+    Every dial is a widget by its name: `node`, `walk` (to a neighbour), `normal`,
+    `anomalous` (another node of the kind), `t`, `steps` (T), `alpha`, `beta`, `solver`,
+    `attention`, `memory`. Raises as `graph_path`, ImportError without ipywidgets or
+    networkx.
+    """
+
+    def __init__(
+        self,
+        model: AnomalyEnergyTransformer,
+        graph: Graph,
+        pictures: Float[np.ndarray, "N h w"] | None = None,
+    ):
+        self.model, self.graph, self.pictures, w = (
+            model,
+            graph,
+            _check_node_pictures(pictures, graph.num_nodes),
+            _widgets(),
+        )
         c = model.config
-        self.edges, self._features, self.near = model.prepare(graph, c.relations), inputs(graph, c.degree, c.scale), None
+        self.edges, self._features, self.near = (
+            model.prepare(graph, c.relations),
+            inputs(graph, c.degree, c.scale),
+            None,
+        )
         super().__init__(c.step_size, c.steps)
         narrow = w.Layout(width="330px")
-        self.node = w.BoundedIntText(value=0, min=0, max=graph.num_nodes - 1, description="node", layout=narrow, style=dict(description_width="76px"))
-        self.walk = w.Dropdown(description="go to", layout=narrow, style=dict(description_width="76px"))
-        self.normal, self.anomalous = (w.Button(description=f"another {_KINDS[k][0]}") for k in (0, 1))
+        self.node = w.BoundedIntText(
+            value=0,
+            min=0,
+            max=graph.num_nodes - 1,
+            description="node",
+            layout=narrow,
+            style=dict(description_width="76px"),
+        )
+        self.walk = w.Dropdown(
+            description="go to", layout=narrow, style=dict(description_width="76px")
+        )
+        self.normal, self.anomalous = (
+            w.Button(description=f"another {_KINDS[k][0]}") for k in (0, 1)
+        )
         rng = np.random.default_rng(0)
-        for button, kind in ((self.normal, 0), (self.anomalous, 1)): button.on_click(lambda _, kind=kind: self._another(rng, kind))
-        left = w.VBox([self.node, self.walk, w.HBox([self.normal, self.anomalous]), self.panel], layout=w.Layout(width="350px"))
-        self.widget = w.VBox([w.HTML(_STYLE), self.message, w.HBox([left, self.view], layout=w.Layout(flex_flow="row wrap"))])
+        for button, kind in ((self.normal, 0), (self.anomalous, 1)):
+            button.on_click(lambda _, kind=kind: self._another(rng, kind))
+        left = w.VBox(
+            [self.node, self.walk, w.HBox([self.normal, self.anomalous]), self.panel],
+            layout=w.Layout(width="350px"),
+        )
+        self.widget = w.VBox(
+            [
+                w.HTML(_STYLE),
+                self.message,
+                w.HBox([left, self.view], layout=w.Layout(flex_flow="row wrap")),
+            ]
+        )
         self.node.observe(lambda change: self._draw(), "value")
-        self.walk.observe(lambda change: change.new in (None, -1) or setattr(self.node, "value", change.new), "value")
+        self.walk.observe(
+            lambda change: (
+                change.new in (None, -1) or setattr(self.node, "value", change.new)
+            ),
+            "value",
+        )
         self._turned()

@@ -24,38 +24,73 @@ def _known(*values):
     "Have all of them values yet? While JAX traces a function its arguments have none."
     return not any(isinstance(v, Tracer) for v in jax.tree.leaves(values))
 
+
 def check_floating(dtype=None, /, **arrays: Array):
-    "Raise TypeError, naming the argument, unless every array is of floating-point numbers (of `dtype`, where given), and ValueError unless they are finite."
+    """Raise TypeError, naming the argument, unless every array is of floating-point
+    numbers (of `dtype`, where given), and ValueError unless they are finite.
+    """
     for name, a in arrays.items():
         if not (hasattr(a, "dtype") and jnp.issubdtype(a.dtype, jnp.floating)):
-            raise TypeError(f"{name}: expected an array of floating-point numbers, got {getattr(a, 'dtype', type(a).__name__)}")
+            raise TypeError(
+                f"{name}: expected an array of floating-point numbers, got"
+                f" {getattr(a, 'dtype', type(a).__name__)}"
+            )
         if dtype is not None and jnp.result_type(a) != jnp.result_type(dtype):
-            raise TypeError(f"{name}: expected {jnp.result_type(dtype)} like the memories or weights, got {jnp.result_type(a)}")
-        if _known(a) and not np.isfinite(np.asarray(a)).all(): raise ValueError(f"{name}: expected finite numbers, got some that are not")
+            raise TypeError(
+                f"{name}: expected {jnp.result_type(dtype)} like the memories or"
+                f" weights, got {jnp.result_type(a)}"
+            )
+        if _known(a) and not np.isfinite(np.asarray(a)).all():
+            raise ValueError(f"{name}: expected finite numbers, got some that are not")
+
 
 def check_memories(xi: Array):
-    "Raise TypeError or ValueError unless `xi` is a finite floating array (K, D) with K, D ≥ 1."
+    """Raise TypeError or ValueError unless `xi` is a finite floating array (K, D) with
+    K, D ≥ 1.
+    """
     check_floating(xi=xi)
-    if xi.ndim != 2 or 0 in xi.shape: raise ValueError(f"xi: expected memories of shape (K, D) with K, D ≥ 1, got {xi.shape}")
+    if xi.ndim != 2 or 0 in xi.shape:
+        raise ValueError(
+            f"xi: expected memories of shape (K, D) with K, D ≥ 1, got {xi.shape}"
+        )
+
 
 def check_states(x: Array, dim: int, spins: bool = False, dtype=None):
-    "Raise TypeError or ValueError unless `x` is a finite floating array (..., D) with D = `dim`, of `dtype` where given; with `spins` also if an entry is neither −1 nor 1."
+    """Raise TypeError or ValueError unless `x` is a finite floating array (..., D) with
+    D = `dim`, of `dtype` where given; with `spins` also if an entry is neither −1 nor
+    1.
+    """
     check_floating(dtype, x=x)
-    if x.ndim < 1 or x.shape[-1] != dim: raise ValueError(f"x: expected states of shape (..., D) with D = {dim}, got {x.shape}")
+    if x.ndim < 1 or x.shape[-1] != dim:
+        raise ValueError(
+            f"x: expected states of shape (..., D) with D = {dim}, got {x.shape}"
+        )
     if spins and _known(x) and (wrong := np.abs(np.asarray(x)) != 1).any():
-        raise ValueError(f"x: expected entries of -1 and 1 only, got {np.asarray(x)[wrong][0]}")
+        raise ValueError(
+            f"x: expected entries of -1 and 1 only, got {np.asarray(x)[wrong][0]}"
+        )
+
 
 def check_positive(**values):
-    "Raise ValueError, naming the argument, unless every value is one positive, finite number."
+    """Raise ValueError, naming the argument, unless every value is one positive, finite
+    number.
+    """
     for name, value in values.items():
-        number = np.asarray(value) if _known(value) else value         # NumPy: what JAX compares while it traces has no truth value
-        real = any(jnp.issubdtype(number.dtype, kind) for kind in (jnp.floating, jnp.integer))
+        # NumPy: what JAX compares while it traces has no truth value
+        number = np.asarray(value) if _known(value) else value
+        real = any(
+            jnp.issubdtype(number.dtype, kind) for kind in (jnp.floating, jnp.integer)
+        )
         if number.ndim or not real or _known(number) and not 0 < number < np.inf:
-            raise ValueError(f"{name}: expected a positive, finite number, got {value!r}")
+            raise ValueError(
+                f"{name}: expected a positive, finite number, got {value!r}"
+            )
 
 # %% ../nbs/01_hopfield.ipynb #392a9cd0
 def hebb(xi: Float[Array, "K D"], self_coupling: bool = False) -> Float[Array, "D D"]:
-    r"Hebb's rule, $W = \sum_\mu \xi_\mu\,\xi_\mu^\top$, without its diagonal unless `self_coupling`."
+    r"""Hebb's rule, $W = \sum_\mu \xi_\mu\,\xi_\mu^\top$, without its diagonal unless
+    `self_coupling`.
+    """
     check_memories(xi)
     W = xi.T @ xi
     return W if self_coupling else jnp.fill_diagonal(W, 0, inplace=False)
@@ -64,64 +99,111 @@ def hebb(xi: Float[Array, "K D"], self_coupling: bool = False) -> Float[Array, "
 def _couplings(x, W, b):
     "W and b, checked against the states x; no b is b = 0."
     check_floating(W=W)
-    if W.ndim != 2 or W.shape[0] != W.shape[1]: raise ValueError(f"W: expected couplings of shape (D, D), got {W.shape}")
+    if W.ndim != 2 or W.shape[0] != W.shape[1]:
+        raise ValueError(f"W: expected couplings of shape (D, D), got {W.shape}")
     check_states(x, len(W), spins=True, dtype=W.dtype)
     b = jnp.zeros(len(W), W.dtype) if b is None else b
     check_floating(W.dtype, b=b)
-    if b.shape != (len(W),): raise ValueError(f"b: expected a bias of shape (D,) = ({len(W)},), got {b.shape}")
+    if b.shape != (len(W),):
+        raise ValueError(
+            f"b: expected a bias of shape (D,) = ({len(W)},), got {b.shape}"
+        )
     return W, b
 
-def ising_energy(x: Float[Array, "... D"], W: Float[Array, "D D"], b: Float[Array, "D"] | None = None) -> Float[Array, "..."]:
-    r"$E = -\frac12 x^\top W x + b\cdot x$ of states of ±1. Raises TypeError or ValueError on arrays that do not fit."
+
+def ising_energy(
+    x: Float[Array, "... D"], W: Float[Array, "D D"], b: Float[Array, "D"] | None = None
+) -> Float[Array, "..."]:
+    r"""$E = -\frac12 x^\top W x + b\cdot x$ of states of ±1. Raises TypeError or
+    ValueError on arrays that do not fit.
+    """
     W, b = _couplings(x, W, b)
     return -jnp.sum(x @ W * x, -1) / 2 + x @ b
 
 # %% ../nbs/01_hopfield.ipynb #14857402
-def _follow(h, x): return jnp.where(h == 0, x, jnp.sign(h))
+def _follow(h, x):
+    return jnp.where(h == 0, x, jnp.sign(h))
 
-def synchronous(x: Float[Array, "... D"], W: Float[Array, "D D"], b: Float[Array, "D"] | None = None) -> Float[Array, "... D"]:
-    r"All neurons at once: $x \leftarrow \mathrm{sgn}(Wx - b)$. It may raise the energy. Raises as `ising_energy`."
+
+def synchronous(
+    x: Float[Array, "... D"], W: Float[Array, "D D"], b: Float[Array, "D"] | None = None
+) -> Float[Array, "... D"]:
+    r"""All neurons at once: $x \leftarrow \mathrm{sgn}(Wx - b)$. It may raise the
+    energy. Raises as `ising_energy`.
+    """
     W, b = _couplings(x, W, b)
     return _follow(x @ W.T - jnp.broadcast_to(b, x.shape), x)
 
 # %% ../nbs/01_hopfield.ipynb #e7f24bd6
 def _order(order, D):
-    order = np.arange(D) if order is None else np.asarray(order) if _known(order) else jnp.asarray(order)
-    if order.shape == (0,): order = order.astype(int)                   # an empty list says nothing about its entries
-    if order.ndim != 1 or not jnp.issubdtype(order.dtype, jnp.integer): raise ValueError(f"order: expected a list of whole numbers, got {order.dtype} of shape {order.shape}")
+    order = (
+        np.arange(D)
+        if order is None
+        else np.asarray(order)
+        if _known(order)
+        else jnp.asarray(order)
+    )
+    # an empty list says nothing about its entries
+    if order.shape == (0,):
+        order = order.astype(int)
+    if order.ndim != 1 or not jnp.issubdtype(order.dtype, jnp.integer):
+        raise ValueError(
+            f"order: expected a list of whole numbers, got {order.dtype} of shape"
+            f" {order.shape}"
+        )
     if _known(order) and order.size and not (0 <= order.min() and order.max() < D):
-        raise ValueError(f"order: expected neurons from 0 to D - 1 = {D - 1}, got {order.min()} to {order.max()}")
+        raise ValueError(
+            f"order: expected neurons from 0 to D - 1 = {D - 1}, got {order.min()} to"
+            f" {order.max()}"
+        )
     return jnp.asarray(order)
 
-def asynchronous(
-    x: Float[Array, "... D"], W: Float[Array, "D D"], b: Float[Array, "D"] | None = None,
-    order: Int[ArrayLike, "T"] | None = None,       # which neuron when; None: each once, 0 … D−1
-) -> tuple[Float[Array, "... D"], Float[Array, "T+1 ..."]]:
-    r"""One neuron after another: $x_i \leftarrow \mathrm{sgn}(Wx - b)_i$. Returns the state, and the energy before and after every step.
 
-    The energy never rises if W is symmetric with $W_{ii} \ge 0$. Raises as `ising_energy`, and ValueError on neurons that there are not.
+def asynchronous(
+    x: Float[Array, "... D"],
+    W: Float[Array, "D D"],
+    b: Float[Array, "D"] | None = None,
+    # which neuron when; None: each once, 0 … D−1
+    order: Int[ArrayLike, "T"] | None = None,
+) -> tuple[Float[Array, "... D"], Float[Array, "T+1 ..."]]:
+    r"""One neuron after another: $x_i \leftarrow \mathrm{sgn}(Wx - b)_i$. Returns the
+    state, and the energy before and after every step.
+
+    The energy never rises if W is symmetric with $W_{ii} \ge 0$. Raises as
+    `ising_energy`, and ValueError on neurons that there are not.
     """
     W, b = _couplings(x, W, b)
-    start, mutual = ising_energy(x, W, b), (W + W.T) / 2                # the energy knows W by its symmetric part alone
+    # the energy knows W by its symmetric part alone
+    start, mutual = ising_energy(x, W, b), (W + W.T) / 2
+
     def one(carry, i):
         x, E = carry
         h, old = x @ W[i] - b[i], x[..., i]
         new = _follow(h, old)
         E = E - (new - old) * (x @ mutual[i] - b[i]) - W[i, i] * (new - old) ** 2 / 2
         return (x.at[..., i].set(new), E), E
+
     (x, _), energies = jax.lax.scan(one, (x, start), _order(order, len(W)))
     return x, jnp.concatenate([start[None], energies])
 
 # %% ../nbs/01_hopfield.ipynb #c71b5f95
-def settle(step: Callable, x: Float[Array, "... D"], most: int = 100) -> tuple[Float[Array, "... D"], Int[Array, "..."]]:
-    "Repeat x ← step(x) until no state changes, at most `most` times. Returns the states, and how many steps changed each: `most` if the last one still did. Raises TypeError unless x is an array."
+def settle(
+    step: Callable, x: Float[Array, "... D"], most: int = 100
+) -> tuple[Float[Array, "... D"], Int[Array, "..."]]:
+    """Repeat x ← step(x) until no state changes, at most `most` times. Returns the
+    states, and how many steps changed each: `most` if the last one still did. Raises
+    TypeError unless x is an array.
+    """
     check_sizes(most=most)
-    if not hasattr(x, "shape"): raise TypeError(f"x: expected an array of states, got {type(x).__name__}")
+    if not hasattr(x, "shape"):
+        raise TypeError(f"x: expected an array of states, got {type(x).__name__}")
+
     def again(carry):
         x, steps, moving, t = carry
         new = step(x)
         moving = jnp.any(new != x, -1)
         return new, steps + moving.astype(jnp.int32), moving, t + 1
+
     go_on = lambda carry: jnp.any(carry[2]) & (carry[3] < most)
     start = x, jnp.zeros(x.shape[:-1], jnp.int32), jnp.ones(x.shape[:-1], bool), 0
     return jax.lax.while_loop(go_on, again, start)[:2]
@@ -129,59 +211,103 @@ def settle(step: Callable, x: Float[Array, "... D"], most: int = 100) -> tuple[F
 # %% ../nbs/01_hopfield.ipynb #b349a42f
 @dataclass(frozen=True)
 class Polynomial:
-    "F(a) = aⁿ in units of Dⁿ, for a whole n ≥ 2; n = 2 is the classical network. Raises ValueError for any other n."
+    """F(a) = aⁿ in units of Dⁿ, for a whole n ≥ 2; n = 2 is the classical network.
+    Raises ValueError for any other n.
+    """
+
     n: int
-    def __post_init__(self): check_sizes(2, n=self.n)
-    def __call__(self, a: Float[Array, "..."], dim: int) -> Float[Array, "..."]: return (a / dim) ** self.n
+
+    def __post_init__(self):
+        check_sizes(2, n=self.n)
+
+    def __call__(self, a: Float[Array, "..."], dim: int) -> Float[Array, "..."]:
+        return (a / dim) ** self.n
+
 
 @dataclass(frozen=True)
 class Exponential:
-    "F(a) = exp(a) in units of exp(D). Rounds to 0 where single precision has no number so small; `dense_sweep` and `flip_energies` do not mind."
-    def __call__(self, a: Float[Array, "..."], dim: int | Float[Array, "..."]) -> Float[Array, "..."]: return jnp.exp(a - dim)
+    """F(a) = exp(a) in units of exp(D). Rounds to 0 where single precision has no
+    number so small; `dense_sweep` and `flip_energies` do not mind.
+    """
+
+    def __call__(
+        self, a: Float[Array, "..."], dim: int | Float[Array, "..."]
+    ) -> Float[Array, "..."]:
+        return jnp.exp(a - dim)
+
 
 def _unit(F, a: Float[Array, "... K"], dim: int) -> Any:
-    "The overlap in whose F flips are compared: D, or for the exponential, where any will do, the largest of each state (..., 1)."
+    """The overlap in whose F flips are compared: D, or for the exponential, where any
+    will do, the largest of each state (..., 1).
+    """
     return jnp.max(a, -1, keepdims=True) if isinstance(F, Exponential) else dim
 
-def dense_energy(x: Float[Array, "... D"], xi: Float[Array, "K D"], F: Callable) -> Float[Array, "..."]:
-    r"$E = -\sum_\mu F(\xi_\mu\cdot x)$ with an interaction F(a, D), in units of F(D). Raises TypeError or ValueError on arrays that do not fit."
-    check_memories(xi); check_states(x, xi.shape[1], dtype=xi.dtype)
+
+def dense_energy(
+    x: Float[Array, "... D"], xi: Float[Array, "K D"], F: Callable
+) -> Float[Array, "..."]:
+    r"""$E = -\sum_\mu F(\xi_\mu\cdot x)$ with an interaction F(a, D), in units of F(D).
+    Raises TypeError or ValueError on arrays that do not fit.
+    """
+    check_memories(xi)
+    check_states(x, xi.shape[1], dtype=xi.dtype)
     return -jnp.sum(F(x @ xi.T, xi.shape[1]), -1)
 
 # %% ../nbs/01_hopfield.ipynb #b0dd2d35
 def dense_sweep(
-    x: Float[Array, "... D"], xi: Float[Array, "K D"], F: Callable, order: Int[ArrayLike, "T"] | None = None
+    x: Float[Array, "... D"],
+    xi: Float[Array, "K D"],
+    F: Callable,
+    order: Int[ArrayLike, "T"] | None = None,
 ) -> tuple[Float[Array, "... D"], Float[Array, "T+1 ..."]]:
-    "One neuron after another, flipped if that lowers the energy (where it changes nothing, rounding may decide). Returns the states, and the energy before and after every step. Raises as `dense_energy` and `asynchronous`."
-    check_memories(xi); check_states(x, D := xi.shape[1], spins=True, dtype=xi.dtype)
+    """One neuron after another, flipped if that lowers the energy (where it changes
+    nothing, rounding may decide). Returns the states, and the energy before and after
+    every step. Raises as `dense_energy` and `asynchronous`.
+    """
+    check_memories(xi)
+    check_states(x, D := xi.shape[1], spins=True, dtype=xi.dtype)
     start = dense_energy(x, xi, F)
+
     def one(carry, i):
         x, a, E = carry
         flipped = a - 2 * x[..., i, None] * jnp.broadcast_to(xi[:, i], a.shape)
         unit = _unit(F, a, D)
         change = jnp.sum(F(a, unit) - F(flipped, unit), -1)
         pays = change < 0
-        if unit is not D: change = change * F(unit[..., 0], D)
+        if unit is not D:
+            change = change * F(unit[..., 0], D)
         x = x.at[..., i].set(jnp.where(pays, -x[..., i], x[..., i]))
         E = E + jnp.where(pays, change, jnp.zeros_like(change))
         return (x, jnp.where(pays[..., None], flipped, a), E), E
+
     (x, _, _), energies = jax.lax.scan(one, (x, x @ xi.T, start), _order(order, D))
     return x, jnp.concatenate([start[None], energies])
 
 # %% ../nbs/01_hopfield.ipynb #d6971a68
-def flip_energies(x: Float[Array, "... D"], xi: Float[Array, "K D"], F: Callable) -> Float[Array, "... D"]:
-    r"""By how much E would change if neuron i alone were flipped, for every i: a state is a fixed point if none of them is negative.
+def flip_energies(
+    x: Float[Array, "... D"], xi: Float[Array, "K D"], F: Callable
+) -> Float[Array, "... D"]:
+    r"""By how much E would change if neuron i alone were flipped, for every i: a state
+    is a fixed point if none of them is negative.
 
-    $\Delta_i = \sum_\mu \xi_{\mu i}^2\big(F(a_\mu) - \tfrac12[F(a_\mu-2) + F(a_\mu+2)]\big) - \tfrac12 x_i\,\xi_{\mu i}[F(a_\mu-2) - F(a_\mu+2)]$ for memories of −1, 0 and 1
-    (0: this neuron is nothing to this memory). A change too small for the format is given as its smallest number, with the right sign.
-    Raises as `dense_energy`, and ValueError on other memories.
+    $\Delta_i = \sum_\mu \xi_{\mu i}^2\big(F(a_\mu) - \tfrac12[F(a_\mu-2) +
+    F(a_\mu+2)]\big) - \tfrac12 x_i\,\xi_{\mu i}[F(a_\mu-2) - F(a_\mu+2)]$ for memories
+    of −1, 0 and 1 (0: this neuron is nothing to this memory). A change too small for
+    the format is given as its smallest number, with the right sign. Raises as
+    `dense_energy`, and ValueError on other memories.
     """
-    check_memories(xi); check_states(x, D := xi.shape[1], spins=True, dtype=xi.dtype)
+    check_memories(xi)
+    check_states(x, D := xi.shape[1], spins=True, dtype=xi.dtype)
     if _known(xi) and (wrong := ~np.isin(np.asarray(xi), (-1, 0, 1))).any():
-        raise ValueError(f"xi: expected entries of -1, 0 and 1 only, got {np.asarray(xi)[wrong][0]}")
+        raise ValueError(
+            f"xi: expected entries of -1, 0 and 1 only, got {np.asarray(xi)[wrong][0]}"
+        )
     a = x @ xi.T
     unit = _unit(F, a, D)
     here, less, more = F(a, unit), F(a - 2, unit), F(a + 2, unit)
     change = (here - (less + more) / 2) @ (xi * xi) - x * ((less - more) @ xi) / 2
-    if unit is D: return change
-    return jnp.sign(change) * jnp.maximum(jnp.abs(change) * F(unit, D), jnp.finfo(change.dtype).tiny)
+    if unit is D:
+        return change
+    return jnp.sign(change) * jnp.maximum(
+        jnp.abs(change) * F(unit, D), jnp.finfo(change.dtype).tiny
+    )

@@ -12,52 +12,95 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from .hopfield import check_floating, check_memories, check_positive, check_states
+from et_nbdev.hopfield import (
+    check_floating,
+    check_memories,
+    check_positive,
+    check_states,
+)
 from .norm import check_sizes
 
 # %% ../nbs/01b_hopfield_continuous.ipynb #e3d1f648
 def continuous_energy_and_update(
     x: Float[Array, "... D"], xi: Float[Array, "K D"], beta: float = 1.0
 ) -> tuple[Float[Array, "..."], Float[Array, "... D"]]:
-    r"""$E = \frac12 x\cdot x - \frac1\beta\log\sum_\mu e^{\beta\,\xi_\mu\cdot x}$, and $-\partial E/\partial x = \xi^\top\mathrm{softmax}(\beta\,\xi x) - x$.
+    r"""$E = \frac12 x\cdot x - \frac1\beta\log\sum_\mu e^{\beta\,\xi_\mu\cdot x}$, and
+    $-\partial E/\partial x = \xi^\top\mathrm{softmax}(\beta\,\xi x) - x$.
 
-    Raises TypeError or ValueError on arrays that do not fit, ValueError unless β is positive and finite.
+    Raises TypeError or ValueError on arrays that do not fit, ValueError unless β is
+    positive and finite.
     """
-    check_memories(xi); check_states(x, xi.shape[1], dtype=xi.dtype); check_positive(beta=beta)
+    check_memories(xi)
+    check_states(x, xi.shape[1], dtype=xi.dtype)
+    check_positive(beta=beta)
     scores = jnp.asarray(beta, x.dtype) * (x @ xi.T)
-    energy = jnp.sum(x * x, -1) / 2 - jax.nn.logsumexp(scores, -1) / jnp.asarray(beta, x.dtype)
+    energy = jnp.sum(x * x, -1) / 2 - jax.nn.logsumexp(scores, -1) / jnp.asarray(
+        beta, x.dtype
+    )
     return energy, jax.nn.softmax(scores, -1) @ xi - x
 
 # %% ../nbs/01b_hopfield_continuous.ipynb #53664af3
 def retrieve(
-    x: Float[Array, "... D"], xi: Float[Array, "K D"], beta: float = 1.0, steps: int = 10, step_size: float = 1.0
+    x: Float[Array, "... D"],
+    xi: Float[Array, "K D"],
+    beta: float = 1.0,
+    steps: int = 10,
+    step_size: float = 1.0,
 ) -> tuple[Float[Array, "... D"], Float[Array, "T+1 ..."]]:
-    r"""T = `steps` gradient steps $x \leftarrow x - \alpha\,\partial E/\partial x$. Returns the states and the T + 1 energies.
+    r"""T = `steps` gradient steps $x \leftarrow x - \alpha\,\partial E/\partial x$.
+    Returns the states and the T + 1 energies.
 
-    α = `step_size` = 1 is $x \leftarrow \xi^\top\mathrm{softmax}(\beta\,\xi x)$; no α up to 2 raises the energy. Raises as `continuous_energy_and_update`.
+    α = `step_size` = 1 is $x \leftarrow \xi^\top\mathrm{softmax}(\beta\,\xi x)$; no α
+    up to 2 raises the energy. Raises as `continuous_energy_and_update`.
     """
-    check_sizes(0, steps=steps); check_positive(step_size=step_size)
+    check_sizes(0, steps=steps)
+    check_positive(step_size=step_size)
+
     def one(x, _):
         E, update = continuous_energy_and_update(x, xi, beta)
         return x + jnp.asarray(step_size, x.dtype) * update, E
+
     x, energies = jax.lax.scan(one, x, None, length=steps)
-    return x, jnp.concatenate([energies, continuous_energy_and_update(x, xi, beta)[0][None]])
+    return x, jnp.concatenate(
+        [energies, continuous_energy_and_update(x, xi, beta)[0][None]]
+    )
 
 # %% ../nbs/01b_hopfield_continuous.ipynb #a52c4168
-def sharing(x: Float[Array, "... D"], xi: Float[Array, "K D"], beta: float = 1.0) -> Float[Array, "..."]:
-    r"How many memories share in a state: $1/\sum_\mu p_\mu^2$ with $p = \mathrm{softmax}(\beta\,\xi x)$, from 1 to K. Raises as `continuous_energy_and_update`."
-    check_memories(xi); check_states(x, xi.shape[1], dtype=xi.dtype); check_positive(beta=beta)
-    return 1 / jnp.sum(jax.nn.softmax(jnp.asarray(beta, x.dtype) * (x @ xi.T), -1) ** 2, -1)
+def sharing(
+    x: Float[Array, "... D"], xi: Float[Array, "K D"], beta: float = 1.0
+) -> Float[Array, "..."]:
+    r"""How many memories share in a state: $1/\sum_\mu p_\mu^2$ with $p =
+    \mathrm{softmax}(\beta\,\xi x)$, from 1 to K. Raises as
+    `continuous_energy_and_update`.
+    """
+    check_memories(xi)
+    check_states(x, xi.shape[1], dtype=xi.dtype)
+    check_positive(beta=beta)
+    return 1 / jnp.sum(
+        jax.nn.softmax(jnp.asarray(beta, x.dtype) * (x @ xi.T), -1) ** 2, -1
+    )
 
 # %% ../nbs/01b_hopfield_continuous.ipynb #a480d19b
-def unit_memories(pictures: Float[Array, "K ..."]) -> tuple[Float[Array, "K D"], Float[Array, "D"]]:
-    "Pictures as memories: flattened, less their mean, of unit length. Returns memories and mean. Raises ValueError if a picture equals the mean, or there are fewer than two."
+def unit_memories(
+    pictures: Float[Array, "K ..."],
+) -> tuple[Float[Array, "K D"], Float[Array, "D"]]:
+    """Pictures as memories: flattened, less their mean, of unit length. Returns
+    memories and mean. Raises ValueError if a picture equals the mean, or there are
+    fewer than two.
+    """
     check_floating(pictures=pictures)
-    if pictures.ndim < 2 or len(pictures) < 2: raise ValueError(f"pictures: expected at least two, stacked as (K, ...), got shape {pictures.shape}")
+    if pictures.ndim < 2 or len(pictures) < 2:
+        raise ValueError(
+            "pictures: expected at least two, stacked as (K, ...), got shape"
+            f" {pictures.shape}"
+        )
     flat = pictures.reshape(len(pictures), -1)
     mean = flat.mean(0)
     flat = flat - mean[None]
     length = jnp.linalg.norm(flat, axis=-1, keepdims=True)
     if not isinstance(length, Tracer) and not (np.asarray(length) > 0).all():
-        raise ValueError(f"pictures: number {np.argmin(length)} equals the mean of all, which leaves nothing to store")
+        raise ValueError(
+            f"pictures: number {np.argmin(length)} equals the mean of all, which leaves"
+            " nothing to store"
+        )
     return flat / length, mean

@@ -10,36 +10,75 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from .hopfield import check_floating, check_memories, check_positive, check_states
+from et_nbdev.hopfield import (
+    check_floating,
+    check_memories,
+    check_positive,
+    check_states,
+)
 from .hopfield_continuous import continuous_energy_and_update
 from .norm import check_sizes, check_tokens
 
 # %% ../nbs/01c_hopfield_learning.ipynb #e9532203
 def log_partition(xi: Float[Array, "K D"], beta: float = 1.0) -> Float[Array, ""]:
-    r"$\log Z = \frac D2\log\frac{2\pi}\beta + \log\sum_\mu e^{\frac\beta2|\xi_\mu|^2}$ with $Z = \int e^{-\beta E(x)}\,dx$. Raises TypeError or ValueError on bad memories or β."
-    check_memories(xi); check_positive(beta=beta)
+    r"""$\log Z = \frac D2\log\frac{2\pi}\beta + \log\sum_\mu
+    e^{\frac\beta2|\xi_\mu|^2}$ with $Z = \int e^{-\beta E(x)}\,dx$. Raises TypeError or
+    ValueError on bad memories or β.
+    """
+    check_memories(xi)
+    check_positive(beta=beta)
     beta = jnp.asarray(beta, xi.dtype)
-    return xi.shape[1] / 2 * jnp.log(2 * jnp.pi / beta) + jax.nn.logsumexp(beta * jnp.sum(xi * xi, -1) / 2)
+    return xi.shape[1] / 2 * jnp.log(2 * jnp.pi / beta) + jax.nn.logsumexp(
+        beta * jnp.sum(xi * xi, -1) / 2
+    )
 
-def sample(key: PRNGKeyArray, xi: Float[Array, "K D"], num: int, beta: float = 1.0) -> Float[Array, "num D"]:
-    r"`num` independent states from $e^{-\beta E}/Z$: a memory drawn by $w = \mathrm{softmax}(\frac\beta2|\xi|^2)$, and Gaussian noise of variance 1/β. Raises as `log_partition`."
-    check_memories(xi); check_positive(beta=beta); check_sizes(num=num)
+
+def sample(
+    key: PRNGKeyArray, xi: Float[Array, "K D"], num: int, beta: float = 1.0
+) -> Float[Array, "num D"]:
+    r"""`num` independent states from $e^{-\beta E}/Z$: a memory drawn by $w =
+    \mathrm{softmax}(\frac\beta2|\xi|^2)$, and Gaussian noise of variance 1/β. Raises as
+    `log_partition`.
+    """
+    check_memories(xi)
+    check_positive(beta=beta)
+    check_sizes(num=num)
     beta, (which, noise) = jnp.asarray(beta, xi.dtype), jax.random.split(key)
-    chosen = jax.random.categorical(which, beta * jnp.sum(xi * xi, -1) / 2, shape=(num,))
-    return xi[chosen] + jax.random.normal(noise, (num, xi.shape[1]), xi.dtype) / jnp.sqrt(beta)
+    chosen = jax.random.categorical(
+        which, beta * jnp.sum(xi * xi, -1) / 2, shape=(num,)
+    )
+    return xi[chosen] + jax.random.normal(
+        noise, (num, xi.shape[1]), xi.dtype
+    ) / jnp.sqrt(beta)
 
 # %% ../nbs/01c_hopfield_learning.ipynb #08dc0c2e
 def _check_data(x, xi, beta):
-    check_memories(xi); check_positive(beta=beta); check_states(x, xi.shape[1], dtype=xi.dtype)
-    if x.ndim != 2 or len(x) == 0: raise ValueError(f"x: expected data of shape (B, D) with B ≥ 1, got {x.shape}")
+    check_memories(xi)
+    check_positive(beta=beta)
+    check_states(x, xi.shape[1], dtype=xi.dtype)
+    if x.ndim != 2 or len(x) == 0:
+        raise ValueError(f"x: expected data of shape (B, D) with B ≥ 1, got {x.shape}")
 
-def negative_log_likelihood(x: Float[Array, "B D"], xi: Float[Array, "K D"], beta: float = 1.0) -> Float[Array, ""]:
-    r"$\mathcal L = \langle\beta E(x)\rangle + \log Z$, the mean over the data of $-\log p(x)$, in nats. Raises TypeError or ValueError on arrays that do not fit, or a bad β."
+
+def negative_log_likelihood(
+    x: Float[Array, "B D"], xi: Float[Array, "K D"], beta: float = 1.0
+) -> Float[Array, ""]:
+    r"""$\mathcal L = \langle\beta E(x)\rangle + \log Z$, the mean over the data of
+    $-\log p(x)$, in nats. Raises TypeError or ValueError on arrays that do not fit, or
+    a bad β.
+    """
     _check_data(x, xi, beta)
-    return jnp.asarray(beta, xi.dtype) * jnp.mean(continuous_energy_and_update(x, xi, beta)[0]) + log_partition(xi, beta)
+    return jnp.asarray(beta, xi.dtype) * jnp.mean(
+        continuous_energy_and_update(x, xi, beta)[0]
+    ) + log_partition(xi, beta)
 
-def likelihood_update(x: Float[Array, "B D"], xi: Float[Array, "K D"], beta: float = 1.0) -> Float[Array, "K D"]:
-    r"$-\partial\mathcal L/\partial\xi_\mu = \beta\,\langle p_\mu(x)\,x\rangle - \beta\,w_\mu\xi_\mu$, by hand. Raises as `negative_log_likelihood`."
+
+def likelihood_update(
+    x: Float[Array, "B D"], xi: Float[Array, "K D"], beta: float = 1.0
+) -> Float[Array, "K D"]:
+    r"""$-\partial\mathcal L/\partial\xi_\mu = \beta\,\langle p_\mu(x)\,x\rangle -
+    \beta\,w_\mu\xi_\mu$, by hand. Raises as `negative_log_likelihood`.
+    """
     _check_data(x, xi, beta)
     beta = jnp.asarray(beta, xi.dtype)
     p = jax.nn.softmax(beta * (x @ xi.T), -1)
@@ -48,36 +87,75 @@ def likelihood_update(x: Float[Array, "B D"], xi: Float[Array, "K D"], beta: flo
 
 # %% ../nbs/01c_hopfield_learning.ipynb #e6963417
 def learn(
-    x: Float[Array, "B D"], xi: Float[Array, "K D"], beta: float = 1.0, steps: int = 1000, step_size: float | None = None
+    x: Float[Array, "B D"],
+    xi: Float[Array, "K D"],
+    beta: float = 1.0,
+    steps: int = 1000,
+    step_size: float | None = None,
 ) -> tuple[Float[Array, "K D"], Float[Array, "T+1"]]:
-    r"""T = `steps` gradient steps on the likelihood of all data, $\xi \leftarrow \xi - \alpha\,\partial\mathcal L/\partial\xi$, from the memories given. Returns memories and T + 1 losses.
+    r"""T = `steps` gradient steps on the likelihood of all data, $\xi \leftarrow \xi -
+    \alpha\,\partial\mathcal L/\partial\xi$, from the memories given. Returns memories
+    and T + 1 losses.
 
-    α = `step_size`; None: $1/(\beta + \frac12\beta^2 R^2)$ with R the length of the longest memory at each step, one over the largest possible curvature.
-    Raises as `likelihood_update`, and ValueError on bad steps.
+    α = `step_size`; None: $1/(\beta + \frac12\beta^2 R^2)$ with R the length of the
+    longest memory at each step, one over the largest possible curvature. Raises as
+    `likelihood_update`, and ValueError on bad steps.
     """
-    check_sizes(0, steps=steps); check_positive(beta=beta, step_size=1.0 if step_size is None else step_size); check_memories(xi)
+    check_sizes(0, steps=steps)
+    check_positive(beta=beta, step_size=1.0 if step_size is None else step_size)
+    check_memories(xi)
     b = jnp.asarray(beta, xi.dtype)
+
     def one(xi, _):
-        alpha = 1 / (b + b**2 * jnp.sum(xi * xi, -1).max() / 2) if step_size is None else jnp.asarray(step_size, xi.dtype)
-        return xi + alpha * likelihood_update(x, xi, beta), negative_log_likelihood(x, xi, beta)
+        alpha = (
+            1 / (b + b**2 * jnp.sum(xi * xi, -1).max() / 2)
+            if step_size is None
+            else jnp.asarray(step_size, xi.dtype)
+        )
+        return xi + alpha * likelihood_update(x, xi, beta), negative_log_likelihood(
+            x, xi, beta
+        )
+
     xi, losses = jax.lax.scan(one, xi, None, length=steps)
     return xi, jnp.append(losses, negative_log_likelihood(x, xi, beta))
 
 # %% ../nbs/01c_hopfield_learning.ipynb #16830eac
 def hopfield_attention(
-    x: Float[Array, "... N D"], y: Float[Array, "... M D"],                                                    # queries from x, memories from y
-    Wq: Float[Array, "H D Y"], Wk: Float[Array, "H D Y"], Wv: Float[Array, "H D Y"], beta: float | None = None,
+    # queries from x, memories from y
+    x: Float[Array, "... N D"],
+    y: Float[Array, "... M D"],
+    Wq: Float[Array, "H D Y"],
+    Wk: Float[Array, "H D Y"],
+    Wv: Float[Array, "H D Y"],
+    beta: float | None = None,
 ) -> Float[Array, "... H N Y"]:
-    r"""One update (α = 1) of a Hopfield network with states $Q = xW_Q$ and memories $K = yW_K$, read out as $V = yW_V$: $\mathrm{softmax}(\beta QK^\top)\,V$ in every head.
+    r"""One update (α = 1) of a Hopfield network with states $Q = xW_Q$ and memories $K
+    = yW_K$, read out as $V = yW_V$: $\mathrm{softmax}(\beta QK^\top)\,V$ in every head.
 
-    β is $1/\sqrt Y$ unless given. With $W_V = W_K$ it is `retrieve` with one step. Raises TypeError or ValueError, naming the argument, on arrays that do not fit.
+    β is $1/\sqrt Y$ unless given. With $W_V = W_K$ it is `retrieve` with one step.
+    Raises TypeError or ValueError, naming the argument, on arrays that do not fit.
     """
     for name, W in (("Wq", Wq), ("Wk", Wk), ("Wv", Wv)):
-        if getattr(W, "ndim", 0) != 3 or W.shape != Wq.shape: raise ValueError(f"{name}: expected weights of shape (H, D, Y), the same for all three, got {getattr(W, 'shape', W)}")
-    check_tokens("x", x, Wq.shape[1]); check_tokens("y", y, Wq.shape[1]); check_floating(Wq=Wq); check_floating(Wq.dtype, Wk=Wk, Wv=Wv, x=x, y=y)
-    if x.shape[:-2] != y.shape[:-2]: raise ValueError(f"y: expected the batch axes of x, {x.shape[:-2]}, got {y.shape[:-2]}")
+        if getattr(W, "ndim", 0) != 3 or W.shape != Wq.shape:
+            raise ValueError(
+                f"{name}: expected weights of shape (H, D, Y), the same for all three,"
+                f" got {getattr(W, 'shape', W)}"
+            )
+    check_tokens("x", x, Wq.shape[1])
+    check_tokens("y", y, Wq.shape[1])
+    check_floating(Wq=Wq)
+    check_floating(Wq.dtype, Wk=Wk, Wv=Wv, x=x, y=y)
+    if x.shape[:-2] != y.shape[:-2]:
+        raise ValueError(
+            f"y: expected the batch axes of x, {x.shape[:-2]}, got {y.shape[:-2]}"
+        )
     beta = Wq.shape[2] ** -0.5 if beta is None else beta
     check_positive(beta=beta)
-    Q, K, V = (jnp.einsum("...nd,hdy->...hny", tokens, W) for tokens, W in ((x, Wq), (y, Wk), (y, Wv)))
-    p = jax.nn.softmax(jnp.asarray(beta, Q.dtype) * jnp.einsum("...hny,...hmy->...hnm", Q, K), -1)
+    Q, K, V = (
+        jnp.einsum("...nd,hdy->...hny", tokens, W)
+        for tokens, W in ((x, Wq), (y, Wk), (y, Wv))
+    )
+    p = jax.nn.softmax(
+        jnp.asarray(beta, Q.dtype) * jnp.einsum("...hny,...hmy->...hnm", Q, K), -1
+    )
     return jnp.einsum("...hnm,...hmy->...hny", p, V)

@@ -18,14 +18,17 @@ from .norm import at_least_float32, check_sizes, check_tokens, signed
 
 # %% ../nbs/04_memory.ipynb #1e65440e
 def energy_and_hidden(
-    a: Float[Array, "... N K"],                         # overlaps of tokens and memories
+    a: Float[Array, "... N K"],  # overlaps of tokens and memories
     activation: Literal["relu", "power", "softmax"],
-    power: float,                                       # n, for "power"
-    beta: float,                                        # inverse temperature, for "softmax"
+    power: float,  # n, for "power"
+    beta: float,  # inverse temperature, for "softmax"
 ) -> tuple[Float[Array, "..."], Float[Array, "... N K"]]:
-    "The energy of the overlaps, one number a sample, and the hidden activity h = −∂E/∂a."
+    """The energy of the overlaps, one number a sample, and the hidden activity h =
+    −∂E/∂a.
+    """
     if activation == "softmax":
-        top = jax.lax.stop_gradient(a.max(-1, keepdims=True))      # keeps exp from overflowing; cancels from both results
+        # keeps exp from overflowing; cancels from both results
+        top = jax.lax.stop_gradient(a.max(-1, keepdims=True))
         p = jnp.exp(beta * (a - top))
         z = p.sum(-1, keepdims=True)
         return -jnp.sum(top + jnp.log(z) / beta, (-2, -1)), p / z
@@ -35,32 +38,52 @@ def energy_and_hidden(
 
 # %% ../nbs/04_memory.ipynb #6a9a5c3d
 def _check_memory(dim, num_memories, activation, power, beta):
-    "Raise ValueError, naming the argument, unless a `HopfieldMemory` can be made of these."
+    """Raise ValueError, naming the argument, unless a `HopfieldMemory` can be made of
+    these.
+    """
     check_sizes(dim=dim)
     check_sizes(int(activation == "softmax"), num_memories=num_memories)
     if activation not in ("relu", "power", "softmax"):
-        raise ValueError(f"activation: expected 'relu', 'power' or 'softmax', got {activation!r}")
-    if not (np.ndim(power) == 0 and 2 <= power < np.inf): raise ValueError(f"power: expected a finite number ≥ 2, got {power}")
-    if not (np.ndim(beta) == 0 and 0 < beta < np.inf): raise ValueError(f"beta: expected a positive, finite number, got {beta}")
+        raise ValueError(
+            f"activation: expected 'relu', 'power' or 'softmax', got {activation!r}"
+        )
+    if not (np.ndim(power) == 0 and 2 <= power < np.inf):
+        raise ValueError(f"power: expected a finite number ≥ 2, got {power}")
+    if not (np.ndim(beta) == 0 and 0 < beta < np.inf):
+        raise ValueError(f"beta: expected a positive, finite number, got {beta}")
 
 # %% ../nbs/04_memory.ipynb #ee5bace2
 @signed
 class HopfieldMemory(nnx.Module):
-    r"""Hopfield network on every token by itself, Eq. (5): K memories ξ, and an energy that falls as a token aligns with some of them.
+    r"""Hopfield network on every token by itself, Eq. (5): K memories ξ, and an energy
+    that falls as a token aligns with some of them.
 
     With the overlaps $a_\mu = \sum_j \xi_{\mu j} g_j$ and $r = \max(\cdot, 0)$:
 
     - "relu": $E = -\frac12\sum_B\sum_\mu r(a_{\mu B})^2$, the paper's choice;
     - "power": $E = -\frac1n\sum_B\sum_\mu r(a_{\mu B})^n$, n = `power` ≥ 2;
-    - "softmax": $E = -\frac1\beta\sum_B\log\sum_\mu\exp(\beta a_{\mu B})$, β = `beta`, an inverse temperature of its own.
+    - "softmax": $E = -\frac1\beta\sum_B\log\sum_\mu\exp(\beta a_{\mu B})$, β = `beta`,
+      an inverse temperature of its own.
 
-    `dtype` is the dtype of the matrix products (None: that of g); energies are float32 at least. Parameters: K·D.
-    K = 0 is the network without memories, whose energy is 0.
-    Raises ValueError on an unknown activation, sizes out of range ("softmax" needs K ≥ 1), n < 2, or a β that is not positive and finite.
+    `dtype` is the dtype of the matrix products (None: that of g); energies are float32
+    at least. Parameters: K·D. K = 0 is the network without memories, whose energy is 0.
+    Raises ValueError on an unknown activation, sizes out of range ("softmax" needs K ≥
+    1), n < 2, or a β that is not positive and finite.
     """
-    def __init__(self, dim: int, num_memories: int, activation: Literal["relu", "power", "softmax"] = "relu", *,
-                 power: float = 3.0, beta: float = 1.0, init_scale: float | None = None,
-                 dtype=None, param_dtype=jnp.float32, rngs: nnx.Rngs):
+
+    def __init__(
+        self,
+        dim: int,
+        num_memories: int,
+        activation: Literal["relu", "power", "softmax"] = "relu",
+        *,
+        power: float = 3.0,
+        beta: float = 1.0,
+        init_scale: float | None = None,
+        dtype=None,
+        param_dtype=jnp.float32,
+        rngs: nnx.Rngs,
+    ):
         _check_memory(dim, num_memories, activation, power, beta)
         self.dim, self.num_memories, self.activation = dim, num_memories, activation
         self.power, self.beta, self.dtype = float(power), float(beta), dtype
@@ -71,21 +94,31 @@ class HopfieldMemory(nnx.Module):
         "a = g ξᵀ: how far each token points along each memory; float32 at least."
         check_tokens("g", g, self.dim)
         dtype = self.dtype or g.dtype
-        return jnp.einsum("...nd,kd->...nk", g.astype(dtype), self.xi[...].astype(dtype),
-                          preferred_element_type=at_least_float32(g.dtype))
+        return jnp.einsum(
+            "...nd,kd->...nk",
+            g.astype(dtype),
+            self.xi[...].astype(dtype),
+            preferred_element_type=at_least_float32(g.dtype),
+        )
 
     def _energy_and_hidden(self, g):
-        return energy_and_hidden(self.overlap(g), self.activation, self.power, self.beta)
+        return energy_and_hidden(
+            self.overlap(g), self.activation, self.power, self.beta
+        )
 
     def hidden(self, g: Float[Array, "... N D"]) -> Float[Array, "... N K"]:
         "Activity of the memories, h = −∂E/∂a: r(a), r(a)ⁿ⁻¹, or softmax(βa)."
         return self._energy_and_hidden(g)[1]
 
-    def energy_and_update(self, g: Float[Array, "... N D"]) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
+    def energy_and_update(
+        self, g: Float[Array, "... N D"]
+    ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
         "E_HN and −∂E_HN/∂g = h ξ from one set of overlaps."
         energy, h = self._energy_and_hidden(g)
         xi = self.xi[...].astype(self.dtype or g.dtype)
-        return energy, jnp.einsum("...nk,kd->...nd", h.astype(xi.dtype), xi, preferred_element_type=h.dtype).astype(g.dtype)
+        return energy, jnp.einsum(
+            "...nk,kd->...nd", h.astype(xi.dtype), xi, preferred_element_type=h.dtype
+        ).astype(g.dtype)
 
     def energy(self, g: Float[Array, "... N D"]) -> Float[Array, "..."]:
         "Eq. (5): one number a sample."

@@ -18,39 +18,63 @@ from jaxtyping import Array, Float
 # %% ../nbs/02_norm.ipynb #0ab414b6
 _Class = TypeVar("_Class", bound=type)
 
+
 def signed(cls: _Class) -> _Class:
-    "Show the signature of `__init__` in help() and in the documentation, where flax shows `(*args, **kwargs)`."
+    """Show the signature of `__init__` in help() and in the documentation, where flax
+    shows `(*args, **kwargs)`.
+    """
     own = inspect.signature(cls.__init__)
     cls.__signature__ = own.replace(parameters=list(own.parameters.values())[1:])
     return cls
 
 # %% ../nbs/02_norm.ipynb #1aa0fcb9
 def check_sizes(least: int = 1, /, **sizes: int):
-    "Raise ValueError, naming the argument, unless every size is a whole number of at least `least`."
+    """Raise ValueError, naming the argument, unless every size is a whole number of at
+    least `least`.
+    """
     for name, size in sizes.items():
-        if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < least:
-            raise ValueError(f"{name}: expected a whole number of at least {least}, got {size!r}")
+        if (
+            not isinstance(size, (int, np.integer))
+            or isinstance(size, bool)
+            or size < least
+        ):
+            raise ValueError(
+                f"{name}: expected a whole number of at least {least}, got {size!r}"
+            )
+
 
 def check_tokens(name: str, x: Array, dim: int):
-    "Raise TypeError or ValueError, naming the argument, unless `x` is a floating array (..., N, D) with D = `dim`."
+    """Raise TypeError or ValueError, naming the argument, unless `x` is a floating
+    array (..., N, D) with D = `dim`.
+    """
     if not (hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)):
-        raise TypeError(f"{name}: expected an array of floating-point tokens, got {getattr(x, 'dtype', type(x).__name__)}")
+        raise TypeError(
+            f"{name}: expected an array of floating-point tokens, got"
+            f" {getattr(x, 'dtype', type(x).__name__)}"
+        )
     if x.ndim < 2 or x.shape[-2] < 1 or x.shape[-1] != dim:
-        raise ValueError(f"{name}: expected tokens of shape (..., N, D) with N ≥ 1 and D = {dim}, got {x.shape}")
+        raise ValueError(
+            f"{name}: expected tokens of shape (..., N, D) with N ≥ 1 and D = {dim},"
+            f" got {x.shape}"
+        )
 
 # %% ../nbs/02_norm.ipynb #11a43e75
 def at_least_float32(dtype) -> jnp.dtype:
-    "The dtype in which statistics, scores and energies are accumulated: float32, or float64 for float64 tokens."
+    """The dtype in which statistics, scores and energies are accumulated: float32, or
+    float64 for float64 tokens.
+    """
     return jnp.dtype(dtype) if jnp.finfo(dtype).bits > 32 else jnp.dtype(jnp.float32)
 
 # %% ../nbs/02_norm.ipynb #25ee60e5
 def lagrangian(
-    x: Float[Array, "... N D"],     # token states
-    gamma: Float[Array, ""],        # scale γ, a scalar
-    delta: Float[Array, "D"],       # shift δ
-    eps: float = 1e-5,              # ε, in units of x²
+    x: Float[Array, "... N D"],  # token states
+    gamma: Float[Array, ""],  # scale γ, a scalar
+    delta: Float[Array, "D"],  # shift δ
+    eps: float = 1e-5,  # ε, in units of x²
 ) -> Float[Array, "... N"]:
-    r"Eq. (2), one Lagrangian per token: $L = D\gamma\sqrt{\frac1D\sum_j (x_j-\bar x)^2+\varepsilon} + \sum_j\delta_j x_j$."
+    r"""Eq. (2), one Lagrangian per token: $L = D\gamma\sqrt{\frac1D\sum_j (x_j-\bar
+    x)^2+\varepsilon} + \sum_j\delta_j x_j$.
+    """
     centred = x - x.mean(-1, keepdims=True)
     return x.shape[-1] * gamma * jnp.sqrt(jnp.mean(centred**2, -1) + eps) + x @ delta
 
@@ -61,38 +85,63 @@ def layer_norm(
     delta: Float[Array, "D"],
     eps: float = 1e-5,
 ) -> Float[Array, "... N D"]:
-    r"Eq. (1): $g_i = \gamma\,(x_i-\bar x)\big/\sqrt{\frac1D\sum_j (x_j-\bar x)^2+\varepsilon} + \delta_i$, which is $\partial L/\partial x_i$."
+    r"""Eq. (1): $g_i = \gamma\,(x_i-\bar x)\big/\sqrt{\frac1D\sum_j (x_j-\bar
+    x)^2+\varepsilon} + \delta_i$, which is $\partial L/\partial x_i$.
+    """
     centred = x - x.mean(-1, keepdims=True)
-    return gamma * centred * jax.lax.rsqrt(jnp.mean(centred**2, -1, keepdims=True) + eps) + jnp.broadcast_to(delta, x.shape)
+    return gamma * centred * jax.lax.rsqrt(
+        jnp.mean(centred**2, -1, keepdims=True) + eps
+    ) + jnp.broadcast_to(delta, x.shape)
 
 # %% ../nbs/02_norm.ipynb #634df5e7
 def hessian(
-    x: Float[Array, "... N D"],
-    gamma: Float[Array, ""],
-    eps: float = 1e-5,
+    x: Float[Array, "... N D"], gamma: Float[Array, ""], eps: float = 1e-5
 ) -> Float[Array, "... N D D"]:
-    r"""$M = \frac{\partial g}{\partial x} = \frac{\gamma}{\sigma}\big(I - \tfrac1D\mathbf 1\mathbf 1^\top - \tfrac{1}{D}\hat c\,\hat c^\top\big)$,
-    $\sigma^2$ the variance plus ε and $\hat c = (x-\bar x)/\sigma$; one symmetric matrix per token."""
+    r"""$M = \frac{\partial g}{\partial x} = \frac{\gamma}{\sigma}\big(I -
+    \tfrac1D\mathbf 1\mathbf 1^\top - \tfrac{1}{D}\hat c\,\hat c^\top\big)$, $\sigma^2$
+    the variance plus ε and $\hat c = (x-\bar x)/\sigma$; one symmetric matrix per
+    token.
+    """
     D = x.shape[-1]
     centred = x - x.mean(-1, keepdims=True)
     sigma = jnp.sqrt(jnp.mean(centred**2, -1) + eps)[..., None, None]
     c = centred / sigma[..., 0]
     projector = jnp.eye(D, dtype=x.dtype) - jnp.full((D, D), 1 / D, x.dtype)
-    return gamma / sigma * (jnp.broadcast_to(projector, x.shape + (D,)) - c[..., :, None] * c[..., None, :] / D)
+    return (
+        gamma
+        / sigma
+        * (
+            jnp.broadcast_to(projector, x.shape + (D,))
+            - c[..., :, None] * c[..., None, :] / D
+        )
+    )
 
 # %% ../nbs/02_norm.ipynb #b72eb059
 @signed
 class EnergyLayerNorm(nnx.Module):
-    r"""The norm $x \mapsto g = \partial L/\partial x$ with a scalar γ ≥ 0 and a vector δ: Eq. (1) and (2).
+    r"""The norm $x \mapsto g = \partial L/\partial x$ with a scalar γ ≥ 0 and a vector
+    δ: Eq. (1) and (2).
 
-    γ is stored as `rho` with $\gamma = \log(1+e^\rho)$, so no gradient step can make it negative. Starts at γ = 1, δ = 0.
-    Statistics are taken in float32 at least, whatever the dtype of the tokens. Parameters: D + 1.
-    Raises ValueError if `dim` < 2 (a lone entry is its own mean) or `eps` is not positive and finite, and on tokens whose last axis is not D.
+    γ is stored as `rho` with $\gamma = \log(1+e^\rho)$, so no gradient step can make it
+    negative. Starts at γ = 1, δ = 0. Statistics are taken in float32 at least, whatever
+    the dtype of the tokens. Parameters: D + 1. Raises ValueError if `dim` < 2 (a lone
+    entry is its own mean) or `eps` is not positive and finite, and on tokens whose last
+    axis is not D.
     """
-    def __init__(self, dim: int, eps: float = 1e-5, *, param_dtype=jnp.float32, rngs: nnx.Rngs | None = None):
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float = 1e-5,
+        *,
+        param_dtype=jnp.float32,
+        rngs: nnx.Rngs | None = None,
+    ):
         check_sizes(dim=dim)
-        if dim < 2: raise ValueError(f"dim: expected at least 2, got {dim}")
-        if not 0 < eps < np.inf: raise ValueError(f"eps: expected a positive, finite number, got {eps}")
+        if dim < 2:
+            raise ValueError(f"dim: expected at least 2, got {dim}")
+        if not 0 < eps < np.inf:
+            raise ValueError(f"eps: expected a positive, finite number, got {eps}")
         self.dim, self.eps = dim, eps
         self.rho = nnx.Param(jnp.log(jnp.expm1(jnp.ones((), param_dtype))))
         self.delta = nnx.Param(jnp.zeros(dim, param_dtype))
@@ -105,7 +154,12 @@ class EnergyLayerNorm(nnx.Module):
     def _cast(self, x):
         check_tokens("x", x, self.dim)
         wide = at_least_float32(x.dtype)
-        return x.astype(wide), self.gamma.astype(wide), self.delta[...].astype(wide), self.eps
+        return (
+            x.astype(wide),
+            self.gamma.astype(wide),
+            self.delta[...].astype(wide),
+            self.eps,
+        )
 
     def lagrangian(self, x: Float[Array, "... N D"]) -> Float[Array, "... N"]:
         "Eq. (2), one value per token."

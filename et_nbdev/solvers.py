@@ -22,109 +22,160 @@ from .block import Energies, EnergyTransformer
 from .norm import at_least_float32, check_sizes, check_tokens
 
 # %% ../nbs/06b_solvers.ipynb #7e8bcd84
-def turning(x: Float[Array, "... N D"], u: Float[Array, "... N D"], eps: float = 1e-5) -> Float[Array, "... N D"]:
-    r"$\frac\sigma\gamma M u$: the part of a force u that turns a token x, without what merely stretches it or shifts its mean."
+def turning(
+    x: Float[Array, "... N D"], u: Float[Array, "... N D"], eps: float = 1e-5
+) -> Float[Array, "... N D"]:
+    r"""$\frac\sigma\gamma M u$: the part of a force u that turns a token x, without
+    what merely stretches it or shifts its mean.
+    """
     c = x - x.mean(-1, keepdims=True)
-    along = jnp.mean(c * u, -1, keepdims=True) / (jnp.mean(c**2, -1, keepdims=True) + eps)
+    along = jnp.mean(c * u, -1, keepdims=True) / (
+        jnp.mean(c**2, -1, keepdims=True) + eps
+    )
     return u - u.mean(-1, keepdims=True) - along * c
 
 # %% ../nbs/06b_solvers.ipynb #b25bc052
 @dataclass(frozen=True)
 class Euler:
     "The paper's solver: every step αu as it comes, whatever the energy does."
-    step_size: float | Float[ArrayLike, "..."] = 0.1        # α; one number, or one a sample
+
+    step_size: float | Float[ArrayLike, "..."] = 0.1  # α; one number, or one a sample
+
 
 @dataclass(frozen=True)
 class Backtracking(Euler):
-    r"""Euler that looks before it steps: a trial is kept only if $E(g') \le E(g) - c\,u\cdot(g'-g)$, so that E can only fall.
+    r"""Euler that looks before it steps: a trial is kept only if $E(g') \le E(g) -
+    c\,u\cdot(g'-g)$, so that E can only fall.
 
-    After a trial that is kept the next one is `grow` times as long, after one that is refused `shrink` times."""
+    After a trial that is kept the next one is `grow` times as long, after one that is
+    refused `shrink` times.
+    """
+
     grow: float = 2.0
     shrink: float = 0.5
-    sufficient: float = 0.1                                 # c: the share of the promised fall that must come true
+    sufficient: float = 0.1  # c: the share of the promised fall that must come true
+
 
 @dataclass(frozen=True)
 class Anderson(Backtracking):
-    "Backtracking whose trials are extrapolated from the last few steps, where that keeps the promise, too."
-    memory: int = 5                                         # steps remembered
+    """Backtracking whose trials are extrapolated from the last few steps, where that
+    keeps the promise, too.
+    """
+
+    memory: int = 5  # steps remembered
+
 
 @dataclass(frozen=True)
 class Flow:
-    r"Continuous time, $\tau\,\dot x = -\partial E/\partial g$, with adaptive steps (diffrax: Tsitouras' pair of orders 5 and 4)."
-    rtol: float = 1e-3                                      # error of a step, as a fraction of x …
-    atol: float = 1e-3                                      # … and in its units
-    step_size: float = 0.1                                  # first step, in units of τ
-    time: float = float("inf")                              # where to stop, in units of τ
+    r"""Continuous time, $\tau\,\dot x = -\partial E/\partial g$, with adaptive steps
+    (diffrax: Tsitouras' pair of orders 5 and 4).
+    """
+
+    rtol: float = 1e-3  # error of a step, as a fraction of x …
+    atol: float = 1e-3  # … and in its units
+    step_size: float = 0.1  # first step, in units of τ
+    time: float = float("inf")  # where to stop, in units of τ
 
 # %% ../nbs/06b_solvers.ipynb #69468e2b
 class Certificate(NamedTuple):
     "What a descent can prove about itself, per sample, from the energies it computed."
-    rise: Float[Array, "..."]           # largest rise of E in a step that was taken; 0 if it never rose
-    rounding: Float[Array, "..."]       # below this a difference of two energies means nothing: 4 ulp of the largest |E|
+
+    # largest rise of E in a step that was taken; 0 if it never rose
+    rise: Float[Array, "..."]
+    # below this a difference of two energies means nothing: 4 ulp of the largest |E|
+    rounding: Float[Array, "..."]
 
     @property
     def holds(self) -> Bool[Array, "..."]:
         "Whether E never rose by more than rounding."
-        return self.rise <= self.rounding       # False for NaN
+        return self.rise <= self.rounding  # False for NaN
+
 
 class Solution(NamedTuple):
-    "Where a solver came to, and how. A sample that has stopped waits for the others without moving."
-    x: Float[Array, "... N D"]              # the last state; read it through a norm, its length has no meaning
-    energies: Energies                      # each (evaluations, ...): after every evaluation, the first at the start
-    evaluations: Int[Array, "..."]          # of energy and gradient, the one at the start included; a step of `Flow` takes seven
-    refused: Int[Array, "..."]              # trials that were not taken
-    residual: Float[Array, "..."]           # turning force at x, as a fraction of the largest force met; NaN where a variance overflows
-    settled: Bool[Array, "..."]             # residual ≤ tolerance: at rest, be it in a minimum or on a saddle
+    """Where a solver came to, and how. A sample that has stopped waits for the others
+    without moving.
+    """
+
+    # the last state; read it through a norm, its length has no meaning
+    x: Float[Array, "... N D"]
+    # each (evaluations, ...): after every evaluation, the first at the start
+    energies: Energies
+    # of energy and gradient, the one at the start included; a step of `Flow` takes
+    # seven
+    evaluations: Int[Array, "..."]
+    refused: Int[Array, "..."]  # trials that were not taken
+    # turning force at x, as a fraction of the largest force met; NaN where a variance
+    # overflows
+    residual: Float[Array, "..."]
+    # residual ≤ tolerance: at rest, be it in a minimum or on a saddle
+    settled: Bool[Array, "..."]
     certificate: Certificate
-    states: Float[Array, "evaluations ... N D"] | None = None       # if asked for
+    states: Float[Array, "evaluations ... N D"] | None = None  # if asked for
 
 # %% ../nbs/06b_solvers.ipynb #78cf87c5
-LONGEST = 1e3       # states are shortened to this root mean square: g stays, and no number overflows
+# states are shortened to this root mean square: g stays, and no number overflows
+LONGEST = 1e3
+
 
 def _wide(a):
     "One number a sample, shaped to multiply tokens."
     return a[..., None, None]
 
+
 def _norm(v):
     "Length of all tokens of a sample together."
     return jnp.sqrt(jnp.sum(v**2, (-2, -1)))
 
+
 def _rms(x, axes=(-2, -1)):
     "Root mean square of the entries around each token's mean."
-    return jnp.sqrt(jnp.mean((x - x.mean(-1, keepdims=True))**2, axes))
+    return jnp.sqrt(jnp.mean((x - x.mean(-1, keepdims=True)) ** 2, axes))
+
 
 def _over(a, b):
     "a/b for b ≥ 0, and 0 where both are 0."
     return a / jnp.maximum(b, jnp.finfo(b.dtype).tiny)
 
+
 def _unit(x):
     "The directions of tokens; one whose entries are all equal has none, and gives 0."
     return _over(x - x.mean(-1, keepdims=True), _rms(x, -1)[..., None])
+
 
 def _ulp(e: Energies):
     "One unit of the last digit of the energy."
     return jnp.finfo(e.memory.dtype).eps * (jnp.abs(e.attention) + jnp.abs(e.memory))
 
+
 def _total(e: Energies):
-    """E, rounded alike wherever it is computed. A compiler computes so cheap a sum again for each use, and may contract the last product of an energy
-    with it into one rounding here and two there; a verdict that hangs on the last digit would then differ from array to array. Bounds keep them apart."""
+    """E, rounded alike wherever it is computed. A compiler computes so cheap a sum
+    again for each use, and may contract the last product of an energy with it into one
+    rounding here and two there; a verdict that hangs on the last digit would then
+    differ from array to array. Bounds keep them apart.
+    """
     largest = jnp.finfo(e.memory.dtype).max
-    return jnp.clip(e.attention, -largest, largest) + jnp.clip(e.memory, -largest, largest)
+    return jnp.clip(e.attention, -largest, largest) + jnp.clip(
+        e.memory, -largest, largest
+    )
+
 
 def _pick(ok, new, old):
     "New where ok and old elsewhere, sample by sample, for every array of a tree."
-    choose = lambda a, b: jnp.where(ok.reshape(ok.shape + (1,) * (a.ndim - ok.ndim)), a, b)
+    choose = lambda a, b: jnp.where(
+        ok.reshape(ok.shape + (1,) * (a.ndim - ok.ndim)), a, b
+    )
     return jax.tree.map(choose, new, old)
 
 # %% ../nbs/06b_solvers.ipynb #21c730f1
 class _Task(NamedTuple):
     "What stays the same from one evaluation to the next."
+
     block: EnergyTransformer
     mask: Any
-    numbers: dict               # of the method
+    numbers: dict  # of the method
     tolerance: Array
     until: Array
-    guarded: bool               # whether trials can be refused
+    guarded: bool  # whether trials can be refused
 
     def look(self, x):
         "g, energies and force at a state: one evaluation."
@@ -143,10 +194,11 @@ class _Task(NamedTuple):
 # %% ../nbs/06b_solvers.ipynb #38022260
 class _Run(NamedTuple):
     "All samples, between two trials."
-    k: Array                    # trials so far, the start included
+
+    k: Array  # trials so far, the start included
     x: Array
     g: Array
-    u: Array                    # −∂E/∂g
+    u: Array  # −∂E/∂g
     energies: Energies
     alpha: Array
     active: Array
@@ -154,11 +206,11 @@ class _Run(NamedTuple):
     refused: Array
     rise: Array
     rounding: Array
-    force: Array                # the largest so far
+    force: Array  # the largest so far
     residual: Array
-    known: Array                # how many of the remembered steps count
-    memory: tuple               # where these steps led (m, ..., N, D), and how far that was
-    kept: tuple                 # energies, and states if asked, after every trial
+    known: Array  # how many of the remembered steps count
+    memory: tuple  # where these steps led (m, ..., N, D), and how far that was
+    kept: tuple  # energies, and states if asked, after every trial
 
 # %% ../nbs/06b_solvers.ipynb #3bce5a17
 def _start(task, x, memory: int, rows: int, states: bool) -> _Run:
@@ -168,72 +220,144 @@ def _start(task, x, memory: int, rows: int, states: bool) -> _Run:
     residual, force = task.judge(x, u, jnp.zeros(samples, x.dtype))
     none, flat = jnp.zeros(samples, jnp.int32), jnp.zeros_like(energies.total)
     return _Run(
-        k=jnp.int32(1), x=x, g=g, u=u, energies=energies,
-        alpha=jnp.broadcast_to(task.numbers["step_size"], samples), active=task.goes_on(energies, residual),
-        evaluations=none + 1, refused=none, rise=flat, rounding=4 * _ulp(energies), force=force, residual=residual,
-        known=none, memory=(room(memory, x), room(memory, x)) if memory else (),
-        kept=jax.tree.map(lambda a: room(rows, a).at[0].set(a), (energies, x if states else None)))
+        k=jnp.int32(1),
+        x=x,
+        g=g,
+        u=u,
+        energies=energies,
+        alpha=jnp.broadcast_to(task.numbers["step_size"], samples),
+        active=task.goes_on(energies, residual),
+        evaluations=none + 1,
+        refused=none,
+        rise=flat,
+        rounding=4 * _ulp(energies),
+        force=force,
+        residual=residual,
+        known=none,
+        memory=(room(memory, x), room(memory, x)) if memory else (),
+        kept=jax.tree.map(
+            lambda a: room(rows, a).at[0].set(a), (energies, x if states else None)
+        ),
+    )
 
 # %% ../nbs/06b_solvers.ipynb #36ce7391
 def _extrapolate(ahead, d, memory, known):
-    "The mixture of this step (to `ahead`, by d) and the remembered ones whose mixed d is shortest; returns where it leads."
+    """The mixture of this step (to `ahead`, by d) and the remembered ones whose mixed d
+    is shortest; returns where it leads.
+    """
     m, ones = len(memory[0]), [1] * known.ndim
-    counts = (jnp.arange(m, dtype=jnp.int32).reshape(m, *ones) < known[None]).astype(d.dtype)
-    steps, turns = (_wide(counts) * (now[None] - old) for now, old in zip((ahead, d), memory))
+    counts = (jnp.arange(m, dtype=jnp.int32).reshape(m, *ones) < known[None]).astype(
+        d.dtype
+    )
+    steps, turns = (
+        _wide(counts) * (now[None] - old) for now, old in zip((ahead, d), memory)
+    )
     gram = jnp.einsum("i...nd,j...nd->...ij", turns, turns)
-    size = jnp.maximum(jnp.trace(gram, axis1=-2, axis2=-1), jnp.finfo(d.dtype).tiny)[..., None]
-    ridge = size * (1e-6 + 1 - jnp.moveaxis(counts, 0, -1))             # small, but where there is nothing to remember
+    size = jnp.maximum(jnp.trace(gram, axis1=-2, axis2=-1), jnp.finfo(d.dtype).tiny)[
+        ..., None
+    ]
+    # small, but where there is nothing to remember
+    ridge = size * (1e-6 + 1 - jnp.moveaxis(counts, 0, -1))
     gram = gram + ridge[..., None] * jnp.eye(m, dtype=d.dtype).reshape(*ones, m, m)
-    kappa = jnp.linalg.solve(gram, jnp.einsum("i...nd,...nd->...i", turns, d)[..., None])[..., 0]
+    kappa = jnp.linalg.solve(
+        gram, jnp.einsum("i...nd,...nd->...i", turns, d)[..., None]
+    )[..., 0]
     return ahead - jnp.einsum("...i,i...nd->...nd", kappa, steps)
 
 # %% ../nbs/06b_solvers.ipynb #72950dfe
 def _trial(task, run):
     "A candidate, its step size, and the remembered steps with this one before them."
     step, memory = run.x + _wide(run.alpha) * run.u, run.memory
-    if not task.guarded: return step, run.alpha, memory
+    if not task.guarded:
+        return step, run.alpha, memory
     if memory:
         ahead = _unit(step)
         d = ahead - _unit(run.x)
-        memory = tuple(jnp.concatenate([new[None], old[:-1]]) for new, old in zip((ahead, d), run.memory))
-        mixed = _unit(_extrapolate(ahead, d, run.memory, run.known)) * _rms(step, -1)[..., None]
+        memory = tuple(
+            jnp.concatenate([new[None], old[:-1]])
+            for new, old in zip((ahead, d), run.memory)
+        )
+        mixed = (
+            _unit(_extrapolate(ahead, d, run.memory, run.known))
+            * _rms(step, -1)[..., None]
+        )
         step = _pick(run.known > 0, mixed, step)
     size = _rms(step)
-    shorter = jnp.where(size < jnp.inf, jnp.minimum(1, _over(jnp.full_like(size, LONGEST), size)), jnp.nan)
-    return _wide(shorter) * step, shorter * run.alpha, memory           # x and α alike: the same path
+    shorter = jnp.where(
+        size < jnp.inf,
+        jnp.minimum(1, _over(jnp.full_like(size, LONGEST), size)),
+        jnp.nan,
+    )
+    # x and α alike: the same path
+    return _wide(shorter) * step, shorter * run.alpha, memory
 
 # %% ../nbs/06b_solvers.ipynb #49b132cf
 def _verdict(task, run, g, energies, alpha):
-    "Whether a trial is taken, the step size after it, and whether these digits can tell anything more."
-    if not task.guarded: return jnp.ones_like(run.active), alpha, jnp.ones_like(run.active)
+    """Whether a trial is taken, the step size after it, and whether these digits can
+    tell anything more.
+    """
+    if not task.guarded:
+        return jnp.ones_like(run.active), alpha, jnp.ones_like(run.active)
     now, then, plain = _total(run.energies), _total(energies), run.known == 0
-    share, grow, shrink = (task.numbers[name] for name in ("sufficient", "grow", "shrink"))
+    share, grow, shrink = (
+        task.numbers[name] for name in ("sufficient", "grow", "shrink")
+    )
     promised = jnp.sum(run.u * (g - run.g), (-2, -1)).astype(now.dtype)
-    ok = then <= now - jnp.clip(share.astype(now.dtype) * promised, 0, jnp.finfo(now.dtype).max)        # False for NaN
+    # False for NaN
+    ok = then <= now - jnp.clip(
+        share.astype(now.dtype) * promised, 0, jnp.finfo(now.dtype).max
+    )
     spent = ~ok & plain & (promised <= _ulp(run.energies))
-    return ok, jnp.where(ok, alpha * grow, jnp.where(plain, run.alpha * shrink, run.alpha)), ~spent
+    return (
+        ok,
+        jnp.where(ok, alpha * grow, jnp.where(plain, run.alpha * shrink, run.alpha)),
+        ~spent,
+    )
 
 # %% ../nbs/06b_solvers.ipynb #e6de4b2a
 def _book(task, run, trial, ok, alpha, on, cost: int = 1):
-    "Write down a trial (x, g, energies, u), the verdict on it, the next step size, and who may go on."
-    x, g, energies, u = _pick(run.active & ok, trial, (run.x, run.g, run.energies, run.u))
+    """Write down a trial (x, g, energies, u), the verdict on it, the next step size,
+    and who may go on.
+    """
+    x, g, energies, u = _pick(
+        run.active & ok, trial, (run.x, run.g, run.energies, run.u)
+    )
     residual, force = task.judge(x, u, run.force)
     now = (energies, x if run.kept[1] is not None else None)
     return run._replace(
-        k=run.k + 1, x=x, g=g, u=u, energies=energies,
-        alpha=jnp.where(run.active, alpha, run.alpha), active=run.active & on & task.goes_on(energies, residual),
+        k=run.k + 1,
+        x=x,
+        g=g,
+        u=u,
+        energies=energies,
+        alpha=jnp.where(run.active, alpha, run.alpha),
+        active=run.active & on & task.goes_on(energies, residual),
         evaluations=run.evaluations + cost * run.active.astype(jnp.int32),
         refused=run.refused + (run.active & ~ok).astype(jnp.int32),
         rise=jnp.maximum(run.rise, _total(energies) - _total(run.energies)),
-        rounding=jnp.maximum(run.rounding, 4 * _ulp(energies)), force=force, residual=residual,
-        kept=jax.tree.map(lambda kept, new: kept.at[run.k].set(new), run.kept, now))
+        rounding=jnp.maximum(run.rounding, 4 * _ulp(energies)),
+        force=force,
+        residual=residual,
+        kept=jax.tree.map(lambda kept, new: kept.at[run.k].set(new), run.kept, now),
+    )
+
 
 def _solution(run, evaluations: int, tolerance, cost: int = 1):
-    "The books closed. The row of an evaluation shows the last trial that was done by then; what was not needed repeats the end."
+    """The books closed. The row of an evaluation shows the last trial that was done by
+    then; what was not needed repeats the end.
+    """
     row = jnp.minimum(jnp.arange(evaluations, dtype=jnp.int32) // cost, run.k - 1)
     energies, states = jax.tree.map(lambda kept: kept[row], run.kept)
-    return Solution(run.x, energies, run.evaluations, run.refused, run.residual, run.residual <= tolerance,
-                    Certificate(run.rise, run.rounding), states)
+    return Solution(
+        run.x,
+        energies,
+        run.evaluations,
+        run.refused,
+        run.residual,
+        run.residual <= tolerance,
+        Certificate(run.rise, run.rounding),
+        states,
+    )
 
 # %% ../nbs/06b_solvers.ipynb #4bb2e4b8
 def _advance(task, run):
@@ -242,62 +366,146 @@ def _advance(task, run):
     g, energies, u = task.look(x)
     ok, alpha, on = _verdict(task, run, g, energies, alpha)
     move, most = run.active & ok, len(memory[0]) if memory else 0
-    memory = tuple(jnp.where(_wide(move)[None], new, old) for new, old in zip(memory, run.memory))
-    known = jnp.where(run.active, jnp.where(ok, jnp.minimum(run.known + 1, most), 0), run.known)
-    return _book(task, run._replace(known=known, memory=memory), (x, g, energies, u), ok, alpha, on)
+    memory = tuple(
+        jnp.where(_wide(move)[None], new, old) for new, old in zip(memory, run.memory)
+    )
+    known = jnp.where(
+        run.active, jnp.where(ok, jnp.minimum(run.known + 1, most), 0), run.known
+    )
+    return _book(
+        task,
+        run._replace(known=known, memory=memory),
+        (x, g, energies, u),
+        ok,
+        alpha,
+        on,
+    )
 
-@partial(jax.jit, static_argnames=("graphdef", "guarded", "memory", "evaluations", "states"))
-def _iterate(graphdef, params, x, mask, numbers, tolerance, until, *,
-             guarded: bool, memory: int, evaluations: int, states: bool) -> Solution:
+
+@partial(
+    jax.jit, static_argnames=("graphdef", "guarded", "memory", "evaluations", "states")
+)
+def _iterate(
+    graphdef,
+    params,
+    x,
+    mask,
+    numbers,
+    tolerance,
+    until,
+    *,
+    guarded: bool,
+    memory: int,
+    evaluations: int,
+    states: bool,
+) -> Solution:
     task = _Task(nnx.merge(graphdef, params), mask, numbers, tolerance, until, guarded)
     goes_on = lambda run: (run.k < evaluations) & run.active.any()
-    run = jax.lax.while_loop(goes_on, partial(_advance, task), _start(task, x, memory, evaluations, states))
+    run = jax.lax.while_loop(
+        goes_on, partial(_advance, task), _start(task, x, memory, evaluations, states)
+    )
     return _solution(run, evaluations, tolerance)
 
 # %% ../nbs/06b_solvers.ipynb #bc290c5e
 def _need_diffrax():
-    try: import diffrax
-    except ImportError as e: raise ImportError("Flow needs diffrax: pip install 'et_nbdev[dynamics]'") from e
+    try:
+        import diffrax
+    except ImportError as e:
+        raise ImportError("Flow needs diffrax: pip install 'et_nbdev[dynamics]'") from e
     return diffrax
 
-STAGES = 6          # forces in a step of Tsitouras' method; that at its beginning is known from the step before
+
+# forces in a step of Tsitouras' method; that at its beginning is known from the step
+# before
+STAGES = 6
+
 
 def _follow(task, x, *, evaluations: int, states: bool) -> Solution:
     "The flow of one sample."
-    diffrax, time, zero, cost = _need_diffrax(), task.numbers["time"], jnp.zeros((), x.dtype), STAGES + 1
+    diffrax, time, zero, cost = (
+        _need_diffrax(),
+        task.numbers["time"],
+        jnp.zeros((), x.dtype),
+        STAGES + 1,
+    )
     solver, force = diffrax.Tsit5(), diffrax.ODETerm(lambda t, x, args: task.look(x)[2])
-    control, order = diffrax.PIDController(task.numbers["rtol"], task.numbers["atol"]), solver.error_order(force)
+    control, order = (
+        diffrax.PIDController(task.numbers["rtol"], task.numbers["atol"]),
+        solver.error_order(force),
+    )
 
     def attempt(at):
         run, begin, end, memory = at
-        x, error, *_ = solver.step(force, begin, end, run.x, None, (False, run.u), False)
-        ok, begin, end, _, memory, _ = control.adapt_step_size(begin, end, run.x, x, None, error, order, memory)
+        x, error, *_ = solver.step(
+            force, begin, end, run.x, None, (False, run.u), False
+        )
+        ok, begin, end, _, memory, _ = control.adapt_step_size(
+            begin, end, run.x, x, None, error, order, memory
+        )
         run = _book(task, run, (x, *task.look(x)), ok, run.alpha, begin < time, cost)
         return run, begin, jnp.minimum(end, time), memory
 
     rows = 1 + (evaluations - 1) // cost
-    end, memory = control.init(force, zero, time, x, task.numbers["step_size"], None, solver.func, order)
+    end, memory = control.init(
+        force, zero, time, x, task.numbers["step_size"], None, solver.func, order
+    )
     at = _start(task, x, 0, rows, states), zero, jnp.minimum(end, time), memory
-    run, *_ = jax.lax.while_loop(lambda at: (at[0].k < rows) & at[0].active, attempt, at)
+    run, *_ = jax.lax.while_loop(
+        lambda at: (at[0].k < rows) & at[0].active, attempt, at
+    )
     return _solution(run, evaluations, task.tolerance, cost)
 
 # %% ../nbs/06b_solvers.ipynb #009a93e3
 @partial(jax.jit, static_argnames=("graphdef", "evaluations", "states"))
-def _flow(graphdef, params, x, mask, numbers, tolerance, until, *, evaluations: int, states: bool) -> Solution:
+def _flow(
+    graphdef,
+    params,
+    x,
+    mask,
+    numbers,
+    tolerance,
+    until,
+    *,
+    evaluations: int,
+    states: bool,
+) -> Solution:
     "Every sample's flow, side by side."
     samples, block = x.shape[:-2], nnx.merge(graphdef, params)
-    many = getattr(mask, "ndim", 0) > 2                     # a table for each sample
-    if many: mask = jnp.broadcast_to(mask, (*samples, *mask.shape[-2:]))
+    many = getattr(mask, "ndim", 0) > 2  # a table for each sample
+    if many:
+        mask = jnp.broadcast_to(mask, (*samples, *mask.shape[-2:]))
+
     def alone(x, mask, until):
         task = _Task(block, mask, numbers, tolerance, until, False)
         if jax.eval_shape(task.look, x)[2].shape != x.shape:
-            raise ValueError("block: has arrays of its own for several samples, but Flow solves each by itself: use jax.vmap on block and tokens")
+            raise ValueError(
+                "block: has arrays of its own for several samples, but Flow solves each"
+                " by itself: use jax.vmap on block and tokens"
+            )
         return _follow(task, x, evaluations=evaluations, states=states)
-    apart = lambda a: a.reshape(-1, *a.shape[len(samples):])
-    axes = Solution(x=0, energies=1, evaluations=0, refused=0, residual=0, settled=0, certificate=0, states=1)      # time comes first
-    found = jax.vmap(alone, (0, 0 if many else None, 0), axes)(apart(x), apart(mask) if many else mask, apart(until))
-    join = lambda a, axis: a.reshape(*a.shape[:axis], *samples, *a.shape[axis + 1:])
-    return Solution(*(jax.tree.map(partial(join, axis=axis), part) for part, axis in zip(found, axes)))
+
+    apart = lambda a: a.reshape(-1, *a.shape[len(samples) :])
+    # time comes first
+    axes = Solution(
+        x=0,
+        energies=1,
+        evaluations=0,
+        refused=0,
+        residual=0,
+        settled=0,
+        certificate=0,
+        states=1,
+    )
+    found = jax.vmap(alone, (0, 0 if many else None, 0), axes)(
+        apart(x), apart(mask) if many else mask, apart(until)
+    )
+    join = lambda a, axis: a.reshape(*a.shape[:axis], *samples, *a.shape[axis + 1 :])
+    return Solution(
+        *(
+            jax.tree.map(partial(join, axis=axis), part)
+            for part, axis in zip(found, axes)
+        )
+    )
 
 # %% ../nbs/06b_solvers.ipynb #0df1aa6b
 @jax.custom_vjp
@@ -305,14 +513,19 @@ def _result(inputs, solution):
     "The solution, with a clear word for whoever differentiates it."
     return solution
 
+
 def _refuse(saved, cotangent):
-    raise TypeError("solve: a search is not differentiated. Use jax.lax.stop_gradient(solve(...)), train through "
-                    "`et_nbdev.equilibria.equilibrium`, which knows the derivative of the place where a descent settles, or through `descend`")
+    raise TypeError(
+        "solve: a search is not differentiated. Use jax.lax.stop_gradient(solve(...)),"
+        " train through `et_nbdev.equilibria.equilibrium`, which knows the derivative"
+        " of the place where a descent settles, or through `descend`"
+    )
+
 
 _result.defvjp(lambda inputs, solution: (solution, None), _refuse)
 
 # %% ../nbs/06b_solvers.ipynb #38957655
-RANGES = {                  # what a number may be; any other must be positive and finite
+RANGES = {  # what a number may be; any other must be positive and finite
     "grow": ("a finite number ≥ 1", lambda v: (v >= 1) & (v < np.inf)),
     "shrink": ("a number > 0 and < 1", lambda v: (v > 0) & (v < 1)),
     "sufficient": ("a number ≥ 0 and < 1", lambda v: (v >= 0) & (v < 1)),
@@ -321,69 +534,118 @@ RANGES = {                  # what a number may be; any other must be positive a
     "until": ("a number", lambda v: ~np.isnan(v)),
 }
 
+
 def check_numbers(dtype, samples: tuple[int, ...] = (), **numbers):
-    "Raise ValueError, naming the argument, unless every number (or every one of `samples`) is in range once it has that dtype."
+    """Raise ValueError, naming the argument, unless every number (or every one of
+    `samples`) is in range once it has that dtype.
+    """
     for name, value in numbers.items():
         if np.shape(value) not in ((), samples):
-            raise ValueError(f"{name}: expected one number" + (f", or one a sample {samples}" if samples else "") + f", got shape {np.shape(value)}")
-        if isinstance(value, Tracer): continue
-        words, fits = RANGES.get(name, ("positive, finite numbers", lambda v: (v > 0) & (v < np.inf)))
+            raise ValueError(
+                f"{name}: expected one number"
+                + (f", or one a sample {samples}" if samples else "")
+                + f", got shape {np.shape(value)}"
+            )
+        if isinstance(value, Tracer):
+            continue
+        words, fits = RANGES.get(
+            name, ("positive, finite numbers", lambda v: (v > 0) & (v < np.inf))
+        )
         value = np.asarray(value)
-        with np.errstate(all="ignore"): ok = value.dtype.kind in "iuf" and fits(value.astype(dtype)).all()
-        if not ok: raise ValueError(f"{name}: expected {words} in {np.dtype(dtype)}, got {value}")
+        with np.errstate(all="ignore"):
+            ok = value.dtype.kind in "iuf" and fits(value.astype(dtype)).all()
+        if not ok:
+            raise ValueError(
+                f"{name}: expected {words} in {np.dtype(dtype)}, got {value}"
+            )
 
 # %% ../nbs/06b_solvers.ipynb #be8a04cc
 def check_precision(block: EnergyTransformer, x: Array):
-    "Raise TypeError or ValueError unless x are tokens of the block, and both compute with digits enough to tell one step from the next."
+    """Raise TypeError or ValueError unless x are tokens of the block, and both compute
+    with digits enough to tell one step from the next.
+    """
     check_tokens("x", x, block.norm.dim)
     few = "whose digits do not tell one step from the next"
-    if at_least_float32(x.dtype) != x.dtype: raise TypeError(f"x: expected float32 or float64, got {x.dtype}, {few}")
+    if at_least_float32(x.dtype) != x.dtype:
+        raise TypeError(f"x: expected float32 or float64, got {x.dtype}, {few}")
     for _, part in nnx.iter_modules(block):
         dtype = getattr(part, "dtype", None)
         if dtype is not None and jnp.finfo(dtype).eps > jnp.finfo(x.dtype).eps:
-            raise TypeError(f"block: {type(part).__name__} multiplies in {jnp.dtype(dtype)}, {few}; set its `dtype` to None, or cast x ({x.dtype})")
+            raise TypeError(
+                f"block: {type(part).__name__} multiplies in {jnp.dtype(dtype)}, {few};"
+                f" set its `dtype` to None, or cast x ({x.dtype})"
+            )
+
 
 def _check(block, x, method, evaluations, tolerance, until):
     check_precision(block, x)
     check_sizes(evaluations=evaluations)
-    if not isinstance(method, (Euler, Flow)): raise TypeError(f"method: expected Euler, Backtracking, Anderson or Flow, got {method!r}")
+    if not isinstance(method, (Euler, Flow)):
+        raise TypeError(
+            f"method: expected Euler, Backtracking, Anderson or Flow, got {method!r}"
+        )
     numbers, samples = dict(vars(method)), x.shape[:-2]
     check_sizes(memory=numbers.pop("memory", 1))
-    check_numbers(x.dtype, () if isinstance(method, Flow) else samples, step_size=numbers.pop("step_size"))
+    check_numbers(
+        x.dtype,
+        () if isinstance(method, Flow) else samples,
+        step_size=numbers.pop("step_size"),
+    )
     check_numbers(x.dtype, **numbers)
-    if tolerance is not None: check_numbers(x.dtype, tolerance=tolerance)
-    if until is not None: check_numbers(x.dtype, samples, until=until)
+    if tolerance is not None:
+        check_numbers(x.dtype, tolerance=tolerance)
+    if until is not None:
+        check_numbers(x.dtype, samples, until=until)
 
 # %% ../nbs/06b_solvers.ipynb #0c31212d
 def solve(
     block: EnergyTransformer,
-    x: Float[Array, "... N D"],             # token states at t = 0
-    method: Euler | Flow = Anderson(),      # Euler, Backtracking, Anderson or Flow
+    x: Float[Array, "... N D"],  # token states at t = 0
+    method: Euler | Flow = Anderson(),  # Euler, Backtracking, Anderson or Flow
     *,
-    evaluations: int = 100,                 # of energy and gradient, at most; T Euler steps are T + 1, n steps of the flow 7n + 1
-    tolerance: float | None = None,         # a sample has settled where its residual is at most this
-    until: float | Float[ArrayLike, "..."] | None = None,   # a sample also stops where its energy is at most this
-    mask=None,                              # as in `descend`: a table of booleans, or a graph as a list of edges
-    states: bool = False,                   # keep the state after every evaluation
+    # of energy and gradient, at most; T Euler steps are T + 1, n steps of the flow 7n +
+    # 1
+    evaluations: int = 100,
+    # a sample has settled where its residual is at most this
+    tolerance: float | None = None,
+    # a sample also stops where its energy is at most this
+    until: float | Float[ArrayLike, "..."] | None = None,
+    mask=None,  # as in `descend`: a table of booleans, or a graph as a list of edges
+    states: bool = False,  # keep the state after every evaluation
 ) -> Solution:
-    r"""Follow $-\partial E/\partial g$ downhill by the method of your choice, every sample in its own time.
+    r"""Follow $-\partial E/\partial g$ downhill by the method of your choice, every
+    sample in its own time.
 
-    Convergence is judged on g: the residual is the part of the force that can still turn a token, as a fraction of the largest force met. It says
-    that the tokens rest, not that it is in a minimum: equal tokens stay equal, be that on a saddle. Not differentiable; see `et_nbdev.equilibria`.
-    Raises ValueError or TypeError, naming the argument, on bad numbers, tokens, masks or methods, on tokens or blocks that compute in half precision,
-    and on a block with arrays of its own for every sample under `Flow`; ImportError if `Flow` is asked for without diffrax.
+    Convergence is judged on g: the residual is the part of the force that can still
+    turn a token, as a fraction of the largest force met. It says that the tokens rest,
+    not that it is in a minimum: equal tokens stay equal, be that on a saddle. Not
+    differentiable; see `et_nbdev.equilibria`. Raises ValueError or TypeError, naming
+    the argument, on bad numbers, tokens, masks or methods, on tokens or blocks that
+    compute in half precision, and on a block with arrays of its own for every sample
+    under `Flow`; ImportError if `Flow` is asked for without diffrax.
     """
     _check(block, x, method, evaluations, tolerance, until)
     graphdef, params = nnx.split(block)
-    numbers = {name: jnp.asarray(value, x.dtype) for name, value in vars(method).items() if name != "memory"}
+    numbers = {
+        name: jnp.asarray(value, x.dtype)
+        for name, value in vars(method).items()
+        if name != "memory"
+    }
     fixed = jax.lax.stop_gradient((params, x, mask))
-    tolerance = jnp.asarray(-1 if tolerance is None else tolerance, x.dtype)                # no residual is below 0
-    until = jnp.broadcast_to(jnp.asarray(-np.inf if until is None else until, x.dtype), x.shape[:-2])
+    # no residual is below 0
+    tolerance = jnp.asarray(-1 if tolerance is None else tolerance, x.dtype)
+    until = jnp.broadcast_to(
+        jnp.asarray(-np.inf if until is None else until, x.dtype), x.shape[:-2]
+    )
     options = dict(evaluations=evaluations, states=states)
     if isinstance(method, Flow):
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):      # diffrax mixes dtypes as it likes
+        # diffrax mixes dtypes as it likes
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             solution = _flow(graphdef, *fixed, numbers, tolerance, until, **options)
     else:
-        options |= dict(guarded=isinstance(method, Backtracking), memory=getattr(method, "memory", 0))
+        options |= dict(
+            guarded=isinstance(method, Backtracking),
+            memory=getattr(method, "memory", 0),
+        )
         solution = _iterate(graphdef, *fixed, numbers, tolerance, until, **options)
     return _result((params, x), solution)

@@ -20,62 +20,83 @@ def float64():
 
 # %% ../nbs/00_testing.ipynb #cb29f854
 def assert_close(
-    actual: ArrayLike,      # what the code returned
-    expected: ArrayLike,    # what it should be, same shape and dtype
-    rtol: float = 1e-9,     # allowed error as a fraction of the largest |expected|
-    atol: float = 0.0,      # allowed error in the units of `expected`
+    actual: ArrayLike,  # what the code returned
+    expected: ArrayLike,  # what it should be, same shape and dtype
+    rtol: float = 1e-9,  # allowed error as a fraction of the largest |expected|
+    atol: float = 0.0,  # allowed error in the units of `expected`
 ):
-    r"""Assert $\max|a-b| \le \mathrm{atol} + \mathrm{rtol}\,\max|b|$, equal shapes, equal dtypes, everything finite.
+    r"""Assert $\max|a-b| \le \mathrm{atol} + \mathrm{rtol}\,\max|b|$, equal shapes,
+    equal dtypes, everything finite.
 
-    Raises AssertionError that names what differs: shape, dtype, a non-finite entry, or the largest error and where it is.
+    Raises AssertionError that names what differs: shape, dtype, a non-finite entry, or
+    the largest error and where it is.
     """
     a, b = np.asarray(actual), np.asarray(expected)
     assert a.shape == b.shape, f"shape {a.shape} is not the expected {b.shape}"
     assert a.dtype == b.dtype, f"dtype {a.dtype} is not the expected {b.dtype}"
     for name, array in ("", a), ("expected ", b):
-        assert np.isfinite(array).all(), f"{np.count_nonzero(~np.isfinite(array))} of {a.size} {name}entries are not finite"
-    if a.size == 0: return
+        assert np.isfinite(array).all(), (
+            f"{np.count_nonzero(~np.isfinite(array))} of {a.size} {name}entries are not"
+            " finite"
+        )
+    if a.size == 0:
+        return
     a, b = np.atleast_1d(a).astype(np.float64), np.atleast_1d(b).astype(np.float64)
     error, bound = np.abs(a - b), atol + rtol * np.abs(b).max()
     worst = tuple(int(i) for i in np.unravel_index(error.argmax(), error.shape))
     assert error.max() <= bound, (
-        f"largest error {error.max():.3e} exceeds {bound:.3e}, at {worst}: {a[worst]!r} instead of {b[worst]!r}")
+        f"largest error {error.max():.3e} exceeds {bound:.3e}, at {worst}: {a[worst]!r}"
+        f" instead of {b[worst]!r}"
+    )
 
 # %% ../nbs/00_testing.ipynb #87a1c9dc
 def assert_gradient(
-    f: Callable[[Float[Array, "..."]], Float[Array, "..."]],  # maps an array to a scalar, or to one scalar per sample
-    x: Float[Array, "..."],      # where the gradient is taken; float64, see `float64`
-    gradient: ArrayLike,         # the claim: ∂(Σ f)/∂x, of the shape of x
-    rtol: float = 1e-9,          # against automatic differentiation
-    fd_rtol: float = 1e-6,       # against central differences
-    fd_step: float = 1e-5,       # half the width of a central difference
+    # maps an array to a scalar, or to one scalar per sample
+    f: Callable[[Float[Array, "..."]], Float[Array, "..."]],
+    x: Float[Array, "..."],  # where the gradient is taken; float64, see `float64`
+    gradient: ArrayLike,  # the claim: ∂(Σ f)/∂x, of the shape of x
+    rtol: float = 1e-9,  # against automatic differentiation
+    fd_rtol: float = 1e-6,  # against central differences
+    fd_step: float = 1e-5,  # half the width of a central difference
 ):
-    r"""Assert that `gradient` is $\partial \sum f/\partial x$: by `jax.grad`, and by central differences in every entry.
+    r"""Assert that `gradient` is $\partial \sum f/\partial x$: by `jax.grad`, and by
+    central differences in every entry.
 
-    Raises TypeError if `x` is not float64 (the bounds are below single precision), AssertionError if either comparison fails.
+    Raises TypeError if `x` is not float64 (the bounds are below single precision),
+    AssertionError if either comparison fails.
     """
     x = jnp.asarray(x)
-    if x.dtype != np.float64: raise TypeError(f"x: expected float64 (use `with float64():`), got {x.dtype}")
+    if x.dtype != np.float64:
+        raise TypeError(f"x: expected float64 (use `with float64():`), got {x.dtype}")
     total = lambda x: jnp.sum(f(x))
     assert_close(gradient, jax.grad(total)(x), rtol=rtol)
     directions = jnp.eye(x.size, dtype=x.dtype).reshape(x.size, *x.shape)
     slope = lambda v: (total(x + fd_step * v) - total(x - fd_step * v)) / (2 * fd_step)
-    assert_close(gradient, jax.lax.map(slope, directions).reshape(x.shape), rtol=fd_rtol)
+    assert_close(
+        gradient, jax.lax.map(slope, directions).reshape(x.shape), rtol=fd_rtol
+    )
 
 # %% ../nbs/00_testing.ipynb #70697ed6
 def assert_descends(
-    energies: ArrayLike,     # (T+1, ...) energies, time first
-    rtol: float = 1e-12,     # a rise below this fraction of the sample's largest |energy| counts as rounding
+    energies: ArrayLike,  # (T+1, ...) energies, time first
+    # a rise below this fraction of the sample's largest |energy| counts as rounding
+    rtol: float = 1e-12,
 ):
     """Assert that energies never rise along their first axis, in any sample.
 
-    Raises AssertionError naming the step, the sample and the size of the largest rise; ValueError if there is nothing to judge.
+    Raises AssertionError naming the step, the sample and the size of the largest rise;
+    ValueError if there is nothing to judge.
     """
     e = np.asarray(energies, dtype=np.float64)
-    if e.ndim == 0 or len(e) < 2 or e.size == 0: raise ValueError(f"energies: expected (T+1, ...) with T ≥ 1, got shape {e.shape}")
+    if e.ndim == 0 or len(e) < 2 or e.size == 0:
+        raise ValueError(
+            f"energies: expected (T+1, ...) with T ≥ 1, got shape {e.shape}"
+        )
     assert np.isfinite(e).all(), "energies: not all finite"
     rise = np.diff(e, axis=0)
-    excess = rise - rtol * np.abs(e).max(0)         # each sample in its own units
+    excess = rise - rtol * np.abs(e).max(0)  # each sample in its own units
     worst = tuple(int(i) for i in np.unravel_index(excess.argmax(), excess.shape))
     assert excess.max() <= 0, (
-        f"energy rises by {rise[worst]:.3e} at step {worst[0]}" + (f", sample {worst[1:]}" if e.ndim > 1 else ""))
+        f"energy rises by {rise[worst]:.3e} at step {worst[0]}"
+        + (f", sample {worst[1:]}" if e.ndim > 1 else "")
+    )

@@ -48,11 +48,15 @@ def option(default, text: str):
     "A field of a configuration with the sentence that `--help` shows for it."
     return field(default=default, metadata=dict(help=text))
 
+
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW with a warm-up cosine schedule and a bound on the global norm of the gradient; the defaults are the paper's for images.
+    """AdamW with a warm-up cosine schedule and a bound on the global norm of the
+    gradient; the defaults are the paper's for images.
 
-    Raises ValueError, naming the field, on values outside their range."""
+    Raises ValueError, naming the field, on values outside their range.
+    """
+
     steps: int = option(1000, "optimiser steps in all")
     warmup: int = option(100, "steps of linear warm-up, from lr_floor to lr")
     lr: float = option(5e-4, "peak learning rate")
@@ -63,202 +67,373 @@ class OptimConfig:
     clip: float = option(1.0, "largest global norm of the gradient")
 
     def __post_init__(self):
-        if self.steps < 1: raise ValueError(f"steps: expected at least 1, got {self.steps}")
-        if not 0 <= self.warmup < self.steps: raise ValueError(f"warmup: expected 0 ≤ warmup < steps = {self.steps}, got {self.warmup}")
-        if not 0 <= self.lr_floor <= self.lr < float("inf"): raise ValueError(f"lr, lr_floor: expected 0 ≤ lr_floor ≤ lr, got {self.lr_floor} and {self.lr}")
-        if not 0 <= self.weight_decay < float("inf"): raise ValueError(f"weight_decay: expected at least 0, got {self.weight_decay}")
+        if self.steps < 1:
+            raise ValueError(f"steps: expected at least 1, got {self.steps}")
+        if not 0 <= self.warmup < self.steps:
+            raise ValueError(
+                f"warmup: expected 0 ≤ warmup < steps = {self.steps}, got {self.warmup}"
+            )
+        if not 0 <= self.lr_floor <= self.lr < float("inf"):
+            raise ValueError(
+                f"lr, lr_floor: expected 0 ≤ lr_floor ≤ lr, got {self.lr_floor} and"
+                f" {self.lr}"
+            )
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ValueError(
+                f"weight_decay: expected at least 0, got {self.weight_decay}"
+            )
         for name in ("b1", "b2"):
-            if not 0 <= getattr(self, name) < 1: raise ValueError(f"{name}: expected 0 ≤ {name} < 1, got {getattr(self, name)}")
-        if not self.clip > 0: raise ValueError(f"clip: expected a positive norm, got {self.clip}")
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name}: expected 0 ≤ {name} < 1, got {getattr(self, name)}"
+                )
+        if not self.clip > 0:
+            raise ValueError(f"clip: expected a positive norm, got {self.clip}")
 
 # %% ../nbs/07_training.ipynb #d70e0b3b
 def learning_rate(config: OptimConfig) -> optax.Schedule:
     "lr_floor → lr over the warm-up, then a cosine back to lr_floor at the last step."
-    return optax.warmup_cosine_decay_schedule(config.lr_floor, config.lr, config.warmup, config.steps, config.lr_floor)
+    return optax.warmup_cosine_decay_schedule(
+        config.lr_floor, config.lr, config.warmup, config.steps, config.lr_floor
+    )
+
 
 def make_optimiser(config: OptimConfig) -> optax.GradientTransformation:
-    "Clip, then AdamW; vectors and scalars (shifts, biases, temperatures) are not decayed."
+    """Clip, then AdamW; vectors and scalars (shifts, biases, temperatures) are not
+    decayed.
+    """
     matrices = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
     return optax.chain(
         optax.clip_by_global_norm(config.clip),
-        optax.adamw(learning_rate(config), config.b1, config.b2, weight_decay=config.weight_decay, mask=matrices))
+        optax.adamw(
+            learning_rate(config),
+            config.b1,
+            config.b2,
+            weight_decay=config.weight_decay,
+            mask=matrices,
+        ),
+    )
 
 # %% ../nbs/07_training.ipynb #31ff942d
 class TrainState(NamedTuple):
     "All that training changes."
+
     params: PyTree[Array]
     optimiser: PyTree[Array]
-    step: Array                     # optimiser steps taken, int32
+    step: Array  # optimiser steps taken, int32
 
 # %% ../nbs/07_training.ipynb #1ef68b05
-Loss = Callable[[nnx.Module, Any, PRNGKeyArray], tuple[Array, dict[str, Array]]]      # (model, batch, key) -> the loss, and what else to log
+# (model, batch, key) -> the loss, and what else to log
+Loss = Callable[[nnx.Module, Any, PRNGKeyArray], tuple[Array, dict[str, Array]]]
 
-def make_step(graphdef: nnx.GraphDef, loss: Loss, optimiser: optax.GradientTransformation, seed: int, mesh: Mesh | None = None):
-    """One compiled optimiser step (state, batch) -> (state, metrics). The old state's memory is given to the new one.
 
-    The key of a step is folded from the seed and the step's number: nothing random has to be stored to resume.
-    With a mesh the new state is replicated on it; the batch may come spread over it.
+def make_step(
+    graphdef: nnx.GraphDef,
+    loss: Loss,
+    optimiser: optax.GradientTransformation,
+    seed: int,
+    mesh: Mesh | None = None,
+):
+    """One compiled optimiser step (state, batch) -> (state, metrics). The old state's
+    memory is given to the new one.
+
+    The key of a step is folded from the seed and the step's number: nothing random has
+    to be stored to resume. With a mesh the new state is replicated on it; the batch may
+    come spread over it.
     """
+
     def step(state: TrainState, batch):
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         objective = lambda params: loss(nnx.merge(graphdef, params), batch, key)
-        (value, metrics), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
-        with jax.numpy_dtype_promotion("standard"):     # optax mixes floats with integer counts
-            updates, optimiser_state = optimiser.update(grads, state.optimiser, state.params)
+        (value, metrics), grads = jax.value_and_grad(objective, has_aux=True)(
+            state.params
+        )
+        # optax mixes floats with integer counts
+        with jax.numpy_dtype_promotion("standard"):
+            updates, optimiser_state = optimiser.update(
+                grads, state.optimiser, state.params
+            )
         metrics = {"loss": value, "grad_norm": optax.tree.norm(grads), **metrics}
-        return TrainState(optax.apply_updates(state.params, updates), optimiser_state, state.step + 1), metrics
-    return jax.jit(step, donate_argnums=0, out_shardings=mesh and NamedSharding(mesh, PartitionSpec()))
+        return (
+            TrainState(
+                optax.apply_updates(state.params, updates),
+                optimiser_state,
+                state.step + 1,
+            ),
+            metrics,
+        )
+
+    return jax.jit(
+        step,
+        donate_argnums=0,
+        out_shardings=mesh and NamedSharding(mesh, PartitionSpec()),
+    )
 
 # %% ../nbs/07_training.ipynb #cb50f726
 @contextlib.contextmanager
 def atomic_write(path: Path | str):
-    """Yield a temporary path beside `path`; on success flush it to the disk and rename it over `path`, on failure remove it.
+    """Yield a temporary path beside `path`; on success flush it to the disk and rename
+    it over `path`, on failure remove it.
 
-    Raises OSError, naming the file, if it cannot be written; whatever was at `path` is then still there.
+    Raises OSError, naming the file, if it cannot be written; whatever was at `path` is
+    then still there.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")       # of no other thread, process or machine
+    # of no other thread, process or machine
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
     try:
         yield temporary
-        with open(temporary, "rb") as f: os.fsync(f.fileno())
+        with open(temporary, "rb") as f:
+            os.fsync(f.fileno())
         os.replace(temporary, path)
-        if os.name == "posix":                          # the new name has to reach the disk, too
+        if os.name == "posix":  # the new name has to reach the disk, too
             descriptor = os.open(path.parent, os.O_RDONLY)
-            try: os.fsync(descriptor)
-            finally: os.close(descriptor)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
     except OSError as e:
-        if e.errno is not None: e.filename = e.filename or str(path)    # a full disk does not say which file
+        # a full disk does not say which file
+        if e.errno is not None:
+            e.filename = e.filename or str(path)
         raise
     finally:
         temporary.unlink(missing_ok=True)
 
 # %% ../nbs/07_training.ipynb #b86f1b86
 class CheckpointError(Exception):
-    "A checkpoint that is missing, corrupt, or of another model; the message says which, and what to do."
+    """A checkpoint that is missing, corrupt, or of another model; the message says
+    which, and what to do.
+    """
+
 
 def _named(tree: PyTree) -> dict[str, Array]:
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
 
 def _digest(tensors: dict[str, np.ndarray], meta: str) -> str:
     sha = hashlib.sha256(meta.encode())
     for name in sorted(tensors):
         sha.update(f"{name} {tensors[name].dtype} {tensors[name].shape}".encode())
-        sha.update(np.ascontiguousarray(tensors[name]).view(np.uint8).data if tensors[name].size else b"")
+        sha.update(
+            np.ascontiguousarray(tensors[name]).view(np.uint8).data
+            if tensors[name].size
+            else b""
+        )
     return sha.hexdigest()
 
 # %% ../nbs/07_training.ipynb #991d84d8
 def save_checkpoint(path: Path | str, tree: PyTree[Array], meta: dict | None = None):
-    """Write the arrays of `tree` and a JSON-able `meta` to one safetensors file, atomically, with a SHA-256 of the contents.
+    """Write the arrays of `tree` and a JSON-able `meta` to one safetensors file,
+    atomically, with a SHA-256 of the contents.
 
     Raises OSError (unwritable folder, full disk) with the previous file still in place.
     """
-    tensors, text = {name: np.array(leaf, order="C") for name, leaf in _named(tree).items()}, json.dumps(meta or {})
-    with atomic_write(path) as temporary:               # written by Python: safetensors' own errors on a full disk are no OSErrors
-        temporary.write_bytes(safetensors.numpy.save(tensors, {"meta": text, "sha256": _digest(tensors, text)}))
+    tensors, text = (
+        {name: np.array(leaf, order="C") for name, leaf in _named(tree).items()},
+        json.dumps(meta or {}),
+    )
+    # written by Python: safetensors' own errors on a full disk are no OSErrors
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(
+            safetensors.numpy.save(
+                tensors, {"meta": text, "sha256": _digest(tensors, text)}
+            )
+        )
 
 # %% ../nbs/07_training.ipynb #e8bdb0bf
 def load_checkpoint(path: Path | str, like: PyTree) -> tuple[PyTree[Array], dict]:
-    """Read a checkpoint into the structure of `like` (arrays or `jax.ShapeDtypeStruct`s); returns the tree and its meta.
+    """Read a checkpoint into the structure of `like` (arrays or
+    `jax.ShapeDtypeStruct`s); returns the tree and its meta.
 
-    `like` may be a part of what was saved. Raises CheckpointError if the file is missing, is not a checkpoint,
-    is damaged, or holds other names, shapes or dtypes than `like`.
+    `like` may be a part of what was saved. Raises CheckpointError if the file is
+    missing, is not a checkpoint, is damaged, or holds other names, shapes or dtypes
+    than `like`.
     """
     path = Path(path)
-    if not path.is_file(): raise CheckpointError(f"{path}: no such checkpoint")
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such checkpoint")
     try:
         with safetensors.safe_open(path, framework="numpy") as f:
             header = f.metadata() or {}
             tensors = {name: f.get_tensor(name) for name in f.keys()}
     except (safetensors.SafetensorError, ValueError, OSError) as e:
-        raise CheckpointError(f"{path}: not a readable checkpoint ({e}); delete it, or restore a copy") from e
+        raise CheckpointError(
+            f"{path}: not a readable checkpoint ({e}); delete it, or restore a copy"
+        ) from e
     if header.get("sha256") != _digest(tensors, header.get("meta", "")):
-        raise CheckpointError(f"{path}: contents do not match the checksum in the file; delete it, or restore a copy")
+        raise CheckpointError(
+            f"{path}: contents do not match the checksum in the file; delete it, or"
+            " restore a copy"
+        )
     for name, leaf in _named(like).items():
-        if name not in tensors: raise CheckpointError(f"{path}: holds no {name!r}, so it belongs to another model")
+        if name not in tensors:
+            raise CheckpointError(
+                f"{path}: holds no {name!r}, so it belongs to another model"
+            )
         have, want = tensors[name], jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         if have.shape != want.shape or have.dtype != want.dtype:
-            raise CheckpointError(f"{path}: {name} is {have.dtype}{have.shape}, this model needs {want.dtype}{want.shape}")
+            raise CheckpointError(
+                f"{path}: {name} is {have.dtype}{have.shape}, this model needs"
+                f" {want.dtype}{want.shape}"
+            )
     leaves = [jnp.asarray(tensors[name]) for name in _named(like)]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves), json.loads(header["meta"])
+    return jax.tree.unflatten(jax.tree.structure(like), leaves), json.loads(
+        header["meta"]
+    )
 
 # %% ../nbs/07_training.ipynb #54d18f38
 def read_meta(path: Path | str) -> dict:
-    "The meta that a checkpoint was saved with, without reading its arrays. Raises CheckpointError as `load_checkpoint`."
+    """The meta that a checkpoint was saved with, without reading its arrays. Raises
+    CheckpointError as `load_checkpoint`.
+    """
     path = Path(path)
-    if not path.is_file(): raise CheckpointError(f"{path}: no such checkpoint")
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such checkpoint")
     try:
-        with safetensors.safe_open(path, framework="numpy") as f: meta = json.loads(f.metadata()["meta"])
-        if isinstance(meta, dict): return meta
+        with safetensors.safe_open(path, framework="numpy") as f:
+            meta = json.loads(f.metadata()["meta"])
+        if isinstance(meta, dict):
+            return meta
         raise ValueError("its meta is no object")
-    except (safetensors.SafetensorError, ValueError, OSError, KeyError, TypeError, RecursionError) as e:
-        raise CheckpointError(f"{path}: not a readable checkpoint ({e}); delete it, or restore a copy") from e
+    except (
+        safetensors.SafetensorError,
+        ValueError,
+        OSError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ) as e:
+        raise CheckpointError(
+            f"{path}: not a readable checkpoint ({e}); delete it, or restore a copy"
+        ) from e
 
-def restore(path: Path | str, kind: str, build: Callable[[dict, int], nnx.Module]) -> Any:
-    """The model that `build` makes of a checkpoint's configuration (and of the file's size in bytes), with the checkpoint's weights.
 
-    It is made without memory for its arrays, so that a small file may claim any shapes; of a number of layers `build` has to see that it fits the file.
-    Raises CheckpointError, which calls the model `kind`, if the file is missing, damaged or of another kind."""
+def restore(
+    path: Path | str, kind: str, build: Callable[[dict, int], nnx.Module]
+) -> Any:
+    """The model that `build` makes of a checkpoint's configuration (and of the file's
+    size in bytes), with the checkpoint's weights.
+
+    It is made without memory for its arrays, so that a small file may claim any shapes;
+    of a number of layers `build` has to see that it fits the file. Raises
+    CheckpointError, which calls the model `kind`, if the file is missing, damaged or of
+    another kind.
+    """
     config = read_meta(path).get("config")
-    try: graphdef, abstract = nnx.split(nnx.eval_shape(lambda: build(config, Path(path).stat().st_size)))
-    except Exception as e:              # a configuration may hold anything, and JAX and flax refuse it in many ways
-        raise CheckpointError(f"{path}: holds no {kind} that this version knows ({type(e).__name__}: {e}); its configuration reads {str(config)[:1000]}") from e
-    return nnx.merge(graphdef, load_checkpoint(path, {"params": nnx.to_pure_dict(abstract)})[0]["params"])
+    try:
+        graphdef, abstract = nnx.split(
+            nnx.eval_shape(lambda: build(config, Path(path).stat().st_size))
+        )
+    except Exception as e:  # a configuration may hold anything, and JAX and flax refuse it in many ways
+        raise CheckpointError(
+            f"{path}: holds no {kind} that this version knows ({type(e).__name__}:"
+            f" {e}); its configuration reads {str(config)[:1000]}"
+        ) from e
+    return nnx.merge(
+        graphdef,
+        load_checkpoint(path, {"params": nnx.to_pure_dict(abstract)})[0]["params"],
+    )
 
 # %% ../nbs/07_training.ipynb #b8ef96ac
 class MetricsLog:
     """Metrics as JSON lines, one object a line with its "step".
 
-    Opened at `step`, it forgets the lines after it: an interrupted run's file ends up as the uninterrupted one's.
+    Opened at `step`, it forgets the lines after it: an interrupted run's file ends up
+    as the uninterrupted one's.
     """
+
     def __init__(self, path: Path | str, step: int = 0):
         self.path = Path(path)
-        rows = [row for row in read_metrics(self.path) if row["step"] <= step] if self.path.exists() else []
+        rows = (
+            [row for row in read_metrics(self.path) if row["step"] <= step]
+            if self.path.exists()
+            else []
+        )
         with atomic_write(self.path) as temporary:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def append(self, row: dict):
-        "Add one line, flushed at once. Raises OSError, naming the file, if it cannot be written."
+        """Add one line, flushed at once. Raises OSError, naming the file, if it cannot
+        be written.
+        """
         try:
-            with open(self.path, "a") as f: f.write(json.dumps(row) + "\n")
+            with open(self.path, "a") as f:
+                f.write(json.dumps(row) + "\n")
         except OSError as e:
-            e.filename = e.filename or str(self.path)       # a full disk does not say which file
+            # a full disk does not say which file
+            e.filename = e.filename or str(self.path)
             raise
 
+
 def read_metrics(path: Path | str) -> list[dict]:
-    "The rows of a metrics file, steps ascending. A last line that a killed process has cut off is left out; of others that cannot be read or are out of order, a warning tells."
+    """The rows of a metrics file, steps ascending. A last line that a killed process
+    has cut off is left out; of others that cannot be read or are out of order, a
+    warning tells.
+    """
+
     def read(line):
-        try: row = json.loads(line)
-        except (ValueError, RecursionError): return None
-        return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
-    found, rows = [read(line) for line in Path(path).read_text(errors="replace").splitlines()], []
-    if found[-1:] == [None]: found.pop()
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        return (
+            row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+        )
+
+    found, rows = (
+        [read(line) for line in Path(path).read_text(errors="replace").splitlines()],
+        [],
+    )
+    if found[-1:] == [None]:
+        found.pop()
     for row in filter(None, found):
-        if rows and row["step"] <= rows[-1]["step"]:            # which of the two is wrong, the one before them tells
-            if len(rows) > 1 and row["step"] <= rows[-2]["step"]: continue
+        # which of the two is wrong, the one before them tells
+        if rows and row["step"] <= rows[-1]["step"]:
+            if len(rows) > 1 and row["step"] <= rows[-2]["step"]:
+                continue
             rows.pop()
         rows.append(row)
-    if lost := len(found) - len(rows): warnings.warn(f"{path}: {lost} of its {len(found)} lines cannot be read or are out of order, and are left out", stacklevel=2)
+    if lost := len(found) - len(rows):
+        warnings.warn(
+            f"{path}: {lost} of its {len(found)} lines cannot be read or are out of"
+            " order, and are left out",
+            stacklevel=2,
+        )
     return rows
 
 # %% ../nbs/07_training.ipynb #05c167dd
 @contextlib.contextmanager
 def interruptible():
-    "Within it, Ctrl-C asks (`.is_set()`) instead of tearing a step apart; a second Ctrl-C interrupts as usual."
+    """Within it, Ctrl-C asks (`.is_set()`) instead of tearing a step apart; a second
+    Ctrl-C interrupts as usual.
+    """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
+
     def ask(signum, frame):
-        if asked.is_set(): raise KeyboardInterrupt
+        if asked.is_set():
+            raise KeyboardInterrupt
         asked.set()
+
     previous = signal.signal(signal.SIGINT, ask)
-    try: yield asked
-    finally: signal.signal(signal.SIGINT, previous)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 # %% ../nbs/07_training.ipynb #12b8fe6d
 class Fit(NamedTuple):
-    "What `fit` returns: the model with its best weights on validation (the last ones without validation), and the log."
+    """What `fit` returns: the model with its best weights on validation (the last ones
+    without validation), and the log.
+    """
+
     model: nnx.Module
     history: list[dict]
     best_step: int
@@ -266,62 +441,112 @@ class Fit(NamedTuple):
 # %% ../nbs/07_training.ipynb #74e8a47e
 @contextlib.contextmanager
 def _alone(folder: Path | None, wait: bool = False):
-    "Within it no other process trains in `folder`; one that does is an error, or is waited for. The lock is the operating system's: it leaves no file, and goes with its process, however that ends."
+    """Within it no other process trains in `folder`; one that does is an error, or is
+    waited for. The lock is the operating system's: it leaves no file, and goes with its
+    process, however that ends.
+    """
     if folder is None or os.name != "posix":
         yield
         return
     import fcntl
+
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try: fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError: raise OSError(errno.EBUSY, "another run is training in this folder; wait for its end, or choose another folder", str(folder)) from None
-        except OSError: pass                            # a file system without locks
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise OSError(
+                errno.EBUSY,
+                "another run is training in this folder; wait for its end, or choose"
+                " another folder",
+                str(folder),
+            ) from None
+        except OSError:
+            pass  # a file system without locks
         yield
-    finally: os.close(descriptor)
+    finally:
+        os.close(descriptor)
 
 # %% ../nbs/07_training.ipynb #826244b6
 def _flat(config: dict, prefix: str = "") -> dict:
     "A nested configuration as {'model.dim': 64, …}."
-    return {k: v for key, value in config.items()
-            for k, v in (_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}).items()}
+    return {
+        k: v
+        for key, value in config.items()
+        for k, v in (
+            _flat(value, f"{prefix}{key}.")
+            if isinstance(value, dict)
+            else {prefix + key: value}
+        ).items()
+    }
+
 
 def _differences(saved: dict, wanted: dict) -> str:
     saved, wanted, absent = _flat(saved), _flat(wanted), "absent"
-    keys = sorted(k for k in {*saved, *wanted} if saved.get(k, absent) != wanted.get(k, absent))
-    return ", ".join(f"{k}: {saved.get(k, absent)!r} there, {wanted.get(k, absent)!r} here" for k in keys)
+    keys = sorted(
+        k for k in {*saved, *wanted} if saved.get(k, absent) != wanted.get(k, absent)
+    )
+    return ", ".join(
+        f"{k}: {saved.get(k, absent)!r} there, {wanted.get(k, absent)!r} here"
+        for k in keys
+    )
+
 
 def _start(state: TrainState, folder: Path | None, config: dict):
-    "The state to train from: the last checkpoint of the folder, if there is one, else `state` itself."
-    for orphan in folder.glob(".*.partial") if folder else (): orphan.unlink(missing_ok=True)   # of a process killed while writing
+    """The state to train from: the last checkpoint of the folder, if there is one, else
+    `state` itself.
+    """
+    # of a process killed while writing
+    for orphan in folder.glob(".*.partial") if folder else ():
+        orphan.unlink(missing_ok=True)
     if folder is None or not (folder / "last.safetensors").exists():
         return state, {"best": None, "best_step": 0, "seconds": 0.0}
     saved = read_meta(folder / "last.safetensors").get("config")
-    if saved != config:             # before the arrays: their shapes say less than the configuration
-        raise CheckpointError(f"{folder}: holds a run of another configuration ({_differences(saved if isinstance(saved, dict) else {}, config)}); "
-                              "choose another folder, or delete this one")
+    # before the arrays: their shapes say less than the configuration
+    if saved != config:
+        raise CheckpointError(
+            f"{folder}: holds a run of another configuration"
+            f" ({_differences(saved if isinstance(saved, dict) else {}, config)});"
+            " choose another folder, or delete this one"
+        )
     state, meta = load_checkpoint(folder / "last.safetensors", state)
-    if "progress" not in meta: raise CheckpointError(f"{folder / 'last.safetensors'}: was not written by a run; delete it, or restore a copy")
-    if meta["progress"]["best"] is not None: load_checkpoint(folder / "best.safetensors", {"params": state.params})     # missed now rather than at the end
+    if "progress" not in meta:
+        raise CheckpointError(
+            f"{folder / 'last.safetensors'}: was not written by a run; delete it, or"
+            " restore a copy"
+        )
+    # missed now rather than at the end
+    if meta["progress"]["best"] is not None:
+        load_checkpoint(folder / "best.safetensors", {"params": state.params})
     return state, meta["progress"]
 
 # %% ../nbs/07_training.ipynb #e7d68289
 def _trainable(model: nnx.Module) -> tuple[nnx.GraphDef, dict]:
-    "What a model is made of, and a copy of its parameters: the step takes their memory, and the caller keeps its model. Raises ValueError if it holds other state."
+    """What a model is made of, and a copy of its parameters: the step takes their
+    memory, and the caller keeps its model. Raises ValueError if it holds other state.
+    """
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
     if jax.tree.leaves(rest):
-        raise ValueError(f"model: holds state besides its parameters ({', '.join(_named(rest))}), which is not carried from step to step; "
-                         "randomness comes to the loss as its key")
+        raise ValueError(
+            f"model: holds state besides its parameters ({', '.join(_named(rest))}),"
+            " which is not carried from step to step; randomness comes to the loss as"
+            " its key"
+        )
     return graphdef, jax.tree.map(jnp.copy, nnx.to_pure_dict(params))
 
 # %% ../nbs/07_training.ipynb #1d3e6e08
 class _Clock:
-    "Hands out batches, and tells how long that took and how fast training goes. Validation and saving do not count as training."
+    """Hands out batches, and tells how long that took and how fast training goes.
+    Validation and saving do not count as training.
+    """
+
     def __init__(self, stream: Iterator, seconds: float):
         self.stream, self.before, self.start = stream, seconds, time.perf_counter()
         self.restart()
 
-    def __enter__(self): return self
+    def __enter__(self):
+        return self
 
     def __exit__(self, *_):
         getattr(self.stream, "close", lambda: None)()
@@ -331,8 +556,10 @@ class _Clock:
 
     def next_batch(self):
         asked = time.perf_counter()
-        try: batch = next(self.stream)
-        except StopIteration: raise ValueError("batches: ended before the last optimiser step") from None
+        try:
+            batch = next(self.stream)
+        except StopIteration:
+            raise ValueError("batches: ended before the last optimiser step") from None
         self.waited += time.perf_counter() - asked
         self.samples += len(jax.tree.leaves(batch)[0])
         return batch
@@ -344,95 +571,178 @@ class _Clock:
 
     def read(self) -> dict:
         span = time.perf_counter() - self.since
-        return {"samples_per_second": self.samples / span, "input_wait": self.waited / span, "seconds": self.seconds}
+        return {
+            "samples_per_second": self.samples / span,
+            "input_wait": self.waited / span,
+            "seconds": self.seconds,
+        }
 
 # %% ../nbs/07_training.ipynb #265b8586
 def _row(step: int, metrics: dict, lr: float) -> dict:
-    "Metrics of a step as a row of the log. Raises FloatingPointError if the loss or its gradient is no longer finite."
+    """Metrics of a step as a row of the log. Raises FloatingPointError if the loss or
+    its gradient is no longer finite.
+    """
     row = {"step": step, **{k: float(v) for k, v in jax.device_get(metrics).items()}}
-    if np.isfinite([row["loss"], row["grad_norm"]]).all(): return row
-    raise FloatingPointError(f"loss is {row['loss']}, its gradient's norm {row['grad_norm']}, at step {step}; "     # either way the weights are lost
-                             f"lower the learning rate (lr = {lr}) or the step size")
+    if np.isfinite([row["loss"], row["grad_norm"]]).all():
+        return row
+    # either way the weights are lost
+    raise FloatingPointError(
+        f"loss is {row['loss']}, its gradient's norm {row['grad_norm']}, at step"
+        f" {step}; lower the learning rate (lr = {lr}) or the step size"
+    )
+
 
 class _Books:
-    "What a run writes down: rows of the log, the best weights so far, the last state; in `folder`, or for None in memory alone."
+    """What a run writes down: rows of the log, the best weights so far, the last state;
+    in `folder`, or for None in memory alone.
+    """
+
     def __init__(self, folder: Path | None, config: dict, at: dict, step: int):
         self.folder, self.config, self.at, self.best = folder, config, at, None
         self.log = folder and MetricsLog(folder / "metrics.jsonl", step)
         self.history = read_metrics(self.log.path) if self.log else []
 
     def compare(self, row: dict, params):
-        if self.at["best"] is not None and row["validation_loss"] >= self.at["best"]: return
-        self.at, self.best = {**self.at, "best": row["validation_loss"], "best_step": row["step"]}, jax.device_get(params)
-        if self.folder: save_checkpoint(self.folder / "best.safetensors", {"params": self.best}, {"config": self.config, "step": row["step"]})
+        if self.at["best"] is not None and row["validation_loss"] >= self.at["best"]:
+            return
+        self.at, self.best = (
+            {**self.at, "best": row["validation_loss"], "best_step": row["step"]},
+            jax.device_get(params),
+        )
+        if self.folder:
+            save_checkpoint(
+                self.folder / "best.safetensors",
+                {"params": self.best},
+                {"config": self.config, "step": row["step"]},
+            )
 
     def add(self, row: dict):
         self.history.append(row)
-        if self.log: self.log.append(row)
+        if self.log:
+            self.log.append(row)
 
     def save(self, state: TrainState, step: int, seconds: float):
         progress = {**self.at, "seconds": seconds}
-        if self.folder: save_checkpoint(self.folder / "last.safetensors", state, {"config": self.config, "step": step, "progress": progress})
+        if self.folder:
+            save_checkpoint(
+                self.folder / "last.safetensors",
+                state,
+                {"config": self.config, "step": step, "progress": progress},
+            )
 
 # %% ../nbs/07_training.ipynb #a2fe610a
 class _Placement:
-    "Where arrays lie: on the default device, or on a mesh, with batches spread over it along their first axis and all else on every device."
+    """Where arrays lie: on the default device, or on a mesh, with batches spread over
+    it along their first axis and all else on every device.
+    """
+
     def __init__(self, mesh: Mesh | None):
-        if mesh is not None: mesh = Mesh(mesh.devices, mesh.axis_names)     # of automatic axes, whatever those of the caller's: the loss says nothing of shardings
+        # of automatic axes, whatever those of the caller's: the loss says nothing of
+        # shardings
+        if mesh is not None:
+            mesh = Mesh(mesh.devices, mesh.axis_names)
         self.mesh, self.leads = mesh, jax.process_index() == 0
-        if mesh is not None: self.everywhere, self.spread = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (mesh.axis_names,)))
+        if mesh is not None:
+            self.everywhere, self.spread = (
+                NamedSharding(mesh, PartitionSpec(*axes))
+                for axes in ((), (mesh.axis_names,))
+            )
 
     def replicate(self, tree):
         return tree if self.mesh is None else jax.device_put(tree, self.everywhere)
 
     def share(self, batch):
         "A process's part of the batch -> the batch of all processes."
-        if self.mesh is None: return batch
-        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(self.spread, np.asarray(x)), batch)
+        if self.mesh is None:
+            return batch
+        return jax.tree.map(
+            lambda x: jax.make_array_from_process_local_data(
+                self.spread, np.asarray(x)
+            ),
+            batch,
+        )
 
     def local(self, tree):
         "A replicated tree, on this process's default device."
-        return tree if self.mesh is None else jax.tree.map(jnp.asarray, jax.device_get(tree))
+        return (
+            tree
+            if self.mesh is None
+            else jax.tree.map(jnp.asarray, jax.device_get(tree))
+        )
 
     def any(self, flag: bool) -> bool:
         "Whether it holds in any process; all of them have to ask."
-        return flag if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.asarray(flag)).any())
+        return (
+            flag
+            if jax.process_count() == 1
+            else bool(multihost_utils.process_allgather(np.asarray(flag)).any())
+        )
 
 # %% ../nbs/07_training.ipynb #b42aeb46
 def fit(
     model: nnx.Module,
-    loss: Loss,                                         # (model, batch, key) -> mean loss, {metric: value}
-    batches: Callable[[int], Iterator],                 # number of the first batch -> batches; number s depends on s alone
+    loss: Loss,  # (model, batch, key) -> mean loss, {metric: value}
+    # number of the first batch -> batches; number s depends on s alone
+    batches: Callable[[int], Iterator],
     optim: OptimConfig,
     *,
     seed: int = 0,
-    folder: Path | str | None = None,                   # checkpoints and metrics.jsonl; resumes if it holds a run
-    validate: Callable[[nnx.Module], dict] | None = None,   # -> {"loss": what the best weights are chosen by, …}
-    every: int = 500,                                   # steps between validations and checkpoints
-    log_every: int = 50,                                # steps between lines of the log
-    config: dict | None = None,                         # what identifies the run, JSON-able; a resumed run must agree
-    mesh: Mesh | None = None,                           # devices to spread each batch over; None: the default device
+    # checkpoints and metrics.jsonl; resumes if it holds a run
+    folder: Path | str | None = None,
+    # -> {"loss": what the best weights are chosen by, …}
+    validate: Callable[[nnx.Module], dict] | None = None,
+    every: int = 500,  # steps between validations and checkpoints
+    log_every: int = 50,  # steps between lines of the log
+    # what identifies the run, JSON-able; a resumed run must agree
+    config: dict | None = None,
+    # devices to spread each batch over; None: the default device
+    mesh: Mesh | None = None,
     progress: bool = True,
 ) -> Fit:
-    """Train `model`, with a progress bar, to the end of the schedule; killed at any moment and called again, it goes on
-    from the last checkpoint of `folder` and ends with the very weights of an uninterrupted run.
+    """Train `model`, with a progress bar, to the end of the schedule; killed at any
+    moment and called again, it goes on from the last checkpoint of `folder` and ends
+    with the very weights of an uninterrupted run.
 
-    One process per folder, or all processes of a `jax.distributed` program with a mesh of all their devices: then `batches` yields
-    each process its own part of every batch, the first one writes, and the folder is one that all of them can read.
-    Raises ValueError on bad arguments, CheckpointError (a folder of another run, a damaged checkpoint), FloatingPointError (a loss is no longer
-    finite; the checkpoints before it remain), KeyboardInterrupt after a clean stop, OSError if the folder cannot be written, or another process trains in it.
+    One process per folder, or all processes of a `jax.distributed` program with a mesh
+    of all their devices: then `batches` yields each process its own part of every
+    batch, the first one writes, and the folder is one that all of them can read. Raises
+    ValueError on bad arguments, CheckpointError (a folder of another run, a damaged
+    checkpoint), FloatingPointError (a loss is no longer finite; the checkpoints before
+    it remain), KeyboardInterrupt after a clean stop, OSError if the folder cannot be
+    written, or another process trains in it.
     """
     for name, value in dict(every=every, log_every=log_every).items():
-        if value < 1: raise ValueError(f"{name}: expected at least 1, got {value}")
+        if value < 1:
+            raise ValueError(f"{name}: expected at least 1, got {value}")
     (graphdef, params), optimiser = _trainable(model), make_optimiser(optim)
     folder = Path(folder) if folder is not None else None
-    config = json.loads(json.dumps({"optim": asdict(optim), "seed": seed, **(config or {})}))
+    config = json.loads(
+        json.dumps({"optim": asdict(optim), "seed": seed, **(config or {})})
+    )
     place = _Placement(mesh)
     with _alone(folder if place.leads else None):
-        state, at = _start(TrainState(params, optimiser.init(params), jnp.zeros((), jnp.int32)), folder, config)
-        books = _Books(folder if place.leads else None, config, at, done := int(state.step))
-        state, step, clock = place.replicate(state), make_step(graphdef, loss, optimiser, seed, place.mesh), _Clock(batches(done), at["seconds"])
-        bar = tqdm(total=optim.steps, initial=done, disable=not (progress and place.leads), unit="step", file=sys.stdout, mininterval=1.0, ncols=100)
+        state, at = _start(
+            TrainState(params, optimiser.init(params), jnp.zeros((), jnp.int32)),
+            folder,
+            config,
+        )
+        books = _Books(
+            folder if place.leads else None, config, at, done := int(state.step)
+        )
+        state, step, clock = (
+            place.replicate(state),
+            make_step(graphdef, loss, optimiser, seed, place.mesh),
+            _Clock(batches(done), at["seconds"]),
+        )
+        bar = tqdm(
+            total=optim.steps,
+            initial=done,
+            disable=not (progress and place.leads),
+            unit="step",
+            file=sys.stdout,
+            mininterval=1.0,
+            ncols=100,
+        )
         with bar, interruptible() as asked, clock:
             stop = False
             while done < optim.steps and not stop:
@@ -440,84 +750,210 @@ def fit(
                 done += 1
                 bar.update()
                 due = done % every == 0 or done == optim.steps
-                if jax.process_count() == 1 or due or done % log_every == 0: stop = place.any(asked.is_set())    # read once: what is stopped is saved
-                if not (due or stop or done % log_every == 0): continue
+                # read once: what is stopped is saved
+                if jax.process_count() == 1 or due or done % log_every == 0:
+                    stop = place.any(asked.is_set())
+                if not (due or stop or done % log_every == 0):
+                    continue
                 row = _row(done, metrics, optim.lr) | clock.read()
                 if due and validate:
-                    row |= {f"validation_{k}": float(v) for k, v in validate(nnx.merge(graphdef, place.local(state.params))).items()}
-                    if not np.isfinite(row["validation_loss"]): raise FloatingPointError(f"validation loss is {row['validation_loss']} at step {done}")
+                    row |= {
+                        f"validation_{k}": float(v)
+                        for k, v in validate(
+                            nnx.merge(graphdef, place.local(state.params))
+                        ).items()
+                    }
+                    if not np.isfinite(row["validation_loss"]):
+                        raise FloatingPointError(
+                            f"validation loss is {row['validation_loss']} at step"
+                            f" {done}"
+                        )
                     books.compare(row, state.params)
                 books.add(row)
-                if due or stop: books.save(state, done, clock.seconds)
+                if due or stop:
+                    books.save(state, done, clock.seconds)
                 clock.restart()
-                bar.set_postfix_str(f"loss {row['loss']:.4f}" + (f", best {books.at['best']:.4f}" if books.at["best"] is not None else "")
-                                    + f", {row['samples_per_second']:.0f}/s")
-        if done < optim.steps: raise KeyboardInterrupt(f"stopped after step {done}" + (f"; run again to go on from {folder}" if folder else ""))
-        if validate is None: best = place.local(state.params)
-        elif books.best is not None: best = books.best
-        else: best = load_checkpoint(folder / "best.safetensors", {"params": params})[0]["params"]     # pyright: ignore[reportOptionalOperand]
-    return Fit(nnx.merge(graphdef, best), books.history, done if validate is None else books.at["best_step"])
+                bar.set_postfix_str(
+                    f"loss {row['loss']:.4f}"
+                    + (
+                        f", best {books.at['best']:.4f}"
+                        if books.at["best"] is not None
+                        else ""
+                    )
+                    + f", {row['samples_per_second']:.0f}/s"
+                )
+        if done < optim.steps:
+            raise KeyboardInterrupt(
+                f"stopped after step {done}"
+                + (f"; run again to go on from {folder}" if folder else "")
+            )
+        if validate is None:
+            best = place.local(state.params)
+        elif books.best is not None:
+            best = books.best
+        else:
+            best = load_checkpoint(folder / "best.safetensors", {"params": params})[0][
+                "params"
+            ]  # pyright: ignore[reportOptionalOperand]
+    return Fit(
+        nnx.merge(graphdef, best),
+        books.history,
+        done if validate is None else books.at["best_step"],
+    )
 
 # %% ../nbs/07_training.ipynb #7486cdcf
-def add_options(parser: argparse.ArgumentParser, config, omit: tuple[str, ...] = (), prefix: str = ""):
-    "One option a field of the dataclass `config`, with its help and its default; the fields of a nested one as --model.dim and so on."
+def add_options(
+    parser: argparse.ArgumentParser,
+    config,
+    omit: tuple[str, ...] = (),
+    prefix: str = "",
+):
+    """One option a field of the dataclass `config`, with its help and its default; the
+    fields of a nested one as --model.dim and so on.
+    """
     for f in fields(config):
         value = getattr(config, f.name)
-        if is_dataclass(value): add_options(parser.add_argument_group(f.name, type(value).__doc__), value, omit, f"{prefix}{f.name}.")
-        if is_dataclass(value) or f.name in omit: continue
+        if is_dataclass(value):
+            add_options(
+                parser.add_argument_group(f.name, type(value).__doc__),
+                value,
+                omit,
+                f"{prefix}{f.name}.",
+            )
+        if is_dataclass(value) or f.name in omit:
+            continue
         choices = get_args(f.type) if get_origin(f.type) is Literal else None
-        kind = str if choices else next(t for t in (*get_args(f.type), f.type) if t in (bool, int, float, str))
-        words = {bool: {"true": True, "false": False}}.get(kind, {}) | ({"none": None} if type(None) in get_args(f.type) else {})     # pyright: ignore[reportCallIssue]
+        kind = (
+            str
+            if choices
+            else next(
+                t for t in (*get_args(f.type), f.type) if t in (bool, int, float, str)
+            )
+        )
+        words = {bool: {"true": True, "false": False}}.get(kind, {}) | (
+            {"none": None} if type(None) in get_args(f.type) else {}
+        )  # pyright: ignore[reportCallIssue]
+
         def read(text, kind=kind, words=words):
-            if text.lower() in words: return words[text.lower()]
-            if kind is bool: raise ValueError(text)
+            if text.lower() in words:
+                return words[text.lower()]
+            if kind is bool:
+                raise ValueError(text)
             return kind(text)
-        read.__name__ = kind.__name__       # argparse names it where a value cannot be read
-        parser.add_argument(f"--{prefix}{f.name}", type=read, default=value, choices=choices,
-                            metavar=None if choices else kind.__name__.upper(), help=f"{f.metadata['help']} (default: {value})")
+
+        read.__name__ = kind.__name__  # argparse names it where a value cannot be read
+        parser.add_argument(
+            f"--{prefix}{f.name}",
+            type=read,
+            default=value,
+            choices=choices,
+            metavar=None if choices else kind.__name__.upper(),
+            help=f"{f.metadata['help']} (default: {value})",
+        )
+
 
 def with_options(config, options: dict, prefix: str = ""):
-    "`config` with the values that the options of `add_options` were given. Raises what the dataclass raises on them."
-    own = {f.name: options[prefix + f.name] for f in fields(config) if prefix + f.name in options}
-    nested = {f.name: with_options(getattr(config, f.name), options, f"{prefix}{f.name}.") for f in fields(config) if is_dataclass(getattr(config, f.name))}
+    """`config` with the values that the options of `add_options` were given. Raises
+    what the dataclass raises on them.
+    """
+    own = {
+        f.name: options[prefix + f.name]
+        for f in fields(config)
+        if prefix + f.name in options
+    }
+    nested = {
+        f.name: with_options(getattr(config, f.name), options, f"{prefix}{f.name}.")
+        for f in fields(config)
+        if is_dataclass(getattr(config, f.name))
+    }
     return replace(config, **nested, **own)
 
 # %% ../nbs/07_training.ipynb #857e5301
 def out_folder(text: str) -> Path:
     "The `type` of an option that names a folder to write to, be it there or not."
-    if not text: raise argparse.ArgumentTypeError("expected a folder, got ''; for the current one say .")
+    if not text:
+        raise argparse.ArgumentTypeError(
+            "expected a folder, got ''; for the current one say ."
+        )
     path = Path(text)
-    if (there := next(p for p in (path, *path.parents) if p.exists())).is_dir(): return path
-    raise argparse.ArgumentTypeError(f"expected a folder, got {text}, but {there} is a file")
+    if (there := next(p for p in (path, *path.parents) if p.exists())).is_dir():
+        return path
+    raise argparse.ArgumentTypeError(
+        f"expected a folder, got {text}, but {there} is a file"
+    )
 
-def configure(parser: argparse.ArgumentParser, configs: dict[str, Any], default: str, argv: list[str] | None = None,
-              omit: tuple[str, ...] = ()) -> tuple[Any, argparse.Namespace]:
-    """Parse a command line: the configuration that it starts from and changes, and whatever else `parser` knows of.
 
-    `configs` are those to start from, `omit` names fields that are no options. Ends the process, as argparse does, on what cannot be read;
-    raises what the configuration raises on what makes no sense."""
-    parser.formatter_class = partial(argparse.HelpFormatter, width=100, max_help_position=40)
-    first = argparse.ArgumentParser(parser.prog, add_help=False)        # the defaults of all other options hang on this one
-    for p in (first, parser): p.add_argument("--config", choices=list(configs), default=default, help=f"the configuration to start from (default: {default})")
+def configure(
+    parser: argparse.ArgumentParser,
+    configs: dict[str, Any],
+    default: str,
+    argv: list[str] | None = None,
+    omit: tuple[str, ...] = (),
+) -> tuple[Any, argparse.Namespace]:
+    """Parse a command line: the configuration that it starts from and changes, and
+    whatever else `parser` knows of.
+
+    `configs` are those to start from, `omit` names fields that are no options. Ends the
+    process, as argparse does, on what cannot be read; raises what the configuration
+    raises on what makes no sense.
+    """
+    parser.formatter_class = partial(
+        argparse.HelpFormatter, width=100, max_help_position=40
+    )
+    # the defaults of all other options hang on this one
+    first = argparse.ArgumentParser(parser.prog, add_help=False)
+    for p in (first, parser):
+        p.add_argument(
+            "--config",
+            choices=list(configs),
+            default=default,
+            help=f"the configuration to start from (default: {default})",
+        )
     start = configs[first.parse_known_args(argv)[0].config]
     add_options(parser, start, omit)
     args = parser.parse_args(argv)
     return with_options(start, vars(args)), args
 
+
 @contextlib.contextmanager
 def as_command(name: str):
-    "Within it, errors that a user can mend end the process with one line and status 1 instead of a traceback."
-    try: yield
-    except (ImportError, ValueError, OSError, CheckpointError, FloatingPointError) as e: sys.exit(f"{name}: {e}")
-    except KeyboardInterrupt as e: sys.exit(f"{name}: {str(e) or 'stopped'}")
+    """Within it, errors that a user can mend end the process with one line and status 1
+    instead of a traceback.
+    """
+    try:
+        yield
+    except (ImportError, ValueError, OSError, CheckpointError, FloatingPointError) as e:
+        sys.exit(f"{name}: {e}")
+    except KeyboardInterrupt as e:
+        sys.exit(f"{name}: {str(e) or 'stopped'}")
 
 # %% ../nbs/07_training.ipynb #89a25118
 def provenance() -> dict:
-    "Where a number comes from: commit (with '+' if files differ from it), machine, versions, and the time, in UTC."
-    def git(*args): return subprocess.run(["git", *args], capture_output=True, text=True, cwd=Path(et_nbdev.__file__).parent).stdout.strip()
-    try: commit = git("ls-files", "__init__.py") and git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
-    except OSError: commit = ""         # no git here, or no repository
+    """Where a number comes from: commit (with '+' if files differ from it), machine,
+    versions, and the time, in UTC.
+    """
+
+    def git(*args):
+        return subprocess.run(
+            ["git", *args],
+            capture_output=True,
+            text=True,
+            cwd=Path(et_nbdev.__file__).parent,
+        ).stdout.strip()
+
+    try:
+        commit = git("ls-files", "__init__.py") and git(
+            "rev-parse", "--short=12", "HEAD"
+        ) + ("+" if git("status", "--porcelain", "-uno") else "")
+    except OSError:
+        commit = ""  # no git here, or no repository
     devices = jax.devices()
-    return {"commit": commit or "unknown", "device": f"{len(devices)} × {devices[0].device_kind}", "machine": platform.machine(),
-            "cores": os.cpu_count(), "python": platform.python_version(), "jax": jax.__version__,
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+    return {
+        "commit": commit or "unknown",
+        "device": f"{len(devices)} × {devices[0].device_kind}",
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }

@@ -1,10 +1,15 @@
-"""Tune, train and score every classifier that notebook 23 compares, and freeze what came out in results/anomaly.
+"""Tune, train and score every classifier that notebook 23 compares, and freeze what
+came out in results/anomaly.
 
-Each line of a table (a graph, a share of training nodes, a classifier) is a file of its own; a run that was stopped goes on where it was. Lines shared among processes:
-    python scripts/anomaly_results.py --part 0/2 &  python scripts/anomaly_results.py --part 1/2
-Other graphs, with their files where load_graph looks for them:
+Each line of a table (a graph, a share of training nodes, a classifier) is a file of its
+own; a run that was stopped goes on where it was. Lines shared among processes:
+    python scripts/anomaly_results.py --part 0/2 &  python scripts/anomaly_results.py
+    --part 1/2 Other graphs, with their files where load_graph looks for them:
     python scripts/anomaly_results.py --data amazon yelp tfinance --ratios 0.01 0.4
-Changes to the Energy Transformer (its parts taken away, --search) start from what its own line found, so that one comes first."""
+    Changes to the Energy Transformer (its parts taken away, --search) start from what
+    its own line found, so that one comes first.
+"""
+
 import argparse
 import json
 import re
@@ -17,88 +22,226 @@ from pathlib import Path
 import numpy as np
 from flax import nnx
 
-from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, best_threshold, inputs, scores, train_classifier
+from et_nbdev.graph.anomaly import (
+    AnomalyConfig,
+    AnomalyEnergyTransformer,
+    best_threshold,
+    inputs,
+    scores,
+    train_classifier,
+)
 from et_nbdev.graph.baselines import BASELINES, aggregate, fit_trees
 from et_nbdev.graph.data import DATASETS, load_graph, split
 from et_nbdev.training import OptimConfig, as_command, atomic_write, provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# What the search may choose from. Every neural network shares the first line, every classifier gets the same number of trials.
-NEURAL = dict(scale=["standard", "rank", "both"], lr=[2e-3, 5e-3, 1e-2, 2e-2], weight_decay=[0.0, 0.01, 0.1], dropout=[0.0, 0.2, 0.5])
+# What the search may choose from. Every neural network shares the first line, every
+# classifier gets the same number of trials.
+NEURAL = dict(
+    scale=["standard", "rank", "both"],
+    lr=[2e-3, 5e-3, 1e-2, 2e-2],
+    weight_decay=[0.0, 0.01, 0.1],
+    dropout=[0.0, 0.2, 0.5],
+)
 SPACES = {
     "mlp": NEURAL | dict(hidden=[32, 64, 128], num_layers=[2, 3]),
     "gcn": NEURAL | dict(hidden=[32, 64, 128], num_layers=[2, 3]),
     "bwgnn": NEURAL | dict(hidden=[32, 64, 128], order=[1, 2, 3, 4]),
-    "transformer": NEURAL | dict(hidden=[32, 64, 128], num_layers=[1, 2], num_heads=[1, 2, 4]),
-    "et": NEURAL | dict(dim=[32, 64, 128], num_memories=[64, 128, 256], num_heads=[1, 2], head_dim=[32, 64], steps=[1, 2, 3, 4], step_size=[0.5, 1.0]),
-    "forest": dict(scale=["standard"], n_estimators=[300], max_depth=[None, 16, 8], min_samples_leaf=[1, 2, 5, 10], max_features=["sqrt", 0.5, 1.0]),
-    "boosting": dict(scale=["standard"], n_estimators=[100, 300], learning_rate=[0.03, 0.1, 0.3], max_depth=[2, 4, 6], subsample=[0.7, 1.0], reg_lambda=[1.0, 10.0]),
+    "transformer": (
+        NEURAL | dict(hidden=[32, 64, 128], num_layers=[1, 2], num_heads=[1, 2, 4])
+    ),
+    "et": (
+        NEURAL
+        | dict(
+            dim=[32, 64, 128],
+            num_memories=[64, 128, 256],
+            num_heads=[1, 2],
+            head_dim=[32, 64],
+            steps=[1, 2, 3, 4],
+            step_size=[0.5, 1.0],
+        )
+    ),
+    "forest": dict(
+        scale=["standard"],
+        n_estimators=[300],
+        max_depth=[None, 16, 8],
+        min_samples_leaf=[1, 2, 5, 10],
+        max_features=["sqrt", 0.5, 1.0],
+    ),
+    "boosting": dict(
+        scale=["standard"],
+        n_estimators=[100, 300],
+        learning_rate=[0.03, 0.1, 0.3],
+        max_depth=[2, 4, 6],
+        subsample=[0.7, 1.0],
+        reg_lambda=[1.0, 10.0],
+    ),
 }
-# A line of the table: classifier, how many hops away the neighbours are whose mean features join a node's own, what becomes of several kinds of edges
-LINES = {kind: (kind, 0, "merged") for kind in SPACES} | {f"{kind}-2hop": (kind, 2, "merged") for kind in ("mlp", "forest", "boosting")} \
-    | {f"et-{pool}": ("et", 0, pool) for pool in ("max", "concat")}         # these two only where there are several
-BATCH = 8       # trials drawn at a time; the search starts from the best of the first ones
-# Appendix D.1 and the public commands (without their dropout in the memory): one head as wide as a token, K = 2D, T = 2, learned β
-PAPER = dict(scale="standard", degree=False, lr=1e-3, weight_decay=0.0, dropout=0.0, dim=64, num_memories=128, num_heads=1, head_dim=64, steps=2, step_size=1.0)
-# Changes to the configuration that the trials found for the Energy Transformer; nothing is tuned again
-ABLATIONS = {"et-no-memories": dict(num_memories=0), "et-no-attention": dict(num_heads=0)}
-SEARCH = {f"et {name}": change for name, change in {
-    "as found": {}, "without degree": dict(degree=False), "values": dict(scale="standard"), "ranks": dict(scale="rank"), "values and ranks": dict(scale="both"),
-    "T = 1": dict(steps=1), "T = 2": dict(steps=2), "T = 4": dict(steps=4), "T = 8": dict(steps=8), "α = 0.25": dict(step_size=0.25), "α = 0.5": dict(step_size=0.5), "α = 1": dict(step_size=1.0),
-    "β fixed": dict(learn_beta=False), "β = 1": dict(beta=1.0), "H = 4": dict(num_heads=4), "K = 512": dict(num_memories=512),
-    "no dropout": dict(dropout=0.0), "lr 0.001": dict(lr=0.001), "lr 0.005": dict(lr=0.005), "ranks, T = 3, no dropout, lr 0.005": dict(scale="rank", steps=3, dropout=0.0, lr=0.005), "positions": dict(positions=True), "the paper's": PAPER}.items()}
+# A line of the table: classifier, how many hops away the neighbours are whose mean
+# features join a node's own, what becomes of several kinds of edges
+LINES = (
+    {kind: (kind, 0, "merged") for kind in SPACES}
+    | {f"{kind}-2hop": (kind, 2, "merged") for kind in ("mlp", "forest", "boosting")}
+    | {f"et-{pool}": ("et", 0, pool) for pool in ("max", "concat")}
+)  # these two only where there are several
+BATCH = 8  # trials drawn at a time; the search starts from the best of the first ones
+# Appendix D.1 and the public commands (without their dropout in the memory): one head
+# as wide as a token, K = 2D, T = 2, learned β
+PAPER = dict(
+    scale="standard",
+    degree=False,
+    lr=1e-3,
+    weight_decay=0.0,
+    dropout=0.0,
+    dim=64,
+    num_memories=128,
+    num_heads=1,
+    head_dim=64,
+    steps=2,
+    step_size=1.0,
+)
+# Changes to the configuration that the trials found for the Energy Transformer; nothing
+# is tuned again
+ABLATIONS = {
+    "et-no-memories": dict(num_memories=0),
+    "et-no-attention": dict(num_heads=0),
+}
+SEARCH = {
+    f"et {name}": change
+    for name, change in {
+        "as found": {},
+        "without degree": dict(degree=False),
+        "values": dict(scale="standard"),
+        "ranks": dict(scale="rank"),
+        "values and ranks": dict(scale="both"),
+        "T = 1": dict(steps=1),
+        "T = 2": dict(steps=2),
+        "T = 4": dict(steps=4),
+        "T = 8": dict(steps=8),
+        "α = 0.25": dict(step_size=0.25),
+        "α = 0.5": dict(step_size=0.5),
+        "α = 1": dict(step_size=1.0),
+        "β fixed": dict(learn_beta=False),
+        "β = 1": dict(beta=1.0),
+        "H = 4": dict(num_heads=4),
+        "K = 512": dict(num_memories=512),
+        "no dropout": dict(dropout=0.0),
+        "lr 0.001": dict(lr=0.001),
+        "lr 0.005": dict(lr=0.005),
+        "ranks, T = 3, no dropout, lr 0.005": dict(
+            scale="rank", steps=3, dropout=0.0, lr=0.005
+        ),
+        "positions": dict(positions=True),
+        "the paper's": PAPER,
+    }.items()
+}
 CHANGES = ABLATIONS | SEARCH
 
 
 def draws(space: dict, number: int) -> list[dict]:
     "`number` different points of the space; a larger number begins with the same ones."
-    points, chosen = list(product(*space.values())), {}         # an ordered set
+    points, chosen = list(product(*space.values())), {}  # an ordered set
     for seed in count():
-        chosen |= dict.fromkeys(np.random.default_rng(seed).choice(len(points), min(BATCH, len(points)), replace=False))
-        if len(chosen) >= min(number, len(points)): return [dict(zip(space, points[i])) for i in list(chosen)[:number]]
+        chosen |= dict.fromkeys(
+            np.random.default_rng(seed).choice(
+                len(points), min(BATCH, len(points)), replace=False
+            )
+        )
+        if len(chosen) >= min(number, len(points)):
+            return [dict(zip(space, points[i])) for i in list(chosen)[:number]]
 
 
 @cache
-def graph_of(name: str): return load_graph(name)
+def graph_of(name: str):
+    return load_graph(name)
+
 
 @cache
 def features_of(name: str, hops: int, scale: str, degree: bool = True):
     graph = graph_of(name)
-    if hops:        # the degree is a feature like the others, and neighbours have one too
-        with_degree = replace(graph, features=np.column_stack([graph.features, np.log1p(graph.degrees)]).astype(np.float32))
-        return inputs(replace(graph, features=aggregate(with_degree, hops)), degree=False, scale=scale)
+    if hops:  # the degree is a feature like the others, and neighbours have one too
+        with_degree = replace(
+            graph,
+            features=np.column_stack([graph.features, np.log1p(graph.degrees)]).astype(
+                np.float32
+            ),
+        )
+        return inputs(
+            replace(graph, features=aggregate(with_degree, hops)),
+            degree=False,
+            scale=scale,
+        )
     return inputs(graph, degree, scale)
+
 
 @cache
 def edges_of(name: str, kind: str, relations: str):
-    return AnomalyEnergyTransformer.prepare(graph_of(name), relations) if kind == "et" else BASELINES[kind].prepare(graph_of(name))
+    return (
+        AnomalyEnergyTransformer.prepare(graph_of(name), relations)
+        if kind == "et"
+        else BASELINES[kind].prepare(graph_of(name))
+    )
 
 
-def evaluate(data: str, ratio: float, line: str, config: dict, seed: int, epochs: int) -> dict:
+def evaluate(
+    data: str, ratio: float, line: str, config: dict, seed: int, epochs: int
+) -> dict:
     "One split, one training: scores on validation and test nodes."
     kind, hops, relations = LINES[line]
     graph, options = graph_of(data), dict(config)
-    parts, features = split(graph.labels, ratio, seed), features_of(data, hops, options.pop("scale"), options.pop("degree", True))
+    parts, features = (
+        split(graph.labels, ratio, seed),
+        features_of(data, hops, options.pop("scale"), options.pop("degree", True)),
+    )
     start = time.perf_counter()
     if kind in ("forest", "boosting"):
         p = fit_trees(kind, features, graph.labels, parts.train, seed, **options)
         threshold = best_threshold(graph.labels[parts.validation], p[parts.validation])
-        validation, test = (scores(graph.labels[nodes], p[nodes], threshold) for nodes in (parts.validation, parts.test))
+        validation, test = (
+            scores(graph.labels[nodes], p[nodes], threshold)
+            for nodes in (parts.validation, parts.test)
+        )
     else:
         lr, decay = options.pop("lr"), options.pop("weight_decay")
-        optim = OptimConfig(steps=epochs, warmup=min(5, epochs - 1), lr=lr, lr_floor=0.0, weight_decay=decay, b2=0.999)
+        optim = OptimConfig(
+            steps=epochs,
+            warmup=min(5, epochs - 1),
+            lr=lr,
+            lr_floor=0.0,
+            weight_decay=decay,
+            b2=0.999,
+        )
         edges = edges_of(data, kind, relations)
-        if kind == "et": model = AnomalyEnergyTransformer(features.shape[1], AnomalyConfig(relations=relations, **options), num_nodes=graph.num_nodes, kinds=len(edges), rngs=nnx.Rngs(seed))
-        else: model = BASELINES[kind](features.shape[1], **options, rngs=nnx.Rngs(seed))
-        run = train_classifier(model, graph, parts, features, edges, optim, seed=seed, progress=False)
+        if kind == "et":
+            model = AnomalyEnergyTransformer(
+                features.shape[1],
+                AnomalyConfig(relations=relations, **options),
+                num_nodes=graph.num_nodes,
+                kinds=len(edges),
+                rngs=nnx.Rngs(seed),
+            )
+        else:
+            model = BASELINES[kind](features.shape[1], **options, rngs=nnx.Rngs(seed))
+        run = train_classifier(
+            model, graph, parts, features, edges, optim, seed=seed, progress=False
+        )
         validation, test = run.validation, run.test
-    return {"seed": seed, "validation": validation, "test": test, "seconds": time.perf_counter() - start}
+    return {
+        "seed": seed,
+        "validation": validation,
+        "test": test,
+        "seconds": time.perf_counter() - start,
+    }
 
 
 def slug(line: str) -> str:
     "A line's name as part of a file's: 'et α = 0.5' becomes et-alpha-0.5."
-    return "-".join(re.findall(r"[a-z0-9.]+", line.lower().replace("α", "alpha").replace("β", "beta")))
+    return "-".join(
+        re.findall(
+            r"[a-z0-9.]+", line.lower().replace("α", "alpha").replace("β", "beta")
+        )
+    )
 
 
 def merit(run: dict) -> float:
@@ -107,57 +250,179 @@ def merit(run: dict) -> float:
 
 
 def base(full: Path, first: bool) -> dict:
-    "The setting that changes start from: what the trials of the Energy Transformer found, or the first batch of them. Raises ValueError until they have."
+    """The setting that changes start from: what the trials of the Energy Transformer
+    found, or the first batch of them. Raises ValueError until they have.
+    """
     found = json.loads(full.read_text()) if full.exists() else {"trials": []}
-    if len(found["trials"]) < BATCH if first else "config" not in found: raise ValueError(f"argument --lines: changes need the trials of the line et first ({full})")
-    return max(found["trials"][:BATCH], key=merit)["config"] if first else found["config"]
+    if len(found["trials"]) < BATCH if first else "config" not in found:
+        raise ValueError(
+            f"argument --lines: changes need the trials of the line et first ({full})"
+        )
+    return (
+        max(found["trials"][:BATCH], key=merit)["config"] if first else found["config"]
+    )
 
 
-def fill(path: Path, record: dict, planned: list[dict], data: str, ratio: float, line: str, seeds: int, epochs: int):
-    "Trials on the split of seed 0, then the best one on all splits; what the file already holds is not run again."
+def fill(
+    path: Path,
+    record: dict,
+    planned: list[dict],
+    data: str,
+    ratio: float,
+    line: str,
+    seeds: int,
+    epochs: int,
+):
+    """Trials on the split of seed 0, then the best one on all splits; what the file
+    already holds is not run again.
+    """
+
     def add(to: str, config: dict, seed: int):
-        record[to].append({"config": config, **evaluate(data, ratio, line, config, seed, epochs)})
+        record[to].append(
+            {"config": config, **evaluate(data, ratio, line, config, seed, epochs)}
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as temporary: temporary.write_text(json.dumps(record | provenance()) + "\n")
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps(record | provenance()) + "\n")
         run = record[to][-1]
-        print(f"{path.stem:<34} {to:<6} {len(record[to]):>2}  validation {merit(run):.4f}  {run['seconds']:.0f} s", flush=True)
-    for config in planned[len(record["trials"]):]: add("trials", config, 0)
-    best = max(record["trials"], key=merit)["config"] if record["trials"] else record["config"]
+        print(
+            f"{path.stem:<34} {to:<6} {len(record[to]):>2}  validation {merit(run):.4f}"
+            f"  {run['seconds']:.0f} s",
+            flush=True,
+        )
+
+    for config in planned[len(record["trials"]) :]:
+        add("trials", config, 0)
+    best = (
+        max(record["trials"], key=merit)["config"]
+        if record["trials"]
+        else record["config"]
+    )
     record["config"] = best
-    record["runs"] = [run for run in record["runs"] if run["config"] == best]       # others are of a time with fewer trials
-    for seed in range(len(record["runs"]), seeds): add("runs", best, seed)
+    # others are of a time with fewer trials
+    record["runs"] = [run for run in record["runs"] if run["config"] == best]
+    for seed in range(len(record["runs"]), seeds):
+        add("runs", best, seed)
 
 
 def main(argv: list[str] | None = None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", nargs="+", choices=DATASETS, default=["amazon-upu", "tolokers", "digits-relations"], metavar="NAME", help=f"of {', '.join(DATASETS)}")
-    parser.add_argument("--ratios", nargs="+", type=float, default=[0.01, 0.4], help="shares of the labelled nodes to train on")
-    parser.add_argument("--lines", nargs="+", choices=[*LINES, *CHANGES], default=[*LINES, *ABLATIONS], metavar="LINE", help=f"of {', '.join([*LINES, *CHANGES])}")
-    parser.add_argument("--search", action="store_true", help=f"instead of the lines: single changes to the best of the Energy Transformer's first {BATCH} trials, on the first split")
-    parser.add_argument("--trials", type=int, default=2 * BATCH, help="configurations that each classifier may try")
-    parser.add_argument("--seeds", type=int, default=5, help="splits, each with its own initial weights")
-    parser.add_argument("--epochs", type=int, default=100, help="full-batch steps of the neural networks")
-    parser.add_argument("--part", default="0/1", help="i/n: only the i-th of n shares of the lines")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        choices=DATASETS,
+        default=["amazon-upu", "tolokers", "digits-relations"],
+        metavar="NAME",
+        help=f"of {', '.join(DATASETS)}",
+    )
+    parser.add_argument(
+        "--ratios",
+        nargs="+",
+        type=float,
+        default=[0.01, 0.4],
+        help="shares of the labelled nodes to train on",
+    )
+    parser.add_argument(
+        "--lines",
+        nargs="+",
+        choices=[*LINES, *CHANGES],
+        default=[*LINES, *ABLATIONS],
+        metavar="LINE",
+        help=f"of {', '.join([*LINES, *CHANGES])}",
+    )
+    parser.add_argument(
+        "--search",
+        action="store_true",
+        help=(
+            "instead of the lines: single changes to the best of the Energy"
+            f" Transformer's first {BATCH} trials, on the first split"
+        ),
+    )
+    parser.add_argument(
+        "--trials",
+        type=int,
+        default=2 * BATCH,
+        help="configurations that each classifier may try",
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=5, help="splits, each with its own initial weights"
+    )
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        default=100,
+        help="full-batch steps of the neural networks",
+    )
+    parser.add_argument(
+        "--part", default="0/1", help="i/n: only the i-th of n shares of the lines"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "results/anomaly")
     args = parser.parse_args(argv)
     for name in ("trials", "seeds", "epochs"):
-        if getattr(args, name) < 1: parser.error(f"argument --{name}: expected at least 1, got {getattr(args, name)}")
-    if any(not 0 < ratio < 1 for ratio in args.ratios): parser.error(f"argument --ratios: expected numbers between 0 and 1, got {args.ratios}")
-    try: i, n = map(int, args.part.split("/"))
-    except ValueError: i, n = 0, 0
-    if not 0 <= i < n: parser.error(f"argument --part: expected i/n with 0 ≤ i < n, such as 0/2, got {args.part!r}")
-    if args.search: args.lines, args.seeds = list(SEARCH), 1
+        if getattr(args, name) < 1:
+            parser.error(
+                f"argument --{name}: expected at least 1, got {getattr(args, name)}"
+            )
+    if any(not 0 < ratio < 1 for ratio in args.ratios):
+        parser.error(
+            f"argument --ratios: expected numbers between 0 and 1, got {args.ratios}"
+        )
+    try:
+        i, n = map(int, args.part.split("/"))
+    except ValueError:
+        i, n = 0, 0
+    if not 0 <= i < n:
+        parser.error(
+            "argument --part: expected i/n with 0 ≤ i < n, such as 0/2, got"
+            f" {args.part!r}"
+        )
+    if args.search:
+        args.lines, args.seeds = list(SEARCH), 1
     file = lambda data, ratio, line: args.out / f"{data}-{ratio:g}-{slug(line)}.json"
-    fits = lambda data, line: line in CHANGES or LINES[line][2] == "merged" or graph_of(data).relations
+    fits = lambda data, line: (
+        line in CHANGES or LINES[line][2] == "merged" or graph_of(data).relations
+    )
     with as_command(parser.prog):
-        for data, ratio, line in [task for task in product(args.data, args.ratios, args.lines) if fits(task[0], task[2])][i::n]:
+        for data, ratio, line in [
+            task
+            for task in product(args.data, args.ratios, args.lines)
+            if fits(task[0], task[2])
+        ][i::n]:
             path = file(data, ratio, line)
-            record = {"data": data, "ratio": ratio, "line": line, "epochs": args.epochs, "trials": [], "runs": []}
-            if path.exists(): record = json.loads(path.read_text())
-            if record["epochs"] != args.epochs: raise ValueError(f"argument --epochs: {path} was made with {record['epochs']}, got {args.epochs}; choose another --out for these")
-            if line in CHANGES: record["config"] = base(file(data, ratio, "et"), line in SEARCH) | CHANGES[line]
-            planned = [] if line in CHANGES else draws(SPACES[LINES[line][0]], args.trials)
-            fill(path, record, planned, data, ratio, "et" if line in CHANGES else line, args.seeds, args.epochs)
+            record = {
+                "data": data,
+                "ratio": ratio,
+                "line": line,
+                "epochs": args.epochs,
+                "trials": [],
+                "runs": [],
+            }
+            if path.exists():
+                record = json.loads(path.read_text())
+            if record["epochs"] != args.epochs:
+                raise ValueError(
+                    f"argument --epochs: {path} was made with {record['epochs']}, got"
+                    f" {args.epochs}; choose another --out for these"
+                )
+            if line in CHANGES:
+                record["config"] = (
+                    base(file(data, ratio, "et"), line in SEARCH) | CHANGES[line]
+                )
+            planned = (
+                [] if line in CHANGES else draws(SPACES[LINES[line][0]], args.trials)
+            )
+            fill(
+                path,
+                record,
+                planned,
+                data,
+                ratio,
+                "et" if line in CHANGES else line,
+                args.seeds,
+                args.epochs,
+            )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
-"""Check the pages of the site before they are rendered: links, anchors, images, figures, directives, tables, formulas, size.
+"""Check the pages of the site before they are rendered: links, anchors, images,
+figures, directives, tables, formulas, size.
 
-    python scripts/check_docs.py [FOLDER]        FOLDER is _proc (what scripts/stage_docs.py wrote) unless another is named
+    python scripts/check_docs.py [FOLDER]        FOLDER is _proc (what
+    scripts/stage_docs.py wrote) unless another is named
 
-Formulas are parsed by KaTeX where Node finds it (`npm install -g katex`), else by a plainer check of braces and environments.
+Formulas are parsed by KaTeX where Node finds it (`npm install -g katex`), else by a
+plainer check of braces and environments.
 """
+
 import ast
 import functools
 import json
@@ -21,47 +25,103 @@ import yaml
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
-LARGEST = 3_000_000     # bytes of a page, the pictures it shows included
+LARGEST = 3_000_000  # bytes of a page, the pictures it shows included
 
-# What Quarto reads at the top of a code cell. Anything else is shown as code, or was meant for nbdev and left over.
-QUARTO = {"label", "fig-cap", "fig-alt", "fig-align", "fig-width", "fig-height", "fig-subcap", "tbl-cap", "code-fold", "code-summary", "code-overflow", "echo", "eval",
-          "output", "include", "warning", "error", "classes", "layout-ncol", "layout-nrow", "layout", "column", "lightbox"}
-NBDEV = {"default_exp", "export", "exports", "exporti", "hide", "hide_line", "filter_stream", "exec_doc", "eval:", "slow", "gpu"}
+# What Quarto reads at the top of a code cell. Anything else is shown as code, or was
+# meant for nbdev and left over.
+QUARTO = {
+    "label",
+    "fig-cap",
+    "fig-alt",
+    "fig-align",
+    "fig-width",
+    "fig-height",
+    "fig-subcap",
+    "tbl-cap",
+    "code-fold",
+    "code-summary",
+    "code-overflow",
+    "echo",
+    "eval",
+    "output",
+    "include",
+    "warning",
+    "error",
+    "classes",
+    "layout-ncol",
+    "layout-nrow",
+    "layout",
+    "column",
+    "lightbox",
+}
+NBDEV = {
+    "default_exp",
+    "export",
+    "exports",
+    "exporti",
+    "hide",
+    "hide_line",
+    "filter_stream",
+    "exec_doc",
+    "eval:",
+    "slow",
+    "gpu",
+}
 CALLOUTS = {"note", "tip", "warning", "important", "caution"}
 FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})[^\n]*\n.*?^\1?\2[ \t]*$", re.M | re.S)
 CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.S)
-EQUATIONS = re.compile(r"\bEq(?:s?\.|uations?)\s+(\(?\d+\)?(?:(?:–|, or |, | and | or )\(?\d+\)?)*)")
-# Pandoc's rule: an opening dollar has no space after it; a closing one has none before it and no digit after it.
-MATH = re.compile(r"(?<!\\)\$\$(.+?)\$\$|(?<![\\$])\$(?![\s$])((?:\\.|[^$\\]|\n(?!\n))*?)(?<![\s\\])\$(?![\d$])", re.S)
+EQUATIONS = re.compile(
+    r"\bEq(?:s?\.|uations?)\s+(\(?\d+\)?(?:(?:–|, or |, | and | or )\(?\d+\)?)*)"
+)
+# Pandoc's rule: an opening dollar has no space after it; a closing one has none before
+# it and no digit after it.
+MATH = re.compile(
+    r"(?<!\\)\$\$(.+?)\$\$|(?<![\\$])\$(?![\s$])((?:\\.|[^$\\]|\n(?!\n))*?)(?<![\s\\])\$(?![\d$])",
+    re.S,
+)
 
 
 # --- pages ---
 
+
 @dataclass
 class Page:
-    "One page: its prose (markdown cells and markdown outputs, code removed), its cells, and what others may link to."
+    """One page: its prose (markdown cells and markdown outputs, code removed), its
+    cells, and what others may link to.
+    """
+
     path: Path
-    prose: list[str] = field(default_factory=list)      # without code, with formulas
-    formulas: list[tuple[str, bool]] = field(default_factory=list)      # (TeX, whether it is displayed)
+    prose: list[str] = field(default_factory=list)  # without code, with formulas
+    # (TeX, whether it is displayed)
+    formulas: list[tuple[str, bool]] = field(default_factory=list)
     anchors: list[str] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)     # of figures
+    labels: list[str] = field(default_factory=list)  # of figures
     front: dict = field(default_factory=dict)
     code: list[dict] = field(default_factory=list)
-    html_outputs: list[str] = field(default_factory=list)       # what of them is seen
+    html_outputs: list[str] = field(default_factory=list)  # what of them is seen
     faults: list[str] = field(default_factory=list)
 
     @property
     def html(self):
         "The page's file name on the site; nbdev drops a notebook's number."
-        return self.front.get("output-file") or re.sub(r"^\d+[a-z]?_", "", self.path.stem) + ".html"
+        return (
+            self.front.get("output-file")
+            or re.sub(r"^\d+[a-z]?_", "", self.path.stem) + ".html"
+        )
 
 
 def identifier(heading):
     "The anchor that Pandoc gives a heading."
     text = re.sub(r"\s*\{[^}]*\}\s*$", "", heading)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    text = re.sub(r"[^\w\s.-]", "", text.replace("`", "").replace("*", "").replace("---", "—").replace("--", "–"))
-    return re.sub(r"^[^a-z]+", "", re.sub(r"\s+", "-", text.strip().lower())) or "section"
+    text = re.sub(
+        r"[^\w\s.-]",
+        "",
+        text.replace("`", "").replace("*", "").replace("---", "—").replace("--", "–"),
+    )
+    return (
+        re.sub(r"^[^a-z]+", "", re.sub(r"\s+", "-", text.strip().lower())) or "section"
+    )
 
 
 def add_prose(page, text):
@@ -71,27 +131,41 @@ def add_prose(page, text):
     for line in re.findall(r"^#{1,6}\s+(.+)$", CODE.sub(r"\2", text), re.M):
         own = re.search(r"\{[^}]*#([\w.:-]+)", line)
         name = base = own[1] if own else identifier(line)
-        if own and name in page.anchors: page.faults.append(f"two headings are called #{name}")
+        if own and name in page.anchors:
+            page.faults.append(f"two headings are called #{name}")
         n = 0
-        while name in page.anchors: n += 1; name = f"{base}-{n}"
+        while name in page.anchors:
+            n += 1
+            name = f"{base}-{n}"
         page.anchors.append(name)
     text = CODE.sub("`code`", text)
-    page.formulas += [(m[1], True) if m[1] is not None else (m[2], False) for m in MATH.finditer(text)]
+    page.formulas += [
+        (m[1], True) if m[1] is not None else (m[2], False) for m in MATH.finditer(text)
+    ]
     page.prose.append(text)
 
 
 def directives(source):
-    "{name: value} of the `#|` lines at the top of a cell, and those that come too late to be read."
+    """{name: value} of the `#|` lines at the top of a cell, and those that come too
+    late to be read.
+    """
     lines, found, late = source.split("\n"), {}, []
     top = True
     for line in lines:
         m = re.match(r"#\|\s*([\w-]+)(:?)\s*(.*)$", line)
-        if not m: top = top and not line.strip(); continue
-        try: value = yaml.safe_load(m[3]) if m[3][:1] in ("'", '"') else m[3].strip()
-        except yaml.YAMLError: value = "\a"
-        top = top and value.isprintable()       # between double quotes \alpha rings a bell, and \gamma is no escape
-        if top: found[m[1]] = value
-        else: late.append(line)
+        if not m:
+            top = top and not line.strip()
+            continue
+        try:
+            value = yaml.safe_load(m[3]) if m[3][:1] in ("'", '"') else m[3].strip()
+        except yaml.YAMLError:
+            value = "\a"
+        # between double quotes \alpha rings a bell, and \gamma is no escape
+        top = top and value.isprintable()
+        if top:
+            found[m[1]] = value
+        else:
+            late.append(line)
     return found, late
 
 
@@ -102,40 +176,71 @@ def read_page(path):
     if path.suffix != ".ipynb":
         m = re.match(r"\A---\n(.*?)\n---\n", text, re.S)
         page.front = yaml.safe_load(m[1]) if m else {}
-        add_prose(page, text[m.end():] if m else text)
+        add_prose(page, text[m.end() :] if m else text)
         return page
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "raw" and source.startswith("---"):
             page.front = yaml.safe_load(source.strip().strip("-")) or {}
         elif cell["cell_type"] == "markdown":
-            if not page.front and (m := re.match(r"#\s+(.+)\n(?:\s*\n>\s*(.+))?", source)):      # not staged: nbdev makes these the front matter
+            # not staged: nbdev makes these the front matter
+            if not page.front and (
+                m := re.match(r"#\s+(.+)\n(?:\s*\n>\s*(.+))?", source)
+            ):
                 page.front, source = {"title": m[1], "description": m[2]}, m[2] or ""
             add_prose(page, source)
         elif cell["cell_type"] == "code":
             found, late = directives(source)
-            page.code.append({"source": source, "directives": found, "late": late, "outputs": cell.get("outputs", [])})
-            if found.get("label", "").startswith("fig-"): page.labels.append(found["label"])
-            if {"export", "exports"} & set(found) and "hide" not in found:      # not staged: nbdev shows each of these under a heading of its name
-                page.anchors += [node.name.lower() for node in ast.parse(source).body
-                                 if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")]
-            if hidden(found): continue
-            for name in ("fig-cap", "tbl-cap"): add_prose(page, found.get(name, ""))
+            page.code.append(
+                {
+                    "source": source,
+                    "directives": found,
+                    "late": late,
+                    "outputs": cell.get("outputs", []),
+                }
+            )
+            if found.get("label", "").startswith("fig-"):
+                page.labels.append(found["label"])
+            # not staged: nbdev shows each of these under a heading of its name
+            if {"export", "exports"} & set(found) and "hide" not in found:
+                page.anchors += [
+                    node.name.lower()
+                    for node in ast.parse(source).body
+                    if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+                    and not node.name.startswith("_")
+                ]
+            if hidden(found):
+                continue
+            for name in ("fig-cap", "tbl-cap"):
+                add_prose(page, found.get(name, ""))
             for output in cell.get("outputs", []):
-                add_prose(page, "".join(output.get("data", {}).get("text/markdown", "")))
-                page.html_outputs.append(visible("".join(output.get("data", {}).get("text/html", ""))))
+                add_prose(
+                    page, "".join(output.get("data", {}).get("text/markdown", ""))
+                )
+                page.html_outputs.append(
+                    visible("".join(output.get("data", {}).get("text/html", "")))
+                )
     return page
 
 
 def hidden(found):
-    return bool({"hide", "export", "default_exp"} & set(found)) or found.get("include") == "false" or found.get("output") == "false"
+    return (
+        bool({"hide", "export", "default_exp"} & set(found))
+        or found.get("include") == "false"
+        or found.get("output") == "false"
+    )
 
 
 def read_site(folder):
-    return [read_page(p) for p in sorted(Path(folder).iterdir()) if p.suffix in (".ipynb", ".qmd")]
+    return [
+        read_page(p)
+        for p in sorted(Path(folder).iterdir())
+        if p.suffix in (".ipynb", ".qmd")
+    ]
 
 
 # --- what a page links to ---
+
 
 def settings():
     config = ConfigParser()
@@ -143,13 +248,21 @@ def settings():
     return config["DEFAULT"]
 
 
-LINK = re.compile(r"""(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(\s*<?((?:[^()\s>]|\([^()\s]*\))*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)(\{[^}]*\})?""")
+LINK = re.compile(
+    r"""(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(\s*<?((?:[^()\s>]|\([^()\s]*\))*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)(\{[^}]*\})?"""
+)
 DEFINITION = re.compile(r"^ {0,3}\[([^\[\]]+)\]:\s*<?([^\s>]+)", re.M)
 
 
 def visible(html):
-    "What an output in HTML shows: without its scripts, its style sheets and the pictures that it brings along."
-    return re.sub(r"(?s)<(script|style)\b.*?</\1>|data:[\w/+;-]+,[\w+/=%-]*", lambda m: "" if m[1] else "data:", html)
+    """What an output in HTML shows: without its scripts, its style sheets and the
+    pictures that it brings along.
+    """
+    return re.sub(
+        r"(?s)<(script|style)\b.*?</\1>|data:[\w/+;-]+,[\w+/=%-]*",
+        lambda m: "" if m[1] else "data:",
+        html,
+    )
 
 
 def says(alt):
@@ -158,16 +271,23 @@ def says(alt):
 
 
 def targets(text):
-    "What the prose of a page links to or shows: (target, whether it is a picture, its alternative text)."
+    """What the prose of a page links to or shows: (target, whether it is a picture, its
+    alternative text).
+    """
     plain = MATH.sub("", text)
     for name, target in DEFINITION.findall(plain):
-        if name[0] != "^": yield target, False, ""
-    for target in re.findall(r"<(https?:[^\s<>]+)>", plain): yield target, False, ""
+        if name[0] != "^":
+            yield target, False, ""
+    for target in re.findall(r"<(https?:[^\s<>]+)>", plain):
+        yield target, False, ""
     for m in LINK.finditer(plain):
-        if "](" in m[2]: yield from targets(m[2])       # a picture that is a link
+        if "](" in m[2]:
+            yield from targets(m[2])  # a picture that is a link
         alt = re.search(r"fig-alt=\"([^\"]+)\"", m[4] or "")
         yield m[3], bool(m[1]), alt[1] if alt else ""
-    for m in re.finditer(r"<(img|a)\b[^>]*?\b(?:src|href)=[\"']([^\"']+)[\"'][^>]*>", plain):
+    for m in re.finditer(
+        r"<(img|a)\b[^>]*?\b(?:src|href)=[\"']([^\"']+)[\"'][^>]*>", plain
+    ):
         alt = re.search(r"\balt=[\"']([^\"']+)", m[0])
         yield m[2], m[1] == "img", alt[1] if alt else ""
 
@@ -183,33 +303,64 @@ def check_links(page, site, folder):
             yield f"no anchor #{name} on {where.path.name}: {target}"
 
     shown = [t for text in page.prose for t in targets(text)]
-    in_html = [(target, False, "") for text in page.html_outputs for target, _, _ in targets(text)]       # check_html looks at their pictures
+    # check_html looks at their pictures
+    in_html = [
+        (target, False, "")
+        for text in page.html_outputs
+        for target, _, _ in targets(text)
+    ]
     for target, picture, alt in shown + in_html:
         file, _, name = unquote(target).partition("#")
-        if picture and not says(alt): yield f"a picture has no alternative text (fig-alt) of two words or more: {target}"
-        if not target: yield "an empty link"
-        elif target.startswith("#"): yield from anchor(page, name, target)
+        if picture and not says(alt):
+            yield (
+                "a picture has no alternative text (fig-alt) of two words or more:"
+                f" {target}"
+            )
+        if not target:
+            yield "an empty link"
+        elif target.startswith("#"):
+            yield from anchor(page, name, target)
         elif file.startswith(home):
             file = file.removeprefix(home).strip("/")
             if file.startswith("notebooks/"):
-                if not (ROOT / "nbs" / file.removeprefix("notebooks/")).is_file(): yield f"no such notebook to download: {target}"
-            elif (file or "index.html") not in by_html: yield f"no such page: {target}"
-            else: yield from anchor(by_html[file or "index.html"], name, target)
-        elif m := re.match(rf"(?:{re.escape(repo)}|https://colab\.research\.google\.com/github/{re.escape(repo.split('github.com/')[1])})/(?:blob|raw|tree)/\w+/(.*)", file):
-            if not (ROOT / m[1]).exists(): yield f"no such file in the repository: {target}"
-        elif file.startswith("https://colab.research.google.com"): yield f"Colab opens another repository: {target}"
-        elif re.match(r"[a-z][a-z+.-]*:", target): continue         # somewhere else
-        elif file in by_file: yield from anchor(by_file[file], name, target)
-        elif file in by_html: yield f"link to the page's source, which holds in Jupyter and on GitHub too: {target}"
-        elif not (Path(folder) / file).is_file(): yield f"no such file: {target}"
-        elif Path(file).suffix in (".ipynb", ".qmd"): yield f"no such page: {target}"
-        elif picture and not opens(Path(folder) / file): yield f"not a picture that can be opened: {target}"
+                if not (ROOT / "nbs" / file.removeprefix("notebooks/")).is_file():
+                    yield f"no such notebook to download: {target}"
+            elif (file or "index.html") not in by_html:
+                yield f"no such page: {target}"
+            else:
+                yield from anchor(by_html[file or "index.html"], name, target)
+        elif m := re.match(
+            rf"(?:{re.escape(repo)}|https://colab\.research\.google\.com/github/{re.escape(repo.split('github.com/')[1])})/(?:blob|raw|tree)/\w+/(.*)",
+            file,
+        ):
+            if not (ROOT / m[1]).exists():
+                yield f"no such file in the repository: {target}"
+        elif file.startswith("https://colab.research.google.com"):
+            yield f"Colab opens another repository: {target}"
+        elif re.match(r"[a-z][a-z+.-]*:", target):
+            continue  # somewhere else
+        elif file in by_file:
+            yield from anchor(by_file[file], name, target)
+        elif file in by_html:
+            yield (
+                "link to the page's source, which holds in Jupyter and on GitHub too:"
+                f" {target}"
+            )
+        elif not (Path(folder) / file).is_file():
+            yield f"no such file: {target}"
+        elif Path(file).suffix in (".ipynb", ".qmd"):
+            yield f"no such page: {target}"
+        elif picture and not opens(Path(folder) / file):
+            yield f"not a picture that can be opened: {target}"
 
 
 def opens(path):
-    if path.suffix == ".svg": return path.stat().st_size > 0
-    try: Image.open(path).verify()
-    except Exception: return False
+    if path.suffix == ".svg":
+        return path.stat().st_size > 0
+    try:
+        Image.open(path).verify()
+    except Exception:
+        return False
     return True
 
 
@@ -217,99 +368,176 @@ def check_references(page):
     everything = MATH.sub("", "\n\n".join(page.prose))
     defined = {name.lower() for name, _ in DEFINITION.findall(everything)}
     for words, name in re.findall(r"\[([^\[\]]+)\]\[([^\[\]]*)\]", everything):
-        if (name or words).lower() not in defined: yield f"no link is defined for [{words}][{name}]"
+        if (name or words).lower() not in defined:
+            yield f"no link is defined for [{words}][{name}]"
     for name in re.findall(r"\[(\^[^\[\]\s]+)\](?!:)", everything):
-        if name.lower() not in defined: yield f"no footnote [{name}]"
+        if name.lower() not in defined:
+            yield f"no footnote [{name}]"
     for text in page.prose:
-        for name in re.findall(r"(?<![\w@\\])@((?:fig|tbl|eq|sec|lst)-[\w-]+)", MATH.sub("", text)):
-            if name not in page.labels and name not in page.anchors: yield f"nothing is labelled {name}"
+        for name in re.findall(
+            r"(?<![\w@\\])@((?:fig|tbl|eq|sec|lst)-[\w-]+)", MATH.sub("", text)
+        ):
+            if name not in page.labels and name not in page.anchors:
+                yield f"nothing is labelled {name}"
     twice = {label for label in page.labels if page.labels.count(label) > 1}
-    if twice: yield f"labelled more than once: {sorted(twice)}"
+    if twice:
+        yield f"labelled more than once: {sorted(twice)}"
 
 
 def check_equations(site):
-    "Each number of the paper stands at one formula of the site, and whatever the text calls Eq. (n) is there, unless it says in whose paper."
-    tags = [(page, tag, displayed) for page in site for tex, displayed in page.formulas for tag in re.findall(r"\\tag\{(.*?)\}", tex)]
+    """Each number of the paper stands at one formula of the site, and whatever the text
+    calls Eq. (n) is there, unless it says in whose paper.
+    """
+    tags = [
+        (page, tag, displayed)
+        for page in site
+        for tex, displayed in page.formulas
+        for tag in re.findall(r"\\tag\{(.*?)\}", tex)
+    ]
     numbers = [tag for _, tag, _ in tags]
     for page, tag, displayed in tags:
-        if numbers.count(tag) > 1: yield page, f"\\tag{{{tag}}} stands more than once on the site"
-        if not displayed: yield page, f"\\tag{{{tag}}} in a formula that is not displayed"
+        if numbers.count(tag) > 1:
+            yield page, f"\\tag{{{tag}}} stands more than once on the site"
+        if not displayed:
+            yield page, f"\\tag{{{tag}}} in a formula that is not displayed"
     for page in site:
         for text in (*page.prose, *(cell["source"] for cell in page.code)):
             for m in EQUATIONS.finditer(text):
-                if re.match(r" of (?!the paper|Appendix|Hoover)", text[m.end():]): continue
+                if re.match(r" of (?!the paper|Appendix|Hoover)", text[m.end() :]):
+                    continue
                 for first, last in re.findall(r"(\d+)\)?(?:–\(?(\d+))?", m[1]):
                     for n in range(int(first), int(last or first) + 1):
-                        if str(n) not in numbers: yield page, f"no formula carries the number ({n}): {m[0]}"
+                        if str(n) not in numbers:
+                            yield page, f"no formula carries the number ({n}): {m[0]}"
 
 
 # --- what a page shows ---
 
+
 def check_figures(page, staged):
     for cell in page.code:
-        if hidden(cell["directives"]): continue
-        html = "".join("".join(o.get("data", {}).get("text/html", "")) for o in cell["outputs"])
+        if hidden(cell["directives"]):
+            continue
+        html = "".join(
+            "".join(o.get("data", {}).get("text/html", "")) for o in cell["outputs"]
+        )
         yield from check_html(html, staged)
-        if not re.search("<(?:img|svg|canvas)\\b", html) and not any(kind.startswith("image/") for o in cell["outputs"] for kind in o.get("data", {})): continue
-        first = next((line for line in cell["source"].split("\n") if line.strip() and not line.startswith("#|")), "")
+        if not re.search("<(?:img|svg|canvas)\\b", html) and not any(
+            kind.startswith("image/")
+            for o in cell["outputs"]
+            for kind in o.get("data", {})
+        ):
+            continue
+        first = next(
+            (
+                line
+                for line in cell["source"].split("\n")
+                if line.strip() and not line.startswith("#|")
+            ),
+            "",
+        )
         for name in ("label", "fig-cap", "fig-alt"):
             said = cell["directives"].get(name, "")
-            if not (says(said) if name == "fig-alt" else said.strip()): yield f"a figure has no {name}: {first[:60]}"
-        if not cell["directives"].get("label", "fig-").startswith("fig-"): yield f"a figure's label begins with fig-: {cell['directives']['label']}"
+            if not (says(said) if name == "fig-alt" else said.strip()):
+                yield f"a figure has no {name}: {first[:60]}"
+        if not cell["directives"].get("label", "fig-").startswith("fig-"):
+            yield f"a figure's label begins with fig-: {cell['directives']['label']}"
 
 
 def check_html(html, staged):
-    "An output in HTML needs nothing from another site, and says in words what its pictures show; staging mends matplotlib's animations."
-    if not staged and "_anim_img" in html: return
-    for m in re.finditer(r"(?:<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)\s*=|@import|\bimport\s*\(|\burl\s*\()[\s\"']*((?:url\()?[\"']?(?:https?:)?//[^\"'\s>)]+)", html): yield f"an output loads {m[1]}"
+    """An output in HTML needs nothing from another site, and says in words what its
+    pictures show; staging mends matplotlib's animations.
+    """
+    if not staged and "_anim_img" in html:
+        return
+    for m in re.finditer(
+        r"(?:<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)\s*=|@import|\bimport\s*\(|\burl\s*\()[\s\"']*((?:url\()?[\"']?(?:https?:)?//[^\"'\s>)]+)",
+        html,
+    ):
+        yield f"an output loads {m[1]}"
     for m in re.finditer(r"<(?:img|svg)\b[^>]*>", html):
         alt = re.search(r"\b(?:alt|aria-label)=(?:\"([^\"]*)\"|'([^']*)')", m[0])
-        if "aria-hidden" not in m[0] and not (alt and says(alt[1] or alt[2])): yield f"a picture in an output has no alternative text: {m[0][:60]}"
-    for m in MATH.finditer(visible(html)): yield f"a formula in HTML stays as it is written: {m[0][:60]}"
+        if "aria-hidden" not in m[0] and not (alt and says(alt[1] or alt[2])):
+            yield f"a picture in an output has no alternative text: {m[0][:60]}"
+    for m in MATH.finditer(visible(html)):
+        yield f"a formula in HTML stays as it is written: {m[0][:60]}"
 
 
 def check_rendering(page, staged):
     "What Quarto would show as it is written."
     for text in page.prose:
         plain = MATH.sub("x", text)
-        if m := re.search(r"!\[\s*\]\([^)]*\)", plain): yield f"a picture has no caption: {m[0]}"
-        if m := re.search(r"\\(?:eq)?ref\{[^}]*\}|\\\(.{0,40}", text): yield f"not read as a formula's number, or as a formula: {m[0]}"
+        if m := re.search(r"!\[\s*\]\([^)]*\)", plain):
+            yield f"a picture has no caption: {m[0]}"
+        if m := re.search(r"\\(?:eq)?ref\{[^}]*\}|\\\(.{0,40}", text):
+            yield f"not read as a formula's number, or as a formula: {m[0]}"
         for line in plain.split("\n"):
-            if m := re.search(r"(?<![\\\\])\$", line): yield f"a dollar that opens or closes nothing: {line[max(0, m.start() - 40):m.end() + 20]}"
-            if re.match(r"\s*#\|", line): yield f"a directive outside code: {line}"
-            attributes = re.sub(r"(^#{1,6} .*|\)|\]|^:::+|^\$\$|x)\s*\{[#.\w][^}]*\}", "", line)
-            if m := re.search(r"\{[#.][\w-]+[^}]*\}", attributes): yield f"attributes that belong to nothing: {m[0]}"
-            if re.search(r"\{\{<.*?>\}\}", line): yield f"a shortcode: {line.strip()}"
-            if m := re.match(r"(#{1,6})[^\s#|!]", line): yield f"a heading without a space: {line[:40]}"
+            if m := re.search(r"(?<![\\\\])\$", line):
+                yield (
+                    "a dollar that opens or closes nothing:"
+                    f" {line[max(0, m.start() - 40) : m.end() + 20]}"
+                )
+            if re.match(r"\s*#\|", line):
+                yield f"a directive outside code: {line}"
+            attributes = re.sub(
+                r"(^#{1,6} .*|\)|\]|^:::+|^\$\$|x)\s*\{[#.\w][^}]*\}", "", line
+            )
+            if m := re.search(r"\{[#.][\w-]+[^}]*\}", attributes):
+                yield f"attributes that belong to nothing: {m[0]}"
+            if re.search(r"\{\{<.*?>\}\}", line):
+                yield f"a shortcode: {line.strip()}"
+            if m := re.match(r"(#{1,6})[^\s#|!]", line):
+                yield f"a heading without a space: {line[:40]}"
         depth = 0
         for rest in re.findall(r"^:::+[ \t]*(.*)$", plain, re.M):
             depth += 1 if rest.strip() else -1
             if kind := re.search(r"\.callout-(\w+)", rest):
-                if kind[1] not in CALLOUTS: yield f"no such callout: {kind[0]}"
-            if depth < 0: break
-        if depth: yield "a ::: that is not closed, or closes nothing"
+                if kind[1] not in CALLOUTS:
+                    yield f"no such callout: {kind[0]}"
+            if depth < 0:
+                break
+        if depth:
+            yield "a ::: that is not closed, or closes nothing"
         yield from check_tables(plain)
     for cell in page.code:
-        for line in cell["late"]: yield f"a directive is not read, below the first line of code or for its quotes: {line}"
+        for line in cell["late"]:
+            yield (
+                "a directive is not read, below the first line of code or for its"
+                f" quotes: {line}"
+            )
         known = QUARTO if staged else QUARTO | NBDEV
-        for name in set(cell["directives"]) - known: yield f"Quarto knows no directive {name!r}"
+        for name in set(cell["directives"]) - known:
+            yield f"Quarto knows no directive {name!r}"
         for output in cell["outputs"]:
-            if output["output_type"] == "error": yield f"an error was stored: {output.get('ename')}"
-            shown = "".join(output.get("text", "")) + "".join(output.get("data", {}).get("text/plain", ""))
-            if output.get("name") == "stderr" and not hidden(cell["directives"]): yield f"a warning was stored: {shown.strip()[:60]}"
-            if m := re.search(r"(?<![\w.])/(?:tmp|home|root|Users|var)/\S+", shown): yield f"an output names a file of somebody's machine: {m[0]}"
+            if output["output_type"] == "error":
+                yield f"an error was stored: {output.get('ename')}"
+            shown = "".join(output.get("text", "")) + "".join(
+                output.get("data", {}).get("text/plain", "")
+            )
+            if output.get("name") == "stderr" and not hidden(cell["directives"]):
+                yield f"a warning was stored: {shown.strip()[:60]}"
+            if m := re.search(r"(?<![\w.])/(?:tmp|home|root|Users|var)/\S+", shown):
+                yield f"an output names a file of somebody's machine: {m[0]}"
 
 
 def check_tables(text):
-    "Pandoc fills or cuts rows that have another number of cells than the head, in silence."
+    """Pandoc fills or cuts rows that have another number of cells than the head, in
+    silence.
+    """
     rows = []
     for line in [*text.split("\n"), ""]:
-        if line.lstrip().startswith("|"): rows.append(line.strip()); continue
+        if line.lstrip().startswith("|"):
+            rows.append(line.strip())
+            continue
         if len(rows) > 1:
-            count = [len(re.findall(r"(?<!\\)\|", row.rstrip("|").rstrip())) for row in rows]
+            count = [
+                len(re.findall(r"(?<!\\)\|", row.rstrip("|").rstrip())) for row in rows
+            ]
             for row, n in zip(rows, count):
-                if n != count[0]: yield f"a row of {n} cells in a table of {count[0]}: {row[:70]}"
-            if not re.fullmatch(r"[\s|:-]+", rows[1]): yield f"a table without the line below its head: {rows[0][:70]}"
+                if n != count[0]:
+                    yield f"a row of {n} cells in a table of {count[0]}: {row[:70]}"
+            if not re.fullmatch(r"[\s|:-]+", rows[1]):
+                yield f"a table without the line below its head: {rows[0][:70]}"
         rows = []
 
 
@@ -317,48 +545,76 @@ def size(page, folder):
     "Bytes of the page with its pictures, about what a browser loads."
     total = page.path.stat().st_size if page.path.exists() else 0
     for target, picture, _ in (t for text in page.prose for t in targets(text)):
-        if picture and (Path(folder) / target).is_file(): total += (Path(folder) / target).stat().st_size
+        if picture and (Path(folder) / target).is_file():
+            total += (Path(folder) / target).stat().st_size
     return total
 
 
 def check_page(page, site, folder, staged):
     for name in ("title", "description"):
-        if not page.front.get(name): yield f"the page has no {name}"
+        if not page.front.get(name):
+            yield f"the page has no {name}"
     yield from page.faults
     yield from check_links(page, site, folder)
     yield from check_references(page)
     yield from check_figures(page, staged)
     yield from check_rendering(page, staged)
-    if (n := size(page, folder)) > LARGEST: yield f"{n / 1e6:.1f} MB is more than {LARGEST / 1e6:.0f} MB"
+    if (n := size(page, folder)) > LARGEST:
+        yield f"{n / 1e6:.1f} MB is more than {LARGEST / 1e6:.0f} MB"
 
 
 def check_configuration(site, folder):
-    "The sidebar leads to every page, the bars and the footer where they say; the pictures they name are there; a reader can search, turn pages and read in the dark."
+    """The sidebar leads to every page, the bars and the footer where they say; the
+    pictures they name are there; a reader can search, turn pages and read in the dark.
+    """
     whole = yaml.safe_load((Path(folder) / "_quarto.yml").read_text(encoding="utf-8"))
     config = whole["website"]
     theme = whole.get("format", {}).get("html", {}).get("theme", {})
-    if not (isinstance(theme, dict) and {"light", "dark"} <= set(theme)): yield "no theme for the dark"
-    if not config["navbar"].get("search"): yield "no search"
-    if not config.get("page-navigation"): yield "no links to the pages before and after (page-navigation)"
+    if not (isinstance(theme, dict) and {"light", "dark"} <= set(theme)):
+        yield "no theme for the dark"
+    if not config["navbar"].get("search"):
+        yield "no search"
+    if not config.get("page-navigation"):
+        yield "no links to the pages before and after (page-navigation)"
     footer = Page(Path(folder) / "_quarto.yml")
-    for text in config.get("page-footer", {}).values(): add_prose(footer, text)
+    for text in config.get("page-footer", {}).values():
+        add_prose(footer, text)
     yield from check_links(footer, site, folder)
+
     def leaves(entry):
-        if isinstance(entry, str): yield entry
+        if isinstance(entry, str):
+            yield entry
         elif isinstance(entry, list):
-            for e in entry: yield from leaves(e)
-        else: yield from leaves(entry.get("contents", entry.get("menu", entry.get("href", []))))
+            for e in entry:
+                yield from leaves(e)
+        else:
+            yield from leaves(
+                entry.get("contents", entry.get("menu", entry.get("href", [])))
+            )
+
     sidebar = set(leaves(config["sidebar"]))
     names = {p.path.name for p in site}
-    for name in sorted(sidebar.union(*(leaves(config["navbar"].get(side, [])) for side in ("left", "right")))):
-        if not re.match(r"[a-z]+:", name) and name not in names: yield f"the navigation leads to {name}, which is not there"
-    for name in sorted(names - sidebar - {"404.qmd"}): yield f"nothing in the sidebar leads to {name}"
-    cards = [c.get("image") for c in (config.get("open-graph"), config.get("twitter-card")) if isinstance(c, dict)]
+    for name in sorted(
+        sidebar.union(
+            *(leaves(config["navbar"].get(side, [])) for side in ("left", "right"))
+        )
+    ):
+        if not re.match(r"[a-z]+:", name) and name not in names:
+            yield f"the navigation leads to {name}, which is not there"
+    for name in sorted(names - sidebar - {"404.qmd"}):
+        yield f"nothing in the sidebar leads to {name}"
+    cards = [
+        c.get("image")
+        for c in (config.get("open-graph"), config.get("twitter-card"))
+        if isinstance(c, dict)
+    ]
     for name in filter(None, [config.get("favicon"), config.get("image"), *cards]):
-        if not (Path(folder) / name).is_file(): yield f"no such picture: {name}"
+        if not (Path(folder) / name).is_file():
+            yield f"no such picture: {name}"
     taken = {}
     for p in site:
-        if p.html in taken: yield f"{p.path.name} and {taken[p.html]} are both rendered as {p.html}"
+        if p.html in taken:
+            yield f"{p.path.name} and {taken[p.html]} are both rendered as {p.html}"
         taken[p.html] = p.path.name
 
 
@@ -376,70 +632,134 @@ process.stdin.on('data', d => text += d).on('end', () => console.log(JSON.string
 @functools.cache
 def find_katex():
     "The environment in which Node finds KaTeX, or None."
-    if not shutil.which("node"): return None
-    def found(env): return subprocess.run(["node", "-e", "require.resolve('katex')"], env=env, cwd=ROOT, capture_output=True).returncode == 0
+    if not shutil.which("node"):
+        return None
+
+    def found(env):
+        return (
+            subprocess.run(
+                ["node", "-e", "require.resolve('katex')"],
+                env=env,
+                cwd=ROOT,
+                capture_output=True,
+            ).returncode
+            == 0
+        )
+
     env = dict(os.environ)
-    if found(env): return env
+    if found(env):
+        return env
     if shutil.which("npm"):
-        env["NODE_PATH"] = subprocess.run(["npm", "root", "-g"], capture_output=True, text=True).stdout.strip()
-        if found(env): return env
+        env["NODE_PATH"] = subprocess.run(
+            ["npm", "root", "-g"], capture_output=True, text=True
+        ).stdout.strip()
+        if found(env):
+            return env
     return None
 
 
 def parse_katex(formulas, env):
     "KaTeX's complaint about each formula, empty where there is none."
-    run = subprocess.run(["node", "-e", PARSE], input=json.dumps(formulas), env=env, cwd=ROOT, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        ["node", "-e", PARSE],
+        input=json.dumps(formulas),
+        env=env,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return json.loads(run.stdout)
 
 
 def parse_plain(tex):
-    "A complaint about braces, delimiters or environments that do not match, empty where there is none."
+    """A complaint about braces, delimiters or environments that do not match, empty
+    where there is none.
+    """
     bare = re.sub(r"\\[{}\\%$&_#,;:!| ]", " ", tex)
     depth = 0
     for c in bare:
         depth += (c == "{") - (c == "}")
-        if depth < 0: return "a } that closes nothing"
-    if depth: return "a { that is not closed"
-    if len(re.findall(r"\\left\b", bare)) != len(re.findall(r"\\right\b", bare)): return "\\left and \\right do not match"
+        if depth < 0:
+            return "a } that closes nothing"
+    if depth:
+        return "a { that is not closed"
+    if len(re.findall(r"\\left\b", bare)) != len(re.findall(r"\\right\b", bare)):
+        return "\\left and \\right do not match"
     stack = []
     for kind, name in re.findall(r"\\(begin|end)\{(\w+\*?)\}", bare):
-        if kind == "begin": stack.append(name)
-        elif not stack or stack.pop() != name: return f"\\end{{{name}}} closes nothing"
-    if stack: return f"\\begin{{{stack[-1]}}} is not closed"
-    if "\n\n" in tex: return "an empty line"
-    if bare.endswith("\\"): return "a backslash at the end"
+        if kind == "begin":
+            stack.append(name)
+        elif not stack or stack.pop() != name:
+            return f"\\end{{{name}}} closes nothing"
+    if stack:
+        return f"\\begin{{{stack[-1]}}} is not closed"
+    if "\n\n" in tex:
+        return "an empty line"
+    if bare.endswith("\\"):
+        return "a backslash at the end"
     return ""
 
 
 def check_formulas(site, env):
     formulas = [(page, *f) for page in site for f in page.formulas]
-    said = parse_katex([f[1:] for f in formulas], env) if env else [parse_plain(tex) for _, tex, _ in formulas]
+    said = (
+        parse_katex([f[1:] for f in formulas], env)
+        if env
+        else [parse_plain(tex) for _, tex, _ in formulas]
+    )
     for (page, tex, _), complaint in zip(formulas, said):
-        if complaint: yield page, f"a formula: {complaint} in {tex.strip()[:80]}"
+        if complaint:
+            yield page, f"a formula: {complaint} in {tex.strip()[:80]}"
 
 
 # --- all of it ---
+
 
 def check(folder, katex=None):
     "Every fault found on the pages of `folder`, as 'page: what is wrong'."
     site = read_site(folder)
     staged = any("output-file" in page.front for page in site)
-    if not staged and "api.qmd" in (Path(folder) / "_quarto.yml").read_text(encoding="utf-8"):      # staging writes it
-        site.append(Page(Path(folder) / "api.qmd", front={"title": "API", "description": "Every public name."}))
-    faults = [f"{page.path.name}: {fault}" for page in site for fault in check_page(page, site, folder, staged)]
+    # staging writes it
+    if not staged and "api.qmd" in (Path(folder) / "_quarto.yml").read_text(
+        encoding="utf-8"
+    ):
+        site.append(
+            Page(
+                Path(folder) / "api.qmd",
+                front={"title": "API", "description": "Every public name."},
+            )
+        )
+    faults = [
+        f"{page.path.name}: {fault}"
+        for page in site
+        for fault in check_page(page, site, folder, staged)
+    ]
     faults += [f"_quarto.yml: {fault}" for fault in check_configuration(site, folder)]
-    faults += [f"{page.path.name}: {fault}" for page, fault in (*check_equations(site), *check_formulas(site, katex))]
+    faults += [
+        f"{page.path.name}: {fault}"
+        for page, fault in (*check_equations(site), *check_formulas(site, katex))
+    ]
     return site, faults
 
 
 def main(folder=ROOT / "_proc"):
     katex = find_katex()
     site, faults = check(folder, katex)
-    for fault in faults: print(fault)
+    for fault in faults:
+        print(fault)
     formulas = sum(len(page.formulas) for page in site)
-    if not katex: print("KaTeX is not installed (npm install -g katex), so formulas were NOT checked beyond their braces and environments")
-    print(f"{len(site)} pages, {formulas} formulas {'parsed by KaTeX' if katex else 'looked at'}, "
-          f"largest page {max(size(page, folder) for page in site) / 1e6:.2f} MB: {len(faults) or 'no'} fault{'s' * (len(faults) != 1)}")
+    if not katex:
+        print(
+            "KaTeX is not installed (npm install -g katex), so formulas were NOT"
+            " checked beyond their braces and environments"
+        )
+    print(
+        f"{len(site)} pages, {formulas} formulas"
+        f" {'parsed by KaTeX' if katex else 'looked at'}, largest page"
+        f" {max(size(page, folder) for page in site) / 1e6:.2f} MB:"
+        f" {len(faults) or 'no'} fault{'s' * (len(faults) != 1)}"
+    )
     return bool(faults)
 
 

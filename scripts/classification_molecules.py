@@ -1,7 +1,10 @@
-"""Keep what notebook 25 needs of the data, so that it runs without: the labels of every set, and a classifier's test molecules as the model sees them.
+"""Keep what notebook 25 needs of the data, so that it runs without: the labels of every
+set, and a classifier's test molecules as the model sees them.
 
-    et_train_graphs --data MUTAG --out results/graph-classification/mutag-classifier
-    python scripts/classification_molecules.py"""
+et_train_graphs --data MUTAG --out results/graph-classification/mutag-classifier
+python scripts/classification_molecules.py
+"""
+
 import argparse
 import json
 from pathlib import Path
@@ -18,20 +21,46 @@ RESULTS = Path(__file__).resolve().parent.parent / "results/graph-classification
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=Path, default=RESULTS / "mutag-classifier", help="folder of a finished et_train_graphs")
+    parser.add_argument(
+        "--run",
+        type=Path,
+        default=RESULTS / "mutag-classifier",
+        help="folder of a finished et_train_graphs",
+    )
     args = parser.parse_args()
-    names = [key.removesuffix("/10") for key in json.loads((RESULTS / "folds.json").read_text()) if key.endswith("/10")]
+    names = [
+        key.removesuffix("/10")
+        for key in json.loads((RESULTS / "folds.json").read_text())
+        if key.endswith("/10")
+    ]
     labels = {name: "".join(map(str, load_graphs(name).labels)) for name in names}
-    with atomic_write(RESULTS / "labels.json") as path: path.write_text(json.dumps(labels, indent=0) + "\n")
-    config, model = json.loads((args.run / "metrics.json").read_text())["config"], load_classifier(args.run / "best.safetensors")
+    with atomic_write(RESULTS / "labels.json") as path:
+        path.write_text(json.dumps(labels, indent=0) + "\n")
+    config, model = (
+        json.loads((args.run / "metrics.json").read_text())["config"],
+        load_classifier(args.run / "best.safetensors"),
+    )
     graphs = load_graphs(config["data"])
     fold = parts(deal(graphs.labels), config["fold"])
     ids = np.sort(fold.test)
-    buckets = make_buckets(graphs[ids], learn_encoding(graphs, fold.train), config["model"]["num_positions"], num_buckets=1)
+    buckets = make_buckets(
+        graphs[ids],
+        learn_encoding(graphs, fold.train),
+        config["model"]["num_positions"],
+        num_buckets=1,
+    )
     batch = next(buckets.batches(np.arange(len(ids))))
     with atomic_write(args.run / "molecules.npz") as path, open(path, "wb") as f:
-        np.savez_compressed(f, ids=ids, logits=np.asarray(model(batch)), **{key: np.asarray(value) for key, value in batch._asdict().items()})
-    print(f"{', '.join(names)}: labels in {RESULTS / 'labels.json'}; {len(ids)} molecules in {args.run / 'molecules.npz'}")
+        np.savez_compressed(
+            f,
+            ids=ids,
+            logits=np.asarray(model(batch)),
+            **{key: np.asarray(value) for key, value in batch._asdict().items()},
+        )
+    print(
+        f"{', '.join(names)}: labels in {RESULTS / 'labels.json'}; {len(ids)} molecules"
+        f" in {args.run / 'molecules.npz'}"
+    )
 
 
 if __name__ == "__main__":

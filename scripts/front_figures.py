@@ -1,6 +1,10 @@
-"""The pictures of the front page, from the weights that ship with the library, into nbs/images/.
+"""The pictures of the front page, from the weights that ship with the library, into
+nbs/images/.
 
-descent.gif: six photographs completed step by step while their energy falls. card.jpg: what a link to the site looks like elsewhere. favicon.png."""
+descent.gif: six photographs completed step by step while their energy falls. card.jpg:
+what a link to the site looks like elsewhere. favicon.png.
+"""
+
 import io
 from pathlib import Path
 
@@ -18,25 +22,46 @@ INK, ACCENT = "#222222", "#6a3d9a"
 
 
 def descent():
-    "The photographs with their holes, (6, S, S, 3), what is read off at every time, (T+1, 6, S, S, 3), and the energies, (T+1, 6)."
+    """The photographs with their holes, (6, S, S, 3), what is read off at every time,
+    (T+1, 6, S, S, 3), and the energies, (T+1, 6).
+    """
     model = from_pretrained("tiny-imagenet")
     c, photos = model.config, photographs(model.config.image_size)
-    occluded = np.asarray(occlude(jax.random.key(1), len(photos), c.num_tokens, c.num_tokens // 2)[0])
+    occluded = np.asarray(
+        occlude(jax.random.key(1), len(photos), c.num_tokens, c.num_tokens // 2)[0]
+    )
     done = complete(model, photos, occluded, path=True)
-    hidden = unpatchify(np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)), c.image_size, c.patch_size)
-    return np.where(hidden, HIDDEN, photos / 255).astype(np.float32), np.asarray(done.path), np.asarray(done.energies.total)
+    hidden = unpatchify(
+        np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)),
+        c.image_size,
+        c.patch_size,
+    )
+    return (
+        np.where(hidden, HIDDEN, photos / 255).astype(np.float32),
+        np.asarray(done.path),
+        np.asarray(done.energies.total),
+    )
 
 
 def pixels(fig):
     "A figure as an (h, w, 3) array of bytes."
     with io.BytesIO() as buffer:
-        fig.savefig(buffer, format="png", dpi=100, facecolor="white", metadata={"Software": None})
+        fig.savefig(
+            buffer,
+            format="png",
+            dpi=100,
+            facecolor="white",
+            metadata={"Software": None},
+        )
         return np.asarray(Image.open(buffer).convert("RGB"))
 
 
 def row(pictures, scale, gap=8):
     "Pictures side by side, every pixel `scale` pixels wide, none of them blended."
-    big = np.kron(np.clip(pictures * 255 + 0.5, 0, 255).astype(np.uint8), np.ones((1, scale, scale, 1), np.uint8))
+    big = np.kron(
+        np.clip(pictures * 255 + 0.5, 0, 255).astype(np.uint8),
+        np.ones((1, scale, scale, 1), np.uint8),
+    )
     space = np.full((big.shape[1], gap, 3), 255, np.uint8)
     return np.concatenate([part for p in big for part in (space, p)][1:], 1)
 
@@ -47,36 +72,85 @@ def frame(pictures, energies, t, total):
     fig, ax = plt.subplots(figsize=(top.shape[1] / 100, 2.0))
     mean = energies.mean(1) / 1e3
     ax.plot(mean, color="0.85", lw=2)
-    ax.plot(mean[:t + 1], "o-", color=ACCENT, lw=2, ms=5)
-    ax.set(xlim=(-0.15, total + 0.15), xticks=range(total + 1), yticks=(-50, -100, -150, -200))
+    ax.plot(mean[: t + 1], "o-", color=ACCENT, lw=2, ms=5)
+    ax.set(
+        xlim=(-0.15, total + 0.15),
+        xticks=range(total + 1),
+        yticks=(-50, -100, -150, -200),
+    )
     ax.set_ylabel("energy / 1000", fontsize=15)
     ax.tick_params(labelsize=15)
-    ax.set_xlabel("given: half of each picture is hidden" if t < 0 else f"step of the descent: {t}", fontsize=15)
+    ax.set_xlabel(
+        (
+            "given: half of each picture is hidden"
+            if t < 0
+            else f"step of the descent: {t}"
+        ),
+        fontsize=15,
+    )
     ax.spines[["top", "right"]].set_visible(False)
     fig.subplots_adjust(left=0.115, right=0.985, top=0.93, bottom=0.31)
-    below = pixels(fig)[:, :top.shape[1]]
+    below = pixels(fig)[:, : top.shape[1]]
     plt.close(fig)
     return Image.fromarray(np.concatenate([top, below]))
 
 
 def animation(holes, path, energies):
     total = len(energies) - 1
-    frames = [frame(holes, energies, -1, total)] + [frame(pictures, energies, t, total) for t, pictures in enumerate(path)]
-    # One palette for all frames and no dithering: what does not change is then stored once.
+    frames = [frame(holes, energies, -1, total)] + [
+        frame(pictures, energies, t, total) for t, pictures in enumerate(path)
+    ]
+    # One palette for all frames and no dithering: what does not change is then stored
+    # once.
     sheet = Image.fromarray(np.concatenate([np.asarray(f) for f in frames]))
-    palette = sheet.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE)
+    palette = sheet.quantize(
+        256, method=Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE
+    )
     indexed = [f.quantize(palette=palette, dither=Image.Dither.NONE) for f in frames]
-    indexed[0].save(OUT / "descent.gif", save_all=True, append_images=indexed[1:], loop=0, optimize=True,
-                    duration=[1500, *[600] * total, 4000])
+    indexed[0].save(
+        OUT / "descent.gif",
+        save_all=True,
+        append_images=indexed[1:],
+        loop=0,
+        optimize=True,
+        duration=[1500, *[600] * total, 4000],
+    )
 
 
 def card(holes, path):
     "1200 × 630, what the cards of social sites show."
     fig = plt.figure(figsize=(12, 6.3))
-    fig.text(0.06, 0.84, "Energy Transformer", fontsize=50, weight="bold", color=INK, va="center")
-    fig.text(0.06, 0.725, "in JAX, as notebooks: a forward pass is a descent on an energy", fontsize=23, color="0.35", va="center")
-    for pictures, bottom, word in ((holes, 0.36, "given"), (path[-1], 0.06, "completed")):
-        fig.text(0.035, bottom + 0.13, word, fontsize=17, color=ACCENT, rotation=90, ha="center", va="center")
+    fig.text(
+        0.06,
+        0.84,
+        "Energy Transformer",
+        fontsize=50,
+        weight="bold",
+        color=INK,
+        va="center",
+    )
+    fig.text(
+        0.06,
+        0.725,
+        "in JAX, as notebooks: a forward pass is a descent on an energy",
+        fontsize=23,
+        color="0.35",
+        va="center",
+    )
+    for pictures, bottom, word in (
+        (holes, 0.36, "given"),
+        (path[-1], 0.06, "completed"),
+    ):
+        fig.text(
+            0.035,
+            bottom + 0.13,
+            word,
+            fontsize=17,
+            color=ACCENT,
+            rotation=90,
+            ha="center",
+            va="center",
+        )
         for i, picture in enumerate(pictures):
             ax = fig.add_axes([0.06 + 0.15 * i, bottom, 0.1375, 0.262])
             ax.imshow(picture, interpolation="nearest")
@@ -90,11 +164,15 @@ def favicon():
     fig = plt.figure(figsize=(0.64, 0.64))
     ax = fig.add_axes([0, 0, 1, 1])
     x = np.linspace(-1.5, 1.5, 200)
-    ax.plot(x, x**4 - 1.4 * x**2 + 0.25 * x, color=ACCENT, lw=4.5, solid_capstyle="round")
+    ax.plot(
+        x, x**4 - 1.4 * x**2 + 0.25 * x, color=ACCENT, lw=4.5, solid_capstyle="round"
+    )
     ax.plot(-0.88, -0.38, "o", color="#e08214", ms=13)
     ax.set(xlim=(-1.55, 1.55), ylim=(-1.1, 1.15))
     ax.axis("off")
-    fig.savefig(OUT / "favicon.png", dpi=100, transparent=True, metadata={"Software": None})
+    fig.savefig(
+        OUT / "favicon.png", dpi=100, transparent=True, metadata={"Software": None}
+    )
     plt.close(fig)
 
 

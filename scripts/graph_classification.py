@@ -1,8 +1,14 @@
-"""Cross-validate a graph classifier, and keep every fold in results/graph-classification/NAME/MODEL/fold-F.json.
+"""Cross-validate a graph classifier, and keep every fold in
+results/graph-classification/NAME/MODEL/fold-F.json.
 
-A fold that has its file is not computed again, so a stopped run goes on when it is called again, and several processes may share the folds:
-    python scripts/graph_classification.py --data NCI1 --model gin --part 0/2 &  python scripts/graph_classification.py --data NCI1 --model gin --part 1/2
-A folder holds the folds of one run; another number of folds needs another one: --folds 5 --out FOLDER."""
+A fold that has its file is not computed again, so a stopped run goes on when it is
+called again, and several processes may share the folds:
+    python scripts/graph_classification.py --data NCI1 --model gin --part 0/2 &  python
+    scripts/graph_classification.py --data NCI1 --model gin --part 1/2 A folder holds
+    the folds of one run; another number of folds needs another one: --folds 5 --out
+    FOLDER.
+"""
+
 import argparse
 import json
 import sys
@@ -13,93 +19,239 @@ import numpy as np
 from flax import nnx
 
 from et_nbdev.graph.classify_baselines import GIN, Agnostic, AgnosticConfig, GINConfig
-from et_nbdev.graph.crossval import Candidate, FitConfig, Sizes, cross_validate, deal, summary
+from et_nbdev.graph.crossval import (
+    Candidate,
+    FitConfig,
+    Sizes,
+    cross_validate,
+    deal,
+    summary,
+)
 from et_nbdev.graph.sets import TU_NAMES, load_graphs
 from et_nbdev.training import as_command, save_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results/graph-classification"
-FOLDS = OUT / "folds.json"          # NAME/10: the fold of each graph, a digit; read by notebook 25, compared here, written by nobody
+# NAME/10: the fold of each graph, a digit; read by notebook 25, compared here, written
+# by nobody
+FOLDS = OUT / "folds.json"
 
 
 def et(config, sizes: Sizes, rngs: nnx.Rngs) -> nnx.Module:
     from et_nbdev.graph.classify import GraphClassifier
-    return GraphClassifier(sizes.num_features, sizes.num_classes, config, num_edge_features=sizes.num_edge_features, rngs=rngs)
+
+    return GraphClassifier(
+        sizes.num_features,
+        sizes.num_classes,
+        config,
+        num_edge_features=sizes.num_edge_features,
+        rngs=rngs,
+    )
 
 
 MAKE = {
     "et": et,
-    "gin": lambda config, sizes, rngs: GIN(sizes.num_features, sizes.num_classes, config, rngs=rngs),
-    "agnostic": lambda config, sizes, rngs: Agnostic(sizes.num_features, sizes.num_classes, config, rngs=rngs),
+    "gin": lambda config, sizes, rngs: GIN(
+        sizes.num_features, sizes.num_classes, config, rngs=rngs
+    ),
+    "agnostic": lambda config, sizes, rngs: Agnostic(
+        sizes.num_features, sizes.num_classes, config, rngs=rngs
+    ),
 }
 
 
 def grid(model: str, k: int) -> list[Candidate]:
     "Four candidates for every model: the same budget of choice."
-    if model == "gin": return [Candidate(GINConfig(64, 5, dropout), FitConfig(lr=lr, weight_decay=0.0)) for dropout in (0.0, 0.5) for lr in (1e-3, 1e-2)]
-    if model == "agnostic": return [Candidate(AgnosticConfig(128, per_node), FitConfig(lr=lr, weight_decay=0.0)) for per_node in (False, True) for lr in (1e-3, 1e-2)]
+    if model == "gin":
+        return [
+            Candidate(GINConfig(64, 5, dropout), FitConfig(lr=lr, weight_decay=0.0))
+            for dropout in (0.0, 0.5)
+            for lr in (1e-3, 1e-2)
+        ]
+    if model == "agnostic":
+        return [
+            Candidate(AgnosticConfig(128, per_node), FitConfig(lr=lr, weight_decay=0.0))
+            for per_node in (False, True)
+            for lr in (1e-3, 1e-2)
+        ]
     from et_nbdev.graph.classify import ClassifyConfig
-    sizes = dict(dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=k, blocks=4)
-    return [Candidate(ClassifyConfig(**sizes, filter_size=size, step_size=alpha), FitConfig(lr=lr)) for size, alpha in ((1, 1.0), (3, 0.3)) for lr in (1e-3, 3e-3)]
+
+    sizes = dict(
+        dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=k, blocks=4
+    )
+    return [
+        Candidate(
+            ClassifyConfig(**sizes, filter_size=size, step_size=alpha), FitConfig(lr=lr)
+        )
+        for size, alpha in ((1, 1.0), (3, 0.3))
+        for lr in (1e-3, 3e-3)
+    ]
 
 
 def fixed_folds(name: str, labels: np.ndarray, k: int) -> np.ndarray:
     "The folds of a set; ten of them have to be those that are kept, where they are."
     fold, key = deal(labels, k), f"{name}/10"
     kept = json.loads(FOLDS.read_text()) if k == 10 and FOLDS.exists() else {}
-    if key in kept and kept[key] != "".join(map(str, fold)): sys.exit(f"{FOLDS}: the folds kept for {key} are not those of these labels; is this the set as published?")
+    if key in kept and kept[key] != "".join(map(str, fold)):
+        sys.exit(
+            f"{FOLDS}: the folds kept for {key} are not those of these labels; is this"
+            " the set as published?"
+        )
     return fold
 
 
 def parse(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help=f"rings, one of {', '.join(TU_NAMES)}, or another name of the TU collection")
-    parser.add_argument("--root", type=Path, default=None, help="folder to look in for it, before ET_DATA")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data",
+        required=True,
+        help=(
+            f"rings, one of {', '.join(TU_NAMES)}, or another name of the TU collection"
+        ),
+    )
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=None,
+        help="folder to look in for it, before ET_DATA",
+    )
     parser.add_argument("--model", required=True, choices=sorted(MAKE))
     parser.add_argument("--folds", type=int, default=10, help="outer folds in all")
-    parser.add_argument("--which", default=None, help="only these outer folds, such as 0,1,2")
-    parser.add_argument("--part", default="0/1", help="i/n: only the i-th of n shares of the folds")
-    parser.add_argument("--out", type=Path, default=OUT, help="folder for NAME/MODEL/fold-F.json (default: results/graph-classification)")
-    parser.add_argument("--weights", type=Path, default=None, help="folder for the weights of each fold's winner, MODEL-NAME-F.safetensors")
-    parser.add_argument("--positions", type=int, default=15, help="k, eigenvectors of the Laplacian")
-    parser.add_argument("--layout", choices=("dense", "edges"), default="dense", help="tables in buckets, or lists of edges, which large graphs need")
-    parser.add_argument("--buckets", type=int, default=4, help="shapes of tables at most")
-    parser.add_argument("--seed", type=int, default=0, help="of initial weights and of the order of graphs; the folds do not change")
+    parser.add_argument(
+        "--which", default=None, help="only these outer folds, such as 0,1,2"
+    )
+    parser.add_argument(
+        "--part", default="0/1", help="i/n: only the i-th of n shares of the folds"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=OUT,
+        help=(
+            "folder for NAME/MODEL/fold-F.json (default: results/graph-classification)"
+        ),
+    )
+    parser.add_argument(
+        "--weights",
+        type=Path,
+        default=None,
+        help="folder for the weights of each fold's winner, MODEL-NAME-F.safetensors",
+    )
+    parser.add_argument(
+        "--positions", type=int, default=15, help="k, eigenvectors of the Laplacian"
+    )
+    parser.add_argument(
+        "--layout",
+        choices=("dense", "edges"),
+        default="dense",
+        help="tables in buckets, or lists of edges, which large graphs need",
+    )
+    parser.add_argument(
+        "--buckets", type=int, default=4, help="shapes of tables at most"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of initial weights and of the order of graphs; the folds do not change",
+    )
     for f in fields(FitConfig):
-        parser.add_argument(f"--{f.name}", type=f.type if callable(f.type) else {"int": int, "float": float}[f.type], default=None, help=f"{f.metadata['help']} (instead of the grid's)")
+        parser.add_argument(
+            f"--{f.name}",
+            type=f.type if callable(f.type) else {"int": int, "float": float}[f.type],
+            default=None,
+            help=f"{f.metadata['help']} (instead of the grid's)",
+        )
     args = parser.parse_args(argv)
     try:
         args.i, args.n = map(int, args.part.split("/"))
-        if not 0 <= args.i < args.n: raise ValueError
-    except ValueError: parser.error(f"argument --part: expected i/n with 0 ≤ i < n, such as 0/2, got {args.part!r}")
-    if args.folds < 3: parser.error(f"argument --folds: expected at least 3, got {args.folds}")
-    if args.folds != 10 and args.out.resolve() == OUT: parser.error(f"argument --folds: results/graph-classification holds ten folds a set; put {args.folds} elsewhere, with --out")
-    try: args.which = list(range(args.folds)) if args.which is None else [int(f) for f in args.which.split(",")]
-    except ValueError: parser.error(f"argument --which: expected folds such as 0,1,2, got {args.which!r}")
-    if not set(args.which) <= set(range(args.folds)): parser.error(f"argument --which: expected folds from 0 to {args.folds - 1}, got {args.which}")
+        if not 0 <= args.i < args.n:
+            raise ValueError
+    except ValueError:
+        parser.error(
+            "argument --part: expected i/n with 0 ≤ i < n, such as 0/2, got"
+            f" {args.part!r}"
+        )
+    if args.folds < 3:
+        parser.error(f"argument --folds: expected at least 3, got {args.folds}")
+    if args.folds != 10 and args.out.resolve() == OUT:
+        parser.error(
+            "argument --folds: results/graph-classification holds ten folds a set; put"
+            f" {args.folds} elsewhere, with --out"
+        )
+    try:
+        args.which = (
+            list(range(args.folds))
+            if args.which is None
+            else [int(f) for f in args.which.split(",")]
+        )
+    except ValueError:
+        parser.error(
+            f"argument --which: expected folds such as 0,1,2, got {args.which!r}"
+        )
+    if not set(args.which) <= set(range(args.folds)):
+        parser.error(
+            f"argument --which: expected folds from 0 to {args.folds - 1}, got"
+            f" {args.which}"
+        )
     return args
 
 
 def main(argv=None):
     args = parse(argv)
-    with as_command("graph_classification"): run(args)
+    with as_command("graph_classification"):
+        run(args)
 
 
 def run(args):
     graphs = load_graphs(args.data, args.root)
     fold = fixed_folds(args.data, graphs.labels, args.folds)
-    changes = {f.name: getattr(args, f.name) for f in fields(FitConfig) if getattr(args, f.name) is not None}
-    candidates = [Candidate(c.model, replace(c.fit, **changes)) for c in grid(args.model, args.positions)]
-    k = args.positions if args.model == "et" else 0        # the baselines have no use for positions
+    changes = {
+        f.name: getattr(args, f.name)
+        for f in fields(FitConfig)
+        if getattr(args, f.name) is not None
+    }
+    candidates = [
+        Candidate(c.model, replace(c.fit, **changes))
+        for c in grid(args.model, args.positions)
+    ]
+    # the baselines have no use for positions
+    k = args.positions if args.model == "et" else 0
+
     def keep(f, model):
-        if args.weights: save_checkpoint(args.weights / f"{args.model}-{args.data}-{f}.safetensors", nnx.to_pure_dict(nnx.state(model)), {"data": args.data, "fold": f})
+        if args.weights:
+            save_checkpoint(
+                args.weights / f"{args.model}-{args.data}-{f}.safetensors",
+                nnx.to_pure_dict(nnx.state(model)),
+                {"data": args.data, "fold": f},
+            )
+
     print(graphs, flush=True)
-    rows = cross_validate(MAKE[args.model], graphs, fold, candidates, folds=args.which[args.i::args.n], k=k, num_buckets=args.buckets, layout=args.layout, seed=args.seed,
-                          out=args.out / args.data / args.model, progress=sys.stdout.isatty(), keep=keep)
+    rows = cross_validate(
+        MAKE[args.model],
+        graphs,
+        fold,
+        candidates,
+        folds=args.which[args.i :: args.n],
+        k=k,
+        num_buckets=args.buckets,
+        layout=args.layout,
+        seed=args.seed,
+        out=args.out / args.data / args.model,
+        progress=sys.stdout.isatty(),
+        keep=keep,
+    )
     for row in rows:
-        print(f"fold {row['fold']}: test {100 * row['test_accuracy']:.1f} %, hold-out {100 * row['candidates'][row['chosen']]['validation_accuracy']:.1f} %, "
-              f"candidate {row['chosen'] + 1}, epoch {row['candidates'][row['chosen']]['epoch']}, {row['seconds']:.0f} s")
-    if rows: print(f"{args.data}, {args.model}: {summary(rows)} %")
+        print(
+            f"fold {row['fold']}: test {100 * row['test_accuracy']:.1f} %, hold-out"
+            f" {100 * row['candidates'][row['chosen']]['validation_accuracy']:.1f} %,"
+            f" candidate {row['chosen'] + 1}, epoch"
+            f" {row['candidates'][row['chosen']]['epoch']}, {row['seconds']:.0f} s"
+        )
+    if rows:
+        print(f"{args.data}, {args.model}: {summary(rows)} %")
 
 
 if __name__ == "__main__":

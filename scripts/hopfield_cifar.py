@@ -1,7 +1,14 @@
-"""Store CIFAR-10 pictures in a continuous Hopfield network, recall them from their upper halves at many temperatures, and freeze in results/hopfield what notebook 01b plots.
+"""Store CIFAR-10 pictures in a continuous Hopfield network, recall them from their
+upper halves at many temperatures, and freeze in results/hopfield what notebook 01b
+plots.
 
-cifar10.json: for every inverse temperature how many memories share in the fixed points and which part of the queries is recalled. cifar10.png: eight pictures in rows;
-in columns the stored picture, the query, and the fixed points at three inverse temperatures. Takes a few minutes on one core; reads the pictures as every other script does (ET_DATA, or the hub)."""
+cifar10.json: for every inverse temperature how many memories share in the fixed points
+and which part of the queries is recalled. cifar10.png: eight pictures in rows; in
+columns the stored picture, the query, and the fixed points at three inverse
+temperatures. Takes a few minutes on one core; reads the pictures as every other script
+does (ET_DATA, or the hub).
+"""
+
 import argparse
 import json
 import time
@@ -12,7 +19,12 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from et_nbdev.hopfield_continuous import continuous_energy_and_update, retrieve, sharing, unit_memories
+from et_nbdev.hopfield_continuous import (
+    continuous_energy_and_update,
+    retrieve,
+    sharing,
+    unit_memories,
+)
 from et_nbdev.training import atomic_write, provenance
 from et_nbdev.vision.data import load_images
 
@@ -22,28 +34,48 @@ SHOWN = (0.25, 25.0, 2500.0)
 
 @jax.jit
 def ten_steps(x, xi, beta):
-    "Ten steps on, how many memories share in each state, and how far each still is from rest."
+    """Ten steps on, how many memories share in each state, and how far each still is
+    from rest.
+    """
     x = retrieve(x, xi, beta, 10)[0]
-    return x, sharing(x, xi, beta), jnp.linalg.norm(continuous_energy_and_update(x, xi, beta)[1], axis=-1)
+    return (
+        x,
+        sharing(x, xi, beta),
+        jnp.linalg.norm(continuous_energy_and_update(x, xi, beta)[1], axis=-1),
+    )
 
 
 def recall(x, xi, beta, rounds=30):
     for _ in range(rounds):
         x, shares, unrest = ten_steps(x, xi, beta)
-        if unrest.max() < 1e-5: break
+        if unrest.max() < 1e-5:
+            break
     return x, shares, unrest
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stored", type=int, default=2000, help="pictures to store (default 2000)")
-    parser.add_argument("--queries", type=int, default=100, help="pictures to recall, spread evenly over the stored ones (default 100)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--stored", type=int, default=2000, help="pictures to store (default 2000)"
+    )
+    parser.add_argument(
+        "--queries",
+        type=int,
+        default=100,
+        help="pictures to recall, spread evenly over the stored ones (default 100)",
+    )
     args = parser.parse_args()
-    if not 8 <= args.queries <= args.stored: parser.error(f"--queries: expected at least 8, for the eight rows of the picture, and at most --stored, got {args.queries}")
+    if not 8 <= args.queries <= args.stored:
+        parser.error(
+            "--queries: expected at least 8, for the eight rows of the picture, and at"
+            f" most --stored, got {args.queries}"
+        )
     start = time.time()
     images = load_images("cifar10", "train")
     chosen = np.random.default_rng(0).choice(len(images), args.stored, replace=False)
-    pictures = jnp.asarray(images[chosen] / np.float32(255))                    # (K, 32, 32, 3)
+    pictures = jnp.asarray(images[chosen] / np.float32(255))  # (K, 32, 32, 3)
     xi, mean = unit_memories(pictures)
     queries = np.linspace(0, args.stored - 1, args.queries).round().astype(int)
     x = xi[queries].reshape(-1, 32, 32, 3).at[:, 16:].set(0).reshape(len(queries), -1)
@@ -51,23 +83,56 @@ def main():
     share, hit, unrest, ends = [], [], [], {}
     for beta in betas:
         end, shares, moving = recall(x, xi, beta)
-        share.append(float(shares.mean())); unrest.append(float(moving.max()))
+        share.append(float(shares.mean()))
+        unrest.append(float(moving.max()))
         hit.append(float(jnp.mean(jnp.linalg.norm(end - xi[queries], axis=-1) < 0.1)))
         for b in SHOWN:
-            if abs(np.log(beta / b)) < 0.1: ends[b] = end
-        print(f"beta {beta:9.3g}: {share[-1]:8.1f} share, {hit[-1]:.2f} recalled, furthest from rest {unrest[-1]:.1e}", flush=True)
+            if abs(np.log(beta / b)) < 0.1:
+                ends[b] = end
+        print(
+            f"beta {beta:9.3g}: {share[-1]:8.1f} share, {hit[-1]:.2f} recalled,"
+            f" furthest from rest {unrest[-1]:.1e}",
+            flush=True,
+        )
     OUT.mkdir(parents=True, exist_ok=True)
     with atomic_write(OUT / "cifar10.json") as temporary:
-        temporary.write_text(json.dumps({
-            "betas": betas.tolist(), "sharing": share, "recalled": hit, "furthest_from_rest": unrest, "stored": args.stored, "queries": args.queries, "seed": 0,
-            "data": "CIFAR-10, training split, drawn at random; query: the upper half, the rest at the mean; recalled: within 0.1 of the memory of unit length",
-            "seconds": round(time.time() - start), **provenance()}, indent=1) + "\n")
+        temporary.write_text(
+            json.dumps(
+                {
+                    "betas": betas.tolist(),
+                    "sharing": share,
+                    "recalled": hit,
+                    "furthest_from_rest": unrest,
+                    "stored": args.stored,
+                    "queries": args.queries,
+                    "seed": 0,
+                    "data": (
+                        "CIFAR-10, training split, drawn at random; query: the upper"
+                        " half, the rest at the mean; recalled: within 0.1 of the"
+                        " memory of unit length"
+                    ),
+                    "seconds": round(time.time() - start),
+                    **provenance(),
+                },
+                indent=1,
+            )
+            + "\n"
+        )
     flat = pictures.reshape(args.stored, -1) - mean[None]
     rows = []
     for q in args.queries // 20 + np.arange(8) * (args.queries // 8):
         length = jnp.linalg.norm(flat[queries[q]])
-        rows.append(np.concatenate([np.clip((length * s + mean).reshape(32, 32, 3), 0, 1) for s in (xi[queries[q]], x[q], *(ends[b][q] for b in SHOWN))], 1))
-    with atomic_write(OUT / "cifar10.png") as temporary: plt.imsave(temporary, np.concatenate(rows, 0), format="png")
+        rows.append(
+            np.concatenate(
+                [
+                    np.clip((length * s + mean).reshape(32, 32, 3), 0, 1)
+                    for s in (xi[queries[q]], x[q], *(ends[b][q] for b in SHOWN))
+                ],
+                1,
+            )
+        )
+    with atomic_write(OUT / "cifar10.png") as temporary:
+        plt.imsave(temporary, np.concatenate(rows, 0), format="png")
 
 
 if __name__ == "__main__":

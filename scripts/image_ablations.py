@@ -1,7 +1,12 @@
-"""Train and score every variant that notebook 14 compares, and freeze the scores in results/image-ablations.
+"""Train and score every variant that notebook 14 compares, and freeze the scores in
+results/image-ablations.
 
-Each variant is a run of its own under runs/ablations, resumed if it was stopped and skipped once it is scored. To share the work among processes:
-    python scripts/image_ablations.py --part 0/2 &  python scripts/image_ablations.py --part 1/2"""
+Each variant is a run of its own under runs/ablations, resumed if it was stopped and
+skipped once it is scored. To share the work among processes:
+    python scripts/image_ablations.py --part 0/2 &  python scripts/image_ablations.py
+    --part 1/2
+"""
+
 import argparse
 import json
 import sys
@@ -43,62 +48,169 @@ CHOICES = {
     "W_K apart from W_Q": (dict(tied_start=False), {}, {}),
     "transformer": (dict(block="transformer"), dict(lr=8e-3), {}),
 }
-# A rematerialised step costs 4 forward passes where the gradient goes through it and 1 where it does not; the implicit one 2 a term, and 1 for
-# its linearisation. Each is given the steps that the full gradient's 4·T·STEPS would buy, and once the steps of the full one.
-def cost(T, gradient, k): return {"full": 4 * T, "last_k": T + 3 * k, "implicit": T + 1 + 2 * k}[gradient]
+
+
+# A rematerialised step costs 4 forward passes where the gradient goes through it and 1
+# where it does not; the implicit one 2 a term, and 1 for
+# its linearisation. Each is given the steps that the full gradient's 4·T·STEPS would
+# buy, and once the steps of the full one.
+def cost(T, gradient, k):
+    return {"full": 4 * T, "last_k": T + 3 * k, "implicit": T + 1 + 2 * k}[gradient]
+
 
 GRADIENTS = {
-    f"{gradient} k = {k}" + (", same steps" if same else ""):
-        ({}, dict(steps=STEPS if same else round(STEPS * cost(T, "full", 0) / cost(T, gradient, k))), dict(gradient=gradient, k=k))
-    for gradient, k in (("last_k", 1), ("last_k", 3), ("implicit", 1), ("implicit", 3)) for same in (False, True)
+    f"{gradient} k = {k}" + (", same steps" if same else ""): (
+        {},
+        dict(
+            steps=(
+                STEPS
+                if same
+                else round(STEPS * cost(T, "full", 0) / cost(T, gradient, k))
+            )
+        ),
+        dict(gradient=gradient, k=k),
+    )
+    for gradient, k in (("last_k", 1), ("last_k", 3), ("implicit", 1), ("implicit", 3))
+    for same in (False, True)
 }
-# Figure 7: positions that start small and know nothing, so that what they end as is what training made of them.
+# Figure 7: positions that start small and know nothing, so that what they end as is
+# what training made of them.
 POSITIONS = {
-    f"small random positions{comma}{change}": (dict(position_init="normal", position_scale=0.1, **model), optim, {})
-    for comma, change, model, optim in (("", "", {}, {}), (", ", "β × 4", dict(beta=1.0), {}), (", ", "β / 4", dict(beta=0.0625), {}),
-                                        (", ", "weight decay 0", {}, dict(weight_decay=0.0)), (", ", "weight decay 0.5", {}, dict(weight_decay=0.5)))
+    f"small random positions{comma}{change}": (
+        dict(position_init="normal", position_scale=0.1, **model),
+        optim,
+        {},
+    )
+    for comma, change, model, optim in (
+        ("", "", {}, {}),
+        (", ", "β × 4", dict(beta=1.0), {}),
+        (", ", "β / 4", dict(beta=0.0625), {}),
+        (", ", "weight decay 0", {}, dict(weight_decay=0.0)),
+        (", ", "weight decay 0.5", {}, dict(weight_decay=0.5)),
+    )
 }
 VARIANTS = {**TABLE_7, **CHOICES, **GRADIENTS, **POSITIONS}
-SEEDS = {name: (0, 1) if name in (*TABLE_7, "transformer") else (0,) for name in VARIANTS}
+SEEDS = {
+    name: (0, 1) if name in (*TABLE_7, "transformer") else (0,) for name in VARIANTS
+}
 
 
 def score(base: TrainConfig, name: str, seed: int, images: dict, test_on: int) -> dict:
     model, optim, rest = VARIANTS[name]
-    config = replace(base, model=replace(base.model, **model), optim=replace(base.optim, **optim), seed=seed, **rest)
-    run = train(config, images, ROOT / "runs/ablations" / f"{name.replace('/', '÷')} {seed}", progress=sys.stdout.isatty())
-    scores = [float(evaluate(run.model, images["test"], config.num_occluded, seed=mask, limit=test_on).mean()) for mask in range(10)]
-    # quality where the descent is stopped earlier or goes on for longer than in training
-    times = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 48] if name in ("ET-Full", "α = 0.1", "T = 12, α = 0.5") else []
-    by_time = {t: float(evaluate(run.model, images["test"], config.num_occluded, limit=500, steps=t).mean()) for t in times}
-    return {"name": name, "seed": seed, "mse": scores, "by_time": by_time, "test_pictures": test_on,
-            "parameters": sum(p.size for p in jax.tree.leaves(nnx.state(run.model, nnx.Param))),
-            "block_parameters": sum(p.size for p in jax.tree.leaves(nnx.state(run.model.block, nnx.Param))),
-            "forward_flops": config.model.flops, "training_flops": config.model.flops * config.batch_size * config.optim.steps
-            * cost(config.model.steps, config.gradient, config.k) // config.model.steps,
-            "seconds": run.history[-1]["seconds"], "validation": [(r["step"], r["validation_loss"]) for r in run.history if "validation_loss" in r],
-            "positions": np.asarray(run.model.positions[...]).round(4).tolist() if name.startswith(("ET-Full", "β", "weight", "random", "small")) and seed == 0 else None,
-            "config": asdict(config), **provenance()}
+    config = replace(
+        base,
+        model=replace(base.model, **model),
+        optim=replace(base.optim, **optim),
+        seed=seed,
+        **rest,
+    )
+    run = train(
+        config,
+        images,
+        ROOT / "runs/ablations" / f"{name.replace('/', '÷')} {seed}",
+        progress=sys.stdout.isatty(),
+    )
+    scores = [
+        float(
+            evaluate(
+                run.model, images["test"], config.num_occluded, seed=mask, limit=test_on
+            ).mean()
+        )
+        for mask in range(10)
+    ]
+    # quality where the descent is stopped earlier or goes on for longer than in
+    # training
+    times = (
+        [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 48]
+        if name in ("ET-Full", "α = 0.1", "T = 12, α = 0.5")
+        else []
+    )
+    by_time = {
+        t: float(
+            evaluate(
+                run.model, images["test"], config.num_occluded, limit=500, steps=t
+            ).mean()
+        )
+        for t in times
+    }
+    return {
+        "name": name,
+        "seed": seed,
+        "mse": scores,
+        "by_time": by_time,
+        "test_pictures": test_on,
+        "parameters": sum(
+            p.size for p in jax.tree.leaves(nnx.state(run.model, nnx.Param))
+        ),
+        "block_parameters": sum(
+            p.size for p in jax.tree.leaves(nnx.state(run.model.block, nnx.Param))
+        ),
+        "forward_flops": config.model.flops,
+        "training_flops": (
+            config.model.flops
+            * config.batch_size
+            * config.optim.steps
+            * cost(config.model.steps, config.gradient, config.k)
+            // config.model.steps
+        ),
+        "seconds": run.history[-1]["seconds"],
+        "validation": [
+            (r["step"], r["validation_loss"])
+            for r in run.history
+            if "validation_loss" in r
+        ],
+        "positions": (
+            np.asarray(run.model.positions[...]).round(4).tolist()
+            if name.startswith(("ET-Full", "β", "weight", "random", "small"))
+            and seed == 0
+            else None
+        ),
+        "config": asdict(config),
+        **provenance(),
+    }
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", default="0/1", help="i/n: only the i-th of n shares of the variants")
-    parser.add_argument("--test_on", type=int, default=1000, help="test pictures to score on")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--part", default="0/1", help="i/n: only the i-th of n shares of the variants"
+    )
+    parser.add_argument(
+        "--test_on", type=int, default=1000, help="test pictures to score on"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "results/image-ablations")
     args = parser.parse_args()
-    try: i, n = map(int, args.part.split("/"))
-    except ValueError: i, n = 0, 0
-    if not 0 <= i < n: parser.error(f"argument --part: expected i/n with 0 ≤ i < n, such as 0/2, got {args.part!r}")
-    if args.test_on < 1: parser.error(f"argument --test_on: expected at least 1, got {args.test_on}")
+    try:
+        i, n = map(int, args.part.split("/"))
+    except ValueError:
+        i, n = 0, 0
+    if not 0 <= i < n:
+        parser.error(
+            "argument --part: expected i/n with 0 ≤ i < n, such as 0/2, got"
+            f" {args.part!r}"
+        )
+    if args.test_on < 1:
+        parser.error(f"argument --test_on: expected at least 1, got {args.test_on}")
     base, images = prepare(BASE)
-    images = {split: x[:] for split, x in images.items()}          # small enough to be decoded once
-    for name, seed in [(name, seed) for seed in (0, 1) for name in VARIANTS if seed in SEEDS[name]][i::n]:
+    # small enough to be decoded once
+    images = {split: x[:] for split, x in images.items()}
+    for name, seed in [
+        (name, seed) for seed in (0, 1) for name in VARIANTS if seed in SEEDS[name]
+    ][i::n]:
         path = args.out / f"{list(VARIANTS).index(name):02d}-{seed}.json"
-        if path.exists(): continue
+        if path.exists():
+            continue
         row = score(base, name, seed, images, args.test_on)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as temporary: temporary.write_text(json.dumps(row) + "\n")
-        print(f"{name:<26} seed {seed}  {np.mean(row['mse']):.4f}  {row['seconds']:.0f} s", flush=True)
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps(row) + "\n")
+        print(
+            f"{name:<26} seed {seed}  {np.mean(row['mse']):.4f} "
+            f" {row['seconds']:.0f} s",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

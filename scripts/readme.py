@@ -1,11 +1,17 @@
-"""README.md from nbs/index.ipynb: the same text, with links that hold from the top of the repository."""
+"""README.md from nbs/index.ipynb: the same text, with links that hold from the top of
+the repository.
+"""
+
 import json
 import posixpath
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADER = "<!-- Made from nbs/index.ipynb by scripts/readme.py (`make readme`): edit the notebook. -->\n\n"
+HEADER = (
+    "<!-- Made from nbs/index.ipynb by scripts/readme.py (`make readme`): edit the"
+    " notebook. -->\n\n"
+)
 
 
 def source(cell):
@@ -13,17 +19,26 @@ def source(cell):
 
 
 def relink(text, folder="nbs"):
-    "Targets relative to `folder`, rewritten to be relative to its parent; code is left alone."
+    """Targets relative to `folder`, rewritten to be relative to its parent; code is
+    left alone.
+    """
+
     def move(m):
         before, target, after = m.groups()
-        if re.match(r"[a-z][a-z+.-]*:|[#/]", target): return m[0]  # an address, an anchor or an absolute path
+        # an address, an anchor or an absolute path
+        if re.match(r"[a-z][a-z+.-]*:|[#/]", target):
+            return m[0]
         return before + posixpath.normpath(posixpath.join(folder, target)) + after
+
     pieces = re.split(r"(^```.*?^```|`[^`\n]*`)", text, flags=re.M | re.S)
     for i in range(0, len(pieces), 2):
         pieces[i] = re.sub(r"(\]\()([^)\s]+)([^)]*\))", move, pieces[i])
         pieces[i] = re.sub(r"((?:src|href)=\")([^\"]+)(\")", move, pieces[i])
-        pieces[i] = re.sub(r"^:::.*\n?", "", pieces[i], flags=re.M)                        # Quarto's divs,
-        pieces[i] = re.sub(r"(\)|^#+ .*?) ?\{[#.\w][^}\n]*\}", r"\1", pieces[i], flags=re.M)  # its attributes
+        pieces[i] = re.sub(r"^:::.*\n?", "", pieces[i], flags=re.M)  # Quarto's divs,
+        # its attributes
+        pieces[i] = re.sub(
+            r"(\)|^#+ .*?) ?\{[#.\w][^}\n]*\}", r"\1", pieces[i], flags=re.M
+        )
     return "".join(pieces)
 
 
@@ -32,26 +47,43 @@ def markdown(cell):
     text = source(cell)
     if cell["cell_type"] == "markdown":
         return relink(re.sub(r"\A---\n.*?\n---\n?", "", text, flags=re.S))
-    if cell["cell_type"] != "code" or re.search(r"^#\|\s*(hide|include:\s*false)\s*$", text, flags=re.M):
+    if cell["cell_type"] != "code" or re.search(
+        r"^#\|\s*(hide|include:\s*false)\s*$", text, flags=re.M
+    ):
         return ""
-    parts = [] if re.search(r"^#\|\s*echo:\s*false", text, flags=re.M) else \
-        ["```python\n" + re.sub(r"^#\|.*\n?", "", text, flags=re.M).strip("\n") + "\n```"]
+    parts = (
+        []
+        if re.search(r"^#\|\s*echo:\s*false", text, flags=re.M)
+        else [
+            "```python\n"
+            + re.sub(r"^#\|.*\n?", "", text, flags=re.M).strip("\n")
+            + "\n```"
+        ]
+    )
     for out in cell["outputs"]:
         data = out.get("data", {})
         if any(kind.startswith("image/") for kind in data):
-            raise ValueError("nbs/index.ipynb: a cell's output is an image, which README.md cannot hold; "
-                             "save it under nbs/images/ and show it with ![what it shows](images/name.png)")
+            raise ValueError(
+                "nbs/index.ipynb: a cell's output is an image, which README.md cannot"
+                " hold; save it under nbs/images/ and show it with ![what it"
+                " shows](images/name.png)"
+            )
         if "text/markdown" in data:
             parts.append(relink("".join(data["text/markdown"]).strip("\n")))
             continue
         shown = "".join(out.get("text", data.get("text/plain", ""))).strip("\n")
-        if shown: parts.append("```\n" + shown + "\n```")
+        if shown:
+            parts.append("```\n" + shown + "\n```")
     return "\n\n".join(parts)
 
 
 def readme(root=ROOT):
     cells = json.loads((root / "nbs/index.ipynb").read_text(encoding="utf-8"))["cells"]
-    return HEADER + "\n\n".join(filter(None, (markdown(c).strip("\n") for c in cells))) + "\n"
+    return (
+        HEADER
+        + "\n\n".join(filter(None, (markdown(c).strip("\n") for c in cells)))
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """The strict settings every test runs under, and the fixtures they share."""
+
 import contextlib
 import gc
 import os
@@ -9,26 +10,37 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from jax.experimental.compilation_cache import compilation_cache
 
-# Silent promotion and silent broadcasting hide wrong formulas: (N,) against (N, D) must be an error, not a guess.
+# Silent promotion and silent broadcasting hide wrong formulas: (N,) against (N, D) must
+# be an error, not a guess.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 settings.register_profile(
-    "et", deadline=None, print_blob=True,           # compiling takes seconds the first time
-    derandomize=bool(os.environ.get("CI")),         # the same examples on every CI run; fresh ones at home
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],  # `x64` holds no state
+    "et",
+    deadline=None,
+    print_blob=True,  # compiling takes seconds the first time
+    # the same examples on every CI run; fresh ones at home
+    derandomize=bool(os.environ.get("CI")),
+    # `x64` holds no state
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("et")
 
 
 def examples(n):
-    "Every example is small, and every shape compiled anew: a failing one is shown as it is, not shrunk for minutes."
-    return settings(max_examples=n, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+    """Every example is small, and every shape compiled anew: a failing one is shown as
+    it is, not shrunk for minutes.
+    """
+    return settings(
+        max_examples=n, phases=(Phase.explicit, Phase.reuse, Phase.generate)
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
-    "Each compiled program holds several memory maps, of which Linux grants a process 65,530; one test file's programs are of no use to the next."
+    """Each compiled program holds several memory maps, of which Linux grants a process
+    65,530; one test file's programs are of no use to the next.
+    """
     yield
     jax.clear_caches()
     gc.collect()
@@ -44,26 +56,37 @@ def without_optimisations(off):
 
 @pytest.fixture(scope="module")
 def compile_quickly():
-    "For tests that spend nearly all their time on compiling small programs that run once."
-    with without_optimisations(True): yield
+    """For tests that spend nearly all their time on compiling small programs that run
+    once.
+    """
+    with without_optimisations(True):
+        yield
 
 
 @pytest.fixture
 def compile_fully(compile_quickly):
     "For the one test among such that looks at what the compiler makes."
-    with without_optimisations(False): yield
+    with without_optimisations(False):
+        yield
 
 
 @pytest.fixture(scope="module")
 def compiled_once(tmp_path_factory):
-    "For tests that run the same few programs again and again, also in other processes, which find them by the environment that this yields."
-    options = {"jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")), "jax_persistent_cache_min_compile_time_secs": 0.05,
-               "jax_persistent_cache_min_entry_size_bytes": -1}
+    """For tests that run the same few programs again and again, also in other
+    processes, which find them by the environment that this yields.
+    """
+    options = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0.05,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
     before = {name: getattr(jax.config, name) for name in options}
-    for name, value in options.items(): jax.config.update(name, value)
+    for name, value in options.items():
+        jax.config.update(name, value)
     compilation_cache.reset_cache()
     yield {name.upper(): str(value) for name, value in options.items()}
-    for name, value in before.items(): jax.config.update(name, value)
+    for name, value in before.items():
+        jax.config.update(name, value)
     compilation_cache.reset_cache()
 
 
@@ -76,7 +99,9 @@ def x64():
 
 @pytest.fixture(scope="session")
 def et_data():
-    "The folder of real data that ET_DATA names; tests that need it are skipped where it is not set."
+    """The folder of real data that ET_DATA names; tests that need it are skipped where
+    it is not set.
+    """
     folder = os.environ.get("ET_DATA")
     if not folder:
         pytest.skip("ET_DATA is not set: no folder of real data to test on")

@@ -1,4 +1,7 @@
-"""The script behind notebook 23: it fills its tables on files of the published formats, goes on where it stopped, and runs nothing twice."""
+"""The script behind notebook 23: it fills its tables on files of the published formats,
+goes on where it stopped, and runs nothing twice.
+"""
+
 import importlib.util
 import json
 from pathlib import Path
@@ -14,7 +17,9 @@ FEW = "--ratios 0.4 --trials 2 --seeds 2 --epochs 3".split()
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("anomaly_results", ROOT / "scripts/anomaly_results.py")
+    spec = importlib.util.spec_from_file_location(
+        "anomaly_results", ROOT / "scripts/anomaly_results.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -23,66 +28,136 @@ def script():
 @pytest.fixture(autouse=True)
 def data(monkeypatch, tmp_path, script):
     monkeypatch.setenv("ET_DATA", str(tmp_path))
-    for cached in (script.graph_of, script.features_of, script.edges_of): cached.cache_clear()
+    for cached in (script.graph_of, script.features_of, script.edges_of):
+        cached.cache_clear()
     return tmp_path
 
 
-def rows(folder): return {p.stem: json.loads(p.read_text()) for p in folder.iterdir()}
+def rows(folder):
+    return {p.stem: json.loads(p.read_text()) for p in folder.iterdir()}
 
 
 def test_a_row_of_yelpchi_from_its_file(data, script):
     write_mat(data / "YelpChi.mat", n=300)
-    script.main(["--data", "yelp", *FEW, "--out", str(data / "out"), "--lines", "et", "et-max", "mlp", "forest-2hop", "et-no-attention"])
+    script.main(
+        [
+            "--data",
+            "yelp",
+            *FEW,
+            "--out",
+            str(data / "out"),
+            "--lines",
+            "et",
+            "et-max",
+            "mlp",
+            "forest-2hop",
+            "et-no-attention",
+        ]
+    )
     found = rows(data / "out")
-    assert set(found) == {f"yelp-0.4-{line}" for line in ("et", "et-max", "mlp", "forest-2hop", "et-no-attention")}
+    assert set(found) == {
+        f"yelp-0.4-{line}"
+        for line in ("et", "et-max", "mlp", "forest-2hop", "et-no-attention")
+    }
     for name, row in found.items():
-        assert len(row["trials"]) == (0 if "no-attention" in name else 2) and [run["seed"] for run in row["runs"]] == [0, 1]
+        assert len(row["trials"]) == (0 if "no-attention" in name else 2) and [
+            run["seed"] for run in row["runs"]
+        ] == [0, 1]
         for run in row["trials"] + row["runs"]:
-            assert all(0 <= run[part][score] <= 1 for part in ("validation", "test") for score in ("macro_f1", "auroc", "auprc", "recall_at_k"))
+            assert all(
+                0 <= run[part][score] <= 1
+                for part in ("validation", "test")
+                for score in ("macro_f1", "auroc", "auprc", "recall_at_k")
+            )
         assert row["commit"] and row["config"] == row["runs"][0]["config"]
-    best = max(found["yelp-0.4-mlp"]["trials"], key=script.merit)       # by validation alone
+    best = max(found["yelp-0.4-mlp"]["trials"], key=script.merit)  # by validation alone
     assert best["config"] == found["yelp-0.4-mlp"]["config"]
-    assert found["yelp-0.4-et-no-attention"]["config"] == found["yelp-0.4-et"]["config"] | {"num_heads": 0}
+    assert found["yelp-0.4-et-no-attention"]["config"] == found["yelp-0.4-et"][
+        "config"
+    ] | {"num_heads": 0}
 
 
 def test_a_row_of_tfinance_from_its_file(data, script, monkeypatch):
     monkeypatch.setenv("DGLBACKEND", "pytorch")
-    dgl = pytest.importorskip("dgl", reason="DGL has no good version for this Python: its formats cannot be written here")
+    dgl = pytest.importorskip(
+        "dgl",
+        reason=(
+            "DGL has no good version for this Python: its formats cannot be written"
+            " here"
+        ),
+    )
     import torch
+
     noise = np.random.default_rng(0)
-    graph = dgl.graph(tuple(torch.from_numpy(noise.integers(0, 200, (2, 800)))), num_nodes=200)
-    graph.ndata["feature"] = torch.from_numpy(noise.normal(size=(200, 10)).astype(np.float32))
+    graph = dgl.graph(
+        tuple(torch.from_numpy(noise.integers(0, 200, (2, 800)))), num_nodes=200
+    )
+    graph.ndata["feature"] = torch.from_numpy(
+        noise.normal(size=(200, 10)).astype(np.float32)
+    )
     graph.ndata["label"] = torch.from_numpy((np.arange(200) % 5 == 0).astype(np.int64))
     dgl.save_graphs(str(data / "tfinance"), [graph])
-    script.main(["--data", "tfinance", *FEW, "--out", str(data / "out"), "--lines", "bwgnn", "boosting"])
+    script.main(
+        [
+            "--data",
+            "tfinance",
+            *FEW,
+            "--out",
+            str(data / "out"),
+            "--lines",
+            "bwgnn",
+            "boosting",
+        ]
+    )
     assert set(rows(data / "out")) == {"tfinance-0.4-bwgnn", "tfinance-0.4-boosting"}
 
 
-def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(data, script, monkeypatch):
+def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(
+    data, script, monkeypatch
+):
     line = ["--data", "digits-relations", *FEW, "--lines", "mlp", "--out"]
     script.main([*line, str(data / "whole")])
     evaluate, calls = script.evaluate, []
+
     def stop_after_three(*args):
-        if len(calls) == 3: raise KeyboardInterrupt
+        if len(calls) == 3:
+            raise KeyboardInterrupt
         calls.append(args)
         return evaluate(*args)
+
     monkeypatch.setattr(script, "evaluate", stop_after_three)
-    with pytest.raises(SystemExit, match="stopped"): script.main([*line, str(data / "parts")])
+    with pytest.raises(SystemExit, match="stopped"):
+        script.main([*line, str(data / "parts")])
     (half,) = rows(data / "parts").values()
     assert len(half["trials"]) == 2 and len(half["runs"]) == 1
     monkeypatch.setattr(script, "evaluate", evaluate)
     script.main([*line, str(data / "parts")])
     (whole,), (parts,) = (rows(data / kind).values() for kind in ("whole", "parts"))
-    strip = lambda row: [{k: v for k, v in run.items() if k != "seconds"} for run in row["trials"] + row["runs"]]
+    strip = lambda row: [
+        {k: v for k, v in run.items() if k != "seconds"}
+        for run in row["trials"] + row["runs"]
+    ]
     assert strip(whole) == strip(parts) and whole["config"] == parts["config"]
-    monkeypatch.setattr(script, "evaluate", lambda *_: pytest.fail("a line that is complete was run again"))
+    monkeypatch.setattr(
+        script,
+        "evaluate",
+        lambda *_: pytest.fail("a line that is complete was run again"),
+    )
     script.main([*line, str(data / "parts")])
 
 
-@pytest.mark.parametrize("wrong, message", [
-    (["--data", "cora"], "cora"), (["--ratios", "1.5"], "between 0 and 1"), (["--trials", "0"], "at least 1"), (["--part", "2/2"], "i/n")])
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (["--data", "cora"], "cora"),
+        (["--ratios", "1.5"], "between 0 and 1"),
+        (["--trials", "0"], "at least 1"),
+        (["--part", "2/2"], "i/n"),
+    ],
+)
 def test_what_cannot_be_is_refused(data, script, capsys, wrong, message):
-    with pytest.raises(SystemExit): script.main([*wrong, "--out", str(data / "out")])
+    with pytest.raises(SystemExit):
+        script.main([*wrong, "--out", str(data / "out")])
     assert message in capsys.readouterr().err
 
 
@@ -91,39 +166,113 @@ def test_changes_wait_for_what_they_change(data, script, trials, wrong):
     "Another process may still be at it."
     if trials is not None:
         (data / "out").mkdir()
-        record = {"data": "digits-knn", "ratio": 0.4, "line": "et", "epochs": 100, "trials": [{}] * trials, "runs": []}
+        record = {
+            "data": "digits-knn",
+            "ratio": 0.4,
+            "line": "et",
+            "epochs": 100,
+            "trials": [{}] * trials,
+            "runs": [],
+        }
         (data / "out/digits-knn-0.4-et.json").write_text(json.dumps(record))
     with pytest.raises(SystemExit, match="need the trials of the line et first"):
-        script.main([*wrong, "--data", "digits-knn", "--ratios", "0.4", *(wrong or ["--lines", "et-no-memories"]), "--out", str(data / "out")])
+        script.main(
+            [
+                *wrong,
+                "--data",
+                "digits-knn",
+                "--ratios",
+                "0.4",
+                *(wrong or ["--lines", "et-no-memories"]),
+                "--out",
+                str(data / "out"),
+            ]
+        )
 
 
 def test_another_number_of_epochs_is_not_mixed_in(data, script):
-    (data / "digits-knn-0.4-mlp.json").write_text(json.dumps({"data": "digits-knn", "ratio": 0.4, "line": "mlp", "epochs": 100, "trials": [], "runs": []}))
-    with pytest.raises(SystemExit, match="--epochs: .* was made with 100, got 3"): script.main(["--data", "digits-knn", *FEW, "--lines", "mlp", "--out", str(data)])
+    (data / "digits-knn-0.4-mlp.json").write_text(
+        json.dumps(
+            {
+                "data": "digits-knn",
+                "ratio": 0.4,
+                "line": "mlp",
+                "epochs": 100,
+                "trials": [],
+                "runs": [],
+            }
+        )
+    )
+    with pytest.raises(SystemExit, match="--epochs: .* was made with 100, got 3"):
+        script.main(
+            ["--data", "digits-knn", *FEW, "--lines", "mlp", "--out", str(data)]
+        )
 
 
 def test_a_missing_file_ends_in_one_line(data, script):
-    with pytest.raises(SystemExit, match="Neither root nor the environment variable|tolokers"): script.main(["--data", "tolokers", *FEW, "--lines", "mlp", "--out", str(data)])
+    with pytest.raises(
+        SystemExit, match="Neither root nor the environment variable|tolokers"
+    ):
+        script.main(["--data", "tolokers", *FEW, "--lines", "mlp", "--out", str(data)])
 
 
 def test_the_choice_looks_at_validation_alone(script):
-    run = lambda v, t: {"validation": {"macro_f1": v, "auroc": v}, "test": {"macro_f1": t, "auroc": t}}
-    assert script.merit(run(0.7, 0.1)) == script.merit(run(0.7, 0.9)) < script.merit(run(0.8, 0.1))
+    run = lambda v, t: {
+        "validation": {"macro_f1": v, "auroc": v},
+        "test": {"macro_f1": t, "auroc": t},
+    }
+    assert (
+        script.merit(run(0.7, 0.1))
+        == script.merit(run(0.7, 0.9))
+        < script.merit(run(0.8, 0.1))
+    )
 
 
 def test_more_trials_begin_with_the_same_ones(script):
     for space in script.SPACES.values():
-        few, many = script.draws(space, script.BATCH), script.draws(space, 3 * script.BATCH)
-        assert many[:script.BATCH] == few and len({json.dumps(point) for point in many}) == 3 * script.BATCH
+        few, many = (
+            script.draws(space, script.BATCH),
+            script.draws(space, 3 * script.BATCH),
+        )
+        assert (
+            many[: script.BATCH] == few
+            and len({json.dumps(point) for point in many}) == 3 * script.BATCH
+        )
     assert len(script.draws(script.SPACES["forest"], 1000)) == 36
 
 
 def test_runs_of_a_setting_that_was_overtaken_are_not_kept(data, script, monkeypatch):
     "More trials may find a better setting: its runs take the place of the old one's."
-    monkeypatch.setattr(script, "evaluate", lambda data, ratio, line, config, seed, epochs: {"seed": seed, "seconds": 0.0, **{part: {"macro_f1": config["lr"], "auroc": config["lr"]} for part in ("validation", "test")}})
-    line = ["--data", "digits-knn", "--ratios", "0.4", "--lines", "mlp", "--seeds", "2", "--out", str(data)]
+    monkeypatch.setattr(
+        script,
+        "evaluate",
+        lambda data, ratio, line, config, seed, epochs: {
+            "seed": seed,
+            "seconds": 0.0,
+            **{
+                part: {"macro_f1": config["lr"], "auroc": config["lr"]}
+                for part in ("validation", "test")
+            },
+        },
+    )
+    line = [
+        "--data",
+        "digits-knn",
+        "--ratios",
+        "0.4",
+        "--lines",
+        "mlp",
+        "--seeds",
+        "2",
+        "--out",
+        str(data),
+    ]
     for trials in (1, 16):
         script.main([*line, "--trials", str(trials)])
         (row,) = rows(data).values()
         best = max(run["config"]["lr"] for run in row["trials"])
-        assert len(row["trials"]) == trials and [run["config"]["lr"] for run in row["runs"]] == [best] * 2 and row["config"]["lr"] == best
+        assert (
+            len(row["trials"]) == trials
+            and [run["config"]["lr"] for run in row["runs"]] == [best] * 2
+            and row["config"]["lr"] == best
+        )

@@ -1,4 +1,7 @@
-"""The descent: one scan, equal to the loop it stands for, and the ways in which its energy falls or, knowingly, does not."""
+"""The descent: one scan, equal to the loop it stands for, and the ways in which its
+energy falls or, knowingly, does not.
+"""
+
 from functools import partial
 
 import jax
@@ -18,60 +21,120 @@ from et_nbdev.testing import assert_close, assert_descends, float64
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 
-def block_of(rng, D=6, H=2, Y=3, K=8, gamma=1.7, scale=0.5, kind=EnergyTransformer, **options):
+def block_of(
+    rng, D=6, H=2, Y=3, K=8, gamma=1.7, scale=0.5, kind=EnergyTransformer, **options
+):
     "A block with random float64 weights, γ and δ, from NumPy: nothing is compiled."
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(D, H, Y, K, param_dtype=jnp.float64, rngs=nnx.Rngs(0), **options)))
-    block = nnx.merge(graphdef, jax.tree.map(lambda w: jnp.asarray(scale * rng.normal(size=w.shape)), state))
+    graphdef, state = nnx.split(
+        nnx.eval_shape(
+            lambda: kind(
+                D, H, Y, K, param_dtype=jnp.float64, rngs=nnx.Rngs(0), **options
+            )
+        )
+    )
+    block = nnx.merge(
+        graphdef,
+        jax.tree.map(lambda w: jnp.asarray(scale * rng.normal(size=w.shape)), state),
+    )
     block.norm.rho[...] = jnp.asarray(np.log(np.expm1(gamma)))
     return block
 
 
-@partial(jax.jit, static_argnums=0, static_argnames=("steps", "states", "remat", "unroll"))
-def _run(graphdef, state, x, **options): return descend(nnx.merge(graphdef, state), x, **options)
+@partial(
+    jax.jit, static_argnums=0, static_argnames=("steps", "states", "remat", "unroll")
+)
+def _run(graphdef, state, x, **options):
+    return descend(nnx.merge(graphdef, state), x, **options)
 
-def run(block, x, **options): return jax.device_get(_run(*nnx.split(block), x, **options))
+
+def run(block, x, **options):
+    return jax.device_get(_run(*nnx.split(block), x, **options))
 
 
 def loop(block, x, steps=12, step_size=0.1, mask=None):
-    "What `descend` stands for: a Python loop over the block's public parts. Energies apart, each (T+1, ...), and all states."
+    """What `descend` stands for: a Python loop over the block's public parts. Energies
+    apart, each (T+1, ...), and all states.
+    """
     energies, states = [], []
     for t in range(steps + 1):
         g = block.norm(x)
         energies.append((block.attention.energy(g, mask), block.memory.energy(g)))
         states.append(x)
-        if t < steps: x = x + step_size * (block.attention.update(g, mask) + block.memory.update(g))
+        if t < steps:
+            x = x + step_size * (
+                block.attention.update(g, mask) + block.memory.update(g)
+            )
     return x, [jnp.stack(e) for e in zip(*energies)], jnp.stack(states)
 
 
-# ------------------------------------------------------------------------------------------------------- the scan is the loop
+# ------------------------------------------------------------------------------------
+# the scan is the loop
 
 VARIANTS = [dict(), dict(unroll=True), dict(remat=True, unroll=2)]
 
+
 @examples(2)
-@given(seed=st.integers(0, 2**16), lead=st.sampled_from([(2,), (2, 2)]), steps=st.sampled_from([3, 1, 4]), step_size=st.sampled_from([0.02, 0.3]),
-       mask=st.sampled_from(["per sample", None, "shared"]), activation=st.sampled_from(["relu", "power", "softmax"]), learn_beta=st.booleans())
-def test_scan_rematerialised_and_unrolled_are_the_loop_in_values_and_gradients(x64, seed, lead, steps, step_size, mask, activation, learn_beta):
+@given(
+    seed=st.integers(0, 2**16),
+    lead=st.sampled_from([(2,), (2, 2)]),
+    steps=st.sampled_from([3, 1, 4]),
+    step_size=st.sampled_from([0.02, 0.3]),
+    mask=st.sampled_from(["per sample", None, "shared"]),
+    activation=st.sampled_from(["relu", "power", "softmax"]),
+    learn_beta=st.booleans(),
+)
+def test_scan_rematerialised_and_unrolled_are_the_loop_in_values_and_gradients(
+    x64, seed, lead, steps, step_size, mask, activation, learn_beta
+):
     rng = np.random.default_rng(seed)
     block = block_of(rng, activation=activation, learn_beta=learn_beta)
     graphdef, state = nnx.split(block)
     x = rng.normal(size=(*lead, 4, 6))
-    if mask: mask = rng.random((4, 4) if mask == "shared" else (*lead, 4, 4)) < 0.6
-    v, w = rng.normal(size=x.shape), rng.normal(size=(2, steps + 1, *lead))     # a loss of the last state and of every energy on the way
+    if mask:
+        mask = rng.random((4, 4) if mask == "shared" else (*lead, 4, 4)) < 0.6
+    # a loss of the last state and of every energy on the way
+    v, w = rng.normal(size=x.shape), rng.normal(size=(2, steps + 1, *lead))
 
     def by_loop(state, x):
-        last, (attention, memory), states = loop(nnx.merge(graphdef, state), x, steps, step_size, mask)
-        return jnp.vdot(v, last) + jnp.vdot(w[0], attention) + jnp.vdot(w[1], memory), (last, attention, memory, states)
+        last, (attention, memory), states = loop(
+            nnx.merge(graphdef, state), x, steps, step_size, mask
+        )
+        return jnp.vdot(v, last) + jnp.vdot(w[0], attention) + jnp.vdot(w[1], memory), (
+            last,
+            attention,
+            memory,
+            states,
+        )
 
     def by_scan(state, x, **variant):
-        last, path = descend(nnx.merge(graphdef, state), x, steps, step_size, mask=mask, states=True, **variant)
+        last, path = descend(
+            nnx.merge(graphdef, state),
+            x,
+            steps,
+            step_size,
+            mask=mask,
+            states=True,
+            **variant,
+        )
         attention, memory = path.energies
-        return jnp.vdot(v, last) + jnp.vdot(w[0], attention) + jnp.vdot(w[1], memory), (last, attention, memory, path.states)
+        return jnp.vdot(v, last) + jnp.vdot(w[0], attention) + jnp.vdot(w[1], memory), (
+            last,
+            attention,
+            memory,
+            path.states,
+        )
 
     together = lambda f: jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(state, x)
     expected = together(by_loop)
-    assert len(jax.tree.leaves(expected[1][0])) == 5 + learn_beta and all(np.any(leaf) for leaf in jax.tree.leaves(expected[1]))
+    assert len(jax.tree.leaves(expected[1][0])) == 5 + learn_beta and all(
+        np.any(leaf) for leaf in jax.tree.leaves(expected[1])
+    )
     for variant in VARIANTS:
-        for (_, a), b in zip(jax.tree.leaves_with_path(together(partial(by_scan, **variant))), jax.tree.leaves(expected), strict=True):
+        for (_, a), b in zip(
+            jax.tree.leaves_with_path(together(partial(by_scan, **variant))),
+            jax.tree.leaves(expected),
+            strict=True,
+        ):
             assert_close(a, b, rtol=1e-12)
 
 
@@ -90,7 +153,12 @@ def test_a_trajectory_has_both_ends(x64):
     for steps in (0, 3):
         last, path = run(block, x, steps=steps, states=True)
         attention, memory = path.energies
-        assert attention.shape == memory.shape == path.energies.total.shape == (steps + 1, 2, 2)
+        assert (
+            attention.shape
+            == memory.shape
+            == path.energies.total.shape
+            == (steps + 1, 2, 2)
+        )
         assert path.states.shape == (steps + 1, *x.shape)
         np.testing.assert_array_equal(path.states[0], x)
         np.testing.assert_array_equal(path.states[-1], last)
@@ -118,7 +186,9 @@ def test_no_steps_at_all_under_every_option(x64, remat, unroll):
 def test_defaults_are_the_papers_twelve_steps_of_a_tenth(x64):
     rng = np.random.default_rng(0)
     block, x = block_of(rng), rng.normal(size=(2, 4, 6))
-    assert_close(run(block, x)[0], jax.jit(lambda x: loop(block, x, 12, 0.1)[0])(x), rtol=1e-12)
+    assert_close(
+        run(block, x)[0], jax.jit(lambda x: loop(block, x, 12, 0.1)[0])(x), rtol=1e-12
+    )
 
 
 def test_two_descents_in_a_row_are_one(x64):
@@ -128,24 +198,40 @@ def test_two_descents_in_a_row_are_one(x64):
     last, second = run(block, half, steps=3)
     whole, path = run(block, x, steps=6)
     assert_close(last, whole, rtol=1e-12)
-    assert_close(np.concatenate([first.energies.total, second.energies.total[1:]]), path.energies.total, rtol=1e-12)
+    assert_close(
+        np.concatenate([first.energies.total, second.energies.total[1:]]),
+        path.energies.total,
+        rtol=1e-12,
+    )
 
 
-@pytest.mark.parametrize("tokens, options", [(jnp.float32, {}), (jnp.bfloat16, {}), (jnp.float32, dict(dtype=jnp.bfloat16))], ids=str)
+@pytest.mark.parametrize(
+    "tokens, options",
+    [(jnp.float32, {}), (jnp.bfloat16, {}), (jnp.float32, dict(dtype=jnp.bfloat16))],
+    ids=str,
+)
 def test_tokens_keep_their_dtype_and_energies_are_single(tokens, options):
     block = EnergyTransformer(8, 2, 4, 16, rngs=nnx.Rngs(0), **options)
     x = jax.random.normal(jax.random.key(0), (2, 3, 8)).astype(tokens)
     last, path = run(block, x, steps=3, states=True)
-    assert last.dtype == path.states.dtype == tokens and path.energies.total.dtype == jnp.float32
-    reference = run(EnergyTransformer(8, 2, 4, 16, rngs=nnx.Rngs(0)), x.astype(jnp.float32), steps=3)
+    assert (
+        last.dtype == path.states.dtype == tokens
+        and path.energies.total.dtype == jnp.float32
+    )
+    reference = run(
+        EnergyTransformer(8, 2, 4, 16, rngs=nnx.Rngs(0)), x.astype(jnp.float32), steps=3
+    )
     assert_close(last.astype(np.float32), reference[0], rtol=2e-2)
     assert_close(path.energies.total, reference[1].energies.total, rtol=2e-2)
 
 
-# -------------------------------------------------------------------------------------------------------- nothing is done twice
+# ------------------------------------------------------------------------------------
+# nothing is done twice
+
 
 class Counting(EnergyTransformer):
     "Counts how often Python passes through: under jit, how often it is traced."
+
     calls = []
 
     def energies_and_update(self, g, mask=None):
@@ -164,11 +250,15 @@ def test_one_trace_for_any_number_of_steps_and_for_each_shape(x64, monkeypatch):
     for shape in ((2, 4, 6), (3, 4, 6)):
         for steps in (1, 50):
             calls.clear()
-            for _ in range(3):                                              # other numbers, the same program
+            for _ in range(3):  # other numbers, the same program
                 run(block, rng.normal(size=shape), steps=steps)
                 block.memory.xi[...] = jnp.asarray(rng.normal(size=(8, 6)))
-            assert calls.count("energies_and_update") == 1, "the scan's body is traced once, however long it is"
-            assert calls.count("energies") == 1, "the only energy that no step computes is that of the last state"
+            assert calls.count("energies_and_update") == 1, (
+                "the scan's body is traced once, however long it is"
+            )
+            assert calls.count("energies") == 1, (
+                "the only energy that no step computes is that of the last state"
+            )
 
 
 def test_a_traced_step_size_needs_no_second_program(x64):
@@ -179,8 +269,13 @@ def test_a_traced_step_size_needs_no_second_program(x64):
     def end(x, step_size):
         traces.append(None)
         return descend(block, x, 3, step_size)[0]
+
     for step_size in (0.01, 0.1):
-        assert_close(end(x, step_size), run(block, x, steps=3, step_size=step_size)[0], rtol=1e-12)
+        assert_close(
+            end(x, step_size),
+            run(block, x, steps=3, step_size=step_size)[0],
+            rtol=1e-12,
+        )
     assert len(traces) == 1
 
 
@@ -189,88 +284,137 @@ def test_nothing_is_computed_for_energies_that_nobody_reads(x64):
     block, x = block_of(rng), jnp.asarray(rng.normal(size=(2, 4, 6)))
     logs = lambda f: jax.jit(f).lower(x).compile().as_text().count(" log(")
     assert logs(lambda x: descend(block, x, 3)[1].energies.total) > 0
-    assert logs(lambda x: descend(block, x, 3)[0]) == 0                     # the logarithm stands in Eq. (3) and in no update
+    # the logarithm stands in Eq. (3) and in no update
+    assert logs(lambda x: descend(block, x, 3)[0]) == 0
 
 
 def test_rematerialisation_stores_less_and_unrolling_leaves_no_loop(x64):
     rng = np.random.default_rng(0)
     block, x = block_of(rng, K=64), jnp.asarray(rng.normal(size=(2, 4, 6)))
     forward = lambda **options: lambda x: descend(block, x, 10, **options)[0]
-    backward = lambda **options: jax.eval_shape(lambda x: jax.vjp(forward(**options), x)[1], x)
-    stored = lambda **options: sum(leaf.size for leaf in jax.tree.leaves(backward(**options)))
+    backward = lambda **options: jax.eval_shape(
+        lambda x: jax.vjp(forward(**options), x)[1], x
+    )
+    stored = lambda **options: sum(
+        leaf.size for leaf in jax.tree.leaves(backward(**options))
+    )
     assert stored(remat=True) < stored() / 4
-    loops = lambda **options: jax.jit(forward(**options)).lower(x).as_text().count("stablehlo.while")
+    loops = lambda **options: (
+        jax.jit(forward(**options)).lower(x).as_text().count("stablehlo.while")
+    )
     assert loops() == 1 and loops(unroll=True) == 0
 
 
-# -------------------------------------------------------------------------------------------------------------- every sample alone
+# ------------------------------------------------------------------------------------
+# every sample alone
+
 
 @pytest.mark.parametrize("mask", [None, "per sample"])
 def test_a_sample_descends_as_if_it_were_alone(x64, mask):
     rng = np.random.default_rng(0)
     block, x = block_of(rng), rng.normal(size=(3, 4, 6))
-    if mask: mask = rng.random((3, 4, 4)) < 0.6
+    if mask:
+        mask = rng.random((3, 4, 4)) < 0.6
     last, path = run(block, x, mask=mask, states=True)
     for b in range(3):
-        own, own_path = run(block, x[b], mask=None if mask is None else mask[b], states=True)
+        own, own_path = run(
+            block, x[b], mask=None if mask is None else mask[b], states=True
+        )
         assert_close(own, last[b], rtol=1e-12)
         assert_close(own_path.energies.total, path.energies.total[:, b], rtol=1e-12)
     other = x.copy()
     other[0] = 100.0
     after, after_path = run(block, other, mask=mask, states=True)
     np.testing.assert_array_equal(after[1:], last[1:])
-    np.testing.assert_array_equal(after_path.energies.total[:, 1:], path.energies.total[:, 1:])
+    np.testing.assert_array_equal(
+        after_path.energies.total[:, 1:], path.energies.total[:, 1:]
+    )
 
 
 def test_the_descent_knows_no_order_of_tokens(x64):
     rng = np.random.default_rng(0)
-    block, x, mask, p = block_of(rng), rng.normal(size=(2, 4, 6)), rng.random((4, 4)) < 0.6, rng.permutation(4)
-    (last, path), (last_p, path_p) = run(block, x, mask=mask), run(block, x[:, p], mask=mask[p][:, p])
+    block, x, mask, p = (
+        block_of(rng),
+        rng.normal(size=(2, 4, 6)),
+        rng.random((4, 4)) < 0.6,
+        rng.permutation(4),
+    )
+    (last, path), (last_p, path_p) = (
+        run(block, x, mask=mask),
+        run(block, x[:, p], mask=mask[p][:, p]),
+    )
     assert_close(last_p, last[:, p], rtol=1e-12)
     assert_close(path_p.energies.total, path.energies.total, rtol=1e-12)
 
 
-# ------------------------------------------------------------------------------------------------------------- down, and when not
+# ------------------------------------------------------------------------------------
+# down, and when not
+
 
 @examples(12)
-@given(seed=st.integers(0, 2**16), step_size=st.sampled_from([1e-3, 0.01, 0.05]), gamma=st.sampled_from([0.3, 1.0, 2.0]), masked=st.booleans(),
-       activation=st.sampled_from(["relu", "power", "softmax"]))
+@given(
+    seed=st.integers(0, 2**16),
+    step_size=st.sampled_from([1e-3, 0.01, 0.05]),
+    gamma=st.sampled_from([0.3, 1.0, 2.0]),
+    masked=st.booleans(),
+    activation=st.sampled_from(["relu", "power", "softmax"]),
+)
 def test_energy_falls_at_small_steps(x64, seed, step_size, gamma, masked, activation):
     rng = np.random.default_rng(seed)
     block = block_of(rng, gamma=gamma, scale=0.4, activation=activation)
-    mask = rng.random((4, 5, 5)) < (0.6 if masked else 1.1)                 # always an array: one program for all
-    _, path = run(block, 2 * rng.normal(size=(4, 5, 6)), steps=30, step_size=step_size, mask=mask)
+    # always an array: one program for all
+    mask = rng.random((4, 5, 5)) < (0.6 if masked else 1.1)
+    _, path = run(
+        block, 2 * rng.normal(size=(4, 5, 6)), steps=30, step_size=step_size, mask=mask
+    )
     assert_descends(path.energies.total)
     assert (path.energies.total[-1] < path.energies.total[0]).all()
 
 
 @examples(8)
-@given(seed=st.integers(0, 2**16), step_size=st.sampled_from([0.1, 10.0, 1e4]), activation=st.sampled_from(["relu", "power", "softmax"]))
+@given(
+    seed=st.integers(0, 2**16),
+    step_size=st.sampled_from([0.1, 10.0, 1e4]),
+    activation=st.sampled_from(["relu", "power", "softmax"]),
+)
 def test_the_memory_falls_at_steps_of_any_size(x64, seed, step_size, activation):
-    """E_HN is concave in g, so E(g′) − E(g) ≤ −u·(g′ − g) with u = −∂E/∂g; and g is the gradient of a convex L,
-    so u·(g′ − g) ≥ 0 for x′ = x + αu, whatever α. Only attention can overshoot."""
+    """E_HN is concave in g, so E(g′) − E(g) ≤ −u·(g′ − g) with u = −∂E/∂g; and g is the
+    gradient of a convex L, so u·(g′ − g) ≥ 0 for x′ = x + αu, whatever α. Only
+    attention can overshoot.
+    """
     rng = np.random.default_rng(seed)
     block = block_of(rng, activation=activation)
     block.attention.Wq[...] = block.attention.Wk[...] = jnp.zeros((2, 6, 3))
     _, path = run(block, rng.normal(size=(4, 5, 6)), steps=30, step_size=step_size)
     assert_descends(path.energies.total)
-    assert np.ptp(path.energies.attention, 0).max() < 1e-12                 # no weights, no attention: a constant
+    # no weights, no attention: a constant
+    assert np.ptp(path.energies.attention, 0).max() < 1e-12
 
 
 class ForcedGamma(EnergyLayerNorm):
-    "A norm whose γ is what the test says, as in an implementation that lets γ go anywhere."
+    """A norm whose γ is what the test says, as in an implementation that lets γ go
+    anywhere.
+    """
+
     forced = 1.0
 
-    def __call__(self, x): return layer_norm(x, jnp.asarray(self.forced, x.dtype), self.delta[...], self.eps)
+    def __call__(self, x):
+        return layer_norm(
+            x, jnp.asarray(self.forced, x.dtype), self.delta[...], self.eps
+        )
 
 
 def trajectory_with_gamma(gamma):
     rng = np.random.default_rng(0)
     block = block_of(rng)
     delta = block.norm.delta[...]
-    block.norm = type("Norm", (ForcedGamma,), dict(forced=gamma))(6, param_dtype=jnp.float64)
+    block.norm = type("Norm", (ForcedGamma,), dict(forced=gamma))(
+        6, param_dtype=jnp.float64
+    )
     block.norm.delta[...] = delta
-    return run(block, rng.normal(size=(4, 5, 6)), steps=30, step_size=0.01)[1].energies.total
+    return run(block, rng.normal(size=(4, 5, 6)), steps=30, step_size=0.01)[
+        1
+    ].energies.total
 
 
 def test_a_negative_gamma_makes_the_energy_rise(x64):
@@ -278,13 +422,18 @@ def test_a_negative_gamma_makes_the_energy_rise(x64):
     rising = trajectory_with_gamma(-0.8)
     with pytest.raises(AssertionError, match="energy rises"):
         assert_descends(rising)
-    assert (rising[-1] > rising[0]).all()                                   # not a wobble: all the way up, in every sample
-    assert_descends(trajectory_with_gamma(0.0))                             # on the edge, g = δ and nothing moves
+    # not a wobble: all the way up, in every sample
+    assert (rising[-1] > rising[0]).all()
+    assert_descends(trajectory_with_gamma(0.0))  # on the edge, g = δ and nothing moves
 
 
 def repelling_pair():
-    "Two equal tokens of one number ±s each, K = −Q: E = 2·g_A·g_B, least where they are opposite. ε = 1 keeps the norm soft around 0."
-    block = EnergyTransformer(2, 1, 1, 1, beta=1.0, eps=1.0, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    """Two equal tokens of one number ±s each, K = −Q: E = 2·g_A·g_B, least where they
+    are opposite. ε = 1 keeps the norm soft around 0.
+    """
+    block = EnergyTransformer(
+        2, 1, 1, 1, beta=1.0, eps=1.0, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
+    )
     block.norm.delta[...] = jnp.zeros(2)
     block.attention.Wq[...] = jnp.array([[[1.0], [0.0]]])
     block.attention.Wk[...] = jnp.array([[[-1.0], [0.0]]])
@@ -293,13 +442,16 @@ def repelling_pair():
 
 
 def test_a_step_too_large_makes_the_energy_rise(x64):
-    "Equation (7) holds in continuous time. Both tokens step over the valley at once, and land higher on its other side."
+    """Equation (7) holds in continuous time. Both tokens step over the valley at once,
+    and land higher on its other side.
+    """
     block, x = repelling_pair()
     assert_descends(run(block, x, steps=30, step_size=0.05)[1].energies.total)
     energy = run(block, x, steps=1, step_size=10.0)[1].energies.total
     with pytest.raises(AssertionError, match="energy rises"):
         assert_descends(energy)
-    s = 0.1 / np.sqrt(1.01)                                                 # g of the start, so E = 2 s², and each moves by −2 α s in its first entry
+    # g of the start, so E = 2 s², and each moves by −2 α s in its first entry
+    s = 0.1 / np.sqrt(1.01)
     np.testing.assert_allclose(energy[0], 2 * s**2, rtol=1e-9)
     spread = (0.2 - 20 * s) / 2
     np.testing.assert_allclose(energy[1], 2 * spread**2 / (spread**2 + 1), rtol=1e-9)
@@ -313,34 +465,55 @@ def test_states_run_away_while_normalised_tokens_settle(x64):
     assert np.isfinite(path.states).all()
     assert_descends(path.energies.total)
     size = np.linalg.norm(path.states - path.states.mean(-1, keepdims=True), axis=-1)
-    assert (np.diff(size[50:], axis=0) > 0).all() and (size[-1] > 5 * size[50]).all()     # x never settles
+    # x never settles
+    assert (np.diff(size[50:], axis=0) > 0).all() and (size[-1] > 5 * size[50]).all()
     late = (size[-1] - size[400]) / (size[200] - size[100])
-    np.testing.assert_allclose(late, 1.0, rtol=0.2)                         # it grows steadily, at the length of an update that no longer turns
+    # it grows steadily, at the length of an update that no longer turns
+    np.testing.assert_allclose(late, 1.0, rtol=0.2)
     g = np.asarray(block.norm(jnp.asarray(path.states)))
     moved = np.abs(np.diff(g, axis=0)).max((1, 2, 3))
-    assert moved[-1] < 2e-3 * moved[0]                                      # g does, and with it E
+    assert moved[-1] < 2e-3 * moved[0]  # g does, and with it E
     total = path.energies.total
     assert (np.abs(total[-1] - total[-2]) < 1e-3 * np.abs(total[1] - total[0])).all()
 
 
-# ------------------------------------------------------------------------------------- known mistakes, and the check that sees each
+# ------------------------------------------------------------------------------------
+# known mistakes, and the check that sees each
+
 
 def check_step(step):
-    "`step(block, x, alpha)` is what the loop over the block's parts gives, on the tokens of a batch."
+    """`step(block, x, alpha)` is what the loop over the block's parts gives, on the
+    tokens of a batch.
+    """
     rng = np.random.default_rng(0)
     block, x = block_of(rng), rng.normal(size=(2, 4, 6))
-    actual, expected = jax.jit(lambda x: (step(block, x, 0.3), loop(block, x, 1, 0.3)[0]))(x)
+    actual, expected = jax.jit(
+        lambda x: (step(block, x, 0.3), loop(block, x, 1, 0.3)[0])
+    )(x)
     assert_close(actual, expected, rtol=1e-12)
 
 
 WRONG_STEPS = {
     "uphill": lambda block, x, alpha: x - alpha * block.update(block.norm(x)),
     "the energy of x, not of g": lambda block, x, alpha: x + alpha * block.update(x),
-    "∂E/∂x, not ∂E/∂g": lambda block, x, alpha: x - alpha * jax.grad(lambda x: block.energy(block.norm(x)).sum())(x),
-    "of a mean over the batch": lambda block, x, alpha: x + alpha * block.update(block.norm(x)) / (x.shape[0] * x.shape[1]),
-    "g in the place of x": lambda block, x, alpha: block.norm(x) + alpha * block.update(block.norm(x)),
-    "half of the energy": lambda block, x, alpha: x + alpha * block.attention.update(block.norm(x)),
+    "∂E/∂x, not ∂E/∂g": (
+        lambda block, x, alpha: (
+            x - alpha * jax.grad(lambda x: block.energy(block.norm(x)).sum())(x)
+        )
+    ),
+    "of a mean over the batch": (
+        lambda block, x, alpha: (
+            x + alpha * block.update(block.norm(x)) / (x.shape[0] * x.shape[1])
+        )
+    ),
+    "g in the place of x": (
+        lambda block, x, alpha: block.norm(x) + alpha * block.update(block.norm(x))
+    ),
+    "half of the energy": (
+        lambda block, x, alpha: x + alpha * block.attention.update(block.norm(x))
+    ),
 }
+
 
 def test_the_step_that_is_right(x64):
     check_step(lambda block, x, alpha: descend(block, x, 1, alpha)[0])
@@ -353,14 +526,18 @@ def test_mistakes_in_the_step_are_caught(x64, mistake):
 
 
 def test_that_the_energy_falls_says_little(x64):
-    "An update without attention's second term, or of a mean over B·N, lowers the energy as well, here: why gradients are compared, too."
+    """An update without attention's second term, or of a mean over B·N, lowers the
+    energy as well, here: why gradients are compared, too.
+    """
     rng = np.random.default_rng(3)
     block, x = block_of(rng, scale=0.4), rng.normal(size=(2, 4, 6))
     att, others = block.attention, ~jnp.eye(4, dtype=bool)[None, None]
 
     def as_query_only(g):
         Q, K = (jnp.einsum("bnd,hdy->bhny", g, W[...]) for W in (att.Wq, att.Wk))
-        P = jax.nn.softmax(jnp.where(others, att.beta[None, :, None, None] * Q @ K.mT, -jnp.inf), -1)
+        P = jax.nn.softmax(
+            jnp.where(others, att.beta[None, :, None, None] * Q @ K.mT, -jnp.inf), -1
+        )
         return jnp.einsum("bhny,hdy->bnd", P @ K, att.Wq[...]) + block.memory.update(g)
 
     @partial(jax.jit, static_argnums=1)
@@ -368,29 +545,66 @@ def test_that_the_energy_falls_says_little(x64):
         def step(x, _):
             g = block.norm(x)
             return x + 0.05 * update(g), block.energy(g)
+
         return jax.lax.scan(step, x, length=30)[1]
+
     for update in (block.update, as_query_only, lambda g: block.update(g) / 8):
         assert_descends(energies(x, update))
 
 
-# --------------------------------------------------------------------------------------------------------------------- bad input
+# ------------------------------------------------------------------------------------
+# bad input
 
 NAN, INF = float("nan"), float("inf")
 TOKENS = np.ones((2, 3, 4), np.float32)
 
-@pytest.mark.parametrize("x, options, error, match", [
-    *[(TOKENS, dict(steps=steps), ValueError, r"^steps: ") for steps in (-1, -12, 2.5, True)],
-    *[(TOKENS, dict(step_size=a), ValueError, r"^step_size: ") for a in (0, 0.0, -0.1, NAN, INF, -INF, np.float32(-1), np.float64(NAN))],
-    *[(TOKENS, dict(step_size=jnp.asarray(a, jnp.float32)), ValueError, r"^step_size: ") for a in (0.0, -0.1, NAN, INF)],
-    (np.ones(4, np.float32), {}, ValueError, r"^x: .*got \(4,\)"),
-    (np.ones((2, 3, 5), np.float32), {}, ValueError, r"^x: .*D = 4.*got \(2, 3, 5\)"),
-    (np.ones((2, 0, 4), np.float32), {}, ValueError, r"^x: .*got \(2, 0, 4\)"),
-    (np.ones((2, 3, 4), np.int32), {}, TypeError, "^x: .*int32"),
-    ([[[1.0, 2.0, 3.0, 4.0]]], {}, TypeError, "^x: .*list"),
-    (TOKENS, dict(mask=np.ones((3, 3), np.float32)), TypeError, "^mask: .*float32"),
-    (TOKENS, dict(mask=np.ones((3, 4), bool)), ValueError, r"^mask: .*got \(3, 4\)"),
-    (TOKENS, dict(mask=np.ones((3, 3, 2), bool)), ValueError, r"^mask: .*got \(3, 3, 2\)"),
-], ids=lambda v: f"{v}" if isinstance(v, dict) and "mask" not in v else "")
+
+@pytest.mark.parametrize(
+    "x, options, error, match",
+    [
+        *[
+            (TOKENS, dict(steps=steps), ValueError, r"^steps: ")
+            for steps in (-1, -12, 2.5, True)
+        ],
+        *[
+            (TOKENS, dict(step_size=a), ValueError, r"^step_size: ")
+            for a in (0, 0.0, -0.1, NAN, INF, -INF, np.float32(-1), np.float64(NAN))
+        ],
+        *[
+            (
+                TOKENS,
+                dict(step_size=jnp.asarray(a, jnp.float32)),
+                ValueError,
+                r"^step_size: ",
+            )
+            for a in (0.0, -0.1, NAN, INF)
+        ],
+        (np.ones(4, np.float32), {}, ValueError, r"^x: .*got \(4,\)"),
+        (
+            np.ones((2, 3, 5), np.float32),
+            {},
+            ValueError,
+            r"^x: .*D = 4.*got \(2, 3, 5\)",
+        ),
+        (np.ones((2, 0, 4), np.float32), {}, ValueError, r"^x: .*got \(2, 0, 4\)"),
+        (np.ones((2, 3, 4), np.int32), {}, TypeError, "^x: .*int32"),
+        ([[[1.0, 2.0, 3.0, 4.0]]], {}, TypeError, "^x: .*list"),
+        (TOKENS, dict(mask=np.ones((3, 3), np.float32)), TypeError, "^mask: .*float32"),
+        (
+            TOKENS,
+            dict(mask=np.ones((3, 4), bool)),
+            ValueError,
+            r"^mask: .*got \(3, 4\)",
+        ),
+        (
+            TOKENS,
+            dict(mask=np.ones((3, 3, 2), bool)),
+            ValueError,
+            r"^mask: .*got \(3, 3, 2\)",
+        ),
+    ],
+    ids=lambda v: f"{v}" if isinstance(v, dict) and "mask" not in v else "",
+)
 def test_bad_input_is_refused_by_name(x, options, error, match):
     block = EnergyTransformer(4, 2, 3, 5, rngs=nnx.Rngs(0))
     options = {k: jnp.asarray(v) if k == "mask" else v for k, v in options.items()}
@@ -398,33 +612,47 @@ def test_bad_input_is_refused_by_name(x, options, error, match):
         descend(block, x if isinstance(x, list) else jnp.asarray(x), **options)
 
 
-# ------------------------------------------------------------------------------------------- gradients that do not go all the way back
+# ------------------------------------------------------------------------------------
+# gradients that do not go all the way back
 def gradients(block, x, r, **options):
     "d/d(weights, x) of a fixed random reading r of the normalised result."
     graphdef, state = nnx.split(block)
+
     def reading(state, x):
         block = nnx.merge(graphdef, state)
         return jnp.sum(r * block.norm(descend(block, x, **options)[0]))
+
     return jax.device_get(jax.jit(jax.value_and_grad(reading, (0, 1)))(state, x))
 
 
 def closed(a, b, rtol=1e-9):
     assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)): np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * np.abs(y).max())
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)):
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * np.abs(y).max())
 
 
 def truncated_by_hand(block, x, r, steps, step_size, k, mask, frozen):
-    "The same derivatives, step by step with one vjp each: of the last k steps as taken, or (frozen) of k steps taken at the end state."
+    """The same derivatives, step by step with one vjp each: of the last k steps as
+    taken, or (frozen) of k steps taken at the end state.
+    """
     graphdef, state = nnx.split(block)
+
     def step(state, x):
         block = nnx.merge(graphdef, state)
         return x + step_size * block.update(block.norm(x), mask)
+
     states = [x]
-    for _ in range(steps): states.append(step(state, states[-1]))
-    def read(state, x): return jnp.sum(r * nnx.merge(graphdef, state).norm(x))
+    for _ in range(steps):
+        states.append(step(state, states[-1]))
+
+    def read(state, x):
+        return jnp.sum(r * nnx.merge(graphdef, state).norm(x))
+
     value, (total, v) = jax.value_and_grad(read, (0, 1))(state, states[-1])
     for j in range(k if frozen else min(k, steps)):
-        d_state, v = jax.vjp(step, state, states[-1] if frozen else states[-2 - j])[1](v)
+        d_state, v = jax.vjp(step, state, states[-1] if frozen else states[-2 - j])[1](
+            v
+        )
         total = jax.tree.map(jnp.add, total, d_state)
     return value, (total, v)
 
@@ -432,47 +660,100 @@ def truncated_by_hand(block, x, r, steps, step_size, k, mask, frozen):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("steps, k", [(4, 1), (4, 3), (3, 0), (2, 5)])
 @pytest.mark.parametrize("gradient", ["last_k", "implicit"])
-@pytest.mark.parametrize("options", [dict(), dict(learn_beta=True, self_attention=True, activation="softmax")], ids=["plain", "options"])
-def test_truncated_and_implicit_gradients_are_what_they_say(gradient, options, steps, k, masked):
+@pytest.mark.parametrize(
+    "options",
+    [dict(), dict(learn_beta=True, self_attention=True, activation="softmax")],
+    ids=["plain", "options"],
+)
+def test_truncated_and_implicit_gradients_are_what_they_say(
+    gradient, options, steps, k, masked
+):
     with float64():
         rng = np.random.default_rng(0)
-        block, x, r = block_of(rng, **options), jnp.asarray(rng.normal(size=(2, 4, 6))), jnp.asarray(rng.normal(size=(2, 4, 6)))
+        block, x, r = (
+            block_of(rng, **options),
+            jnp.asarray(rng.normal(size=(2, 4, 6))),
+            jnp.asarray(rng.normal(size=(2, 4, 6))),
+        )
         mask = jnp.asarray(rng.random((4, 4)) < 0.7) if masked else None
-        value, grads = gradients(block, x, r, steps=steps, step_size=0.3, gradient=gradient, k=k, mask=mask)
-        expected, by_hand = truncated_by_hand(block, x, r, steps, 0.3, k, mask, gradient == "implicit")
-        closed(value, expected, 1e-12); closed(grads, by_hand)
+        value, grads = gradients(
+            block, x, r, steps=steps, step_size=0.3, gradient=gradient, k=k, mask=mask
+        )
+        expected, by_hand = truncated_by_hand(
+            block, x, r, steps, 0.3, k, mask, gradient == "implicit"
+        )
+        closed(value, expected, 1e-12)
+        closed(grads, by_hand)
 
 
 def test_going_back_all_the_way_is_the_full_gradient():
     with float64():
         rng = np.random.default_rng(1)
-        block, x, r = block_of(rng), jnp.asarray(rng.normal(size=(2, 4, 6))), jnp.asarray(rng.normal(size=(2, 4, 6)))
+        block, x, r = (
+            block_of(rng),
+            jnp.asarray(rng.normal(size=(2, 4, 6))),
+            jnp.asarray(rng.normal(size=(2, 4, 6))),
+        )
         full = gradients(block, x, r, steps=5, step_size=0.2)
-        for k in (5, 9): closed(gradients(block, x, r, steps=5, step_size=0.2, gradient="last_k", k=k), full)
+        for k in (5, 9):
+            closed(
+                gradients(block, x, r, steps=5, step_size=0.2, gradient="last_k", k=k),
+                full,
+            )
         one = gradients(block, x, r, steps=5, step_size=0.2, gradient="last_k", k=1)
         assert not np.allclose(one[1][1], full[1][1], rtol=1e-3)
 
 
 @pytest.mark.parametrize("gradient", ["last_k", "implicit"])
 def test_how_the_gradient_is_taken_changes_no_value(gradient):
-    block, x = EnergyTransformer(6, 2, 3, 8, rngs=nnx.Rngs(0)), jax.random.normal(jax.random.key(0), (2, 4, 6))
+    block, x = (
+        EnergyTransformer(6, 2, 3, 8, rngs=nnx.Rngs(0)),
+        jax.random.normal(jax.random.key(0), (2, 4, 6)),
+    )
     for k, states in ((0, False), (2, True), (7, True)):
-        plain, shortened = (descend(block, x, 5, 0.1, states=states, gradient=g, k=k) for g in ("full", gradient))
-        for a, b in zip(jax.tree.leaves(shortened), jax.tree.leaves(plain), strict=True): np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        plain, shortened = (
+            descend(block, x, 5, 0.1, states=states, gradient=g, k=k)
+            for g in ("full", gradient)
+        )
+        for a, b in zip(
+            jax.tree.leaves(shortened), jax.tree.leaves(plain), strict=True
+        ):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("options, name", [(dict(gradient="none"), "gradient"), (dict(gradient="last_k", k=-1), "k"), (dict(k=1.5), "k")])
+@pytest.mark.parametrize(
+    "options, name",
+    [
+        (dict(gradient="none"), "gradient"),
+        (dict(gradient="last_k", k=-1), "k"),
+        (dict(k=1.5), "k"),
+    ],
+)
 def test_an_unknown_gradient_is_refused(options, name):
     block = EnergyTransformer(6, 2, 3, 8, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=rf"^{name}\b"): descend(block, jnp.ones((4, 6)), **options)
+    with pytest.raises(ValueError, match=rf"^{name}\b"):
+        descend(block, jnp.ones((4, 6)), **options)
 
 
 @pytest.mark.parametrize("gradient", ["full", "last_k", "implicit"])
-def test_memory_of_training_grows_with_the_steps_only_where_they_are_gone_back(gradient):
+def test_memory_of_training_grows_with_the_steps_only_where_they_are_gone_back(
+    gradient,
+):
     block = EnergyTransformer(32, 2, 16, 64, rngs=nnx.Rngs(0))
     graphdef, state = nnx.split(block)
+
     def peak(steps):
-        loss = lambda state, x: jnp.sum(descend(nnx.merge(graphdef, state), x, steps, gradient=gradient, k=2)[0] ** 2)
-        return jax.jit(jax.grad(loss)).lower(state, jnp.ones((8, 16, 32))).compile().memory_analysis().temp_size_in_bytes
+        loss = lambda state, x: jnp.sum(
+            descend(nnx.merge(graphdef, state), x, steps, gradient=gradient, k=2)[0]
+            ** 2
+        )
+        return (
+            jax.jit(jax.grad(loss))
+            .lower(state, jnp.ones((8, 16, 32)))
+            .compile()
+            .memory_analysis()
+            .temp_size_in_bytes
+        )
+
     few, many = peak(4), peak(64)
     assert many > 5 * few if gradient == "full" else many < 1.3 * few

@@ -1,4 +1,7 @@
-"""The energies and their gradients: the paper's index formulas written out in loops, beside the modules, over random shapes and options."""
+"""The energies and their gradients: the paper's index formulas written out in loops,
+beside the modules, over random shapes and options.
+"""
+
 from functools import partial
 from math import exp, log, prod, sqrt
 
@@ -20,30 +23,82 @@ from et_nbdev.testing import assert_close, assert_gradient
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 
-# -------------------------------------------------------------------------------------------- random modules, tokens and masks
+# ------------------------------------------------------------------------------------
+# random modules, tokens and masks
 
-# Batch axes of 2 at least, for the mistakes that hide in a batch of one. Of every list hypothesis tries the first entry first, so that
+# Batch axes of 2 at least, for the mistakes that hide in a batch of one. Of every list
+# hypothesis tries the first entry first, so that
 # its simplest example is already one with several of everything.
 LEAD = st.sampled_from([(2,), (3,), (2, 2), (2, 1, 2)])
 SEED = st.integers(0, 2**16)
-MASKS = ["none", "shared", "per sample", "one for all", "blind rows", "unseen columns", "nothing"]
-ACTIVATIONS = [("relu", 3.0, 1.0), ("power", 2.0, 1.0), ("power", 2.5, 1.0), ("power", 3.0, 1.0), ("softmax", 3.0, 0.4), ("softmax", 3.0, 3.0)]
+MASKS = [
+    "none",
+    "shared",
+    "per sample",
+    "one for all",
+    "blind rows",
+    "unseen columns",
+    "nothing",
+]
+ACTIVATIONS = [
+    ("relu", 3.0, 1.0),
+    ("power", 2.0, 1.0),
+    ("power", 2.5, 1.0),
+    ("power", 3.0, 1.0),
+    ("softmax", 3.0, 0.4),
+    ("softmax", 3.0, 3.0),
+]
 
-attentions = st.fixed_dictionaries(dict(
-    lead=LEAD, N=st.sampled_from([4, 3, 5]), D=st.sampled_from([4, 5, 3, 2, 1]), H=st.sampled_from([2, 3, 1]), Y=st.sampled_from([3, 4, 2, 1]),
-    beta=st.sampled_from(["per head", None, 0.3]), learn_beta=st.booleans(), self_attention=st.booleans(), seed=SEED))
-memories = st.fixed_dictionaries(dict(
-    lead=LEAD, N=st.sampled_from([3, 4]), D=st.sampled_from([4, 5, 3, 2, 1]), K=st.sampled_from([5, 6, 4, 3, 2, 1]), seed=SEED))
-blocks = st.fixed_dictionaries(dict(
-    lead=LEAD, N=st.sampled_from([4, 3]), D=st.sampled_from([4, 5, 3, 2]), H=st.sampled_from([2, 1]), Y=st.sampled_from([3, 2, 1]),
-    K=st.sampled_from([5, 4, 3, 2, 1]), beta=st.sampled_from(["per head", None]), learn_beta=st.booleans(), self_attention=st.booleans(),
-    activation=st.sampled_from(ACTIVATIONS), mask=st.sampled_from(["per sample", *MASKS]), gamma=st.sampled_from([1.7, 0.2]), seed=SEED))
+attentions = st.fixed_dictionaries(
+    dict(
+        lead=LEAD,
+        N=st.sampled_from([4, 3, 5]),
+        D=st.sampled_from([4, 5, 3, 2, 1]),
+        H=st.sampled_from([2, 3, 1]),
+        Y=st.sampled_from([3, 4, 2, 1]),
+        beta=st.sampled_from(["per head", None, 0.3]),
+        learn_beta=st.booleans(),
+        self_attention=st.booleans(),
+        seed=SEED,
+    )
+)
+memories = st.fixed_dictionaries(
+    dict(
+        lead=LEAD,
+        N=st.sampled_from([3, 4]),
+        D=st.sampled_from([4, 5, 3, 2, 1]),
+        K=st.sampled_from([5, 6, 4, 3, 2, 1]),
+        seed=SEED,
+    )
+)
+blocks = st.fixed_dictionaries(
+    dict(
+        lead=LEAD,
+        N=st.sampled_from([4, 3]),
+        D=st.sampled_from([4, 5, 3, 2]),
+        H=st.sampled_from([2, 1]),
+        Y=st.sampled_from([3, 2, 1]),
+        K=st.sampled_from([5, 4, 3, 2, 1]),
+        beta=st.sampled_from(["per head", None]),
+        learn_beta=st.booleans(),
+        self_attention=st.booleans(),
+        activation=st.sampled_from(ACTIVATIONS),
+        mask=st.sampled_from(["per sample", *MASKS]),
+        gamma=st.sampled_from([1.7, 0.2]),
+        seed=SEED,
+    )
+)
 
 
 def build(make, rng):
-    "The module with random float64 weights from NumPy; its own initialisers would be compiled anew for every shape."
+    """The module with random float64 weights from NumPy; its own initialisers would be
+    compiled anew for every shape.
+    """
     graphdef, state = nnx.split(nnx.eval_shape(make))
-    return nnx.merge(graphdef, jax.tree.map(lambda w: jnp.asarray(0.7 * rng.normal(size=w.shape)), state))
+    return nnx.merge(
+        graphdef,
+        jax.tree.map(lambda w: jnp.asarray(0.7 * rng.normal(size=w.shape)), state),
+    )
 
 
 def heads(beta, H):
@@ -51,55 +106,101 @@ def heads(beta, H):
 
 
 def attention_of(c, rng, kind=EnergyAttention):
-    make = lambda: kind(c["D"], c["H"], c["Y"], heads(c["beta"], c["H"]), c["self_attention"], learn_beta=c["learn_beta"],
-                        param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    make = lambda: kind(
+        c["D"],
+        c["H"],
+        c["Y"],
+        heads(c["beta"], c["H"]),
+        c["self_attention"],
+        learn_beta=c["learn_beta"],
+        param_dtype=jnp.float64,
+        rngs=nnx.Rngs(0),
+    )
     return build(make, rng)
 
 
 def memory_of(c, activation, rng, kind=HopfieldMemory):
     name, power, beta = activation
-    make = lambda: kind(c["D"], c["K"], name, power=power, beta=beta, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    make = lambda: kind(
+        c["D"],
+        c["K"],
+        name,
+        power=power,
+        beta=beta,
+        param_dtype=jnp.float64,
+        rngs=nnx.Rngs(0),
+    )
     return build(make, rng)
 
 
 def block_of(c, rng):
     name, power, beta = c["activation"]
     make = lambda: EnergyTransformer(
-        c["D"], c["H"], c["Y"], c["K"], beta=heads(c["beta"], c["H"]), learn_beta=c["learn_beta"], self_attention=c["self_attention"],
-        activation=name, power=power, memory_beta=beta, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+        c["D"],
+        c["H"],
+        c["Y"],
+        c["K"],
+        beta=heads(c["beta"], c["H"]),
+        learn_beta=c["learn_beta"],
+        self_attention=c["self_attention"],
+        activation=name,
+        power=power,
+        memory_beta=beta,
+        param_dtype=jnp.float64,
+        rngs=nnx.Rngs(0),
+    )
     block = build(make, rng)
     block.norm.rho[...] = jnp.log(jnp.expm1(jnp.asarray(c["gamma"], jnp.float64)))
     return block
 
 
 def tokens_of(c, rng):
-    return rng.normal(size=(*c["lead"], c["N"], c["D"]))       # NumPy: indexing it compiles nothing
+    # NumPy: indexing it compiles nothing
+    return rng.normal(size=(*c["lead"], c["N"], c["D"]))
 
 
 def mask_of(kind, lead, N, rng):
-    if kind == "none": return None
-    if kind == "shared": return rng.random((N, N)) < 0.6
-    if kind == "one for all": return rng.random((*(1 for _ in lead), N, N)) < 0.6
+    if kind == "none":
+        return None
+    if kind == "shared":
+        return rng.random((N, N)) < 0.6
+    if kind == "one for all":
+        return rng.random((*(1 for _ in lead), N, N)) < 0.6
     mask = rng.random((*lead, N, N)) < 0.7
-    if kind == "blind rows": mask[..., 1, :] = mask[0, ..., 0, :] = False
-    if kind == "unseen columns": mask[..., :, 2] = mask[-1, ..., :, 0] = False
-    if kind == "nothing": mask[...] = False
+    if kind == "blind rows":
+        mask[..., 1, :] = mask[0, ..., 0, :] = False
+    if kind == "unseen columns":
+        mask[..., :, 2] = mask[-1, ..., :, 0] = False
+    if kind == "nothing":
+        mask[...] = False
     return mask
 
 
-# One compiled program for each structure and shape, whatever the weights: `graphdef` says what the module is.
+# One compiled program for each structure and shape, whatever the weights: `graphdef`
+# says what the module is.
+
 
 @partial(jax.jit, static_argnums=0)
-def _energy(graphdef, state, g, args): return nnx.merge(graphdef, state).energy(g, *args)
+def _energy(graphdef, state, g, args):
+    return nnx.merge(graphdef, state).energy(g, *args)
+
 
 @partial(jax.jit, static_argnums=0)
 def _both(graphdef, state, g, args):
     module = nnx.merge(graphdef, state)
     return module.energy(g, *args), module.update(g, *args)
 
-def energy(module, g, *args): return _energy(*nnx.split(module), g, args)
-def both(module, g, *args): return jax.device_get(_both(*nnx.split(module), g, args))
-def update(module, g, *args): return both(module, g, *args)[1]
+
+def energy(module, g, *args):
+    return _energy(*nnx.split(module), g, args)
+
+
+def both(module, g, *args):
+    return jax.device_get(_both(*nnx.split(module), g, args))
+
+
+def update(module, g, *args):
+    return both(module, g, *args)[1]
 
 
 def permuted(g, mask, p):
@@ -113,23 +214,42 @@ def changed(a, index, value):
     return a
 
 
-# --------------------------------------------------------------------------------------- the formulas, index by index, one sample
+# ------------------------------------------------------------------------------------
+# the formulas, index by index, one sample
+
 
 def attention_by_index(g, Wq, Wk, beta, sees):
-    "Eq. (3), (4), (12) and the update, in loops. sees[C, B]: does key B stand in the sum of query C?"
+    """Eq. (3), (4), (12) and the update, in loops. sees[C, B]: does key B stand in the
+    sum of query C?
+    """
     (N, D), (H, _, Y) = g.shape, Wq.shape
     E, u = 0.0, np.zeros((N, D))
     for h in range(H):
-        Q = [[sum(Wq[h, i, a] * g[C, i] for i in range(D)) for a in range(Y)] for C in range(N)]
-        K = [[sum(Wk[h, i, a] * g[B, i] for i in range(D)) for a in range(Y)] for B in range(N)]
-        weight = lambda B, C: exp(beta[h] * sum(K[B][a] * Q[C][a] for a in range(Y))) if sees[C, B] else 0.0
+        Q = [
+            [sum(Wq[h, i, a] * g[C, i] for i in range(D)) for a in range(Y)]
+            for C in range(N)
+        ]
+        K = [
+            [sum(Wk[h, i, a] * g[B, i] for i in range(D)) for a in range(Y)]
+            for B in range(N)
+        ]
+        weight = lambda B, C: (
+            exp(beta[h] * sum(K[B][a] * Q[C][a] for a in range(Y)))
+            if sees[C, B]
+            else 0.0
+        )
         Z = [sum(weight(B, C) for B in range(N)) for C in range(N)]
-        soft = lambda B, C: weight(B, C) / Z[C] if sees[C, B] else 0.0        # over the keys B of query C
+        # over the keys B of query C
+        soft = lambda B, C: weight(B, C) / Z[C] if sees[C, B] else 0.0
         E -= sum(log(z) for z in Z if z > 0) / beta[h]
         for A in range(N):
             for i in range(D):
-                u[A, i] += sum(Wq[h, i, a] * K[C][a] * soft(C, A) + Wk[h, i, a] * Q[C][a] * soft(A, C)
-                               for C in range(N) for a in range(Y))
+                u[A, i] += sum(
+                    Wq[h, i, a] * K[C][a] * soft(C, A)
+                    + Wk[h, i, a] * Q[C][a] * soft(A, C)
+                    for C in range(N)
+                    for a in range(Y)
+                )
     return E, u
 
 
@@ -166,7 +286,9 @@ def norm_by_index(x, gamma, delta, eps):
 
 
 def per_sample(f, g, *args):
-    "Run `f` on every sample of a batch, and stack its two results in the batch's shape."
+    """Run `f` on every sample of a batch, and stack its two results in the batch's
+    shape.
+    """
     lead = g.shape[:-2]
     results = [f(np.asarray(g)[i], *(a[i] for a in args)) for i in np.ndindex(lead)]
     return tuple(np.reshape(r, (*lead, *np.shape(r[0]))) for r in zip(*results))
@@ -178,38 +300,58 @@ def who_sees_whom(mask, g, self_attention):
     return sees if self_attention else sees & ~np.eye(N, dtype=bool)
 
 
-# ------------------------------------------------------------------------ the two checks that every module passes and every mutant fails
+# ------------------------------------------------------------------------ the two
+# checks that every module passes and every mutant fails
+
 
 def check_gradient(module, g, *args):
-    "The update is −∂E/∂g of the energy that the module itself reports: by autodiff to 1e-9, by central differences to 1e-6."
+    """The update is −∂E/∂g of the energy that the module itself reports: by autodiff to
+    1e-9, by central differences to 1e-6.
+    """
     assert_gradient(lambda g: energy(module, g, *args), g, -update(module, g, *args))
 
 
 def check_formulas(module, g, mask=None, self_attention=False, activation=None):
     "Energy and update are the paper's, to 1e-12."
     if isinstance(module, HopfieldMemory):
-        (E, u), args = per_sample(lambda g: memory_by_index(g, np.asarray(module.xi[...]), activation), g), ()
+        (E, u), args = (
+            per_sample(
+                lambda g: memory_by_index(g, np.asarray(module.xi[...]), activation), g
+            ),
+            (),
+        )
     else:
         weights = [np.asarray(w) for w in (module.Wq[...], module.Wk[...], module.beta)]
         sees = who_sees_whom(mask, g, self_attention)
-        (E, u), args = per_sample(lambda g, sees: attention_by_index(g, *weights, sees), g, sees), (mask,)
+        (E, u), args = (
+            per_sample(lambda g, sees: attention_by_index(g, *weights, sees), g, sees),
+            (mask,),
+        )
     for actual, expected in zip(both(module, g, *args), (E, u)):
         assert_close(actual, expected, rtol=1e-12)
 
 
 def away_from_kinks(g, xi):
-    "Central differences across the kink of a ReLU are wrong by themselves: take other tokens."
+    """Central differences across the kink of a ReLU are wrong by themselves: take other
+    tokens.
+    """
     assume(np.abs(np.asarray(g) @ np.asarray(xi).T).min() > 1e-3)
 
 
-# --------------------------------------------------------------------------------------------------------------------- attention
+# ------------------------------------------------------------------------------------
+# attention
+
 
 @pytest.mark.parametrize("mask", MASKS)
 @examples(2)
 @given(c=attentions)
 def test_attention_is_its_formula_and_its_update_is_the_gradient(x64, mask, c):
     rng = np.random.default_rng(c["seed"])
-    attention, g, mask = attention_of(c, rng), tokens_of(c, rng), mask_of(mask, c["lead"], c["N"], rng)
+    attention, g, mask = (
+        attention_of(c, rng),
+        tokens_of(c, rng),
+        mask_of(mask, c["lead"], c["N"], rng),
+    )
     check_formulas(attention, g, mask, c["self_attention"])
     check_gradient(attention, g, mask)
 
@@ -218,7 +360,11 @@ def test_attention_is_its_formula_and_its_update_is_the_gradient(x64, mask, c):
 @given(c=attentions, mask=st.sampled_from(MASKS))
 def test_attention_knows_no_order_and_no_neighbouring_sample(x64, c, mask):
     rng = np.random.default_rng(c["seed"])
-    attention, g, mask = attention_of(c, rng), tokens_of(c, rng), mask_of(mask, c["lead"], c["N"], rng)
+    attention, g, mask = (
+        attention_of(c, rng),
+        tokens_of(c, rng),
+        mask_of(mask, c["lead"], c["N"], rng),
+    )
     E, u = both(attention, g, mask)
     p = rng.permutation(c["N"])
     E_p, u_p = both(attention, *permuted(g, mask, p))
@@ -226,11 +372,18 @@ def test_attention_knows_no_order_and_no_neighbouring_sample(x64, c, mask):
     assert_close(u_p, u[..., p, :], rtol=1e-12)
 
     first = (0,) * len(c["lead"])
-    alone = None if mask is None else np.broadcast_to(mask, (*c["lead"], c["N"], c["N"]))[first]
-    for whole, own in zip((E, u), both(attention, g[first], alone)):        # a sample by itself, without batch axes
+    alone = (
+        None
+        if mask is None
+        else np.broadcast_to(mask, (*c["lead"], c["N"], c["N"]))[first]
+    )
+    # a sample by itself, without batch axes
+    for whole, own in zip((E, u), both(attention, g[first], alone)):
         assert_close(own, whole[first], rtol=1e-12, atol=1e-14)
     others = changed(np.ones(c["lead"], bool), first, False)
-    for actual, before in zip(both(attention, changed(g, first, -3.0 * g[first]), mask), (E, u)):
+    for actual, before in zip(
+        both(attention, changed(g, first, -3.0 * g[first]), mask), (E, u)
+    ):
         np.testing.assert_array_equal(actual[others], before[others])
 
 
@@ -245,20 +398,33 @@ def test_a_token_outside_the_mask_might_as_well_not_be_there(x64, c):
     for whole, part in zip((E, u[..., :-1, :]), both(attention, g[..., :-1, :], None)):
         assert_close(whole, part, rtol=1e-12)
     assert not np.any(u[..., -1, :])
-    for actual, before in zip(both(attention, changed(g, (..., -1, slice(None)), 1e3), mask), (E, u)):
+    for actual, before in zip(
+        both(attention, changed(g, (..., -1, slice(None)), 1e3), mask), (E, u)
+    ):
         np.testing.assert_array_equal(actual, before)
 
 
 def test_a_full_mask_is_no_mask_and_shared_masks_broadcast(x64):
     rng = np.random.default_rng(0)
-    c = dict(lead=(2, 3), N=4, D=3, H=2, Y=2, beta="per head", learn_beta=False, self_attention=False)
+    c = dict(
+        lead=(2, 3),
+        N=4,
+        D=3,
+        H=2,
+        Y=2,
+        beta="per head",
+        learn_beta=False,
+        self_attention=False,
+    )
     attention, g = attention_of(c, rng), tokens_of(c, rng)
     for mask in (np.ones((4, 4), bool), np.ones((2, 3, 4, 4), bool)):
         for a, b in zip(both(attention, g, mask), both(attention, g, None)):
             assert_close(a, b, rtol=1e-14)
     some = mask_of("shared", (2, 3), 4, rng)
     for shape in ((1, 1, 4, 4), (2, 1, 4, 4), (3, 4, 4)):
-        for a, b in zip(both(attention, g, np.broadcast_to(some, shape)), both(attention, g, some)):
+        for a, b in zip(
+            both(attention, g, np.broadcast_to(some, shape)), both(attention, g, some)
+        ):
             assert_close(a, b, rtol=1e-14)
 
 
@@ -267,25 +433,40 @@ def test_beta_is_one_over_root_y_by_default_and_one_a_head_on_request():
     np.testing.assert_allclose(make().beta, [0.5, 0.5])
     np.testing.assert_allclose(make(3).beta, [3.0, 3.0])
     np.testing.assert_allclose(make(jnp.array([1.0, 2.0])).beta, [1.0, 2.0])
-    np.testing.assert_allclose(make([1.0, 2.0], learn_beta=True).beta, [1.0, 2.0], rtol=1e-6)
-    count = lambda module: sum(w.size for w in jax.tree.leaves(nnx.state(module, nnx.Param)))
-    assert [count(make()), count(make([1.0, 2.0])), count(make(learn_beta=True)), count(make([1.0, 2.0], learn_beta=True))] == [96, 96, 97, 98]
+    np.testing.assert_allclose(
+        make([1.0, 2.0], learn_beta=True).beta, [1.0, 2.0], rtol=1e-6
+    )
+    count = lambda module: sum(
+        w.size for w in jax.tree.leaves(nnx.state(module, nnx.Param))
+    )
+    assert [
+        count(make()),
+        count(make([1.0, 2.0])),
+        count(make(learn_beta=True)),
+        count(make([1.0, 2.0], learn_beta=True)),
+    ] == [96, 96, 97, 98]
     attention = make(learn_beta=True)
-    attention.log_beta[...] = jnp.asarray(-50.0)                            # wherever training drives it
+    attention.log_beta[...] = jnp.asarray(-50.0)  # wherever training drives it
     assert (attention.beta > 0).all()
 
 
 def test_a_lone_token_sees_only_itself(x64):
     rng = np.random.default_rng(0)
-    c = dict(lead=(2,), N=1, D=3, H=2, Y=2, beta=None, learn_beta=False, self_attention=False)
+    c = dict(
+        lead=(2,), N=1, D=3, H=2, Y=2, beta=None, learn_beta=False, self_attention=False
+    )
     attention, g = attention_of(c, rng), tokens_of(c, rng)
-    assert not np.any(energy(attention, g, None)) and not np.any(update(attention, g, None))
+    assert not np.any(energy(attention, g, None)) and not np.any(
+        update(attention, g, None)
+    )
     attention = attention_of(c | dict(self_attention=True), rng)
     check_formulas(attention, g, None, self_attention=True)
     check_gradient(attention, g, None)
 
 
-# ------------------------------------------------------------------------------------------------------------------------ memory
+# ------------------------------------------------------------------------------------
+# memory
+
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 @examples(2)
@@ -304,13 +485,13 @@ def test_memory_takes_every_token_by_itself(x64, c, activation):
     rng = np.random.default_rng(c["seed"])
     memory, g = memory_of(c, activation, rng), tokens_of(c, rng)
     E, u = both(memory, g)
-    each, each_u = both(memory, g[..., None, :])                            # every token a sample of its own
+    each, each_u = both(memory, g[..., None, :])  # every token a sample of its own
     assert_close(each.sum(-1), E, rtol=1e-12)
     assert_close(each_u[..., 0, :], u, rtol=1e-12)
     p = rng.permutation(c["N"])
     for a, b in zip(both(memory, g[..., p, :]), (E, u[..., p, :])):
         assert_close(a, b, rtol=1e-12, atol=1e-14)
-    q = rng.permutation(c["K"])                                             # nor is there an order among memories
+    q = rng.permutation(c["K"])  # nor is there an order among memories
     memory.xi[...] = jnp.asarray(np.asarray(memory.xi[...])[q])
     for a, b in zip(both(memory, g), (E, u)):
         assert_close(a, b, rtol=1e-12, atol=1e-14)
@@ -323,7 +504,8 @@ def test_hidden_activity_is_what_the_memories_send_back(x64, activation):
     hidden = np.asarray(jax.jit(memory.hidden)(g))
     assert hidden.shape == (2, 3, 5) and (hidden >= 0).all()
     assert_close(update(memory, g), hidden @ np.asarray(memory.xi[...]), rtol=1e-12)
-    if activation[0] == "softmax": assert_close(hidden.sum(-1), np.ones((2, 3)), rtol=1e-14)
+    if activation[0] == "softmax":
+        assert_close(hidden.sum(-1), np.ones((2, 3)), rtol=1e-14)
 
 
 def test_power_two_is_relu_and_a_cold_softmax_picks_the_best_memory(x64):
@@ -336,28 +518,42 @@ def test_power_two_is_relu_and_a_cold_softmax_picks_the_best_memory(x64):
     cold = of(("softmax", 3.0, 1e4))
     overlaps = g @ np.asarray(cold.xi[...]).T
     assert_close(energy(cold, g), -overlaps.max(-1).sum(-1), rtol=1e-3)
-    assert_close(update(cold, g), np.asarray(cold.xi[...])[overlaps.argmax(-1)], rtol=1e-6)
+    assert_close(
+        update(cold, g), np.asarray(cold.xi[...])[overlaps.argmax(-1)], rtol=1e-6
+    )
 
 
-# -------------------------------------------------------------------------------------------------------------------------- norm
+# ------------------------------------------------------------------------------------
+# norm
 
 jit_lagrangian, jit_norm = jax.jit(lagrangian), jax.jit(layer_norm)
 
 
 def check_norm(lagrangian, x, gamma, delta, eps):
     "g is the gradient of one Lagrangian per token, summed over tokens."
-    assert_gradient(lambda x: lagrangian(x, gamma, delta, eps), x, jit_norm(x, gamma, delta, eps))
+    assert_gradient(
+        lambda x: lagrangian(x, gamma, delta, eps), x, jit_norm(x, gamma, delta, eps)
+    )
 
 
-norms = st.fixed_dictionaries(dict(
-    lead=LEAD, N=st.sampled_from([3, 4]), D=st.sampled_from([4, 6, 5, 3, 2]), gamma=st.sampled_from([1.7, 0.3, 0.0, -0.8]), eps=st.sampled_from([0.1, 1e-5]),
-    scale=st.sampled_from([1.0, 20.0]), seed=SEED))
+norms = st.fixed_dictionaries(
+    dict(
+        lead=LEAD,
+        N=st.sampled_from([3, 4]),
+        D=st.sampled_from([4, 6, 5, 3, 2]),
+        gamma=st.sampled_from([1.7, 0.3, 0.0, -0.8]),
+        eps=st.sampled_from([0.1, 1e-5]),
+        scale=st.sampled_from([1.0, 20.0]),
+        seed=SEED,
+    )
+)
 
 
 def norm_case(c):
     rng = np.random.default_rng(c["seed"])
     x = c["scale"] * rng.normal(size=(*c["lead"], c["N"], c["D"])) + 3.0
-    assume(x.std(-1).min() > 0.03)                                          # nearer to constant, central differences would need smaller steps
+    # nearer to constant, central differences would need smaller steps
+    assume(x.std(-1).min() > 0.03)
     return x, np.asarray(c["gamma"]), rng.normal(size=c["D"]), c["eps"]
 
 
@@ -378,16 +574,25 @@ def test_hessian_of_the_norm_is_known_down_to_its_eigenvalues(x64, c):
     D = c["D"]
     M = np.asarray(jax.jit(hessian)(x, gamma, eps))
     assert M.shape == (*x.shape, D)
-    token = jax.jit(jax.vmap(jax.hessian(lambda x: lagrangian(x[None], gamma, delta, eps)[0])))
-    assert_close(M, np.asarray(token(np.reshape(x, (-1, D)))).reshape(M.shape), rtol=1e-9)
+    token = jax.jit(
+        jax.vmap(jax.hessian(lambda x: lagrangian(x[None], gamma, delta, eps)[0]))
+    )
+    assert_close(
+        M, np.asarray(token(np.reshape(x, (-1, D)))).reshape(M.shape), rtol=1e-9
+    )
     assert_close(M, M.swapaxes(-1, -2), rtol=1e-14)
-    assert_close(M.sum(-1), np.zeros(x.shape), atol=1e-12)                  # a common shift of all entries is not seen
+    # a common shift of all entries is not seen
+    assert_close(M.sum(-1), np.zeros(x.shape), atol=1e-12)
     sigma = np.sqrt(np.var(x, -1) + eps)
-    expected = np.stack([0 * sigma, c["gamma"] * eps / sigma**3, *[c["gamma"] / sigma] * (D - 2)], -1)
+    expected = np.stack(
+        [0 * sigma, c["gamma"] * eps / sigma**3, *[c["gamma"] / sigma] * (D - 2)], -1
+    )
     values = np.linalg.eigvalsh(M)
     assert_close(values, np.sort(expected, -1), rtol=1e-9, atol=1e-12)
-    if c["gamma"] >= 0: assert values.min() >= -1e-12
-    else: assert values.min() < 0                                           # why γ must not be negative
+    if c["gamma"] >= 0:
+        assert values.min() >= -1e-12
+    else:
+        assert values.min() < 0  # why γ must not be negative
 
 
 @pytest.mark.parametrize("D", [2, 5])
@@ -398,8 +603,11 @@ def test_norm_module_is_the_functions_with_its_own_parameters(x64, D):
     gamma, delta = np.log1p(np.exp(norm.rho[...])), norm.delta[...]
     assert_close(norm.gamma, gamma, rtol=1e-12)
     assert_close(call(x), jit_norm(x, gamma, delta, 0.01), rtol=1e-12)
-    assert_close(jax.jit(norm.lagrangian)(x), jit_lagrangian(x, gamma, delta, 0.01), rtol=1e-12)
-    assert_close(call(x[0, 1:2])[0], np.asarray(call(x))[0, 1], rtol=1e-12)      # every token by itself
+    assert_close(
+        jax.jit(norm.lagrangian)(x), jit_lagrangian(x, gamma, delta, 0.01), rtol=1e-12
+    )
+    # every token by itself
+    assert_close(call(x[0, 1:2])[0], np.asarray(call(x))[0, 1], rtol=1e-12)
     assert_gradient(jax.jit(norm.lagrangian), x, call(x))
 
 
@@ -416,7 +624,12 @@ def test_no_parameter_makes_gamma_negative(rho):
     norm = EnergyLayerNorm(4)
     norm.rho[...] = jnp.asarray(rho, jnp.float32)
     gamma, slope = jax.value_and_grad(jax.nn.softplus)(norm.rho[...])
-    assert gamma == norm.gamma and norm.gamma >= 0 and np.isfinite(norm.gamma) and np.isfinite(slope)
+    assert (
+        gamma == norm.gamma
+        and norm.gamma >= 0
+        and np.isfinite(norm.gamma)
+        and np.isfinite(slope)
+    )
     assert np.isfinite(norm(jnp.arange(12.0).reshape(3, 4))).all()
 
 
@@ -424,7 +637,10 @@ def test_no_parameter_makes_gamma_negative(rho):
 def test_no_gradient_step_makes_gamma_negative(rate):
     norm, x = EnergyLayerNorm(4), jax.random.normal(jax.random.key(0), (3, 4))
     graphdef, state = nnx.split(norm)
-    step = jax.jit(jax.grad(lambda state: jnp.sum(nnx.merge(graphdef, state)(x) * norm(x))))     # the smaller γ the better, without end
+    # the smaller γ the better, without end
+    step = jax.jit(
+        jax.grad(lambda state: jnp.sum(nnx.merge(graphdef, state)(x) * norm(x)))
+    )
     for _ in range(30):
         state = jax.tree.map(lambda w, slope: w - rate * slope, state, step(state))
         norm = nnx.merge(graphdef, state)
@@ -438,29 +654,54 @@ def test_constant_tokens_have_finite_values_and_gradients(dtype):
     norm.delta[...] = jnp.arange(4.0)
     x = jnp.asarray(np.array([[0, 0, 0, 0], [3, 3, 3, 3], [1, 2, 3, 4]]), dtype)
     assert norm(x).dtype == dtype and norm.lagrangian(x).dtype == jnp.float32
-    np.testing.assert_array_equal(norm(x)[:2], jnp.broadcast_to(jnp.arange(4, dtype=dtype), (2, 4)))    # γ·0 + δ
+    # γ·0 + δ
+    np.testing.assert_array_equal(
+        norm(x)[:2], jnp.broadcast_to(jnp.arange(4, dtype=dtype), (2, 4))
+    )
     graphdef, state = nnx.split(norm)
-    loss = lambda state, x: jnp.sum(nnx.merge(graphdef, state)(x).astype(jnp.float32) ** 3)
-    for leaf in jax.tree.leaves(jax.jit(lambda x: (jax.grad(loss, (0, 1))(state, x), jax.hessian(lambda x: norm.lagrangian(x).sum())(x)))(x)):
+    loss = lambda state, x: jnp.sum(
+        nnx.merge(graphdef, state)(x).astype(jnp.float32) ** 3
+    )
+    for leaf in jax.tree.leaves(
+        jax.jit(
+            lambda x: (
+                jax.grad(loss, (0, 1))(state, x),
+                jax.hessian(lambda x: norm.lagrangian(x).sum())(x),
+            )
+        )(x)
+    ):
         assert np.isfinite(np.asarray(leaf, np.float32)).all()
 
 
-# ------------------------------------------------------------------------------------------------------------------------- block
+# ------------------------------------------------------------------------------------
+# block
+
 
 @partial(jax.jit, static_argnums=0)
 def _block(graphdef, state, x, mask):
     "Everything that a block can say about x, in one program."
     block = nnx.merge(graphdef, state)
     g = block.norm(x)
-    return (g, block.energy(g, mask), block.update(g, mask), block.energies(g, mask), block.energies_and_update(g, mask),
-            block.attention.energy_and_update(g, mask), block.memory.energy_and_update(g))
+    return (
+        g,
+        block.energy(g, mask),
+        block.update(g, mask),
+        block.energies(g, mask),
+        block.energies_and_update(g, mask),
+        block.attention.energy_and_update(g, mask),
+        block.memory.energy_and_update(g),
+    )
 
 
 @examples(6)
 @given(c=blocks)
 def test_block_descends_the_sum_of_its_energies(x64, c):
     rng = np.random.default_rng(c["seed"])
-    block, x, mask = block_of(c, rng), tokens_of(c, rng), mask_of(c["mask"], c["lead"], c["N"], rng)
+    block, x, mask = (
+        block_of(c, rng),
+        tokens_of(c, rng),
+        mask_of(c["mask"], c["lead"], c["N"], rng),
+    )
     assert np.any(block.norm.delta[...])
     assert_close(block.norm.gamma, jnp.asarray(c["gamma"]), rtol=1e-12)
     run = lambda x, mask: jax.device_get(_block(*nnx.split(block), x, mask))
@@ -484,12 +725,20 @@ def test_block_descends_the_sum_of_its_energies(x64, c):
 @examples(4)
 @given(c=blocks)
 def test_energy_falls_at_the_rate_that_the_hessian_of_the_norm_gives(x64, c):
-    r"Eq. (7): along x + t u with u = −∂E/∂g, dE/dt at t = 0 is −uᵀMu, and that is never positive."
+    r"""Eq. (7): along x + t u with u = −∂E/∂g, dE/dt at t = 0 is −uᵀMu, and that is
+    never positive.
+    """
     rng = np.random.default_rng(c["seed"])
-    block, x, mask = block_of(c, rng), tokens_of(c, rng), mask_of(c["mask"], c["lead"], c["N"], rng)
+    block, x, mask = (
+        block_of(c, rng),
+        tokens_of(c, rng),
+        mask_of(c["mask"], c["lead"], c["N"], rng),
+    )
+
     def along_the_update(x):
         u = block.update(block.norm(x), mask)
         return u, jax.jvp(lambda x: block.energy(block.norm(x), mask), (x,), (u,))[1]
+
     u, rate = jax.jit(along_the_update)(x)
     M = np.asarray(jax.jit(hessian)(x, block.norm.gamma))
     expected = -np.einsum("...ni,...nij,...nj->...", u, M, u)
@@ -498,49 +747,120 @@ def test_energy_falls_at_the_rate_that_the_hessian_of_the_norm_gives(x64, c):
 
 
 def test_parameter_counts_of_the_base_block():
-    block = nnx.eval_shape(lambda: EnergyTransformer(768, 12, 64, 3072, rngs=nnx.Rngs(0)))       # shapes only, nothing allocated
-    count = lambda module: sum(prod(w.shape) for w in jax.tree.leaves(nnx.state(module, nnx.Param)))
+    # shapes only, nothing allocated
+    block = nnx.eval_shape(
+        lambda: EnergyTransformer(768, 12, 64, 3072, rngs=nnx.Rngs(0))
+    )
+    count = lambda module: sum(
+        prod(w.shape) for w in jax.tree.leaves(nnx.state(module, nnx.Param))
+    )
     assert count(block) == 3_539_713
     assert count(block.attention) + count(block.memory) == 3_538_944
     assert count(block.norm) == 769
-    assert count(block) == sum(prod(w.shape) for w in jax.tree.leaves(nnx.state(block)))         # no state besides parameters
+    # no state besides parameters
+    assert count(block) == sum(prod(w.shape) for w in jax.tree.leaves(nnx.state(block)))
 
 
 def test_block_hands_its_options_on():
-    block = EnergyTransformer(6, 2, 3, 5, beta=[1.0, 2.0], learn_beta=True, self_attention=True, activation="power", power=4.0,
-                              eps=0.1, init_scale=0.0, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    block = EnergyTransformer(
+        6,
+        2,
+        3,
+        5,
+        beta=[1.0, 2.0],
+        learn_beta=True,
+        self_attention=True,
+        activation="power",
+        power=4.0,
+        eps=0.1,
+        init_scale=0.0,
+        dtype=jnp.bfloat16,
+        rngs=nnx.Rngs(0),
+    )
     np.testing.assert_allclose(block.attention.beta, [1.0, 2.0], rtol=1e-6)
-    assert block.attention.self_attention and block.memory.activation == "power" and block.memory.power == 4.0
-    assert block.norm.eps == 0.1 and block.attention.dtype == block.memory.dtype == jnp.bfloat16
-    assert not any(np.any(w[...]) for w in (block.attention.Wq, block.attention.Wk, block.memory.xi))
-    assert EnergyTransformer(6, 2, 3, 5, activation="softmax", memory_beta=7.0, rngs=nnx.Rngs(0)).memory.beta == 7.0
+    assert (
+        block.attention.self_attention
+        and block.memory.activation == "power"
+        and block.memory.power == 4.0
+    )
+    assert (
+        block.norm.eps == 0.1
+        and block.attention.dtype == block.memory.dtype == jnp.bfloat16
+    )
+    assert not any(
+        np.any(w[...])
+        for w in (block.attention.Wq, block.attention.Wk, block.memory.xi)
+    )
+    assert (
+        EnergyTransformer(
+            6, 2, 3, 5, activation="softmax", memory_beta=7.0, rngs=nnx.Rngs(0)
+        ).memory.beta
+        == 7.0
+    )
 
 
 def test_weights_start_different_from_each_other_and_with_the_asked_spread():
     block = EnergyTransformer(64, 2, 64, 128, rngs=nnx.Rngs(0))
     att, scale = block.attention, lambda w: float(jnp.std(w[...]))
-    np.testing.assert_allclose([scale(att.Wq), scale(att.Wk), scale(block.memory.xi)], 1 / 8, rtol=0.05)
+    np.testing.assert_allclose(
+        [scale(att.Wq), scale(att.Wk), scale(block.memory.xi)], 1 / 8, rtol=0.05
+    )
     assert not np.allclose(att.Wq[...], att.Wk[...])
-    np.testing.assert_allclose(scale(EnergyTransformer(64, 2, 64, 128, init_scale=0.02, rngs=nnx.Rngs(0)).memory.xi), 0.02, rtol=0.05)
+    np.testing.assert_allclose(
+        scale(
+            EnergyTransformer(
+                64, 2, 64, 128, init_scale=0.02, rngs=nnx.Rngs(0)
+            ).memory.xi
+        ),
+        0.02,
+        rtol=0.05,
+    )
 
 
-# -------------------------------------------------------------------------------------------------- what training differentiates
+# ------------------------------------------------------------------------------------
+# what training differentiates
+
 
 def check_second_derivatives(module, g, v, *args):
-    "Gradients through the hand-written update are finite, and those of the automatic one: in the weights and in g."
+    """Gradients through the hand-written update are finite, and those of the automatic
+    one: in the weights and in g.
+    """
     graphdef, state = nnx.split(module)
     by_hand = lambda state, g: jnp.vdot(v, nnx.merge(graphdef, state).update(g, *args))
-    by_machine = lambda state, g: -jnp.vdot(v, jax.grad(lambda g: nnx.merge(graphdef, state).energy(g, *args).sum())(g))
-    hand, machine = (jax.jit(jax.grad(f, (0, 1)))(state, g) for f in (by_hand, by_machine))
+    by_machine = lambda state, g: (
+        -jnp.vdot(
+            v, jax.grad(lambda g: nnx.merge(graphdef, state).energy(g, *args).sum())(g)
+        )
+    )
+    hand, machine = (
+        jax.jit(jax.grad(f, (0, 1)))(state, g) for f in (by_hand, by_machine)
+    )
     for a, b in zip(jax.tree.leaves(hand), jax.tree.leaves(machine), strict=True):
-        assert_close(a, b, rtol=1e-9, atol=1e-12)                           # assert_close refuses what is not finite
+        # assert_close refuses what is not finite
+        assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("learn_beta, self_attention, mask", [(True, False, "none"), (True, False, "blind rows"), (False, True, "nothing")])
+@pytest.mark.parametrize(
+    "learn_beta, self_attention, mask",
+    [(True, False, "none"), (True, False, "blind rows"), (False, True, "nothing")],
+)
 def test_derivatives_of_the_attention_update(x64, learn_beta, self_attention, mask):
     rng = np.random.default_rng(0)
-    c = dict(lead=(2,), N=4, D=4, H=2, Y=3, beta="per head", learn_beta=learn_beta, self_attention=self_attention)
-    attention, g, mask = attention_of(c, rng), tokens_of(c, rng), mask_of(mask, c["lead"], c["N"], rng)
+    c = dict(
+        lead=(2,),
+        N=4,
+        D=4,
+        H=2,
+        Y=3,
+        beta="per head",
+        learn_beta=learn_beta,
+        self_attention=self_attention,
+    )
+    attention, g, mask = (
+        attention_of(c, rng),
+        tokens_of(c, rng),
+        mask_of(mask, c["lead"], c["N"], rng),
+    )
     check_second_derivatives(attention, g, rng.normal(size=g.shape), mask)
 
 
@@ -549,14 +869,30 @@ def test_derivatives_of_the_memory_update(x64, activation):
     rng = np.random.default_rng(0)
     c = dict(lead=(2,), N=3, D=4, K=5)
     memory, g = memory_of(c, activation, rng), tokens_of(c, rng)
-    g[0] = 0.0                                                              # a sample right at the kink
+    g[0] = 0.0  # a sample right at the kink
     check_second_derivatives(memory, g, rng.normal(size=g.shape))
 
 
 def test_derivatives_of_the_block_update_in_every_parameter(x64):
     rng = np.random.default_rng(0)
-    c = dict(lead=(2,), N=4, D=4, H=2, Y=3, K=5, beta="per head", learn_beta=True, self_attention=False, activation=("relu", 3.0, 1.0), gamma=1.7)
-    block, x, mask = block_of(c, rng), tokens_of(c, rng), mask_of("blind rows", (2,), 4, rng)
+    c = dict(
+        lead=(2,),
+        N=4,
+        D=4,
+        H=2,
+        Y=3,
+        K=5,
+        beta="per head",
+        learn_beta=True,
+        self_attention=False,
+        activation=("relu", 3.0, 1.0),
+        gamma=1.7,
+    )
+    block, x, mask = (
+        block_of(c, rng),
+        tokens_of(c, rng),
+        mask_of("blind rows", (2,), 4, rng),
+    )
     v = rng.normal(size=x.shape)
     graphdef, state = nnx.split(block)
 
@@ -566,40 +902,74 @@ def test_derivatives_of_the_block_update_in_every_parameter(x64):
 
     def by_machine(state):
         block = nnx.merge(graphdef, state)
-        return -jnp.vdot(v, jax.grad(lambda g: block.energy(g, mask).sum())(block.norm(x)))
+        return -jnp.vdot(
+            v, jax.grad(lambda g: block.energy(g, mask).sum())(block.norm(x))
+        )
+
     hand, machine = (jax.jit(jax.grad(f))(state) for f in (by_hand, by_machine))
-    assert len(jax.tree.leaves(hand)) == 6                                  # ρ, δ, W_Q, W_K, log β, ξ
-    for (path, a), b in zip(jax.tree.leaves_with_path(hand), jax.tree.leaves(machine), strict=True):
+    assert len(jax.tree.leaves(hand)) == 6  # ρ, δ, W_Q, W_K, log β, ξ
+    for (path, a), b in zip(
+        jax.tree.leaves_with_path(hand), jax.tree.leaves(machine), strict=True
+    ):
         assert np.any(a), f"no gradient reaches {path}"
         assert_close(a, b, rtol=1e-9)
 
 
-# --------------------------------------------------------------------------------------------------------------------- precision
+# ------------------------------------------------------------------------------------
+# precision
+
 
 @partial(jax.jit, static_argnums=0)
 def everything(graphdef, state, g, args):
     "Energy, update, and the gradient of a loss on both."
+
     def loss(state, g):
         E, u = nnx.merge(graphdef, state).energy_and_update(g, *args)
-        return (jnp.vdot(u.astype(E.dtype), u.astype(E.dtype)) + E.sum()).astype(jnp.float32)
-    return *nnx.merge(graphdef, state).energy_and_update(g, *args), jax.grad(loss, (0, 1))(state, g)
+        return (jnp.vdot(u.astype(E.dtype), u.astype(E.dtype)) + E.sum()).astype(
+            jnp.float32
+        )
+
+    return *nnx.merge(graphdef, state).energy_and_update(g, *args), jax.grad(
+        loss, (0, 1)
+    )(state, g)
 
 
-def cast(tree, dtype): return jax.tree.map(lambda w: np.asarray(w).astype(dtype), tree)
+def cast(tree, dtype):
+    return jax.tree.map(lambda w: np.asarray(w).astype(dtype), tree)
 
 
 def single_is_double(module, g, args, gradient_rtol):
-    """The same in float32 and float64. A β of 10⁴ magnifies the rounding of a score by itself, and the derivative of a softmax
-    by its square, so that gradients, unlike values, can then be no more than roughly right in single precision."""
+    """The same in float32 and float64. A β of 10⁴ magnifies the rounding of a score by
+    itself, and the derivative of a softmax by its square, so that gradients, unlike
+    values, can then be no more than roughly right in single precision.
+    """
     graphdef, state = nnx.split(module)
-    single, double = (everything(graphdef, cast(state, d), g.astype(d), args) for d in (np.float32, np.float64))
-    for i, (a, b) in enumerate(zip(jax.tree.leaves(single), cast(jax.tree.leaves(double), np.float32), strict=True)):
-        assert_close(a, b, rtol=1e-5 if i < 2 else gradient_rtol)           # energy, update; then the gradients
+    single, double = (
+        everything(graphdef, cast(state, d), g.astype(d), args)
+        for d in (np.float32, np.float64)
+    )
+    for i, (a, b) in enumerate(
+        zip(
+            jax.tree.leaves(single),
+            cast(jax.tree.leaves(double), np.float32),
+            strict=True,
+        )
+    ):
+        # energy, update; then the gradients
+        assert_close(a, b, rtol=1e-5 if i < 2 else gradient_rtol)
 
 
-@pytest.mark.parametrize("large, mask, self_attention", [
-    ("tokens", "none", True), ("tokens", "blind rows", False), ("beta", "blind rows", False)])
-def test_scores_of_ten_thousand_do_not_overflow_in_single_precision(x64, large, mask, self_attention):
+@pytest.mark.parametrize(
+    "large, mask, self_attention",
+    [
+        ("tokens", "none", True),
+        ("tokens", "blind rows", False),
+        ("beta", "blind rows", False),
+    ],
+)
+def test_scores_of_ten_thousand_do_not_overflow_in_single_precision(
+    x64, large, mask, self_attention
+):
     rng = np.random.default_rng(7)
     scale, beta = (100.0, 2.0) if large == "tokens" else (1.0, 2e4)
     attention = EnergyAttention(8, 2, 4, beta, self_attention, rngs=nnx.Rngs(0))
@@ -608,10 +978,21 @@ def test_scores_of_ten_thousand_do_not_overflow_in_single_precision(x64, large, 
     Q, K = (np.einsum("bnd,hdy->bhny", g, w[...]) for w in (attention.Wq, attention.Wk))
     scores = beta * np.einsum("bhcy,bhky->bhck", Q, K)
     assert scores.max() > 1e4 and scores.min() < -1e4
-    single_is_double(attention, g, (mask,), gradient_rtol=1e-5 if large == "tokens" else 2e-2)
+    single_is_double(
+        attention, g, (mask,), gradient_rtol=1e-5 if large == "tokens" else 2e-2
+    )
 
 
-@pytest.mark.parametrize("activation", [("relu", 3.0, 1.0), ("power", 3.0, 1.0), ("softmax", 3.0, 1.0), ("softmax", 3.0, 1e4)], ids=str)
+@pytest.mark.parametrize(
+    "activation",
+    [
+        ("relu", 3.0, 1.0),
+        ("power", 3.0, 1.0),
+        ("softmax", 3.0, 1.0),
+        ("softmax", 3.0, 1e4),
+    ],
+    ids=str,
+)
 def test_large_overlaps_do_not_overflow_in_single_precision(x64, activation):
     rng = np.random.default_rng(7)
     name, power, beta = activation
@@ -622,23 +1003,43 @@ def test_large_overlaps_do_not_overflow_in_single_precision(x64, activation):
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 
+
 @partial(jax.jit, static_argnums=0)
 def _energies_and_update(graphdef, state, x, mask):
     block = nnx.merge(graphdef, state)
     return block.energies_and_update(block.norm(x), mask)
 
-@pytest.mark.parametrize("activation, tokens, options", [
-    ("relu", F32, dict(dtype=BF16)), ("power", F32, dict(dtype=BF16)), ("softmax", F32, dict(dtype=BF16)),
-    ("relu", BF16, dict()), ("softmax", BF16, dict(dtype=BF16)),
-    ("relu", F32, dict(param_dtype=BF16)), ("relu", BF16, dict(dtype=F32)), ("relu", jnp.float16, dict())])
-def test_half_precision_is_close_and_keeps_energies_in_single(activation, tokens, options):
+
+@pytest.mark.parametrize(
+    "activation, tokens, options",
+    [
+        ("relu", F32, dict(dtype=BF16)),
+        ("power", F32, dict(dtype=BF16)),
+        ("softmax", F32, dict(dtype=BF16)),
+        ("relu", BF16, dict()),
+        ("softmax", BF16, dict(dtype=BF16)),
+        ("relu", F32, dict(param_dtype=BF16)),
+        ("relu", BF16, dict(dtype=F32)),
+        ("relu", jnp.float16, dict()),
+    ],
+)
+def test_half_precision_is_close_and_keeps_energies_in_single(
+    activation, tokens, options
+):
     rng = np.random.default_rng(3)
-    make = lambda **options: EnergyTransformer(32, 2, 16, 64, activation=activation, rngs=nnx.Rngs(0), **options)
+    make = lambda **options: EnergyTransformer(
+        32, 2, 16, 64, activation=activation, rngs=nnx.Rngs(0), **options
+    )
     block, (reference, _) = make(**options), nnx.split(make())
     graphdef, state = nnx.split(block)
-    x, mask = rng.normal(size=(2, 6, 32)).astype(np.float32), mask_of("blind rows", (2,), 6, rng)
+    x, mask = (
+        rng.normal(size=(2, 6, 32)).astype(np.float32),
+        mask_of("blind rows", (2,), 6, rng),
+    )
     E, u = _energies_and_update(reference, cast(state, F32), x, mask)
-    energies, update = _energies_and_update(graphdef, state, jnp.asarray(x, tokens), mask)
+    energies, update = _energies_and_update(
+        graphdef, state, jnp.asarray(x, tokens), mask
+    )
     assert update.dtype == tokens
     for a, b in zip(energies, E):
         assert a.dtype == b.dtype == F32
@@ -648,7 +1049,10 @@ def test_half_precision_is_close_and_keeps_energies_in_single(activation, tokens
 
 def test_the_conventional_block_computes_in_half_precision_and_returns_the_type_it_got():
     x = jax.random.normal(jax.random.key(0), (2, 5, 8))
-    single, half = (TransformerBlock(8, 2, 4, 16, dtype=dtype, rngs=nnx.Rngs(0)) for dtype in (None, BF16))
+    single, half = (
+        TransformerBlock(8, 2, 4, 16, dtype=dtype, rngs=nnx.Rngs(0))
+        for dtype in (None, BF16)
+    )
     assert half(x.astype(BF16)).dtype == BF16 and half(x).dtype == F32
     assert_close(half(x), single(x), rtol=0.05, atol=0.05)
     assert not np.array_equal(half(x), single(x))
@@ -656,55 +1060,98 @@ def test_the_conventional_block_computes_in_half_precision_and_returns_the_type_
 
 @pytest.mark.parametrize("tokens, options", [(F32, dict(dtype=BF16)), (BF16, dict())])
 def test_half_precision_trains(tokens, options):
-    block = EnergyTransformer(8, 2, 4, 16, activation="softmax", learn_beta=True, rngs=nnx.Rngs(0), **options)
+    block = EnergyTransformer(
+        8, 2, 4, 16, activation="softmax", learn_beta=True, rngs=nnx.Rngs(0), **options
+    )
     graphdef, state = nnx.split(block)
     rng = np.random.default_rng(3)
-    x, mask = jnp.asarray(rng.normal(size=(2, 3, 8)), tokens), mask_of("blind rows", (2,), 3, rng)
-    loss = lambda state: jnp.sum(_energies_and_update(graphdef, state, x, mask)[1].astype(F32) ** 2)
+    x, mask = (
+        jnp.asarray(rng.normal(size=(2, 3, 8)), tokens),
+        mask_of("blind rows", (2,), 3, rng),
+    )
+    loss = lambda state: jnp.sum(
+        _energies_and_update(graphdef, state, x, mask)[1].astype(F32) ** 2
+    )
     for slope in jax.tree.leaves(jax.jit(jax.grad(loss))(state)):
         assert slope.dtype == F32 and np.isfinite(slope).all() and np.any(slope)
 
 
-# --------------------------------------------------------------------------------------- known mistakes, and the check that sees each
+# ------------------------------------------------------------------------------------
+# known mistakes, and the check that sees each
+
 
 class WrongAttention(EnergyAttention):
     "The energy and update in six plain lines, each with a mistake to be switched on."
+
     mistake = None
 
     def energy_and_update(self, g, mask=None):
         m, beta = self.mistake, self.beta[:, None, None]
         see = jnp.ones((g.shape[-2],) * 2, bool) if mask is None else mask
-        if m != "the diagonal stays": see = see & ~jnp.eye(g.shape[-2], dtype=bool)
-        Q, K = jnp.einsum("nd,hdy->hny", g, self.Wq[...]), jnp.einsum("nd,hdy->hny", g, self.Wk[...])
+        if m != "the diagonal stays":
+            see = see & ~jnp.eye(g.shape[-2], dtype=bool)
+        Q, K = (
+            jnp.einsum("nd,hdy->hny", g, self.Wq[...]),
+            jnp.einsum("nd,hdy->hny", g, self.Wk[...]),
+        )
         s = beta * jnp.einsum("hcy,hby->hcb", Q, K)
-        s = s * see[None].astype(s.dtype) if m == "masked scores times zero" else jnp.where(see[None], s, -jnp.inf)
+        s = (
+            s * see[None].astype(s.dtype)
+            if m == "masked scores times zero"
+            else jnp.where(see[None], s, -jnp.inf)
+        )
         P = jax.nn.softmax(s, -1)
-        P_key = jax.nn.softmax(s, -2) if m == "second softmax over the wrong axis" else P.mT if m == "second softmax not transposed" else P
+        P_key = (
+            jax.nn.softmax(s, -2)
+            if m == "second softmax over the wrong axis"
+            else P.mT
+            if m == "second softmax not transposed"
+            else P
+        )
         scale = 1.0 if m == "no 1/β" else 1 / self.beta
         E = -jnp.sum(scale * jax.nn.logsumexp(s, -1).sum(-1))
         u = jnp.einsum("hcb,hby,hdy->cd", P, K, self.Wq[...])
-        if m != "no second term": u = u + jnp.einsum("hcb,hcy,hdy->bd", P_key, Q, self.Wk[...])
-        if m == "update over batch × tokens": u = u / (2 * g.shape[-2])
-        if m == "energy over batch × tokens": E, u = E / (2 * g.shape[-2]), u / (2 * g.shape[-2])
+        if m != "no second term":
+            u = u + jnp.einsum("hcb,hcy,hdy->bd", P_key, Q, self.Wk[...])
+        if m == "update over batch × tokens":
+            u = u / (2 * g.shape[-2])
+        if m == "energy over batch × tokens":
+            E, u = E / (2 * g.shape[-2]), u / (2 * g.shape[-2])
         return E, u
 
-    def energy(self, g, mask=None): return jax.vmap(lambda g: self.energy_and_update(g, mask)[0])(g)
-    def update(self, g, mask=None): return jax.vmap(lambda g: self.energy_and_update(g, mask)[1])(g)
+    def energy(self, g, mask=None):
+        return jax.vmap(lambda g: self.energy_and_update(g, mask)[0])(g)
+
+    def update(self, g, mask=None):
+        return jax.vmap(lambda g: self.energy_and_update(g, mask)[1])(g)
 
 
-# What each mistake leaves in order. A mistake made in the energy and in the update alike is a gradient still, and only the formulas see it.
-@pytest.mark.parametrize("mistake, caught_by_gradient", [
-    (None, False), ("no second term", True), ("second softmax over the wrong axis", True), ("second softmax not transposed", True), ("no 1/β", True),
-    ("update over batch × tokens", True), ("masked scores times zero", True),
-    ("the diagonal stays", False), ("energy over batch × tokens", False)])
+# What each mistake leaves in order. A mistake made in the energy and in the update
+# alike is a gradient still, and only the formulas see it.
+@pytest.mark.parametrize(
+    "mistake, caught_by_gradient",
+    [
+        (None, False),
+        ("no second term", True),
+        ("second softmax over the wrong axis", True),
+        ("second softmax not transposed", True),
+        ("no 1/β", True),
+        ("update over batch × tokens", True),
+        ("masked scores times zero", True),
+        ("the diagonal stays", False),
+        ("energy over batch × tokens", False),
+    ],
+)
 def test_mistakes_in_attention_are_caught(x64, mistake, caught_by_gradient):
     rng = np.random.default_rng(0)
-    c = dict(lead=(2,), N=4, D=5, H=2, Y=3, beta=2.0, learn_beta=False, self_attention=False)
+    c = dict(
+        lead=(2,), N=4, D=5, H=2, Y=3, beta=2.0, learn_beta=False, self_attention=False
+    )
     g, mask = tokens_of(c, rng), changed(rng.random((4, 4)) < 0.7, 0, True)
-    mask[:, :2] = True                                                      # every row sees somebody
+    mask[:, :2] = True  # every row sees somebody
     of = lambda kind: attention_of(c, np.random.default_rng(1), kind)
     mutant = type("Mutant", (WrongAttention,), dict(mistake=mistake))
-    if mistake is None:                                                     # the same checks pass where nothing is wrong
+    if mistake is None:  # the same checks pass where nothing is wrong
         for sound in (EnergyAttention, WrongAttention):
             check_gradient(of(sound), g, mask)
             check_formulas(of(sound), g, mask)
@@ -723,17 +1170,41 @@ class WrongMemory(HopfieldMemory):
 
     def energy(self, g):
         r = jax.nn.relu(g @ self.xi[...].T)
-        return -jnp.sum(r if self.mistake in ("no square", "no square in the energy") else r**2, (-2, -1)) / 2
+        return (
+            -jnp.sum(
+                r if self.mistake in ("no square", "no square in the energy") else r**2,
+                (-2, -1),
+            )
+            / 2
+        )
 
     def update(self, g):
         r = jax.nn.relu(g @ self.xi[...].T)
-        if self.mistake == "no square": r = jnp.where(r > 0, 0.5, 0.0)
-        if self.mistake == "no relu in the update": r = g @ self.xi[...].T
-        return r @ self.xi[...] / (g.shape[0] * g.shape[1] if self.mistake == "update over batch × tokens" else 1.0)
+        if self.mistake == "no square":
+            r = jnp.where(r > 0, 0.5, 0.0)
+        if self.mistake == "no relu in the update":
+            r = g @ self.xi[...].T
+        return (
+            r
+            @ self.xi[...]
+            / (
+                g.shape[0] * g.shape[1]
+                if self.mistake == "update over batch × tokens"
+                else 1.0
+            )
+        )
 
 
-@pytest.mark.parametrize("mistake, caught_by_gradient", [
-    (None, False), ("no square in the energy", True), ("no square", False), ("no relu in the update", True), ("update over batch × tokens", True)])
+@pytest.mark.parametrize(
+    "mistake, caught_by_gradient",
+    [
+        (None, False),
+        ("no square in the energy", True),
+        ("no square", False),
+        ("no relu in the update", True),
+        ("update over batch × tokens", True),
+    ],
+)
 def test_mistakes_in_memory_are_caught(x64, mistake, caught_by_gradient):
     rng = np.random.default_rng(0)
     c, relu = dict(lead=(2,), N=3, D=5, K=6), ("relu", 3.0, 1.0)
@@ -758,13 +1229,17 @@ def test_a_lagrangian_with_one_root_for_all_tokens_is_caught(x64):
     @jax.jit
     def one_root(x, gamma, delta, eps):
         centred = x - x.mean(-1, keepdims=True)
-        return x.shape[-1] * gamma * jnp.sqrt(jnp.sum(jnp.mean(centred**2, -1), -1) + eps) + (x @ delta).sum(-1)
+        return x.shape[-1] * gamma * jnp.sqrt(
+            jnp.sum(jnp.mean(centred**2, -1), -1) + eps
+        ) + (x @ delta).sum(-1)
+
     rng = np.random.default_rng(0)
     x, gamma, delta = rng.normal(size=(2, 3, 4)), np.asarray(1.7), rng.normal(size=4)
     check_norm(jit_lagrangian, x, gamma, delta, 1e-5)
     with pytest.raises(AssertionError, match="exceeds"):
         check_norm(one_root, x, gamma, delta, 1e-5)
-    check_norm(one_root, x[:, :1], gamma, delta, 1e-5)                      # on one token it passes: which is why there are three
+    # on one token it passes: which is why there are three
+    check_norm(one_root, x[:, :1], gamma, delta, 1e-5)
 
 
 def test_a_lagrangian_without_delta_is_caught(x64):
@@ -773,33 +1248,80 @@ def test_a_lagrangian_without_delta_is_caught(x64):
     without = lambda x, gamma, delta, eps: jit_lagrangian(x, gamma, np.zeros(4), eps)
     with pytest.raises(AssertionError, match="exceeds"):
         check_norm(without, x, gamma, delta, 1e-5)
-    check_norm(without, x, gamma, np.zeros(4), 1e-5)                        # at δ = 0 it passes: which is why δ ≠ 0
+    # at δ = 0 it passes: which is why δ ≠ 0
+    check_norm(without, x, gamma, np.zeros(4), 1e-5)
 
 
-# --------------------------------------------------------------------------------------------------------------------- bad input
+# ------------------------------------------------------------------------------------
+# bad input
 
-def attention(*args, **options): return EnergyAttention(*args, rngs=nnx.Rngs(0), **options)
-def memory(*args, **options): return HopfieldMemory(*args, rngs=nnx.Rngs(0), **options)
-def block(*args, **options): return EnergyTransformer(*args, rngs=nnx.Rngs(0), **options)
+
+def attention(*args, **options):
+    return EnergyAttention(*args, rngs=nnx.Rngs(0), **options)
+
+
+def memory(*args, **options):
+    return HopfieldMemory(*args, rngs=nnx.Rngs(0), **options)
+
+
+def block(*args, **options):
+    return EnergyTransformer(*args, rngs=nnx.Rngs(0), **options)
 
 
 NAN, INF = float("nan"), float("inf")
 
-@pytest.mark.parametrize("make, match", [
-    *[(partial(EnergyLayerNorm, dim), "dim") for dim in (1, 0, -3)],
-    *[(partial(EnergyLayerNorm, 4, eps), "eps") for eps in (0.0, -1e-5, NAN, INF)],
-    (partial(EnergyLayerNorm, 4.0), "dim"), (partial(attention, 4, 2.0, 3), "num_heads"), (partial(memory, 4, "5"), "num_memories"),
-    (partial(attention, 0, 1, 1), "dim"), (partial(attention, 4, -1, 1), "num_heads"), (partial(attention, 4, 1, -2), "head_dim"),
-    *[(partial(attention, 4, 2, 3, beta), "beta") for beta in (0, -1.0, NAN, INF, [1.0, 0.0], [1.0, NAN], [1.0], [1.0, 2.0, 3.0], np.ones((2, 1)))],
-    (partial(attention, 4, 2, 3, -1.0, learn_beta=True), "beta"),
-    (partial(memory, 0, 5), "dim"), (partial(memory, 4, 0, "softmax"), "num_memories"), (partial(memory, 4, -1), "num_memories"),
-    *[(partial(memory, 4, 5, name), "activation.*relu.*power.*softmax") for name in ("gelu", "ReLU", "", None, 2)],
-    *[(partial(memory, 4, 5, "power", power=n), "power") for n in (1.9, 1, 0, -3, NAN, INF, [2.0, 3.0])],
-    *[(partial(memory, 4, 5, "softmax", beta=beta), "beta") for beta in (0, -1.0, NAN, INF, [1.0, 2.0])],
-    (partial(block, 1, 1, 1, 1), "dim"), (partial(block, 4, -1, 1, 1), "num_heads"), (partial(block, 4, 1, 0, 1), "head_dim"),
-    (partial(block, 4, 1, 1, -1), "num_memories"), (partial(block, 4, 1, 1, 1, activation="tanh"), "activation"),
-    (partial(block, 4, 1, 1, 1, beta=-1), "beta"), (partial(block, 4, 1, 1, 1, memory_beta=0), "beta"), (partial(block, 4, 1, 1, 1, eps=0), "eps"),
-])
+
+@pytest.mark.parametrize(
+    "make, match",
+    [
+        *[(partial(EnergyLayerNorm, dim), "dim") for dim in (1, 0, -3)],
+        *[(partial(EnergyLayerNorm, 4, eps), "eps") for eps in (0.0, -1e-5, NAN, INF)],
+        (partial(EnergyLayerNorm, 4.0), "dim"),
+        (partial(attention, 4, 2.0, 3), "num_heads"),
+        (partial(memory, 4, "5"), "num_memories"),
+        (partial(attention, 0, 1, 1), "dim"),
+        (partial(attention, 4, -1, 1), "num_heads"),
+        (partial(attention, 4, 1, -2), "head_dim"),
+        *[
+            (partial(attention, 4, 2, 3, beta), "beta")
+            for beta in (
+                0,
+                -1.0,
+                NAN,
+                INF,
+                [1.0, 0.0],
+                [1.0, NAN],
+                [1.0],
+                [1.0, 2.0, 3.0],
+                np.ones((2, 1)),
+            )
+        ],
+        (partial(attention, 4, 2, 3, -1.0, learn_beta=True), "beta"),
+        (partial(memory, 0, 5), "dim"),
+        (partial(memory, 4, 0, "softmax"), "num_memories"),
+        (partial(memory, 4, -1), "num_memories"),
+        *[
+            (partial(memory, 4, 5, name), "activation.*relu.*power.*softmax")
+            for name in ("gelu", "ReLU", "", None, 2)
+        ],
+        *[
+            (partial(memory, 4, 5, "power", power=n), "power")
+            for n in (1.9, 1, 0, -3, NAN, INF, [2.0, 3.0])
+        ],
+        *[
+            (partial(memory, 4, 5, "softmax", beta=beta), "beta")
+            for beta in (0, -1.0, NAN, INF, [1.0, 2.0])
+        ],
+        (partial(block, 1, 1, 1, 1), "dim"),
+        (partial(block, 4, -1, 1, 1), "num_heads"),
+        (partial(block, 4, 1, 0, 1), "head_dim"),
+        (partial(block, 4, 1, 1, -1), "num_memories"),
+        (partial(block, 4, 1, 1, 1, activation="tanh"), "activation"),
+        (partial(block, 4, 1, 1, 1, beta=-1), "beta"),
+        (partial(block, 4, 1, 1, 1, memory_beta=0), "beta"),
+        (partial(block, 4, 1, 1, 1, eps=0), "eps"),
+    ],
+)
 def test_bad_settings_are_refused_by_name(make, match):
     with pytest.raises((ValueError, TypeError), match=match):
         make()
@@ -810,51 +1332,83 @@ def test_bad_settings_are_refused_by_name(make, match):
 def test_a_part_that_is_left_out_adds_nothing(x64, heads, memories, activation):
     whole = block(6, 2, 3, 5, activation=activation, param_dtype=jnp.float64)
     part = block(6, heads, 3, memories, activation=activation, param_dtype=jnp.float64)
-    if heads: part.attention.Wq[...], part.attention.Wk[...] = whole.attention.Wq[...], whole.attention.Wk[...]
-    if memories: part.memory.xi[...] = whole.memory.xi[...]
+    if heads:
+        part.attention.Wq[...], part.attention.Wk[...] = (
+            whole.attention.Wq[...],
+            whole.attention.Wk[...],
+        )
+    if memories:
+        part.memory.xi[...] = whole.memory.xi[...]
     g = jax.random.normal(jax.random.key(0), (2, 4, 6), jnp.float64)
     both, update = part.energies_and_update(g)
     zero = lambda part, there: part if there else jnp.zeros_like(part)
-    assert_close(both.attention, zero(whole.attention.energy(g), heads)); assert_close(both.memory, zero(whole.memory.energy(g), memories))
-    assert_close(update, zero(whole.attention.update(g), heads) + zero(whole.memory.update(g), memories))
+    assert_close(both.attention, zero(whole.attention.energy(g), heads))
+    assert_close(both.memory, zero(whole.memory.energy(g), memories))
+    assert_close(
+        update,
+        zero(whole.attention.update(g), heads) + zero(whole.memory.update(g), memories),
+    )
     assert_gradient(part.energy, g, -update)
 
 
-MODULES = dict(norm=EnergyLayerNorm(4), attention=attention(4, 2, 3), self_attention=attention(4, 2, 3, self_attention=True),
-               memory=memory(4, 5), softmax=memory(4, 5, "softmax"), block=block(4, 2, 3, 5))
+MODULES = dict(
+    norm=EnergyLayerNorm(4),
+    attention=attention(4, 2, 3),
+    self_attention=attention(4, 2, 3, self_attention=True),
+    memory=memory(4, 5),
+    softmax=memory(4, 5, "softmax"),
+    block=block(4, 2, 3, 5),
+)
 
 
-@pytest.mark.parametrize("x, error, match", [
-    (np.ones(4, np.float32), ValueError, r"\(\.\.\., N, D\).*got \(4,\)"),
-    (np.float32(1), ValueError, r"got \(\)"),
-    (np.ones((3, 5), np.float32), ValueError, r"D = 4.*got \(3, 5\)"),
-    (np.ones((2, 4, 3), np.float32), ValueError, r"D = 4.*got \(2, 4, 3\)"),
-    (np.ones((2, 3, 4), int), TypeError, "floating.*int"),
-    (np.ones((2, 3, 4), bool), TypeError, "floating.*bool"),
-    (np.ones((2, 3, 4), np.complex64), TypeError, "floating.*complex"),
-    (np.ones((2, 0, 4), np.float32), ValueError, r"got \(2, 0, 4\)"),
-], ids=lambda v: str(getattr(v, "shape", "")))
+@pytest.mark.parametrize(
+    "x, error, match",
+    [
+        (np.ones(4, np.float32), ValueError, r"\(\.\.\., N, D\).*got \(4,\)"),
+        (np.float32(1), ValueError, r"got \(\)"),
+        (np.ones((3, 5), np.float32), ValueError, r"D = 4.*got \(3, 5\)"),
+        (np.ones((2, 4, 3), np.float32), ValueError, r"D = 4.*got \(2, 4, 3\)"),
+        (np.ones((2, 3, 4), int), TypeError, "floating.*int"),
+        (np.ones((2, 3, 4), bool), TypeError, "floating.*bool"),
+        (np.ones((2, 3, 4), np.complex64), TypeError, "floating.*complex"),
+        (np.ones((2, 0, 4), np.float32), ValueError, r"got \(2, 0, 4\)"),
+    ],
+    ids=lambda v: str(getattr(v, "shape", "")),
+)
 @pytest.mark.parametrize("name", MODULES)
 def test_bad_tokens_are_refused_by_name(name, x, error, match):
     module, x = MODULES[name], jnp.asarray(x)
     arg = "x" if name == "norm" else "g"
-    for method in (module, module.lagrangian) if name == "norm" else (module.energy, module.update):
+    for method in (
+        (module, module.lagrangian)
+        if name == "norm"
+        else (module.energy, module.update)
+    ):
         with pytest.raises(error, match=rf"^{arg}: .*{match}"):
             method(x)
 
 
-@pytest.mark.parametrize("mask, error, match", [
-    (np.ones((3, 3), np.float32), TypeError, "boolean.*float32"),
-    (np.ones((3, 3), np.int32), TypeError, "boolean.*int32"),
-    (np.ones((2, 3), bool), ValueError, r"got \(2, 3\)"),
-    (np.ones(3, bool), ValueError, r"got \(3,\)"),
-    (np.ones((), bool), ValueError, r"got \(\)"),
-    (np.ones((1, 1), bool), ValueError, r"got \(1, 1\)"),
-    (np.ones((2, 1, 3), bool), ValueError, r"\(2, 3, 3\).*got \(2, 1, 3\)"),
-    (np.ones((3, 3, 2), bool), ValueError, r"got \(3, 3, 2\)"),                     # the batch axis last
-    (np.ones((3, 3, 3), bool), ValueError, r"got \(3, 3, 3\)"),                     # of another batch
-    (np.ones((1, 2, 3, 3), bool), ValueError, r"got \(1, 2, 3, 3\)"),               # an axis for heads is not for the caller to add
-], ids=lambda v: str(getattr(v, "shape", "")))
+@pytest.mark.parametrize(
+    "mask, error, match",
+    [
+        (np.ones((3, 3), np.float32), TypeError, "boolean.*float32"),
+        (np.ones((3, 3), np.int32), TypeError, "boolean.*int32"),
+        (np.ones((2, 3), bool), ValueError, r"got \(2, 3\)"),
+        (np.ones(3, bool), ValueError, r"got \(3,\)"),
+        (np.ones((), bool), ValueError, r"got \(\)"),
+        (np.ones((1, 1), bool), ValueError, r"got \(1, 1\)"),
+        (np.ones((2, 1, 3), bool), ValueError, r"\(2, 3, 3\).*got \(2, 1, 3\)"),
+        (
+            np.ones((3, 3, 2), bool),
+            ValueError,
+            r"got \(3, 3, 2\)",
+        ),  # the batch axis last
+        (np.ones((3, 3, 3), bool), ValueError, r"got \(3, 3, 3\)"),  # of another batch
+        # an axis for heads is not for the caller to add
+        (np.ones((1, 2, 3, 3), bool), ValueError, r"got \(1, 2, 3, 3\)"),
+    ],
+    ids=lambda v: str(getattr(v, "shape", "")),
+)
 @pytest.mark.parametrize("name", ["attention", "self_attention", "block"])
 def test_bad_masks_are_refused_by_name(name, mask, error, match):
     g = jnp.ones((2, 3, 4))
@@ -863,9 +1417,14 @@ def test_bad_masks_are_refused_by_name(name, mask, error, match):
             method(g, jnp.asarray(mask))
 
 
-@pytest.mark.parametrize("name", ["attention", "self_attention", "memory", "softmax", "block"])
+@pytest.mark.parametrize(
+    "name", ["attention", "self_attention", "memory", "softmax", "block"]
+)
 def test_a_sample_that_is_not_a_number_says_so_and_spoils_no_other(name):
-    g = jnp.asarray(changed(np.random.default_rng(0).normal(size=(2, 3, 4)), (0, 1, 2), np.nan), jnp.float32)
+    g = jnp.asarray(
+        changed(np.random.default_rng(0).normal(size=(2, 3, 4)), (0, 1, 2), np.nan),
+        jnp.float32,
+    )
     E, u = MODULES[name].energy(g), MODULES[name].update(g)
     assert np.isnan(E[0]) and np.isnan(u[0]).any()
     assert np.isfinite(E[1]) and np.isfinite(u[1]).all()
@@ -873,14 +1432,23 @@ def test_a_sample_that_is_not_a_number_says_so_and_spoils_no_other(name):
 
 def test_lists_are_refused_by_name():
     x, row = [[1.0, 2.0, 3.0, 4.0]], jnp.ones((1, 4))
-    for call, name in ((MODULES["norm"], "x"), *((MODULES[m].update, "g") for m in ("attention", "memory", "block"))):
+    for call, name in (
+        (MODULES["norm"], "x"),
+        *((MODULES[m].update, "g") for m in ("attention", "memory", "block")),
+    ):
         with pytest.raises(TypeError, match=f"^{name}: .*list"):
             call(x)
     with pytest.raises(TypeError, match="^mask: .*list"):
         MODULES["attention"].energy(row, [[True]])
 
 
-@pytest.mark.parametrize("name", ["attention", "self_attention", "memory", "softmax", "block"])
+@pytest.mark.parametrize(
+    "name", ["attention", "self_attention", "memory", "softmax", "block"]
+)
 def test_an_empty_batch_is_no_mistake(name):
     g = jnp.ones((0, 3, 4))
-    assert MODULES[name].energy(g).shape == (0,) and MODULES[name].update(g).shape == (0, 3, 4)
+    assert MODULES[name].energy(g).shape == (0,) and MODULES[name].update(g).shape == (
+        0,
+        3,
+        4,
+    )

@@ -1,4 +1,7 @@
-"""The explorers: what they show is what the models say, every dial is heard, nothing is compiled twice, and pages stand by themselves."""
+"""The explorers: what they show is what the models say, every dial is heard, nothing is
+compiled twice, and pages stand by themselves.
+"""
+
 import ast
 import base64
 import json
@@ -25,8 +28,20 @@ from conftest import examples
 from et_nbdev import explore
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
-from et_nbdev.explore import (LONGEST, SHORT, Dialled, GraphExplorer, ImageExplorer, Settings, animate_graph, animate_image, graph_path, image_path,
-                              neighbourhood, read_picture)
+from et_nbdev.explore import (
+    LONGEST,
+    SHORT,
+    Dialled,
+    GraphExplorer,
+    ImageExplorer,
+    Settings,
+    animate_graph,
+    animate_image,
+    graph_path,
+    image_path,
+    neighbourhood,
+    read_picture,
+)
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, inputs
 from et_nbdev.graph.data import Graph
 from et_nbdev.graph.energy import attention_weights, node_energies
@@ -37,73 +52,154 @@ from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer, image_mod
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("compile_quickly")
-SIZES = dict(image_size=8, patch_size=2, dim=12, num_heads=2, head_dim=4, num_memories=16, steps=5, step_size=0.3)
+SIZES = dict(
+    image_size=8,
+    patch_size=2,
+    dim=12,
+    num_heads=2,
+    head_dim=4,
+    num_memories=16,
+    steps=5,
+    step_size=0.3,
+)
 
 
 @pytest.fixture(scope="module")
-def model(): return ImageEnergyTransformer(ImageConfig(channels=3, **SIZES), rngs=nnx.Rngs(0))
+def model():
+    return ImageEnergyTransformer(ImageConfig(channels=3, **SIZES), rngs=nnx.Rngs(0))
 
 
 @pytest.fixture(scope="module")
-def photos(): return dict(zip("abc", np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)))
+def photos():
+    return dict(
+        zip(
+            "abc",
+            np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8),
+        )
+    )
 
 
 @pytest.fixture(scope="module")
-def explorer(model, photos): return ImageExplorer(model, photos)
+def explorer(model, photos):
+    return ImageExplorer(model, photos)
 
 
 @pytest.fixture(scope="module")
 def graph():
     "Two rings and a chord, one node alone."
     a = np.arange(9)
-    pairs = np.unique(np.sort(np.r_[np.c_[a, (a + 1) % 9], np.c_[a, (a + 2) % 9], [[0, 5]]], 1), axis=0)
+    pairs = np.unique(
+        np.sort(np.r_[np.c_[a, (a + 1) % 9], np.c_[a, (a + 2) % 9], [[0, 5]]], 1),
+        axis=0,
+    )
     rng = np.random.default_rng(0)
-    return Graph(*np.r_[pairs, pairs[:, ::-1]].T, rng.normal(size=(10, 4)), np.r_[1, -1, np.zeros(8, int)], name="rings")
+    return Graph(
+        *np.r_[pairs, pairs[:, ::-1]].T,
+        rng.normal(size=(10, 4)),
+        np.r_[1, -1, np.zeros(8, int)],
+        name="rings",
+    )
 
 
 @pytest.fixture(scope="module")
-def net(): return AnomalyEnergyTransformer(5, AnomalyConfig(dim=8, num_heads=2, head_dim=4, num_memories=8, hidden=8, steps=2, step_size=0.5), rngs=nnx.Rngs(0))
+def net():
+    return AnomalyEnergyTransformer(
+        5,
+        AnomalyConfig(
+            dim=8,
+            num_heads=2,
+            head_dim=4,
+            num_memories=8,
+            hidden=8,
+            steps=2,
+            step_size=0.5,
+        ),
+        rngs=nnx.Rngs(0),
+    )
 
 
 @pytest.fixture(scope="module")
-def walker(net, graph): return GraphExplorer(net, graph)
+def walker(net, graph):
+    return GraphExplorer(net, graph)
 
 
 @pytest.fixture
 def traces(monkeypatch):
-    "Calls of the solver from Python: it is called when a program is made, not when it runs."
+    """Calls of the solver from Python: it is called when a program is made, not when it
+    runs.
+    """
     made = []
-    monkeypatch.setattr(explore, "solve", lambda *a, **k: made.append(1) or solve(*a, **k))
+    monkeypatch.setattr(
+        explore, "solve", lambda *a, **k: made.append(1) or solve(*a, **k)
+    )
     return made
 
 
 def by_hand(model, photo, occluded, alpha, b, attention, memory, steps):
     "The descent written out, from the model's parts."
     c, block = model.config, model.block
-    g_patches = patchify((photo / np.float32(255) - 0.5) / np.float32(0.5), c.patch_size)[None]
+    g_patches = patchify(
+        (photo / np.float32(255) - 0.5) / np.float32(0.5), c.patch_size
+    )[None]
     x = model.encode(jnp.asarray(g_patches), jnp.asarray(occluded)[None])[0]
-    hot = EnergyTransformer(c.dim, c.num_heads, c.head_dim, c.num_memories, beta=b * c.head_dim**-0.5, rngs=nnx.Rngs(0)).attention
+    hot = EnergyTransformer(
+        c.dim,
+        c.num_heads,
+        c.head_dim,
+        c.num_memories,
+        beta=b * c.head_dim**-0.5,
+        rngs=nnx.Rngs(0),
+    ).attention
     hot.Wq[...], hot.Wk[...] = block.attention.Wq[...], block.attention.Wk[...]
-    look = jax.jit(lambda x: (hot.energy_and_update(block.norm(x)), block.memory.energy_and_update(block.norm(x)), model.decode(x)))
+    look = jax.jit(
+        lambda x: (
+            hot.energy_and_update(block.norm(x)),
+            block.memory.energy_and_update(block.norm(x)),
+            model.decode(x),
+        )
+    )
     rows = []
     for _ in range(steps + 1):
         (e_att, pull), (e_hn, recall), read = jax.tree.map(np.asarray, look(x))
         pull, recall = float(attention) * pull, float(memory) * recall
-        rows.append((float(attention) * e_att, float(memory) * e_hn, np.linalg.norm(pull, axis=-1), np.linalg.norm(recall, axis=-1), read))
+        rows.append(
+            (
+                float(attention) * e_att,
+                float(memory) * e_hn,
+                np.linalg.norm(pull, axis=-1),
+                np.linalg.norm(recall, axis=-1),
+                read,
+            )
+        )
         x = x + np.float32(alpha) * (pull + recall)
     return [np.stack(column) for column in zip(*rows)]
 
 
-# ---------------------------------------------------------------------------------------------------------------- the numbers
+# ------------------------------------------------------------------------------------
+# the numbers
+
 
 @pytest.mark.parametrize("learn_beta", [False, True])
 def test_dials_make_an_energy_whose_gradient_is_the_update(x64, learn_beta):
-    block = EnergyTransformer(6, 2, 4, 8, beta=[0.3, 0.9], learn_beta=learn_beta, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    block = EnergyTransformer(
+        6,
+        2,
+        4,
+        8,
+        beta=[0.3, 0.9],
+        learn_beta=learn_beta,
+        param_dtype=jnp.float64,
+        rngs=nnx.Rngs(0),
+    )
 
     @jax.jit
     def look(g, *dials):
         total = lambda g: Dialled(block, *dials).halves(g)[0].total
-        return *Dialled(block, *dials).energies_and_update(g), jax.grad(total)(g), Dialled(block, *dials).block.attention.beta
+        return (
+            *Dialled(block, *dials).energies_and_update(g),
+            jax.grad(total)(g),
+            Dialled(block, *dials).block.attention.beta,
+        )
 
     g = block.norm(jax.random.normal(jax.random.key(0), (3, 6)))
     own, force = block.energies_and_update(g)
@@ -115,44 +211,92 @@ def test_dials_make_an_energy_whose_gradient_is_the_update(x64, learn_beta):
         assert (energies.attention == 0) == (w_att == 0)
     energies, update, *_ = look(g, 1.0, 1.0, 1.0)
     jax.tree.map(assert_close, (energies, update), (own, force))
-    assert_close(block.attention.beta, jnp.array([0.3, 0.9]))                  # the model is left alone
+    assert_close(block.attention.beta, jnp.array([0.3, 0.9]))  # the model is left alone
 
 
-@pytest.mark.parametrize("attention, memory", [(True, True), (False, True), (True, False), (False, False)])
+@pytest.mark.parametrize(
+    "attention, memory", [(True, True), (False, True), (True, False), (False, False)]
+)
 def test_an_image_path_is_the_descent_written_out(model, photos, attention, memory):
     occluded = np.arange(16) % 3 == 0
-    path = image_path(model, photos["a"], occluded, Settings(0.4, 1.7, 6, "Euler", attention, memory))
-    e_att, e_hn, pull, recall, read = by_hand(model, photos["a"], occluded, 0.4, 1.7, attention, memory, 6)
-    for mine, theirs in ((path.energies.attention, e_att), (path.energies.memory, e_hn), (path.attention, pull), (path.memory, recall)):
+    path = image_path(
+        model, photos["a"], occluded, Settings(0.4, 1.7, 6, "Euler", attention, memory)
+    )
+    e_att, e_hn, pull, recall, read = by_hand(
+        model, photos["a"], occluded, 0.4, 1.7, attention, memory, 6
+    )
+    for mine, theirs in (
+        (path.energies.attention, e_att),
+        (path.energies.memory, e_hn),
+        (path.attention, pull),
+        (path.memory, recall),
+    ):
         assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
     tokens = np.clip(0.5 + 0.5 * read, 0, 1)
     assert_close(patchify(path.tokens, 2), tokens, atol=1e-4)
-    shown, given = patchify(path.completed, 2), patchify(photos["a"][None] / np.float32(255), 2)
-    np.testing.assert_array_equal(shown[:, ~occluded], np.broadcast_to(given[:, ~occluded], shown[:, ~occluded].shape))
+    shown, given = (
+        patchify(path.completed, 2),
+        patchify(photos["a"][None] / np.float32(255), 2),
+    )
+    np.testing.assert_array_equal(
+        shown[:, ~occluded],
+        np.broadcast_to(given[:, ~occluded], shown[:, ~occluded].shape),
+    )
     assert_close(shown[:, occluded], tokens[:, occluded], atol=1e-4)
     assert path.completed.shape == (7, 8, 8, 3) and path.attention.shape == (7, 16)
-    if not attention: assert (path.attention == 0).all() and (path.energies.attention == 0).all()
-    if not memory: assert (path.memory == 0).all() and (path.energies.memory == 0).all()
+    if not attention:
+        assert (path.attention == 0).all() and (path.energies.attention == 0).all()
+    if not memory:
+        assert (path.memory == 0).all() and (path.energies.memory == 0).all()
 
 
 def test_the_solver_is_the_one_that_is_named(model, photos):
-    assert explore.SOLVERS == {"Euler": Euler, "backtracking": Backtracking, "Anderson": Anderson}
+    assert explore.SOLVERS == {
+        "Euler": Euler,
+        "backtracking": Backtracking,
+        "Anderson": Anderson,
+    }
     occluded = np.arange(16) < 7
-    euler, backtracking, anderson = (image_path(model, photos["b"], occluded, Settings(5.0, steps=9, solver=name)).energies.total for name in explore.SOLVERS)
+    euler, backtracking, anderson = (
+        image_path(
+            model, photos["b"], occluded, Settings(5.0, steps=9, solver=name)
+        ).energies.total
+        for name in explore.SOLVERS
+    )
     assert_close(backtracking[0], euler[0], rtol=1e-6)
-    assert backtracking[1] == backtracking[0] or abs(backtracking[1] / euler[1] - 1) < 1e-5     # refused, or the very same step
-    for guarded in (backtracking, anderson): assert (np.diff(guarded) <= 1e-5 * np.abs(guarded).max()).all()
-    for one, other in ((euler, backtracking), (euler, anderson), (backtracking, anderson)): assert np.abs(one / other - 1).max() > 1e-3
+    # refused, or the very same step
+    assert (
+        backtracking[1] == backtracking[0] or abs(backtracking[1] / euler[1] - 1) < 1e-5
+    )
+    for guarded in (backtracking, anderson):
+        assert (np.diff(guarded) <= 1e-5 * np.abs(guarded).max()).all()
+    for one, other in (
+        (euler, backtracking),
+        (euler, anderson),
+        (backtracking, anderson),
+    ):
+        assert np.abs(one / other - 1).max() > 1e-3
 
 
 def test_hidden_pixels_are_not_looked_at_and_without_attention_nobody_is(model, photos):
     occluded, settings = np.arange(16) % 2 == 0, Settings(0.4, steps=4)
     mask = np.repeat(np.repeat(occluded.reshape(4, 4), 2, 0), 2, 1)[..., None]
-    garbage, others = np.where(mask, photos["b"], photos["a"]), np.where(mask, photos["a"], photos["b"])
-    jax.tree.map(np.testing.assert_array_equal, image_path(model, photos["a"], occluded, settings), image_path(model, garbage, occluded, settings))
-    shown = lambda photo, **change: patchify(image_path(model, photo, occluded, replace(settings, **change)).tokens, 2)[-1][occluded]
+    garbage, others = (
+        np.where(mask, photos["b"], photos["a"]),
+        np.where(mask, photos["a"], photos["b"]),
+    )
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        image_path(model, photos["a"], occluded, settings),
+        image_path(model, garbage, occluded, settings),
+    )
+    shown = lambda photo, **change: patchify(
+        image_path(model, photo, occluded, replace(settings, **change)).tokens, 2
+    )[-1][occluded]
     assert np.abs(shown(photos["a"]) - shown(others)).max() > 1e-3
-    assert_close(shown(photos["a"], attention=False), shown(others, attention=False), atol=1e-6)
+    assert_close(
+        shown(photos["a"], attention=False), shown(others, attention=False), atol=1e-6
+    )
 
 
 def test_a_graph_path_is_what_the_model_says(net, graph):
@@ -160,63 +304,122 @@ def test_a_graph_path_is_what_the_model_says(net, graph):
 
     @jax.jit
     def own(features):
-        trajectory = descend(block, net.encode(features), 2, 0.5, mask=edges[0], states=True)[1]
+        trajectory = descend(
+            block, net.encode(features), 2, 0.5, mask=edges[0], states=True
+        )[1]
         g = block.norm(trajectory.states[1])
-        return (trajectory.energies, node_energies(block.attention, g, edges[0]), -jnp.sum(block.memory.hidden(g)**2, -1) / 2, block.attention.update(g, edges[0]),
-                block.memory.update(g), attention_weights(block.attention, g, edges[0]), jax.nn.softmax(net(features, edges))[:, 1])
+        return (
+            trajectory.energies,
+            node_energies(block.attention, g, edges[0]),
+            -jnp.sum(block.memory.hidden(g) ** 2, -1) / 2,
+            block.attention.update(g, edges[0]),
+            block.memory.update(g),
+            attention_weights(block.attention, g, edges[0]),
+            jax.nn.softmax(net(features, edges))[:, 1],
+        )
 
     path = graph_path(net, features, edges, Settings(0.5, steps=2))
-    energies, attention, memory, pull, recall, weights, p = jax.tree.map(np.asarray, own(jnp.asarray(features)))
-    for mine, theirs in zip(path.energies, energies): assert_close(mine, theirs, rtol=1e-4)
+    energies, attention, memory, pull, recall, weights, p = jax.tree.map(
+        np.asarray, own(jnp.asarray(features))
+    )
+    for mine, theirs in zip(path.energies, energies):
+        assert_close(mine, theirs, rtol=1e-4)
     assert_close(path.attention_energy.sum(1), energies.attention, rtol=1e-4)
     assert_close(path.memory_energy.sum(1), energies.memory, rtol=1e-4)
     assert_close(path.p[-1], p, rtol=1e-4)
-    for mine, theirs in ((path.attention_energy, attention), (path.memory_energy, memory), (path.attention, np.linalg.norm(pull, axis=-1)),
-                         (path.memory, np.linalg.norm(recall, axis=-1)), (path.weights, weights.mean(-1))):
+    for mine, theirs in (
+        (path.attention_energy, attention),
+        (path.memory_energy, memory),
+        (path.attention, np.linalg.norm(pull, axis=-1)),
+        (path.memory, np.linalg.norm(recall, axis=-1)),
+        (path.weights, weights.mean(-1)),
+    ):
         assert_close(mine[1], theirs, rtol=1e-4, atol=1e-5)
     off = graph_path(net, features, edges, Settings(0.5, steps=2, attention=False))
-    assert (off.weights == 0).all() and (off.attention == 0).all() and (off.attention_energy == 0).all() and (off.memory > 0).all()
+    assert (
+        (off.weights == 0).all()
+        and (off.attention == 0).all()
+        and (off.attention_energy == 0).all()
+        and (off.memory > 0).all()
+    )
 
 
 def test_no_turn_of_a_dial_makes_a_new_program(model, photos, net, graph, traces):
     rng = np.random.default_rng(1)
+
     def turn(solver, longest):
-        return Settings(float(rng.uniform(0.1, 2)), float(rng.uniform(0.2, 4)), int(rng.integers(0, longest + 1)), solver, bool(rng.integers(2)), bool(rng.integers(2)))
+        return Settings(
+            float(rng.uniform(0.1, 2)),
+            float(rng.uniform(0.2, 4)),
+            int(rng.integers(0, longest + 1)),
+            solver,
+            bool(rng.integers(2)),
+            bool(rng.integers(2)),
+        )
+
     for solver in explore.SOLVERS:
         image_path(model, photos["a"], np.zeros(16, bool), Settings(solver=solver))
     edges, features = net.prepare(graph), inputs(graph)
     graph_path(net, features, edges, Settings(steps=1))
     del traces[:]
     for solver in explore.SOLVERS:
-        for _ in range(4): image_path(model, photos["c"], rng.random(16) < 0.5, turn(solver, LONGEST))
-    for _ in range(4): graph_path(net, features, edges, turn("Euler", SHORT))
+        for _ in range(4):
+            image_path(model, photos["c"], rng.random(16) < 0.5, turn(solver, LONGEST))
+    for _ in range(4):
+        graph_path(net, features, edges, turn("Euler", SHORT))
     assert traces == []
     image_path(model, photos["a"], np.zeros(16, bool), Settings(steps=3))
-    other = ImageEnergyTransformer(ImageConfig(channels=3, **{**SIZES, "dim": 10}), rngs=nnx.Rngs(0))
+    other = ImageEnergyTransformer(
+        ImageConfig(channels=3, **{**SIZES, "dim": 10}), rngs=nnx.Rngs(0)
+    )
     image_path(other, photos["a"], np.zeros(16, bool), Settings(steps=3))
-    assert traces == [1]                                                       # the witness: another model does
+    assert traces == [1]  # the witness: another model does
 
 
-# -------------------------------------------------------------------------------------------------------------- the instruments
+# ------------------------------------------------------------------------------------
+# the instruments
+
 
 def test_what_the_image_explorer_shows_is_the_path_of_its_settings(explorer, model):
     explorer.reset.click()
     assert explorer.settings == Settings(0.3, 1.0, 5, "Euler", True, True)
+
     def holds():
-        want = image_path(model, explorer.pictures[explorer.picture.value], explorer.occluded, explorer.settings)
+        want = image_path(
+            model,
+            explorer.pictures[explorer.picture.value],
+            explorer.occluded,
+            explorer.settings,
+        )
         jax.tree.map(np.testing.assert_array_equal, explorer.path, want)
         total = float(want.energies.total[explorer.t.value])
-        assert f"t = {explorer.t.value} of {explorer.steps.value}: E = {explore._number(total)}," in explorer.message.value
+        assert (
+            f"t = {explorer.t.value} of {explorer.steps.value}: E ="
+            f" {explore._number(total)}," in explorer.message.value
+        )
+
     holds()
-    for name, value in (("alpha", 0.5), ("beta", 2.0), ("steps", 9), ("t", 4), ("solver", "backtracking"), ("attention", False), ("attention", True),
-                        ("memory", False), ("picture", "b"), ("steps", 3)):
+    for name, value in (
+        ("alpha", 0.5),
+        ("beta", 2.0),
+        ("steps", 9),
+        ("t", 4),
+        ("solver", "backtracking"),
+        ("attention", False),
+        ("attention", True),
+        ("memory", False),
+        ("picture", "b"),
+        ("steps", 3),
+    ):
         before = explorer.view.value
         getattr(explorer, name).value = value
         assert explorer.view.value != before, name
         holds()
-    assert explorer.t.value == explorer.t.max == 3                            # cut off at T
-    explorer.reset.click(); explorer.picture.value = "a"
-    assert explorer.settings.alpha == 0.3 and explorer.t.value == 5           # which was the end, and follows it
+    assert explorer.t.value == explorer.t.max == 3  # cut off at T
+    explorer.reset.click()
+    explorer.picture.value = "a"
+    # which was the end, and follows it
+    assert explorer.settings.alpha == 0.3 and explorer.t.value == 5
     holds()
 
 
@@ -226,36 +429,58 @@ def test_a_click_hides_a_patch_and_one_computation_serves_many(explorer, monkeyp
     bare = explorer.path
     explorer.patches[6].value = True
     assert explorer.occluded.nonzero()[0].tolist() == [6]
-    assert np.abs(explorer.path.completed - bare.completed)[:, 2:4, 4:6].max() > 1e-3 and (explorer.path.energies.total != bare.energies.total).all()
-    np.testing.assert_array_equal(explorer.path.completed[:, :2], bare.completed[:, :2])     # other patches are open still
+    assert (
+        np.abs(explorer.path.completed - bare.completed)[:, 2:4, 4:6].max() > 1e-3
+        and (explorer.path.energies.total != bare.energies.total).all()
+    )
+    # other patches are open still
+    np.testing.assert_array_equal(explorer.path.completed[:, :2], bare.completed[:, :2])
     calls = []
-    monkeypatch.setattr(explore, "image_path", lambda *a: calls.append(1) or image_path(*a))
+    monkeypatch.setattr(
+        explore, "image_path", lambda *a: calls.append(1) or image_path(*a)
+    )
     explorer.random.click()
     assert explorer.occluded.sum() == 8 and len(calls) == 1
     first = explorer.occluded
     explorer.random.click()
     assert (explorer.occluded != first).any() and len(calls) == 2
-    explorer.t.value = 1; explorer.steps.value = 7
-    assert len(calls) == 2                                                    # time is a matter of looking
+    explorer.t.value = 1
+    explorer.steps.value = 7
+    assert len(calls) == 2  # time is a matter of looking
     explorer.reset.click()
     assert len(calls) == 3
-    with pytest.raises(ValueError, match=r"occluded: .*\(16,\), got bool\(9,\)"): explorer.hide(np.zeros(9, bool))
+    with pytest.raises(ValueError, match=r"occluded: .*\(16,\), got bool\(9,\)"):
+        explorer.hide(np.zeros(9, bool))
 
 
-def test_the_message_says_what_is_wrong_what_takes_long_and_when_nothing_moves(explorer):
+def test_the_message_says_what_is_wrong_what_takes_long_and_when_nothing_moves(
+    explorer,
+):
     explorer.reset.click()
     shown, said = explorer.view.value, []
     explorer.alpha.value = np.nan
-    assert 'role="alert"' in explorer.message.value and "alpha: expected a positive, finite number, got nan" in explorer.message.value and explorer.view.value == shown
+    assert (
+        'role="alert"' in explorer.message.value
+        and "alpha: expected a positive, finite number, got nan"
+        in explorer.message.value
+        and explorer.view.value == shown
+    )
     explorer.reset.click()
     assert "alert" not in explorer.message.value
     explorer.attention.value = explorer.memory.value = False
-    assert re.search(r"E = 0, of which attention 0 and memory 0; there is nothing to descend", explorer.message.value)
-    explorer._compiled.discard("Anderson")                                    # as before its first use
+    assert re.search(
+        r"E = 0, of which attention 0 and memory 0; there is nothing to descend",
+        explorer.message.value,
+    )
+    explorer._compiled.discard("Anderson")  # as before its first use
     explorer.message.observe(lambda change: said.append(change.new), "value")
-    for _ in range(2): explorer.solver.value = "Anderson"; explorer.solver.value = "Euler"
+    for _ in range(2):
+        explorer.solver.value = "Anderson"
+        explorer.solver.value = "Euler"
     explorer.message.unobserve_all()
-    assert sum("Compiling Anderson" in words for words in said) == 1 and "t = " in said[-1]
+    assert (
+        sum("Compiling Anderson" in words for words in said) == 1 and "t = " in said[-1]
+    )
     explorer.reset.click()
 
 
@@ -267,25 +492,59 @@ def stored(kind="png", size=(12, 9), mode="RGB"):
 
 def handed(content, name="mine.png"):
     "As the browser hands a file over."
-    return ({"name": name, "type": "image/png", "size": len(content), "content": memoryview(content), "last_modified": datetime(2024, 1, 1)},)
+    return (
+        {
+            "name": name,
+            "type": "image/png",
+            "size": len(content),
+            "content": memoryview(content),
+            "last_modified": datetime(2024, 1, 1),
+        },
+    )
 
 
 def test_an_upload_is_shown_and_a_bad_one_changes_nothing(explorer):
     explorer.picture.value = "a"
     content = stored()
-    for name, junk in (("text.png", b"hello"), ("cut.png", content[:60]), ("<b>.gif", b"GIF89a" + content), ("empty", b"")):
-        before = explorer.picture.value, explorer.picture.options, explorer.path, explorer.view.value, sorted(explorer.pictures)
+    for name, junk in (
+        ("text.png", b"hello"),
+        ("cut.png", content[:60]),
+        ("<b>.gif", b"GIF89a" + content),
+        ("empty", b""),
+    ):
+        before = (
+            explorer.picture.value,
+            explorer.picture.options,
+            explorer.path,
+            explorer.view.value,
+            sorted(explorer.pictures),
+        )
         explorer.upload.value = handed(junk, name)
-        assert "was not taken" in explorer.message.value and 'role="alert"' in explorer.message.value and "<b>.gif" not in explorer.message.value
-        after = explorer.picture.value, explorer.picture.options, explorer.path, explorer.view.value, sorted(explorer.pictures)
+        assert (
+            "was not taken" in explorer.message.value
+            and 'role="alert"' in explorer.message.value
+            and "<b>.gif" not in explorer.message.value
+        )
+        after = (
+            explorer.picture.value,
+            explorer.picture.options,
+            explorer.path,
+            explorer.view.value,
+            sorted(explorer.pictures),
+        )
         jax.tree.map(np.testing.assert_array_equal, before[2], after[2])
         assert before[:2] + before[3:] == after[:2] + after[3:]
     seen, base = explorer.path, explorer.base.value
     for content in (stored(), stored("jpeg")):
         explorer.upload.value = handed(content)
         assert explorer.picture.value == "mine.png (yours)"
-        np.testing.assert_array_equal(explorer.pictures["mine.png (yours)"], read_picture(content, 8))
-        assert explorer.base.value != base and (explorer.path.energies.total != seen.energies.total).any()
+        np.testing.assert_array_equal(
+            explorer.pictures["mine.png (yours)"], read_picture(content, 8)
+        )
+        assert (
+            explorer.base.value != base
+            and (explorer.path.energies.total != seen.energies.total).any()
+        )
         seen, base = explorer.path, explorer.base.value
     explorer.picture.value = "a"
 
@@ -293,20 +552,40 @@ def test_an_upload_is_shown_and_a_bad_one_changes_nothing(explorer):
 def test_a_graph_explorer_walks(walker, net, graph, traces):
     walker.reset.click()
     senders, receivers = walker.edges[0].edge_list()
+
     def holds():
         want = graph_path(net, inputs(graph), net.prepare(graph), walker.settings)
         jax.tree.map(np.testing.assert_array_equal, walker.path, want)
-        assert f"Node {walker.node.value} (" in walker.message.value and f"anomalous {want.p[walker.t.value, walker.node.value]:.3f};" in walker.message.value
-        assert sorted(walker.near.nodes) == sorted(senders[receivers == walker.node.value])
-        assert sorted(b for _, b in walker.walk.options[1:]) == sorted(walker.near.nodes)
+        assert (
+            f"Node {walker.node.value} (" in walker.message.value
+            and f"anomalous {want.p[walker.t.value, walker.node.value]:.3f};"
+            in walker.message.value
+        )
+        assert sorted(walker.near.nodes) == sorted(
+            senders[receivers == walker.node.value]
+        )
+        assert sorted(b for _, b in walker.walk.options[1:]) == sorted(
+            walker.near.nodes
+        )
         assert walker.walk.label == "a neighbour …"
+
     holds()
-    for name, value in (("node", 3), ("t", 0), ("alpha", 1.0), ("beta", 0.5), ("memory", False), ("attention", False), ("steps", 4), ("node", 1), ("node", 9)):
+    for name, value in (
+        ("node", 3),
+        ("t", 0),
+        ("alpha", 1.0),
+        ("beta", 0.5),
+        ("memory", False),
+        ("attention", False),
+        ("steps", 4),
+        ("node", 1),
+        ("node", 9),
+    ):
         before = walker.view.value
         getattr(walker, name).value = value
         assert walker.view.value != before, name
         holds()
-    assert traces == [] and len(walker.near.nodes) == 0                       # the lonely one
+    assert traces == [] and len(walker.near.nodes) == 0  # the lonely one
     walker.anomalous.click()
     assert walker.node.value == 0
     walker.walk.value = 5
@@ -320,18 +599,30 @@ def test_neighbours_are_those_of_the_edge_list(graph, net):
     senders, receivers = net.prepare(graph)[0].edge_list()
     for node in range(10):
         near = neighbourhood(senders, receivers, node, 10)
-        assert (receivers[near.edges] == node).all() and (senders[near.edges] == near.nodes).all()
+        assert (receivers[near.edges] == node).all() and (
+            senders[near.edges] == near.nodes
+        ).all()
         assert len(near.nodes) == (receivers == node).sum()
         assert_close(np.linalg.norm(near.places, axis=-1), np.ones(len(near.nodes)))
         linked = {frozenset((near.nodes[i], near.nodes[j])) for i, j in near.links}
-        assert linked == {frozenset((int(a), int(b))) for a, b in zip(senders, receivers) if a in near.nodes and b in near.nodes}
-    with pytest.raises(ValueError, match="node: .* from 0 to 9, got 10"): neighbourhood(senders, receivers, 10, 10)
+        assert linked == {
+            frozenset((int(a), int(b)))
+            for a, b in zip(senders, receivers)
+            if a in near.nodes and b in near.nodes
+        }
+    with pytest.raises(ValueError, match="node: .* from 0 to 9, got 10"):
+        neighbourhood(senders, receivers, 10, 10)
 
 
-# ---------------------------------------------------------------------------------------------------------------------- the pages
+# ------------------------------------------------------------------------------------
+# the pages
+
 
 class Page(HTMLParser):
-    "What a page holds: tags with their attributes, and whether they close as they open."
+    """What a page holds: tags with their attributes, and whether they close as they
+    open.
+    """
+
     def __init__(self, text):
         super().__init__()
         self.tags, self.open, self.text = [], [], ""
@@ -340,136 +631,361 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
-        if tag not in ("img", "input"): self.open.append(tag)
+        if tag not in ("img", "input"):
+            self.open.append(tag)
 
-    def handle_startendtag(self, tag, attrs): self.tags.append((tag, dict(attrs)))
-    def handle_endtag(self, tag): assert self.open.pop() == tag
-    def handle_data(self, data): self.text += data
-    def all(self, tag): return [attrs for name, attrs in self.tags if name == tag]
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+    def all(self, tag):
+        return [attrs for name, attrs in self.tags if name == tag]
 
 
 @pytest.mark.parametrize("kind", ["image", "graph"])
 def test_a_page_needs_nothing_else(kind, model, photos, net, graph):
     occluded, settings = np.arange(16) % 2 == 0, Settings(0.3, steps=4)
     pictures = np.random.default_rng(0).random((10, 4, 2))
-    made = animate_image(model, photos["a"], occluded, settings) if kind == "image" else animate_graph(net, graph, 0, settings, pictures)
-    again = animate_image(model, photos["a"], occluded, settings) if kind == "image" else animate_graph(net, graph, 0, settings, pictures)
+    made = (
+        animate_image(model, photos["a"], occluded, settings)
+        if kind == "image"
+        else animate_graph(net, graph, 0, settings, pictures)
+    )
+    again = (
+        animate_image(model, photos["a"], occluded, settings)
+        if kind == "image"
+        else animate_graph(net, graph, 0, settings, pictures)
+    )
     assert made == again and len(made) < 300_000
     page = Page(made)
-    assert not re.search(r"https?:|//cdn|@import|src=\"(?!data:)|href=\"(?!data:)", made)
+    assert not re.search(
+        r"https?:|//cdn|@import|src=\"(?!data:)|href=\"(?!data:)", made
+    )
     frames = [attrs for attrs in page.all("div") if attrs.get("class") == "et-frame"]
-    assert len(frames) == 5 and ["hidden" in f for f in frames] == [True] * 4 + [False]       # without scripts the end is shown
+    # without scripts the end is shown
+    assert len(frames) == 5 and ["hidden" in f for f in frames] == [True] * 4 + [False]
     assert all(f"t = {t} of 4" in f["data-says"] for t, f in enumerate(frames))
-    slider, = page.all("input")
-    assert slider["type"] == "range" and slider["max"] == "4" and slider["value"] == "4" and slider["aria-label"] and slider["aria-valuetext"] == frames[-1]["data-says"]
+    (slider,) = page.all("input")
+    assert (
+        slider["type"] == "range"
+        and slider["max"] == "4"
+        and slider["value"] == "4"
+        and slider["aria-label"]
+        and slider["aria-valuetext"] == frames[-1]["data-says"]
+    )
     assert page.all("button") == [{"type": "button"}] and "Play" in page.text
-    assert all(attrs["alt"] for attrs in page.all("img")) and all(attrs["role"] == "img" and attrs["aria-label"] for attrs in page.all("svg"))
-    key, = {attrs["id"] for attrs in page.all("div") if "id" in attrs}
+    assert all(attrs["alt"] for attrs in page.all("img")) and all(
+        attrs["role"] == "img" and attrs["aria-label"] for attrs in page.all("svg")
+    )
+    (key,) = {attrs["id"] for attrs in page.all("div") if "id" in attrs}
     assert f'getElementById("{key}")' in made
-    for svg in re.findall(r"<svg.*?</svg>", made, re.S): xml.dom.minidom.parseString(svg)
-    for data in re.findall(r"data:image/png;base64,([^\"]+)", made): Image.open(BytesIO(base64.b64decode(data))).verify()
+    for svg in re.findall(r"<svg.*?</svg>", made, re.S):
+        xml.dom.minidom.parseString(svg)
+    for data in re.findall(r"data:image/png;base64,([^\"]+)", made):
+        Image.open(BytesIO(base64.b64decode(data))).verify()
 
 
 def test_the_pictures_of_a_page_are_those_of_the_path(model, photos):
     occluded, settings = np.arange(16) % 2 == 0, Settings(0.3, steps=2)
     path = image_path(model, photos["a"], occluded, settings)
-    given, *frames = [np.asarray(Image.open(BytesIO(base64.b64decode(attrs["src"].partition(",")[2])))) for attrs in Page(animate_image(model, photos["a"], occluded, settings)).all("img")]
+    given, *frames = [
+        np.asarray(
+            Image.open(BytesIO(base64.b64decode(attrs["src"].partition(",")[2])))
+        )
+        for attrs in Page(animate_image(model, photos["a"], occluded, settings)).all(
+            "img"
+        )
+    ]
     hidden = np.repeat(np.repeat(occluded.reshape(4, 4), 2, 0), 2, 1)
     np.testing.assert_array_equal(given[~hidden], photos["a"][~hidden])
     assert (given[hidden] == given[hidden][0]).all()
     for t in range(3):
-        completed, attention, memory, tokens = frames[4 * t:4 * t + 4]
-        np.testing.assert_array_equal(completed, np.round(255 * path.completed[t]).astype(np.uint8))
-        np.testing.assert_array_equal(tokens, np.round(255 * path.tokens[t]).astype(np.uint8))
+        completed, attention, memory, tokens = frames[4 * t : 4 * t + 4]
+        np.testing.assert_array_equal(
+            completed, np.round(255 * path.completed[t]).astype(np.uint8)
+        )
+        np.testing.assert_array_equal(
+            tokens, np.round(255 * path.tokens[t]).astype(np.uint8)
+        )
         for shades, sizes in ((attention, path.attention[t]), (memory, path.memory[t])):
-            assert (np.diff(shades.reshape(16, 3)[np.argsort(sizes)].astype(int).sum(1)) <= 0).all()     # the larger the darker
-            assert (shades.reshape(16, 3)[sizes.argmin()] == 255).all() and shades.reshape(16, 3)[sizes.argmax()].sum() < 200      # each map from white to nearly black
+            # the larger the darker
+            assert (
+                np.diff(shades.reshape(16, 3)[np.argsort(sizes)].astype(int).sum(1))
+                <= 0
+            ).all()
+            # each map from white to nearly black
+            assert (
+                shades.reshape(16, 3)[sizes.argmin()] == 255
+            ).all() and shades.reshape(16, 3)[sizes.argmax()].sum() < 200
 
 
-# ------------------------------------------------------------------------------------------------------------------------- misuse
+# ------------------------------------------------------------------------------------
+# misuse
 
-@pytest.mark.parametrize("wrong, words", [
-    (dict(alpha=0.0), "alpha: expected a positive"), (dict(alpha=np.nan), "alpha"), (dict(beta=-1.0), "beta: .* got -1.0"), (dict(beta=np.inf), "beta"),
-    (dict(steps=-1), "steps"), (dict(steps=2.5), "steps"), (dict(steps=LONGEST + 1), f"steps: expected at most {LONGEST}, got {LONGEST + 1}"), (dict(solver="Newton"), "solver: .* got 'Newton'"),
-    (dict(alpha="a"), "alpha: .* got 'a'"), (dict(beta=None), "beta: .* got None"), (dict(solver=["Euler"]), r"solver: .* got \['Euler'\]"),
-    (dict(attention=0.3), "attention: expected True or False, got 0.3"), (dict(memory="no"), "memory: .* got 'no'")])
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        (dict(alpha=0.0), "alpha: expected a positive"),
+        (dict(alpha=np.nan), "alpha"),
+        (dict(beta=-1.0), "beta: .* got -1.0"),
+        (dict(beta=np.inf), "beta"),
+        (dict(steps=-1), "steps"),
+        (dict(steps=2.5), "steps"),
+        (
+            dict(steps=LONGEST + 1),
+            f"steps: expected at most {LONGEST}, got {LONGEST + 1}",
+        ),
+        (dict(solver="Newton"), "solver: .* got 'Newton'"),
+        (dict(alpha="a"), "alpha: .* got 'a'"),
+        (dict(beta=None), "beta: .* got None"),
+        (dict(solver=["Euler"]), r"solver: .* got \['Euler'\]"),
+        (dict(attention=0.3), "attention: expected True or False, got 0.3"),
+        (dict(memory="no"), "memory: .* got 'no'"),
+    ],
+)
 def test_settings_out_of_range_are_refused(wrong, words):
-    with pytest.raises(ValueError, match=words): Settings(**wrong)
+    with pytest.raises(ValueError, match=words):
+        Settings(**wrong)
 
 
 def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
     everything, features, edges = np.zeros(16, bool), inputs(graph), net.prepare(graph)
     for error, words, call in [
-            (TypeError, "image: expected uint8 pixels, got float64", lambda: image_path(model, photos["a"] / 255, everything, Settings())),
-            (ValueError, r"image: expected \(S, S, C\) = \(8, 8, 3\), got \(4, 8, 3\)", lambda: image_path(model, photos["a"][:4], everything, Settings())),
-            (ValueError, r"occluded: expected booleans \(N,\) = \(16,\), got int64\(16,\)", lambda: image_path(model, photos["a"], np.zeros(16, int), Settings())),
-            (TypeError, "model: .* got ImageTransformer", lambda: image_path(image_model(ImageConfig(channels=3, block="transformer", **SIZES), rngs=nnx.Rngs(0)), photos["a"], everything, Settings())),
-            (TypeError, "model", lambda: ImageExplorer(net)),
-            (ValueError, r"pictures: .* got float64\(8, 8, 3\) for 'half'", lambda: ImageExplorer(model, {"half": photos["a"] / 255})),
-            (TypeError, "settings: expected Settings, got NoneType", lambda: image_path(model, photos["a"], everything, None)),
-            (TypeError, "settings: expected Settings, got dict", lambda: graph_path(net, features, edges, {})),
-            (TypeError, "pictures: expected a dict of named pictures, got list", lambda: ImageExplorer(model, [photos["a"]])),
-            *[(ValueError, f"size: .* got {size}", lambda size=size: read_picture(stored(), size)) for size in (0, -1, 2.5)],
-            (ValueError, r"channels: expected 1 \(grey\) or 3 \(colours\), got 2", lambda: read_picture(stored(), 8, 2)),
-            (ValueError, "pictures: expected at least one", lambda: ImageExplorer(model, {})),
-            (ValueError, r"features: .* F = 5, got \(10, 3\)", lambda: graph_path(net, features[:, :3], edges, Settings(steps=2))),
-            (ValueError, f"steps: expected at most {SHORT} on a graph", lambda: graph_path(net, features, edges, Settings(steps=SHORT + 1))),
-            (ValueError, "one block", lambda: graph_path(AnomalyEnergyTransformer(5, net.config, kinds=2, rngs=nnx.Rngs(0)), features, edges * 2, Settings(steps=2))),
-            (ValueError, "got 0 heads", lambda: graph_path(AnomalyEnergyTransformer(5, replace(net.config, num_heads=0), rngs=nnx.Rngs(0)), features, edges, Settings(steps=2))),
-            (ValueError, "pictures: .* with N = 10, got", lambda: animate_graph(net, graph, 0, Settings(steps=1), np.zeros((9, 2, 2)))),
-            (TypeError, "content: expected the bytes of a file, got str", lambda: read_picture("a.png", 8))]:
-        with pytest.raises(error, match=words): call()
+        (
+            TypeError,
+            "image: expected uint8 pixels, got float64",
+            lambda: image_path(model, photos["a"] / 255, everything, Settings()),
+        ),
+        (
+            ValueError,
+            r"image: expected \(S, S, C\) = \(8, 8, 3\), got \(4, 8, 3\)",
+            lambda: image_path(model, photos["a"][:4], everything, Settings()),
+        ),
+        (
+            ValueError,
+            r"occluded: expected booleans \(N,\) = \(16,\), got int64\(16,\)",
+            lambda: image_path(model, photos["a"], np.zeros(16, int), Settings()),
+        ),
+        (
+            TypeError,
+            "model: .* got ImageTransformer",
+            lambda: image_path(
+                image_model(
+                    ImageConfig(channels=3, block="transformer", **SIZES),
+                    rngs=nnx.Rngs(0),
+                ),
+                photos["a"],
+                everything,
+                Settings(),
+            ),
+        ),
+        (TypeError, "model", lambda: ImageExplorer(net)),
+        (
+            ValueError,
+            r"pictures: .* got float64\(8, 8, 3\) for 'half'",
+            lambda: ImageExplorer(model, {"half": photos["a"] / 255}),
+        ),
+        (
+            TypeError,
+            "settings: expected Settings, got NoneType",
+            lambda: image_path(model, photos["a"], everything, None),
+        ),
+        (
+            TypeError,
+            "settings: expected Settings, got dict",
+            lambda: graph_path(net, features, edges, {}),
+        ),
+        (
+            TypeError,
+            "pictures: expected a dict of named pictures, got list",
+            lambda: ImageExplorer(model, [photos["a"]]),
+        ),
+        *[
+            (
+                ValueError,
+                f"size: .* got {size}",
+                lambda size=size: read_picture(stored(), size),
+            )
+            for size in (0, -1, 2.5)
+        ],
+        (
+            ValueError,
+            r"channels: expected 1 \(grey\) or 3 \(colours\), got 2",
+            lambda: read_picture(stored(), 8, 2),
+        ),
+        (
+            ValueError,
+            "pictures: expected at least one",
+            lambda: ImageExplorer(model, {}),
+        ),
+        (
+            ValueError,
+            r"features: .* F = 5, got \(10, 3\)",
+            lambda: graph_path(net, features[:, :3], edges, Settings(steps=2)),
+        ),
+        (
+            ValueError,
+            f"steps: expected at most {SHORT} on a graph",
+            lambda: graph_path(net, features, edges, Settings(steps=SHORT + 1)),
+        ),
+        (
+            ValueError,
+            "one block",
+            lambda: graph_path(
+                AnomalyEnergyTransformer(5, net.config, kinds=2, rngs=nnx.Rngs(0)),
+                features,
+                edges * 2,
+                Settings(steps=2),
+            ),
+        ),
+        (
+            ValueError,
+            "got 0 heads",
+            lambda: graph_path(
+                AnomalyEnergyTransformer(
+                    5, replace(net.config, num_heads=0), rngs=nnx.Rngs(0)
+                ),
+                features,
+                edges,
+                Settings(steps=2),
+            ),
+        ),
+        (
+            ValueError,
+            "pictures: .* with N = 10, got",
+            lambda: animate_graph(
+                net, graph, 0, Settings(steps=1), np.zeros((9, 2, 2))
+            ),
+        ),
+        (
+            TypeError,
+            "content: expected the bytes of a file, got str",
+            lambda: read_picture("a.png", 8),
+        ),
+    ]:
+        with pytest.raises(error, match=words):
+            call()
 
 
 def test_files_of_all_sorts_become_pictures_of_one():
-    for kind, mode in (("png", "RGB"), ("png", "L"), ("png", "RGBA"), ("png", "P"), ("jpeg", "RGB"), ("jpeg", "L"), ("jpeg", "CMYK")):
+    for kind, mode in (
+        ("png", "RGB"),
+        ("png", "L"),
+        ("png", "RGBA"),
+        ("png", "P"),
+        ("jpeg", "RGB"),
+        ("jpeg", "L"),
+        ("jpeg", "CMYK"),
+    ):
         for channels in (1, 3):
             picture = read_picture(stored(kind, mode=mode), 8, channels)
-            assert picture.shape == (8, 8, channels) and picture.dtype == np.uint8 and picture.std() > 0
-    wide = np.zeros((10, 30, 3), np.uint8); wide[:, 10:20] = 255
-    stream = BytesIO(); Image.fromarray(wide).save(stream, "png")
-    assert (read_picture(stream.getvalue(), 10) == 255).all()                  # the middle, cut square
+            assert (
+                picture.shape == (8, 8, channels)
+                and picture.dtype == np.uint8
+                and picture.std() > 0
+            )
+    wide = np.zeros((10, 30, 3), np.uint8)
+    wide[:, 10:20] = 255
+    stream = BytesIO()
+    Image.fromarray(wide).save(stream, "png")
+    assert (read_picture(stream.getvalue(), 10) == 255).all()  # the middle, cut square
 
 
 def test_files_too_large_are_refused_before_they_are_unpacked(monkeypatch):
-    stream = BytesIO(); Image.new("1", (9000, 9000)).save(stream, "png")
+    stream = BytesIO()
+    Image.new("1", (9000, 9000)).save(stream, "png")
     assert len(stream.getvalue()) < 100_000
     monkeypatch.setattr(explore, "_decode", lambda *a: pytest.fail("it was decoded"))
-    with pytest.raises(ValueError, match="^content: .*9000 × 9000 pixels are more than 50,000,000"): read_picture(stream.getvalue(), 8)
-    with pytest.raises(ValueError, match="at most 20,000,000 bytes"): read_picture(b"\xff\xd8\xff" + bytes(20_000_000), 8)
+    with pytest.raises(
+        ValueError, match="^content: .*9000 × 9000 pixels are more than 50,000,000"
+    ):
+        read_picture(stream.getvalue(), 8)
+    with pytest.raises(ValueError, match="at most 20,000,000 bytes"):
+        read_picture(b"\xff\xd8\xff" + bytes(20_000_000), 8)
 
 
 def test_other_formats_and_any_failure_of_a_decoder_are_value_errors(monkeypatch):
     for kind in ("gif", "bmp", "tiff", "webp"):
-        with pytest.raises(ValueError, match="content: expected a PNG or JPEG"): read_picture(stored(kind), 8)
-    for error in (SyntaxError("broken"), zlib.error("broken"), struct.error("broken"), IndexError("broken"), Image.DecompressionBombError("broken")):
-        def fail(*_): raise error
+        with pytest.raises(ValueError, match="content: expected a PNG or JPEG"):
+            read_picture(stored(kind), 8)
+    for error in (
+        SyntaxError("broken"),
+        zlib.error("broken"),
+        struct.error("broken"),
+        IndexError("broken"),
+        Image.DecompressionBombError("broken"),
+    ):
+
+        def fail(*_):
+            raise error
+
         monkeypatch.setattr(explore, "_decode", fail)
-        with pytest.raises(ValueError, match="content: .*broken"): read_picture(stored(), 8)
+        with pytest.raises(ValueError, match="content: .*broken"):
+            read_picture(stored(), 8)
 
 
 @examples(100)
 @given(st.sampled_from([stored(), stored("jpeg")]), st.data())
 def test_damaged_files_end_in_one_kind_of_error(whole, data):
     content = bytearray(whole)
-    for _ in range(data.draw(st.integers(1, 4))): content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    try: assert read_picture(bytes(content[:data.draw(st.integers(0, len(content)))]), 8).shape == (8, 8, 3)
-    except ValueError as e: assert str(e).startswith("content: ")
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(
+            st.integers(0, 255)
+        )
+    try:
+        assert read_picture(
+            bytes(content[: data.draw(st.integers(0, len(content)))]), 8
+        ).shape == (8, 8, 3)
+    except ValueError as e:
+        assert str(e).startswith("content: ")
 
 
-# ---------------------------------------------------------------------------------------------------------------------- the house
+# ------------------------------------------------------------------------------------
+# the house
+
 
 def test_importing_it_imports_no_front_end():
     "What its own imports import is looked at in test_project."
-    statements = [node for node in ast.parse(Path(explore.__file__).read_text(encoding="utf-8")).body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    names = {(node.module or "") if isinstance(node, ast.ImportFrom) else alias.name for node in statements for alias in node.names}
-    assert "jax" in names and not {name.partition(".")[0] for name in names} & {"ipywidgets", "IPython", "matplotlib", "networkx", "PIL"}
+    statements = [
+        node
+        for node in ast.parse(Path(explore.__file__).read_text(encoding="utf-8")).body
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    ]
+    names = {
+        (node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
+        for node in statements
+        for alias in node.names
+    }
+    assert "jax" in names and not {name.partition(".")[0] for name in names} & {
+        "ipywidgets",
+        "IPython",
+        "matplotlib",
+        "networkx",
+        "PIL",
+    }
 
 
 def test_the_notebook_keeps_pages_and_no_widgets():
-    "A widget without its kernel is an error message; the two pages are what a reader without one sees."
+    """A widget without its kernel is an error message; the two pages are what a reader
+    without one sees.
+    """
     notebook = json.loads((ROOT / "nbs/30_explorer.ipynb").read_text(encoding="utf-8"))
-    data = [output.get("data", {}) for cell in notebook["cells"] for output in cell.get("outputs", [])]
-    assert not any("widget" in kind for d in data for kind in d) and "widgets" not in notebook["metadata"], "clear the outputs of the cells that say eval: false"
+    data = [
+        output.get("data", {})
+        for cell in notebook["cells"]
+        for output in cell.get("outputs", [])
+    ]
+    assert (
+        not any("widget" in kind for d in data for kind in d)
+        and "widgets" not in notebook["metadata"]
+    ), "clear the outputs of the cells that say eval: false"
     pages = ["".join(d["text/html"]) for d in data if "text/html" in d]
-    assert len(pages) == 2 and all("et-frame" in page and len(page) < 300_000 for page in pages)
+    assert len(pages) == 2 and all(
+        "et-frame" in page and len(page) < 300_000 for page in pages
+    )

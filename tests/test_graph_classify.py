@@ -1,4 +1,7 @@
-"""The classifier of graphs: its energy and update, what padding, batch mates and numbering may change, and a training that never looks at the test labels."""
+"""The classifier of graphs: its energy and update, what padding, batch mates and
+numbering may change, and a training that never looks at the test labels.
+"""
+
 import json
 from dataclasses import replace
 
@@ -12,79 +15,187 @@ from et_nbdev.attention import EnergyAttention
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
 from et_nbdev.graph import classify
-from et_nbdev.graph.classify import (ClassifyConfig, ClassifyTraining, GraphClassifier, LearnedAdjacency, WeightedEdges, WeightedPairs,
-                                     classification_loss, load_classifier, look, main, plot_molecule, reorder, score, stream,
-                                     train_classifier)
+from et_nbdev.graph.classify import (
+    ClassifyConfig,
+    ClassifyTraining,
+    GraphClassifier,
+    LearnedAdjacency,
+    WeightedEdges,
+    WeightedPairs,
+    classification_loss,
+    load_classifier,
+    look,
+    main,
+    plot_molecule,
+    reorder,
+    score,
+    stream,
+    train_classifier,
+)
 from et_nbdev.graph.crossval import Fold, deal, parts, predict_logits
-from et_nbdev.graph.sets import EdgeLists, GraphBatch, GraphSet, edge_batch, laplacian_positions, learn_encoding, load_graphs, make_buckets
+from et_nbdev.graph.sets import (
+    EdgeLists,
+    GraphBatch,
+    GraphSet,
+    edge_batch,
+    laplacian_positions,
+    learn_encoding,
+    load_graphs,
+    make_buckets,
+)
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient
 from et_nbdev.training import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
-SMALL = ClassifyConfig(dim=8, num_heads=2, head_dim=4, num_memories=12, num_positions=3, blocks=2, steps=2, step_size=0.1)
+SMALL = ClassifyConfig(
+    dim=8,
+    num_heads=2,
+    head_dim=4,
+    num_memories=12,
+    num_positions=3,
+    blocks=2,
+    steps=2,
+    step_size=0.1,
+)
 QUICK = ClassifyTraining("rings", epochs=2, batch_size=16, num_buckets=1, model=SMALL)
 call = nnx.jit(lambda model, batch: model(batch))
-train_call = nnx.jit(lambda model, batch, seed: model(batch, rngs=nnx.Rngs(jax.random.key(seed))))
+train_call = nnx.jit(
+    lambda model, batch, seed: model(batch, rngs=nnx.Rngs(jax.random.key(seed)))
+)
 
 
 def toys(sizes=(5, 3, 1, 4), seed=0):
-    "Graphs of these sizes with two node labels, two edge labels and two classes; one of them has a single node."
+    """Graphs of these sizes with two node labels, two edge labels and two classes; one
+    of them has a single node.
+    """
     rng, start = np.random.default_rng(seed), np.concatenate([[0], np.cumsum(sizes)])
-    ends = [np.stack(np.nonzero(np.triu(rng.random((n, n)) < 0.7, 1))) + s for n, s in zip(sizes, start)]
+    ends = [
+        np.stack(np.nonzero(np.triu(rng.random((n, n)) < 0.7, 1))) + s
+        for n, s in zip(sizes, start)
+    ]
     ends = np.concatenate(ends, 1)
-    return GraphSet(start, *ends, np.arange(len(sizes)) % 2, node_labels=rng.integers(0, 2, start[-1]), edge_labels=rng.integers(0, 2, ends.shape[1])).undirected()
+    return GraphSet(
+        start,
+        *ends,
+        np.arange(len(sizes)) % 2,
+        node_labels=rng.integers(0, 2, start[-1]),
+        edge_labels=rng.integers(0, 2, ends.shape[1]),
+    ).undirected()
 
 
 def prepared(graphs=None, k=3):
-    "The dense batch, the batch of edges, and a model with edge features; in double precision."
+    """The dense batch, the batch of edges, and a model with edge features; in double
+    precision.
+    """
     graphs = toys() if graphs is None else graphs
-    encoding, positions = learn_encoding(graphs, np.arange(len(graphs))), laplacian_positions(graphs, k)
+    encoding, positions = (
+        learn_encoding(graphs, np.arange(len(graphs))),
+        laplacian_positions(graphs, k),
+    )
     buckets = make_buckets(graphs, encoding, positions=positions, num_buckets=1)
-    double = lambda batch: jax.tree.map(lambda x: jnp.asarray(x, jnp.float64 if x.dtype == np.float32 else x.dtype), batch)
-    with jax.enable_x64(False): dense = next(buckets.batches(np.arange(len(graphs))))
-    order = np.asarray(buckets.plan(np.arange(len(graphs)))[0][1])          # the buckets' order of the graphs
+    double = lambda batch: jax.tree.map(
+        lambda x: jnp.asarray(x, jnp.float64 if x.dtype == np.float32 else x.dtype),
+        batch,
+    )
+    with jax.enable_x64(False):
+        dense = next(buckets.batches(np.arange(len(graphs))))
+    # the buckets' order of the graphs
+    order = np.asarray(buckets.plan(np.arange(len(graphs)))[0][1])
     ids = np.array([int(np.flatnonzero(buckets.row == row)[0]) for row in order])
     return double(dense), double(edge_batch(graphs, encoding, positions, ids))
 
 
 def build(config=SMALL, L=2, **options):
-    model = GraphClassifier(2, 2, config, num_edge_features=L, param_dtype=jnp.float64, rngs=nnx.Rngs(0), **options)
-    for block in model.blocks: block.norm.delta[...] = jax.random.normal(jax.random.key(9), block.norm.delta.shape, jnp.float64)
+    model = GraphClassifier(
+        2,
+        2,
+        config,
+        num_edge_features=L,
+        param_dtype=jnp.float64,
+        rngs=nnx.Rngs(0),
+        **options,
+    )
+    for block in model.blocks:
+        block.norm.delta[...] = jax.random.normal(
+            jax.random.key(9), block.norm.delta.shape, jnp.float64
+        )
     return model
 
 
 def widen(batch, nodes=7, graphs=2):
     "The same batch with room for more nodes and graphs."
-    pad = lambda x, axes: jnp.pad(x, [(0, graphs)] + [(0, nodes if a in axes else 0) for a in range(1, x.ndim)])
-    return GraphBatch(pad(batch.features, (1,)), pad(batch.positions, (1,)), pad(batch.adjacency, (1, 2)), pad(batch.edge_features, (1, 2)),
-                      pad(batch.present, (1,)), jnp.pad(batch.labels, (0, graphs), constant_values=-1))
+    pad = lambda x, axes: jnp.pad(
+        x, [(0, graphs)] + [(0, nodes if a in axes else 0) for a in range(1, x.ndim)]
+    )
+    return GraphBatch(
+        pad(batch.features, (1,)),
+        pad(batch.positions, (1,)),
+        pad(batch.adjacency, (1, 2)),
+        pad(batch.edge_features, (1, 2)),
+        pad(batch.present, (1,)),
+        jnp.pad(batch.labels, (0, graphs), constant_values=-1),
+    )
 
 
 # --- weighted scores ---
 
+
 def weighted(self_attention=False):
     keys = jax.random.split(jax.random.key(0), 4)
-    attention = EnergyAttention(6, 3, 5, beta=[0.5, 1.0, 3.0], self_attention=self_attention, init_scale=0.5, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    attention = EnergyAttention(
+        6,
+        3,
+        5,
+        beta=[0.5, 1.0, 3.0],
+        self_attention=self_attention,
+        init_scale=0.5,
+        param_dtype=jnp.float64,
+        rngs=nnx.Rngs(0),
+    )
     mask = jax.random.bernoulli(keys[0], 0.6, (2, 5, 5)).at[:, 1].set(False)
-    return attention, jax.random.normal(keys[1], (2, 5, 6)), WeightedPairs(jax.random.normal(keys[2], (2, 3, 5, 5)), mask)
+    return (
+        attention,
+        jax.random.normal(keys[1], (2, 5, 6)),
+        WeightedPairs(jax.random.normal(keys[2], (2, 3, 5, 5)), mask),
+    )
 
 
 def definition(attention, g, pairs):
     "The sums of the formula, one by one."
-    g, Wq, Wk, beta, weights, mask = (np.asarray(x) for x in (g, attention.Wq[...], attention.Wk[...], attention.beta, pairs.weights, pairs.mask))
+    g, Wq, Wk, beta, weights, mask = (
+        np.asarray(x)
+        for x in (
+            g,
+            attention.Wq[...],
+            attention.Wk[...],
+            attention.beta,
+            pairs.weights,
+            pairs.mask,
+        )
+    )
     total = np.zeros(len(g))
     for b, h, C in np.ndindex(len(g), 3, 5):
-        terms = [np.exp(beta[h] * weights[b, h, C, B] * ((g[b, B] @ Wk[h]) @ (g[b, C] @ Wq[h]))) for B in range(5)
-                 if mask[b, C, B] and (B != C or attention.self_attention)]
-        if terms: total[b] -= np.log(sum(terms)) / beta[h]
+        terms = [
+            np.exp(
+                beta[h] * weights[b, h, C, B] * ((g[b, B] @ Wk[h]) @ (g[b, C] @ Wq[h]))
+            )
+            for B in range(5)
+            if mask[b, C, B] and (B != C or attention.self_attention)
+        ]
+        if terms:
+            total[b] -= np.log(sum(terms)) / beta[h]
     return total
 
 
 @pytest.mark.parametrize("self_attention", [False, True])
-def test_the_weighted_energy_is_the_formula_and_the_update_its_gradient(x64, self_attention):
+def test_the_weighted_energy_is_the_formula_and_the_update_its_gradient(
+    x64, self_attention
+):
     attention, g, pairs = weighted(self_attention)
     assert_close(attention.energy(g, pairs), definition(attention, g, pairs))
-    assert_gradient(jax.jit(lambda g: attention.energy(g, pairs)), g, -attention.update(g, pairs))
+    assert_gradient(
+        jax.jit(lambda g: attention.energy(g, pairs)), g, -attention.update(g, pairs)
+    )
 
 
 def test_weights_of_one_are_no_weights_and_weights_of_zero_count_as_strangers(x64):
@@ -94,7 +205,10 @@ def test_weights_of_one_are_no_weights_and_weights_of_zero_count_as_strangers(x6
     none = replace(pairs, weights=jnp.zeros_like(pairs.weights))
     seen = jnp.sum(pairs.mask & ~jnp.eye(5, dtype=bool)[None], -1)
     log = jnp.where(seen > 0, jnp.log(jnp.maximum(seen, 1)), 0.0)
-    assert_close(attention.energy(g, none), -(log[:, None] / attention.beta[None, :, None]).sum((1, 2)))
+    assert_close(
+        attention.energy(g, none),
+        -(log[:, None] / attention.beta[None, :, None]).sum((1, 2)),
+    )
     assert jnp.all(attention.update(g, none) == 0)
 
 
@@ -103,76 +217,180 @@ def test_edges_are_a_table_written_as_a_list(x64, literal):
     attention, g, pairs = weighted()
     g, table = g[0], WeightedPairs(pairs.weights[0], pairs.mask[0])
     r, s = np.nonzero(np.asarray(table.mask) & ~np.eye(5, dtype=bool))
-    r, s = (np.concatenate([ends, [0, 0]]) for ends in (r, s))              # two lines of padding
+    r, s = (np.concatenate([ends, [0, 0]]) for ends in (r, s))  # two lines of padding
     linked = jnp.arange(len(r)) < len(r) - 2
-    strangers = 4 - jnp.bincount(jnp.asarray(r), linked.astype(jnp.float64), length=5).astype(int) if literal else None
-    if literal: table = WeightedPairs(jnp.where(table.mask[None], table.weights, 0.0), jnp.ones((5, 5), bool))
-    along = lambda weights, g: attention.energy_and_update(g, WeightedEdges(jnp.asarray(s), jnp.asarray(r), linked, weights[:, r, s], strangers))
-    dense = lambda weights, g: attention.energy_and_update(g, replace(table, weights=jnp.where(table.mask[None], weights, 0.0) * (table.weights != 0).astype(weights.dtype)))
-    value = lambda f: lambda weights, g: jnp.sum(jnp.sin(f(weights, g)[1])) + f(weights, g)[0]
-    for f, h in ((along, dense), *((jax.jit(jax.grad(value(f), i)) for f in (along, dense)) for i in (0, 1))):
-        for got, wanted in zip(jax.tree.leaves(f(table.weights, g)), jax.tree.leaves(h(table.weights, g))): assert_close(got, wanted)
-    with pytest.raises(ValueError, match="end to end|one array"): attention.energy(g[None], WeightedEdges(*map(jnp.asarray, (s, r)), linked, table.weights[:, r, s]))
+    strangers = (
+        4
+        - jnp.bincount(jnp.asarray(r), linked.astype(jnp.float64), length=5).astype(int)
+        if literal
+        else None
+    )
+    if literal:
+        table = WeightedPairs(
+            jnp.where(table.mask[None], table.weights, 0.0), jnp.ones((5, 5), bool)
+        )
+    along = lambda weights, g: attention.energy_and_update(
+        g,
+        WeightedEdges(
+            jnp.asarray(s), jnp.asarray(r), linked, weights[:, r, s], strangers
+        ),
+    )
+    dense = lambda weights, g: attention.energy_and_update(
+        g,
+        replace(
+            table,
+            weights=jnp.where(table.mask[None], weights, 0.0)
+            * (table.weights != 0).astype(weights.dtype),
+        ),
+    )
+    value = lambda f: (
+        lambda weights, g: jnp.sum(jnp.sin(f(weights, g)[1])) + f(weights, g)[0]
+    )
+    for f, h in (
+        (along, dense),
+        *((jax.jit(jax.grad(value(f), i)) for f in (along, dense)) for i in (0, 1)),
+    ):
+        for got, wanted in zip(
+            jax.tree.leaves(f(table.weights, g)), jax.tree.leaves(h(table.weights, g))
+        ):
+            assert_close(got, wanted)
+    with pytest.raises(ValueError, match="end to end|one array"):
+        attention.energy(
+            g[None],
+            WeightedEdges(*map(jnp.asarray, (s, r)), linked, table.weights[:, r, s]),
+        )
 
 
 def test_huge_weighted_scores_stay_finite():
     attention = EnergyAttention(4, 1, 4, beta=1.0, rngs=nnx.Rngs(0))
-    g, weights = 100 * jnp.eye(4)[:3], 1e3 * jnp.array([[[0.0, 1, -1], [1, 0, 1], [-1, 1, 0]]])
+    g, weights = (
+        100 * jnp.eye(4)[:3],
+        1e3 * jnp.array([[[0.0, 1, -1], [1, 0, 1], [-1, 1, 0]]]),
+    )
     r, s = np.nonzero(~np.eye(3, dtype=bool))
-    for pairs in (WeightedPairs(weights, jnp.ones((3, 3), bool)), WeightedEdges(jnp.asarray(s), jnp.asarray(r), jnp.ones(6, bool), weights[:, r, s])):
-        f = lambda g: jnp.sum(attention.energy_and_update(g, pairs)[1] ** 2) + attention.energy(g, pairs)
+    for pairs in (
+        WeightedPairs(weights, jnp.ones((3, 3), bool)),
+        WeightedEdges(
+            jnp.asarray(s), jnp.asarray(r), jnp.ones(6, bool), weights[:, r, s]
+        ),
+    ):
+        f = lambda g: (
+            jnp.sum(attention.energy_and_update(g, pairs)[1] ** 2)
+            + attention.energy(g, pairs)
+        )
         assert all(np.isfinite(x).all() for x in jax.jit(jax.value_and_grad(f))(g))
 
 
 def test_blocks_descend_and_large_steps_among_opponents_do_not(x64):
-    block = EnergyTransformer(4, 2, 4, 4, beta=0.1, init_scale=1.0, tied_start=True, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    block = EnergyTransformer(
+        4,
+        2,
+        4,
+        4,
+        beta=0.1,
+        init_scale=1.0,
+        tied_start=True,
+        param_dtype=jnp.float64,
+        rngs=nnx.Rngs(0),
+    )
     block.memory.xi[...] = 0.01 * block.memory.xi[...]
-    opponents, x = WeightedPairs(-jnp.ones((8, 2, 3, 3)), jnp.ones((8, 3, 3), bool)), jax.random.normal(jax.random.key(0), (8, 3, 4))
-    run = jax.jit(lambda alpha: descend(block, x, 60, alpha, mask=opponents)[1].energies.total)
+    opponents, x = (
+        WeightedPairs(-jnp.ones((8, 2, 3, 3)), jnp.ones((8, 3, 3), bool)),
+        jax.random.normal(jax.random.key(0), (8, 3, 4)),
+    )
+    run = jax.jit(
+        lambda alpha: descend(block, x, 60, alpha, mask=opponents)[1].energies.total
+    )
     assert_descends(run(0.01))
-    with pytest.raises(AssertionError, match="ris|rose"): assert_descends(run(1000.0))
+    with pytest.raises(AssertionError, match="ris|rose"):
+        assert_descends(run(1000.0))
 
 
 # --- the learned adjacency ---
 
+
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_the_convolution_is_that_of_the_outer_product(x64, size):
     keys = jax.random.split(jax.random.key(0), 3)
-    learned = LearnedAdjacency(4, 3, size, num_edge_features=2, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    learned = LearnedAdjacency(
+        4, 3, size, num_edge_features=2, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
+    )
     learned.bias[...] = jnp.arange(3.0)
-    X, e = jax.random.normal(keys[0], (2, 5, 4)), jax.random.normal(keys[1], (2, 5, 5, 2))
-    conv = jax.lax.conv_general_dilated(X[:, :, None] * X[:, None], learned.filters[...], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NCHW"))
-    want = conv + jnp.arange(3.0)[None, :, None, None] + jnp.einsum("bckl,lh->bhck", e, learned.edge_filter[...])
+    X, e = (
+        jax.random.normal(keys[0], (2, 5, 4)),
+        jax.random.normal(keys[1], (2, 5, 5, 2)),
+    )
+    conv = jax.lax.conv_general_dilated(
+        X[:, :, None] * X[:, None],
+        learned.filters[...],
+        (1, 1),
+        "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NCHW"),
+    )
+    want = (
+        conv
+        + jnp.arange(3.0)[None, :, None, None]
+        + jnp.einsum("bckl,lh->bhck", e, learned.edge_filter[...])
+    )
     assert_close(learned(X, e), want)
     r, s = np.nonzero(np.ones((5, 5)))
-    graph, flat = jnp.repeat(jnp.arange(2), 5), lambda ends: jnp.asarray(np.concatenate([ends, ends + 5]))
-    assert_close(learned.along(X.reshape(10, 4), graph, flat(s), flat(r), e.reshape(50, 2)).reshape(3, 2, 5, 5), want.swapaxes(0, 1))
+    graph, flat = (
+        jnp.repeat(jnp.arange(2), 5),
+        lambda ends: jnp.asarray(np.concatenate([ends, ends + 5])),
+    )
+    assert_close(
+        learned.along(
+            X.reshape(10, 4), graph, flat(s), flat(r), e.reshape(50, 2)
+        ).reshape(3, 2, 5, 5),
+        want.swapaxes(0, 1),
+    )
 
 
 def test_the_untrained_network_attends_evenly_along_edges():
     learned = LearnedAdjacency(4, 3, rngs=nnx.Rngs(0))
     assert np.array_equal(learned(jnp.zeros((1, 2, 4))), np.ones((1, 3, 2, 2)))
     for size in (0, 2):
-        with pytest.raises(ValueError, match="size"): LearnedAdjacency(4, 3, size, rngs=nnx.Rngs(0))
+        with pytest.raises(ValueError, match="size"):
+            LearnedAdjacency(4, 3, size, rngs=nnx.Rngs(0))
 
 
 # --- the model ---
+
 
 def by_hand(model, batch):
     "Appendix F, graph by graph, without batches, padding or tables."
     c, logits = model.config, []
     for i in range(len(batch.labels)):
         n = int(batch.present[i].sum())
-        X = jnp.concatenate([model.cls[...][None], model.embed(batch.features[i, :n]) + model.place(batch.positions[i, :n])])
-        tilde = np.pad(np.asarray(batch.adjacency[i, :n, :n]), ((1, 0), (1, 0)), constant_values=1)
+        X = jnp.concatenate(
+            [
+                model.cls[...][None],
+                model.embed(batch.features[i, :n])
+                + model.place(batch.positions[i, :n]),
+            ]
+        )
+        tilde = np.pad(
+            np.asarray(batch.adjacency[i, :n, :n]), ((1, 0), (1, 0)), constant_values=1
+        )
         filters = model.adjacency.filters[...]
-        conv = jax.lax.conv_general_dilated((X[:, None] * X[None])[None], filters, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NCHW"))[0]
+        conv = jax.lax.conv_general_dilated(
+            (X[:, None] * X[None])[None],
+            filters,
+            (1, 1),
+            "SAME",
+            dimension_numbers=("NHWC", "HWIO", "NCHW"),
+        )[0]
         e = jnp.pad(batch.edge_features[i, :n, :n], ((1, 0), (1, 0), (0, 0)))
-        A = conv + model.adjacency.bias[...][:, None, None] + jnp.einsum("ckl,lh->hck", e, model.adjacency.edge_filter[...])
+        A = (
+            conv
+            + model.adjacency.bias[...][:, None, None]
+            + jnp.einsum("ckl,lh->hck", e, model.adjacency.edge_filter[...])
+        )
         mask = tilde > 0 if c.strangers == "out" else np.ones_like(tilde, bool)
         pairs = WeightedPairs(A * tilde[None], jnp.asarray(mask))
         for block in model.blocks:
-            for _ in range(c.steps): X = X + c.step_size * block.update(block.norm(X), pairs)
+            for _ in range(c.steps):
+                X = X + c.step_size * block.update(block.norm(X), pairs)
         logits.append(model.head(X[0]))
     return jnp.stack(logits)
 
@@ -182,12 +400,15 @@ def test_the_model_is_appendix_f_graph_by_graph_however_it_is_batched(x64, stran
     dense, edges = prepared()
     model = build(replace(SMALL, strangers=strangers))
     want = by_hand(model, dense)
-    assert_close(call(model, dense), want)                                          # batch mates and padding change nothing …
+    assert_close(call(model, dense), want)  # batch mates and padding change nothing …
     assert_close(call(model, widen(dense))[:4], want)
-    assert_close(call(model, edges), want)                                          # … nor do lists for tables
+    assert_close(call(model, edges), want)  # … nor do lists for tables
     loss = lambda model, batch: jnp.sum(jnp.sin(model(batch)[:4]))
-    grads = [nnx.jit(nnx.grad(loss))(model, batch) for batch in (dense, widen(dense), edges)]
-    for other in grads[1:]: jax.tree.map(assert_close, other, grads[0])
+    grads = [
+        nnx.jit(nnx.grad(loss))(model, batch) for batch in (dense, widen(dense), edges)
+    ]
+    for other in grads[1:]:
+        jax.tree.map(assert_close, other, grads[0])
 
 
 @pytest.mark.parametrize("strangers", ["out", "zero"])
@@ -197,7 +418,9 @@ def test_every_block_descends_an_energy_that_padding_does_not_change(x64, strang
     energies = nnx.jit(lambda model, batch: model.energies(batch))
     found = energies(model, dense)
     assert len(found) == 2
-    for own, wide, listed in zip(found, energies(model, widen(dense)), energies(model, edges)):
+    for own, wide, listed in zip(
+        found, energies(model, widen(dense)), energies(model, edges)
+    ):
         assert own.total.shape == (7, 4)
         assert_descends(own.total)
         assert_close(wide.total[:, :4], own.total)
@@ -206,13 +429,23 @@ def test_every_block_descends_an_energy_that_padding_does_not_change(x64, strang
 
 def test_each_block_has_parameters_of_its_own():
     blocks = build(SMALL).blocks
-    assert not np.array_equal(blocks[0].attention.Wq[...], blocks[1].attention.Wq[...]) and blocks[0].norm is not blocks[1].norm
+    assert (
+        not np.array_equal(blocks[0].attention.Wq[...], blocks[1].attention.Wq[...])
+        and blocks[0].norm is not blocks[1].norm
+    )
 
 
 def test_single_precision_is_exact_enough():
     graphs = load_graphs("rings")[np.arange(12)]
-    encoding, positions = learn_encoding(graphs, np.arange(12)), laplacian_positions(graphs, 3)
-    batch = next(make_buckets(graphs, encoding, positions=positions, num_buckets=1).batches(np.arange(12)))
+    encoding, positions = (
+        learn_encoding(graphs, np.arange(12)),
+        laplacian_positions(graphs, 3),
+    )
+    batch = next(
+        make_buckets(graphs, encoding, positions=positions, num_buckets=1).batches(
+            np.arange(12)
+        )
+    )
     model = GraphClassifier(3, 2, SMALL, rngs=nnx.Rngs(0))
     assert_close(call(model, widen(batch, 20, 3))[:12], call(model, batch), rtol=1e-6)
     one = jax.tree.map(lambda x: x[4:5], batch)
@@ -220,29 +453,76 @@ def test_single_precision_is_exact_enough():
 
 
 def test_noise_signs_and_dropout_are_for_training_alone():
-    dense = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32 if x.dtype == jnp.float64 else x.dtype), prepared()[0])
+    dense = jax.tree.map(
+        lambda x: jnp.asarray(x, jnp.float32 if x.dtype == jnp.float64 else x.dtype),
+        prepared()[0],
+    )
     quiet = replace(SMALL, noise=0.0)
-    make = lambda config: GraphClassifier(2, 2, config, num_edge_features=2, rngs=nnx.Rngs(0))
-    for config in (SMALL, replace(quiet, dropout=0.5), quiet, replace(quiet, num_positions=0, shuffle=True)):     # each alone is enough, with signs or without
-        batch, model = dense._replace(positions=dense.positions[..., :config.num_positions]), make(config)
-        assert not np.array_equal(train_call(model, batch, 0), train_call(model, batch, 1))
+    make = lambda config: GraphClassifier(
+        2, 2, config, num_edge_features=2, rngs=nnx.Rngs(0)
+    )
+    # each alone is enough, with signs or without
+    for config in (
+        SMALL,
+        replace(quiet, dropout=0.5),
+        quiet,
+        replace(quiet, num_positions=0, shuffle=True),
+    ):
+        batch, model = (
+            dense._replace(positions=dense.positions[..., : config.num_positions]),
+            make(config),
+        )
+        assert not np.array_equal(
+            train_call(model, batch, 0), train_call(model, batch, 1)
+        )
         assert np.array_equal(call(model, batch), call(model, batch))
-    bare, model = dense._replace(positions=dense.positions[..., :0]), make(replace(quiet, num_positions=0))
+    bare, model = (
+        dense._replace(positions=dense.positions[..., :0]),
+        make(replace(quiet, num_positions=0)),
+    )
     assert_close(train_call(model, bare, 1), call(model, bare), rtol=1e-6)
 
 
 def test_noise_is_that_of_equation_26():
-    "The noise of deviation 0.02 on the gradient moves a token by α · 0.02 in every step, and nothing else changes."
-    config = replace(SMALL, noise=0.02, num_positions=0, num_heads=1, num_memories=0, steps=1, blocks=1, step_size=0.5, dim=64)
+    """The noise of deviation 0.02 on the gradient moves a token by α · 0.02 in every
+    step, and nothing else changes.
+    """
+    config = replace(
+        SMALL,
+        noise=0.02,
+        num_positions=0,
+        num_heads=1,
+        num_memories=0,
+        steps=1,
+        blocks=1,
+        step_size=0.5,
+        dim=64,
+    )
     model = GraphClassifier(2, 64, config, rngs=nnx.Rngs(0))
     model.head.kernel[...] = jnp.eye(64)
-    batch = GraphBatch(jnp.zeros((200, 1, 2)), jnp.zeros((200, 1, 0)), jnp.zeros((200, 1, 1)), jnp.zeros((200, 1, 1, 0)), jnp.ones((200, 1), bool), jnp.zeros(200, jnp.int32))
+    batch = GraphBatch(
+        jnp.zeros((200, 1, 2)),
+        jnp.zeros((200, 1, 0)),
+        jnp.zeros((200, 1, 1)),
+        jnp.zeros((200, 1, 1, 0)),
+        jnp.ones((200, 1), bool),
+        jnp.zeros(200, jnp.int32),
+    )
     moved = np.asarray(train_call(model, batch, 3) - call(model, batch))
-    assert moved.std() == pytest.approx(0.5 * 0.02, rel=0.05) and abs(moved.mean()) < 0.001
+    assert (
+        moved.std() == pytest.approx(0.5 * 0.02, rel=0.05) and abs(moved.mean()) < 0.001
+    )
 
 
 def test_graphs_without_edges_and_single_nodes(x64):
-    lonely = GraphSet([0, 1, 4], np.zeros(0, int), np.zeros(0, int), [0, 1], node_labels=[0, 1, 0, 1], edge_labels=np.zeros((0, 1), int))
+    lonely = GraphSet(
+        [0, 1, 4],
+        np.zeros(0, int),
+        np.zeros(0, int),
+        [0, 1],
+        node_labels=[0, 1, 0, 1],
+        edge_labels=np.zeros((0, 1), int),
+    )
     dense, edges = prepared(lonely)
     model = build(SMALL, L=0)
     assert_close(call(model, dense), call(model, edges))
@@ -251,6 +531,7 @@ def test_graphs_without_edges_and_single_nodes(x64):
 
 # --- the order of the nodes ---
 
+
 def test_only_the_size_of_the_filters_makes_the_order_matter(x64):
     dense, _ = prepared(toys((6, 7, 5)))
     for size, free in ((1, True), (3, False)):
@@ -258,35 +539,73 @@ def test_only_the_size_of_the_filters_makes_the_order_matter(x64):
         logits = call(model, dense)
         for seed in range(3):
             other = reorder(dense, jax.random.key(seed))
-            assert np.array_equal(other.present, dense.present) and np.array_equal(other.adjacency.sum((1, 2)), dense.adjacency.sum((1, 2)))
-            if free: assert_close(call(model, other), logits)
-        if not free: assert np.abs(call(model, other) - logits).max() > 1e-3
+            assert np.array_equal(other.present, dense.present) and np.array_equal(
+                other.adjacency.sum((1, 2)), dense.adjacency.sum((1, 2))
+            )
+            if free:
+                assert_close(call(model, other), logits)
+        if not free:
+            assert np.abs(call(model, other) - logits).max() > 1e-3
 
 
 def test_positions_computed_anew_depend_on_the_order_where_a_graph_is_symmetric():
-    "A star has one eigenvalue many times; the slow modes of a triangle with a tail are distinct, and each has one largest entry."
+    """A star has one eigenvalue many times; the slow modes of a triangle with a tail
+    are distinct, and each has one largest entry.
+    """
     star, kite = ([0] * 6, range(1, 7)), ([0, 1, 2, 0, 3, 4, 5], [1, 2, 0, 3, 4, 5, 6])
-    place, moved = np.array([3, 6, 0, 5, 1, 4, 2]), {}                                  # node v gets the number place[v]
+    # node v gets the number place[v]
+    place, moved = np.array([3, 6, 0, 5, 1, 4, 2]), {}
     for name, ends in (("star", star), ("kite", kite)):
-        graphs = GraphSet([0, 7], *map(np.array, ends), [0], node_labels=np.arange(7) % 3).undirected()
-        other = replace(graphs, senders=place[graphs.senders], receivers=place[graphs.receivers], node_labels=graphs.node_labels[np.argsort(place)])
+        graphs = GraphSet(
+            [0, 7], *map(np.array, ends), [0], node_labels=np.arange(7) % 3
+        ).undirected()
+        other = replace(
+            graphs,
+            senders=place[graphs.senders],
+            receivers=place[graphs.receivers],
+            node_labels=graphs.node_labels[np.argsort(place)],
+        )
         encoding = learn_encoding(graphs, np.arange(1))
         for k in (0, 3):
-            model = GraphClassifier(3, 2, replace(SMALL, filter_size=1, num_positions=k, step_size=1.0, blocks=1), rngs=nnx.Rngs(0))
-            here, there = (call(model, edge_batch(g, encoding, laplacian_positions(g, k), np.arange(1))) for g in (graphs, other))
+            model = GraphClassifier(
+                3,
+                2,
+                replace(SMALL, filter_size=1, num_positions=k, step_size=1.0, blocks=1),
+                rngs=nnx.Rngs(0),
+            )
+            here, there = (
+                call(
+                    model,
+                    edge_batch(g, encoding, laplacian_positions(g, k), np.arange(1)),
+                )
+                for g in (graphs, other)
+            )
             moved[name, k] = np.abs(there - here).max() / np.abs(here).max()
-    assert max(moved["star", 0], moved["kite", 0], moved["kite", 3]) < 1e-5 and moved["star", 3] > 1e-3
+    assert (
+        max(moved["star", 0], moved["kite", 0], moved["kite", 3]) < 1e-5
+        and moved["star", 3] > 1e-3
+    )
 
 
 def test_reorder_keeps_features_with_their_nodes(x64):
     dense, _ = prepared(toys((6, 7, 5)))
     other = reorder(dense, jax.random.key(1))
-    invariant = lambda b: jnp.sort(jnp.einsum("bnf,bnm,bmnl,bmk->bnfk", b.features, b.adjacency, b.edge_features, b.positions).sum((2, 3)), 1)
+    invariant = lambda b: jnp.sort(
+        jnp.einsum(
+            "bnf,bnm,bmnl,bmk->bnfk",
+            b.features,
+            b.adjacency,
+            b.edge_features,
+            b.positions,
+        ).sum((2, 3)),
+        1,
+    )
     assert not np.array_equal(other.features, dense.features)
     assert_close(invariant(other), invariant(dense))
 
 
 # --- training ---
+
 
 def test_the_loss_is_the_mean_over_graphs(x64):
     dense, _ = prepared()
@@ -294,44 +613,71 @@ def test_the_loss_is_the_mean_over_graphs(x64):
     dense = dense._replace(positions=dense.positions[..., :0])
     log_p = np.asarray(jax.nn.log_softmax(call(model, dense)))
     want = -log_p[np.arange(4), np.asarray(dense.labels)].mean()
-    for batch in (dense, widen(dense)): assert_close(nnx.jit(classification_loss)(model, batch, jax.random.key(0))[0], want)
+    for batch in (dense, widen(dense)):
+        assert_close(
+            nnx.jit(classification_loss)(model, batch, jax.random.key(0))[0], want
+        )
 
 
 def supplies(ids):
     graphs = load_graphs("rings")
     encoding, positions = learn_encoding(graphs, ids), laplacian_positions(graphs, 3)
-    return {"dense": make_buckets(graphs, encoding, positions=positions, num_buckets=2, batch_size=16), "edges": EdgeLists(graphs, encoding, positions, 16)}
+    return {
+        "dense": make_buckets(
+            graphs, encoding, positions=positions, num_buckets=2, batch_size=16
+        ),
+        "edges": EdgeLists(graphs, encoding, positions, 16),
+    }
 
 
 @pytest.mark.parametrize("layout", ["dense", "edges"])
-def test_an_epoch_holds_every_graph_once_and_a_batch_is_a_function_of_its_number(layout):
+def test_an_epoch_holds_every_graph_once_and_a_batch_is_a_function_of_its_number(
+    layout,
+):
     ids = np.arange(5, 75)
     supply = supplies(ids)[layout]
     for seed, epoch in ((None, 0), (0, 0), (0, 1)):
-        which = np.concatenate([supply.members(part) for part in supply.plan(ids, seed, epoch)])
+        which = np.concatenate(
+            [supply.members(part) for part in supply.plan(ids, seed, epoch)]
+        )
         assert sorted(which[which >= 0]) == list(ids)
-        for part, batch in zip(supply.plan(ids, seed, epoch), supply.batches(ids, seed, epoch)):
+        for part, batch in zip(
+            supply.plan(ids, seed, epoch), supply.batches(ids, seed, epoch)
+        ):
             which = supply.members(part)
-            assert np.array_equal(batch.labels, np.where(which >= 0, supply.labels[which], -1))
+            assert np.array_equal(
+                batch.labels, np.where(which >= 0, supply.labels[which], -1)
+            )
     per = len(supply.plan(ids, 0))
-    walk = lambda start, n: [np.asarray(b.features) for b, _ in zip(stream(supply, ids, 0, start), range(n))]
-    for a, b in zip(walk(0, 2 * per + 1)[3:], walk(3, 2 * per - 2)): assert np.array_equal(a, b)
+    walk = lambda start, n: [
+        np.asarray(b.features) for b, _ in zip(stream(supply, ids, 0, start), range(n))
+    ]
+    for a, b in zip(walk(0, 2 * per + 1)[3:], walk(3, 2 * per - 2)):
+        assert np.array_equal(a, b)
 
 
 def test_predictions_come_in_the_order_asked_for_and_alike_in_both_layouts():
     ids = np.random.default_rng(0).permutation(60)[:30]
     model, given = GraphClassifier(3, 2, SMALL, rngs=nnx.Rngs(0)), supplies(ids)
-    dense, along = (predict_logits(model, given[layout], ids) for layout in ("dense", "edges"))
+    dense, along = (
+        predict_logits(model, given[layout], ids) for layout in ("dense", "edges")
+    )
     assert_close(along, dense, rtol=1e-5)
-    assert_close(predict_logits(model, given["dense"], ids[::-1]), dense[::-1], rtol=1e-6)
+    assert_close(
+        predict_logits(model, given["dense"], ids[::-1]), dense[::-1], rtol=1e-6
+    )
 
 
 def test_scores_by_hand():
     got = score(np.array([[2.0, 1.0], [0.0, 1.0], [5.0, 5.0]]), np.array([0, 0, 1]))
     assert got.accuracy == pytest.approx(1 / 3)
-    assert got.cross_entropy == pytest.approx((np.log1p(np.exp(-1)) + np.log1p(np.exp(1)) + np.log(2)) / 3)
-    with pytest.raises(ValueError, match="finite"): score(np.array([[np.nan, 0.0]]), np.array([0]))
-    with pytest.raises(ValueError, match="at least one"): score(np.zeros((0, 2)), np.zeros(0, int))
+    assert got.cross_entropy == pytest.approx(
+        (np.log1p(np.exp(-1)) + np.log1p(np.exp(1)) + np.log(2)) / 3
+    )
+    with pytest.raises(ValueError, match="finite"):
+        score(np.array([[np.nan, 0.0]]), np.array([0]))
+    with pytest.raises(ValueError, match="at least one"):
+        score(np.zeros((0, 2)), np.zeros(0, int))
 
 
 def test_training_repeats_never_looks_at_the_test_labels_and_resumes(tmp_path):
@@ -340,98 +686,270 @@ def test_training_repeats_never_looks_at_the_test_labels_and_resumes(tmp_path):
     labels = graphs.labels.copy()
     labels[fold.test] = 1 - labels[fold.test]
     one = train_classifier(QUICK, graphs, fold, tmp_path, progress=False)
-    other = train_classifier(QUICK, replace(graphs, labels=labels), fold, progress=False)
-    assert one.validation == other.validation and one.test.accuracy == pytest.approx(1 - other.test.accuracy)
-    for a, b in zip(jax.tree.leaves(nnx.state(one.model)), jax.tree.leaves(nnx.state(other.model))): assert np.array_equal(a, b)
-    again = train_classifier(QUICK, graphs, fold, tmp_path, progress=False)            # finds a finished run
+    other = train_classifier(
+        QUICK, replace(graphs, labels=labels), fold, progress=False
+    )
+    assert one.validation == other.validation and one.test.accuracy == pytest.approx(
+        1 - other.test.accuracy
+    )
+    for a, b in zip(
+        jax.tree.leaves(nnx.state(one.model)), jax.tree.leaves(nnx.state(other.model))
+    ):
+        assert np.array_equal(a, b)
+    # finds a finished run
+    again = train_classifier(QUICK, graphs, fold, tmp_path, progress=False)
     assert again.test == one.test and again.best_step == one.best_step
     loaded = load_classifier(tmp_path / "best.safetensors")
-    for a, b in zip(jax.tree.leaves(nnx.state(one.model)), jax.tree.leaves(nnx.state(loaded))): assert np.array_equal(a, b)
-    with pytest.raises(CheckpointError): load_classifier(tmp_path / "none.safetensors")
+    for a, b in zip(
+        jax.tree.leaves(nnx.state(one.model)), jax.tree.leaves(nnx.state(loaded))
+    ):
+        assert np.array_equal(a, b)
+    with pytest.raises(CheckpointError):
+        load_classifier(tmp_path / "none.safetensors")
 
 
 def test_the_encoding_is_learned_from_the_training_graphs_alone():
-    "Attributes and labels of all other graphs may be anything: after one epoch the weights are the same, to the bit."
+    """Attributes and labels of all other graphs may be anything: after one epoch the
+    weights are the same, to the bit.
+    """
     graphs = load_graphs("rings")[np.arange(60)]
     fold = parts(deal(graphs.labels), 0)
-    graphs = replace(graphs, node_attributes=np.random.default_rng(0).normal(size=(graphs.num_nodes, 1)))
+    graphs = replace(
+        graphs,
+        node_attributes=np.random.default_rng(0).normal(size=(graphs.num_nodes, 1)),
+    )
     of_train = np.isin(np.repeat(np.arange(60), graphs.sizes), fold.train)[:, None]
-    wild = replace(graphs, node_attributes=np.where(of_train, graphs.node_attributes, 50.0), node_labels=np.where(of_train, graphs.node_labels, 0))
-    rare = [replace(g, node_labels=np.where(~of_train & (np.arange(len(of_train)) % 2 == 0)[:, None], 9, g.node_labels)) for g in (graphs, wild)]
-    config, positions = replace(QUICK, epochs=1, model=replace(SMALL, blocks=1, steps=1)), laplacian_positions(graphs, 3)
-    one, other = (nnx.state(train_classifier(config, g, fold, positions=positions, progress=False).model) for g in rare)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other)): assert np.array_equal(a, b)
+    wild = replace(
+        graphs,
+        node_attributes=np.where(of_train, graphs.node_attributes, 50.0),
+        node_labels=np.where(of_train, graphs.node_labels, 0),
+    )
+    rare = [
+        replace(
+            g,
+            node_labels=np.where(
+                ~of_train & (np.arange(len(of_train)) % 2 == 0)[:, None],
+                9,
+                g.node_labels,
+            ),
+        )
+        for g in (graphs, wild)
+    ]
+    config, positions = (
+        replace(QUICK, epochs=1, model=replace(SMALL, blocks=1, steps=1)),
+        laplacian_positions(graphs, 3),
+    )
+    one, other = (
+        nnx.state(
+            train_classifier(config, g, fold, positions=positions, progress=False).model
+        )
+        for g in rare
+    )
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other)):
+        assert np.array_equal(a, b)
 
 
 def test_validation_prefers_fewer_errors_to_smaller_losses(monkeypatch):
-    "One error less outweighs any cross-entropy, which decides among equal counts; the history names what the choice was made by."
+    """One error less outweighs any cross-entropy, which decides among equal counts; the
+    history names what the choice was made by.
+    """
     graphs, S = load_graphs("rings")[np.arange(60)], classify.Scores
     found = [S(2 / 6, 0.1), S(3 / 6, 1e6), S(3 / 6, 1e5), S(3 / 6, 1e5)]
-    given = iter([*found, S(0.0, 0.0), S(0.0, 0.0)])                                    # four validations, two reports
+    given = iter([*found, S(0.0, 0.0), S(0.0, 0.0)])  # four validations, two reports
     monkeypatch.setattr(classify, "score", lambda logits, labels: next(given))
-    run = train_classifier(replace(QUICK, epochs=4), graphs, parts(deal(graphs.labels), 0), progress=False)
+    run = train_classifier(
+        replace(QUICK, epochs=4), graphs, parts(deal(graphs.labels), 0), progress=False
+    )
     rows = [row for row in run.history if "validation_loss" in row]
-    assert [(row["validation_accuracy"], row["validation_cross_entropy"]) for row in rows] == found
-    assert run.best_step == rows[2]["step"] and all(1 - row["validation_accuracy"] < row["validation_loss"] < 1 - row["validation_accuracy"] + 1 / 6 for row in rows)
+    assert [
+        (row["validation_accuracy"], row["validation_cross_entropy"]) for row in rows
+    ] == found
+    assert run.best_step == rows[2]["step"] and all(
+        1 - row["validation_accuracy"]
+        < row["validation_loss"]
+        < 1 - row["validation_accuracy"] + 1 / 6
+        for row in rows
+    )
 
 
 def test_the_script_trains_reports_and_resumes(tmp_path, capsys):
-    args = ["--data", "rings", "--out", str(tmp_path), "--epochs", "1", "--num_buckets", "1", "--model.dim", "8", "--model.num_heads", "2", "--model.head_dim", "4",
-            "--model.num_memories", "12", "--model.num_positions", "3", "--batch_size", "64"]
+    args = [
+        "--data",
+        "rings",
+        "--out",
+        str(tmp_path),
+        "--epochs",
+        "1",
+        "--num_buckets",
+        "1",
+        "--model.dim",
+        "8",
+        "--model.num_heads",
+        "2",
+        "--model.head_dim",
+        "4",
+        "--model.num_memories",
+        "12",
+        "--model.num_positions",
+        "3",
+        "--batch_size",
+        "64",
+    ]
     metrics = main(args)
-    assert json.loads((tmp_path / "metrics.json").read_text())["test"] == metrics["test"]
-    assert metrics["config"]["model"]["dim"] == 8 and metrics["graphs"] == {"train": 192, "validation": 24, "test": 24} and "commit" in metrics
+    assert (
+        json.loads((tmp_path / "metrics.json").read_text())["test"] == metrics["test"]
+    )
+    assert (
+        metrics["config"]["model"]["dim"] == 8
+        and metrics["graphs"] == {"train": 192, "validation": 24, "test": 24}
+        and "commit" in metrics
+    )
     assert f"{metrics['test']['accuracy']:.3f}" in capsys.readouterr().out
     assert main(args)["test"] == metrics["test"]
-    for bad, message in ((["--data", "rings", "--lr", "-1"], "lr"), ([*args, "--epochs", "2"], "epochs")):
-        with pytest.raises(SystemExit, match=message): main([*bad, "--out", str(tmp_path)])
+    for bad, message in (
+        (["--data", "rings", "--lr", "-1"], "lr"),
+        ([*args, "--epochs", "2"], "epochs"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            main([*bad, "--out", str(tmp_path)])
 
 
 def test_a_view_adds_up_and_can_be_drawn():
     import matplotlib
+
     matplotlib.use("agg")
-    dense = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x, prepared()[0])
+    dense = jax.tree.map(
+        lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x, prepared()[0]
+    )
     model = GraphClassifier(2, 2, SMALL, num_edge_features=2, rngs=nnx.Rngs(0))
     view = look(model, dense)
-    for refuse in (lambda edges: reorder(edges, jax.random.key(0)), lambda edges: look(model, edges)):
-        with pytest.raises(TypeError, match="EdgeBatch"): refuse(prepared()[1])
-    assert view.adjacency.shape == (4, 2, dense.present.shape[1] + 1, dense.present.shape[1] + 1)
+    for refuse in (
+        lambda edges: reorder(edges, jax.random.key(0)),
+        lambda edges: look(model, edges),
+    ):
+        with pytest.raises(TypeError, match="EdgeBatch"):
+            refuse(prepared()[1])
+    assert view.adjacency.shape == (
+        4,
+        2,
+        dense.present.shape[1] + 1,
+        dense.present.shape[1] + 1,
+    )
     assert_close(view.listens.sum(-1), np.ones((2, 4, 2), np.float32), rtol=1e-5)
     outside = ~np.asarray(dense.present)
-    assert (view.heard[:, :, :, 1:][:, np.broadcast_to(outside[:, None], (4, 2, outside.shape[1]))] == 0).all()
+    assert (
+        view.heard[:, :, :, 1:][
+            :, np.broadcast_to(outside[:, None], (4, 2, outside.shape[1]))
+        ]
+        == 0
+    ).all()
     lone = int(dense.present.sum(1).argmin())
-    assert dense.present[lone].sum() == 1 and len(plot_molecule(model, dense, lone).axes) >= 5
+    assert (
+        dense.present[lone].sum() == 1
+        and len(plot_molecule(model, dense, lone).axes) >= 5
+    )
     i = int(dense.present.sum(1).argmax())
-    tall = dense._replace(features=dense.features.at[i, :, 1].set(7.5))                 # a column of attributes, larger than any label's 1
-    texts = [text.get_text() for text in plot_molecule(model, tall, i, {0: "C"}).axes[0].texts]
-    assert sorted(texts) == sorted("C" if a == 1 else "" for a in np.asarray(dense.features[i, np.asarray(dense.present[i]), 0])) and "C" in texts
+    # a column of attributes, larger than any label's 1
+    tall = dense._replace(features=dense.features.at[i, :, 1].set(7.5))
+    texts = [
+        text.get_text()
+        for text in plot_molecule(model, tall, i, {0: "C"}).axes[0].texts
+    ]
+    assert (
+        sorted(texts)
+        == sorted(
+            "C" if a == 1 else ""
+            for a in np.asarray(dense.features[i, np.asarray(dense.present[i]), 0])
+        )
+        and "C" in texts
+    )
     matplotlib.pyplot.close("all")
 
 
 def test_bad_input_is_named():
-    for field, value in dict(dim=0, blocks=0, steps=0, step_size=0.0, noise=-1.0, dropout=1.0, strangers="half", filter_size=2, num_positions=-1).items():
-        with pytest.raises(ValueError, match=field): replace(SMALL, **{field: value})
-    for field, value in dict(epochs=0, batch_size=0, warmup=1.0, layout="table", every=0, lr=-1.0, fold=10, seed=-1).items():
-        with pytest.raises(ValueError, match=field): replace(QUICK, **{field: value})
-    with pytest.raises(ValueError, match="shuffle"): replace(QUICK, layout="edges", model=replace(SMALL, shuffle=True))
+    for field, value in dict(
+        dim=0,
+        blocks=0,
+        steps=0,
+        step_size=0.0,
+        noise=-1.0,
+        dropout=1.0,
+        strangers="half",
+        filter_size=2,
+        num_positions=-1,
+    ).items():
+        with pytest.raises(ValueError, match=field):
+            replace(SMALL, **{field: value})
+    for field, value in dict(
+        epochs=0,
+        batch_size=0,
+        warmup=1.0,
+        layout="table",
+        every=0,
+        lr=-1.0,
+        fold=10,
+        seed=-1,
+    ).items():
+        with pytest.raises(ValueError, match=field):
+            replace(QUICK, **{field: value})
+    with pytest.raises(ValueError, match="shuffle"):
+        replace(QUICK, layout="edges", model=replace(SMALL, shuffle=True))
     graphs = load_graphs("rings")[np.arange(20)]
     zeros = Fold(*(np.flatnonzero(graphs.labels == c)[:4] for c in (0, 1, 1)))
-    with pytest.raises(ValueError, match="one class"): train_classifier(QUICK, graphs, zeros, progress=False)
+    with pytest.raises(ValueError, match="one class"):
+        train_classifier(QUICK, graphs, zeros, progress=False)
     unknown = replace(graphs, labels=np.where(np.arange(20) == 3, -1, graphs.labels))
-    with pytest.raises(ValueError, match="no label"): train_classifier(QUICK, unknown, Fold(np.arange(10), np.arange(10, 15), np.arange(15, 20)), progress=False)
-    model, batch = GraphClassifier(3, 2, SMALL, rngs=nnx.Rngs(0)), next(make_buckets(graphs, learn_encoding(graphs, np.arange(20)), k=3, num_buckets=1).batches(np.arange(20)))
+    with pytest.raises(ValueError, match="no label"):
+        train_classifier(
+            QUICK,
+            unknown,
+            Fold(np.arange(10), np.arange(10, 15), np.arange(15, 20)),
+            progress=False,
+        )
+    model, batch = (
+        GraphClassifier(3, 2, SMALL, rngs=nnx.Rngs(0)),
+        next(
+            make_buckets(
+                graphs, learn_encoding(graphs, np.arange(20)), k=3, num_buckets=1
+            ).batches(np.arange(20))
+        ),
+    )
     for name in ("features", "positions", "edge_features"):
         x = getattr(batch, name)
-        with pytest.raises(ValueError, match=name): model(batch._replace(**{name: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 1)])}))
+        with pytest.raises(ValueError, match=name):
+            model(
+                batch._replace(**{name: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 1)])})
+            )
 
 
 def test_mutag_is_learned(et_data, tmp_path):
-    "A few epochs on the real set are better than always naming the most frequent class."
+    """A few epochs on the real set are better than always naming the most frequent
+    class.
+    """
     graphs = load_graphs("MUTAG", et_data)
-    config = ClassifyTraining("MUTAG", epochs=12, batch_size=32, num_buckets=2, lr=3e-3, model=ClassifyConfig(dim=32, num_heads=2, head_dim=16, num_memories=64, num_positions=8, step_size=1.0))
+    config = ClassifyTraining(
+        "MUTAG",
+        epochs=12,
+        batch_size=32,
+        num_buckets=2,
+        lr=3e-3,
+        model=ClassifyConfig(
+            dim=32,
+            num_heads=2,
+            head_dim=16,
+            num_memories=64,
+            num_positions=8,
+            step_size=1.0,
+        ),
+    )
     fold = parts(deal(graphs.labels), 0)
     run = train_classifier(config, graphs, fold, tmp_path, progress=False)
     most = np.bincount(graphs.labels[fold.train]).argmax()
     known = np.concatenate([fold.validation, fold.test])
-    supply = make_buckets(graphs, learn_encoding(graphs, fold.train), k=8, num_buckets=2)
-    assert score(predict_logits(run.model, supply, known), graphs.labels[known]).accuracy > (graphs.labels[known] == most).mean()
+    supply = make_buckets(
+        graphs, learn_encoding(graphs, fold.train), k=8, num_buckets=2
+    )
+    assert (
+        score(predict_logits(run.model, supply, known), graphs.labels[known]).accuracy
+        > (graphs.labels[known] == most).mean()
+    )

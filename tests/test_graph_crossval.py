@@ -1,4 +1,7 @@
-"""The protocol: folds that never change, training that cannot see the test fold, and results that are whole or absent (nbs/20c_cross_validation.ipynb)."""
+"""The protocol: folds that never change, training that cannot see the test fold, and
+results that are whole or absent (nbs/20c_cross_validation.ipynb).
+"""
+
 import json
 import os
 import runpy
@@ -16,8 +19,24 @@ from hypothesis import strategies as st
 
 import et_nbdev.graph.crossval as crossval
 from et_nbdev.graph.classify_baselines import GIN, GINConfig
-from et_nbdev.graph.crossval import Candidate, FitConfig, cross_validate, deal, fit_classifier, parts, predict, predict_logits, summary
-from et_nbdev.graph.sets import TU_NAMES, EdgeLists, learn_encoding, load_graphs, make_buckets
+from et_nbdev.graph.crossval import (
+    Candidate,
+    FitConfig,
+    cross_validate,
+    deal,
+    fit_classifier,
+    parts,
+    predict,
+    predict_logits,
+    summary,
+)
+from et_nbdev.graph.sets import (
+    TU_NAMES,
+    EdgeLists,
+    learn_encoding,
+    load_graphs,
+    make_buckets,
+)
 from et_nbdev.training import _alone
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,24 +63,59 @@ def fold(graphs):
 
 
 def same(a, b):
-    return {k: v for k, v in a.items() if k not in ("seconds", "date", "settings", "candidates", "test_accuracy", "test_correct", "largest_class")} == \
-           {k: v for k, v in b.items() if k not in ("seconds", "date", "settings", "candidates", "test_accuracy", "test_correct", "largest_class")} and \
-           [c | {"seconds": 0} for c in a["candidates"]] == [c | {"seconds": 0} for c in b["candidates"]]
+    return {
+        k: v
+        for k, v in a.items()
+        if k
+        not in (
+            "seconds",
+            "date",
+            "settings",
+            "candidates",
+            "test_accuracy",
+            "test_correct",
+            "largest_class",
+        )
+    } == {
+        k: v
+        for k, v in b.items()
+        if k
+        not in (
+            "seconds",
+            "date",
+            "settings",
+            "candidates",
+            "test_accuracy",
+            "test_correct",
+            "largest_class",
+        )
+    } and [c | {"seconds": 0} for c in a["candidates"]] == [
+        c | {"seconds": 0} for c in b["candidates"]
+    ]
 
 
-# -------------------------------------------------------------------------------------------------------------- folds
+# ------------------------------------------------------------------------------------
+# folds
 
-@given(st.lists(st.integers(0, 5), min_size=12, max_size=80), st.integers(3, 10), st.integers(0, 5))
+
+@given(
+    st.lists(st.integers(0, 5), min_size=12, max_size=80),
+    st.integers(3, 10),
+    st.integers(0, 5),
+)
 @examples(50)
 def test_folds_are_disjoint_complete_and_stratified(labels, k, seed):
     labels = np.array(labels)
     fold = deal(labels, k, seed)
     assert np.ptp(np.bincount(fold, minlength=k)) <= 1
-    for c in np.unique(labels): assert np.ptp(np.bincount(fold[labels == c], minlength=k)) <= 1
+    for c in np.unique(labels):
+        assert np.ptp(np.bincount(fold[labels == c], minlength=k)) <= 1
     tested = []
     for f in range(k):
         train, validation, test = parts(fold, f)
-        assert np.array_equal(np.sort(np.concatenate([train, validation, test])), np.arange(len(labels)))
+        assert np.array_equal(
+            np.sort(np.concatenate([train, validation, test])), np.arange(len(labels))
+        )
         assert len(test) and len(validation) and len(train)
         tested += test.tolist()
     assert sorted(tested) == list(range(len(labels)))
@@ -69,256 +123,637 @@ def test_folds_are_disjoint_complete_and_stratified(labels, k, seed):
 
 def test_folds_never_change():
     assert "".join(map(str, deal(np.arange(20) % 2, 5))) == "44342013421021320103"
-    assert not np.array_equal(deal(np.arange(200) % 2, 10, 0), deal(np.arange(200) % 2, 10, 1))
+    assert not np.array_equal(
+        deal(np.arange(200) % 2, 10, 0), deal(np.arange(200) % 2, 10, 1)
+    )
 
 
-@pytest.mark.parametrize("bad, match", [(([0] * 9, 10), "at least k = 10 graphs"), (([0, 1, -1], 3), "0 or more, got shape \\(3,\\) with -1"), (([0, 1, 0], 2), "k: expected")])
+@pytest.mark.parametrize(
+    "bad, match",
+    [
+        (([0] * 9, 10), "at least k = 10 graphs"),
+        (([0, 1, -1], 3), "0 or more, got shape \\(3,\\) with -1"),
+        (([0, 1, 0], 2), "k: expected"),
+    ],
+)
 def test_folds_refuse(bad, match):
-    with pytest.raises(ValueError, match=match): deal(*bad)
-    with pytest.raises(ValueError, match="f: expected a fold from 0 to 2"): parts(np.arange(3), 3)
+    with pytest.raises(ValueError, match=match):
+        deal(*bad)
+    with pytest.raises(ValueError, match="f: expected a fold from 0 to 2"):
+        parts(np.arange(3), 3)
     for labels in ([0.0, 1, 0, 1], [0, 1, np.nan, 0], ["a", "b", "c"]):
-        with pytest.raises(ValueError, match="^labels: expected classes, integers, got"): deal(labels, 3)
-    for fold in ([0, 1, 0, 1], [0, 2, 3, 0], [0, 1, 2, -1], [0.0, 1, 2], [], [[0, 1, 2]]):
-        with pytest.raises(ValueError, match="^fold: expected a fold for each graph, integers 0, 1, …, k - 1"): parts(fold, 0)
+        with pytest.raises(
+            ValueError, match="^labels: expected classes, integers, got"
+        ):
+            deal(labels, 3)
+    for fold in (
+        [0, 1, 0, 1],
+        [0, 2, 3, 0],
+        [0, 1, 2, -1],
+        [0.0, 1, 2],
+        [],
+        [[0, 1, 2]],
+    ):
+        with pytest.raises(
+            ValueError,
+            match="^fold: expected a fold for each graph, integers 0, 1, …, k - 1",
+        ):
+            parts(fold, 0)
     assert parts([0, 1, 2], 0).test.tolist() == [0]
-    with pytest.raises(ValueError, match="^rows: at least one fold"): summary([])
+    with pytest.raises(ValueError, match="^rows: at least one fold"):
+        summary([])
     assert summary([{"test_accuracy": 0.5}]) == "50.0 (1 fold)"
 
 
 def kept_folds():
-    return {key: np.array(list(map(int, digits))) for key, digits in json.loads((ROOT / "results/graph-classification/folds.json").read_text()).items()}
+    return {
+        key: np.array(list(map(int, digits)))
+        for key, digits in json.loads(
+            (ROOT / "results/graph-classification/folds.json").read_text()
+        ).items()
+    }
 
 
 @pytest.mark.parametrize("name", [n for n in TU_NAMES if n != "FRANKENSTEIN"])
 def test_kept_folds_are_disjoint_and_complete(name):
     fold = kept_folds()[f"{name}/10"]
-    counts = {"MUTAG": 188, "PROTEINS": 1113, "ENZYMES": 600, "NCI1": 4110, "NCI109": 4127, "Mutagenicity": 4337, "DD": 1178}
-    assert len(fold) == counts[name] and set(fold) == set(range(10)) and np.ptp(np.bincount(fold)) <= 1
-    for f in range(10): assert np.array_equal(np.sort(np.concatenate(parts(fold, f))), np.arange(len(fold)))
+    counts = {
+        "MUTAG": 188,
+        "PROTEINS": 1113,
+        "ENZYMES": 600,
+        "NCI1": 4110,
+        "NCI109": 4127,
+        "Mutagenicity": 4337,
+        "DD": 1178,
+    }
+    assert (
+        len(fold) == counts[name]
+        and set(fold) == set(range(10))
+        and np.ptp(np.bincount(fold)) <= 1
+    )
+    for f in range(10):
+        assert np.array_equal(
+            np.sort(np.concatenate(parts(fold, f))), np.arange(len(fold))
+        )
 
 
-@pytest.mark.parametrize("name", ["MUTAG", "PROTEINS", "ENZYMES", "NCI1", "NCI109", "Mutagenicity"])
+@pytest.mark.parametrize(
+    "name", ["MUTAG", "PROTEINS", "ENZYMES", "NCI1", "NCI109", "Mutagenicity"]
+)
 def test_kept_folds_are_those_of_the_real_labels(et_data, name):
-    assert np.array_equal(kept_folds()[f"{name}/10"], deal(load_graphs(name, et_data).labels))
+    assert np.array_equal(
+        kept_folds()[f"{name}/10"], deal(load_graphs(name, et_data).labels)
+    )
 
 
-# -------------------------------------------------------------------------------------------------------------- training
+# ------------------------------------------------------------------------------------
+# training
+
 
 def test_training_learns_and_is_repeatable_and_compiles_once(graphs):
     easy = replace(graphs, labels=(graphs.sizes > np.median(graphs.sizes)).astype(int))
     part = parts(deal(easy.labels, 5), 0)
-    buckets = make_buckets(easy, learn_encoding(easy, part.train), k=0, num_buckets=1, batch_size=16)
+    buckets = make_buckets(
+        easy, learn_encoding(easy, part.train), k=0, num_buckets=1, batch_size=16
+    )
     config, rows = FitConfig(epochs=12, lr=1e-2, batch_size=16, weight_decay=0.0), []
     build = lambda seed: GIN(3, 2, SMALL, rngs=nnx.Rngs(seed))
-    runs = [fit_classifier(build(0), buckets, part.train, part.validation, config, 0, rows.append) for _ in range(2)]
-    assert runs[0].history == runs[1].history and rows == 2 * runs[0].history and len(rows) == 24
-    jax.tree.map(np.testing.assert_array_equal, nnx.state(runs[0].model), nnx.state(runs[1].model))
-    assert runs[0].history[-1]["loss"] < runs[0].history[0]["loss"] and runs[0].history[runs[0].epoch - 1]["validation_accuracy"] >= 0.75
-    best = max(runs[0].history, key=lambda r: (r["validation_accuracy"], -r["validation_loss"]))
+    runs = [
+        fit_classifier(
+            build(0), buckets, part.train, part.validation, config, 0, rows.append
+        )
+        for _ in range(2)
+    ]
+    assert (
+        runs[0].history == runs[1].history
+        and rows == 2 * runs[0].history
+        and len(rows) == 24
+    )
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        nnx.state(runs[0].model),
+        nnx.state(runs[1].model),
+    )
+    assert (
+        runs[0].history[-1]["loss"] < runs[0].history[0]["loss"]
+        and runs[0].history[runs[0].epoch - 1]["validation_accuracy"] >= 0.75
+    )
+    best = max(
+        runs[0].history, key=lambda r: (r["validation_accuracy"], -r["validation_loss"])
+    )
     assert best["epoch"] == runs[0].epoch
-    found = predict(runs[0].model, buckets, part.validation)                                 # the weights of that epoch, not the last ones
-    assert (found == easy.labels[part.validation]).mean() == pytest.approx(best["validation_accuracy"])
+    # the weights of that epoch, not the last ones
+    found = predict(runs[0].model, buckets, part.validation)
+    assert (found == easy.labels[part.validation]).mean() == pytest.approx(
+        best["validation_accuracy"]
+    )
     programs = crossval._programs(nnx.split(build(5))[0])
     before = [p._cache_size() for p in programs]
-    other = make_buckets(easy, learn_encoding(easy, part.validation), k=0, num_buckets=1, batch_size=16)
-    fit_classifier(build(7), other, part.train[3:], part.test, FitConfig(epochs=2, lr=1e-3, batch_size=16, weight_decay=0.1, clip=0.5))
+    other = make_buckets(
+        easy, learn_encoding(easy, part.validation), k=0, num_buckets=1, batch_size=16
+    )
+    fit_classifier(
+        build(7),
+        other,
+        part.train[3:],
+        part.test,
+        FitConfig(epochs=2, lr=1e-3, batch_size=16, weight_decay=0.1, clip=0.5),
+    )
     assert [p._cache_size() for p in programs] == before and before[0] == 1
-    assert fit_classifier(build(0), buckets, part.train, part.validation, config, 1).history != runs[0].history
+    assert (
+        fit_classifier(
+            build(0), buckets, part.train, part.validation, config, 1
+        ).history
+        != runs[0].history
+    )
 
 
 def test_one_step_is_adamw_of_the_summed_loss(graphs):
-    buckets = make_buckets(graphs, learn_encoding(graphs, [0]), k=0, num_buckets=1, batch_size=64)
+    buckets = make_buckets(
+        graphs, learn_encoding(graphs, [0]), k=0, num_buckets=1, batch_size=64
+    )
+
     class Linear(nnx.Module):
-        def __init__(self): self.linear = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-        def __call__(self, batch, rngs=None): return self.linear(batch.features.sum(1))
-    ids, config = np.arange(20), FitConfig(epochs=1, batch_size=64, lr=0.1, warmup=0.0, weight_decay=0.5, clip=1e6)
+        def __init__(self):
+            self.linear = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+
+        def __call__(self, batch, rngs=None):
+            return self.linear(batch.features.sum(1))
+
+    ids, config = (
+        np.arange(20),
+        FitConfig(
+            epochs=1, batch_size=64, lr=0.1, warmup=0.0, weight_decay=0.5, clip=1e6
+        ),
+    )
     before = Linear()
     batch = next(buckets.batches(ids))
+
     def loss(model):
         logp = jax.nn.log_softmax(model(batch))
-        return -sum(logp[i, int(batch.labels[i])] for i in range(len(batch.labels)) if int(batch.labels[i]) >= 0) / 64
+        return (
+            -sum(
+                logp[i, int(batch.labels[i])]
+                for i in range(len(batch.labels))
+                if int(batch.labels[i]) >= 0
+            )
+            / 64
+        )
+
     slope = nnx.grad(loss)(before)
     for clip in (1e6, 1e-8):
-        after = fit_classifier(Linear(), buckets, ids, np.arange(20, 25), replace(config, clip=clip)).model
-        shrink = min(1, clip / float(jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(slope)))))
-        adam = lambda g: g * shrink / (jnp.abs(g * shrink) + 1e-8)                           # its first step; one of one is half way down the cosine
+        after = fit_classifier(
+            Linear(), buckets, ids, np.arange(20, 25), replace(config, clip=clip)
+        ).model
+        shrink = min(
+            1,
+            clip / float(jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(slope)))),
+        )
+        # its first step; one of one is half way down the cosine
+        adam = lambda g: g * shrink / (jnp.abs(g * shrink) + 1e-8)
         kernel, bias = before.linear.kernel[...], before.linear.bias[...]
-        np.testing.assert_allclose(after.linear.kernel[...], kernel - 0.05 * (adam(slope.linear.kernel[...]) + 0.5 * kernel), rtol=1e-4, atol=1e-6)   # matrices decay
-        np.testing.assert_allclose(after.linear.bias[...], bias - 0.05 * adam(slope.linear.bias[...]), rtol=1e-4, atol=1e-6)                          # vectors do not
+        # matrices decay
+        np.testing.assert_allclose(
+            after.linear.kernel[...],
+            kernel - 0.05 * (adam(slope.linear.kernel[...]) + 0.5 * kernel),
+            rtol=1e-4,
+            atol=1e-6,
+        )
+        # vectors do not
+        np.testing.assert_allclose(
+            after.linear.bias[...],
+            bias - 0.05 * adam(slope.linear.bias[...]),
+            rtol=1e-4,
+            atol=1e-6,
+        )
 
 
 def test_training_stops_where_the_loss_is_lost(graphs):
     buckets = make_buckets(graphs, learn_encoding(graphs, [0]), k=0, num_buckets=1)
+
     class Explodes(nnx.Module):
-        def __init__(self): self.map = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-        def __call__(self, batch, rngs=None): return self.map(batch.features.sum(1)) * jnp.float32(jnp.inf)
-    run = fit_classifier(Explodes(), buckets, np.arange(40), np.arange(40, 50), FitConfig(epochs=3))
+        def __init__(self):
+            self.map = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+
+        def __call__(self, batch, rngs=None):
+            return self.map(batch.features.sum(1)) * jnp.float32(jnp.inf)
+
+    run = fit_classifier(
+        Explodes(), buckets, np.arange(40), np.arange(40, 50), FitConfig(epochs=3)
+    )
     assert run.epoch == 0 and run.history == []
-    fold, train = deal(graphs.labels, 5), np.random.default_rng(0).integers(0, 5, 60) == 0
-    labels = np.where(fold == 0, 1, np.where(train, 1, 0))                                   # most of the test graphs are of the class that few others are of
-    rows = cross_validate(lambda c, s, r: Explodes(), replace(graphs, labels=labels), fold, [Candidate(None, FitConfig(epochs=2))], folds=[0], **OPTIONS)
+    fold, train = (
+        deal(graphs.labels, 5),
+        np.random.default_rng(0).integers(0, 5, 60) == 0,
+    )
+    # most of the test graphs are of the class that few others are of
+    labels = np.where(fold == 0, 1, np.where(train, 1, 0))
+    rows = cross_validate(
+        lambda c, s, r: Explodes(),
+        replace(graphs, labels=labels),
+        fold,
+        [Candidate(None, FitConfig(epochs=2))],
+        folds=[0],
+        **OPTIONS,
+    )
     assert rows[0]["largest_class"] == 0
     assert rows[0]["candidates"][0]["epoch"] == 0 and 0 <= rows[0]["test_accuracy"] <= 1
 
 
-@pytest.mark.parametrize("bad, match", [(dict(epochs=0), "epochs"), (dict(lr=-1.0), "lr: expected"), (dict(warmup=1.0), "warmup"), (dict(weight_decay=float("nan")), "weight_decay"), (dict(batch_size=1.5), "batch_size")])
+@pytest.mark.parametrize(
+    "bad, match",
+    [
+        (dict(epochs=0), "epochs"),
+        (dict(lr=-1.0), "lr: expected"),
+        (dict(warmup=1.0), "warmup"),
+        (dict(weight_decay=float("nan")), "weight_decay"),
+        (dict(batch_size=1.5), "batch_size"),
+    ],
+)
 def test_settings_are_checked(bad, match):
-    with pytest.raises(ValueError, match=match): FitConfig(**bad)
+    with pytest.raises(ValueError, match=match):
+        FitConfig(**bad)
 
 
-# -------------------------------------------------------------------------------------------------------------- the protocol
+# ------------------------------------------------------------------------------------
+# the protocol
+
 
 def test_training_cannot_see_the_test_fold(graphs, fold):
-    "Every label of the test fold wrong, and its attributes absurd: training, choice and weights are the same to the last bit."
+    """Every label of the test fold wrong, and its attributes absurd: training, choice
+    and weights are the same to the last bit.
+    """
     test, kept = parts(fold, 1).test, []
     poisoned = graphs.labels.copy()
     poisoned[test] = 1 - poisoned[test]
-    run = lambda g: cross_validate(make, g, fold, GRID, folds=[1], keep=lambda f, model: kept.append(nnx.state(model)), **OPTIONS)[0]
+    run = lambda g: cross_validate(
+        make,
+        g,
+        fold,
+        GRID,
+        folds=[1],
+        keep=lambda f, model: kept.append(nnx.state(model)),
+        **OPTIONS,
+    )[0]
     clean, dirty = run(graphs), run(replace(graphs, labels=poisoned))
     assert same(clean, dirty) and clean["predictions"] == dirty["predictions"]
     jax.tree.map(np.testing.assert_array_equal, *kept)
-    assert clean["test_correct"] + dirty["test_correct"] == len(test)                        # it is scored all the same
+    # it is scored all the same
+    assert clean["test_correct"] + dirty["test_correct"] == len(test)
     held = parts(fold, 1).validation
     poisoned = graphs.labels.copy()
     poisoned[held] = 1 - poisoned[held]
-    assert not same(clean, run(replace(graphs, labels=poisoned)))                            # the comparison can fail
+    # the comparison can fail
+    assert not same(clean, run(replace(graphs, labels=poisoned)))
 
-    measured = replace(graphs, node_attributes=np.random.default_rng(0).normal(size=(graphs.num_nodes, 2)))
+    measured = replace(
+        graphs,
+        node_attributes=np.random.default_rng(0).normal(size=(graphs.num_nodes, 2)),
+    )
     absurd = measured.node_attributes.copy()
-    for i in test: absurd[graphs.start[i]:graphs.start[i + 1]] *= 1e4
+    for i in test:
+        absurd[graphs.start[i] : graphs.start[i + 1]] *= 1e4
     kept.clear()
-    first = lambda g: cross_validate(make, g, fold, GRID[:1], folds=[1], keep=lambda f, model: kept.append(nnx.state(model)), **OPTIONS)[0]
+    first = lambda g: cross_validate(
+        make,
+        g,
+        fold,
+        GRID[:1],
+        folds=[1],
+        keep=lambda f, model: kept.append(nnx.state(model)),
+        **OPTIONS,
+    )[0]
     a, b = first(measured), first(replace(measured, node_attributes=absurd))
-    assert a["loss"] == b["loss"] and a["candidates"][0]["validation_loss"] == b["candidates"][0]["validation_loss"]
+    assert (
+        a["loss"] == b["loss"]
+        and a["candidates"][0]["validation_loss"]
+        == b["candidates"][0]["validation_loss"]
+    )
     jax.tree.map(np.testing.assert_array_equal, *kept)
-    for i in held: absurd[graphs.start[i]:graphs.start[i + 1]] *= 1e2
+    for i in held:
+        absurd[graphs.start[i] : graphs.start[i + 1]] *= 1e2
     c = first(replace(measured, node_attributes=absurd))
-    assert a["loss"] == c["loss"] and a["candidates"][0]["validation_loss"] != c["candidates"][0]["validation_loss"]     # the hold-out is looked at, but teaches no scale
+    # the hold-out is looked at, but teaches no scale
+    assert (
+        a["loss"] == c["loss"]
+        and a["candidates"][0]["validation_loss"]
+        != c["candidates"][0]["validation_loss"]
+    )
 
 
-def test_labels_of_the_test_fold_never_reach_the_training_function(graphs, fold, monkeypatch):
+def test_labels_of_the_test_fold_never_reach_the_training_function(
+    graphs, fold, monkeypatch
+):
     seen = []
+
     def watch(model, buckets, train, validation, *rest):
         seen.append((buckets, train, validation))
         return fit_classifier(model, buckets, train, validation, *rest)
+
     monkeypatch.setattr(crossval, "fit_classifier", watch)
     cross_validate(make, graphs, fold, GRID[:1], folds=[2], **OPTIONS)
-    (buckets, train, validation), = seen
+    ((buckets, train, validation),) = seen
     part = parts(fold, 2)
-    assert np.array_equal(train, part.train) and np.array_equal(validation, part.validation)
-    assert (buckets.labels[part.test] == -1).all() and (buckets.labels[part.train] == graphs.labels[part.train]).all()
+    assert np.array_equal(train, part.train) and np.array_equal(
+        validation, part.validation
+    )
+    assert (buckets.labels[part.test] == -1).all() and (
+        buckets.labels[part.train] == graphs.labels[part.train]
+    ).all()
     on_device = np.concatenate([np.asarray(b.labels) for b in buckets.buckets])
     assert (on_device == -1).sum() == len(part.test)
-    for train, validation, match in ((part.test, part.train, f"train: must name graphs that have a class, but graph {part.test[0]} has none"), ([60], part.train, "train: ids of graphs must lie from 0 to 59, got 60"),
-                                     (part.train, [-1], "validation: ids of graphs must lie"), (part.train, part.train[3:5], f"train, validation: must not share graphs, but 2 are in both, such as {part.train[3]}")):
+    for train, validation, match in (
+        (
+            part.test,
+            part.train,
+            (
+                f"train: must name graphs that have a class, but graph {part.test[0]}"
+                " has none"
+            ),
+        ),
+        ([60], part.train, "train: ids of graphs must lie from 0 to 59, got 60"),
+        (part.train, [-1], "validation: ids of graphs must lie"),
+        (
+            part.train,
+            part.train[3:5],
+            (
+                "train, validation: must not share graphs, but 2 are in both, such as"
+                f" {part.train[3]}"
+            ),
+        ),
+    ):
         with pytest.raises(ValueError, match="^" + match):
-            fit_classifier(make(SMALL, crossval.Sizes(3, 2, 0, 0), nnx.Rngs(0)), buckets, train, validation, FitConfig(epochs=1))
-    with pytest.raises(ValueError, match="^ids: ids of graphs must lie from 0 to 59, got 99"): predict(make(SMALL, crossval.Sizes(3, 2, 0, 0), nnx.Rngs(0)), buckets, [99])
+            fit_classifier(
+                make(SMALL, crossval.Sizes(3, 2, 0, 0), nnx.Rngs(0)),
+                buckets,
+                train,
+                validation,
+                FitConfig(epochs=1),
+            )
+    with pytest.raises(
+        ValueError, match="^ids: ids of graphs must lie from 0 to 59, got 99"
+    ):
+        predict(make(SMALL, crossval.Sizes(3, 2, 0, 0), nnx.Rngs(0)), buckets, [99])
 
 
 def test_the_winner_is_the_best_on_the_hold_out(graphs, fold):
     row = cross_validate(make, graphs, fold, GRID, folds=[0], **OPTIONS)[0]
-    marks = [(c["validation_accuracy"], -c["validation_loss"]) for c in row["candidates"]]
-    assert row["chosen"] == marks.index(max(marks)) and row["test_graphs"] == (fold == 0).sum() == len(row["predictions"])
-    assert row["test_accuracy"] == pytest.approx((np.array(row["predictions"]) == graphs.labels[fold == 0]).mean())
-    assert {"seconds", "commit", "date", "jax", "settings", "loss", "validation"} <= set(row)
-    assert summary([{"test_accuracy": 0.5}, {"test_accuracy": 0.7}]) == "60.0 ± 14.1 (2 folds)"
+    marks = [
+        (c["validation_accuracy"], -c["validation_loss"]) for c in row["candidates"]
+    ]
+    assert row["chosen"] == marks.index(max(marks)) and row["test_graphs"] == (
+        fold == 0
+    ).sum() == len(row["predictions"])
+    assert row["test_accuracy"] == pytest.approx(
+        (np.array(row["predictions"]) == graphs.labels[fold == 0]).mean()
+    )
+    assert {
+        "seconds",
+        "commit",
+        "date",
+        "jax",
+        "settings",
+        "loss",
+        "validation",
+    } <= set(row)
+    assert (
+        summary([{"test_accuracy": 0.5}, {"test_accuracy": 0.7}])
+        == "60.0 ± 14.1 (2 folds)"
+    )
 
 
 FOUND = {"test_accuracy": 0.75, "test_correct": 9, "test_graphs": 12}
 
 
 def test_two_runs_in_one_folder_lose_no_fold(graphs, fold, tmp_path, monkeypatch):
-    "Both began in an empty one. What was there first stays: of another run it is an error, of this one a fold that is done."
-    run = lambda **o: cross_validate(make, graphs, fold, GRID[:1], out=tmp_path, **OPTIONS | {"folds": [0]} | o)
+    """Both began in an empty one. What was there first stays: of another run it is an
+    error, of this one a fold that is done.
+    """
+    run = lambda **o: cross_validate(
+        make, graphs, fold, GRID[:1], out=tmp_path, **OPTIONS | {"folds": [0]} | o
+    )
+
     def meanwhile(*a, **k):
         with monkeypatch.context() as m:
             m.setattr(crossval, "_one_fold", lambda *a, **k: (FOUND, None))
             run(**other)
         return FOUND | {"test_accuracy": 0.5, "test_correct": 6}, None
+
     kept = []
     monkeypatch.setattr(crossval, "_one_fold", meanwhile)
-    for other, says in (dict(seed=1), "fold-0.json is of a run with other seed"), (dict(seed=1, folds=[2]), "fold-2.json is of a run with other seed"):     # noqa: B007
-        with pytest.raises(ValueError, match=says): run(keep=lambda f, model: kept.append(f))
+    for other, says in (  # noqa: B007
+        (dict(seed=1), "fold-0.json is of a run with other seed"),
+        (dict(seed=1, folds=[2]), "fold-2.json is of a run with other seed"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            run(keep=lambda f, model: kept.append(f))
         (file,) = tmp_path.iterdir()
         assert json.loads(file.read_text())["settings"]["seed"] == 1 and not kept
         file.unlink()
     other = {}
     (row,) = run(keep=lambda f, model: kept.append(f))
-    assert row["test_accuracy"] == 0.75 and row == json.loads((tmp_path / "fold-0.json").read_text()) and not kept
+    assert (
+        row["test_accuracy"] == 0.75
+        and row == json.loads((tmp_path / "fold-0.json").read_text())
+        and not kept
+    )
 
 
 def test_a_fold_appears_whole_or_not_at_all(graphs, fold, tmp_path, monkeypatch):
-    def full(*a): raise OSError(28, "No space left on device")
+    def full(*a):
+        raise OSError(28, "No space left on device")
+
     monkeypatch.setattr(crossval, "_one_fold", lambda *a, **k: (FOUND, None))
     with monkeypatch.context() as m:
         m.setattr("os.replace", full)
-        with pytest.raises(OSError, match="No space left.*fold-0.json"): cross_validate(make, graphs, fold, GRID[:1], folds=[0], out=tmp_path / "new", **OPTIONS)
+        with pytest.raises(OSError, match="No space left.*fold-0.json"):
+            cross_validate(
+                make, graphs, fold, GRID[:1], folds=[0], out=tmp_path / "new", **OPTIONS
+            )
     assert not list((tmp_path / "new").iterdir())
+
     def held(*_):
-        with pytest.raises(OSError, match="another run"), _alone(tmp_path): pass
-    cross_validate(make, graphs, fold, GRID[:1], folds=[0], out=tmp_path, keep=held if os.name == "posix" else lambda *_: None, **OPTIONS)
+        with pytest.raises(OSError, match="another run"), _alone(tmp_path):
+            pass
+
+    cross_validate(
+        make,
+        graphs,
+        fold,
+        GRID[:1],
+        folds=[0],
+        out=tmp_path,
+        keep=held if os.name == "posix" else lambda *_: None,
+        **OPTIONS,
+    )
 
 
 def test_results_are_written_whole_and_read_again(graphs, fold, tmp_path, monkeypatch):
-    run = lambda **o: cross_validate(make, graphs, fold, GRID[:1], out=tmp_path, **OPTIONS | o)
+    run = lambda **o: cross_validate(
+        make, graphs, fold, GRID[:1], out=tmp_path, **OPTIONS | o
+    )
     rows = run(folds=[3, 0])
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["fold-0.json", "fold-3.json"] and [r["fold"] for r in rows] == [3, 0]
-    def boom(*a, **k): raise AssertionError("computed again")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "fold-0.json",
+        "fold-3.json",
+    ] and [r["fold"] for r in rows] == [3, 0]
+
+    def boom(*a, **k):
+        raise AssertionError("computed again")
+
     with monkeypatch.context() as m:
         m.setattr(crossval, "_one_fold", boom)
         assert run(folds=[0, 3]) == rows[::-1]
-        with pytest.raises(AssertionError, match="computed again"): run(folds=[1])
-        with pytest.raises(ValueError, match="other seed"): run(folds=[0], seed=1)
-        with pytest.raises(ValueError, match="other candidates"): cross_validate(make, graphs, fold, GRID, out=tmp_path, folds=[0], **OPTIONS)
-        with pytest.raises(ValueError, match="other graphs"): cross_validate(make, replace(graphs, labels=1 - graphs.labels), fold, GRID[:1], out=tmp_path, folds=[0], **OPTIONS)
-        for key, rows_of in (("node_attributes", graphs.num_nodes), ("edge_labels", graphs.num_edges), ("edge_attributes", graphs.num_edges)):
+        with pytest.raises(AssertionError, match="computed again"):
+            run(folds=[1])
+        with pytest.raises(ValueError, match="other seed"):
+            run(folds=[0], seed=1)
+        with pytest.raises(ValueError, match="other candidates"):
+            cross_validate(make, graphs, fold, GRID, out=tmp_path, folds=[0], **OPTIONS)
+        with pytest.raises(ValueError, match="other graphs"):
+            cross_validate(
+                make,
+                replace(graphs, labels=1 - graphs.labels),
+                fold,
+                GRID[:1],
+                out=tmp_path,
+                folds=[0],
+                **OPTIONS,
+            )
+        for key, rows_of in (
+            ("node_attributes", graphs.num_nodes),
+            ("edge_labels", graphs.num_edges),
+            ("edge_attributes", graphs.num_edges),
+        ):
             with pytest.raises(ValueError, match="other graphs"):
-                cross_validate(make, replace(graphs, **{key: np.ones((rows_of, 1), int)}), fold, GRID[:1], out=tmp_path, folds=[0], **OPTIONS)
-        with pytest.raises(ValueError, match="fold-0.json is of a run with other seed"): run(folds=[2], seed=1)      # a folder holds one run
+                cross_validate(
+                    make,
+                    replace(graphs, **{key: np.ones((rows_of, 1), int)}),
+                    fold,
+                    GRID[:1],
+                    out=tmp_path,
+                    folds=[0],
+                    **OPTIONS,
+                )
+        # a folder holds one run
+        with pytest.raises(ValueError, match="fold-0.json is of a run with other seed"):
+            run(folds=[2], seed=1)
         (tmp_path / "fold-0.json").write_text('{"fold": 0, "te')
-        with pytest.raises(ValueError, match="fold-0.json is not the result of a fold"): run(folds=[0])
+        with pytest.raises(ValueError, match="fold-0.json is not the result of a fold"):
+            run(folds=[0])
     (tmp_path / "fold-0.json").unlink()
-    assert same(run(folds=[0])[0], rows[1])                                                  # the same again
-    with pytest.raises(ValueError, match="^candidates: at least one"): cross_validate(make, graphs, fold, [], **OPTIONS)
-    with pytest.raises(ValueError, match="^fold: expected one for each of the 60 graphs"): cross_validate(make, graphs, fold[1:], GRID, **OPTIONS)
+    assert same(run(folds=[0])[0], rows[1])  # the same again
+    with pytest.raises(ValueError, match="^candidates: at least one"):
+        cross_validate(make, graphs, fold, [], **OPTIONS)
+    with pytest.raises(
+        ValueError, match="^fold: expected one for each of the 60 graphs"
+    ):
+        cross_validate(make, graphs, fold[1:], GRID, **OPTIONS)
 
 
 def test_both_layouts_predict_the_same_and_may_be_trained_on(graphs, fold):
     part = parts(fold, 0)
-    encoding, model = learn_encoding(graphs, part.train), make(SMALL, crossval.Sizes(3, 2, 0, 0), nnx.Rngs(0))
-    tables, lists = make_buckets(graphs, encoding, k=0, num_buckets=2, batch_size=16), EdgeLists(graphs, encoding, np.zeros((graphs.num_nodes, 0), np.float32), 16)
+    encoding, model = (
+        learn_encoding(graphs, part.train),
+        make(SMALL, crossval.Sizes(3, 2, 0, 0), nnx.Rngs(0)),
+    )
+    tables, lists = (
+        make_buckets(graphs, encoding, k=0, num_buckets=2, batch_size=16),
+        EdgeLists(graphs, encoding, np.zeros((graphs.num_nodes, 0), np.float32), 16),
+    )
     ids = part.test[::-1]
     logits = predict_logits(model, tables, ids)
-    np.testing.assert_allclose(predict_logits(model, lists, ids), logits, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        predict_logits(model, lists, ids), logits, rtol=1e-5, atol=1e-5
+    )
     assert np.array_equal(predict(model, lists, ids), logits.argmax(-1))
     one = next(tables.batches(ids[:1]))
-    np.testing.assert_allclose(model(one)[0], logits[0], rtol=1e-5, atol=1e-5)                  # in the order asked for
-    run = lambda **o: cross_validate(make, graphs, fold, GRID[:1], folds=[0], **OPTIONS | o)[0]
-    assert run(layout="edges")["settings"]["layout"] == "edges" and run(layout="edges")["loss"] != run()["loss"]     # other batches
-    with pytest.raises(ValueError, match="^layout: must be 'dense' or 'edges', got 'list'"): run(layout="list")
+    # in the order asked for
+    np.testing.assert_allclose(model(one)[0], logits[0], rtol=1e-5, atol=1e-5)
+    run = lambda **o: cross_validate(
+        make, graphs, fold, GRID[:1], folds=[0], **OPTIONS | o
+    )[0]
+    # other batches
+    assert (
+        run(layout="edges")["settings"]["layout"] == "edges"
+        and run(layout="edges")["loss"] != run()["loss"]
+    )
+    with pytest.raises(
+        ValueError, match="^layout: must be 'dense' or 'edges', got 'list'"
+    ):
+        run(layout="list")
 
 
 def test_the_script_runs_and_shares_folds(tmp_path, capsys, monkeypatch):
     script = runpy.run_path(str(ROOT / "scripts/graph_classification.py"))
     monkeypatch.setitem(script["main"].__globals__, "FOLDS", tmp_path / "folds.json")
-    args = ["--data", "rings", "--model", "agnostic", "--folds", "5", "--out", str(tmp_path), "--epochs", "1", "--buckets", "1", "--weights", str(tmp_path / "w")]
+    args = [
+        "--data",
+        "rings",
+        "--model",
+        "agnostic",
+        "--folds",
+        "5",
+        "--out",
+        str(tmp_path),
+        "--epochs",
+        "1",
+        "--buckets",
+        "1",
+        "--weights",
+        str(tmp_path / "w"),
+    ]
     main = script["main"]
     script["main"]([*args, "--part", "1/3"])
-    assert sorted(p.name for p in (tmp_path / "rings/agnostic").iterdir()) == ["fold-1.json", "fold-4.json"]
-    assert "fold 4: test" in (said := capsys.readouterr().out) and "rings, agnostic: " in said
-    assert sorted(p.name for p in (tmp_path / "w").iterdir()) == ["agnostic-rings-1.safetensors", "agnostic-rings-4.safetensors"]
-    assert not (tmp_path / "folds.json").exists(), "folds are compared with it and never written"
+    assert sorted(p.name for p in (tmp_path / "rings/agnostic").iterdir()) == [
+        "fold-1.json",
+        "fold-4.json",
+    ]
+    assert (
+        "fold 4: test" in (said := capsys.readouterr().out)
+        and "rings, agnostic: " in said
+    )
+    assert sorted(p.name for p in (tmp_path / "w").iterdir()) == [
+        "agnostic-rings-1.safetensors",
+        "agnostic-rings-4.safetensors",
+    ]
+    assert not (tmp_path / "folds.json").exists(), (
+        "folds are compared with it and never written"
+    )
     labels = load_graphs("rings").labels
-    (tmp_path / "folds.json").write_text(json.dumps({"rings/10": "".join(map(str, deal(labels)))}))
-    assert np.array_equal(script["fixed_folds"]("rings", labels, 10), deal(labels)) and np.array_equal(script["fixed_folds"]("rings", labels, 12), deal(labels, 12))
-    with pytest.raises(SystemExit, match="the folds kept for rings/10 are not those of these labels"): script["fixed_folds"]("rings", np.sort(labels), 10)
-    sizes = {model: len(script["grid"](model, 5)) for model in ("et", "gin", "agnostic")}
+    (tmp_path / "folds.json").write_text(
+        json.dumps({"rings/10": "".join(map(str, deal(labels)))})
+    )
+    assert np.array_equal(
+        script["fixed_folds"]("rings", labels, 10), deal(labels)
+    ) and np.array_equal(script["fixed_folds"]("rings", labels, 12), deal(labels, 12))
+    with pytest.raises(
+        SystemExit, match="the folds kept for rings/10 are not those of these labels"
+    ):
+        script["fixed_folds"]("rings", np.sort(labels), 10)
+    sizes = {
+        model: len(script["grid"](model, 5)) for model in ("et", "gin", "agnostic")
+    }
     assert set(sizes.values()) == {4}, "every model has the same budget of choice"
-    for bad in (["--part", "3/3"], ["--folds", "2"], ["--which", "9"], ["--which", "a"]):
-        with pytest.raises(SystemExit): main([*args, *bad])
-    with pytest.raises(SystemExit): main(["--data", "rings", "--model", "gin", "--folds", "5"])      # beside the ten folds of the repository
-    assert "--folds: results/graph-classification holds ten folds a set" in capsys.readouterr().err
-    for bad, match in ((["--data", "no such"], "graph_classification: name: must be"), (["--lr", "-1"], "graph_classification: lr: expected"),
-                       (["--seed", "1"], "graph_classification: out: .* other seed")):
-        with pytest.raises(SystemExit, match=match): main([*args, *bad])
+    for bad in (
+        ["--part", "3/3"],
+        ["--folds", "2"],
+        ["--which", "9"],
+        ["--which", "a"],
+    ):
+        with pytest.raises(SystemExit):
+            main([*args, *bad])
+    # beside the ten folds of the repository
+    with pytest.raises(SystemExit):
+        main(["--data", "rings", "--model", "gin", "--folds", "5"])
+    assert (
+        "--folds: results/graph-classification holds ten folds a set"
+        in capsys.readouterr().err
+    )
+    for bad, match in (
+        (["--data", "no such"], "graph_classification: name: must be"),
+        (["--lr", "-1"], "graph_classification: lr: expected"),
+        (["--seed", "1"], "graph_classification: out: .* other seed"),
+    ):
+        with pytest.raises(SystemExit, match=match):
+            main([*args, *bad])

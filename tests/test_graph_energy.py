@@ -1,4 +1,7 @@
-"""Attention along edges: beside the dense table of the same graph, for every kind of graph, both back ends, and what training differentiates."""
+"""Attention along edges: beside the dense table of the same graph, for every kind of
+graph, both back ends, and what training differentiates.
+"""
+
 import threading
 from functools import cache, partial
 
@@ -13,14 +16,22 @@ from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
 from et_nbdev.graph import energy as graph_energy
 from et_nbdev.graph import kernels
-from et_nbdev.graph.energy import EdgeIndex, Relations, attention_weights, neighbour_attention, node_energies
+from et_nbdev.graph.energy import (
+    EdgeIndex,
+    Relations,
+    attention_weights,
+    neighbour_attention,
+    node_energies,
+)
 from et_nbdev.testing import assert_close, assert_gradient
 
 BACKENDS = ("compiled", "xla")
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
-# ------------------------------------------------------------------------------------------------ graphs of all kinds
+# -------------------------------------------------------------------------------------
+# graphs of all kinds
+
 
 def ids(table):
     "The edges of a table with receivers in rows."
@@ -31,33 +42,70 @@ def ids(table):
 def make(kind, rng, backend="compiled"):
     N = 23
     table = rng.random((N, N)) < 0.2
-    if kind == "undirected": table |= table.T
-    if kind == "isolated": table[[0, 7]] = table[:, [0, 7]] = False
-    if kind == "deaf and unheard": table[3] = table[:, 9] = False       # 3 sees nobody, nobody sees 9
-    if kind == "one way": table = np.tril(table)
-    if kind == "no edges": table[:] = False
-    if kind == "complete": table[:] = True
-    if kind == "hubs":                                                  # wider than a rectangle of the XLA path, and not a power of two of it
+    if kind == "undirected":
+        table |= table.T
+    if kind == "isolated":
+        table[[0, 7]] = table[:, [0, 7]] = False
+    # 3 sees nobody, nobody sees 9
+    if kind == "deaf and unheard":
+        table[3] = table[:, 9] = False
+    if kind == "one way":
+        table = np.tril(table)
+    if kind == "no edges":
+        table[:] = False
+    if kind == "complete":
+        table[:] = True
+    # wider than a rectangle of the XLA path, and not a power of two of it
+    if kind == "hubs":
         table = np.zeros((301, 301), bool)
         table[5] = table[:, 250] = True
         table[8, 1:131] = True
-    if kind == "self-loops": table[[1, 4], [1, 4]] = True
-    else: np.fill_diagonal(table, False)
+    if kind == "self-loops":
+        table[[1, 4], [1, 4]] = True
+    else:
+        np.fill_diagonal(table, False)
     senders, receivers = ids(table)
-    return EdgeIndex(senders, receivers, len(table), self_loops=kind == "self-loops", backend=backend), jnp.asarray(table)
+    return EdgeIndex(
+        senders, receivers, len(table), self_loops=kind == "self-loops", backend=backend
+    ), jnp.asarray(table)
 
 
-KINDS = ["directed", "undirected", "isolated", "deaf and unheard", "one way", "no edges", "complete", "hubs", "self-loops"]
+KINDS = [
+    "directed",
+    "undirected",
+    "isolated",
+    "deaf and unheard",
+    "one way",
+    "no edges",
+    "complete",
+    "hubs",
+    "self-loops",
+]
 
 
 def random_weights(module, rng):
     graphdef, state = nnx.split(module)
-    return nnx.merge(graphdef, jax.tree.map(lambda w: jnp.asarray(0.6 * rng.normal(size=w.shape)), state))
+    return nnx.merge(
+        graphdef,
+        jax.tree.map(lambda w: jnp.asarray(0.6 * rng.normal(size=w.shape)), state),
+    )
 
 
 def attention_of(rng, H, Y, D=4, self_attention=False, **options):
     beta = [0.3, 1.0, 2.5][:H]
-    return random_weights(EnergyAttention(D, H, Y, beta, self_attention, param_dtype=jnp.float64, rngs=nnx.Rngs(0), **options), rng)
+    return random_weights(
+        EnergyAttention(
+            D,
+            H,
+            Y,
+            beta,
+            self_attention,
+            param_dtype=jnp.float64,
+            rngs=nnx.Rngs(0),
+            **options,
+        ),
+        rng,
+    )
 
 
 @nnx.jit
@@ -73,13 +121,19 @@ def outputs(edges, Q, K):
 def all_close(got, wanted, **options):
     got, wanted = jax.tree.leaves(got), jax.tree.leaves(wanted)
     assert len(got) == len(wanted)
-    for a, b in zip(got, wanted): assert_close(a, b, **options)
+    for a, b in zip(got, wanted):
+        assert_close(a, b, **options)
 
 
-# ---------------------------------------------------------------------------------------- the energy, its update and their derivative
+# ------------------------------------------------------------------------------------
+# the energy, its update and their derivative
+
 
 @each_backend
-@pytest.mark.parametrize("kind, H, Y", [(kind, *[(3, 5), (2, 1), (1, 3)][i % 3]) for i, kind in enumerate(KINDS)])
+@pytest.mark.parametrize(
+    "kind, H, Y",
+    [(kind, *[(3, 5), (2, 1), (1, 3)][i % 3]) for i, kind in enumerate(KINDS)],
+)
 def test_equals_the_dense_table(kind, H, Y, backend, x64):
     rng = np.random.default_rng(KINDS.index(kind))
     edges, table = make(kind, rng, backend)
@@ -92,21 +146,53 @@ def test_equals_the_dense_table(kind, H, Y, backend, x64):
 @cache
 def descent_slope(**options):
     "The compiled derivative, for all graphs of the same shapes."
+
     def loss(block, x, mask):
         x, path = descend(block, x, steps=4, step_size=0.4, mask=mask, **options)
-        return jnp.sum(jnp.sin(x)) + 1e-2 * jnp.sum(path.energies.attention**2) + 1e-2 * jnp.sum(jnp.cos(path.energies.memory))
+        return (
+            jnp.sum(jnp.sin(x))
+            + 1e-2 * jnp.sum(path.energies.attention**2)
+            + 1e-2 * jnp.sum(jnp.cos(path.energies.memory))
+        )
+
     return nnx.jit(nnx.value_and_grad(loss, argnums=(0, 1)))
 
 
-@pytest.mark.parametrize("backend, kind, options", [
-    ("compiled", "directed", {}), ("compiled", "hubs", {}), ("compiled", "self-loops", {}), ("compiled", "isolated", {"remat": True}),
-    ("compiled", "deaf and unheard", {"gradient": "last_k", "k": 2}), ("xla", "no edges", {}), ("xla", "hubs", {}), ("xla", "one way", {"gradient": "implicit", "k": 2})])
-def test_training_through_the_descent_equals_the_dense_table(backend, kind, options, x64):
-    "The gradient of a loss of states and energies with respect to every parameter, β among them, and the tokens."
+@pytest.mark.parametrize(
+    "backend, kind, options",
+    [
+        ("compiled", "directed", {}),
+        ("compiled", "hubs", {}),
+        ("compiled", "self-loops", {}),
+        ("compiled", "isolated", {"remat": True}),
+        ("compiled", "deaf and unheard", {"gradient": "last_k", "k": 2}),
+        ("xla", "no edges", {}),
+        ("xla", "hubs", {}),
+        ("xla", "one way", {"gradient": "implicit", "k": 2}),
+    ],
+)
+def test_training_through_the_descent_equals_the_dense_table(
+    backend, kind, options, x64
+):
+    """The gradient of a loss of states and energies with respect to every parameter, β
+    among them, and the tokens.
+    """
     rng = np.random.default_rng(10 + KINDS.index(kind))
     edges, table = make(kind, rng, backend)
-    block = random_weights(EnergyTransformer(4, 2, 3, 5, beta=[0.5, 2.0], learn_beta=True, self_attention=kind == "self-loops",
-                                             param_dtype=jnp.float64, rngs=nnx.Rngs(0)), rng)
+    block = random_weights(
+        EnergyTransformer(
+            4,
+            2,
+            3,
+            5,
+            beta=[0.5, 2.0],
+            learn_beta=True,
+            self_attention=kind == "self-loops",
+            param_dtype=jnp.float64,
+            rngs=nnx.Rngs(0),
+        ),
+        rng,
+    )
     x = jnp.asarray(rng.normal(size=(len(table), 4)))
     take = descent_slope(**options)
     got, wanted = take(block, x, edges), take(block, x, table)
@@ -122,12 +208,16 @@ def test_update_is_minus_the_gradient_of_the_energy(kind, backend, x64):
     edges, table = make(kind, rng, backend)
     attention = attention_of(rng, 2, 3, self_attention=kind == "self-loops")
     g = jnp.asarray(rng.normal(size=(len(table), 4)))
-    assert_gradient(jax.jit(lambda g: attention.energy(g, edges)), g, -both(attention, g, edges)[1])
+    assert_gradient(
+        jax.jit(lambda g: attention.energy(g, edges)), g, -both(attention, g, edges)[1]
+    )
 
 
 @each_backend
 def test_derivative_of_every_output(backend, x64):
-    "Each of ℓ, the queries' and the keys' pull by itself, so that an error in one cannot hide behind another."
+    """Each of ℓ, the queries' and the keys' pull by itself, so that an error in one
+    cannot hide behind another.
+    """
     rng = np.random.default_rng(4)
     edges, table = make("directed", rng, backend)
     Q, K, w = jnp.asarray(rng.normal(size=(3, 23, 2, 3)))
@@ -135,14 +225,28 @@ def test_derivative_of_every_output(backend, x64):
     def dense(Q, K):
         scores = jnp.where(table[None], jnp.einsum("chy,bhy->hcb", Q, K), -jnp.inf)
         P = jax.nn.softmax(scores, -1)
-        return jax.nn.logsumexp(scores, -1).T, jnp.einsum("hcb,bhy->chy", P, K), jnp.einsum("hcb,chy->bhy", P, Q)
+        return (
+            jax.nn.logsumexp(scores, -1).T,
+            jnp.einsum("hcb,bhy->chy", P, K),
+            jnp.einsum("hcb,chy->bhy", P, Q),
+        )
+
     for i in range(3):
-        loss = lambda f: lambda Q, K: jnp.sum(jnp.sin(f(Q, K)[i]) * (w if i else w[..., 0]))
-        all_close(*(jax.jit(jax.grad(loss(f), (0, 1)))(Q, K) for f in (partial(neighbour_attention, edges), dense)))
+        loss = lambda f: (
+            lambda Q, K: jnp.sum(jnp.sin(f(Q, K)[i]) * (w if i else w[..., 0]))
+        )
+        all_close(
+            *(
+                jax.jit(jax.grad(loss(f), (0, 1)))(Q, K)
+                for f in (partial(neighbour_attention, edges), dense)
+            )
+        )
 
 
 def test_rectangles_of_every_width(x64, monkeypatch):
-    "The XLA path as in a large graph: a class for every power of two, worked off in many chunks."
+    """The XLA path as in a large graph: a class for every power of two, worked off in
+    many chunks.
+    """
     monkeypatch.setattr(graph_energy, "SPARE", 0)
     monkeypatch.setattr(graph_energy, "ROOM", 200)
     rng = np.random.default_rng(15)
@@ -151,24 +255,35 @@ def test_rectangles_of_every_width(x64, monkeypatch):
     assert edges.into.classes == ((1, 1), (2, 1), (4, 2), (8, 4), (16, 8), (32, 16))
     Q, K, a, b = jnp.asarray(rng.normal(size=(4, 33, 2, 3)))
     compiled = EdgeIndex(*ids(table), 33, backend="compiled")
-    loss = lambda Q, K, edges: (lambda lse, x, y: jnp.sum(jnp.sin(lse)) + jnp.sum(x * a) + jnp.sum(y * b))(*neighbour_attention(edges, Q, K))
+    loss = lambda Q, K, edges: (
+        lambda lse, x, y: jnp.sum(jnp.sin(lse)) + jnp.sum(x * a) + jnp.sum(y * b)
+    )(*neighbour_attention(edges, Q, K))
     run = jax.jit(jax.value_and_grad(loss, (0, 1)))
     all_close(run(Q, K, edges), run(Q, K, compiled))
 
 
 @each_backend
 def test_a_directed_graph_is_not_its_reverse(backend, x64):
-    "Both terms taken along the arrows, as in public code: right where every edge has its opposite, wrong elsewhere."
+    """Both terms taken along the arrows, as in public code: right where every edge has
+    its opposite, wrong elsewhere.
+    """
     rng = np.random.default_rng(5)
     attention = attention_of(rng, 2, 3)
     for kind, right in (("undirected", True), ("directed", False), ("one way", False)):
         edges, table = make(kind, rng, backend)
         turned = EdgeIndex(*edges.edge_list()[::-1], 23, backend=backend)
         g = jnp.asarray(rng.normal(size=(23, 4)))
-        Q, K = (jnp.einsum("nd,hdy->nhy", g, W[...]) for W in (attention.Wq, attention.Wk))
+        Q, K = (
+            jnp.einsum("nd,hdy->nhy", g, W[...]) for W in (attention.Wq, attention.Wk)
+        )
         Q = Q * attention.beta[None, :, None]
-        as_query, as_key = outputs(edges, Q, K)[1], outputs(edges if right else turned, Q, K)[2]
-        one_way = jnp.einsum("nhy,hdy->nd", as_query, attention.Wq[...]) + jnp.einsum("nhy,h,hdy->nd", as_key, 1 / attention.beta, attention.Wk[...])
+        as_query, as_key = (
+            outputs(edges, Q, K)[1],
+            outputs(edges if right else turned, Q, K)[2],
+        )
+        one_way = jnp.einsum("nhy,hdy->nd", as_query, attention.Wq[...]) + jnp.einsum(
+            "nhy,h,hdy->nd", as_key, 1 / attention.beta, attention.Wk[...]
+        )
         update = both(attention, g, table)[1]
         error = jnp.linalg.norm(one_way - update) / jnp.linalg.norm(update)
         assert (error < 1e-9) == right, (kind, error)
@@ -183,16 +298,24 @@ def test_batches_share_a_graph(backend, x64):
     g = jnp.asarray(rng.normal(size=(2, 3, 23, 4)))
     wanted = both(attention, g, table)
     all_close(both(attention, g, edges), wanted)
-    all_close(jax.jit(jax.vmap(jax.vmap(lambda g: attention.energy_and_update(g, edges))))(g), wanted)
+    all_close(
+        jax.jit(jax.vmap(jax.vmap(lambda g: attention.energy_and_update(g, edges))))(g),
+        wanted,
+    )
 
 
 @each_backend
 def test_relations_add_up(backend, x64):
     rng = np.random.default_rng(7)
-    (first, table), (second, other), (third, another) = (make(kind, rng, backend) for kind in ("directed", "one way", "isolated"))
+    (first, table), (second, other), (third, another) = (
+        make(kind, rng, backend) for kind in ("directed", "one way", "isolated")
+    )
     attention = attention_of(rng, 2, 3)
     g = jnp.asarray(rng.normal(size=(23, 4)))
-    total = jax.tree.map(lambda a, b, c: a + b + c, *(both(attention, g, t) for t in (table, other, another)))
+    total = jax.tree.map(
+        lambda a, b, c: a + b + c,
+        *(both(attention, g, t) for t in (table, other, another)),
+    )
     all_close(both(attention, g, Relations((first, second, third))), total)
 
 
@@ -205,17 +328,27 @@ def test_explanations(backend, x64):
     shares = jax.jit(lambda g, edges: node_energies(attention, g, edges))(g, edges)
     np.testing.assert_array_equal(shares == 0, ~table.any(1))
     assert shares[3] == 0
-    for C in (3, 9, 11):                                # a node's share is the energy of the graph of its own edges
+    for C in (3, 9, 11):  # a node's share is the energy of the graph of its own edges
         only = jnp.zeros_like(table).at[C].set(table[C])
         assert_close(shares[C], both(attention, g, only)[0], atol=1e-15)
-    weights, (senders, receivers) = attention_weights(attention, g, edges, chunk=10), edges.edge_list()
+    weights, (senders, receivers) = (
+        attention_weights(attention, g, edges, chunk=10),
+        edges.edge_list(),
+    )
     Q, K = (jnp.einsum("nd,hdy->hny", g, W[...]) for W in (attention.Wq, attention.Wk))
-    P = jax.nn.softmax(jnp.where(table[None], jnp.einsum("h,hcy,hby->hcb", attention.beta, Q, K), -jnp.inf), -1)
+    P = jax.nn.softmax(
+        jnp.where(
+            table[None], jnp.einsum("h,hcy,hby->hcb", attention.beta, Q, K), -jnp.inf
+        ),
+        -1,
+    )
     assert weights.shape == (edges.num_edges, 2)
     assert_close(weights, P[:, receivers, senders].T)
 
 
-# ------------------------------------------------------------------------------------------------------- the same bits
+# ------------------------------------------------------------------------------------
+# the same bits
+
 
 def power_law(rng, N, E):
     senders = np.minimum((N * rng.random(E) ** 3).astype(np.int64), N - 1)
@@ -226,15 +359,24 @@ def power_law(rng, N, E):
 
 @each_backend
 def test_repeats_bit_for_bit(backend):
-    "Over calls, over the order in which edges are listed, and while other calls are under way."
+    """Over calls, over the order in which edges are listed, and while other calls are
+    under way.
+    """
     rng = np.random.default_rng(9)
     N = 2000 if backend == "compiled" else 300
     senders, receivers = power_law(rng, N, 50 * N)
     shuffle = rng.permutation(len(senders))
     edges = EdgeIndex(senders, receivers, N, backend=backend)
-    again = EdgeIndex(senders[shuffle].astype(np.int64), receivers[shuffle].astype(np.uint16), N, backend=backend)
+    again = EdgeIndex(
+        senders[shuffle].astype(np.int64),
+        receivers[shuffle].astype(np.uint16),
+        N,
+        backend=backend,
+    )
     Q, K = jnp.asarray(rng.normal(size=(2, N, 2, 7)).astype(np.float32))
-    loss = lambda Q, K, edges: sum(jnp.sum(jnp.sin(x)) for x in neighbour_attention(edges, Q, K))
+    loss = lambda Q, K, edges: sum(
+        jnp.sum(jnp.sin(x)) for x in neighbour_attention(edges, Q, K)
+    )
     run = jax.jit(jax.value_and_grad(loss, (0, 1)))
     first = jax.block_until_ready(run(Q, K, edges))
     different = []
@@ -242,15 +384,29 @@ def test_repeats_bit_for_bit(backend):
     def compare():
         for _ in range(4):
             for other in (edges, again):
-                if not all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(run(Q, K, other)))): different.append(other)
-    threads = [threading.Thread(target=compare) for _ in range(3 if backend == "compiled" else 1)]
-    for thread in threads: thread.start()
-    for thread in threads: thread.join(60)
+                if not all(
+                    (np.asarray(a) == np.asarray(b)).all()
+                    for a, b in zip(
+                        jax.tree.leaves(first), jax.tree.leaves(run(Q, K, other))
+                    )
+                ):
+                    different.append(other)
+
+    threads = [
+        threading.Thread(target=compare)
+        for _ in range(3 if backend == "compiled" else 1)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads), "calls wait for each other"
     assert not different
 
 
-@pytest.mark.parametrize("degrees", [[0], [5], [0, 0, 7, 0], [1, 1, 1000, 1, 1], list(range(50)), [0] * 9])
+@pytest.mark.parametrize(
+    "degrees", [[0], [5], [0, 0, 7, 0], [1, 1, 1000, 1, 1], list(range(50)), [0] * 9]
+)
 def test_chunks_cover_every_row_once_and_cost_alike(degrees):
     start = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int32)
     for chunks in (1, 2, 3, 7):
@@ -265,7 +421,9 @@ def test_back_ends_agree_on_a_power_law_graph():
     rng = np.random.default_rng(11)
     senders, receivers = power_law(rng, 1000, 40_000)
     Q, K = jnp.asarray(0.5 * rng.normal(size=(2, 1000, 1, 16)).astype(np.float32))
-    loss = lambda Q, K, edges: sum(jnp.mean(jnp.sin(x)) for x in neighbour_attention(edges, Q, K))
+    loss = lambda Q, K, edges: sum(
+        jnp.mean(jnp.sin(x)) for x in neighbour_attention(edges, Q, K)
+    )
     compiled, xla = (EdgeIndex(senders, receivers, 1000, backend=b) for b in BACKENDS)
     assert max(np.bincount(receivers)) > 2 * graph_energy.WIDEST
     all_close(outputs(compiled, Q, K), outputs(xla, Q, K), rtol=1e-5)
@@ -273,17 +431,27 @@ def test_back_ends_agree_on_a_power_law_graph():
     all_close(slope(Q, K, compiled), slope(Q, K, xla), rtol=1e-5)
 
 
-# ----------------------------------------------------------------------------------------------------- numbers and memory
+# ------------------------------------------------------------------------------------
+# numbers and memory
+
 
 @each_backend
 def test_scores_of_ten_thousand(backend):
     attention = EnergyAttention(6, 1, 6, beta=1.0, rngs=nnx.Rngs(0))
     attention.Wq[...] = attention.Wk[...] = jnp.eye(6)[None]
-    g = 100.0 * jnp.array([[1, 0, 0, 0, 0, 0], [-1, 0, 0, 0, 0, 0], [1, 0.1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
+    g = 100.0 * jnp.array(
+        [
+            [1, 0, 0, 0, 0, 0],
+            [-1, 0, 0, 0, 0, 0],
+            [1, 0.1, 0, 0, 0, 0],
+            [1, 1, 1, 1, 1, 1],
+        ]
+    )
     edges = EdgeIndex([0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1], 4, backend=backend)
     E, u = both(attention, g, edges)
     assert_close(E, jnp.float32(-10_000 - np.log(2)), rtol=1e-6)
-    all_close((E, u), both(attention, g, edges.mask()), rtol=1e-3)      # a score of that size has a last digit of 10⁻³
+    # a score of that size has a last digit of 10⁻³
+    all_close((E, u), both(attention, g, edges.mask()), rtol=1e-3)
     assert (u[3] == 0).all()
     slope = jax.jit(jax.grad(lambda g: jnp.sum(attention.update(g, edges) ** 2)))(g)
     assert jnp.isfinite(slope).all() and (slope[3] == 0).all()
@@ -296,7 +464,12 @@ def test_what_is_not_finite_is_seen(bad, backend):
     edges = EdgeIndex([0, 1, 2, 3], [1, 0, 3, 2], 4, backend=backend)
     Q = jnp.ones((4, 1, 3)).at[0, 0, 1].set(bad)
     lse, as_query, as_key = outputs(edges, Q, Q)
-    assert not np.isfinite(lse[:2]).any() and np.isfinite(lse[2:]).all() and np.isfinite(as_query[2:]).all() and np.isfinite(as_key[2:]).all()
+    assert (
+        not np.isfinite(lse[:2]).any()
+        and np.isfinite(lse[2:]).all()
+        and np.isfinite(as_query[2:]).all()
+        and np.isfinite(as_key[2:]).all()
+    )
 
 
 @each_backend
@@ -305,7 +478,10 @@ def test_half_precision_is_summed_in_single(backend):
     edges, table = make("directed", rng, backend)
     attention = EnergyAttention(8, 2, 4, rngs=nnx.Rngs(0))
     g = jnp.asarray(rng.normal(size=(23, 8)), jnp.bfloat16)
-    (E, u), (E32, u32) = both(attention, g, edges), both(attention, g.astype(jnp.float32), table)
+    (E, u), (E32, u32) = (
+        both(attention, g, edges),
+        both(attention, g.astype(jnp.float32), table),
+    )
     assert (E.dtype, u.dtype) == (jnp.float32, jnp.bfloat16)
     assert_close(E, E32, rtol=0.02)
     assert_close(u.astype(jnp.float32), u32, rtol=0.05)
@@ -314,17 +490,36 @@ def test_half_precision_is_summed_in_single(backend):
 @each_backend
 def test_no_heads(backend):
     edges = EdgeIndex([0, 1], [1, 0], 3, backend=backend)
-    E, u = EnergyAttention(4, 0, 3, rngs=nnx.Rngs(0)).energy_and_update(jnp.ones((3, 4)), edges)
+    E, u = EnergyAttention(4, 0, 3, rngs=nnx.Rngs(0)).energy_and_update(
+        jnp.ones((3, 4)), edges
+    )
     assert E == 0 and (u == 0).all()
 
 
 def test_memory_is_not_edges_times_width(compile_fully):
     "What the compiler sets aside for forward and backward, beside one array (E, H, Y)."
-    receivers, senders = np.nonzero(np.random.default_rng(13).random((3000, 3000)) < 0.03 * (1 - np.eye(3000)))
+    receivers, senders = np.nonzero(
+        np.random.default_rng(13).random((3000, 3000)) < 0.03 * (1 - np.eye(3000))
+    )
     E, N, H, Y = len(senders), 3000, 2, 64
     shape = jax.ShapeDtypeStruct((N, H, Y), jnp.float32)
-    train = jax.jit(jax.grad(lambda Q, K, edges: sum(jnp.sum(x**2) for x in neighbour_attention(edges, Q, K)), (0, 1)))
-    spare = {b: train.lower(shape, shape, EdgeIndex(senders, receivers, N, backend=b)).compile().memory_analysis().temp_size_in_bytes for b in BACKENDS}
+    train = jax.jit(
+        jax.grad(
+            lambda Q, K, edges: sum(
+                jnp.sum(x**2) for x in neighbour_attention(edges, Q, K)
+            ),
+            (0, 1),
+        )
+    )
+    spare = {
+        b: (
+            train.lower(shape, shape, EdgeIndex(senders, receivers, N, backend=b))
+            .compile()
+            .memory_analysis()
+            .temp_size_in_bytes
+        )
+        for b in BACKENDS
+    }
     array = 4 * E * H * Y
     assert E > 150_000 and spare["compiled"] < 12 * 4 * N * H * Y, (spare, array)
     assert spare["xla"] < array / 3, (spare, array)
@@ -332,7 +527,9 @@ def test_memory_is_not_edges_times_width(compile_fully):
 
 @each_backend
 def test_room_for_more_edges(backend, x64):
-    "Spare capacity changes no number, and compiled programs are shared between graphs of one capacity."
+    """Spare capacity changes no number, and compiled programs are shared between graphs
+    of one capacity.
+    """
     rng = np.random.default_rng(14)
     attention, traces = attention_of(rng, 2, 3), []
     g = jnp.asarray(rng.normal(size=(23, 4)))
@@ -341,31 +538,67 @@ def test_room_for_more_edges(backend, x64):
     def run(g, edges):
         traces.append(1)
         return attention.energy_and_update(g, edges)
+
     for kind in ("directed", "one way"):
         edges, table = make(kind, rng, backend)
         roomy = EdgeIndex(*edges.edge_list(), 23, capacity=600, backend=backend)
         assert (roomy.num_edges, roomy.num_nodes) == (edges.num_edges, 23)
         all_close(run(g, roomy), attention.energy_and_update(g, table))
         np.testing.assert_array_equal(roomy.mask(), table)
-    if backend == "compiled": assert len(traces) == 1
+    if backend == "compiled":
+        assert len(traces) == 1
 
 
-# ------------------------------------------------------------------------------------------------------------ bad input
+# ------------------------------------------------------------------------------------
+# bad input
 
-@pytest.mark.parametrize("arguments, error, words", [
-    (([0, 5], [1, 2], 5), ValueError, "senders: expected node ids from 0 to 4, got 0 to 5"),
-    (([0, 1], [1, -1], 5), ValueError, "receivers: expected node ids from 0 to 4, got -1 to 1"),
-    (([0.0, 1.0], [1, 2], 5), TypeError, "senders: expected whole numbers, got float64"),
-    (([0, 1], [True, False], 5), TypeError, "receivers: expected whole numbers, got bool"),
-    (([[0, 1]], [[1, 2]], 5), ValueError, r"senders: expected one node id per edge, shape \(E,\), got \(1, 2\)"),
-    (([0, 1], [1], 5), ValueError, "equally many, got 2 and 1"),
-    (([0, 1], [1, 1], 5), ValueError, "1 edges lead from a node to itself .the first: node 1.*self_loops=True"),
-    (([0, 1, 0, 0], [1, 2, 1, 1], 5), ValueError, "2 of the 4 edges repeat another one.*np.unique"),
-    (([0, 1], [1, 0], 0), ValueError, "num_nodes"),
-    (([0, 1], [1, 0], 2.5), ValueError, "num_nodes"),
-])
+
+@pytest.mark.parametrize(
+    "arguments, error, words",
+    [
+        (
+            ([0, 5], [1, 2], 5),
+            ValueError,
+            "senders: expected node ids from 0 to 4, got 0 to 5",
+        ),
+        (
+            ([0, 1], [1, -1], 5),
+            ValueError,
+            "receivers: expected node ids from 0 to 4, got -1 to 1",
+        ),
+        (
+            ([0.0, 1.0], [1, 2], 5),
+            TypeError,
+            "senders: expected whole numbers, got float64",
+        ),
+        (
+            ([0, 1], [True, False], 5),
+            TypeError,
+            "receivers: expected whole numbers, got bool",
+        ),
+        (
+            ([[0, 1]], [[1, 2]], 5),
+            ValueError,
+            r"senders: expected one node id per edge, shape \(E,\), got \(1, 2\)",
+        ),
+        (([0, 1], [1], 5), ValueError, "equally many, got 2 and 1"),
+        (
+            ([0, 1], [1, 1], 5),
+            ValueError,
+            "1 edges lead from a node to itself .the first: node 1.*self_loops=True",
+        ),
+        (
+            ([0, 1, 0, 0], [1, 2, 1, 1], 5),
+            ValueError,
+            "2 of the 4 edges repeat another one.*np.unique",
+        ),
+        (([0, 1], [1, 0], 0), ValueError, "num_nodes"),
+        (([0, 1], [1, 0], 2.5), ValueError, "num_nodes"),
+    ],
+)
 def test_bad_edges_are_refused_by_name(arguments, error, words):
-    with pytest.raises(error, match=words): EdgeIndex(*arguments)
+    with pytest.raises(error, match=words):
+        EdgeIndex(*arguments)
 
 
 def test_the_advice_on_parallel_edges_works():
@@ -375,42 +608,97 @@ def test_the_advice_on_parallel_edges_works():
 
 
 def test_300_copies_of_an_edge_are_noticed():
-    with pytest.raises(ValueError, match="299 of the 300"): EdgeIndex([0] * 300, [1] * 300, 2)
+    with pytest.raises(ValueError, match="299 of the 300"):
+        EdgeIndex([0] * 300, [1] * 300, 2)
 
 
 def test_bad_options_are_refused_by_name():
-    with pytest.raises(ValueError, match="backend"): EdgeIndex([0], [1], 2, backend="numba")
-    with pytest.raises(ValueError, match="capacity"): EdgeIndex([0, 1], [1, 0], 2, capacity=1)
+    with pytest.raises(ValueError, match="backend"):
+        EdgeIndex([0], [1], 2, backend="numba")
+    with pytest.raises(ValueError, match="capacity"):
+        EdgeIndex([0, 1], [1, 0], 2, capacity=1)
     attention = EnergyAttention(4, 1, 3, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="N = 3, got 2"): attention.energy(jnp.ones((3, 4)), EdgeIndex([0], [1], 2))
-    with pytest.raises(ValueError, match="self_attention=True"): attention.energy(jnp.ones((2, 4)), EdgeIndex([0], [0], 2, self_loops=True))
-    with pytest.raises(ValueError, match="D = 4"): attention.energy(jnp.ones((2, 5)), EdgeIndex([0], [1], 2))
+    with pytest.raises(ValueError, match="N = 3, got 2"):
+        attention.energy(jnp.ones((3, 4)), EdgeIndex([0], [1], 2))
+    with pytest.raises(ValueError, match="self_attention=True"):
+        attention.energy(jnp.ones((2, 4)), EdgeIndex([0], [0], 2, self_loops=True))
+    with pytest.raises(ValueError, match="D = 4"):
+        attention.energy(jnp.ones((2, 5)), EdgeIndex([0], [1], 2))
 
 
 @each_backend
-@pytest.mark.parametrize("Q, K, error, words", [
-    ((3, 1, 2), (3, 1, 5), ValueError, r"K: expected the shape of the others, \(3, 1, 2\), got \(3, 1, 5\)"),
-    ((3, 1, 8), (1, 1, 8), ValueError, r"K: .*got \(1, 1, 8\)"), ((3, 1, 2), (3, 1), ValueError, r"K: .*got \(3, 1\)"),
-    ((2, 1, 2), (2, 1, 2), ValueError, r"Q: expected .* the N = 3 nodes, got \(2, 1, 2\)"), ((3, 2), (3, 2), ValueError, r"Q: expected \(N, H, Y\)"),
-    ((3, 1, 2, int), (3, 1, 2, int), TypeError, "Q: expected float32 or float64, got int"), ((3, 1, 2, jnp.bfloat16), (3, 1, 2), TypeError, "Q: .*got bfloat16"),
-    ((3, 1, 2), (3, 1, 2, jnp.float16), TypeError, "K: .*got float16")])
-def test_tensors_that_do_not_fit_are_refused_before_any_is_read(Q, K, error, words, backend):
+@pytest.mark.parametrize(
+    "Q, K, error, words",
+    [
+        (
+            (3, 1, 2),
+            (3, 1, 5),
+            ValueError,
+            r"K: expected the shape of the others, \(3, 1, 2\), got \(3, 1, 5\)",
+        ),
+        ((3, 1, 8), (1, 1, 8), ValueError, r"K: .*got \(1, 1, 8\)"),
+        ((3, 1, 2), (3, 1), ValueError, r"K: .*got \(3, 1\)"),
+        (
+            (2, 1, 2),
+            (2, 1, 2),
+            ValueError,
+            r"Q: expected .* the N = 3 nodes, got \(2, 1, 2\)",
+        ),
+        ((3, 2), (3, 2), ValueError, r"Q: expected \(N, H, Y\)"),
+        (
+            (3, 1, 2, int),
+            (3, 1, 2, int),
+            TypeError,
+            "Q: expected float32 or float64, got int",
+        ),
+        ((3, 1, 2, jnp.bfloat16), (3, 1, 2), TypeError, "Q: .*got bfloat16"),
+        ((3, 1, 2), (3, 1, 2, jnp.float16), TypeError, "K: .*got float16"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_before_any_is_read(
+    Q, K, error, words, backend
+):
     "A compiled loop would read, and write, beyond their ends."
     edges = EdgeIndex([0, 1], [1, 2], 3, backend=backend)
-    make = lambda *shape: jnp.ones([n for n in shape if isinstance(n, int)], next((n for n in shape if not isinstance(n, int)), jnp.float32))
-    for call in (neighbour_attention, jax.jit(neighbour_attention), lambda edges, Q, K: jax.vjp(partial(neighbour_attention, edges), Q, K)):
-        with pytest.raises(error, match=words): call(edges, make(*Q), make(*K))
+    make = lambda *shape: jnp.ones(
+        [n for n in shape if isinstance(n, int)],
+        next((n for n in shape if not isinstance(n, int)), jnp.float32),
+    )
+    for call in (
+        neighbour_attention,
+        jax.jit(neighbour_attention),
+        lambda edges, Q, K: jax.vjp(partial(neighbour_attention, edges), Q, K),
+    ):
+        with pytest.raises(error, match=words):
+            call(edges, make(*Q), make(*K))
 
 
 def test_compiled_passes_guard_themselves():
     rows, x = EdgeIndex([0, 1], [1, 2], 3, backend="compiled").into, jnp.ones((3, 1, 2))
-    for call, wrong in ((lambda: kernels.weighted(rows, x, x, jnp.ones((2, 1))), "lse"), (lambda: kernels.tangent_queries(rows, x, x, x, x[:, :, :1], jnp.ones((3, 1))), "dK"),
-                        (lambda: kernels.tangent_keys(rows, x, x, x, x, jnp.ones((3, 1)), jnp.ones((3,))), "shift")):
-        with pytest.raises(ValueError, match=f"{wrong}: expected the shape of the others"): call()
+    for call, wrong in (
+        (lambda: kernels.weighted(rows, x, x, jnp.ones((2, 1))), "lse"),
+        (
+            lambda: kernels.tangent_queries(
+                rows, x, x, x, x[:, :, :1], jnp.ones((3, 1))
+            ),
+            "dK",
+        ),
+        (
+            lambda: kernels.tangent_keys(
+                rows, x, x, x, x, jnp.ones((3, 1)), jnp.ones((3,))
+            ),
+            "shift",
+        ),
+    ):
+        with pytest.raises(
+            ValueError, match=f"{wrong}: expected the shape of the others"
+        ):
+            call()
 
 
 def test_relations_of_nothing_are_refused():
-    with pytest.raises(ValueError, match="graphs: expected at least one"): Relations(())
+    with pytest.raises(ValueError, match="graphs: expected at least one"):
+        Relations(())
 
 
 def test_without_numba(monkeypatch):
@@ -419,8 +707,13 @@ def test_without_numba(monkeypatch):
     monkeypatch.setattr(kernels, "_KEPT", {})
     kernels.available.cache_clear()
     try:
-        with pytest.warns(UserWarning, match="pip install"): edges = EdgeIndex([0], [1], 2)
+        with pytest.warns(UserWarning, match="pip install"):
+            edges = EdgeIndex([0], [1], 2)
         assert edges.backend == "xla"
-        assert np.isfinite(EnergyAttention(4, 1, 2, rngs=nnx.Rngs(0)).energy(jnp.ones((2, 4)), edges))
-        with pytest.raises(ImportError, match="pip install"): EdgeIndex([0], [1], 2, backend="compiled")
-    finally: kernels.available.cache_clear()
+        assert np.isfinite(
+            EnergyAttention(4, 1, 2, rngs=nnx.Rngs(0)).energy(jnp.ones((2, 4)), edges)
+        )
+        with pytest.raises(ImportError, match="pip install"):
+            EdgeIndex([0], [1], 2, backend="compiled")
+    finally:
+        kernels.available.cache_clear()

@@ -1,4 +1,7 @@
-"""Pictures as tokens: the promises of nbs/10_image_data.ipynb, on arrays, on real files and, where there are any, on real data."""
+"""Pictures as tokens: the promises of nbs/10_image_data.ipynb, on arrays, on real files
+and, where there are any, on real data.
+"""
+
 import io
 import itertools
 import os
@@ -18,8 +21,20 @@ from PIL import Image
 from scipy import stats
 
 from et_nbdev.vision import data
-from et_nbdev.vision.data import (augment, batches, channel_statistics, denormalise, fill_biharmonic, fill_mean, fill_nearest,
-                                  load_images, normalise, occlude, patchify, unpatchify)
+from et_nbdev.vision.data import (
+    augment,
+    batches,
+    channel_statistics,
+    denormalise,
+    fill_biharmonic,
+    fill_mean,
+    fill_nearest,
+    load_images,
+    normalise,
+    occlude,
+    patchify,
+    unpatchify,
+)
 
 datasets = pytest.importorskip("datasets")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -31,7 +46,9 @@ rng = np.random.default_rng(0)
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch, tmp_path):
-    "No data but the test's own, and an empty cache. A test of real data asks for `et_data`, which keeps the folder."
+    """No data but the test's own, and an empty cache. A test of real data asks for
+    `et_data`, which keeps the folder.
+    """
     monkeypatch.delenv("ET_DATA", raising=False)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
@@ -52,9 +69,11 @@ def colour(n, size=8):
 def asked(monkeypatch):
     "Names that were looked up on the network, which fails."
     names = []
+
     def getaddrinfo(host, *_, **__):
         names.append(host)
         raise OSError("no network")
+
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     return names
 
@@ -69,9 +88,19 @@ def folder_of(tmp_path, files: dict, name="pics"):
 
 def write_parquet(file, pictures, column="image", **more):
     import pyarrow as pa
+
     file.parent.mkdir(parents=True, exist_ok=True)
-    cells = [None if p is None else {"bytes": p if isinstance(p, bytes) else encode(p), "path": None} for p in pictures]
-    pq.write_table(pa.table({"label": list(range(len(cells))), column: cells, **more}), file)
+    cells = [
+        (
+            None
+            if p is None
+            else {"bytes": p if isinstance(p, bytes) else encode(p), "path": None}
+        )
+        for p in pictures
+    ]
+    pq.write_table(
+        pa.table({"label": list(range(len(cells))), column: cells, **more}), file
+    )
     return file
 
 
@@ -83,16 +112,29 @@ def as_set(images):
     return {x.tobytes() for x in images[:]}
 
 
-# ------------------------------------------------------------------------------------------------------------------ patches
+# ------------------------------------------------------------------------------------
+# patches
 
-@given(st.lists(st.integers(1, 3), max_size=2), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.sampled_from(["uint8", "float32"]))
-def test_patches_are_where_the_formula_says_and_the_inverse_is_exact(batch, n, p, C, dtype):
+
+@given(
+    st.lists(st.integers(1, 3), max_size=2),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from(["uint8", "float32"]),
+)
+def test_patches_are_where_the_formula_says_and_the_inverse_is_exact(
+    batch, n, p, C, dtype
+):
     S = n * p
     x = np.arange(np.prod([*batch, S, S, C])).astype(dtype).reshape(*batch, S, S, C)
     tokens = patchify(x, p)
     assert tokens.shape == (*batch, n * n, p * p * C) and tokens.dtype == x.dtype
     for A, i, j, k in itertools.product(range(n * n), range(p), range(p), range(C)):
-        np.testing.assert_array_equal(tokens[..., A, (i * p + j) * C + k], x[..., A // n * p + i, A % n * p + j, k])
+        np.testing.assert_array_equal(
+            tokens[..., A, (i * p + j) * C + k],
+            x[..., A // n * p + i, A % n * p + j, k],
+        )
     np.testing.assert_array_equal(unpatchify(tokens, S, p), x)
 
 
@@ -100,54 +142,135 @@ def test_patches_of_jax_arrays_are_the_same():
     x = rng.random((2, 12, 12, 3), np.float32)
     tokens = jax.jit(patchify, static_argnums=1)(x, 4)
     np.testing.assert_array_equal(tokens, patchify(x, 4))
-    np.testing.assert_array_equal(jax.jit(unpatchify, static_argnums=(1, 2))(tokens, 12, 4), x)
+    np.testing.assert_array_equal(
+        jax.jit(unpatchify, static_argnums=(1, 2))(tokens, 12, 4), x
+    )
 
 
-@pytest.mark.parametrize("call, match", [
-    (lambda: patchify(np.zeros((2, 8, 8, 3)), 3), "patch_size: must divide the side of 8 pixels, got 3"),
-    (lambda: patchify(np.zeros((2, 8, 8, 3)), 0), "patch_size: must be an integer"),
-    (lambda: patchify(np.zeros((2, 8, 8, 3)), 2.0), "patch_size: must be an integer"),
-    (lambda: patchify(np.zeros((2, 8, 6, 3)), 2), r"images: must be an array of shape .*got \(2, 8, 6, 3\)"),
-    (lambda: patchify(np.zeros((8, 8)), 2), r"images: .*got \(8, 8\)"),
-    (lambda: patchify([[1]], 2), "images: .*got list"),
-    (lambda: unpatchify(np.zeros((2, 15, 12)), 8, 2), r"patches: must have shape \(..., 16, 4·C\).*got \(2, 15, 12\)"),
-    (lambda: unpatchify(np.zeros((2, 16, 13)), 8, 2), "patches: "),
-    (lambda: unpatchify(np.zeros((2, 16, 0)), 8, 2), "patches: "),
-    (lambda: unpatchify(np.zeros((2, 16, 12)), 8, 3), "patch_size: must divide"),
-    (lambda: unpatchify(np.zeros((2, 16, 12)), 0, 2), "image_size: "),
-])
+@pytest.mark.parametrize(
+    "call, match",
+    [
+        (
+            lambda: patchify(np.zeros((2, 8, 8, 3)), 3),
+            "patch_size: must divide the side of 8 pixels, got 3",
+        ),
+        (lambda: patchify(np.zeros((2, 8, 8, 3)), 0), "patch_size: must be an integer"),
+        (
+            lambda: patchify(np.zeros((2, 8, 8, 3)), 2.0),
+            "patch_size: must be an integer",
+        ),
+        (
+            lambda: patchify(np.zeros((2, 8, 6, 3)), 2),
+            r"images: must be an array of shape .*got \(2, 8, 6, 3\)",
+        ),
+        (lambda: patchify(np.zeros((8, 8)), 2), r"images: .*got \(8, 8\)"),
+        (lambda: patchify([[1]], 2), "images: .*got list"),
+        (
+            lambda: unpatchify(np.zeros((2, 15, 12)), 8, 2),
+            r"patches: must have shape \(..., 16, 4·C\).*got \(2, 15, 12\)",
+        ),
+        (lambda: unpatchify(np.zeros((2, 16, 13)), 8, 2), "patches: "),
+        (lambda: unpatchify(np.zeros((2, 16, 0)), 8, 2), "patches: "),
+        (lambda: unpatchify(np.zeros((2, 16, 12)), 8, 3), "patch_size: must divide"),
+        (lambda: unpatchify(np.zeros((2, 16, 12)), 0, 2), "image_size: "),
+    ],
+)
 def test_patches_of_wrong_shapes_are_refused(call, match):
     with pytest.raises(ValueError, match=match):
         call()
 
 
-# -------------------------------------------------------------------------------------------------------------------- units
+# ------------------------------------------------------------------------------------
+# units
+
 
 def test_normalise_and_back():
     x = rng.integers(0, 256, (5, 8, 8, 3), np.uint8)
-    mean, std = np.array([0.2, 0.4, 0.6], np.float32), np.array([0.1, 0.2, 0.3], np.float32)
+    mean, std = (
+        np.array([0.2, 0.4, 0.6], np.float32),
+        np.array([0.1, 0.2, 0.3], np.float32),
+    )
     z = normalise(x, mean, std)
     assert z.dtype == np.float32 and isinstance(z, np.ndarray)
     np.testing.assert_allclose(z, (x / 255 - mean) / std, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(denormalise(z, mean, std), x / 255, atol=1e-6)
-    np.testing.assert_allclose(normalise((x / 255).astype(np.float64), mean, std), z, atol=1e-5)
+    np.testing.assert_allclose(
+        normalise((x / 255).astype(np.float64), mean, std), z, atol=1e-5
+    )
     traced = jax.jit(lambda x: normalise(x, mean, std))(x)
     assert traced.dtype == jnp.float32
     np.testing.assert_allclose(traced, z, atol=1e-5)
-    np.testing.assert_allclose(normalise(jnp.asarray(x[0]), 0.5, 0.5), x[0] / 127.5 - 1, atol=1e-6)     # one number for all channels
+    # one number for all channels
+    np.testing.assert_allclose(
+        normalise(jnp.asarray(x[0]), 0.5, 0.5), x[0] / 127.5 - 1, atol=1e-6
+    )
 
 
-@pytest.mark.parametrize("images, mean, std, error, match", [
-    (np.full((2, 4, 4, 3), np.nan), 0.5, 0.5, ValueError, "images: hold NaN or infinite"),
-    (np.full((2, 4, 4, 3), np.inf), 0.5, 0.5, ValueError, "images: hold NaN or infinite"),
-    (np.full((2, 4, 4, 3), 255.0), 0.5, 0.5, ValueError, r"images: floating pixels must lie in \[0, 1\], got 255 to 255; divide by 255"),
-    (np.full((2, 4, 4, 3), -0.5), 0.5, 0.5, ValueError, "images: floating pixels"),
-    (np.zeros((2, 4, 4, 3), np.int32), 0.5, 0.5, TypeError, "images: must be uint8 or floating, got int32"),
-    (np.zeros((4, 4), np.uint8), 0.5, 0.5, ValueError, "images: must be an array of shape"),
-    (np.zeros((2, 4, 4, 3), np.uint8), [0.1, 0.2], 0.5, ValueError, "mean: must be 3 finite numbers"),
-    (np.zeros((2, 4, 4, 3), np.uint8), np.nan, 0.5, ValueError, "mean: must be 3 finite"),
-    (np.zeros((2, 4, 4, 3), np.uint8), 0.5, [0.1, 0, 0.1], ValueError, "std: must be 3 finite positive"),
-])
+@pytest.mark.parametrize(
+    "images, mean, std, error, match",
+    [
+        (
+            np.full((2, 4, 4, 3), np.nan),
+            0.5,
+            0.5,
+            ValueError,
+            "images: hold NaN or infinite",
+        ),
+        (
+            np.full((2, 4, 4, 3), np.inf),
+            0.5,
+            0.5,
+            ValueError,
+            "images: hold NaN or infinite",
+        ),
+        (
+            np.full((2, 4, 4, 3), 255.0),
+            0.5,
+            0.5,
+            ValueError,
+            (
+                r"images: floating pixels must lie in \[0, 1\], got 255 to 255; divide"
+                r" by 255"
+            ),
+        ),
+        (np.full((2, 4, 4, 3), -0.5), 0.5, 0.5, ValueError, "images: floating pixels"),
+        (
+            np.zeros((2, 4, 4, 3), np.int32),
+            0.5,
+            0.5,
+            TypeError,
+            "images: must be uint8 or floating, got int32",
+        ),
+        (
+            np.zeros((4, 4), np.uint8),
+            0.5,
+            0.5,
+            ValueError,
+            "images: must be an array of shape",
+        ),
+        (
+            np.zeros((2, 4, 4, 3), np.uint8),
+            [0.1, 0.2],
+            0.5,
+            ValueError,
+            "mean: must be 3 finite numbers",
+        ),
+        (
+            np.zeros((2, 4, 4, 3), np.uint8),
+            np.nan,
+            0.5,
+            ValueError,
+            "mean: must be 3 finite",
+        ),
+        (
+            np.zeros((2, 4, 4, 3), np.uint8),
+            0.5,
+            [0.1, 0, 0.1],
+            ValueError,
+            "std: must be 3 finite positive",
+        ),
+    ],
+)
 def test_normalise_refuses(images, mean, std, error, match):
     with pytest.raises(error, match=match):
         normalise(images, mean, std)
@@ -159,47 +282,82 @@ def test_statistics_are_exact_and_never_zero():
     assert mean.dtype == std.dtype == np.float32 and mean.shape == std.shape == (3,)
     np.testing.assert_allclose(mean, (x / 255).mean((0, 1, 2)), rtol=1e-6)
     np.testing.assert_allclose(std, (x / 255).std((0, 1, 2)), rtol=1e-6)
-    np.testing.assert_allclose(channel_statistics(np.full((3, 4, 4, 1), 255, np.uint8)), [[1], [1 / 255]], rtol=1e-6)
+    np.testing.assert_allclose(
+        channel_statistics(np.full((3, 4, 4, 1), 255, np.uint8)),
+        [[1], [1 / 255]],
+        rtol=1e-6,
+    )
 
 
 def test_statistics_look_at_5000_pictures_at_most_a_few_at_a_time_from_end_to_end():
     asked = []
+
     class Many:
-        def __len__(self): return 123_456
+        def __len__(self):
+            return 123_456
+
         def __getitem__(self, rows):
             asked.append(rows)
             return np.zeros((len(rows), 2, 2, 1), np.uint8)
+
     channel_statistics(Many())
     rows = np.concatenate(asked)
-    assert len(np.unique(rows)) == len(rows) == 5000 and rows[0] == 0 and rows[-1] == 123_455 and max(map(len, asked)) <= 256
+    assert (
+        len(np.unique(rows)) == len(rows) == 5000
+        and rows[0] == 0
+        and rows[-1] == 123_455
+        and max(map(len, asked)) <= 256
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------- occlusion
+# ------------------------------------------------------------------------------------
+# occlusion
 
-@given(st.data(), st.sampled_from([(1, 1), (3, 2), (2, 7), (5, 30)]), st.floats(0, 1))     # few shapes: each is compiled
+
+# few shapes: each is compiled
+@given(st.data(), st.sampled_from([(1, 1), (3, 2), (2, 7), (5, 30)]), st.floats(0, 1))
 def test_occlusion_counts_are_exact(draw, shape, open_fraction):
     B, N = shape
     n = draw.draw(st.integers(0, N))
-    occluded, masked = occlude(jax.random.key(draw.draw(st.integers(0, 99))), B, N, n, open_fraction)
-    assert occluded.shape == masked.shape == (B, N) and occluded.dtype == masked.dtype == bool
-    assert (occluded.sum(1) == n).all() and (masked.sum(1) == round((1 - open_fraction) * n)).all()
+    occluded, masked = occlude(
+        jax.random.key(draw.draw(st.integers(0, 99))), B, N, n, open_fraction
+    )
+    assert (
+        occluded.shape == masked.shape == (B, N)
+        and occluded.dtype == masked.dtype == bool
+    )
+    assert (occluded.sum(1) == n).all() and (
+        masked.sum(1) == round((1 - open_fraction) * n)
+    ).all()
     assert not (masked & ~occluded).any()
 
 
 def test_the_papers_occlusion():
-    occluded, masked = jax.jit(occlude, static_argnums=(1, 2, 3))(jax.random.key(0), 4, 196, 100)
+    occluded, masked = jax.jit(occlude, static_argnums=(1, 2, 3))(
+        jax.random.key(0), 4, 196, 100
+    )
     assert (occluded.sum(1) == 100).all() and (masked.sum(1) == 90).all()
     again = occlude(jax.random.key(0), 4, 196, 100)
     np.testing.assert_array_equal(again[1], masked)
     assert not np.array_equal(occlude(jax.random.key(1), 4, 196, 100)[0], occluded)
-    assert len(np.unique(occluded, axis=0)) == 4, "pictures of a batch share their occlusion"
+    assert len(np.unique(occluded, axis=0)) == 4, (
+        "pictures of a batch share their occlusion"
+    )
 
 
 def p_uniform(chosen):
-    "Chance of counts as uneven as these if every set of tokens were equally likely. The covariance of the counts is known exactly."
+    """Chance of counts as uneven as these if every set of tokens were equally likely.
+    The covariance of the counts is known exactly.
+    """
     B, N = chosen.shape
     share = chosen.sum() / (B * N)
-    return stats.chi2.sf((N - 1) / N * ((chosen.sum(0) - B * share) ** 2).sum() / (B * share * (1 - share)), N - 1)
+    return stats.chi2.sf(
+        (N - 1)
+        / N
+        * ((chosen.sum(0) - B * share) ** 2).sum()
+        / (B * share * (1 - share)),
+        N - 1,
+    )
 
 
 def test_no_token_is_special():
@@ -208,47 +366,79 @@ def test_no_token_is_special():
         assert 1e-4 < p_uniform(chosen) < 1 - 1e-6
     together = (occluded.T.astype(int) @ occluded)[~np.eye(25, dtype=bool)]
     share = 10 * 9 / (25 * 24)
-    assert np.abs(together - 20_000 * share).max() < 6 * np.sqrt(20_000 * share * (1 - share)), "some tokens prefer company"
+    assert np.abs(together - 20_000 * share).max() < 6 * np.sqrt(
+        20_000 * share * (1 - share)
+    ), "some tokens prefer company"
     padded = masked.copy()
-    padded[:, 0] = True                                     # what padding a list of tokens with zeros does
+    padded[:, 0] = True  # what padding a list of tokens with zeros does
     assert p_uniform(padded) < 1e-12
     slightly = masked.copy()
-    slightly[:600, 0] = True                                # even in 3 % of the pictures
+    slightly[:600, 0] = True  # even in 3 % of the pictures
     assert p_uniform(slightly) < 1e-4
 
 
-@pytest.mark.parametrize("arguments, match", [
-    ((4, 16, 17), "num_occluded: must be an integer from 0 to 16, got 17"),
-    ((4, 16, -1), "num_occluded: "),
-    ((4, 16, 2.5), "num_occluded: must be an integer"),
-    ((0, 16, 4), "batch_size: "),
-    ((4, 0, 0), "num_tokens: "),
-    ((4, 16, 4, 1.5), r"open_fraction: must lie in \[0, 1\], got 1.5"),
-    ((4, 16, 4, -0.1), "open_fraction: "),
-    ((4, 16, 4, float("nan")), "open_fraction: "),
-])
+@pytest.mark.parametrize(
+    "arguments, match",
+    [
+        ((4, 16, 17), "num_occluded: must be an integer from 0 to 16, got 17"),
+        ((4, 16, -1), "num_occluded: "),
+        ((4, 16, 2.5), "num_occluded: must be an integer"),
+        ((0, 16, 4), "batch_size: "),
+        ((4, 0, 0), "num_tokens: "),
+        ((4, 16, 4, 1.5), r"open_fraction: must lie in \[0, 1\], got 1.5"),
+        ((4, 16, 4, -0.1), "open_fraction: "),
+        ((4, 16, 4, float("nan")), "open_fraction: "),
+    ],
+)
 def test_occlude_refuses(arguments, match):
     with pytest.raises(ValueError, match=match):
         occlude(jax.random.key(0), *arguments)
 
 
-# ------------------------------------------------------------------------------------------------------------- augmentation
+# ------------------------------------------------------------------------------------
+# augmentation
 
 views = jax.jit(augment, static_argnames=("scale", "ratio", "flip", "jitter"))
 
 
-ramp = np.stack(np.broadcast_arrays((np.arange(16) + 0.5)[:, None] / 16, (np.arange(16) + 0.5)[None] / 16, np.float64(0.5)), -1)
+ramp = np.stack(
+    np.broadcast_arrays(
+        (np.arange(16) + 0.5)[:, None] / 16,
+        (np.arange(16) + 0.5)[None] / 16,
+        np.float64(0.5),
+    ),
+    -1,
+)
 
 
 @settings(max_examples=30)
-@given(st.integers(0, 10_000), st.sampled_from([((0.08, 1.0), (0.75, 4 / 3)), ((0.25, 0.25), (1.0, 1.0))]))      # each is compiled
+# each is compiled
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from([((0.08, 1.0), (0.75, 4 / 3)), ((0.25, 0.25), (1.0, 1.0))]),
+)
 def test_a_crop_has_the_area_and_shape_asked_for_and_lies_inside(seed, options):
     scale, ratio = options
-    view = np.asarray(views(jax.random.key(seed), ramp[None], scale=scale, ratio=ratio, flip=0.0, jitter=0.0)[0])
-    inner = view[4:12, 4:12]                                                # rims are extended, not extrapolated
-    height, width = 16 * np.diff(inner[..., 0], axis=0).mean(), 16 * np.diff(inner[..., 1], axis=1).mean()   # parts of the picture
+    view = np.asarray(
+        views(
+            jax.random.key(seed),
+            ramp[None],
+            scale=scale,
+            ratio=ratio,
+            flip=0.0,
+            jitter=0.0,
+        )[0]
+    )
+    inner = view[4:12, 4:12]  # rims are extended, not extrapolated
+    # parts of the picture
+    height, width = (
+        16 * np.diff(inner[..., 0], axis=0).mean(),
+        16 * np.diff(inner[..., 1], axis=1).mean(),
+    )
     clipped = max(height, width) > 1 - 1e-3
-    assert height * width <= scale[1] + 1e-3 and (clipped or height * width >= scale[0] - 1e-3)
+    assert height * width <= scale[1] + 1e-3 and (
+        clipped or height * width >= scale[0] - 1e-3
+    )
     assert ratio[0] - 1e-2 <= width / height <= ratio[1] + 1e-2 or clipped
     assert view.min() > 0.03 and view.max() < 0.97, "a view reaches beyond the picture"
     np.testing.assert_allclose(view[..., 2], 0.5, atol=1e-5)
@@ -256,18 +446,42 @@ def test_a_crop_has_the_area_and_shape_asked_for_and_lies_inside(seed, options):
 
 def test_crops_reach_every_corner():
     x = np.broadcast_to(ramp, (400, *ramp.shape))
-    view = np.asarray(views(jax.random.key(0), x, scale=(0.25, 0.25), ratio=(1.0, 1.0), flip=0.0, jitter=0.0))
-    begin = view[:, 8, 8, :2] - 8.5 / 32                    # of a crop half as wide as the picture: between 0 and a half
-    assert (begin.min(0) < 0.01).all() and (begin.max(0) > 0.49).all() and (np.abs(begin.mean(0) - 0.25) < 0.04).all()
+    view = np.asarray(
+        views(
+            jax.random.key(0),
+            x,
+            scale=(0.25, 0.25),
+            ratio=(1.0, 1.0),
+            flip=0.0,
+            jitter=0.0,
+        )
+    )
+    # of a crop half as wide as the picture: between 0 and a half
+    begin = view[:, 8, 8, :2] - 8.5 / 32
+    assert (
+        (begin.min(0) < 0.01).all()
+        and (begin.max(0) > 0.49).all()
+        and (np.abs(begin.mean(0) - 0.25) < 0.04).all()
+    )
     assert np.abs(np.corrcoef(begin.T)[0, 1]) < 0.2
 
 
 def test_augment_parts_can_be_switched_off():
     x = rng.integers(0, 256, (4, 16, 16, 3), np.uint8)
     off = dict(scale=(1, 1), ratio=(1, 1), jitter=0)
-    np.testing.assert_allclose(views(jax.random.key(0), x, flip=0, **off), x / 255, atol=1e-5)
-    np.testing.assert_allclose(views(jax.random.key(0), x, flip=1, **off), x[:, :, ::-1] / 255, atol=1e-5)
-    same = np.abs(np.asarray(views(jax.random.key(0), np.tile(x[:1], (400, 1, 1, 1)), **off)) - x[:1] / 255).max((1, 2, 3)) < 1e-5
+    np.testing.assert_allclose(
+        views(jax.random.key(0), x, flip=0, **off), x / 255, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        views(jax.random.key(0), x, flip=1, **off), x[:, :, ::-1] / 255, atol=1e-5
+    )
+    same = (
+        np.abs(
+            np.asarray(views(jax.random.key(0), np.tile(x[:1], (400, 1, 1, 1)), **off))
+            - x[:1] / 255
+        ).max((1, 2, 3))
+        < 1e-5
+    )
     assert 150 < same.sum() < 250, "half are mirrored"
 
 
@@ -275,7 +489,12 @@ def test_augment_parts_can_be_switched_off():
 def test_augmented_pictures_differ_from_each_other_and_depend_on_themselves_alone(C):
     x = np.tile(rng.random((1, 16, 16, C), np.float32), (8, 1, 1, 1))
     view = views(jax.random.key(3), x)
-    assert view.dtype == jnp.float32 and view.shape == x.shape and view.min() >= 0 and view.max() <= 1
+    assert (
+        view.dtype == jnp.float32
+        and view.shape == x.shape
+        and view.min() >= 0
+        and view.max() <= 1
+    )
     assert len(np.unique(np.asarray(view).reshape(8, -1), axis=0)) == 8
     np.testing.assert_allclose(augment(jax.random.key(3), x), view, atol=1e-5)
     x[1:] = 0
@@ -288,8 +507,10 @@ def test_jitter_of_a_colourless_picture_stays_colourless_and_of_colours_changes_
     out = np.asarray(views(jax.random.key(0), grey, **still))
     np.testing.assert_allclose(out, out[..., :1].repeat(3, -1), atol=1e-4)
     assert np.abs(out - grey).max() > 0.05
-    flat = np.broadcast_to(np.float32([0.6, 0.5, 0.4]), (50, 8, 8, 3))                  # no contrast: saturation alone is left to
-    ratio = np.asarray(views(jax.random.key(0), flat, **still))[:, 0, 0]              # change the distance between the channels
+    # no contrast: saturation alone is left to
+    flat = np.broadcast_to(np.float32([0.6, 0.5, 0.4]), (50, 8, 8, 3))
+    # change the distance between the channels
+    ratio = np.asarray(views(jax.random.key(0), flat, **still))[:, 0, 0]
     spread = (ratio[:, 0] - ratio[:, 2]) / ratio.mean(1)
     assert spread.min() < 0.35 and spread.max() > 0.45
 
@@ -299,23 +520,38 @@ def test_augment_and_occlude_in_double_precision(x64):
     assert occlude(jax.random.key(0), 2, 16, 8)[0].sum() == 16
 
 
-@pytest.mark.parametrize("images, options, error, match", [
-    (np.zeros((8, 8, 3), np.uint8), {}, ValueError, r"images: must be an array of shape \(B, S, S, C\)"),
-    (np.zeros((2, 8, 8, 3), np.int32), {}, TypeError, "images: must be uint8 or floating"),
-    (np.full((2, 8, 8, 3), np.nan), {}, ValueError, "images: hold NaN"),
-    (np.zeros((2, 8, 8, 3)), dict(scale=(0, 1)), ValueError, "scale: must be"),
-    (np.zeros((2, 8, 8, 3)), dict(scale=(0.5, 2)), ValueError, "scale: must be"),
-    (np.zeros((2, 8, 8, 3)), dict(scale=0.5), ValueError, "scale: must be"),
-    (np.zeros((2, 8, 8, 3)), dict(ratio=(2, 1)), ValueError, "ratio: must be"),
-    (np.zeros((2, 8, 8, 3)), dict(flip=2), ValueError, "flip: must lie"),
-    (np.zeros((2, 8, 8, 3)), dict(jitter=-1), ValueError, "jitter: must lie"),
-])
+@pytest.mark.parametrize(
+    "images, options, error, match",
+    [
+        (
+            np.zeros((8, 8, 3), np.uint8),
+            {},
+            ValueError,
+            r"images: must be an array of shape \(B, S, S, C\)",
+        ),
+        (
+            np.zeros((2, 8, 8, 3), np.int32),
+            {},
+            TypeError,
+            "images: must be uint8 or floating",
+        ),
+        (np.full((2, 8, 8, 3), np.nan), {}, ValueError, "images: hold NaN"),
+        (np.zeros((2, 8, 8, 3)), dict(scale=(0, 1)), ValueError, "scale: must be"),
+        (np.zeros((2, 8, 8, 3)), dict(scale=(0.5, 2)), ValueError, "scale: must be"),
+        (np.zeros((2, 8, 8, 3)), dict(scale=0.5), ValueError, "scale: must be"),
+        (np.zeros((2, 8, 8, 3)), dict(ratio=(2, 1)), ValueError, "ratio: must be"),
+        (np.zeros((2, 8, 8, 3)), dict(flip=2), ValueError, "flip: must lie"),
+        (np.zeros((2, 8, 8, 3)), dict(jitter=-1), ValueError, "jitter: must lie"),
+    ],
+)
 def test_augment_refuses(images, options, error, match):
     with pytest.raises(error, match=match):
         augment(jax.random.key(0), images, **options)
 
 
-# -------------------------------------------------------------------------------------------------------------------- fills
+# ------------------------------------------------------------------------------------
+# fills
+
 
 def hidden_pixels(occluded, S, p):
     return unpatchify(np.repeat(occluded[..., None], p * p, -1), S, p)[..., 0]
@@ -329,12 +565,19 @@ def test_fills_leave_what_is_open_and_never_see_what_is_not(fill, C):
     hidden = hidden_pixels(occluded, 12, 2)
     before = x.copy()
     filled = fill(x, occluded, 2)
-    assert filled.dtype == np.float32 and filled.shape == x.shape and filled.min() >= 0 and filled.max() <= 1
+    assert (
+        filled.dtype == np.float32
+        and filled.shape == x.shape
+        and filled.min() >= 0
+        and filled.max() <= 1
+    )
     np.testing.assert_array_equal(x, before)
     np.testing.assert_array_equal(filled[~hidden], x[~hidden])
     other = np.where(hidden[..., None], rng.random(x.shape, np.float32), x)
     np.testing.assert_array_equal(fill(other, occluded, 2), filled)
-    np.testing.assert_array_equal(fill(jnp.asarray(x), jnp.asarray(occluded), 2), filled)
+    np.testing.assert_array_equal(
+        fill(jnp.asarray(x), jnp.asarray(occluded), 2), filled
+    )
     assert (filled != x)[hidden].any()
 
 
@@ -342,10 +585,14 @@ def test_fills_leave_what_is_open_and_never_see_what_is_not(fill, C):
 def test_fills_at_the_extremes(fill):
     x = rng.random((3, 8, 8, 3), np.float32)
     occluded = np.ones((3, 16), bool)
-    occluded[1] = False                     # all hidden, none hidden, one patch open
+    occluded[1] = False  # all hidden, none hidden, one patch open
     occluded[2, 5] = False
     filled = fill(x, occluded, 2)
-    assert (filled[0] == 0.5).all() and np.array_equal(filled[1], x[1]) and np.isfinite(filled[2]).all()
+    assert (
+        (filled[0] == 0.5).all()
+        and np.array_equal(filled[1], x[1])
+        and np.isfinite(filled[2]).all()
+    )
 
 
 def test_fills_do_what_they_are_called():
@@ -360,25 +607,68 @@ def test_fills_do_what_they_are_called():
         candidates = x[b][tuple(open_[distance == distance.min()].T)]
         assert (candidates == nearest[b, i, j]).all(1).any()
     inside = np.zeros((1, 64), bool)
-    inside[0, [27, 36]] = True                                              # a plane is biharmonic
-    np.testing.assert_allclose(fill_biharmonic(ramp[None], inside, 2)[0], ramp, atol=1e-4)
+    inside[0, [27, 36]] = True  # a plane is biharmonic
+    np.testing.assert_allclose(
+        fill_biharmonic(ramp[None], inside, 2)[0], ramp, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("fill", FILLS)
-@pytest.mark.parametrize("images, occluded, p, error, match", [
-    (np.zeros((2, 8, 8, 3)), np.zeros((2, 15), bool), 2, ValueError, r"occluded: must be bool of shape \(2, 16\), got bool of shape \(2, 15\)"),
-    (np.zeros((2, 8, 8, 3)), np.zeros((2, 16)), 2, ValueError, "occluded: must be bool of shape"),
-    (np.zeros((2, 8, 8, 3)), np.zeros((2, 16), bool), 3, ValueError, "patch_size: must divide"),
-    (np.zeros((8, 8, 3)), np.zeros((1, 16), bool), 2, ValueError, "images: must be an array of shape"),
-    (np.full((2, 8, 8, 3), np.nan), np.zeros((2, 16), bool), 2, ValueError, "images: hold NaN"),
-    (np.zeros((2, 8, 8, 3), np.int64), np.zeros((2, 16), bool), 2, TypeError, "images: must be uint8 or floating"),
-])
+@pytest.mark.parametrize(
+    "images, occluded, p, error, match",
+    [
+        (
+            np.zeros((2, 8, 8, 3)),
+            np.zeros((2, 15), bool),
+            2,
+            ValueError,
+            r"occluded: must be bool of shape \(2, 16\), got bool of shape \(2, 15\)",
+        ),
+        (
+            np.zeros((2, 8, 8, 3)),
+            np.zeros((2, 16)),
+            2,
+            ValueError,
+            "occluded: must be bool of shape",
+        ),
+        (
+            np.zeros((2, 8, 8, 3)),
+            np.zeros((2, 16), bool),
+            3,
+            ValueError,
+            "patch_size: must divide",
+        ),
+        (
+            np.zeros((8, 8, 3)),
+            np.zeros((1, 16), bool),
+            2,
+            ValueError,
+            "images: must be an array of shape",
+        ),
+        (
+            np.full((2, 8, 8, 3), np.nan),
+            np.zeros((2, 16), bool),
+            2,
+            ValueError,
+            "images: hold NaN",
+        ),
+        (
+            np.zeros((2, 8, 8, 3), np.int64),
+            np.zeros((2, 16), bool),
+            2,
+            TypeError,
+            "images: must be uint8 or floating",
+        ),
+    ],
+)
 def test_fills_refuse(fill, images, occluded, p, error, match):
     with pytest.raises(error, match=match):
         fill(images, occluded, p)
 
 
-# ------------------------------------------------------------------------------------------------------------------ batches
+# ------------------------------------------------------------------------------------
+# batches
+
 
 def take(stream, n):
     got = list(itertools.islice(stream, n))
@@ -387,7 +677,7 @@ def take(stream, n):
 
 
 @settings(max_examples=30)
-@given(st.integers(1, 40), st.data(), st.booleans(), st.integers(0, 2 ** 32 - 1))
+@given(st.integers(1, 40), st.data(), st.booleans(), st.integers(0, 2**32 - 1))
 def test_a_resumed_stream_is_the_same_stream(n, draw, shuffle, seed):
     B, start = draw.draw(st.integers(1, n)), draw.draw(st.integers(0, 30))
     whole = take(batches(np.arange(n), B, seed=seed, shuffle=shuffle), start + 4)
@@ -396,17 +686,26 @@ def test_a_resumed_stream_is_the_same_stream(n, draw, shuffle, seed):
     epochs = 3
     all_ = list(batches(np.arange(n), B, seed=seed, shuffle=shuffle, epochs=epochs))
     assert len(all_) == epochs * (n // B) and {len(b) for b in all_} == {B}
-    np.testing.assert_array_equal(list(batches(np.arange(n), B, seed=seed, shuffle=shuffle, epochs=epochs, start=2)), all_[2:])
+    np.testing.assert_array_equal(
+        list(
+            batches(np.arange(n), B, seed=seed, shuffle=shuffle, epochs=epochs, start=2)
+        ),
+        all_[2:],
+    )
     for epoch in np.split(np.array(all_).reshape(-1), epochs):
         assert len(np.unique(epoch)) == len(epoch), "a picture twice in an epoch"
     if not shuffle:
-        np.testing.assert_array_equal(all_[:n // B], np.arange(n // B * B).reshape(-1, B))
+        np.testing.assert_array_equal(
+            all_[: n // B], np.arange(n // B * B).reshape(-1, B)
+        )
 
 
 def test_epochs_and_seeds_differ_and_everything_is_seen():
     one = np.array(list(batches(np.arange(100), 20, seed=5, epochs=2))).reshape(2, 100)
     assert (np.sort(one) == np.arange(100)).all() and (one[0] != one[1]).any()
-    assert (one[0] != np.concatenate(list(batches(np.arange(100), 20, seed=6, epochs=1)))).any()
+    assert (
+        one[0] != np.concatenate(list(batches(np.arange(100), 20, seed=6, epochs=1)))
+    ).any()
     last = list(batches(np.arange(10), 4, seed=0, shuffle=False, epochs=1))
     assert [len(b) for b in last] == [4, 4, 2], "one pass in order leaves something out"
     assert list(batches(np.arange(10), 4, seed=0, epochs=2, start=99)) == []
@@ -414,15 +713,24 @@ def test_epochs_and_seeds_differ_and_everything_is_seen():
 
 def test_batches_of_images_and_of_their_array_are_the_same():
     digits = load_images("digits")
-    for a, b in zip(batches(digits, 300, seed=2, epochs=2), batches(digits[:], 300, seed=2, epochs=2), strict=True):
+    for a, b in zip(
+        batches(digits, 300, seed=2, epochs=2),
+        batches(digits[:], 300, seed=2, epochs=2),
+        strict=True,
+    ):
         np.testing.assert_array_equal(a, b)
         assert a.dtype == np.uint8 and a.shape == (300, 8, 8, 1)
 
 
 class Fragile:
     "Asked for row 13, it breaks; it remembers what it was asked."
-    def __init__(self, pause=0.0): self.asked, self.pause = [], pause
-    def __len__(self): return 100
+
+    def __init__(self, pause=0.0):
+        self.asked, self.pause = [], pause
+
+    def __len__(self):
+        return 100
+
     def __getitem__(self, rows):
         self.asked.append(rows)
         time.sleep(self.pause)
@@ -460,17 +768,28 @@ def test_loading_runs_ahead_a_little_and_ends_with_the_consumer():
     assert not loaders()
 
 
-@pytest.mark.parametrize("options, match", [
-    (dict(batch_size=11), "batch_size: must be an integer from 1 to 10, got 11"), (dict(batch_size=0), "batch_size: "),
-    (dict(batch_size=2.0), "batch_size: "), (dict(seed=-1), "seed: "), (dict(seed=2 ** 32), "seed: "), (dict(seed=0.5), "seed: "),
-    (dict(start=-1), "start: "), (dict(epochs=0), "epochs: "), (dict(epochs=1.5), "epochs: "),
-])
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        (dict(batch_size=11), "batch_size: must be an integer from 1 to 10, got 11"),
+        (dict(batch_size=0), "batch_size: "),
+        (dict(batch_size=2.0), "batch_size: "),
+        (dict(seed=-1), "seed: "),
+        (dict(seed=2**32), "seed: "),
+        (dict(seed=0.5), "seed: "),
+        (dict(start=-1), "start: "),
+        (dict(epochs=0), "epochs: "),
+        (dict(epochs=1.5), "epochs: "),
+    ],
+)
 def test_batches_refuses_at_once(options, match):
     with pytest.raises(ValueError, match=match):
         batches(np.arange(10), **{"batch_size": 2, "seed": 0, **options})
 
 
-# ------------------------------------------------------------------------------------------------------------------- splits
+# ------------------------------------------------------------------------------------
+# splits
+
 
 @given(st.integers(3, 500), st.booleans(), st.integers(1, 50))
 def test_carved_splits_are_a_partition_that_never_changes(n, has_test, held_out):
@@ -479,17 +798,22 @@ def test_carved_splits_are_a_partition_that_never_changes(n, has_test, held_out)
         source["test"] = data._Source(7, "of test")
     rows = {s: data._split(source, s, held_out, "x") for s in SPLITS}
     inside = ("train", "validation") if has_test else SPLITS
-    np.testing.assert_array_equal(np.sort(np.concatenate([rows[s][0] for s in inside])), np.arange(n))
+    np.testing.assert_array_equal(
+        np.sort(np.concatenate([rows[s][0] for s in inside])), np.arange(n)
+    )
     assert all(len(rows[s][0]) for s in SPLITS)
     if has_test:
         assert len(rows["validation"][0]) == max(1, min(held_out, n // 10))
         assert rows["test"][1] == "of test" and len(rows["test"][0]) == 7
     for s in SPLITS:
-        np.testing.assert_array_equal(data._split(source, s, held_out, "x")[0], rows[s][0])
+        np.testing.assert_array_equal(
+            data._split(source, s, held_out, "x")[0], rows[s][0]
+        )
 
 
 def test_the_fixed_permutation_is_the_one_of_every_machine():
-    assert list(data._permutation(10, 2302)) == [2, 0, 5, 7, 8, 6, 4, 9, 3, 1]       # published splits depend on it
+    # published splits depend on it
+    assert list(data._permutation(10, 2302)) == [2, 0, 5, 7, 8, 6, 4, 9, 3, 1]
     digits = load_images("digits", "validation")
     assert list(digits.rows[:5]) == [4, 7, 21, 25, 27] and len(digits) == 200
 
@@ -499,36 +823,74 @@ def test_digits():
     assert [len(s) for s in sets.values()] == [1197, 200, 400]
     assert len(np.unique(np.concatenate([s.rows for s in sets.values()]))) == 1797
     x = sets["train"][:]
-    assert x.shape == (1197, 8, 8, 1) and x.dtype == np.uint8 and x.min() == 0 and x.max() == 255
+    assert (
+        x.shape == (1197, 8, 8, 1)
+        and x.dtype == np.uint8
+        and x.min() == 0
+        and x.max() == 255
+    )
     from sklearn.datasets import load_digits
-    np.testing.assert_allclose(x[..., 0] / 255 * 16, load_digits().images[sets["train"].rows], atol=0.04)
+
+    np.testing.assert_allclose(
+        x[..., 0] / 255 * 16, load_digits().images[sets["train"].rows], atol=0.04
+    )
     assert load_images("digits", size=16)[0].shape == (16, 16, 1)
 
 
 def test_images_are_indexed_like_an_array():
     images = load_images("digits", "test")
     x = images[:]
-    assert len(images) == 400 and (images.name, images.split, images.size, images.channels) == ("digits", "test", 8, 1)
+    assert len(images) == 400 and (
+        images.name,
+        images.split,
+        images.size,
+        images.channels,
+    ) == ("digits", "test", 8, 1)
     assert "400 pictures, 8×8×1" in repr(images)
-    for index in (3, -1, np.int64(7), slice(2, 9, 3), [4, 1, 1], np.array([[0, 1], [2, 3]]), np.arange(400) % 50 == 0, slice(0, 0)):
+    for index in (
+        3,
+        -1,
+        np.int64(7),
+        slice(2, 9, 3),
+        [4, 1, 1],
+        np.array([[0, 1], [2, 3]]),
+        np.arange(400) % 50 == 0,
+        slice(0, 0),
+    ):
         np.testing.assert_array_equal(images[index], x[index])
     with pytest.raises(IndexError):
         images[400]
     mean, std = images.statistics()
-    np.testing.assert_allclose([mean, std], [[(x / 255).mean()], [(x / 255).std()]], rtol=1e-5)
+    np.testing.assert_allclose(
+        [mean, std], [[(x / 255).mean()], [(x / 255).std()]], rtol=1e-5
+    )
 
 
-@pytest.mark.parametrize("arguments, match", [
-    (dict(name="digits", split="valid"), "split: must be 'train', 'validation' or 'test', got 'valid'"),
-    (dict(name="digits", size=0), "size: "), (dict(name="digits", size="8"), "size: "), (dict(name="digits", size=True), "size: "),
-    (dict(name=""), "name: "), (dict(name=None), "name: "), (dict(name="digits", data_dir="/no/such/folder"), "data_dir: /no/such/folder is not"),
-])
+@pytest.mark.parametrize(
+    "arguments, match",
+    [
+        (
+            dict(name="digits", split="valid"),
+            "split: must be 'train', 'validation' or 'test', got 'valid'",
+        ),
+        (dict(name="digits", size=0), "size: "),
+        (dict(name="digits", size="8"), "size: "),
+        (dict(name="digits", size=True), "size: "),
+        (dict(name=""), "name: "),
+        (dict(name=None), "name: "),
+        (
+            dict(name="digits", data_dir="/no/such/folder"),
+            "data_dir: /no/such/folder is not",
+        ),
+    ],
+)
 def test_load_images_refuses(arguments, match):
     with pytest.raises(ValueError, match=match):
         load_images(**arguments)
 
 
-# ------------------------------------------------------------------------------------------------------------- picture files
+# ------------------------------------------------------------------------------------
+# picture files
 
 HALF = np.zeros((20, 40), np.uint8)
 HALF[:, 20:] = 255
@@ -548,17 +910,32 @@ KINDS = {
     "32bit.tif": encode(Image.fromarray(HALF.astype(np.int32) * 257), "TIFF"),
     "palette.png": encode(Image.fromarray(HALF).convert("P")),
     "cmyk.jpg": encode(Image.fromarray(HALF).convert("CMYK"), "JPEG", quality=95),
-    "alpha.png": encode(np.dstack([0 * HALF, 0 * HALF, 0 * HALF, 255 - HALF])),             # black, clear on the right: white shows
+    # black, clear on the right: white shows
+    "alpha.png": encode(np.dstack([0 * HALF, 0 * HALF, 0 * HALF, 255 - HALF])),
     "grey_alpha.png": encode(Image.fromarray(np.dstack([0 * HALF, 255 - HALF]), "LA")),
-    "keyed.png": encode(np.dstack([HALF, 0 * HALF, 0 * HALF]), transparency=(255, 0, 0)),
+    "keyed.png": encode(
+        np.dstack([HALF, 0 * HALF, 0 * HALF]), transparency=(255, 0, 0)
+    ),
     "gif.gif": encode(Image.fromarray(HALF), "GIF"),
     "webp.webp": encode(Image.fromarray(HALF).convert("RGB"), "WEBP", lossless=True),
-    **{f"exif{k}.jpg": encode(Image.fromarray(turned), "JPEG", exif=exif(k), quality=95) for k, turned in
-       {2: HALF[:, ::-1], 3: np.rot90(HALF, 2), 6: np.rot90(HALF), 8: np.rot90(HALF, 3)}.items()},
-    "bad_exif.jpg": encode(Image.fromarray(HALF), "JPEG", exif=b"Exif\0\0MM\0*garbage", quality=95),
+    **{
+        f"exif{k}.jpg": encode(
+            Image.fromarray(turned), "JPEG", exif=exif(k), quality=95
+        )
+        for k, turned in {
+            2: HALF[:, ::-1],
+            3: np.rot90(HALF, 2),
+            6: np.rot90(HALF),
+            8: np.rot90(HALF, 3),
+        }.items()
+    },
+    "bad_exif.jpg": encode(
+        Image.fromarray(HALF), "JPEG", exif=b"Exif\0\0MM\0*garbage", quality=95
+    ),
     "no_exif.png": encode(Image.fromarray(HALF), exif=b"Exif\0\0this is no tag at all"),
     "UPPER.JPEG": encode(Image.fromarray(HALF), "JPEG", quality=95),
-    "tall.png": encode(np.pad(HALF[:, 10:30], ((40, 40), (0, 0)), constant_values=77)),     # the middle is kept
+    # the middle is kept
+    "tall.png": encode(np.pad(HALF[:, 10:30], ((40, 40), (0, 0)), constant_values=77)),
     "large.jpg": encode(Image.fromarray(HALF).resize((400, 200)), "JPEG", quality=95),
 }
 
@@ -572,48 +949,86 @@ def test_every_kind_of_picture_becomes_the_same_pixels(size, channels):
         x = data._decode(content, size, channels)
         assert x.shape == (size, size, channels) and x.dtype == np.uint8
         error = np.abs(x.astype(int) - want[None, :, None])
-        assert np.delete(error, [size // 2 - 1, size // 2], 1).max() <= 16, kind        # the edge itself is smoothed
+        # the edge itself is smoothed
+        assert np.delete(error, [size // 2 - 1, size // 2], 1).max() <= 16, kind
 
 
 @pytest.mark.parametrize("side", [64, 100, 200])
 def test_large_jpegs_lose_nothing_by_being_decoded_small(side):
-    blocks = Image.fromarray(rng.integers(0, 256, (16, 16), np.uint8)).resize((side, side), Image.Resampling.BICUBIC)
+    blocks = Image.fromarray(rng.integers(0, 256, (16, 16), np.uint8)).resize(
+        (side, side), Image.Resampling.BICUBIC
+    )
     whole, reduced = encode(blocks), encode(blocks, "JPEG", quality=100)
-    assert np.abs(data._decode(whole, 16, 1).astype(int) - data._decode(reduced, 16, 1)).mean() < 6
+    assert (
+        np.abs(
+            data._decode(whole, 16, 1).astype(int) - data._decode(reduced, 16, 1)
+        ).mean()
+        < 6
+    )
 
 
 def test_sixteen_bits_are_scaled_not_cut():
     x = data._decode(encode(np.array([[0, 32896], [65535, 400]], np.uint16)), 2, 1)
     np.testing.assert_array_equal(x[..., 0], [[0, 128], [255, 2]])
     with pytest.raises(ValueError, match="do not fit 16 bits"):
-        data._decode(encode(Image.fromarray(np.full((4, 4), 70_000, np.int32)), "TIFF"), 4, 1)
+        data._decode(
+            encode(Image.fromarray(np.full((4, 4), 70_000, np.int32)), "TIFF"), 4, 1
+        )
     with pytest.raises(ValueError, match="floating pixels have no agreed range"):
-        data._decode(encode(Image.fromarray(np.full((4, 4), 0.5, np.float32)), "TIFF"), 4, 1)
+        data._decode(
+            encode(Image.fromarray(np.full((4, 4), 0.5, np.float32)), "TIFF"), 4, 1
+        )
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
 def test_a_folder_of_mixed_pictures(tmp_path):
-    folder = folder_of(tmp_path, {f"sub{i % 3}/{name}": content for i, (name, content) in enumerate(KINDS.items())})
+    folder = folder_of(
+        tmp_path,
+        {
+            f"sub{i % 3}/{name}": content
+            for i, (name, content) in enumerate(KINDS.items())
+        },
+    )
     (folder / ".hidden.png").write_text("no picture")
     (folder / "notes.txt").write_text("no picture")
     sets = all_rows(folder)
-    assert sum(map(len, sets.values())) == len(KINDS) and {s.size for s in sets.values()} == {32} and sets["train"].channels == 3
+    assert (
+        sum(map(len, sets.values())) == len(KINDS)
+        and {s.size for s in sets.values()} == {32}
+        and sets["train"].channels == 3
+    )
     assert sets["train"][:].shape == (len(sets["train"]), 32, 32, 3)
     assert load_images(str(folder), size=8)[0].shape == (8, 8, 3)
 
 
-@pytest.mark.parametrize("shape, mode, want", [((12, 12), "L", (12, 1)), ((12, 12), "RGB", (12, 3)), ((12, 14), "L", (32, 1)), ((300, 300), "L", (32, 1))])
+@pytest.mark.parametrize(
+    "shape, mode, want",
+    [
+        ((12, 12), "L", (12, 1)),
+        ((12, 12), "RGB", (12, 3)),
+        ((12, 14), "L", (32, 1)),
+        ((300, 300), "L", (32, 1)),
+    ],
+)
 def test_size_and_channels_of_a_folder_are_found(tmp_path, shape, mode, want):
-    folder = folder_of(tmp_path, {f"{i}.png": encode(Image.new(mode, shape)) for i in range(5)})
+    folder = folder_of(
+        tmp_path, {f"{i}.png": encode(Image.new(mode, shape)) for i in range(5)}
+    )
     images = load_images(folder)
-    assert (images.size, images.channels) == want and images[:].shape[1:] == (want[0], want[0], want[1])
+    assert (images.size, images.channels) == want and images[:].shape[1:] == (
+        want[0],
+        want[0],
+        want[1],
+    )
 
 
 @pytest.mark.parametrize("place", [0, 3, 5])
 def test_one_grey_picture_among_colours_becomes_rgb(tmp_path, place):
     pictures = colour(6, 20)
     pictures[place] = HALF[:, 10:30]
-    folder = folder_of(tmp_path, {f"{i}.png": encode(c) for i, c in enumerate(pictures)})
+    folder = folder_of(
+        tmp_path, {f"{i}.png": encode(c) for i, c in enumerate(pictures)}
+    )
     pictures = np.concatenate([s[:] for s in all_rows(folder).values()])
     assert pictures.shape == (6, 20, 20, 3)
     assert (pictures.astype(int).std(-1).max((1, 2)) == 0).sum() == 1
@@ -621,18 +1036,38 @@ def test_one_grey_picture_among_colours_becomes_rgb(tmp_path, place):
 
 def test_subfolders_named_like_splits_are_the_splits(tmp_path):
     pics = colour(40)
-    files = {f"train/a/{i}.png": encode(x) for i, x in enumerate(pics[:20])} | {f"val/{i}.png": encode(x) for i, x in enumerate(pics[20:30])}
+    files = {f"train/a/{i}.png": encode(x) for i, x in enumerate(pics[:20])} | {
+        f"val/{i}.png": encode(x) for i, x in enumerate(pics[20:30])
+    }
     sets = all_rows(folder_of(tmp_path, files, "two"))
-    assert [len(s) for s in sets.values()] == [18, 2, 10] and as_set(sets["test"]) == {x.tobytes() for x in pics[20:30]}
-    sets = all_rows(folder_of(tmp_path, files | {f"test/{i}.png": encode(x) for i, x in enumerate(pics[30:])}, "three"))
-    assert [len(s) for s in sets.values()] == [20, 10, 10] and as_set(sets["validation"]) == {x.tobytes() for x in pics[20:30]}
+    assert [len(s) for s in sets.values()] == [18, 2, 10] and as_set(sets["test"]) == {
+        x.tobytes() for x in pics[20:30]
+    }
+    sets = all_rows(
+        folder_of(
+            tmp_path,
+            files | {f"test/{i}.png": encode(x) for i, x in enumerate(pics[30:])},
+            "three",
+        )
+    )
+    assert [len(s) for s in sets.values()] == [20, 10, 10] and as_set(
+        sets["validation"]
+    ) == {x.tobytes() for x in pics[20:30]}
 
 
 @pytest.mark.parametrize("bad", ["truncated.jpg", "text.jpg", "empty.png"])
 def test_a_damaged_picture_is_refused_by_name(tmp_path, bad):
     photo = encode(rng.integers(0, 256, (64, 64, 3), np.uint8), "JPEG")
-    content = {"truncated.jpg": photo[:len(photo) // 2], "text.jpg": b"this is no picture", "empty.png": b""}[bad]
-    folder = folder_of(tmp_path, {f"{i}.png": encode(c) for i, c in enumerate(colour(9, 64))} | {f"class/{bad}": content})
+    content = {
+        "truncated.jpg": photo[: len(photo) // 2],
+        "text.jpg": b"this is no picture",
+        "empty.png": b"",
+    }[bad]
+    folder = folder_of(
+        tmp_path,
+        {f"{i}.png": encode(c) for i, c in enumerate(colour(9, 64))}
+        | {f"class/{bad}": content},
+    )
     refused = 0
     for images in all_rows(folder).values():
         for i in range(len(images)):
@@ -640,7 +1075,12 @@ def test_a_damaged_picture_is_refused_by_name(tmp_path, bad):
                 images[i]
             except ValueError as e:
                 refused += 1
-                assert f"class/{bad}" in str(e) and "images: file" in str(e) and "repair or remove it" in str(e) and "0x" not in str(e)
+                assert (
+                    f"class/{bad}" in str(e)
+                    and "images: file" in str(e)
+                    and "repair or remove it" in str(e)
+                    and "0x" not in str(e)
+                )
         if refused:
             with pytest.raises(ValueError, match=bad):
                 list(batches(images, len(images), seed=0, epochs=1))
@@ -653,15 +1093,23 @@ def test_folders_that_hold_no_set_of_pictures_are_refused(tmp_path):
     with pytest.raises(ValueError, match="name: .*empty holds no pictures"):
         load_images(tmp_path / "empty")
     with pytest.raises(ValueError, match="name: .*has 2 pictures to divide; 3 or more"):
-        load_images(folder_of(tmp_path, {"a.png": encode(HALF), "b.png": encode(HALF)}, "two"))
-    with pytest.raises(ValueError, match="name: no picture of .* can be decoded .*file c.png"):
+        load_images(
+            folder_of(tmp_path, {"a.png": encode(HALF), "b.png": encode(HALF)}, "two")
+        )
+    with pytest.raises(
+        ValueError, match="name: no picture of .* can be decoded .*file c.png"
+    ):
         load_images(folder_of(tmp_path, {f"{c}.png": b"text" for c in "cba"}, "text"))
-    with pytest.raises(ValueError, match="name: .*text.txt is damaged, or no parquet file"):
+    with pytest.raises(
+        ValueError, match="name: .*text.txt is damaged, or no parquet file"
+    ):
         load_images(folder_of(tmp_path, {"text.txt": b"text"}, "txt") / "text.txt")
 
 
 def test_pictures_are_decoded_only_when_asked_for(tmp_path, monkeypatch):
-    def never(*_): raise AssertionError("decoded")
+    def never(*_):
+        raise AssertionError("decoded")
+
     monkeypatch.setattr(data, "_decode", never)
     images = load_images(write_parquet(tmp_path / "x.parquet", colour(1) * 500))
     assert len(images) == 400
@@ -669,19 +1117,29 @@ def test_pictures_are_decoded_only_when_asked_for(tmp_path, monkeypatch):
         images[0]
 
 
-# ------------------------------------------------------------------------------------------------------------------ parquet
+# ------------------------------------------------------------------------------------
+# parquet
+
 
 def test_known_names_in_the_layout_of_the_data_folder(tmp_path, monkeypatch, asked):
     pics = colour(75, 10)
     root = tmp_path / "data"
-    write_parquet(root / "images/cifar10/train-00000-of-00002.parquet", pics[:30], "img")
-    write_parquet(root / "images/cifar10/train-00001-of-00002.parquet", pics[30:60], "img")
+    write_parquet(
+        root / "images/cifar10/train-00000-of-00002.parquet", pics[:30], "img"
+    )
+    write_parquet(
+        root / "images/cifar10/train-00001-of-00002.parquet", pics[30:60], "img"
+    )
     write_parquet(root / "images/cifar10/test-00000-of-00001.parquet", pics[60:], "img")
     before = sorted(root.rglob("*"))
     sets = all_rows("cifar10", size=10, data_dir=root)
     assert [len(s) for s in sets.values()] == [54, 6, 15]
     train, validation, test = map(as_set, sets.values())
-    assert train | validation == {x.tobytes() for x in pics[:60]} and not train & validation and test == {x.tobytes() for x in pics[60:]}
+    assert (
+        train | validation == {x.tobytes() for x in pics[:60]}
+        and not train & validation
+        and test == {x.tobytes() for x in pics[60:]}
+    )
     assert sorted(root.rglob("*")) == before, "something was written beside the data"
     assert load_images("cifar10", data_dir=root).size == 32
     for where in (root, root / "images"):
@@ -696,14 +1154,18 @@ def test_known_names_in_the_layout_of_the_data_folder(tmp_path, monkeypatch, ask
     assert len(load_images("cifar10", data_dir=root)) == 54, "data_dir comes first"
 
 
-@pytest.mark.parametrize("name, files, counts", [
-    ("tiny-imagenet", {"train": 30, "valid": 12}, (27, 3, 12)),
-    ("imagenet-1k", {"train": 30, "validation": 12, "test": 9}, (27, 3, 12)),       # the hub's test split has no labels
-    ("some/thing", {"train": 30, "validation": 12, "test": 9}, (30, 12, 9)),
-    ("some/thing", {"train": 30, "test": 9, "extra": 4}, (27, 3, 9)),
-    ("some/thing", {"validation": 30}, (24, 3, 3)),
-    ("some/thing", {"pictures": 30}, (24, 3, 3)),
-])
+@pytest.mark.parametrize(
+    "name, files, counts",
+    [
+        ("tiny-imagenet", {"train": 30, "valid": 12}, (27, 3, 12)),
+        # the hub's test split has no labels
+        ("imagenet-1k", {"train": 30, "validation": 12, "test": 9}, (27, 3, 12)),
+        ("some/thing", {"train": 30, "validation": 12, "test": 9}, (30, 12, 9)),
+        ("some/thing", {"train": 30, "test": 9, "extra": 4}, (27, 3, 9)),
+        ("some/thing", {"validation": 30}, (24, 3, 3)),
+        ("some/thing", {"pictures": 30}, (24, 3, 3)),
+    ],
+)
 def test_which_split_is_which(tmp_path, name, files, counts):
     folder, made = tmp_path / "images" / name.split("/")[-1], {}
     for split, n in files.items():
@@ -714,27 +1176,46 @@ def test_which_split_is_which(tmp_path, name, files, counts):
     contents = [as_set(s) for s in sets.values()]
     assert sum(map(len, contents)) == len(set.union(*contents))
     if "valid" in files or name == "imagenet-1k":
-        assert contents[2] == {x.tobytes() for x in made.get("valid") or made["validation"]}
+        assert contents[2] == {
+            x.tobytes() for x in made.get("valid") or made["validation"]
+        }
 
 
 def test_the_column_of_pictures_is_found(tmp_path):
     import pyarrow as pa
+
     pics = colour(10)
-    features = datasets.Features({"first": datasets.Value("string"), "look": datasets.Image()})
-    datasets.Dataset.from_dict({"first": ["image"] * 10, "look": [Image.fromarray(x) for x in pics]}, features).to_parquet(tmp_path / "f.parquet")
-    assert as_set(load_images(tmp_path / "f.parquet", "train")) < {x.tobytes() for x in pics}
-    pq.write_table(pa.table({"image": [encode(x) for x in pics]}), tmp_path / "binary.parquet")
-    assert as_set(load_images(tmp_path / "binary.parquet", "train")) < {x.tobytes() for x in pics}
+    features = datasets.Features(
+        {"first": datasets.Value("string"), "look": datasets.Image()}
+    )
+    datasets.Dataset.from_dict(
+        {"first": ["image"] * 10, "look": [Image.fromarray(x) for x in pics]}, features
+    ).to_parquet(tmp_path / "f.parquet")
+    assert as_set(load_images(tmp_path / "f.parquet", "train")) < {
+        x.tobytes() for x in pics
+    }
+    pq.write_table(
+        pa.table({"image": [encode(x) for x in pics]}), tmp_path / "binary.parquet"
+    )
+    assert as_set(load_images(tmp_path / "binary.parquet", "train")) < {
+        x.tobytes() for x in pics
+    }
     pq.write_table(pa.table({"text": ["a"] * 10}), tmp_path / "text.parquet")
-    with pytest.raises(ValueError, match=r"name: .* has no column of pictures among \['text'\]"):
+    with pytest.raises(
+        ValueError, match=r"name: .* has no column of pictures among \['text'\]"
+    ):
         load_images(tmp_path / "text.parquet")
     pq.write_table(pa.table({"image": [1.0] * 10}), tmp_path / "floats.parquet")
-    with pytest.raises(ValueError, match="name: the column 'image' .* does not hold encoded pictures"):
+    with pytest.raises(
+        ValueError, match="name: the column 'image' .* does not hold encoded pictures"
+    ):
         load_images(tmp_path / "floats.parquet")
 
 
 def test_a_row_without_a_picture_is_refused_by_number(tmp_path):
-    file = write_parquet(tmp_path / "x.parquet", [*colour(7), None, b"nonsense", *colour(11)])
+    file = write_parquet(
+        tmp_path / "x.parquet", [*colour(7), None, b"nonsense", *colour(11)]
+    )
     messages = []
     for images in all_rows(file).values():
         for i in range(len(images)):
@@ -742,7 +1223,11 @@ def test_a_row_without_a_picture_is_refused_by_number(tmp_path):
                 images[i]
             except ValueError as e:
                 messages.append(str(e))
-    assert len(messages) == 2 and sum("images: row 7 of" in m for m in messages) == 1 and sum("images: row 8 of" in m for m in messages) == 1
+    assert (
+        len(messages) == 2
+        and sum("images: row 7 of" in m for m in messages) == 1
+        and sum("images: row 8 of" in m for m in messages) == 1
+    )
 
 
 def test_damaged_parquet_is_named(tmp_path):
@@ -750,10 +1235,16 @@ def test_damaged_parquet_is_named(tmp_path):
     cut = tmp_path / "b" / "train.parquet"
     cut.parent.mkdir()
     cut.write_bytes(good.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="name: .*b/train.parquet is damaged, or no parquet file .*; fetch it again"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            "name: .*b/train.parquet is damaged, or no parquet file .*; fetch it again"
+        ),
+    ):
         load_images(cut)
     content = bytearray(good.read_bytes())
-    content[1000:len(content) - 2000] = bytes(len(content) - 3000)                    # a sound footer, hollow pages
+    # a sound footer, hollow pages
+    content[1000 : len(content) - 2000] = bytes(len(content) - 3000)
     cut.write_bytes(content)
     with pytest.raises(ValueError, match="name: .*b cannot be read .*fetch it again"):
         load_images(cut.parent)
@@ -762,7 +1253,7 @@ def test_damaged_parquet_is_named(tmp_path):
 def test_a_damaged_cache_is_named_and_deleting_it_helps(tmp_path):
     file = write_parquet(tmp_path / "train.parquet", colour(100))
     assert len(load_images(file)) == 80
-    arrow, = (tmp_path / "cache").rglob("*.arrow")
+    (arrow,) = (tmp_path / "cache").rglob("*.arrow")
     arrow.write_bytes(arrow.read_bytes()[:500])
     with pytest.raises(ValueError, match="its copy below .*cache is, delete the copy"):
         load_images(file)
@@ -775,48 +1266,78 @@ def test_a_missing_shard_or_split_is_noticed(tmp_path):
     folder = tmp_path / "images/cifar10"
     write_parquet(folder / "train-00000-of-00003.parquet", colour(10))
     write_parquet(folder / "train-00002-of-00003.parquet", colour(10))
-    with pytest.raises(ValueError, match="name: .*cifar10 holds 2 of the 3 shards of 'train'"):
+    with pytest.raises(
+        ValueError, match="name: .*cifar10 holds 2 of the 3 shards of 'train'"
+    ):
         load_images("cifar10", data_dir=tmp_path)
     write_parquet(folder / "train-00001-of-00003.parquet", colour(10))
-    with pytest.raises(ValueError, match="name: the files found for 'cifar10' lack the split 'test'"):
+    with pytest.raises(
+        ValueError, match="name: the files found for 'cifar10' lack the split 'test'"
+    ):
         load_images("cifar10", data_dir=tmp_path)
-    assert len(load_images(folder)) == 24           # as a folder of its own it is a set with one split
+    # as a folder of its own it is a set with one split
+    assert len(load_images(folder)) == 24
     assert len(load_images(folder / "train-00000-of-00003.parquet")) == 8
     write_parquet(tmp_path / "odd" / "validation.parquet", colour(10))
     write_parquet(tmp_path / "odd" / "test.parquet", colour(10))
-    with pytest.raises(ValueError, match=r"name: .* has the splits \['test', 'validation'\]; train"):
+    with pytest.raises(
+        ValueError, match=r"name: .* has the splits \['test', 'validation'\]; train"
+    ):
         load_images(tmp_path / "odd")
 
 
-# ---------------------------------------------------------------------------------------------------------------------- hub
+# ------------------------------------------------------------------------------------
+# hub
+
 
 def pretend_cached(tmp_path, repo, splits):
     "What `datasets` leaves in its cache after fetching a set from the hub."
-    files = {s: str(write_parquet(tmp_path / "made" / f"{s}.parquet", pics)) for s, pics in splits.items()}
-    datasets.load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "build"))
+    files = {
+        s: str(write_parquet(tmp_path / "made" / f"{s}.parquet", pics))
+        for s, pics in splits.items()
+    }
+    datasets.load_dataset(
+        "parquet", data_files=files, cache_dir=str(tmp_path / "build")
+    )
     made = next(p.parent for p in (tmp_path / "build").rglob("dataset_info.json"))
-    home = tmp_path / "cache" / repo.replace("/", "___") / "default" / "0.0.0" / "abcdef"
+    home = (
+        tmp_path / "cache" / repo.replace("/", "___") / "default" / "0.0.0" / "abcdef"
+    )
     home.parent.mkdir(parents=True)
     made.rename(home)
     for arrow in home.glob("parquet-*.arrow"):
         arrow.rename(home / arrow.name.replace("parquet", repo.split("/")[-1]))
     info = home / "dataset_info.json"
-    info.write_text(info.read_text().replace('"dataset_name": "parquet"', f'"dataset_name": "{repo.split("/")[-1]}"'))
+    info.write_text(
+        info.read_text().replace(
+            '"dataset_name": "parquet"', f'"dataset_name": "{repo.split("/")[-1]}"'
+        )
+    )
     return home
 
 
 def test_the_cache_of_the_hub_is_enough_and_no_network_is_asked(tmp_path, asked):
     pics = colour(60)
-    home = pretend_cached(tmp_path, "someone/things", {"train": pics[:40], "valid": pics[40:50], "test": pics[50:]})
+    home = pretend_cached(
+        tmp_path,
+        "someone/things",
+        {"train": pics[:40], "valid": pics[40:50], "test": pics[50:]},
+    )
     asked.clear()
     sets = all_rows("someone/things")
-    assert [as_set(s) for s in sets.values()] == [{x.tobytes() for x in part} for part in (pics[:40], pics[40:50], pics[50:])]
-    assert not asked and datasets.config.HF_HUB_OFFLINE == OFFLINE, "the switch was left on"
+    assert [as_set(s) for s in sets.values()] == [
+        {x.tobytes() for x in part} for part in (pics[:40], pics[40:50], pics[50:])
+    ]
+    assert not asked and datasets.config.HF_HUB_OFFLINE == OFFLINE, (
+        "the switch was left on"
+    )
     for arrow in home.glob("*.arrow"):
         arrow.write_bytes(b"damaged")
     with pytest.raises(FileNotFoundError) as e:
         load_images("someone/things")
-    assert "the hub's cache on this machine, someone/things: " in str(e.value) and "the hub, someone/things: " in str(e.value)
+    assert "the hub's cache on this machine, someone/things: " in str(
+        e.value
+    ) and "the hub, someone/things: " in str(e.value)
     assert asked or OFFLINE
 
 
@@ -833,32 +1354,77 @@ print("seconds", time.perf_counter() - begin)
 """
 
 
-@pytest.mark.parametrize("how", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}], ids=["switched off", "unreachable"])
+@pytest.mark.parametrize(
+    "how",
+    [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}],
+    ids=["switched off", "unreachable"],
+)
 def test_offline_says_what_was_tried_and_what_to_do_and_is_quick(tmp_path, how):
-    env = {k: v for k, v in os.environ.items() if k not in ("ET_DATA", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")}
-    run = subprocess.run([sys.executable, "-c", PROBE, "cifar10", "nobody/nothing", "nonsense"], capture_output=True, text=True, timeout=120,
-                         env=env | {"HF_HOME": str(tmp_path), "ET_DATA": str(tmp_path / "none"), "JAX_PLATFORMS": "cpu"} | how)
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("ET_DATA", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+    }
+    run = subprocess.run(
+        [sys.executable, "-c", PROBE, "cifar10", "nobody/nothing", "nonsense"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=env
+        | {
+            "HF_HOME": str(tmp_path),
+            "ET_DATA": str(tmp_path / "none"),
+            "JAX_PLATFORMS": "cpu",
+        }
+        | how,
+    )
     assert run.returncode == 0, run.stderr
     cifar, nobody, nonsense = run.stdout.split("name: no pictures called")[1:]
-    for words in ("'cifar10' were found", "data_dir: not set", "ET_DATA: neither", str(tmp_path / "none/images/cifar10"), "uoft-cs/cifar10: ",
-                  "the hub's cache on this machine", "What helps: going online", "images/cifar10", "digits (no network)"):
+    for words in (
+        "'cifar10' were found",
+        "data_dir: not set",
+        "ET_DATA: neither",
+        str(tmp_path / "none/images/cifar10"),
+        "uoft-cs/cifar10: ",
+        "the hub's cache on this machine",
+        "What helps: going online",
+        "images/cifar10",
+        "digits (no network)",
+    ):
         assert words in cifar, f"{words!r} is missing in {cifar}"
     assert "a path: " in nobody and "nobody/nothing: " in nobody
-    assert "names there have the form user/name" in nonsense and "tiny-imagenet" in nonsense
+    assert (
+        "names there have the form user/name" in nonsense
+        and "tiny-imagenet" in nonsense
+    )
     assert float(run.stdout.split()[-1]) < 20
 
 
 def test_importing_is_light_and_an_abandoned_stream_does_not_hold_up_the_end():
-    code = ("import sys, numpy as np, et_nbdev.vision.data as d; heavy = {'datasets', 'torch', 'dgl', 'matplotlib', 'PIL', 'sklearn', 'skimage', 'dm_pix'};"
-            "assert not heavy & set(sys.modules), heavy & set(sys.modules); stream = d.batches(np.zeros(100), 2, seed=0); next(stream); print('end')")
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    code = (
+        "import sys, numpy as np, et_nbdev.vision.data as d; heavy = {'datasets',"
+        " 'torch', 'dgl', 'matplotlib', 'PIL', 'sklearn', 'skimage', 'dm_pix'};assert"
+        " not heavy & set(sys.modules), heavy & set(sys.modules); stream ="
+        " d.batches(np.zeros(100), 2, seed=0); next(stream); print('end')"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
     assert run.returncode == 0 and run.stdout.strip() == "end", run.stderr
 
 
-# ---------------------------------------------------------------------------------------------------------------- real data
+# ------------------------------------------------------------------------------------
+# real data
 
-@pytest.mark.parametrize("name, counts, size", [
-    ("cifar10", (45_000, 5_000, 10_000), 32), ("tiny-imagenet", (70_000, 5_000, 10_000), 64), ("imagenet-sample", (240, 30, 30), 224)])
+
+@pytest.mark.parametrize(
+    "name, counts, size",
+    [
+        ("cifar10", (45_000, 5_000, 10_000), 32),
+        ("tiny-imagenet", (70_000, 5_000, 10_000), 64),
+        ("imagenet-sample", (240, 30, 30), 224),
+    ],
+)
 def test_real_sets(et_data, monkeypatch, name, counts, size):
     monkeypatch.setenv("ET_DATA", str(et_data))
     sets = all_rows(name)
@@ -868,9 +1434,13 @@ def test_real_sets(et_data, monkeypatch, name, counts, size):
     assert batch.shape == (64, size, size, 3) and batch.std() > 30
     mean, std = sets["validation"].statistics()
     assert ((0.3 < mean) & (mean < 0.6)).all() and ((0.2 < std) & (std < 0.35)).all()
-    if name == "tiny-imagenet":             # some of its pictures are grey
+    if name == "tiny-imagenet":  # some of its pictures are grey
         stored = sets["test"].fetch(np.arange(2000))
-        grey = [i for i, (_, picture) in enumerate(stored) if data._open(picture).mode == "L"]
+        grey = [
+            i
+            for i, (_, picture) in enumerate(stored)
+            if data._open(picture).mode == "L"
+        ]
         assert grey and sets["test"][grey].shape == (len(grey), 64, 64, 3)
 
 
@@ -881,4 +1451,5 @@ def test_decoding_keeps_up_with_training(et_data, monkeypatch):
     begin = time.perf_counter()
     images[:5000]
     rate = 5000 / (time.perf_counter() - begin)
-    assert rate > 2000, f"{rate:.0f} pictures a second"      # 16,000 on a free core; the bound is for a crowded machine
+    # 16,000 on a free core; the bound is for a crowded machine
+    assert rate > 2000, f"{rate:.0f} pictures a second"

@@ -1,4 +1,6 @@
-"""Completion whose descent runs on: the field, the growing steps, and the loss that is met along them."""
+"""Completion whose descent runs on: the field, the growing steps, and the loss that is
+met along them.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -11,98 +13,190 @@ from et_nbdev.dynamics import descend
 from et_nbdev.solvers import Anderson, Backtracking, solve
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient
 from et_nbdev.vision.data import normalise, occlude, patchify
-from et_nbdev.vision.dynamics import FieldImageEnergyTransformer, InField, descend_by, errors_after, errors_in_time, errors_settled, growing, loss_at, moving
+from et_nbdev.vision.dynamics import (
+    FieldImageEnergyTransformer,
+    InField,
+    descend_by,
+    errors_after,
+    errors_in_time,
+    errors_settled,
+    growing,
+    loss_at,
+    moving,
+)
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
 from et_nbdev.vision.train import TrainConfig, completion_loss
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
-CONFIG = TrainConfig(ImageConfig(image_size=8, channels=1, patch_size=2, dim=12, num_heads=2, head_dim=4, num_memories=16, steps=3, step_size=0.5))
-KINDS = pytest.mark.parametrize("kind", [ImageEnergyTransformer, FieldImageEnergyTransformer], ids=["plain", "field"])
+CONFIG = TrainConfig(
+    ImageConfig(
+        image_size=8,
+        channels=1,
+        patch_size=2,
+        dim=12,
+        num_heads=2,
+        head_dim=4,
+        num_memories=16,
+        steps=3,
+        step_size=0.5,
+    )
+)
+KINDS = pytest.mark.parametrize(
+    "kind",
+    [ImageEnergyTransformer, FieldImageEnergyTransformer],
+    ids=["plain", "field"],
+)
 
 
-def pictures(n=4): return np.random.default_rng(0).integers(0, 256, (n, 8, 8, 1), np.uint8)
+def pictures(n=4):
+    return np.random.default_rng(0).integers(0, 256, (n, 8, 8, 1), np.uint8)
 
 
 def test_the_field_is_a_term_of_the_energy(x64):
-    block = EnergyTransformer(6, 2, 3, 8, init_scale=0.5, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    block = EnergyTransformer(
+        6, 2, 3, 8, init_scale=0.5, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
+    )
     x, h = jax.random.normal(jax.random.key(0), (2, 2, 4, 6))
     mask = jnp.asarray(np.random.default_rng(0).random((4, 4)) < 0.6)
     inside = InField(block, h)
     g = inside.norm(x)
     for m in (None, mask):
         assert_gradient(lambda g: inside.energy(g, m), g, -inside.update(g, m))
-        assert_close(inside.energy(g, m), block.energy(g, m) - jnp.sum(h * g, (1, 2)), rtol=1e-12)
+        assert_close(
+            inside.energy(g, m), block.energy(g, m) - jnp.sum(h * g, (1, 2)), rtol=1e-12
+        )
         energies, update = inside.energies_and_update(g, m)
-        assert_close(energies.total, inside.energy(g, m), rtol=1e-14); assert_close(update, inside.update(g, m), rtol=1e-14)
+        assert_close(energies.total, inside.energy(g, m), rtol=1e-14)
+        assert_close(update, inside.update(g, m), rtol=1e-14)
     assert_descends(descend(inside, x, 30, 0.1, mask=mask)[1].energies.total)
     assert solve(inside, x, Anderson(), tolerance=1e-4, evaluations=200).settled.all()
 
 
 def test_a_strong_field_wins(x64):
-    block = EnergyTransformer(6, 2, 3, 8, init_scale=0.5, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    block = EnergyTransformer(
+        6, 2, 3, 8, init_scale=0.5, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
+    )
     x, h = jax.random.normal(jax.random.key(0), (2, 2, 4, 6))
     end = solve(InField(block, 1e4 * h), x, Anderson(), tolerance=1e-6, evaluations=200)
     assert_close(block.norm(end.x), block.norm(1e4 * h), rtol=1e-2)
 
 
 def test_steps_of_given_sizes_are_steps(x64):
-    block = EnergyTransformer(6, 2, 3, 8, init_scale=0.5, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    block = EnergyTransformer(
+        6, 2, 3, 8, init_scale=0.5, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
+    )
     x = jax.random.normal(jax.random.key(0), (2, 4, 6))
     states, sizes = [x], growing(4, 0.1, 2.0)
     assert_close(sizes, np.array([0.1, 0.2, 0.4, 0.8]), rtol=1e-14)
-    for alpha in sizes: states.append(descend(block, states[-1], 1, alpha)[0])
-    for remat in (False, True): assert_close(descend_by(block, x, sizes, remat=remat), jnp.stack(states), rtol=1e-12)
+    for alpha in sizes:
+        states.append(descend(block, states[-1], 1, alpha)[0])
+    for remat in (False, True):
+        assert_close(
+            descend_by(block, x, sizes, remat=remat), jnp.stack(states), rtol=1e-12
+        )
 
 
 @KINDS
 def test_the_loss_is_met_where_it_says(kind):
-    model, images, key = kind(CONFIG.model, rngs=nnx.Rngs(0)), jnp.asarray(pictures(64)), jax.random.key(0)
+    model, images, key = (
+        kind(CONFIG.model, rngs=nnx.Rngs(0)),
+        jnp.asarray(pictures(64)),
+        jax.random.key(0),
+    )
     c, sizes = CONFIG.model, growing(4, 0.2)
     hide, when = jax.random.split(key)
     patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
-    occluded, masked = occlude(hide, 64, c.num_tokens, CONFIG.num_occluded, CONFIG.open_fraction)
+    occluded, masked = occlude(
+        hide, 64, c.num_tokens, CONFIG.num_occluded, CONFIG.open_fraction
+    )
     x = model.encode(patches, masked)
     states = descend_by(moving(model, x), x, sizes)
     at = lambda t: completion_loss(model.decode(states[t]), patches, occluded)
-    value, grads = nnx.value_and_grad(lambda m: loss_at(CONFIG, sizes)(m, images, key)[0])(model)
+    value, grads = nnx.value_and_grad(
+        lambda m: loss_at(CONFIG, sizes)(m, images, key)[0]
+    )(model)
     np.testing.assert_allclose(value, at(4), rtol=1e-5)
-    assert all(np.any(leaf) for leaf in jax.tree.leaves(grads)), "every weight has a part in it"
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(grads)), (
+        "every weight has a part in it"
+    )
     some = float(loss_at(CONFIG, sizes, first=2)(model, images, key)[0])
-    assert min(float(at(t)) for t in (2, 3, 4)) < some < max(float(at(t)) for t in (2, 3, 4))
-    np.testing.assert_allclose(loss_at(CONFIG, sizes, first=4)(model, images, key)[0], at(4), rtol=1e-5)
+    assert (
+        min(float(at(t)) for t in (2, 3, 4))
+        < some
+        < max(float(at(t)) for t in (2, 3, 4))
+    )
+    np.testing.assert_allclose(
+        loss_at(CONFIG, sizes, first=4)(model, images, key)[0], at(4), rtol=1e-5
+    )
 
 
 def at_rest(n=8):
-    "A model in a field, pictures, a key, and what its loss at rest should come from: tokens, patches and which of them are hidden."
-    model, images, key = FieldImageEnergyTransformer(CONFIG.model, rngs=nnx.Rngs(0)), jnp.asarray(pictures(n)), jax.random.key(0)
+    """A model in a field, pictures, a key, and what its loss at rest should come from:
+    tokens, patches and which of them are hidden.
+    """
+    model, images, key = (
+        FieldImageEnergyTransformer(CONFIG.model, rngs=nnx.Rngs(0)),
+        jnp.asarray(pictures(n)),
+        jax.random.key(0),
+    )
     c = CONFIG.model
     patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
-    occluded, masked = occlude(jax.random.split(key)[0], n, c.num_tokens, CONFIG.num_occluded, CONFIG.open_fraction)
+    occluded, masked = occlude(
+        jax.random.split(key)[0],
+        n,
+        c.num_tokens,
+        CONFIG.num_occluded,
+        CONFIG.open_fraction,
+    )
     return model, images, key, patches, occluded, masked
 
 
 def test_the_loss_at_the_fixed_point_is_met_where_the_descent_has_settled():
     model, images, key, patches, occluded, masked = at_rest()
     x = model.encode(patches, masked)
-    end = solve(moving(model, x), x, Anderson(CONFIG.model.step_size), tolerance=1e-3, evaluations=100)
+    end = solve(
+        moving(model, x),
+        x,
+        Anderson(CONFIG.model.step_size),
+        tolerance=1e-3,
+        evaluations=100,
+    )
     assert end.settled.all()
-    (value, metrics), grads = nnx.value_and_grad(lambda m: loss_at(CONFIG)(m, images, key), has_aux=True)(model)
-    np.testing.assert_allclose(value, completion_loss(model.decode(end.x), patches, occluded), rtol=1e-3)
+    (value, metrics), grads = nnx.value_and_grad(
+        lambda m: loss_at(CONFIG)(m, images, key), has_aux=True
+    )(model)
+    np.testing.assert_allclose(
+        value, completion_loss(model.decode(end.x), patches, occluded), rtol=1e-3
+    )
     assert metrics["settled"] == 1
-    assert all(np.any(leaf) for leaf in jax.tree.leaves(grads)), "every weight has a part in it, the encoder's by the field"
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(grads)), (
+        "every weight has a part in it, the encoder's by the field"
+    )
 
 
 def test_the_gradient_at_the_fixed_point_is_that_of_a_descent_which_gets_there():
     model, images, key, patches, occluded, masked = at_rest()
-    model.strength[...] = jnp.float32(8)                    # in a strong field a few steps that grow get there as well
+    # in a strong field a few steps that grow get there as well
+    model.strength[...] = jnp.float32(8)
 
     def unrolled(model):
         x = model.encode(patches, masked)
-        return completion_loss(model.decode(descend_by(moving(model, x), x, growing(20))[-1]), patches, occluded)
+        return completion_loss(
+            model.decode(descend_by(moving(model, x), x, growing(20))[-1]),
+            patches,
+            occluded,
+        )
 
-    flat = lambda grads: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(grads)])
-    implicit, wanted = flat(nnx.grad(lambda m: loss_at(CONFIG)(m, images, key)[0])(model)), flat(nnx.grad(unrolled)(model))
-    np.testing.assert_allclose(np.linalg.norm(implicit - wanted) / np.linalg.norm(wanted), 0, atol=0.003)
+    flat = lambda grads: np.concatenate(
+        [np.ravel(leaf) for leaf in jax.tree.leaves(grads)]
+    )
+    implicit, wanted = (
+        flat(nnx.grad(lambda m: loss_at(CONFIG)(m, images, key)[0])(model)),
+        flat(nnx.grad(unrolled)(model)),
+    )
+    np.testing.assert_allclose(
+        np.linalg.norm(implicit - wanted) / np.linalg.norm(wanted), 0, atol=0.003
+    )
 
 
 @KINDS
@@ -115,32 +209,75 @@ def test_errors_in_time_are_those_of_the_model_stopped_there(kind):
     patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
     for row, steps in zip(errors, (0, 2, 4, 6)):
         e = jnp.mean((model(patches, occluded, steps=steps) - patches) ** 2, -1)
-        np.testing.assert_allclose(row, jnp.sum(jnp.where(occluded, e, 0.0), -1) / jnp.sum(occluded, -1, dtype=e.dtype), rtol=1e-5)
+        np.testing.assert_allclose(
+            row,
+            jnp.sum(jnp.where(occluded, e, 0.0), -1)
+            / jnp.sum(occluded, -1, dtype=e.dtype),
+            rtol=1e-5,
+        )
     path = model.descend(patches, occluded, steps=6)[1].energies.total
     np.testing.assert_allclose(energies, path[::2], rtol=1e-5)
-    np.testing.assert_allclose(errors_after(model, images, occluded, [c.step_size] * 6), errors[3], rtol=1e-5)
+    np.testing.assert_allclose(
+        errors_after(model, images, occluded, [c.step_size] * 6), errors[3], rtol=1e-5
+    )
     end, energy, settled, evaluations = errors_settled(model, images, occluded, 0.02)
-    assert settled.all() and (energy <= path[-1] + 1e-5 * abs(path[-1])).all() and (evaluations < 300).all() and jnp.isfinite(end).all()
+    assert (
+        settled.all()
+        and (energy <= path[-1] + 1e-5 * abs(path[-1])).all()
+        and (evaluations < 300).all()
+        and jnp.isfinite(end).all()
+    )
     x = model.encode(patches, occluded)
-    stopped = solve(moving(model, x), x, Backtracking(c.step_size), evaluations=2, tolerance=0.02)
-    _, _, settled, evaluations = errors_settled(model, images, occluded, 0.02, evaluations=2)
-    assert not settled.any() and (stopped.residual > 0.02).all() and (evaluations == 2).all()
+    stopped = solve(
+        moving(model, x), x, Backtracking(c.step_size), evaluations=2, tolerance=0.02
+    )
+    _, _, settled, evaluations = errors_settled(
+        model, images, occluded, 0.02, evaluations=2
+    )
+    assert (
+        not settled.any()
+        and (stopped.residual > 0.02).all()
+        and (evaluations == 2).all()
+    )
 
 
 def test_without_strength_the_field_model_is_the_plain_one():
-    plain, field = (kind(CONFIG.model, rngs=nnx.Rngs(0)) for kind in (ImageEnergyTransformer, FieldImageEnergyTransformer))
+    plain, field = (
+        kind(CONFIG.model, rngs=nnx.Rngs(0))
+        for kind in (ImageEnergyTransformer, FieldImageEnergyTransformer)
+    )
     images = jnp.asarray(pictures())
-    patches, masked = patchify(normalise(images, (0.5,), (0.5,)), 2), jnp.zeros((4, 16), bool).at[:, :8].set(True)
+    patches, masked = (
+        patchify(normalise(images, (0.5,), (0.5,)), 2),
+        jnp.zeros((4, 16), bool).at[:, :8].set(True),
+    )
     assert not np.allclose(field(patches, masked), plain(patches, masked), rtol=1e-3)
     field.strength[...] = jnp.float32(0)
-    np.testing.assert_allclose(field(patches, masked), plain(patches, masked), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        field(patches, masked), plain(patches, masked), rtol=1e-5, atol=1e-6
+    )
 
 
-@pytest.mark.parametrize("call, match", [
-    *[(lambda n=n: growing(n), "^steps: ") for n in (0, -1, 1.5)],
-    *[(lambda v=v: growing(3, v), "^first: ") for v in (0.0, -1.0, float("nan"))],
-    *[(lambda v=v: growing(3, 1.0, v), "^factor: ") for v in (0.0, -1.0, float("inf"))],
-    *[(lambda v=v: descend_by(EnergyTransformer(6, 2, 3, 8, rngs=nnx.Rngs(0)), jnp.ones((4, 6)), v), "^step_sizes: ") for v in ([0.0], [1.0, -1.0], [[1.0]], [float("nan")])],
-])
+@pytest.mark.parametrize(
+    "call, match",
+    [
+        *[(lambda n=n: growing(n), "^steps: ") for n in (0, -1, 1.5)],
+        *[(lambda v=v: growing(3, v), "^first: ") for v in (0.0, -1.0, float("nan"))],
+        *[
+            (lambda v=v: growing(3, 1.0, v), "^factor: ")
+            for v in (0.0, -1.0, float("inf"))
+        ],
+        *[
+            (
+                lambda v=v: descend_by(
+                    EnergyTransformer(6, 2, 3, 8, rngs=nnx.Rngs(0)), jnp.ones((4, 6)), v
+                ),
+                "^step_sizes: ",
+            )
+            for v in ([0.0], [1.0, -1.0], [[1.0]], [float("nan")])
+        ],
+    ],
+)
 def test_bad_input_is_refused_by_name(call, match):
-    with pytest.raises(ValueError, match=match): call()
+    with pytest.raises(ValueError, match=match):
+        call()

@@ -1,4 +1,7 @@
-"""Completing pictures: the promises of nbs/11_image_model.ipynb and nbs/12_image_train.ipynb, from the mask token to the console scripts."""
+"""Completing pictures: the promises of nbs/11_image_model.ipynb and
+nbs/12_image_train.ipynb, from the mask token to the console scripts.
+"""
+
 import json
 import math
 import os
@@ -19,21 +22,66 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import et_nbdev
-from et_nbdev.training import CheckpointError, OptimConfig, read_meta, read_metrics, save_checkpoint
+from et_nbdev.training import (
+    CheckpointError,
+    OptimConfig,
+    read_meta,
+    read_metrics,
+    save_checkpoint,
+)
 from et_nbdev.vision import train as image_train
 from et_nbdev.vision.data import Images, fill_mean, normalise, patchify, unpatchify
-from et_nbdev.vision.model import (ImageConfig, ImageEnergyTransformer, ImageTransformer, complete, from_pretrained, image_model, load_model,
-                                   plot_completion, plot_energies, pretrained, save_model, save_pretrained, waves)
-from et_nbdev.vision.train import (CONFIGS, FILLS, TrainConfig, completion_loss, demo, demo_main, evaluate, evaluate_fill, held_out, loss_for,
-                                   main, prepare)
+from et_nbdev.vision.model import (
+    ImageConfig,
+    ImageEnergyTransformer,
+    ImageTransformer,
+    complete,
+    from_pretrained,
+    image_model,
+    load_model,
+    plot_completion,
+    plot_energies,
+    pretrained,
+    save_model,
+    save_pretrained,
+    waves,
+)
+from et_nbdev.vision.train import (
+    CONFIGS,
+    FILLS,
+    TrainConfig,
+    completion_loss,
+    demo,
+    demo_main,
+    evaluate,
+    evaluate_fill,
+    held_out,
+    loss_for,
+    main,
+    prepare,
+)
 
-CONFIG = ImageConfig(image_size=8, channels=3, patch_size=4, dim=16, num_heads=2, head_dim=8, num_memories=24, steps=3, step_size=0.1,
-                     mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))        # N = 4, P = 48
+CONFIG = ImageConfig(
+    image_size=8,
+    channels=3,
+    patch_size=4,
+    dim=16,
+    num_heads=2,
+    head_dim=8,
+    num_memories=24,
+    steps=3,
+    step_size=0.1,
+    mean=(0.4, 0.5, 0.6),
+    std=(0.2, 0.25, 0.3),
+)  # N = 4, P = 48
 rng = np.random.default_rng(0)
 PICTURES = rng.integers(0, 256, (5, 8, 8, 3), np.uint8)
 PATCHES = np.asarray(patchify(normalise(PICTURES, CONFIG.mean, CONFIG.std), 4))
-HIDDEN = np.array([[1, 0, 0, 0], [0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 1]], bool)
-UNDER = np.asarray(unpatchify(np.broadcast_to(HIDDEN[..., None], (5, 4, 48)), 8, 4))       # HIDDEN, pixel by pixel
+HIDDEN = np.array(
+    [[1, 0, 0, 0], [0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 1]], bool
+)
+# HIDDEN, pixel by pixel
+UNDER = np.asarray(unpatchify(np.broadcast_to(HIDDEN[..., None], (5, 4, 48)), 8, 4))
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -53,7 +101,8 @@ def result(model):
 
 
 @nnx.jit
-def forward(model, patches, masked): return model(patches, masked)
+def forward(model, patches, masked):
+    return model(patches, masked)
 
 
 def weights(model):
@@ -62,49 +111,132 @@ def weights(model):
 
 def same(a, b):
     a, b = (jax.tree_util.tree_leaves_with_path(tree) for tree in (a, b))
-    return len(a) == len(b) and all(p == q and np.asarray(x).dtype == np.asarray(y).dtype and np.asarray(x).tobytes() == np.asarray(y).tobytes()
-                                    for (p, x), (q, y) in zip(a, b))
+    return len(a) == len(b) and all(
+        p == q
+        and np.asarray(x).dtype == np.asarray(y).dtype
+        and np.asarray(x).tobytes() == np.asarray(y).tobytes()
+        for (p, x), (q, y) in zip(a, b)
+    )
 
 
-# --- the configuration ---------------------------------------------------------------------------------------------------------------
+# --- the configuration
+# --------------------------------------------------------------------------------------
+
 
 def count(config):
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(nnx.eval_shape(lambda: build(config)), nnx.Param)))
+    return sum(
+        math.prod(leaf.shape)
+        for leaf in jax.tree.leaves(
+            nnx.state(nnx.eval_shape(lambda: build(config)), nnx.Param)
+        )
+    )
 
 
 def test_the_defaults_are_et_base():
     c = ImageConfig()
-    assert (c.image_size, c.patch_size, c.num_tokens, c.patch_dim) == (224, 16, 196, 768)
-    assert (c.dim, c.num_heads, c.head_dim, c.num_memories, c.steps, c.step_size) == (768, 12, 64, 3072, 12, 0.1)
+    assert (c.image_size, c.patch_size, c.num_tokens, c.patch_dim) == (
+        224,
+        16,
+        196,
+        768,
+    )
+    assert (c.dim, c.num_heads, c.head_dim, c.num_memories, c.steps, c.step_size) == (
+        768,
+        12,
+        64,
+        3072,
+        12,
+        0.1,
+    )
     assert c.beta is None and c.activation == "relu" and c.dtype == "float32"
-    assert count(replace(c, shared_norm=True)) == 4_872_193         # without a CLS token, as computed for the paper's model
+    # without a CLS token, as computed for the paper's model
+    assert count(replace(c, shared_norm=True)) == 4_872_193
     assert count(c) == 4_872_962
 
 
-@pytest.mark.parametrize("changes", [{}, dict(shared_norm=True), dict(learn_beta=True), dict(channels=1, mean=(0.5,), std=(0.5,))])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        dict(shared_norm=True),
+        dict(learn_beta=True),
+        dict(channels=1, mean=(0.5,), std=(0.5,)),
+    ],
+)
 def test_parameters_add_up(changes):
     c = replace(CONFIG, **changes)
     D, N, P = c.dim, c.num_tokens, c.patch_dim
     block = 2 * c.num_heads * c.head_dim * D + c.num_memories * D + D + 1
-    assert count(c) == (P * D + D) + D + N * D + block + (0 if c.shared_norm else D + 1) + (D * P + P) + c.learn_beta
+    assert (
+        count(c)
+        == (P * D + D)
+        + D
+        + N * D
+        + block
+        + (0 if c.shared_norm else D + 1)
+        + (D * P + P)
+        + c.learn_beta
+    )
 
 
-@pytest.mark.parametrize("changes, name", [
-    *((dict([(name, 0)]), name) for name in ("image_size", "channels", "patch_size", "dim", "head_dim", "steps")),
-    *((dict([(name, -1)]), name) for name in ("num_heads", "num_memories")), (dict(num_memories=0, activation="softmax"), "num_memories"),
-    *((dict([(name, 0)], block="transformer"), name) for name in ("num_heads", "num_memories")), (dict(block="mlp"), "block"),
-    (dict(steps=-2), "steps"), (dict(patch_size=3), "patch_size"), (dict(step_size=0.0), "step_size"), (dict(step_size=-0.1), "step_size"),
-    (dict(step_size=math.nan), "step_size"), (dict(step_size=math.inf), "step_size"), (dict(dtype="float16"), "dtype"),
-    (dict(position_scale=-1.0), "position_scale"), (dict(mask_scale=-1.0), "mask_scale"), (dict(position_scale=math.nan), "position_scale"), (dict(init_scale=-0.1), "init_scale"),
-    (dict(init_scale=math.inf), "init_scale"), (dict(mean=(math.nan,)), "mean"), (dict(std=(0.2, 0.0, 0.2)), "std"), (dict(std=(-1.0,)), "std"),
-    (dict(power=1.0), "power"), (dict(memory_beta=0.0), "(memory_)?beta"), (dict(mean=(0.5, 0.5)), "mean"), (dict(std=()), "std"), (dict(activation="tanh"), "activation"), (dict(beta=-1.0), "beta"), (dict(dim=1), "dim"),
-])
+@pytest.mark.parametrize(
+    "changes, name",
+    [
+        *(
+            (dict([(name, 0)]), name)
+            for name in (
+                "image_size",
+                "channels",
+                "patch_size",
+                "dim",
+                "head_dim",
+                "steps",
+            )
+        ),
+        *((dict([(name, -1)]), name) for name in ("num_heads", "num_memories")),
+        (dict(num_memories=0, activation="softmax"), "num_memories"),
+        *(
+            (dict([(name, 0)], block="transformer"), name)
+            for name in ("num_heads", "num_memories")
+        ),
+        (dict(block="mlp"), "block"),
+        (dict(steps=-2), "steps"),
+        (dict(patch_size=3), "patch_size"),
+        (dict(step_size=0.0), "step_size"),
+        (dict(step_size=-0.1), "step_size"),
+        (dict(step_size=math.nan), "step_size"),
+        (dict(step_size=math.inf), "step_size"),
+        (dict(dtype="float16"), "dtype"),
+        (dict(position_scale=-1.0), "position_scale"),
+        (dict(mask_scale=-1.0), "mask_scale"),
+        (dict(position_scale=math.nan), "position_scale"),
+        (dict(init_scale=-0.1), "init_scale"),
+        (dict(init_scale=math.inf), "init_scale"),
+        (dict(mean=(math.nan,)), "mean"),
+        (dict(std=(0.2, 0.0, 0.2)), "std"),
+        (dict(std=(-1.0,)), "std"),
+        (dict(power=1.0), "power"),
+        (dict(memory_beta=0.0), "(memory_)?beta"),
+        (dict(mean=(0.5, 0.5)), "mean"),
+        (dict(std=()), "std"),
+        (dict(activation="tanh"), "activation"),
+        (dict(beta=-1.0), "beta"),
+        (dict(dim=1), "dim"),
+    ],
+)
 def test_an_impossible_model_names_the_field(changes, name):
-    with pytest.raises(ValueError, match=rf"^{name}\b"): nnx.eval_shape(lambda: build(**changes))
+    with pytest.raises(ValueError, match=rf"^{name}\b"):
+        nnx.eval_shape(lambda: build(**changes))
 
 
 def test_a_configuration_survives_json():
-    for c in (ImageConfig(), CONFIG, replace(CONFIG, beta=0.3, activation="softmax", dtype="bfloat16", init_scale=0.02)):
+    for c in (
+        ImageConfig(),
+        CONFIG,
+        replace(
+            CONFIG, beta=0.3, activation="softmax", dtype="bfloat16", init_scale=0.02
+        ),
+    ):
         again = ImageConfig(**json.loads(json.dumps(asdict(c))))
         assert again == c and hash(again) == hash(c)
 
@@ -113,31 +245,61 @@ def test_every_option_explains_itself():
     def texts(config):
         for f in fields(config):
             value = getattr(config, f.name)
-            yield from texts(value) if is_dataclass(value) else [(f.name, f.metadata.get("help", ""))]
-    assert all(len(text) > 10 for _, text in texts(TrainConfig())), [name for name, text in texts(TrainConfig()) if len(text) <= 10]
+            yield from (
+                texts(value)
+                if is_dataclass(value)
+                else [(f.name, f.metadata.get("help", ""))]
+            )
+
+    assert all(len(text) > 10 for _, text in texts(TrainConfig())), [
+        name for name, text in texts(TrainConfig()) if len(text) <= 10
+    ]
 
 
-# --- the model -----------------------------------------------------------------------------------------------------------------------
+# --- the model
+# --------------------------------------------------------------------------------------
+
 
 def test_encode_is_the_patch_or_mask_plus_the_position(model):
     x = model.encode(jnp.asarray(PATCHES), jnp.asarray(HIDDEN))
-    encoded = PATCHES @ np.asarray(model.encoder.kernel[...]) + np.asarray(model.encoder.bias[...])
-    expected = np.where(HIDDEN[..., None], np.asarray(model.mask_token[...]), encoded) + np.asarray(model.positions[...])
+    encoded = PATCHES @ np.asarray(model.encoder.kernel[...]) + np.asarray(
+        model.encoder.bias[...]
+    )
+    expected = np.where(
+        HIDDEN[..., None], np.asarray(model.mask_token[...]), encoded
+    ) + np.asarray(model.positions[...])
     np.testing.assert_allclose(x, expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(np.asarray(x)[HIDDEN], np.broadcast_to(model.mask_token[...][None] + model.positions[...], (5, 4, 16))[HIDDEN])
+    np.testing.assert_array_equal(
+        np.asarray(x)[HIDDEN],
+        np.broadcast_to(model.mask_token[...][None] + model.positions[...], (5, 4, 16))[
+            HIDDEN
+        ],
+    )
 
 
 def test_masked_tokens_never_see_their_pixels(model):
-    other = np.where(HIDDEN[..., None], rng.normal(size=PATCHES.shape).astype(np.float32) * 1e6, PATCHES)
-    a, b = (np.asarray(forward(model, jnp.asarray(x), jnp.asarray(HIDDEN))) for x in (PATCHES, other))
+    other = np.where(
+        HIDDEN[..., None],
+        rng.normal(size=PATCHES.shape).astype(np.float32) * 1e6,
+        PATCHES,
+    )
+    a, b = (
+        np.asarray(forward(model, jnp.asarray(x), jnp.asarray(HIDDEN)))
+        for x in (PATCHES, other)
+    )
     np.testing.assert_array_equal(a, b)
-    seen = (np.asarray(forward(model, jnp.asarray(x), jnp.zeros_like(HIDDEN))) for x in (PATCHES, other))
+    seen = (
+        np.asarray(forward(model, jnp.asarray(x), jnp.zeros_like(HIDDEN)))
+        for x in (PATCHES, other)
+    )
     assert not np.allclose(*seen)
 
 
 def reference_norm(norm, x):
     centred = x - x.mean(-1, keepdims=True)
-    return float(norm.gamma) * centred / np.sqrt((centred**2).mean(-1, keepdims=True) + norm.eps) + np.asarray(norm.delta[...])
+    return float(norm.gamma) * centred / np.sqrt(
+        (centred**2).mean(-1, keepdims=True) + norm.eps
+    ) + np.asarray(norm.delta[...])
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -148,16 +310,31 @@ def test_decode_is_a_norm_and_an_affine_map(shared):
     assert hasattr(model, "norm") is not shared
     x = rng.normal(size=(5, 4, 16)).astype(np.float32)
     g = reference_norm(model.block.norm if shared else model.norm, x)
-    expected = g @ np.asarray(model.decoder.kernel[...]) + np.asarray(model.decoder.bias[...])
-    np.testing.assert_allclose(model.decode(jnp.asarray(x)), expected, rtol=1e-4, atol=1e-4)
+    expected = g @ np.asarray(model.decoder.kernel[...]) + np.asarray(
+        model.decoder.bias[...]
+    )
+    np.testing.assert_allclose(
+        model.decode(jnp.asarray(x)), expected, rtol=1e-4, atol=1e-4
+    )
 
 
-@pytest.mark.parametrize("options, steps, alpha", [({}, 3, 0.1), (dict(steps=1), 1, 0.1), (dict(steps=0), 0, 0.1), (dict(step_size=0.7), 3, 0.7)])
+@pytest.mark.parametrize(
+    "options, steps, alpha",
+    [
+        ({}, 3, 0.1),
+        (dict(steps=1), 1, 0.1),
+        (dict(steps=0), 0, 0.1),
+        (dict(step_size=0.7), 3, 0.7),
+    ],
+)
 def test_a_forward_pass_is_a_descent(model, options, steps, alpha):
     patches, masked = jnp.asarray(PATCHES), jnp.asarray(HIDDEN)
     x = model.encode(patches, masked)
-    for _ in range(steps): x = x + alpha * model.block.update(model.block.norm(x))
-    np.testing.assert_allclose(model(patches, masked, **options), model.decode(x), rtol=1e-3, atol=1e-4)
+    for _ in range(steps):
+        x = x + alpha * model.block.update(model.block.norm(x))
+    np.testing.assert_allclose(
+        model(patches, masked, **options), model.decode(x), rtol=1e-3, atol=1e-4
+    )
     last, trajectory = model.descend(patches, masked, **options)
     np.testing.assert_allclose(last, x, rtol=1e-3, atol=1e-4)
     assert trajectory.energies.total.shape == (steps + 1, 5)
@@ -166,34 +343,81 @@ def test_a_forward_pass_is_a_descent(model, options, steps, alpha):
 def test_pictures_do_not_see_each_other(model):
     together = np.asarray(forward(model, jnp.asarray(PATCHES), jnp.asarray(HIDDEN)))
     for b in (0, 4):
-        np.testing.assert_allclose(forward(model, jnp.asarray(PATCHES[b:b + 1]), jnp.asarray(HIDDEN[b:b + 1])), together[b:b + 1], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            forward(
+                model, jnp.asarray(PATCHES[b : b + 1]), jnp.asarray(HIDDEN[b : b + 1])
+            ),
+            together[b : b + 1],
+            rtol=1e-4,
+            atol=1e-5,
+        )
 
 
-@pytest.mark.parametrize("patches, masked, name", [
-    (PATCHES[0], HIDDEN, "patches"), (PATCHES[:, :3], HIDDEN[:, :3], "patches"), (PATCHES[..., :47], HIDDEN, "patches"),
-    (PATCHES, HIDDEN[:4], "masked"), (PATCHES, HIDDEN[:, :1], "masked"), (PATCHES, HIDDEN.astype(np.int32), "masked"), (PATCHES, HIDDEN[0], "masked"),
-])
+@pytest.mark.parametrize(
+    "patches, masked, name",
+    [
+        (PATCHES[0], HIDDEN, "patches"),
+        (PATCHES[:, :3], HIDDEN[:, :3], "patches"),
+        (PATCHES[..., :47], HIDDEN, "patches"),
+        (PATCHES, HIDDEN[:4], "masked"),
+        (PATCHES, HIDDEN[:, :1], "masked"),
+        (PATCHES, HIDDEN.astype(np.int32), "masked"),
+        (PATCHES, HIDDEN[0], "masked"),
+    ],
+)
 def test_the_model_names_what_does_not_fit(model, patches, masked, name):
-    with pytest.raises(ValueError, match=rf"^{name}:"): model(jnp.asarray(patches), jnp.asarray(masked))
+    with pytest.raises(ValueError, match=rf"^{name}:"):
+        model(jnp.asarray(patches), jnp.asarray(masked))
 
 
-@pytest.mark.parametrize("changes", [dict(beta=3.0), dict(self_attention=True), dict(activation="softmax"), dict(activation="power"),
-                                     dict(activation="power", power=5.0), dict(activation="softmax", memory_beta=4.0),
-                                     dict(dtype="bfloat16"), dict(init_scale=0.02), dict(position_scale=0.02), dict(steps=4), dict(step_size=0.2)])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(beta=3.0),
+        dict(self_attention=True),
+        dict(activation="softmax"),
+        dict(activation="power"),
+        dict(activation="power", power=5.0),
+        dict(activation="softmax", memory_beta=4.0),
+        dict(dtype="bfloat16"),
+        dict(init_scale=0.02),
+        dict(position_scale=0.02),
+        dict(steps=4),
+        dict(step_size=0.2),
+    ],
+)
 def test_every_field_changes_the_prediction(model, changes):
-    other = build(**{k: v for k, v in changes.items() if k == "activation"}) if len(changes) > 1 else model
-    a, b = (np.asarray(forward(m, jnp.asarray(PATCHES), jnp.asarray(HIDDEN))) for m in (other, build(**changes)))
+    other = (
+        build(**{k: v for k, v in changes.items() if k == "activation"})
+        if len(changes) > 1
+        else model
+    )
+    a, b = (
+        np.asarray(forward(m, jnp.asarray(PATCHES), jnp.asarray(HIDDEN)))
+        for m in (other, build(**changes))
+    )
     assert a.dtype == b.dtype == np.float32 and not np.array_equal(a, b)
 
 
 def test_the_scales_at_the_start():
-    large = build(dim=256, position_scale=0.5, mask_scale=0.3, init_scale=0.03, image_size=32)
-    for scale, weight in ((0.5, large.positions), (0.3, large.mask_token), (0.03, large.block.memory.xi), (0.03, large.block.attention.Wq)):
+    large = build(
+        dim=256, position_scale=0.5, mask_scale=0.3, init_scale=0.03, image_size=32
+    )
+    for scale, weight in (
+        (0.5, large.positions),
+        (0.3, large.mask_token),
+        (0.03, large.block.memory.xi),
+        (0.03, large.block.attention.Wq),
+    ):
         assert float(jnp.std(weight[...])) == pytest.approx(scale, rel=0.2)
-    assert float(jnp.std(build(dim=256).block.memory.xi[...])) == pytest.approx(1 / 16, rel=0.2)
+    assert float(jnp.std(build(dim=256).block.memory.xi[...])) == pytest.approx(
+        1 / 16, rel=0.2
+    )
 
 
-# --- the loss ------------------------------------------------------------------------------------------------------------------------
+# --- the loss
+# --------------------------------------------------------------------------------------
+
 
 @given(st.sampled_from([(1, 1, 1), (2, 5, 3), (3, 4, 1)]), st.integers(0, 2**32 - 1))
 @settings(max_examples=30)
@@ -207,102 +431,195 @@ def test_the_loss_is_the_mean_square_over_occluded_pixels_alone(shape, seed):
     for b in range(B):
         for n in range(N):
             for p in range(P):
-                if occluded[b, n]: total, pixels = total + (float(predicted[b, n, p]) - float(patches[b, n, p]))**2, pixels + 1
-    loss, gradient = jax.value_and_grad(completion_loss)(jnp.asarray(predicted), jnp.asarray(patches), jnp.asarray(occluded))
+                if occluded[b, n]:
+                    total, pixels = (
+                        total
+                        + (float(predicted[b, n, p]) - float(patches[b, n, p])) ** 2,
+                        pixels + 1,
+                    )
+    loss, gradient = jax.value_and_grad(completion_loss)(
+        jnp.asarray(predicted), jnp.asarray(patches), jnp.asarray(occluded)
+    )
     assert loss.shape == () and float(loss) == pytest.approx(total / pixels, rel=1e-4)
     expected = np.where(occluded[..., None], 2 * (predicted - patches) / pixels, 0)
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-7)
-    assert not np.asarray(gradient)[~occluded].any()                # exactly zero, not small
+    assert not np.asarray(gradient)[~occluded].any()  # exactly zero, not small
 
 
 def test_what_stands_in_open_patches_cannot_reach_the_loss():
     predicted = np.where(HIDDEN[..., None], PATCHES + 2, np.float32(np.inf))
-    assert float(completion_loss(jnp.asarray(predicted), jnp.asarray(PATCHES), jnp.asarray(HIDDEN))) == pytest.approx(4, rel=1e-5)
-    assert float(completion_loss(jnp.asarray(predicted), jnp.asarray(PATCHES), jnp.zeros_like(HIDDEN))) == 0
+    assert float(
+        completion_loss(
+            jnp.asarray(predicted), jnp.asarray(PATCHES), jnp.asarray(HIDDEN)
+        )
+    ) == pytest.approx(4, rel=1e-5)
+    assert (
+        float(
+            completion_loss(
+                jnp.asarray(predicted), jnp.asarray(PATCHES), jnp.zeros_like(HIDDEN)
+            )
+        )
+        == 0
+    )
 
 
 @nnx.jit
 def gradients(model, patches, masked, occluded):
-    return nnx.grad(lambda model: completion_loss(model(patches, masked), patches, occluded))(model)
+    return nnx.grad(
+        lambda model: completion_loss(model(patches, masked), patches, occluded)
+    )(model)
 
 
-@pytest.mark.parametrize("changes", [{}, dict(shared_norm=True, learn_beta=True, self_attention=True)])
+@pytest.mark.parametrize(
+    "changes", [{}, dict(shared_norm=True, learn_beta=True, self_attention=True)]
+)
 def test_the_gradient_reaches_every_parameter(changes):
     masked = HIDDEN & ~np.eye(5, 4, dtype=bool)
     model = build(**changes)
-    def grad(masked): return nnx.to_pure_dict(gradients(model, jnp.asarray(PATCHES), jnp.asarray(masked), jnp.asarray(HIDDEN)))
+
+    def grad(masked):
+        return nnx.to_pure_dict(
+            gradients(
+                model, jnp.asarray(PATCHES), jnp.asarray(masked), jnp.asarray(HIDDEN)
+            )
+        )
+
     grads = grad(masked)
     for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
         assert np.isfinite(leaf).all() and np.any(leaf), jax.tree_util.keystr(path)
     assert np.all(np.any(grads["positions"], -1)) and np.all(grads["mask_token"])
-    # with no token masked there is no MASK to train; with all of them there is no patch to encode
+    # with no token masked there is no MASK to train; with all of them there is no patch
+    # to encode
     assert not np.any(grad(np.zeros_like(HIDDEN))["mask_token"])
     assert not np.any(grad(np.ones_like(HIDDEN))["encoder"]["kernel"])
 
 
 class Answer(nnx.Module):
     "A model whose predictions are a function of what it is given."
-    def __init__(self, f, config=CONFIG): self.f, self.config = f, config
 
-    def __call__(self, patches, masked, **options): return self.f(patches, masked)
+    def __init__(self, f, config=CONFIG):
+        self.f, self.config = f, config
+
+    def __call__(self, patches, masked, **options):
+        return self.f(patches, masked)
 
 
-BASE = TrainConfig(ImageConfig(mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3)), occluded=100 / 196, flip=0.0)      # the paper's 196 tokens
+# the paper's 196 tokens
+BASE = TrainConfig(
+    ImageConfig(mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3)),
+    occluded=100 / 196,
+    flip=0.0,
+)
 LARGE = rng.integers(0, 256, (3, 224, 224, 3), np.uint8)
 
 
 def loss_of(f, config, seed=0):
-    loss, metrics = loss_for(config)(Answer(f, config.model), jnp.asarray(LARGE), jax.random.key(seed))
+    loss, metrics = loss_for(config)(
+        Answer(f, config.model), jnp.asarray(LARGE), jax.random.key(seed)
+    )
     assert metrics == {}
     return float(loss)
 
 
 def test_the_papers_occlusion():
-    assert BASE.num_occluded == CONFIGS["et-base"].num_occluded == 100 and CONFIGS["et-base"].open_fraction == 0.1
+    assert (
+        BASE.num_occluded == CONFIGS["et-base"].num_occluded == 100
+        and CONFIGS["et-base"].open_fraction == 0.1
+    )
     seen = []
     loss_of(lambda patches, masked: (seen.append(np.asarray(masked)), patches)[1], BASE)
-    assert seen[0].shape == (3, 196) and (seen[0].sum(-1) == 90).all() and not (seen[0][0] == seen[0][1]).all()
+    assert (
+        seen[0].shape == (3, 196)
+        and (seen[0].sum(-1) == 90).all()
+        and not (seen[0][0] == seen[0][1]).all()
+    )
 
 
 def test_the_training_loss_is_taken_on_all_occluded_tokens_and_no_other():
-    ones = lambda where: jnp.broadcast_to(where[..., None], (3, 196, 768)).astype(jnp.float32)
+    ones = lambda where: jnp.broadcast_to(where[..., None], (3, 196, 768)).astype(
+        jnp.float32
+    )
     assert loss_of(lambda patches, masked: patches, BASE) == 0
-    assert loss_of(lambda patches, masked: patches + 3, BASE) == pytest.approx(9, rel=1e-5)
-    assert loss_of(lambda patches, masked: patches + ones(masked), BASE) == pytest.approx(0.9, rel=1e-5)     # the 90 MASKs
-    assert loss_of(lambda patches, masked: patches + ones(~masked), BASE) == pytest.approx(0.1, rel=1e-5)    # the 10 left as they are, not the 96
+    assert loss_of(lambda patches, masked: patches + 3, BASE) == pytest.approx(
+        9, rel=1e-5
+    )
+    # the 90 MASKs
+    assert loss_of(
+        lambda patches, masked: patches + ones(masked), BASE
+    ) == pytest.approx(0.9, rel=1e-5)
+    # the 10 left as they are, not the 96
+    assert loss_of(
+        lambda patches, masked: patches + ones(~masked), BASE
+    ) == pytest.approx(0.1, rel=1e-5)
 
 
 def test_the_loss_is_in_units_of_the_variance():
     everything = replace(BASE, occluded=1.0)
     pixels = (LARGE / 255 - np.array(BASE.model.mean)) / np.array(BASE.model.std)
-    assert loss_of(lambda patches, masked: 0 * patches, everything) == pytest.approx((pixels**2).mean(), rel=1e-4)
+    assert loss_of(lambda patches, masked: 0 * patches, everything) == pytest.approx(
+        (pixels**2).mean(), rel=1e-4
+    )
 
 
 def test_augmented_pictures_are_their_own_targets():
     seen = {}
-    for name, config in dict(plain=BASE, flip=replace(BASE, flip=1.0), crop=replace(BASE, crop=0.2), jitter=replace(BASE, jitter=0.4)).items():
-        assert loss_of(lambda patches, masked: (seen.setdefault(name, np.asarray(patches)), patches)[1], config) == 0
+    for name, config in dict(
+        plain=BASE,
+        flip=replace(BASE, flip=1.0),
+        crop=replace(BASE, crop=0.2),
+        jitter=replace(BASE, jitter=0.4),
+    ).items():
+        assert (
+            loss_of(
+                lambda patches, masked: (
+                    seen.setdefault(name, np.asarray(patches)),
+                    patches,
+                )[1],
+                config,
+            )
+            == 0
+        )
     plain = np.asarray(patchify(normalise(LARGE, BASE.model.mean, BASE.model.std), 16))
     np.testing.assert_allclose(seen["plain"], plain, rtol=1e-4, atol=1e-5)
-    flipped = np.asarray(patchify(normalise(LARGE[:, :, ::-1], BASE.model.mean, BASE.model.std), 16))
+    flipped = np.asarray(
+        patchify(normalise(LARGE[:, :, ::-1], BASE.model.mean, BASE.model.std), 16)
+    )
     np.testing.assert_allclose(seen["flip"], flipped, rtol=1e-3, atol=1e-3)
-    assert not np.allclose(seen["crop"], plain, atol=0.1) and not np.allclose(seen["jitter"], plain, atol=0.1)
+    assert not np.allclose(seen["crop"], plain, atol=0.1) and not np.allclose(
+        seen["jitter"], plain, atol=0.1
+    )
 
 
 def test_the_loss_is_a_function_of_its_key():
     tiny = TrainConfig(CONFIG, occluded=0.5, flip=0.5, crop=0.5, jitter=0.2)
-    loss = nnx.jit(lambda model, key: loss_for(tiny)(model, jnp.asarray(PICTURES), key)[0])
+    loss = nnx.jit(
+        lambda model, key: loss_for(tiny)(model, jnp.asarray(PICTURES), key)[0]
+    )
     a, b, c = (float(loss(build(), jax.random.key(seed))) for seed in (3, 3, 4))
     assert a == b != c and np.isfinite([a, c]).all()
 
 
-@pytest.mark.parametrize("changes, name", [
-    (dict(batch_size=0), "batch_size"), (dict(occluded=-0.1), "occluded"), (dict(occluded=1.1), "occluded"), (dict(occluded=0.1), "occluded"),
-    (dict(occluded=math.nan), "occluded"), (dict(open_fraction=1.5), "open_fraction"), (dict(flip=-1.0), "flip"), (dict(jitter=2.0), "jitter"),
-    (dict(crop=0.0), "crop"), (dict(crop=1.1), "crop"), (dict(every=0), "every"), (dict(validate_on=0), "validate_on"), (dict(seed=-1), "seed"),
-])
+@pytest.mark.parametrize(
+    "changes, name",
+    [
+        (dict(batch_size=0), "batch_size"),
+        (dict(occluded=-0.1), "occluded"),
+        (dict(occluded=1.1), "occluded"),
+        (dict(occluded=0.1), "occluded"),
+        (dict(occluded=math.nan), "occluded"),
+        (dict(open_fraction=1.5), "open_fraction"),
+        (dict(flip=-1.0), "flip"),
+        (dict(jitter=2.0), "jitter"),
+        (dict(crop=0.0), "crop"),
+        (dict(crop=1.1), "crop"),
+        (dict(every=0), "every"),
+        (dict(validate_on=0), "validate_on"),
+        (dict(seed=-1), "seed"),
+    ],
+)
 def test_an_impossible_run_names_the_field(changes, name):
-    with pytest.raises(ValueError, match=rf"^{name}\b"): TrainConfig(CONFIG, **changes)
+    with pytest.raises(ValueError, match=rf"^{name}\b"):
+        TrainConfig(CONFIG, **changes)
 
 
 @pytest.mark.parametrize("share, number", [(0.25, 1), (0.5, 2), (0.75, 3), (1.0, 4)])
@@ -314,113 +631,224 @@ def test_the_named_configurations_are_sound():
     assert {"digits", "small", "et-base"} <= set(CONFIGS)
     for config in CONFIGS.values():
         nnx.eval_shape(lambda: build(config.model))
-        assert 0 < config.num_occluded <= config.model.num_tokens and TrainConfig(**{f.name: getattr(config, f.name) for f in fields(config)}) == config
+        assert (
+            0 < config.num_occluded <= config.model.num_tokens
+            and TrainConfig(**{f.name: getattr(config, f.name) for f in fields(config)})
+            == config
+        )
     base = CONFIGS["et-base"]
-    assert (base.batch_size, base.optim.lr, base.optim.lr_floor, base.crop, base.jitter, base.flip) == (768, 5e-4, 5e-7, 0.08, 0.4, 0.5)
-    assert replace(base.model, position_scale=1.0, mask_scale=1.0, init_scale=None) == ImageConfig()
+    assert (
+        base.batch_size,
+        base.optim.lr,
+        base.optim.lr_floor,
+        base.crop,
+        base.jitter,
+        base.flip,
+    ) == (768, 5e-4, 5e-7, 0.08, 0.4, 0.5)
+    assert (
+        replace(base.model, position_scale=1.0, mask_scale=1.0, init_scale=None)
+        == ImageConfig()
+    )
 
 
-# --- completing pictures -------------------------------------------------------------------------------------------------------------
+# --- completing pictures
+# --------------------------------------------------------------------------------------
+
 
 def test_open_patches_come_back_as_they_are(result):
-    np.testing.assert_array_equal(np.asarray(result.images)[~UNDER], (PICTURES.astype(np.float32) / np.float32(255))[~UNDER])
-    np.testing.assert_array_equal(np.asarray(result.path)[:, ~UNDER], np.broadcast_to((PICTURES.astype(np.float32) / np.float32(255))[~UNDER], (4, (~UNDER).sum())))
+    np.testing.assert_array_equal(
+        np.asarray(result.images)[~UNDER],
+        (PICTURES.astype(np.float32) / np.float32(255))[~UNDER],
+    )
+    np.testing.assert_array_equal(
+        np.asarray(result.path)[:, ~UNDER],
+        np.broadcast_to(
+            (PICTURES.astype(np.float32) / np.float32(255))[~UNDER], (4, (~UNDER).sum())
+        ),
+    )
 
 
 def test_occluded_patches_are_the_models(model, result):
-    predicted = np.asarray(unpatchify(forward(model, jnp.asarray(PATCHES), jnp.asarray(HIDDEN)), 8, 4)) * np.array(CONFIG.std) + np.array(CONFIG.mean)
-    np.testing.assert_allclose(np.asarray(result.images)[UNDER], np.clip(predicted, 0, 1)[UNDER], rtol=1e-3, atol=1e-4)
+    predicted = np.asarray(
+        unpatchify(forward(model, jnp.asarray(PATCHES), jnp.asarray(HIDDEN)), 8, 4)
+    ) * np.array(CONFIG.std) + np.array(CONFIG.mean)
+    np.testing.assert_allclose(
+        np.asarray(result.images)[UNDER],
+        np.clip(predicted, 0, 1)[UNDER],
+        rtol=1e-3,
+        atol=1e-4,
+    )
     assert result.images.shape == PICTURES.shape and result.images.dtype == jnp.float32
     assert 0 <= float(result.images.min()) and float(result.images.max()) <= 1
 
 
 def test_nothing_under_an_occluded_patch_is_looked_at(model, result):
     for other in (0, 255, rng.integers(0, 256, PICTURES.shape)):
-        again = complete(model, np.where(UNDER, other, PICTURES).astype(np.uint8), HIDDEN)
+        again = complete(
+            model, np.where(UNDER, other, PICTURES).astype(np.uint8), HIDDEN
+        )
         np.testing.assert_array_equal(again.images, result.images)
         np.testing.assert_array_equal(again.energies.total, result.energies.total)
-    for worst in (np.nan, np.inf, -7.0):            # a damaged region is just what one completes
-        again = complete(model, np.where(UNDER, np.float32(worst), PICTURES.astype(np.float32) / np.float32(255)), HIDDEN)
+    for worst in (np.nan, np.inf, -7.0):  # a damaged region is just what one completes
+        again = complete(
+            model,
+            np.where(
+                UNDER, np.float32(worst), PICTURES.astype(np.float32) / np.float32(255)
+            ),
+            HIDDEN,
+        )
         np.testing.assert_array_equal(again.images, result.images)
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, jnp.bfloat16, jnp.asarray])
+@pytest.mark.parametrize(
+    "kind", [np.float16, np.float32, np.float64, jnp.bfloat16, jnp.asarray]
+)
 def test_pixels_of_any_floating_kind(model, result, kind):
     images = (PICTURES / 255).astype(np.float32)
     images = kind(images) if kind is jnp.asarray else (PICTURES / 255).astype(kind)
     occluded = jnp.asarray(HIDDEN) if kind is jnp.asarray else HIDDEN
     again = complete(model, images, occluded)
     assert again.images.dtype == jnp.float32 and again.path is None
-    np.testing.assert_allclose(again.images, result.images, atol=1e-5 if kind in (np.float32, np.float64, jnp.asarray) else 0.02)
+    np.testing.assert_allclose(
+        again.images,
+        result.images,
+        atol=1e-5 if kind in (np.float32, np.float64, jnp.asarray) else 0.02,
+    )
 
 
 def test_the_path_is_the_completion_at_every_time(model, result):
     assert result.path.shape == (CONFIG.steps + 1, *PICTURES.shape)
     np.testing.assert_array_equal(result.path[-1], result.images)
-    for t in (0, 2): np.testing.assert_allclose(complete(model, PICTURES, HIDDEN, steps=t).images, result.path[t], rtol=1e-4, atol=1e-5)
-    assert all(e.shape == (CONFIG.steps + 1, 5) for e in (result.energies.attention, result.energies.memory, result.energies.total))
+    for t in (0, 2):
+        np.testing.assert_allclose(
+            complete(model, PICTURES, HIDDEN, steps=t).images,
+            result.path[t],
+            rtol=1e-4,
+            atol=1e-5,
+        )
+    assert all(
+        e.shape == (CONFIG.steps + 1, 5)
+        for e in (
+            result.energies.attention,
+            result.energies.memory,
+            result.energies.total,
+        )
+    )
 
 
 def test_the_energy_falls(model):
-    e = np.asarray(complete(model, PICTURES, HIDDEN, steps=20, step_size=0.05).energies.total)
+    e = np.asarray(
+        complete(model, PICTURES, HIDDEN, steps=20, step_size=0.05).energies.total
+    )
     assert e.shape == (21, 5) and (np.diff(e, axis=0) < 0).all()
 
 
 def test_steps_and_step_size_are_options(model, result):
-    np.testing.assert_array_equal(complete(model, PICTURES, HIDDEN, steps=3, step_size=0.1).images, result.images)
-    assert not np.array_equal(complete(model, PICTURES, HIDDEN, step_size=0.5).images, result.images)
-    slow, fast = (complete(model, PICTURES, HIDDEN, step_size=s).energies.total for s in (0.01, 0.5))
+    np.testing.assert_array_equal(
+        complete(model, PICTURES, HIDDEN, steps=3, step_size=0.1).images, result.images
+    )
+    assert not np.array_equal(
+        complete(model, PICTURES, HIDDEN, step_size=0.5).images, result.images
+    )
+    slow, fast = (
+        complete(model, PICTURES, HIDDEN, step_size=s).energies.total
+        for s in (0.01, 0.5)
+    )
     assert (slow[-1] > fast[-1]).all() and (slow[0] == fast[0]).all()
 
 
-def spoiled(value, at=(3, 0, 0, 0)):         # picture 3 has no occluded patch
+def spoiled(value, at=(3, 0, 0, 0)):  # picture 3 has no occluded patch
     images = (PICTURES / 255).astype(np.float32)
     images[at] = value
     return images
 
 
-@pytest.mark.parametrize("images, occluded, options, error, says", [
-    (spoiled(np.nan), HIDDEN, {}, ValueError, "images: hold NaN"), (spoiled(np.inf), HIDDEN, {}, ValueError, "images: hold NaN or infinite"),
-    (spoiled(1.5), HIDDEN, {}, ValueError, r"images: .*\[0, 1\]"), (spoiled(-0.5), HIDDEN, {}, ValueError, r"images: .*\[0, 1\]"),
-    (PICTURES.astype(np.float32), HIDDEN, {}, ValueError, "images: .*divide by 255"),
-    (PICTURES.astype(np.int64), HIDDEN, {}, TypeError, "images: .*int64"), (PICTURES > 9, HIDDEN, {}, TypeError, "images: .*bool"),
-    (PICTURES[0], HIDDEN, {}, ValueError, "images: .*8, 8, 3"), (PICTURES[:, :4], HIDDEN, {}, ValueError, "images: .*8, 8, 3"),
-    (PICTURES[..., :1], HIDDEN, {}, ValueError, "images: .*8, 8, 3"), (PICTURES.tolist(), HIDDEN, {}, TypeError, "images: "),
-    (PICTURES, HIDDEN[:4], {}, ValueError, r"occluded: .*\(5, 4\)"), (PICTURES, HIDDEN[:, :3], {}, ValueError, r"occluded: .*\(5, 4\)"),
-    (PICTURES, HIDDEN.astype(int), {}, ValueError, "occluded: .*int64"), (PICTURES, HIDDEN[0], {}, ValueError, "occluded: "),
-    (PICTURES, HIDDEN, dict(steps=-1), ValueError, "steps: "), (PICTURES, HIDDEN, dict(step_size=0.0), ValueError, "step_size: "),
-    (PICTURES, HIDDEN, dict(step_size=-0.1), ValueError, "step_size: "), (PICTURES, HIDDEN, dict(step_size=math.nan), ValueError, "step_size: "),
-])
+@pytest.mark.parametrize(
+    "images, occluded, options, error, says",
+    [
+        (spoiled(np.nan), HIDDEN, {}, ValueError, "images: hold NaN"),
+        (spoiled(np.inf), HIDDEN, {}, ValueError, "images: hold NaN or infinite"),
+        (spoiled(1.5), HIDDEN, {}, ValueError, r"images: .*\[0, 1\]"),
+        (spoiled(-0.5), HIDDEN, {}, ValueError, r"images: .*\[0, 1\]"),
+        (
+            PICTURES.astype(np.float32),
+            HIDDEN,
+            {},
+            ValueError,
+            "images: .*divide by 255",
+        ),
+        (PICTURES.astype(np.int64), HIDDEN, {}, TypeError, "images: .*int64"),
+        (PICTURES > 9, HIDDEN, {}, TypeError, "images: .*bool"),
+        (PICTURES[0], HIDDEN, {}, ValueError, "images: .*8, 8, 3"),
+        (PICTURES[:, :4], HIDDEN, {}, ValueError, "images: .*8, 8, 3"),
+        (PICTURES[..., :1], HIDDEN, {}, ValueError, "images: .*8, 8, 3"),
+        (PICTURES.tolist(), HIDDEN, {}, TypeError, "images: "),
+        (PICTURES, HIDDEN[:4], {}, ValueError, r"occluded: .*\(5, 4\)"),
+        (PICTURES, HIDDEN[:, :3], {}, ValueError, r"occluded: .*\(5, 4\)"),
+        (PICTURES, HIDDEN.astype(int), {}, ValueError, "occluded: .*int64"),
+        (PICTURES, HIDDEN[0], {}, ValueError, "occluded: "),
+        (PICTURES, HIDDEN, dict(steps=-1), ValueError, "steps: "),
+        (PICTURES, HIDDEN, dict(step_size=0.0), ValueError, "step_size: "),
+        (PICTURES, HIDDEN, dict(step_size=-0.1), ValueError, "step_size: "),
+        (PICTURES, HIDDEN, dict(step_size=math.nan), ValueError, "step_size: "),
+    ],
+)
 def test_complete_names_what_is_wrong(model, images, occluded, options, error, says):
-    with pytest.raises(error, match=f"^{says}"): complete(model, images, occluded, **options)
+    with pytest.raises(error, match=f"^{says}"):
+        complete(model, images, occluded, **options)
 
 
 def test_the_figures(model):
     pytest.importorskip("matplotlib").use("Agg")
     import matplotlib.pyplot as plt
+
     figure = plot_completion(model, PICTURES, HIDDEN, times=[1, 3], max_rows=3)
-    assert [ax.get_title() for ax in figure.axes[:4]] == ["original", "occluded", "t = 1", "t = 3"] and len(figure.axes) == 12
-    shown = {ax.get_title(): np.asarray(ax.images[0].get_array()) for ax in figure.axes[:4]}
+    assert [ax.get_title() for ax in figure.axes[:4]] == [
+        "original",
+        "occluded",
+        "t = 1",
+        "t = 3",
+    ] and len(figure.axes) == 12
+    shown = {
+        ax.get_title(): np.asarray(ax.images[0].get_array()) for ax in figure.axes[:4]
+    }
     np.testing.assert_allclose(shown["original"], PICTURES[0] / 255, atol=1e-6)
     flat, rest = shown["occluded"][:4, :4].reshape(16, 3), np.s_[4:]
-    assert (flat == flat[0]).all() and (shown["occluded"][rest] == shown["original"][rest]).all()         # one colour, and the original
-    np.testing.assert_allclose(shown["t = 3"], complete(model, PICTURES[:1], HIDDEN[:1]).images[0], atol=1e-5)
+    # one colour, and the original
+    assert (flat == flat[0]).all() and (
+        shown["occluded"][rest] == shown["original"][rest]
+    ).all()
+    np.testing.assert_allclose(
+        shown["t = 3"], complete(model, PICTURES[:1], HIDDEN[:1]).images[0], atol=1e-5
+    )
     figure = plot_energies(complete(model, PICTURES, HIDDEN).energies, max_lines=4)
-    assert [len(ax.lines) for ax in figure.axes] == [4, 4, 4] and figure.axes[0].lines[0].get_ydata().shape == (4,)
+    assert [len(ax.lines) for ax in figure.axes] == [4, 4, 4] and figure.axes[0].lines[
+        0
+    ].get_ydata().shape == (4,)
     plt.close("all")
 
 
-# --- a model in a file ---------------------------------------------------------------------------------------------------------------
+# --- a model in a file
+# --------------------------------------------------------------------------------------
+
 
 def test_a_model_comes_back_from_its_file(tmp_path, result):
     model = build()
     save_model(tmp_path / "m.safetensors", model, {"note": "kept"})
     again = load_model(str(tmp_path / "m.safetensors"))
     assert again.config == model.config and same(weights(again), weights(model))
-    np.testing.assert_array_equal(complete(again, PICTURES, HIDDEN).images, result.images)
+    np.testing.assert_array_equal(
+        complete(again, PICTURES, HIDDEN).images, result.images
+    )
     assert read_meta(tmp_path / "m.safetensors")["note"] == "kept"
-    odd = build(shared_norm=True, learn_beta=True, beta=0.3, activation="softmax", dtype="bfloat16")
+    odd = build(
+        shared_norm=True,
+        learn_beta=True,
+        beta=0.3,
+        activation="softmax",
+        dtype="bfloat16",
+    )
     save_model(tmp_path / "odd.safetensors", odd)
     again = load_model(tmp_path / "odd.safetensors")
     assert again.config == odd.config and same(weights(again), weights(odd))
@@ -431,68 +859,124 @@ def spoil(path, kind):
     model = asdict(CONFIG)
     params = {"params": weights(build())}
     save = lambda meta: save_checkpoint(path, params, meta)
-    if kind == "missing": path.unlink()
-    if kind == "empty": path.write_bytes(b"")
-    if kind == "text": path.write_text("no weights here")
-    if kind == "pickle": path.write_bytes(pickle.dumps(jax.tree.map(np.asarray, params)))
-    if kind == "truncated": path.write_bytes(content[:-5])
-    if kind == "flipped": path.write_bytes(content[:-5] + bytes([content[-5] ^ 4]) + content[-4:])
-    if kind == "another step size": path.write_bytes(content.replace(b'step_size\\": 0.1', b'step_size\\": 0.3'))
-    if kind == "foreign": safetensors.numpy.save_file({"w": np.ones(3, np.float32)}, path, {"format": "pt"})
-    if kind == "no configuration": save({})
-    if kind == "unknown key": save({"config": {"model": {**model, "wings": 2}}})
-    if kind == "missing key": save({"config": {"model": {k: v for k, v in model.items() if k != "dim"}}})
-    if kind == "impossible value": save({"config": {"model": {**model, "dim": -3}}})
-    if kind == "impossible kind": save({"config": {"model": {**model, "dim": "wide"}}})
-    if kind == "unknown activation": save({"config": {"model": {**model, "activation": "tanh"}}})
-    if kind == "other shape": save({"config": {"model": {**model, "dim": 24}}})
-    if kind == "other kind of model": save({"config": {"model": {"layers": 3}}})
+    if kind == "missing":
+        path.unlink()
+    if kind == "empty":
+        path.write_bytes(b"")
+    if kind == "text":
+        path.write_text("no weights here")
+    if kind == "pickle":
+        path.write_bytes(pickle.dumps(jax.tree.map(np.asarray, params)))
+    if kind == "truncated":
+        path.write_bytes(content[:-5])
+    if kind == "flipped":
+        path.write_bytes(content[:-5] + bytes([content[-5] ^ 4]) + content[-4:])
+    if kind == "another step size":
+        path.write_bytes(content.replace(b'step_size\\": 0.1', b'step_size\\": 0.3'))
+    if kind == "foreign":
+        safetensors.numpy.save_file(
+            {"w": np.ones(3, np.float32)}, path, {"format": "pt"}
+        )
+    if kind == "no configuration":
+        save({})
+    if kind == "unknown key":
+        save({"config": {"model": {**model, "wings": 2}}})
+    if kind == "missing key":
+        save({"config": {"model": {k: v for k, v in model.items() if k != "dim"}}})
+    if kind == "impossible value":
+        save({"config": {"model": {**model, "dim": -3}}})
+    if kind == "impossible kind":
+        save({"config": {"model": {**model, "dim": "wide"}}})
+    if kind == "unknown activation":
+        save({"config": {"model": {**model, "activation": "tanh"}}})
+    if kind == "other shape":
+        save({"config": {"model": {**model, "dim": 24}}})
+    if kind == "other kind of model":
+        save({"config": {"model": {"layers": 3}}})
 
 
-@pytest.mark.parametrize("kind", ["missing", "empty", "text", "pickle", "truncated", "flipped", "another step size", "foreign", "no configuration",
-                                  "unknown key", "missing key", "impossible value", "impossible kind", "unknown activation", "other shape",
-                                  "other kind of model"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "missing",
+        "empty",
+        "text",
+        "pickle",
+        "truncated",
+        "flipped",
+        "another step size",
+        "foreign",
+        "no configuration",
+        "unknown key",
+        "missing key",
+        "impossible value",
+        "impossible kind",
+        "unknown activation",
+        "other shape",
+        "other kind of model",
+    ],
+)
 def test_what_is_no_model_is_refused_by_name(tmp_path, kind):
     path = tmp_path / "m.safetensors"
     save_model(path, build())
     before = path.read_bytes()
     spoil(path, kind)
     assert not path.exists() or path.read_bytes() != before
-    with pytest.raises(CheckpointError) as e: load_model(path)
+    with pytest.raises(CheckpointError) as e:
+        load_model(path)
     assert str(path) in str(e.value)
 
 
-# --- scoring -------------------------------------------------------------------------------------------------------------------------
+# --- scoring
+# --------------------------------------------------------------------------------------
 
-MANY = rng.integers(0, 256, (260, 8, 8, 3), np.uint8)          # more than one batch of 250
+MANY = rng.integers(0, 256, (260, 8, 8, 3), np.uint8)  # more than one batch of 250
 
 
 def test_held_out_pictures_in_order_with_occlusions_of_their_own():
-    first, again, other = (list(held_out(MANY, CONFIG, 2, seed=seed)) for seed in (1, 1, 2))
+    first, again, other = (
+        list(held_out(MANY, CONFIG, 2, seed=seed)) for seed in (1, 1, 2)
+    )
     assert [len(x) for x, _ in first] == [250, 10]
     np.testing.assert_array_equal(np.concatenate([x for x, _ in first]), MANY)
     occluded = np.concatenate([o for _, o in first])
-    assert occluded.dtype == bool and occluded.shape == (260, 4) and (occluded.sum(-1) == 2).all()
+    assert (
+        occluded.dtype == bool
+        and occluded.shape == (260, 4)
+        and (occluded.sum(-1) == 2).all()
+    )
     np.testing.assert_array_equal(occluded, np.concatenate([o for _, o in again]))
     assert (occluded != np.concatenate([o for _, o in other])).any()
-    assert len({tuple(o) for o in occluded.tolist()}) == 6              # all six pairs: none is special
-    assert (occluded[250:] != occluded[:10]).any()                      # and every batch its own
+    # all six pairs: none is special
+    assert len({tuple(o) for o in occluded.tolist()}) == 6
+    assert (occluded[250:] != occluded[:10]).any()  # and every batch its own
     by_sevens = list(held_out(MANY, CONFIG, 2, seed=1, batch_size=7))
     assert len(by_sevens) == 38
-    np.testing.assert_array_equal(np.concatenate([o for _, o in by_sevens]), occluded)     # a picture's own, however they are batched
+    # a picture's own, however they are batched
+    np.testing.assert_array_equal(np.concatenate([o for _, o in by_sevens]), occluded)
 
 
-@pytest.mark.parametrize("limit, expected", [(1, 1), (7, 7), (250, 250), (253, 253), (260, 260), (900, 260), (None, 260)])
+@pytest.mark.parametrize(
+    "limit, expected",
+    [(1, 1), (7, 7), (250, 250), (253, 253), (260, 260), (900, 260), (None, 260)],
+)
 def test_a_limit_takes_the_first_pictures_with_the_same_occlusions(limit, expected):
     whole, part = (list(held_out(MANY, CONFIG, 2, limit=n)) for n in (None, limit))
     assert sum(len(x) for x, _ in part) == expected
     np.testing.assert_array_equal(np.concatenate([x for x, _ in part]), MANY[:expected])
-    np.testing.assert_array_equal(np.concatenate([o for _, o in part]), np.concatenate([o for _, o in whole])[:expected])
+    np.testing.assert_array_equal(
+        np.concatenate([o for _, o in part]),
+        np.concatenate([o for _, o in whole])[:expected],
+    )
 
 
 def test_a_second_validation_compiles_nothing(model, monkeypatch):
     traced, occlude = [], image_train.occlude
-    monkeypatch.setattr(image_train, "occlude", lambda *args, **options: (traced.append(1), occlude(*args, **options))[1])
+    monkeypatch.setattr(
+        image_train,
+        "occlude",
+        lambda *args, **options: (traced.append(1), occlude(*args, **options))[1],
+    )
     first = evaluate(model, MANY[:20], 3, seed=8)
     del traced[:]
     np.testing.assert_array_equal(evaluate(model, MANY[:20], 3, seed=8), first)
@@ -501,23 +985,39 @@ def test_a_second_validation_compiles_nothing(model, monkeypatch):
 
 def test_the_truth_scores_zero():
     assert not evaluate(Answer(lambda patches, masked: patches), MANY, 2).any()
-    assert not evaluate(Answer(lambda patches, masked: jnp.where(masked[..., None], patches, patches + 9)), MANY, 2).any()   # every occluded one is MASK
+    # every occluded one is MASK
+    assert not evaluate(
+        Answer(
+            lambda patches, masked: jnp.where(masked[..., None], patches, patches + 9)
+        ),
+        MANY,
+        2,
+    ).any()
 
 
 def test_the_score_is_the_mean_square_of_each_picture():
-    scores = evaluate(Answer(lambda patches, masked: 0.5 + 0 * patches), MANY, 3, seed=4)
+    scores = evaluate(
+        Answer(lambda patches, masked: 0.5 + 0 * patches), MANY, 3, seed=4
+    )
     expected = []
     for x, occluded in held_out(MANY, CONFIG, 3, seed=4):
         pixels = (x / 255 - np.array(CONFIG.mean)) / np.array(CONFIG.std)
         for picture, hidden in zip(pixels, occluded):
-            tokens = [picture[4 * (n // 2):4 * (n // 2) + 4, 4 * (n % 2):4 * (n % 2) + 4] for n in range(4) if hidden[n]]
-            expected.append(np.mean([(token - 0.5)**2 for token in tokens]))
+            tokens = [
+                picture[4 * (n // 2) : 4 * (n // 2) + 4, 4 * (n % 2) : 4 * (n % 2) + 4]
+                for n in range(4)
+                if hidden[n]
+            ]
+            expected.append(np.mean([(token - 0.5) ** 2 for token in tokens]))
     assert scores.shape == (260,)
     np.testing.assert_allclose(scores, expected, rtol=1e-4)
 
 
 def test_scoring_is_deterministic(model):
-    a, b, other, part = (evaluate(model, MANY[:60], 2, seed=seed, limit=n) for seed, n in ((1, None), (1, None), (2, None), (1, 30)))
+    a, b, other, part = (
+        evaluate(model, MANY[:60], 2, seed=seed, limit=n)
+        for seed, n in ((1, None), (1, None), (2, None), (1, 30))
+    )
     np.testing.assert_array_equal(a, b)
     assert (a != other).any()
     np.testing.assert_allclose(part, a[:30], rtol=1e-4)
@@ -526,12 +1026,16 @@ def test_scoring_is_deterministic(model):
 
 def test_fills_are_scored_on_the_same_pictures_and_occlusions():
     asked = []
+
     def truth(images, occluded, patch_size):
         asked.append((images, occluded, patch_size))
         return images.astype(np.float32) / 255
+
     scores = evaluate_fill(truth, MANY, CONFIG, 2, seed=3, limit=255)
     assert scores.shape == (255,) and scores.max() < 1e-9
-    for (x, o, p), (y, q) in zip(asked, held_out(MANY, CONFIG, 2, seed=3, limit=255), strict=True):
+    for (x, o, p), (y, q) in zip(
+        asked, held_out(MANY, CONFIG, 2, seed=3, limit=255), strict=True
+    ):
         np.testing.assert_array_equal(x, y)
         np.testing.assert_array_equal(o, q)
         assert p == 4
@@ -539,57 +1043,138 @@ def test_fills_are_scored_on_the_same_pictures_and_occlusions():
 
 
 def test_a_fill_and_a_model_that_say_the_same_score_the_same():
-    "Mid-grey from a fill is a constant from the model, also when the fill leaves [0, 1] and is clipped."
+    """Mid-grey from a fill is a constant from the model, also when the fill leaves [0,
+    1] and is clipped.
+    """
     grey = (0.5 - np.array(CONFIG.mean)) / np.array(CONFIG.std)
-    model = Answer(lambda patches, masked: jnp.broadcast_to(jnp.tile(jnp.asarray(grey, jnp.float32), 16)[None, None], patches.shape))
-    fill = lambda value: lambda images, occluded, patch_size: np.full(images.shape, value, np.float32)
-    np.testing.assert_allclose(evaluate_fill(fill(0.5), MANY, CONFIG, 2), evaluate(model, MANY, 2), rtol=1e-4)
-    np.testing.assert_array_equal(evaluate_fill(fill(1.7), MANY, CONFIG, 2), evaluate_fill(fill(1.0), MANY, CONFIG, 2))
+    model = Answer(
+        lambda patches, masked: jnp.broadcast_to(
+            jnp.tile(jnp.asarray(grey, jnp.float32), 16)[None, None], patches.shape
+        )
+    )
+    fill = lambda value: (
+        lambda images, occluded, patch_size: np.full(images.shape, value, np.float32)
+    )
+    np.testing.assert_allclose(
+        evaluate_fill(fill(0.5), MANY, CONFIG, 2), evaluate(model, MANY, 2), rtol=1e-4
+    )
+    np.testing.assert_array_equal(
+        evaluate_fill(fill(1.7), MANY, CONFIG, 2),
+        evaluate_fill(fill(1.0), MANY, CONFIG, 2),
+    )
 
 
-# --- training, and the two commands --------------------------------------------------------------------------------------------------
+# --- training, and the two commands
+# --------------------------------------------------------------------------------------
 
-def test_training_in_bfloat16_keeps_float32_weights_and_chooses_them_on_validation(tmp_path):
-    config = TrainConfig(replace(CONFIG, dtype="bfloat16", steps=2), OptimConfig(steps=6, warmup=1, lr=1e-2), batch_size=5, every=2, validate_on=12, seed=3)
+
+def test_training_in_bfloat16_keeps_float32_weights_and_chooses_them_on_validation(
+    tmp_path,
+):
+    config = TrainConfig(
+        replace(CONFIG, dtype="bfloat16", steps=2),
+        OptimConfig(steps=6, warmup=1, lr=1e-2),
+        batch_size=5,
+        every=2,
+        validate_on=12,
+        seed=3,
+    )
     images = dict(train=PICTURES, validation=MANY[:30], test=None)
     trained = image_train.train(config, images, tmp_path, progress=False)
-    assert all(np.isfinite(row["loss"]) for row in trained.history) and trained.history[-1]["step"] == 6
-    assert {leaf.dtype for leaf in jax.tree.leaves(weights(trained.model))} == {jnp.dtype("float32")}
+    assert (
+        all(np.isfinite(row["loss"]) for row in trained.history)
+        and trained.history[-1]["step"] == 6
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves(weights(trained.model))} == {
+        jnp.dtype("float32")
+    }
     assert not same(weights(trained.model), weights(build(config.model, seed=3)))
     assert complete(trained.model, PICTURES, HIDDEN).images.dtype == jnp.float32
-    validation = {row["step"]: row["validation_loss"] for row in trained.history if "validation_loss" in row}
-    assert list(validation) == [2, 4, 6] and trained.best_step == min(validation, key=validation.get)
-    scores = evaluate(trained.model, images["validation"], config.num_occluded, seed=3, limit=12)
-    assert len(scores) == 12 and float(scores.mean()) == pytest.approx(validation[trained.best_step], rel=1e-3)
+    validation = {
+        row["step"]: row["validation_loss"]
+        for row in trained.history
+        if "validation_loss" in row
+    }
+    assert list(validation) == [2, 4, 6] and trained.best_step == min(
+        validation, key=validation.get
+    )
+    scores = evaluate(
+        trained.model, images["validation"], config.num_occluded, seed=3, limit=12
+    )
+    assert len(scores) == 12 and float(scores.mean()) == pytest.approx(
+        validation[trained.best_step], rel=1e-3
+    )
 
 
 def test_prepare_reads_channels_and_statistics_off_the_pictures():
     pytest.importorskip("sklearn")
     config, images = prepare(replace(CONFIGS["digits"], batch_size=10**6))
-    assert set(images) == {"train", "validation", "test"} and all(isinstance(split, Images) for split in images.values())
+    assert set(images) == {"train", "validation", "test"} and all(
+        isinstance(split, Images) for split in images.values()
+    )
     mean, std = images["train"].statistics()
-    assert config.model.channels == 1 and config.model.mean == tuple(mean.tolist()) and config.model.std == tuple(std.tolist())
+    assert (
+        config.model.channels == 1
+        and config.model.mean == tuple(mean.tolist())
+        and config.model.std == tuple(std.tolist())
+    )
     assert config.batch_size == len(images["train"])
     assert json.loads(json.dumps(asdict(config)))["model"]["dim"] == config.model.dim
 
 
-TINY = ["--config", "digits", "--model.dim", "8", "--model.num_heads", "2", "--model.head_dim", "4", "--model.num_memories", "8", "--model.steps", "2",
-        "--optim.steps", "4", "--optim.warmup", "1", "--batch_size", "8", "--every", "2", "--validate_on", "10", "--test_on", "12"]
+TINY = [
+    "--config",
+    "digits",
+    "--model.dim",
+    "8",
+    "--model.num_heads",
+    "2",
+    "--model.head_dim",
+    "4",
+    "--model.num_memories",
+    "8",
+    "--model.steps",
+    "2",
+    "--optim.steps",
+    "4",
+    "--optim.warmup",
+    "1",
+    "--batch_size",
+    "8",
+    "--every",
+    "2",
+    "--validate_on",
+    "10",
+    "--test_on",
+    "12",
+]
 
 
-TINY_CONFIG = replace(CONFIGS["digits"], batch_size=8, every=2, validate_on=10, optim=replace(CONFIGS["digits"].optim, steps=4, warmup=1),
-                      model=replace(CONFIGS["digits"].model, dim=8, num_heads=2, head_dim=4, num_memories=8, steps=2))
+TINY_CONFIG = replace(
+    CONFIGS["digits"],
+    batch_size=8,
+    every=2,
+    validate_on=10,
+    optim=replace(CONFIGS["digits"].optim, steps=4, warmup=1),
+    model=replace(
+        CONFIGS["digits"].model, dim=8, num_heads=2, head_dim=4, num_memories=8, steps=2
+    ),
+)
 
 
 def blank(*args):
     "In place of the figures, where they have been seen."
     import matplotlib.pyplot as plt
+
     return plt.figure(figsize=(1, 1))
 
 
 def stopped(argv, command=main):
-    "(status, message) of a command that ends itself; anything but SystemExit would be a traceback."
-    with pytest.raises(SystemExit) as e: command(argv)
+    """(status, message) of a command that ends itself; anything but SystemExit would be
+    a traceback.
+    """
+    with pytest.raises(SystemExit) as e:
+        command(argv)
     return (1, e.value.code) if isinstance(e.value.code, str) else (e.value.code, "")
 
 
@@ -604,83 +1189,174 @@ def run(tmp_path_factory):
 
 def test_a_run_writes_its_weights_log_figures_and_metrics(run):
     out, metrics = run
-    assert {"best.safetensors", "last.safetensors", "metrics.jsonl", "metrics.json", "completion.png", "energy.png"} == set(os.listdir(out))
-    saved = json.loads((out / "metrics.json").read_text(), parse_constant=lambda s: pytest.fail(f"{s} is no JSON"))
+    assert {
+        "best.safetensors",
+        "last.safetensors",
+        "metrics.jsonl",
+        "metrics.json",
+        "completion.png",
+        "energy.png",
+    } == set(os.listdir(out))
+    saved = json.loads(
+        (out / "metrics.json").read_text(),
+        parse_constant=lambda s: pytest.fail(f"{s} is no JSON"),
+    )
     assert saved == json.loads(json.dumps(metrics))
-    assert set(saved["masked_patch_mse"]) == {"Energy Transformer", *FILLS} == set(saved["standard_error"])
-    assert saved["pictures"] == 12 and saved["split"] == "test" and saved["data"] == "digits" and saved["config"]["model"]["dim"] == 8
-    assert saved["best_step"] in (2, 4) and saved["training_seconds"] > 0 and {"commit", "device", "jax", "date"} <= set(saved)
+    assert (
+        set(saved["masked_patch_mse"])
+        == {"Energy Transformer", *FILLS}
+        == set(saved["standard_error"])
+    )
+    assert (
+        saved["pictures"] == 12
+        and saved["split"] == "test"
+        and saved["data"] == "digits"
+        and saved["config"]["model"]["dim"] == 8
+    )
+    assert (
+        saved["best_step"] in (2, 4)
+        and saved["training_seconds"] > 0
+        and {"commit", "device", "jax", "date"} <= set(saved)
+    )
     assert [row["step"] for row in read_metrics(out / "metrics.jsonl")] == [2, 4]
-    for name in ("completion.png", "energy.png"): assert (out / name).read_bytes().startswith(b"\x89PNG")
+    for name in ("completion.png", "energy.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_reported_scores_are_those_of_the_best_weights(run):
     out, metrics = run
-    model = load_model(out / "best.safetensors")            # a checkpoint of the training is a model file
+    # a checkpoint of the training is a model file
+    model = load_model(out / "best.safetensors")
     config, images = prepare(replace(CONFIGS["digits"], model=model.config))
-    scores = evaluate(model, images["test"], config.num_occluded, seed=config.seed, limit=12)
-    assert metrics["masked_patch_mse"]["Energy Transformer"] == pytest.approx(float(scores.mean()), rel=1e-5)
-    assert metrics["standard_error"]["Energy Transformer"] == pytest.approx(float(scores.std(ddof=1) / 12**0.5), rel=1e-4)
-    fill = evaluate_fill(fill_mean, images["test"], model.config, config.num_occluded, seed=config.seed, limit=12)
-    assert metrics["masked_patch_mse"]["mean of the open pixels"] == pytest.approx(float(fill.mean()), rel=1e-5)
+    scores = evaluate(
+        model, images["test"], config.num_occluded, seed=config.seed, limit=12
+    )
+    assert metrics["masked_patch_mse"]["Energy Transformer"] == pytest.approx(
+        float(scores.mean()), rel=1e-5
+    )
+    assert metrics["standard_error"]["Energy Transformer"] == pytest.approx(
+        float(scores.std(ddof=1) / 12**0.5), rel=1e-4
+    )
+    fill = evaluate_fill(
+        fill_mean,
+        images["test"],
+        model.config,
+        config.num_occluded,
+        seed=config.seed,
+        limit=12,
+    )
+    assert metrics["masked_patch_mse"]["mean of the open pixels"] == pytest.approx(
+        float(fill.mean()), rel=1e-5
+    )
     assert read_meta(out / "best.safetensors")["step"] == metrics["best_step"]
 
 
 def test_run_again_it_finishes_at_once(run, monkeypatch, capsys):
     out, metrics = run
-    before = {name: (out / name).read_bytes() for name in ("best.safetensors", "last.safetensors", "metrics.jsonl")}
-    monkeypatch.setattr(image_train, "loss_for", lambda config: lambda *args: pytest.fail("trained again"))
-    for plot in ("plot_completion", "plot_energies"): monkeypatch.setattr(image_train, plot, blank)
+    before = {
+        name: (out / name).read_bytes()
+        for name in ("best.safetensors", "last.safetensors", "metrics.jsonl")
+    }
+    monkeypatch.setattr(
+        image_train,
+        "loss_for",
+        lambda config: lambda *args: pytest.fail("trained again"),
+    )
+    for plot in ("plot_completion", "plot_energies"):
+        monkeypatch.setattr(image_train, plot, blank)
     again = main([*TINY, "--out", str(out)])
-    assert again["masked_patch_mse"] == metrics["masked_patch_mse"] and again["best_step"] == metrics["best_step"]
+    assert (
+        again["masked_patch_mse"] == metrics["masked_patch_mse"]
+        and again["best_step"] == metrics["best_step"]
+    )
     assert before == {name: (out / name).read_bytes() for name in before}
     printed = capsys.readouterr().out
-    for name, mse in metrics["masked_patch_mse"].items(): assert re.search(rf"{name} +{mse:.3f} ± ", printed), printed
+    for name, mse in metrics["masked_patch_mse"].items():
+        assert re.search(rf"{name} +{mse:.3f} ± ", printed), printed
 
 
-@pytest.mark.parametrize("change, name", [(["--model.beta", "2"], "beta: None there, 2.0 here"), (["--model.dim", "16"], "dim: 8 there, 16 here"),
-                                          (["--optim.lr", "0.5"], "lr"), (["--seed", "3"], "seed")])
+@pytest.mark.parametrize(
+    "change, name",
+    [
+        (["--model.beta", "2"], "beta: None there, 2.0 here"),
+        (["--model.dim", "16"], "dim: 8 there, 16 here"),
+        (["--optim.lr", "0.5"], "lr"),
+        (["--seed", "3"], "seed"),
+    ],
+)
 def test_a_folder_of_another_configuration_is_refused(run, change, name):
     out, _ = run
     before = {file: (out / file).read_bytes() for file in os.listdir(out)}
     status, message = stopped([*TINY, "--out", str(out), *change])
-    assert status and str(out) in message and name in message and "num_memories" not in message
+    assert (
+        status
+        and str(out) in message
+        and name in message
+        and "num_memories" not in message
+    )
     assert before == {file: (out / file).read_bytes() for file in os.listdir(out)}
 
 
 def test_a_damaged_run_is_refused(run, tmp_path):
-    for name in ("last.safetensors", "best.safetensors", "metrics.jsonl"): (tmp_path / name).write_bytes((run[0] / name).read_bytes())
-    (tmp_path / "last.safetensors").write_bytes((run[0] / "last.safetensors").read_bytes()[:-9])
+    for name in ("last.safetensors", "best.safetensors", "metrics.jsonl"):
+        (tmp_path / name).write_bytes((run[0] / name).read_bytes())
+    (tmp_path / "last.safetensors").write_bytes(
+        (run[0] / "last.safetensors").read_bytes()[:-9]
+    )
     status, message = stopped([*TINY, "--out", str(tmp_path)])
     assert status and str(tmp_path / "last.safetensors") in message
 
 
 def test_an_unwritable_folder_is_refused_before_training(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr(image_train, "loss_for", lambda config: lambda *args: pytest.fail("trained"))
-    for out, command, options in ((tmp_path / "file", main, TINY), (tmp_path / "file" / "below", demo_main, [])):
+    monkeypatch.setattr(
+        image_train, "loss_for", lambda config: lambda *args: pytest.fail("trained")
+    )
+    for out, command, options in (
+        (tmp_path / "file", main, TINY),
+        (tmp_path / "file" / "below", demo_main, []),
+    ):
         status, message = stopped([*options, "--out", str(out)], command)
         said = message + capsys.readouterr().err
         assert status and str(tmp_path / "file") in said and "folder" in said
 
 
-@pytest.mark.parametrize("argv, says", [
-    (["--config", "huge"], ["--config", "huge", "small", "digits", "et-base"]),
-    (["--data", "nosuchset"], ["nosuchset", "digits", "cifar10"]),
-    (["--model.dim", "zero"], ["--model.dim", "zero", "int"]), (["--model.dim", "0"], ["dim", "at least 1"]),
-    (["--optim.lr", "-1"], ["lr", "-1.0"]), (["--optim.lr", "fast"], ["--optim.lr", "fast", "float"]),
-    (["--model.learn_beta", "maybe"], ["--model.learn_beta", "maybe"]), (["--model.activation", "tanh"], ["--model.activation", "tanh", "softmax"]),
-    (["--model.dtype", "float64"], ["--model.dtype", "bfloat16"]), (["--model.dim", "none"], ["--model.dim", "none"]),
-    (["--model.patch_size", "3"], ["patch_size", "3"]), (["--model.beta", "-2"], ["beta", "-2"]), (["--model.step_size", "nan"], ["step_size"]),
-    (["--batch_size", "0"], ["batch_size"]), (["--occluded", "2"], ["occluded"]), (["--occluded", "0.01"], ["occluded"]),
-    (["--every", "0"], ["every"]), (["--validate_on", "0"], ["validate_on"]), (["--test_on", "0"], ["test_on"]), (["--seed", "-1"], ["seed"]),
-    (["--optim.warmup", "9999"], ["warmup"]), (["--wings", "2"], ["--wings"]), (["--out"], ["--out"]),
-])
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        (["--config", "huge"], ["--config", "huge", "small", "digits", "et-base"]),
+        (["--data", "nosuchset"], ["nosuchset", "digits", "cifar10"]),
+        (["--model.dim", "zero"], ["--model.dim", "zero", "int"]),
+        (["--model.dim", "0"], ["dim", "at least 1"]),
+        (["--optim.lr", "-1"], ["lr", "-1.0"]),
+        (["--optim.lr", "fast"], ["--optim.lr", "fast", "float"]),
+        (["--model.learn_beta", "maybe"], ["--model.learn_beta", "maybe"]),
+        (["--model.activation", "tanh"], ["--model.activation", "tanh", "softmax"]),
+        (["--model.dtype", "float64"], ["--model.dtype", "bfloat16"]),
+        (["--model.dim", "none"], ["--model.dim", "none"]),
+        (["--model.patch_size", "3"], ["patch_size", "3"]),
+        (["--model.beta", "-2"], ["beta", "-2"]),
+        (["--model.step_size", "nan"], ["step_size"]),
+        (["--batch_size", "0"], ["batch_size"]),
+        (["--occluded", "2"], ["occluded"]),
+        (["--occluded", "0.01"], ["occluded"]),
+        (["--every", "0"], ["every"]),
+        (["--validate_on", "0"], ["validate_on"]),
+        (["--test_on", "0"], ["test_on"]),
+        (["--seed", "-1"], ["seed"]),
+        (["--optim.warmup", "9999"], ["warmup"]),
+        (["--wings", "2"], ["--wings"]),
+        (["--out"], ["--out"]),
+    ],
+)
 def test_a_bad_option_is_named(tmp_path, monkeypatch, capsys, argv, says):
     pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)
-    for name in ("ET_DATA",): monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(image_train, "evaluate", lambda *a, **k: pytest.fail("got as far as scoring"))
+    for name in ("ET_DATA",):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(
+        image_train, "evaluate", lambda *a, **k: pytest.fail("got as far as scoring")
+    )
     status, message = stopped([*(TINY if argv[0] != "--config" else []), *argv])
     message += capsys.readouterr().err
     assert status and all(word in message for word in says), message
@@ -688,16 +1364,20 @@ def test_a_bad_option_is_named(tmp_path, monkeypatch, capsys, argv, says):
 
 
 def test_a_loss_that_explodes_is_explained(tmp_path):
-    status, message = stopped([*TINY, "--out", str(tmp_path / "run"), "--model.init_scale", "1e30"])
+    status, message = stopped(
+        [*TINY, "--out", str(tmp_path / "run"), "--model.init_scale", "1e30"]
+    )
     assert status and "loss" in message and "step" in message
 
 
 def chosen(monkeypatch, argv):
     "The configuration that the options of a command line make."
     seen = []
+
     def grab(config):
         seen.append(config)
         raise ValueError("far enough")
+
     monkeypatch.setattr(image_train, "prepare", grab)
     assert stopped(argv) == (1, "et_train_images: far enough")
     return seen[0]
@@ -705,19 +1385,73 @@ def chosen(monkeypatch, argv):
 
 def test_options_reach_the_configuration(monkeypatch):
     assert chosen(monkeypatch, []) == CONFIGS["small"]
-    for name, config in CONFIGS.items(): assert chosen(monkeypatch, ["--config", name]) == config
-    c = chosen(monkeypatch, ["--config", "digits", "--model.learn_beta", "true", "--model.beta", "0.25", "--model.self_attention", "TRUE", "--optim.lr",
-                             "1e-2", "--data", "cifar10", "--model.activation", "softmax", "--seed=7", "--occluded", "0.75", "--model.init_scale", "0.02"])
-    expected = replace(CONFIGS["digits"], data="cifar10", seed=7, occluded=0.75, optim=replace(CONFIGS["digits"].optim, lr=1e-2),
-                       model=replace(CONFIGS["digits"].model, learn_beta=True, beta=0.25, self_attention=True, activation="softmax", init_scale=0.02))
+    for name, config in CONFIGS.items():
+        assert chosen(monkeypatch, ["--config", name]) == config
+    c = chosen(
+        monkeypatch,
+        [
+            "--config",
+            "digits",
+            "--model.learn_beta",
+            "true",
+            "--model.beta",
+            "0.25",
+            "--model.self_attention",
+            "TRUE",
+            "--optim.lr",
+            "1e-2",
+            "--data",
+            "cifar10",
+            "--model.activation",
+            "softmax",
+            "--seed=7",
+            "--occluded",
+            "0.75",
+            "--model.init_scale",
+            "0.02",
+        ],
+    )
+    expected = replace(
+        CONFIGS["digits"],
+        data="cifar10",
+        seed=7,
+        occluded=0.75,
+        optim=replace(CONFIGS["digits"].optim, lr=1e-2),
+        model=replace(
+            CONFIGS["digits"].model,
+            learn_beta=True,
+            beta=0.25,
+            self_attention=True,
+            activation="softmax",
+            init_scale=0.02,
+        ),
+    )
     assert c == expected
     assert chosen(monkeypatch, TINY) == TINY_CONFIG
-    c = chosen(monkeypatch, ["--config", "et-base", "--model.beta", "none", "--model.init_scale", "None", "--model.learn_beta", "false"])
-    assert c == replace(CONFIGS["et-base"], model=replace(CONFIGS["et-base"].model, init_scale=None))
+    c = chosen(
+        monkeypatch,
+        [
+            "--config",
+            "et-base",
+            "--model.beta",
+            "none",
+            "--model.init_scale",
+            "None",
+            "--model.learn_beta",
+            "false",
+        ],
+    )
+    assert c == replace(
+        CONFIGS["et-base"], model=replace(CONFIGS["et-base"].model, init_scale=None)
+    )
 
 
 def test_a_dataset_library_that_is_missing_is_named(monkeypatch):
-    def missing(config): raise ModuleNotFoundError("No module named 'datasets': pip install 'et_nbdev[images]'")
+    def missing(config):
+        raise ModuleNotFoundError(
+            "No module named 'datasets': pip install 'et_nbdev[images]'"
+        )
+
     monkeypatch.setattr(image_train, "prepare", missing)
     status, message = stopped([])
     assert status and "et_nbdev[images]" in message
@@ -727,72 +1461,147 @@ def test_a_dataset_library_that_is_missing_is_named(monkeypatch):
 def test_help_explains_every_option_with_its_default(capsys, name):
     assert stopped(["--config", name, "--help"]) == (0, "")
     text = re.sub(r"\s+", "", capsys.readouterr().out)
+
     def check(config, prefix=""):
         for f in fields(config):
             value = getattr(config, f.name)
-            if is_dataclass(value): check(value, f"{f.name}.")
-            elif f.name not in ("mean", "std", "channels"):         # read off the pictures
+            if is_dataclass(value):
+                check(value, f"{f.name}.")
+            elif f.name not in ("mean", "std", "channels"):  # read off the pictures
                 assert f"--{prefix}{f.name}" in text, f.name
-                assert re.sub(r"\s+", "", f"{f.metadata['help']} (default: {value})") in text, f.name
+                assert (
+                    re.sub(r"\s+", "", f"{f.metadata['help']} (default: {value})")
+                    in text
+                ), f.name
+
     check(CONFIGS[name])
-    for option in ("--config", "--out", "--test_on"): assert option in text
+    for option in ("--config", "--out", "--test_on"):
+        assert option in text
 
 
 def test_the_demos_help(capsys):
     assert stopped(["--help"], demo_main) == (0, "")
     text = re.sub(r"\s+", " ", capsys.readouterr().out)
-    assert "--data" in text and "--out" in text and "default: digits" in text and "default: out" in text
+    assert (
+        "--data" in text
+        and "--out" in text
+        and "default: digits" in text
+        and "default: out" in text
+    )
 
 
 def test_the_demo_trains_once_and_shows(tmp_path, monkeypatch, capsys):
     pytest.importorskip("sklearn"), pytest.importorskip("skimage")
     pytest.importorskip("matplotlib").use("Agg")
-    monkeypatch.setattr(image_train, "CONFIGS", {"digits": TINY_CONFIG, "small": TINY_CONFIG})
-    for plot in ("plot_completion", "plot_energies"): monkeypatch.setattr(image_train, plot, blank)
+    monkeypatch.setattr(
+        image_train, "CONFIGS", {"digits": TINY_CONFIG, "small": TINY_CONFIG}
+    )
+    for plot in ("plot_completion", "plot_energies"):
+        monkeypatch.setattr(image_train, plot, blank)
     monkeypatch.setattr(image_train, "FILLS", {"mean of the open pixels": fill_mean})
     metrics = demo("digits", tmp_path / "out")
     printed = capsys.readouterr().out
-    assert {"completion.png", "energy.png", "metrics.json", "run-digits"} == set(os.listdir(tmp_path / "out"))
-    assert set(metrics["masked_patch_mse"]) == {"Energy Transformer", "mean of the open pixels"} and metrics["pictures"] == 400
+    assert {"completion.png", "energy.png", "metrics.json", "run-digits"} == set(
+        os.listdir(tmp_path / "out")
+    )
+    assert (
+        set(metrics["masked_patch_mse"])
+        == {"Energy Transformer", "mean of the open pixels"}
+        and metrics["pictures"] == 400
+    )
     assert "digits" in printed and "Energy Transformer" in printed and "4/4" in printed
-    monkeypatch.setattr(image_train, "loss_for", lambda config: lambda *args: pytest.fail("trained again"))
+    monkeypatch.setattr(
+        image_train,
+        "loss_for",
+        lambda config: lambda *args: pytest.fail("trained again"),
+    )
     demo_main(["--out", str(tmp_path / "out")])
-    assert stopped(["--data", "nosuchset", "--out", str(tmp_path / "out")], demo_main)[0]
+    assert stopped(["--data", "nosuchset", "--out", str(tmp_path / "out")], demo_main)[
+        0
+    ]
 
 
 def test_the_demo_takes_a_folder_of_pictures(tmp_path, monkeypatch):
     pytest.importorskip("datasets")
     from PIL import Image
+
     for n in range(20):
         (tmp_path / "pics").mkdir(exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (10, 12, 3), np.uint8)).save(tmp_path / "pics" / f"{n}.png")
+        Image.fromarray(rng.integers(0, 256, (10, 12, 3), np.uint8)).save(
+            tmp_path / "pics" / f"{n}.png"
+        )
     asked = {}
-    monkeypatch.setattr(image_train, "train", lambda config, images, folder: asked.update(config=config, images=images, folder=folder) or 1 / 0)
-    with pytest.raises(ZeroDivisionError): demo(str(tmp_path / "pics"), tmp_path / "out")
-    assert asked["folder"] == tmp_path / "out" / "run-pics" and len(asked["images"]["train"]) == 16
+    monkeypatch.setattr(
+        image_train,
+        "train",
+        lambda config, images, folder: (
+            asked.update(config=config, images=images, folder=folder) or 1 / 0
+        ),
+    )
+    with pytest.raises(ZeroDivisionError):
+        demo(str(tmp_path / "pics"), tmp_path / "out")
+    assert (
+        asked["folder"] == tmp_path / "out" / "run-pics"
+        and len(asked["images"]["train"]) == 16
+    )
     c = asked["config"]
-    assert c.data == str(tmp_path / "pics") and c.model.channels == 3 and c.model.image_size == 32 and c.batch_size == 16
+    assert (
+        c.data == str(tmp_path / "pics")
+        and c.model.channels == 3
+        and c.model.image_size == 32
+        and c.batch_size == 16
+    )
     assert c.optim.steps < CONFIGS["small"].optim.steps
 
 
 def test_as_a_command_it_ends_with_a_status_and_without_a_traceback(tmp_path):
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(et_nbdev.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
-    ended = subprocess.run([sys.executable, "-c", "from et_nbdev.vision.train import main; main()", *TINY, "--model.step_size", "nan"],
-                           capture_output=True, text=True, env=env, cwd=tmp_path)
-    assert ended.returncode == 1 and "step_size" in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(et_nbdev.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        ),
+    }
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from et_nbdev.vision.train import main; main()",
+            *TINY,
+            "--model.step_size",
+            "nan",
+        ],
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=tmp_path,
+    )
+    assert (
+        ended.returncode == 1
+        and "step_size" in ended.stderr
+        and "Traceback" not in ended.stderr
+    ), ended.stderr
     assert os.listdir(tmp_path) == []
 
 
-# --- where training starts ---------------------------------------------------------------------------------------------------------
+# --- where training starts
+# --------------------------------------------------------------------------------------
 def test_waves_have_unit_variance_and_tell_distance_only():
     for side, dim in ((4, 64), (8, 192)):
         p = np.asarray(waves(side, dim), np.float64)
-        assert p.shape == (side * side, dim) and p.dtype == np.float64 and len(np.unique(p.round(5), axis=0)) == side * side
+        assert (
+            p.shape == (side * side, dim)
+            and p.dtype == np.float64
+            and len(np.unique(p.round(5), axis=0)) == side * side
+        )
         np.testing.assert_allclose((p**2).mean(), 1, rtol=1e-5)
         overlap = (p @ p.T / dim).reshape(side, side, side, side)
-        for i, j in np.ndindex(side - 1, side - 1):         # the same wherever the pair lies
-            np.testing.assert_allclose(overlap[i + 1, j + 1, 1:, 1:], overlap[i, j, :-1, :-1], atol=1e-5)
-        assert overlap[0, 0, 0, 0] > overlap[0, 0, 0, 1] > overlap[0, 0, 0, 2] and np.allclose(overlap[0, 0], overlap[0, 0].T, atol=1e-5)
+        for i, j in np.ndindex(side - 1, side - 1):  # the same wherever the pair lies
+            np.testing.assert_allclose(
+                overlap[i + 1, j + 1, 1:, 1:], overlap[i, j, :-1, :-1], atol=1e-5
+            )
+        assert overlap[0, 0, 0, 0] > overlap[0, 0, 0, 1] > overlap[
+            0, 0, 0, 2
+        ] and np.allclose(overlap[0, 0], overlap[0, 0].T, atol=1e-5)
 
 
 @pytest.mark.parametrize("dim", [2, 3, 5, 6, 7])
@@ -802,86 +1611,168 @@ def test_waves_of_any_width(dim):
 
 
 def test_how_a_model_starts():
-    tied, apart, plain = build(tied_start=True), build(), build(position_init="waves", position_scale=0.5)
-    np.testing.assert_array_equal(tied.block.attention.Wk[...], tied.block.attention.Wq[...])
+    tied, apart, plain = (
+        build(tied_start=True),
+        build(),
+        build(position_init="waves", position_scale=0.5),
+    )
+    np.testing.assert_array_equal(
+        tied.block.attention.Wk[...], tied.block.attention.Wq[...]
+    )
     assert not np.allclose(apart.block.attention.Wk[...], apart.block.attention.Wq[...])
     np.testing.assert_allclose(plain.positions[...], 0.5 * waves(2, 16), rtol=1e-6)
-    tied.block.attention.Wk[...] = tied.block.attention.Wk[...] + 1                             # a start, not a bond
+    # a start, not a bond
+    tied.block.attention.Wk[...] = tied.block.attention.Wk[...] + 1
     assert not np.allclose(tied.block.attention.Wk[...], tied.block.attention.Wq[...])
 
 
-# --- the transformer to compare with -----------------------------------------------------------------------------------------------
+# --- the transformer to compare with
+# --------------------------------------------------------------------------------------
 def test_the_transformer_is_its_block_applied_T_times():
     net = image_model(replace(CONFIG, block="transformer"), rngs=nnx.Rngs(0))
-    assert type(net) is ImageTransformer and type(image_model(CONFIG, rngs=nnx.Rngs(0))) is ImageEnergyTransformer
+    assert (
+        type(net) is ImageTransformer
+        and type(image_model(CONFIG, rngs=nnx.Rngs(0))) is ImageEnergyTransformer
+    )
     x = net.encode(PATCHES, HIDDEN)
-    for _ in range(CONFIG.steps): x = net.block(x)
-    for remat in (False, True): np.testing.assert_allclose(net(PATCHES, HIDDEN, remat=remat), net.decode(x), rtol=1e-4, atol=1e-5)
+    for _ in range(CONFIG.steps):
+        x = net.block(x)
+    for remat in (False, True):
+        np.testing.assert_allclose(
+            net(PATCHES, HIDDEN, remat=remat), net.decode(x), rtol=1e-4, atol=1e-5
+        )
     scrambled = np.where(HIDDEN[..., None], PATCHES + 9, PATCHES)
     np.testing.assert_array_equal(net(scrambled, HIDDEN), net(PATCHES, HIDDEN))
     completion = complete(net, PICTURES, HIDDEN, path=True)
-    assert completion.energies is None and completion.path.shape == (CONFIG.steps + 1, *PICTURES.shape)
+    assert completion.energies is None and completion.path.shape == (
+        CONFIG.steps + 1,
+        *PICTURES.shape,
+    )
 
 
 def test_it_differs_from_the_energy_model_in_the_block_alone():
-    shapes = lambda config: {name: leaf.shape for name, leaf in
-                             ((jax.tree_util.keystr(p), x) for p, x in jax.tree_util.tree_leaves_with_path(weights(image_model(config, rngs=nnx.Rngs(0)))))}
+    shapes = lambda config: {
+        name: leaf.shape
+        for name, leaf in (
+            (jax.tree_util.keystr(p), x)
+            for p, x in jax.tree_util.tree_leaves_with_path(
+                weights(image_model(config, rngs=nnx.Rngs(0)))
+            )
+        )
+    }
     energy, other = shapes(CONFIG), shapes(replace(CONFIG, block="transformer"))
     outside = lambda names: {k: v for k, v in names.items() if "block" not in k}
     assert outside(energy) == outside(other) and energy != other
 
 
-@pytest.mark.parametrize("changes", [dict(), dict(block="transformer"), dict(num_heads=0), dict(num_memories=0), dict(self_attention=True)], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(),
+        dict(block="transformer"),
+        dict(num_heads=0),
+        dict(num_memories=0),
+        dict(self_attention=True),
+    ],
+    ids=str,
+)
 def test_operations_are_those_the_compiler_counts(changes):
-    config = replace(CONFIG, image_size=32, dim=64, num_heads=changes.pop("num_heads", 4), head_dim=16, num_memories=changes.pop("num_memories", 256), steps=2, **changes)
+    config = replace(
+        CONFIG,
+        image_size=32,
+        dim=64,
+        num_heads=changes.pop("num_heads", 4),
+        head_dim=16,
+        num_memories=changes.pop("num_memories", 256),
+        steps=2,
+        **changes,
+    )
     graphdef, state = nnx.split(image_model(config, rngs=nnx.Rngs(0)))
-    patches, masked = jnp.zeros((3, config.num_tokens, config.patch_dim)), jnp.zeros((3, config.num_tokens), bool)
-    def once(state):            # a compiler counts the inside of a loop once, so the loop is left out
+    patches, masked = (
+        jnp.zeros((3, config.num_tokens, config.patch_dim)),
+        jnp.zeros((3, config.num_tokens), bool),
+    )
+
+    # a compiler counts the inside of a loop once, so the loop is left out
+    def once(state):
         net = nnx.merge(graphdef, state)
         x = net.encode(patches, masked)
-        for _ in range(config.steps): x = net.block(x) if config.block == "transformer" else x + 0.1 * net.block.update(net.block.norm(x))
+        for _ in range(config.steps):
+            x = (
+                net.block(x)
+                if config.block == "transformer"
+                else x + 0.1 * net.block.update(net.block.norm(x))
+            )
         return net.decode(x)
+
     counted = jax.jit(once).lower(state).compile().cost_analysis()["flops"] / 3
-    assert 0.85 * counted < config.flops <= counted             # all but the elementwise ones
+    assert 0.85 * counted < config.flops <= counted  # all but the elementwise ones
 
 
-# --- weights that come with the library --------------------------------------------------------------------------------------------
+# --- weights that come with the library
+# --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", pretrained())
 def test_shipped_weights_load_and_complete(name):
     net = from_pretrained(name)
     c = net.config
-    pictures = np.random.default_rng(0).integers(0, 256, (2, c.image_size, c.image_size, c.channels), np.uint8)
+    pictures = np.random.default_rng(0).integers(
+        0, 256, (2, c.image_size, c.image_size, c.channels), np.uint8
+    )
     occluded = np.arange(2 * c.num_tokens).reshape(2, -1) % 2 == 0
     done = complete(net, pictures, occluded)
-    assert np.isfinite(done.images).all() and (np.diff(done.energies.total, axis=0) <= 1e-4 * np.abs(done.energies.total[:-1])).all()
+    assert (
+        np.isfinite(done.images).all()
+        and (
+            np.diff(done.energies.total, axis=0)
+            <= 1e-4 * np.abs(done.energies.total[:-1])
+        ).all()
+    )
 
 
 def test_the_hub_layout_there_and_back(tmp_path):
     net = build()
     save_pretrained(tmp_path / "mine", net, {"note": "trained on noise"})
-    assert sorted(p.name for p in (tmp_path / "mine").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "mine").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
     told = json.loads((tmp_path / "mine/config.json").read_text())
-    assert told["note"] == "trained on noise" and ImageConfig(**told["model"]) == net.config
+    assert (
+        told["note"] == "trained on noise"
+        and ImageConfig(**told["model"]) == net.config
+    )
     assert same(weights(from_pretrained(tmp_path / "mine")), weights(net))
 
 
 def test_a_hub_repository_is_fetched_by_name_and_revision(tmp_path, monkeypatch):
     import huggingface_hub
+
     net, asked = build(), []
     save_pretrained(tmp_path, net)
+
     def fetch(repo, file, revision=None):
         asked.append((repo, file, revision))
         return str(tmp_path / file)
+
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
-    assert same(weights(from_pretrained("someone/net", revision="v1")), weights(net)) and asked == [("someone/net", "model.safetensors", "v1")]
-    def offline(*_, **__): raise OSError("no network")
+    assert same(
+        weights(from_pretrained("someone/net", revision="v1")), weights(net)
+    ) and asked == [("someone/net", "model.safetensors", "v1")]
+
+    def offline(*_, **__):
+        raise OSError("no network")
+
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
-    with pytest.raises(OSError, match="someone/net.*no network"): from_pretrained("someone/net")
+    with pytest.raises(OSError, match="someone/net.*no network"):
+        from_pretrained("someone/net")
 
 
-@pytest.mark.parametrize("source", ["no-such-model", "", "a/b/c", "../weights", "user/na me"])
+@pytest.mark.parametrize(
+    "source", ["no-such-model", "", "a/b/c", "../weights", "user/na me"]
+)
 def test_an_unknown_source_lists_what_there_is(source):
-    with pytest.raises(ValueError, match="^source: .*cifar10-small"): from_pretrained(source)
+    with pytest.raises(ValueError, match="^source: .*cifar10-small"):
+        from_pretrained(source)
 
 
 def test_damaged_weights_are_refused(tmp_path):
@@ -889,22 +1780,38 @@ def test_damaged_weights_are_refused(tmp_path):
     file = tmp_path / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-7] + bytes([whole[-7] ^ 1]) + whole[-6:])
-    with pytest.raises(CheckpointError, match="checksum"): from_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="checksum"):
+        from_pretrained(tmp_path)
     file.unlink()
-    with pytest.raises(CheckpointError, match="no such checkpoint"): from_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="no such checkpoint"):
+        from_pretrained(tmp_path)
 
 
 def test_weights_of_an_older_version_keep_their_meaning(tmp_path):
-    "A file that does not know an option was made before there was one, when the model was what the option's default is now."
+    """A file that does not know an option was made before there was one, when the model
+    was what the option's default is now.
+    """
     net = build()
-    meta = {"config": {"model": {k: v for k, v in asdict(net.config).items() if k not in ("block", "position_init", "tied_start")}}}
+    meta = {
+        "config": {
+            "model": {
+                k: v
+                for k, v in asdict(net.config).items()
+                if k not in ("block", "position_init", "tied_start")
+            }
+        }
+    }
     save_checkpoint(tmp_path / "old.safetensors", {"params": weights(net)}, meta)
     assert load_model(tmp_path / "old.safetensors").config == net.config
 
 
-# --- depth in use, and what the gradient goes through ----------------------------------------------------------------------------------
+# --- depth in use, and what the gradient goes through
+# ----------------------------------------------------------------------------------
 def test_the_depth_in_use_is_an_option(model):
-    as_trained, by_name, at_once = (evaluate(model, MANY[:12], 2, **options) for options in (dict(), dict(steps=CONFIG.steps), dict(steps=0)))
+    as_trained, by_name, at_once = (
+        evaluate(model, MANY[:12], 2, **options)
+        for options in (dict(), dict(steps=CONFIG.steps), dict(steps=0))
+    )
     np.testing.assert_array_equal(as_trained, by_name)
     assert not np.allclose(as_trained, at_once)
 
@@ -913,8 +1820,20 @@ def test_the_depth_in_use_is_an_option(model):
 def test_a_cheaper_gradient_is_of_the_same_loss(model, gradient):
     config = TrainConfig(CONFIG, flip=0.0)
     graphdef, params = nnx.split(model, nnx.Param)
-    run = lambda c: jax.jit(jax.value_and_grad(lambda p: loss_for(c)(nnx.merge(graphdef, p), jnp.asarray(PICTURES), jax.random.key(0))[0]))(params)
-    (full, d_full), (short, d_short) = run(config), run(replace(config, gradient=gradient, k=1))
+    run = lambda c: jax.jit(
+        jax.value_and_grad(
+            lambda p: loss_for(c)(
+                nnx.merge(graphdef, p), jnp.asarray(PICTURES), jax.random.key(0)
+            )[0]
+        )
+    )(params)
+    (full, d_full), (short, d_short) = (
+        run(config),
+        run(replace(config, gradient=gradient, k=1)),
+    )
     np.testing.assert_allclose(short, full, rtol=1e-6)
     flat = lambda tree: np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
-    assert not np.allclose(flat(d_short), flat(d_full), rtol=1e-3) and flat(d_short) @ flat(d_full) > 0
+    assert (
+        not np.allclose(flat(d_short), flat(d_full), rtol=1e-3)
+        and flat(d_short) @ flat(d_full) > 0
+    )

@@ -1,4 +1,7 @@
-"""Every notebook runs from top to bottom, each in a process of its own, as nbdev_test would run it."""
+"""Every notebook runs from top to bottom, each in a process of its own, as nbdev_test
+would run it.
+"""
+
 import os
 import re
 import subprocess
@@ -8,14 +11,26 @@ from pathlib import Path
 import pytest
 
 NBS = Path(__file__).resolve().parent.parent / "nbs"
-NOTEBOOKS = sorted(p for p in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+NOTEBOOKS = sorted(
+    p for p in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts
+)
 MINUTES = 15
 SKIPPED = 77
 
-# These train for long or run large problems; in all others the compiler takes longer than what it compiles, and is told to hurry.
-COMPUTE = {"01_hopfield", "01b_hopfield_continuous", "12_image_train", "21_graph_kernels", "22_anomaly", "22b_graph_baselines", "31_performance"}
+# These train for long or run large problems; in all others the compiler takes longer
+# than what it compiles, and is told to hurry.
+COMPUTE = {
+    "01_hopfield",
+    "01b_hopfield_continuous",
+    "12_image_train",
+    "21_graph_kernels",
+    "22_anomaly",
+    "22b_graph_baselines",
+    "31_performance",
+}
 
-# The flags of settings.ini (`tst_flags`) and `#| eval: false` say which cells are left out.
+# The flags of settings.ini (`tst_flags`) and `#| eval: false` say which cells are left
+# out.
 RUN = f"""
 import sys
 from pathlib import Path
@@ -28,14 +43,31 @@ sys.exit({SKIPPED} if seconds == 0 else not passed)
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebook_runs(path):
-    environment = os.environ | ({} if path.stem in COMPUTE else {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"})
+    environment = os.environ | (
+        {} if path.stem in COMPUTE else {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    )
     try:
-        run = subprocess.run([sys.executable, "-c", RUN, path], cwd=NBS, env=environment, stdin=subprocess.DEVNULL, timeout=60 * MINUTES,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        run = subprocess.run(
+            [sys.executable, "-c", RUN, path],
+            cwd=NBS,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            timeout=60 * MINUTES,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
     except subprocess.TimeoutExpired:
-        pytest.fail(f"{path.name} was still running after {MINUTES} minutes", pytrace=False)
+        pytest.fail(
+            f"{path.name} was still running after {MINUTES} minutes", pytrace=False
+        )
     if run.returncode == SKIPPED:
         pytest.skip(f"{path.name} says skip_exec")
     if run.returncode:
         lines = re.sub(r"\x1b\[[0-9;]*m", "", run.stdout).splitlines()
-        pytest.fail(f"{path.name} failed (exit status {run.returncode}):\n" + "\n".join(lines[-40:]), pytrace=False)
+        pytest.fail(
+            f"{path.name} failed (exit status {run.returncode}):\n"
+            + "\n".join(lines[-40:]),
+            pytrace=False,
+        )

@@ -1,4 +1,7 @@
-"""The same run on one device, on eight simulated ones, and on two real processes that talk over the loopback: the same loss curve."""
+"""The same run on one device, on eight simulated ones, and on two real processes that
+talk over the loopback: the same loss curve.
+"""
+
 import json
 import os
 import socket
@@ -12,7 +15,7 @@ import pytest
 from et_nbdev.vision.data import batches
 
 STEPS = 12
-PROGRAM = textwrap.dedent('''
+PROGRAM = textwrap.dedent("""
     import json, sys
     import jax
     address, process, processes, folder, out = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
@@ -38,19 +41,38 @@ PROGRAM = textwrap.dedent('''
     if process == 0:
         rows = [[r["step"], r["loss"], r["grad_norm"], r["validation_loss"]] for r in result.history]
         open(out, "w").write(json.dumps({"rows": rows, "devices": jax.device_count(), "error": error}))
-''')
+""")
 
 
 def start(out, devices=1, processes=1, process=0, address="-", folder="-", steps=STEPS):
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    command = [sys.executable, "-c", PROGRAM, address, str(process), str(processes), str(folder), str(out), str(steps)]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    env = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        address,
+        str(process),
+        str(processes),
+        str(folder),
+        str(out),
+        str(steps),
+    ]
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def finish(*running):
     for p in running:
-        try: said, _ = p.communicate(timeout=300)
-        except subprocess.TimeoutExpired: p.kill(); raise
+        try:
+            said, _ = p.communicate(timeout=300)
+        except subprocess.TimeoutExpired:
+            p.kill()
+            raise
         assert p.returncode == 0, said
 
 
@@ -72,7 +94,7 @@ def agree(out, alone, devices):
     assert result["devices"] == devices and alone["devices"] == 1
     np.testing.assert_allclose(result["rows"], alone["rows"], rtol=1e-5)
     np.testing.assert_allclose(result["error"], alone["error"], rtol=1e-5)
-    assert alone["rows"][-1][1] < alone["rows"][0][1]               # and it learned something
+    assert alone["rows"][-1][1] < alone["rows"][0][1]  # and it learned something
 
 
 def test_eight_devices_give_the_loss_curve_of_one(tmp_path, alone):
@@ -82,7 +104,19 @@ def test_eight_devices_give_the_loss_curve_of_one(tmp_path, alone):
 
 def two_processes(tmp_path, **options):
     address = f"127.0.0.1:{free_port()}"
-    finish(*[start(tmp_path / "rows.json", processes=2, process=i, devices=2, address=address, **options) for i in (0, 1)])
+    finish(
+        *[
+            start(
+                tmp_path / "rows.json",
+                processes=2,
+                process=i,
+                devices=2,
+                address=address,
+                **options,
+            )
+            for i in (0, 1)
+        ]
+    )
 
 
 def test_two_processes_give_the_loss_curve_of_one_and_resume(tmp_path, alone):
@@ -92,18 +126,24 @@ def test_two_processes_give_the_loss_curve_of_one_and_resume(tmp_path, alone):
     kept = sorted(p.name for p in folder.iterdir())
     assert kept == ["best.safetensors", "last.safetensors", "metrics.jsonl"]
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [row[0] for row in alone["rows"]]      # the first process alone writes
-    two_processes(tmp_path, folder=folder)                                                          # nothing left to do: both return at once
+    # the first process alone writes
+    assert [json.loads(line)["step"] for line in lines] == [
+        row[0] for row in alone["rows"]
+    ]
+    two_processes(tmp_path, folder=folder)  # nothing left to do: both return at once
     assert (folder / "metrics.jsonl").read_text().splitlines() == lines
 
 
 def test_the_parts_of_a_batch_are_the_batch():
     pixels = np.arange(40 * 3, dtype=np.uint8).reshape(40, 1, 1, 3)
     for s, whole in zip(range(7), batches(pixels, 8, seed=3)):
-        parts = [next(batches(pixels, 8, seed=3, start=s, part=(i, 4))) for i in range(4)]
+        parts = [
+            next(batches(pixels, 8, seed=3, start=s, part=(i, 4))) for i in range(4)
+        ]
         np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
 @pytest.mark.parametrize("part", [(2, 2), (-1, 2), (0, 3), (0, 0)])
 def test_a_part_that_cannot_be_is_refused(part):
-    with pytest.raises(ValueError, match="^part"): next(batches(np.zeros((16, 2, 2, 1), np.uint8), 8, seed=0, part=part))
+    with pytest.raises(ValueError, match="^part"):
+        next(batches(np.zeros((16, 2, 2, 1), np.uint8), 8, seed=0, part=part))

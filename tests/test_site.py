@@ -1,4 +1,7 @@
-"""The site's pages as they stand in nbs/: `make docs` checks them once more as they are staged. And the checker itself: it finds what is broken."""
+"""The site's pages as they stand in nbs/: `make docs` checks them once more as they are
+staged. And the checker itself: it finds what is broken.
+"""
+
 import importlib.util
 import json
 import sys
@@ -23,7 +26,11 @@ docs = script("check_docs")
 def test_pages_have_no_faults():
     site, faults = docs.check(ROOT / "nbs", docs.find_katex())
     assert faults == []
-    assert sum(len(page.formulas) for page in site) > 1000 and sum(len(page.labels) for page in site) > 50     # it did look
+    # it did look
+    assert (
+        sum(len(page.formulas) for page in site) > 1000
+        and sum(len(page.labels) for page in site) > 50
+    )
 
 
 # --- the checker ---
@@ -54,13 +61,26 @@ format: {html: {theme: {light: flatly, dark: darkly}}}
 """
 
 
-def write_site(folder, prose=GOOD, cell="#| label: fig-curve\n#| fig-cap: A curve.\n#| fig-alt: It falls.\nplot()"):
-    picture = {"output_type": "display_data", "metadata": {}, "data": {"image/png": "iVBORw0KGgo="}}
-    cells = [{"cell_type": "markdown", "source": "# page\n\n> What it is for."},
-             {"cell_type": "markdown", "source": prose},
-             {"cell_type": "code", "source": cell, "outputs": [picture]}]
+def write_site(
+    folder,
+    prose=GOOD,
+    cell="#| label: fig-curve\n#| fig-cap: A curve.\n#| fig-alt: It falls.\nplot()",
+):
+    picture = {
+        "output_type": "display_data",
+        "metadata": {},
+        "data": {"image/png": "iVBORw0KGgo="},
+    }
+    cells = [
+        {"cell_type": "markdown", "source": "# page\n\n> What it is for."},
+        {"cell_type": "markdown", "source": prose},
+        {"cell_type": "code", "source": cell, "outputs": [picture]},
+    ]
     (folder / "01_page.ipynb").write_text(json.dumps({"cells": cells}))
-    (folder / "other.qmd").write_text("---\ntitle: other\ndescription: Another page.\n---\n\n## There\n\n### There\n\n[again](#there-1)\n")
+    (folder / "other.qmd").write_text(
+        "---\ntitle: other\ndescription: Another page.\n---\n\n## There\n\n###"
+        " There\n\n[again](#there-1)\n"
+    )
     Image.new("RGB", (1, 1)).save(folder / "dot.png")
     (folder / "_quarto.yml").write_text(CONFIG)
 
@@ -74,90 +94,186 @@ def test_a_good_page_passes(tmp_path):
     assert faults(tmp_path) == []
 
 
-@pytest.mark.parametrize("good, bad, said", [
-    ("#a-section-with-code-x2", "#a-section", "no anchor #a-section on 01_page.ipynb"),
-    ("other.qmd#there", "other.qmd#where", "no anchor #where on other.qmd"),
-    ("other.qmd#there", "another.qmd", "no such file: another.qmd"),
-    ("other.qmd#there", "other.html", "link to the page's source"),
-    ("other.qmd#there", "https://energy-transformer.github.io/et_nbdev/block.html", "no such page"),
-    ("other.qmd#there", "https://github.com/energy-transformer/et_nbdev/blob/main/README.txt", "no such file in the repository"),
-    ("other.qmd#there", "https://energy-transformer.github.io/et_nbdev/notebooks/99_none.ipynb", "no such notebook"),
-    ("@fig-curve", "@fig-slope", "nothing is labelled fig-slope"),
-    ("dot.png", "dots.png", "no such file: dots.png"),
-    ("other.qmd#there", "https://colab.research.google.com/github/some/body/blob/main/nbs/01_page.ipynb", "Colab opens another repository"),
-    ("(other.qmd#there)", "(another.qmd 'Another')", "no such file: another.qmd"),
-    ("(other.qmd#there)", "(another_(one).qmd)", "no such file: another_(one).qmd"),
-    ("(other.qmd#there)", "[there]", "no link is defined for [another page][there]"),
-    ("Noted.", "[there]: another.qmd", "no such file: another.qmd"),
-    ("Noted.", "<https://energy-transformer.github.io/et_nbdev/another.html>", "no such page"),
-    ("Noted.", "Noted.[^below]", "no footnote [^below]"),
-    ("Noted.", "## Noted {#a}\n\n## Again {#a}", "two headings are called #a"),
-    ("Noted.", "By $\\eqref{one}$.", "not read as a formula's number"),
-    ("Noted.", "By \\(x\\).", "not read as a formula's number"),
-    ("![A picture.]", "![]", "no caption"),
-    ('{fig-alt="One dot"}', "", "no alternative text"),
-    ('{fig-alt="One dot"}', '{fig-alt=" "}', "no alternative text"),
-    ('{fig-alt="One dot"}', '{fig-alt="x"}', "no alternative text"),
-    ("\\frac{1}{2}$", "\\frac{1}{2$", "a { that is not closed"),
-    ("\\left( a", "( a", "\\left and \\right"),
-    ("-\\frac{1}{2}$", "-\\frac{1}{2} $", "a dollar that opens or closes nothing"),
-    ("Noted.", "#| echo: false", "a directive outside code"),
-    ("Noted.", "A word {#sec-word} here", "attributes that belong to nothing"),
-    ("Noted.", "{{< include x >}}", "a shortcode"),
-    ("Noted.\n:::", "Noted.", "a ::: that is not closed"),
-    (".callout-note", ".callout-node", "no such callout"),
-    ("| `x | y` |", "| `x | y` | z |", "a row of 3 cells in a table of 2"),
-])
+@pytest.mark.parametrize(
+    "good, bad, said",
+    [
+        (
+            "#a-section-with-code-x2",
+            "#a-section",
+            "no anchor #a-section on 01_page.ipynb",
+        ),
+        ("other.qmd#there", "other.qmd#where", "no anchor #where on other.qmd"),
+        ("other.qmd#there", "another.qmd", "no such file: another.qmd"),
+        ("other.qmd#there", "other.html", "link to the page's source"),
+        (
+            "other.qmd#there",
+            "https://energy-transformer.github.io/et_nbdev/block.html",
+            "no such page",
+        ),
+        (
+            "other.qmd#there",
+            "https://github.com/energy-transformer/et_nbdev/blob/main/README.txt",
+            "no such file in the repository",
+        ),
+        (
+            "other.qmd#there",
+            "https://energy-transformer.github.io/et_nbdev/notebooks/99_none.ipynb",
+            "no such notebook",
+        ),
+        ("@fig-curve", "@fig-slope", "nothing is labelled fig-slope"),
+        ("dot.png", "dots.png", "no such file: dots.png"),
+        (
+            "other.qmd#there",
+            "https://colab.research.google.com/github/some/body/blob/main/nbs/01_page.ipynb",
+            "Colab opens another repository",
+        ),
+        ("(other.qmd#there)", "(another.qmd 'Another')", "no such file: another.qmd"),
+        ("(other.qmd#there)", "(another_(one).qmd)", "no such file: another_(one).qmd"),
+        (
+            "(other.qmd#there)",
+            "[there]",
+            "no link is defined for [another page][there]",
+        ),
+        ("Noted.", "[there]: another.qmd", "no such file: another.qmd"),
+        (
+            "Noted.",
+            "<https://energy-transformer.github.io/et_nbdev/another.html>",
+            "no such page",
+        ),
+        ("Noted.", "Noted.[^below]", "no footnote [^below]"),
+        ("Noted.", "## Noted {#a}\n\n## Again {#a}", "two headings are called #a"),
+        ("Noted.", "By $\\eqref{one}$.", "not read as a formula's number"),
+        ("Noted.", "By \\(x\\).", "not read as a formula's number"),
+        ("![A picture.]", "![]", "no caption"),
+        ('{fig-alt="One dot"}', "", "no alternative text"),
+        ('{fig-alt="One dot"}', '{fig-alt=" "}', "no alternative text"),
+        ('{fig-alt="One dot"}', '{fig-alt="x"}', "no alternative text"),
+        ("\\frac{1}{2}$", "\\frac{1}{2$", "a { that is not closed"),
+        ("\\left( a", "( a", "\\left and \\right"),
+        ("-\\frac{1}{2}$", "-\\frac{1}{2} $", "a dollar that opens or closes nothing"),
+        ("Noted.", "#| echo: false", "a directive outside code"),
+        ("Noted.", "A word {#sec-word} here", "attributes that belong to nothing"),
+        ("Noted.", "{{< include x >}}", "a shortcode"),
+        ("Noted.\n:::", "Noted.", "a ::: that is not closed"),
+        (".callout-note", ".callout-node", "no such callout"),
+        ("| `x | y` |", "| `x | y` | z |", "a row of 3 cells in a table of 2"),
+    ],
+)
 def test_a_broken_page_is_found(tmp_path, good, bad, said):
     assert good in GOOD
     found = faults(tmp_path, GOOD.replace(good, bad))
     assert found and all(said in fault for fault in found), found
 
 
-@pytest.mark.parametrize("prose, said", [
-    ("By Eq. (1) and (2), and Eq. 1–2.", None),
-    ("By Eq. (1), or (3).", "no formula carries the number (3): Eq. (1), or (3)"),
-    ("By Equation (3) of the paper.", "no formula carries the number (3)"),
-    ("By Eqs. 1–3.", "no formula carries the number (3)"),
-    ("By Eq. (3) of Ramsauer et al.", None),
-    ("$$b \\tag{3}$$\n\nBy Eq. (3).", None),
-    ("$$b \\tag{2}$$", "\\tag{2} stands more than once"),
-    ("$b \\tag{3}$", "not displayed"),
-])
+@pytest.mark.parametrize(
+    "prose, said",
+    [
+        ("By Eq. (1) and (2), and Eq. 1–2.", None),
+        ("By Eq. (1), or (3).", "no formula carries the number (3): Eq. (1), or (3)"),
+        ("By Equation (3) of the paper.", "no formula carries the number (3)"),
+        ("By Eqs. 1–3.", "no formula carries the number (3)"),
+        ("By Eq. (3) of Ramsauer et al.", None),
+        ("$$b \\tag{3}$$\n\nBy Eq. (3).", None),
+        ("$$b \\tag{2}$$", "\\tag{2} stands more than once"),
+        ("$b \\tag{3}$", "not displayed"),
+    ],
+)
 def test_numbers_of_equations_are_looked_at(tmp_path, prose, said):
     found = faults(tmp_path, GOOD + "\n$$a \\tag{1}$$\n\n$$a \\tag{2}$$\n\n" + prose)
     assert found and all(said in fault for fault in found) if said else found == []
 
 
-@pytest.mark.parametrize("cell, said", [
-    ("#| fig-cap: A curve.\n#| fig-alt: It falls.\nplot()", ["no label", "nothing is labelled fig-curve"]),
-    ("#| label: fig-curve\n#| fig-alt: It falls.\nplot()", ["no fig-cap"]),
-    ("#| label: fig-curve\n#| fig-cap: A curve.\nplot()", ["no fig-alt"]),
-    ("#| label: fig-curve\n#| fig-cap: A curve.\n#| fig-alt: x\nplot()", ["no fig-alt"]),
-    ('#| label: fig-curve\n#| fig-cap: "A curve, $\\\\frac{1}{2$"\n#| fig-alt: It falls.\nplot()', ["a { that is not closed"]),
-    ("#| label: fig-curve\n#| fig-cap: A curve, [there](another.qmd)\n#| fig-alt: It falls.\nplot()", ["no such file: another.qmd"]),
-    ('#| label: fig-curve\n#| fig-cap: "A curve, $\\gamma$"\n#| fig-alt: It falls.\nplot()', ["no fig-cap", "no fig-alt", "not read", "not read"]),
-    ('#| label: fig-curve\n#| fig-cap: "A curve, $\\alpha$"\n#| fig-alt: It falls.\nplot()', ["no fig-cap", "no fig-alt", "not read", "not read"]),
-    ("#| label: fig-curve\n#| fig-cap: A curve.\nplot()\n#| fig-alt: It falls.", ["no fig-alt", "not read"]),
-    ("#| label: fig-curve\n#| fig-cap: A curve.\n#| fig-alt: It falls.\n#| code-flod: true\nplot()", ["no directive 'code-flod'"]),
-])
+@pytest.mark.parametrize(
+    "cell, said",
+    [
+        (
+            "#| fig-cap: A curve.\n#| fig-alt: It falls.\nplot()",
+            ["no label", "nothing is labelled fig-curve"],
+        ),
+        ("#| label: fig-curve\n#| fig-alt: It falls.\nplot()", ["no fig-cap"]),
+        ("#| label: fig-curve\n#| fig-cap: A curve.\nplot()", ["no fig-alt"]),
+        (
+            "#| label: fig-curve\n#| fig-cap: A curve.\n#| fig-alt: x\nplot()",
+            ["no fig-alt"],
+        ),
+        (
+            (
+                '#| label: fig-curve\n#| fig-cap: "A curve, $\\\\frac{1}{2$"\n#|'
+                " fig-alt: It falls.\nplot()"
+            ),
+            ["a { that is not closed"],
+        ),
+        (
+            (
+                "#| label: fig-curve\n#| fig-cap: A curve, [there](another.qmd)\n#|"
+                " fig-alt: It falls.\nplot()"
+            ),
+            ["no such file: another.qmd"],
+        ),
+        (
+            (
+                '#| label: fig-curve\n#| fig-cap: "A curve, $\\gamma$"\n#| fig-alt: It'
+                " falls.\nplot()"
+            ),
+            ["no fig-cap", "no fig-alt", "not read", "not read"],
+        ),
+        (
+            (
+                '#| label: fig-curve\n#| fig-cap: "A curve, $\\alpha$"\n#| fig-alt: It'
+                " falls.\nplot()"
+            ),
+            ["no fig-cap", "no fig-alt", "not read", "not read"],
+        ),
+        (
+            "#| label: fig-curve\n#| fig-cap: A curve.\nplot()\n#| fig-alt: It falls.",
+            ["no fig-alt", "not read"],
+        ),
+        (
+            (
+                "#| label: fig-curve\n#| fig-cap: A curve.\n#| fig-alt: It falls.\n#|"
+                " code-flod: true\nplot()"
+            ),
+            ["no directive 'code-flod'"],
+        ),
+    ],
+)
 def test_a_broken_figure_is_found(tmp_path, cell, said):
     found = faults(tmp_path, cell=cell)
-    assert len(found) == len(said) and all(any(s in fault for fault in found) for s in said), found
+    assert len(found) == len(said) and all(
+        any(s in fault for fault in found) for s in said
+    ), found
 
 
-@pytest.mark.parametrize("html, said", [
-    ('<img src="data:image/png;base64,xx">', "a picture in an output has no alternative text"),
-    ('<img alt="" src="data:image/png;base64,xx">', "a picture in an output has no alternative text"),
-    ('<script src="https://cdn.example.org/plot.js"></script>', "an output loads https://cdn.example.org/plot.js"),
-    ('<link rel="stylesheet"\nhref="https://example.org/font.css">', "an output loads https://example.org/font.css"),
-    ("<style>@import url(https://example.org/font.css)</style>", "an output loads"),
-    ('<svg viewBox="0 0 1 1"></svg>', "a picture in an output has no alternative text"),
-    ('<a href="another.html">there</a>', "no such file: another.html"),
-    ("<p>$x$</p>", "a formula in HTML"),
-    ('<svg role="img" aria-label="A dot"></svg><script>f = `$a$`</script>', None),
-    ('<img alt="A dot" src="data:image/png;base64,xx">', None),
-])
+@pytest.mark.parametrize(
+    "html, said",
+    [
+        (
+            '<img src="data:image/png;base64,xx">',
+            "a picture in an output has no alternative text",
+        ),
+        (
+            '<img alt="" src="data:image/png;base64,xx">',
+            "a picture in an output has no alternative text",
+        ),
+        (
+            '<script src="https://cdn.example.org/plot.js"></script>',
+            "an output loads https://cdn.example.org/plot.js",
+        ),
+        (
+            '<link rel="stylesheet"\nhref="https://example.org/font.css">',
+            "an output loads https://example.org/font.css",
+        ),
+        ("<style>@import url(https://example.org/font.css)</style>", "an output loads"),
+        (
+            '<svg viewBox="0 0 1 1"></svg>',
+            "a picture in an output has no alternative text",
+        ),
+        ('<a href="another.html">there</a>', "no such file: another.html"),
+        ("<p>$x$</p>", "a formula in HTML"),
+        ('<svg role="img" aria-label="A dot"></svg><script>f = `$a$`</script>', None),
+        ('<img alt="A dot" src="data:image/png;base64,xx">', None),
+    ],
+)
 def test_html_outputs_are_looked_at(tmp_path, html, said):
     write_site(tmp_path)
     page = tmp_path / "01_page.ipynb"
@@ -168,11 +284,35 @@ def test_html_outputs_are_looked_at(tmp_path, html, said):
     assert [said in fault for fault in found] == [True] if said else found == []
 
 
-@pytest.mark.parametrize("output, said", [
-    ({"output_type": "stream", "name": "stderr", "text": "Traceback (most recent call last):"}, "a warning was stored"),
-    ({"output_type": "stream", "name": "stdout", "text": "written to /var/me/out"}, "an output names a file of somebody's machine: /var/me/out"),
-    ({"output_type": "stream", "name": "stdout", "text": "written to out/var/me, 3/4"}, None),
-])
+@pytest.mark.parametrize(
+    "output, said",
+    [
+        (
+            {
+                "output_type": "stream",
+                "name": "stderr",
+                "text": "Traceback (most recent call last):",
+            },
+            "a warning was stored",
+        ),
+        (
+            {
+                "output_type": "stream",
+                "name": "stdout",
+                "text": "written to /var/me/out",
+            },
+            "an output names a file of somebody's machine: /var/me/out",
+        ),
+        (
+            {
+                "output_type": "stream",
+                "name": "stdout",
+                "text": "written to out/var/me, 3/4",
+            },
+            None,
+        ),
+    ],
+)
 def test_text_outputs_are_looked_at(tmp_path, output, said):
     write_site(tmp_path)
     page = tmp_path / "01_page.ipynb"
@@ -183,13 +323,16 @@ def test_text_outputs_are_looked_at(tmp_path, output, said):
     assert [said in fault for fault in found] == [True] if said else found == []
 
 
-@pytest.mark.parametrize("good, bad, said", [
-    ("(other.qmd#there)", "(another.qmd)", "no such file: another.qmd"),
-    ("(other.qmd#there)", "(other.qmd#where)", "no anchor #where on other.qmd"),
-    ("page-navigation: true, ", "", "page-navigation"),
-    ("search: true", "search: false", "no search"),
-    (", dark: darkly", "", "no theme for the dark"),
-])
+@pytest.mark.parametrize(
+    "good, bad, said",
+    [
+        ("(other.qmd#there)", "(another.qmd)", "no such file: another.qmd"),
+        ("(other.qmd#there)", "(other.qmd#where)", "no anchor #where on other.qmd"),
+        ("page-navigation: true, ", "", "page-navigation"),
+        ("search: true", "search: false", "no search"),
+        (", dark: darkly", "", "no theme for the dark"),
+    ],
+)
 def test_a_broken_configuration_is_found(tmp_path, good, bad, said):
     write_site(tmp_path)
     assert good in CONFIG
@@ -202,7 +345,10 @@ def test_a_broken_configuration_is_found(tmp_path, good, bad, said):
 def test_a_picture_that_does_not_open_is_found(tmp_path, data):
     write_site(tmp_path)
     (tmp_path / "dot.png").write_bytes(data)
-    assert ["not a picture that can be opened: dot.png" in fault for fault in docs.check(tmp_path)[1]] == [True]
+    assert [
+        "not a picture that can be opened: dot.png" in fault
+        for fault in docs.check(tmp_path)[1]
+    ] == [True]
 
 
 def test_broken_navigation_and_size_are_found(tmp_path):
@@ -210,13 +356,25 @@ def test_broken_navigation_and_size_are_found(tmp_path):
     (tmp_path / "dot.png").write_bytes(bytes(docs.LARGEST))
     (tmp_path / "left.qmd").write_text("---\ntitle: left\n---\n")
     config = tmp_path / "_quarto.yml"
-    config.write_text(CONFIG.replace("href: other.qmd", "href: gone.qmd").replace("website: {", "website: {favicon: none.png, "))
+    config.write_text(
+        CONFIG.replace("href: other.qmd", "href: gone.qmd").replace(
+            "website: {", "website: {favicon: none.png, "
+        )
+    )
     found = "\n".join(docs.check(tmp_path)[1])
-    for said in ("is more than 3 MB", "nothing in the sidebar leads to left.qmd", "leads to gone.qmd", "no such picture: none.png", "left.qmd: the page has no description"):
+    for said in (
+        "is more than 3 MB",
+        "nothing in the sidebar leads to left.qmd",
+        "leads to gone.qmd",
+        "no such picture: none.png",
+        "left.qmd: the page has no description",
+    ):
         assert said in found, said
 
 
-@pytest.mark.parametrize("tex", [r"\frac{a}{", r"a}", r"\begin{aligned} a \end{align}", r"\left( a", "a \\"])
+@pytest.mark.parametrize(
+    "tex", [r"\frac{a}{", r"a}", r"\begin{aligned} a \end{align}", r"\left( a", "a \\"]
+)
 def test_broken_formulas_are_found(tex):
     katex = docs.find_katex()
     assert docs.parse_plain(tex)
@@ -225,23 +383,61 @@ def test_broken_formulas_are_found(tex):
 
 def test_sound_formulas_pass():
     katex = docs.find_katex()
-    for tex in (r"\{a\} \left\{ b \right.", r"\begin{aligned} a &= b \\ c &= d \end{aligned}", r"50\,\% \text{ of } x"):
-        assert docs.parse_plain(tex) == "" and (katex is None or docs.parse_katex([(tex, True)], katex) == [""])
+    for tex in (
+        r"\{a\} \left\{ b \right.",
+        r"\begin{aligned} a &= b \\ c &= d \end{aligned}",
+        r"50\,\% \text{ of } x",
+    ):
+        assert docs.parse_plain(tex) == "" and (
+            katex is None or docs.parse_katex([(tex, True)], katex) == [""]
+        )
 
 
 # --- the preview ---
+
 
 def test_the_preview_shows_what_is_on_a_page(tmp_path, monkeypatch):
     preview = script("preview_docs")
     monkeypatch.setattr(preview, "STAGED", tmp_path / "staged")
     monkeypatch.setattr(preview, "OUT", tmp_path / "preview")
     preview.STAGED.mkdir()
-    write_site(preview.STAGED, GOOD + "\n```python\nprice = '$x$'\n```\n\n[below](other.qmd#there)", "#| label: fig-curve\n#| fig-cap: A curve.\n#| fig-alt: It falls.\n#| code-fold: true\nplot(1 < 2)")
+    write_site(
+        preview.STAGED,
+        GOOD + "\n```python\nprice = '$x$'\n```\n\n[below](other.qmd#there)",
+        "#| label: fig-curve\n#| fig-cap: A curve.\n#| fig-alt: It falls.\n#|"
+        " code-fold: true\nplot(1 < 2)",
+    )
     assert preview.write_pages() == ["other.html", "page.html"]
     page = (preview.OUT / "page.html").read_text()
-    for shown in ("<h1>page</h1>", 'id="a-section-with-code-x2"', 'href="other.html#there"', '<img src="dot.png" alt="One dot">', "<figcaption>A picture.</figcaption>", "price = '$x$'",
-                  '<div class="callout">', '<figure id="fig-curve"><img alt="It falls." src="data:image/png;base64,iVBORw0KGgo=">', 'href="#fig-curve"',
-                  "<details><summary>Show the code</summary><pre><code>plot(1 &lt; 2)</code></pre></details>", "<td><code>x | y</code></td>", "A price of $5, a <code>$</code> in code."):
+    for shown in (
+        "<h1>page</h1>",
+        'id="a-section-with-code-x2"',
+        'href="other.html#there"',
+        '<img src="dot.png" alt="One dot">',
+        "<figcaption>A picture.</figcaption>",
+        "price = '$x$'",
+        '<div class="callout">',
+        (
+            '<figure id="fig-curve"><img alt="It falls."'
+            ' src="data:image/png;base64,iVBORw0KGgo=">'
+        ),
+        'href="#fig-curve"',
+        (
+            "<details><summary>Show the code</summary><pre><code>plot(1 &lt;"
+            " 2)</code></pre></details>"
+        ),
+        "<td><code>x | y</code></td>",
+        "A price of $5, a <code>$</code> in code.",
+    ):
         assert shown in page, shown
-    assert "\x02" not in page and "\x04" not in page and "$\\left" not in page and "\\left( a" in page        # KaTeX keeps the TeX for those who copy it
-    assert 'id="there-1"' in (preview.OUT / "other.html").read_text() and (preview.OUT / "dot.png").is_file()
+    # KaTeX keeps the TeX for those who copy it
+    assert (
+        "\x02" not in page
+        and "\x04" not in page
+        and "$\\left" not in page
+        and "\\left( a" in page
+    )
+    assert (
+        'id="there-1"' in (preview.OUT / "other.html").read_text()
+        and (preview.OUT / "dot.png").is_file()
+    )

@@ -1,4 +1,5 @@
 """The instruments themselves: what each assertion lets through and what it must not."""
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -6,32 +7,44 @@ import pytest
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient, float64
 
 
-@pytest.mark.parametrize("actual, expected, says", [
-    (np.ones((2, 3)), np.ones(3), "shape"),
-    (np.ones(3, np.float32), np.ones(3), "dtype"),
-    (np.array([1.0, np.nan]), np.ones(2), "not finite"),
-    (np.ones(2), np.array([1.0, np.inf]), "expected entries are not finite"),
-    (np.full(3, 1e-6), np.zeros(3), "exceeds"),
-    (np.array([[1.0, 2.0], [3.0, 4.1]]), np.array([[1.0, 2.0], [3.0, 4.0]]), r"at \(1, 1\)"),
-    (np.array([1.0, 1.0 + 2e-9]), np.ones(2), "exceeds"),
-])
+@pytest.mark.parametrize(
+    "actual, expected, says",
+    [
+        (np.ones((2, 3)), np.ones(3), "shape"),
+        (np.ones(3, np.float32), np.ones(3), "dtype"),
+        (np.array([1.0, np.nan]), np.ones(2), "not finite"),
+        (np.ones(2), np.array([1.0, np.inf]), "expected entries are not finite"),
+        (np.full(3, 1e-6), np.zeros(3), "exceeds"),
+        (
+            np.array([[1.0, 2.0], [3.0, 4.1]]),
+            np.array([[1.0, 2.0], [3.0, 4.0]]),
+            r"at \(1, 1\)",
+        ),
+        (np.array([1.0, 1.0 + 2e-9]), np.ones(2), "exceeds"),
+    ],
+)
 def test_what_is_not_close(actual, expected, says):
     with pytest.raises(AssertionError, match=says):
         assert_close(actual, expected)
 
 
 def test_what_is_close():
-    assert_close(np.array([1.0, 1e-12]), np.array([1.0, 0.0]))      # small beside the largest entry
+    # small beside the largest entry
+    assert_close(np.array([1.0, 1e-12]), np.array([1.0, 0.0]))
     assert_close(np.zeros((0, 3)), np.zeros((0, 3)))
     assert_close(np.array([1.1]), np.array([1.0]), rtol=0, atol=0.11)
 
 
-@pytest.mark.parametrize("energies, rtol, says", [
-    ([1.0, 1.0 + 1e-9], 1e-12, "step 0"),
-    ([[3.0, 1.0], [2.0, 1.0], [1.5, 1.1]], 1e-12, r"step 1, sample \(1,\)"),
-    ([[1e9, 1.0], [1e9, 1.001]], 1e-6, r"sample \(1,\)"),           # a large neighbour is no excuse
-    ([1.0, np.nan], 1e-12, "finite"),
-])
+@pytest.mark.parametrize(
+    "energies, rtol, says",
+    [
+        ([1.0, 1.0 + 1e-9], 1e-12, "step 0"),
+        ([[3.0, 1.0], [2.0, 1.0], [1.5, 1.1]], 1e-12, r"step 1, sample \(1,\)"),
+        # a large neighbour is no excuse
+        ([[1e9, 1.0], [1e9, 1.001]], 1e-6, r"sample \(1,\)"),
+        ([1.0, np.nan], 1e-12, "finite"),
+    ],
+)
 def test_what_rises(energies, rtol, says):
     with pytest.raises(AssertionError, match=says):
         assert_descends(energies, rtol)
@@ -45,18 +58,20 @@ def test_nothing_to_judge(energies):
 
 def test_what_descends():
     assert_descends([[2.0, 0.0], [1.0, 0.0]])
-    assert_descends([1e6, 1e6 * (1 + 1e-7)], rtol=1e-6)             # rounding, in single precision
+    assert_descends([1e6, 1e6 * (1 + 1e-7)], rtol=1e-6)  # rounding, in single precision
 
 
 def test_a_gradient_has_two_judges(x64):
     import jax
+
     x = jnp.linspace(0.5, 2.0, 6).reshape(2, 3)
     cube = lambda x: jnp.sum(x**3, -1)
     assert_gradient(cube, x, 3 * x**2)
     for wrong in (3 * x**2 + 1e-7, 3 * x[:1] ** 2, x**2):
         with pytest.raises(AssertionError):
             assert_gradient(cube, x, wrong)
-    hidden = lambda x: x * jax.lax.stop_gradient(x)                 # automatic differentiation alone would say x
+    # automatic differentiation alone would say x
+    hidden = lambda x: x * jax.lax.stop_gradient(x)
     with pytest.raises(AssertionError, match="exceeds"):
         assert_gradient(hidden, x, x)
 
@@ -67,5 +82,6 @@ def test_single_precision_is_refused():
 
 
 def test_double_precision_is_left_behind():
-    with float64(): assert jnp.ones(1).dtype == np.float64
+    with float64():
+        assert jnp.ones(1).dtype == np.float64
     assert jnp.ones(1).dtype == np.float32

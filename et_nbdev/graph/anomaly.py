@@ -28,27 +28,55 @@ from ..dynamics import descend
 from .data import DATASETS, Graph, Split, load_graph, split
 from .energy import EdgeIndex, Rows, attention_weights, node_energies
 from ..norm import check_sizes, signed
-from ..training import OptimConfig, as_command, atomic_write, configure, fit, option, out_folder, provenance, restore
+from et_nbdev.training import (
+    OptimConfig,
+    as_command,
+    atomic_write,
+    configure,
+    fit,
+    option,
+    out_folder,
+    provenance,
+    restore,
+)
 
 # %% ../../nbs/22_anomaly.ipynb #d0cf111e
-def inputs(graph: Graph, degree: bool = True, scale: Literal["standard", "rank", "both"] = "standard") -> Float[np.ndarray, "N F"]:
-    """Features of mean 0 and deviation 1 over the nodes, with log(1 + degree) as one more unless `degree=False`. Constant columns become 0.
+def inputs(
+    graph: Graph,
+    degree: bool = True,
+    scale: Literal["standard", "rank", "both"] = "standard",
+) -> Float[np.ndarray, "N F"]:
+    """Features of mean 0 and deviation 1 over the nodes, with log(1 + degree) as one
+    more unless `degree=False`. Constant columns become 0.
 
-    "standard" keeps values, "rank" spreads their ranks like a normal distribution, "both" is the two side by side. Raises ValueError on other names."""
-    if scale not in ("standard", "rank", "both"): raise ValueError(f"scale: expected 'standard', 'rank' or 'both', got {scale!r}")
-    if scale == "both": return np.concatenate([inputs(graph, degree, one) for one in ("standard", "rank")], 1)
+    "standard" keeps values, "rank" spreads their ranks like a normal distribution,
+    "both" is the two side by side. Raises ValueError on other names.
+    """
+    if scale not in ("standard", "rank", "both"):
+        raise ValueError(f"scale: expected 'standard', 'rank' or 'both', got {scale!r}")
+    if scale == "both":
+        return np.concatenate(
+            [inputs(graph, degree, one) for one in ("standard", "rank")], 1
+        )
     y = np.asarray(graph.features, np.float64)
-    if degree: y = np.column_stack([y, np.log1p(graph.degrees)])
+    if degree:
+        y = np.column_stack([y, np.log1p(graph.degrees)])
     if scale == "rank":
         from sklearn.preprocessing import QuantileTransformer
-        y = QuantileTransformer(n_quantiles=min(1000, len(y)), output_distribution="normal", subsample=None).fit_transform(y)
+
+        y = QuantileTransformer(
+            n_quantiles=min(1000, len(y)), output_distribution="normal", subsample=None
+        ).fit_transform(y)
     spread = y.std(0)
     return ((y - y.mean(0)) / np.where(spread > 0, spread, 1)).astype(np.float32)
 
 # %% ../../nbs/22_anomaly.ipynb #b46cd576
 @dataclass(frozen=True)
 class AnomalyConfig:
-    "Sizes and dynamics of the model. Raises ValueError, naming the field, on values out of range."
+    """Sizes and dynamics of the model. Raises ValueError, naming the field, on values
+    out of range.
+    """
+
     dim: int = option(64, "D, width of a token")
     num_heads: int = option(1, "H, heads of the attention; 0 leaves it out")
     head_dim: int = option(64, "Y, width of a head")
@@ -59,57 +87,139 @@ class AnomalyConfig:
     learn_beta: bool = option(True, "train β")
     positions: bool = option(False, "a learned position for every node")
     degree: bool = option(True, "log(1 + degree) as one more feature")
-    scale: Literal["standard", "rank", "both"] = option("standard", "features by their values, their ranks, or both side by side")
+    scale: Literal["standard", "rank", "both"] = option(
+        "standard", "features by their values, their ranks, or both side by side"
+    )
     hidden: int = option(64, "width of the head's hidden layer")
     dropout: float = option(0.0, "share of the readout that is dropped in training")
-    relations: Literal["merged", "max", "concat"] = option("merged", "several kinds of edges: as one, or a block each and their readouts' maximum or concatenation")
+    relations: Literal["merged", "max", "concat"] = option(
+        "merged",
+        "several kinds of edges: as one, or a block each and their readouts' maximum or"
+        " concatenation",
+    )
 
     def __post_init__(self):
-        check_sizes(dim=self.dim, head_dim=self.head_dim, steps=self.steps, hidden=self.hidden)
+        check_sizes(
+            dim=self.dim, head_dim=self.head_dim, steps=self.steps, hidden=self.hidden
+        )
         check_sizes(0, num_heads=self.num_heads, num_memories=self.num_memories)
-        if not 0 < self.step_size < np.inf: raise ValueError(f"step_size: expected a positive, finite number, got {self.step_size}")
-        if not 0 <= self.dropout < 1: raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {self.dropout}")
-        if self.scale not in ("standard", "rank", "both"): raise ValueError(f"scale: expected 'standard', 'rank' or 'both', got {self.scale!r}")
-        if self.relations not in ("merged", "max", "concat"): raise ValueError(f"relations: expected 'merged', 'max' or 'concat', got {self.relations!r}")
+        if not 0 < self.step_size < np.inf:
+            raise ValueError(
+                f"step_size: expected a positive, finite number, got {self.step_size}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {self.dropout}")
+        if self.scale not in ("standard", "rank", "both"):
+            raise ValueError(
+                f"scale: expected 'standard', 'rank' or 'both', got {self.scale!r}"
+            )
+        if self.relations not in ("merged", "max", "concat"):
+            raise ValueError(
+                "relations: expected 'merged', 'max' or 'concat', got"
+                f" {self.relations!r}"
+            )
 
 # %% ../../nbs/22_anomaly.ipynb #af13d9b2
 def check_features(features, num_features: int, num_nodes: int | None = None):
-    "Raises TypeError unless `features` are floating-point numbers, ValueError unless of shape (N, F) with the F, and the N if given."
-    if not (hasattr(features, "dtype") and jnp.issubdtype(features.dtype, jnp.floating)):
-        raise TypeError(f"features: expected an array of floating-point numbers, got {getattr(features, 'dtype', type(features).__name__)}")
-    if features.ndim != 2 or features.shape[1] != num_features or num_nodes not in (None, len(features)):
-        raise ValueError(f"features: expected shape (N, F) with {'' if num_nodes is None else f'N = {num_nodes} as in edges and '}F = {num_features}, got {features.shape}")
+    """Raises TypeError unless `features` are floating-point numbers, ValueError unless
+    of shape (N, F) with the F, and the N if given.
+    """
+    if not (
+        hasattr(features, "dtype") and jnp.issubdtype(features.dtype, jnp.floating)
+    ):
+        raise TypeError(
+            "features: expected an array of floating-point numbers, got"
+            f" {getattr(features, 'dtype', type(features).__name__)}"
+        )
+    if (
+        features.ndim != 2
+        or features.shape[1] != num_features
+        or num_nodes not in (None, len(features))
+    ):
+        raise ValueError(
+            "features: expected shape (N, F) with"
+            f" {'' if num_nodes is None else f'N = {num_nodes} as in edges and '}F ="
+            f" {num_features}, got {features.shape}"
+        )
+
 
 def _check_kinds(features, edges, num_features: int, kinds: int):
-    "Raises TypeError or ValueError unless `edges` are one graph, or one mask as `sample` makes them, a block, and the features fit each."
-    if not (isinstance(edges, tuple) and all(isinstance(kind, EdgeIndex) or getattr(kind, "ndim", 0) == 2 for kind in edges)):
-        raise TypeError(f"edges: expected what AnomalyEnergyTransformer.prepare(graph) returns, a tuple of EdgeIndex, got {type(edges).__name__}")
-    if len(edges) != kinds: raise ValueError(f"edges: expected {kinds}, one a block, got {len(edges)}")
-    for kind in edges: check_features(features, num_features, kind.num_nodes if isinstance(kind, EdgeIndex) else len(kind))
+    """Raises TypeError or ValueError unless `edges` are one graph, or one mask as
+    `sample` makes them, a block, and the features fit each.
+    """
+    if not (
+        isinstance(edges, tuple)
+        and all(
+            isinstance(kind, EdgeIndex) or getattr(kind, "ndim", 0) == 2
+            for kind in edges
+        )
+    ):
+        raise TypeError(
+            "edges: expected what AnomalyEnergyTransformer.prepare(graph) returns, a"
+            f" tuple of EdgeIndex, got {type(edges).__name__}"
+        )
+    if len(edges) != kinds:
+        raise ValueError(f"edges: expected {kinds}, one a block, got {len(edges)}")
+    for kind in edges:
+        check_features(
+            features,
+            num_features,
+            kind.num_nodes if isinstance(kind, EdgeIndex) else len(kind),
+        )
 
 # %% ../../nbs/22_anomaly.ipynb #17d966b4
 @signed
 class AnomalyEnergyTransformer(nnx.Module):
-    """Section 4 and Appendix B: affine encoder, descent along the edges, g(0) ‖ g(T), and an MLP with one hidden layer.
+    """Section 4 and Appendix B: affine encoder, descent along the edges, g(0) ‖ g(T),
+    and an MLP with one hidden layer.
 
-    `kinds` is how many graphs `prepare` returns: 1, or the number of relations. Raises ValueError on sizes out of range."""
-    def __init__(self, num_features: int, config: AnomalyConfig = AnomalyConfig(), *, num_nodes: int | None = None, kinds: int = 1, rngs: nnx.Rngs):
+    `kinds` is how many graphs `prepare` returns: 1, or the number of relations. Raises
+    ValueError on sizes out of range.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        config: AnomalyConfig = AnomalyConfig(),
+        *,
+        num_nodes: int | None = None,
+        kinds: int = 1,
+        rngs: nnx.Rngs,
+    ):
         check_sizes(num_features=num_features, kinds=kinds)
         c = self.config = config
         if c.positions:
-            if num_nodes is None: raise ValueError("num_nodes: learned positions need to know how many nodes there are")
+            if num_nodes is None:
+                raise ValueError(
+                    "num_nodes: learned positions need to know how many nodes there are"
+                )
             self.positions = nnx.Param(jnp.zeros((num_nodes, c.dim), jnp.float32))
         self.encoder = nnx.Linear(num_features, c.dim, rngs=rngs)
-        self.blocks = nnx.List(EnergyTransformer(c.dim, c.num_heads, c.head_dim, c.num_memories, beta=c.beta, learn_beta=c.learn_beta and c.num_heads > 0,
-                                                 rngs=rngs) for _ in range(kinds))
-        self.up = nnx.Linear(2 * c.dim * (kinds if c.relations == "concat" else 1), c.hidden, rngs=rngs)
+        self.blocks = nnx.List(
+            EnergyTransformer(
+                c.dim,
+                c.num_heads,
+                c.head_dim,
+                c.num_memories,
+                beta=c.beta,
+                learn_beta=c.learn_beta and c.num_heads > 0,
+                rngs=rngs,
+            )
+            for _ in range(kinds)
+        )
+        self.up = nnx.Linear(
+            2 * c.dim * (kinds if c.relations == "concat" else 1), c.hidden, rngs=rngs
+        )
         self.down = nnx.Linear(c.hidden, 2, rngs=rngs)
 
     @staticmethod
     def prepare(graph: Graph, relations: str = "merged") -> tuple[EdgeIndex, ...]:
-        "The edges as the attention takes them, each once and without loops: all in one, or one a relation."
+        """The edges as the attention takes them, each once and without loops: all in
+        one, or one a relation.
+        """
         graph = graph.simple()
-        if relations != "merged" and not graph.relations: raise ValueError(f"relations: {graph!r} has one kind of edges only")
+        if relations != "merged" and not graph.relations:
+            raise ValueError(f"relations: {graph!r} has one kind of edges only")
         kinds = [graph.edges] if relations == "merged" else graph.relations.values()
         return tuple(EdgeIndex(*edges, graph.num_nodes) for edges in kinds)
 
@@ -119,18 +229,38 @@ class AnomalyEnergyTransformer(nnx.Module):
         return x + self.positions[...] if self.config.positions else x
 
     def check(self, features: Float[Array, "N F"], edges: tuple[EdgeIndex, ...]):
-        "Raises TypeError or ValueError unless the features fit the encoder, and the edges the blocks and the features."
+        """Raises TypeError or ValueError unless the features fit the encoder, and the
+        edges the blocks and the features.
+        """
         _check_kinds(features, edges, self.encoder.in_features, len(self.blocks))
 
-    def __call__(self, features: Float[Array, "N F"], edges: tuple[EdgeIndex, ...], *, rngs: nnx.Rngs | None = None) -> Float[Array, "N 2"]:
-        """Logits of normal and anomalous. `rngs` are for the dropout, in training; without them the result is deterministic.
+    def __call__(
+        self,
+        features: Float[Array, "N F"],
+        edges: tuple[EdgeIndex, ...],
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "N 2"]:
+        """Logits of normal and anomalous. `rngs` are for the dropout, in training;
+        without them the result is deterministic.
 
-        Raises as `check`."""
+        Raises as `check`.
+        """
         self.check(features, edges)
         c, x = self.config, self.encode(features)
-        ends = [(block.norm(x), block.norm(descend(block, x, c.steps, c.step_size, mask=kind)[0])) for block, kind in zip(self.blocks, edges)]
+        ends = [
+            (
+                block.norm(x),
+                block.norm(descend(block, x, c.steps, c.step_size, mask=kind)[0]),
+            )
+            for block, kind in zip(self.blocks, edges)
+        ]
         reads = [jnp.concatenate(pair, -1) for pair in ends]
-        read = jnp.concatenate(reads, -1) if c.relations == "concat" else jnp.max(jnp.stack(reads), 0)
+        read = (
+            jnp.concatenate(reads, -1)
+            if c.relations == "concat"
+            else jnp.max(jnp.stack(reads), 0)
+        )
         if rngs is not None and c.dropout:
             keep = jax.random.bernoulli(rngs.dropout(), 1 - c.dropout, read.shape)
             read = jnp.where(keep, read / (1 - c.dropout), jnp.zeros_like(read))
@@ -139,14 +269,22 @@ class AnomalyEnergyTransformer(nnx.Module):
 # %% ../../nbs/22_anomaly.ipynb #46ab2686
 class Batch(NamedTuple):
     "The whole graph, and which nodes to learn from."
+
     features: Float[Array, "N F"]
     edges: tuple[EdgeIndex, ...]
     nodes: Int[Array, "train"]
     labels: Int[Array, "train"]
 
-def weighted_loss(model: nnx.Module, batch: Batch, key: Array) -> tuple[Float[Array, ""], dict]:
-    "Eq. (11): mean cross-entropy over the nodes, anomalous ones weighted by #normal / #anomalous among them."
-    log_p = jax.nn.log_softmax(model(batch.features, batch.edges, rngs=nnx.Rngs(dropout=key))[batch.nodes])
+
+def weighted_loss(
+    model: nnx.Module, batch: Batch, key: Array
+) -> tuple[Float[Array, ""], dict]:
+    """Eq. (11): mean cross-entropy over the nodes, anomalous ones weighted by #normal /
+    #anomalous among them.
+    """
+    log_p = jax.nn.log_softmax(
+        model(batch.features, batch.edges, rngs=nnx.Rngs(dropout=key))[batch.nodes]
+    )
     anomalous = batch.labels == 1
     sigma = jnp.sum(~anomalous) / jnp.sum(anomalous)
     weight = jnp.where(anomalous, sigma.astype(log_p.dtype), jnp.ones((), log_p.dtype))
@@ -157,219 +295,534 @@ def weighted_loss(model: nnx.Module, batch: Batch, key: Array) -> tuple[Float[Ar
 def best_threshold(labels: Int[np.ndarray, "n"], p: Float[np.ndarray, "n"]) -> float:
     "The one among the probabilities that, as a threshold, gives the largest macro-F1."
     from sklearn.metrics import roc_curve
-    false, true, thresholds = roc_curve(labels, p, drop_intermediate=False)     # shares of normal and of anomalous nodes that are flagged
+
+    # shares of normal and of anomalous nodes that are flagged
+    false, true, thresholds = roc_curve(labels, p, drop_intermediate=False)
     k, n = np.sum(labels == 1), np.sum(labels == 0)
     wrong = n * false + k * (1 - true)
-    macro_f1 = (2 * k * true / (2 * k * true + wrong) + 2 * n * (1 - false) / (2 * n * (1 - false) + wrong)) / 2
-    return float(thresholds[1:][np.argmax(macro_f1[1:])])                       # the first is infinite: nothing flagged
+    macro_f1 = (
+        2 * k * true / (2 * k * true + wrong)
+        + 2 * n * (1 - false) / (2 * n * (1 - false) + wrong)
+    ) / 2
+    # the first is infinite: nothing flagged
+    return float(thresholds[1:][np.argmax(macro_f1[1:])])
 
-def scores(labels: Int[np.ndarray, "n"], p: Float[np.ndarray, "n"], threshold: float) -> dict[str, float]:
-    """Macro-F1 at `threshold`, AUROC, AUPRC, and recall among as many nodes as there are anomalous ones.
 
-    Raises ValueError unless both classes are there and every probability is finite."""
+def scores(
+    labels: Int[np.ndarray, "n"], p: Float[np.ndarray, "n"], threshold: float
+) -> dict[str, float]:
+    """Macro-F1 at `threshold`, AUROC, AUPRC, and recall among as many nodes as there
+    are anomalous ones.
+
+    Raises ValueError unless both classes are there and every probability is finite.
+    """
     from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
-    if not np.isfinite(p).all(): raise ValueError("p: expected finite probabilities")
-    if set(np.unique(labels)) != {0, 1}: raise ValueError(f"labels: expected normal (0) and anomalous (1) nodes, got {np.unique(labels)}")
+
+    if not np.isfinite(p).all():
+        raise ValueError("p: expected finite probabilities")
+    if set(np.unique(labels)) != {0, 1}:
+        raise ValueError(
+            "labels: expected normal (0) and anomalous (1) nodes, got"
+            f" {np.unique(labels)}"
+        )
     k = int(np.sum(labels))
-    return {"macro_f1": float(f1_score(labels, p >= threshold, average="macro")), "auroc": float(roc_auc_score(labels, p)),
-            "auprc": float(average_precision_score(labels, p)), "recall_at_k": float(labels[np.argsort(-p, kind="stable")[:k]].mean())}
+    return {
+        "macro_f1": float(f1_score(labels, p >= threshold, average="macro")),
+        "auroc": float(roc_auc_score(labels, p)),
+        "auprc": float(average_precision_score(labels, p)),
+        "recall_at_k": float(labels[np.argsort(-p, kind="stable")[:k]].mean()),
+    }
 
 # %% ../../nbs/22_anomaly.ipynb #3ef3c598
 class Anomaly(NamedTuple):
     "A trained classifier, what it says about every node, and how well that is."
+
     model: nnx.Module
-    p: Float[np.ndarray, "N"]                   # probability of being anomalous
+    p: Float[np.ndarray, "N"]  # probability of being anomalous
     threshold: float
     validation: dict[str, float]
     test: dict[str, float]
     history: list[dict]
 
+
 @partial(nnx.jit)
-def _predict(model, features, edges): return jax.nn.softmax(model(features, edges))[:, 1]
+def _predict(model, features, edges):
+    return jax.nn.softmax(model(features, edges))[:, 1]
+
 
 def train_classifier(
-    model: nnx.Module, graph: Graph, parts: Split, features: Float[np.ndarray, "N F"], edges, optim: OptimConfig, *,
-    seed: int = 0, every: int = 5, folder: Path | str | None = None, config: dict | None = None, progress: bool = True,
+    model: nnx.Module,
+    graph: Graph,
+    parts: Split,
+    features: Float[np.ndarray, "N F"],
+    edges,
+    optim: OptimConfig,
+    *,
+    seed: int = 0,
+    every: int = 5,
+    folder: Path | str | None = None,
+    config: dict | None = None,
+    progress: bool = True,
     batches: Callable[[int], Iterator[Batch]] | None = None,
 ) -> Anomaly:
-    """Training with `fit`, the best weights by macro-F1 on the validation nodes; resumes from `folder`. A step sees the whole graph, or what
-    `batches` (number of the first step -> batches) gives it; validation and test are always on the whole graph.
+    """Training with `fit`, the best weights by macro-F1 on the validation nodes;
+    resumes from `folder`. A step sees the whole graph, or what `batches` (number of the
+    first step -> batches) gives it; validation and test are always on the whole graph.
 
-    Raises ValueError for a graph without edges or features that are not finite, FloatingPointError where predictions no longer are, and what `fit` raises."""
-    if not graph.num_edges: raise ValueError(f"graph: {graph!r} has no edges to attend along")
-    if not np.isfinite(features).all(): raise ValueError("features: expected finite numbers")
-    features, labels, (train, validation, test) = jnp.asarray(features), graph.labels.astype(np.int32), parts
+    Raises ValueError for a graph without edges or features that are not finite,
+    FloatingPointError where predictions no longer are, and what `fit` raises.
+    """
+    if not graph.num_edges:
+        raise ValueError(f"graph: {graph!r} has no edges to attend along")
+    if not np.isfinite(features).all():
+        raise ValueError("features: expected finite numbers")
+    features, labels, (train, validation, test) = (
+        jnp.asarray(features),
+        graph.labels.astype(np.int32),
+        parts,
+    )
     batch = Batch(features, edges, jnp.asarray(train), jnp.asarray(labels[train]))
+
     def judge(model):
         p = np.asarray(_predict(model, features, edges))
-        if not np.isfinite(p).all(): raise FloatingPointError(f"predictions are no longer finite; lower the learning rate (lr = {optim.lr}) or the step size")
-        found = scores(labels[validation], p[validation], best_threshold(labels[validation], p[validation]))
+        if not np.isfinite(p).all():
+            raise FloatingPointError(
+                "predictions are no longer finite; lower the learning rate (lr ="
+                f" {optim.lr}) or the step size"
+            )
+        found = scores(
+            labels[validation],
+            p[validation],
+            best_threshold(labels[validation], p[validation]),
+        )
         return {"loss": 1 - found["macro_f1"], "auroc": found["auroc"]}
-    result = fit(model, weighted_loss, batches or (lambda first: repeat(batch)), optim, seed=seed, folder=folder, validate=judge, every=every, log_every=every,
-                 config=config, progress=progress)
+
+    result = fit(
+        model,
+        weighted_loss,
+        batches or (lambda first: repeat(batch)),
+        optim,
+        seed=seed,
+        folder=folder,
+        validate=judge,
+        every=every,
+        log_every=every,
+        config=config,
+        progress=progress,
+    )
     p = np.asarray(_predict(result.model, features, edges))
     threshold = best_threshold(labels[validation], p[validation])
-    return Anomaly(result.model, p, threshold, scores(labels[validation], p[validation], threshold), scores(labels[test], p[test], threshold), result.history)
+    return Anomaly(
+        result.model,
+        p,
+        threshold,
+        scores(labels[validation], p[validation], threshold),
+        scores(labels[test], p[test], threshold),
+        result.history,
+    )
 
 # %% ../../nbs/22_anomaly.ipynb #aa1e8434
 @dataclass(frozen=True)
 class SampleConfig:
-    "Training on parts of the graph. Raises ValueError, naming the field, on values out of range."
-    seeds: int = option(0, "training nodes a step, on a part of the graph around them; 0: all of them, on the whole graph")
+    """Training on parts of the graph. Raises ValueError, naming the field, on values
+    out of range.
+    """
+
+    seeds: int = option(
+        0,
+        "training nodes a step, on a part of the graph around them; 0: all of them, on"
+        " the whole graph",
+    )
     nodes: int = option(4096, "nodes of such a part")
-    neighbours: int = option(16, "neighbours of a node that are taken and kept in it, at most")
+    neighbours: int = option(
+        16, "neighbours of a node that are taken and kept in it, at most"
+    )
 
     def __post_init__(self):
         check_sizes(nodes=self.nodes, neighbours=self.neighbours)
-        if not (self.seeds == 0 or 2 <= self.seeds <= self.nodes): raise ValueError(f"seeds: expected 0, or 2 ≤ seeds ≤ nodes = {self.nodes}, got {self.seeds}")
+        if not (self.seeds == 0 or 2 <= self.seeds <= self.nodes):
+            raise ValueError(
+                f"seeds: expected 0, or 2 ≤ seeds ≤ nodes = {self.nodes}, got"
+                f" {self.seeds}"
+            )
 
 # %% ../../nbs/22_anomaly.ipynb #422d4804
-def _some(rows: Rows, of: Int[np.ndarray, "n"], most: int, rng: np.random.Generator, among: Bool[np.ndarray, "N"] | None = None):
-    "At most `most` random neighbours of each of the nodes `of`, as (neighbour, which of them)."
+def _some(
+    rows: Rows,
+    of: Int[np.ndarray, "n"],
+    most: int,
+    rng: np.random.Generator,
+    among: Bool[np.ndarray, "N"] | None = None,
+):
+    """At most `most` random neighbours of each of the nodes `of`, as (neighbour, which
+    of them).
+    """
     start, nodes = np.asarray(rows.start), np.asarray(rows.nodes)
     size = start[of + 1] - start[of]
     which = np.repeat(np.arange(len(of)), size)
-    found = nodes[np.arange(len(which)) + np.repeat(start[of] + size - np.cumsum(size), size)]
-    if among is not None: found, which = found[among[found]], which[among[found]]
+    found = nodes[
+        np.arange(len(which)) + np.repeat(start[of] + size - np.cumsum(size), size)
+    ]
+    if among is not None:
+        found, which = found[among[found]], which[among[found]]
     shuffled = np.lexsort((rng.random(len(which)), which))
     keep = shuffled[np.arange(len(which)) - np.searchsorted(which, which) < most]
     return found[keep], which[keep]
 
 # %% ../../nbs/22_anomaly.ipynb #08b3fda7
-def sample(edges: tuple[EdgeIndex, ...], seeds: Int[np.ndarray, "n"], config: SampleConfig, rng: np.random.Generator):
-    "A part of a graph around `seeds`: its nodes, these first, and its edges, in arrays of the same shapes for any seeds."
+def sample(
+    edges: tuple[EdgeIndex, ...],
+    seeds: Int[np.ndarray, "n"],
+    config: SampleConfig,
+    rng: np.random.Generator,
+):
+    """A part of a graph around `seeds`: its nodes, these first, and its edges, in
+    arrays of the same shapes for any seeds.
+    """
     N = edges[0].num_nodes
-    size, most, nodes, front = min(config.nodes, N), min(config.neighbours, config.nodes), seeds, seeds
+    size, most, nodes, front = (
+        min(config.nodes, N),
+        min(config.neighbours, config.nodes),
+        seeds,
+        seeds,
+    )
     while len(nodes) < size:
-        near = np.concatenate([_some(rows, front, most, rng)[0] for kind in edges for rows in (kind.into, kind.out_of)])
+        near = np.concatenate(
+            [
+                _some(rows, front, most, rng)[0]
+                for kind in edges
+                for rows in (kind.into, kind.out_of)
+            ]
+        )
         near = np.setdiff1d(near, nodes)
-        if not len(near): near = np.setdiff1d(np.arange(N), nodes)      # nobody else can be reached: others, to keep the size
-        front = rng.permutation(near)[:size - len(nodes)]
+        # nobody else can be reached: others, to keep the size
+        if not len(near):
+            near = np.setdiff1d(np.arange(N), nodes)
+        front = rng.permutation(near)[: size - len(nodes)]
         nodes = np.concatenate([nodes, front])
     place = np.full(N, -1)
     place[nodes] = np.arange(size)
     parts = []
     for kind in edges:
         senders, receivers = _some(kind.into, nodes, most, rng, place >= 0)
-        part = EdgeIndex(place[senders], receivers, size, capacity=size * most, backend=kind.backend)
+        part = EdgeIndex(
+            place[senders], receivers, size, capacity=size * most, backend=kind.backend
+        )
         parts.append(part if kind.backend == "compiled" else part.mask())
     return nodes, tuple(parts)
 
 # %% ../../nbs/22_anomaly.ipynb #c37cbcdd
-def sampled(features: Float[np.ndarray, "N F"], edges: tuple[EdgeIndex, ...], labels: Int[np.ndarray, "N"], train: Int[np.ndarray, "train"],
-            config: SampleConfig, seed: int) -> Callable[[int], Iterator[Batch]]:
-    "Batches for `train_classifier`; that of step s depends on the seed and s alone. Raises ValueError if there are fewer training nodes than seeds."
-    if config.seeds > len(train): raise ValueError(f"seeds: expected at most the {len(train)} training nodes, got {config.seeds}")
-    anomalous = int(np.clip(round(config.seeds * labels[train].mean()), 1, config.seeds - 1))
+def sampled(
+    features: Float[np.ndarray, "N F"],
+    edges: tuple[EdgeIndex, ...],
+    labels: Int[np.ndarray, "N"],
+    train: Int[np.ndarray, "train"],
+    config: SampleConfig,
+    seed: int,
+) -> Callable[[int], Iterator[Batch]]:
+    """Batches for `train_classifier`; that of step s depends on the seed and s alone.
+    Raises ValueError if there are fewer training nodes than seeds.
+    """
+    if config.seeds > len(train):
+        raise ValueError(
+            f"seeds: expected at most the {len(train)} training nodes, got"
+            f" {config.seeds}"
+        )
+    anomalous = int(
+        np.clip(round(config.seeds * labels[train].mean()), 1, config.seeds - 1)
+    )
+
     def batches(first):
         for s in count(first):
             rng = np.random.default_rng((seed, s))
-            seeds = np.concatenate([rng.choice(train[labels[train] == c], n, replace=False) for c, n in enumerate((config.seeds - anomalous, anomalous))])
+            seeds = np.concatenate(
+                [
+                    rng.choice(train[labels[train] == c], n, replace=False)
+                    for c, n in enumerate((config.seeds - anomalous, anomalous))
+                ]
+            )
             nodes, part = sample(edges, seeds, config, rng)
-            yield Batch(jnp.asarray(features[nodes]), part, jnp.arange(len(seeds)), jnp.asarray(labels[seeds].astype(np.int32)))
+            yield Batch(
+                jnp.asarray(features[nodes]),
+                part,
+                jnp.arange(len(seeds)),
+                jnp.asarray(labels[seeds].astype(np.int32)),
+            )
+
     return batches
 
 # %% ../../nbs/22_anomaly.ipynb #df7ec684
 @dataclass(frozen=True)
 class AnomalyTraining:
-    "One run: which graph, how much of it is known, the model, the optimiser. Raises ValueError on values out of range."
-    data: str = option("digits-knn", f"{', '.join(DATASETS)}, or the path of an .npz, .mat or DGL file")
-    train_fraction: float = option(0.4, "share of the labelled nodes to train on; the rest is split 1 : 2 into validation and test")
+    """One run: which graph, how much of it is known, the model, the optimiser. Raises
+    ValueError on values out of range.
+    """
+
+    data: str = option(
+        "digits-knn", f"{', '.join(DATASETS)}, or the path of an .npz, .mat or DGL file"
+    )
+    train_fraction: float = option(
+        0.4,
+        "share of the labelled nodes to train on; the rest is split 1 : 2 into"
+        " validation and test",
+    )
     seed: int = option(0, "of the split, of the weights and of the dropout")
     every: int = option(5, "steps between validations")
     model: AnomalyConfig = AnomalyConfig()
-    optim: OptimConfig = OptimConfig(steps=100, warmup=0, lr=1e-3, lr_floor=1e-3, weight_decay=0.0, b2=0.999, clip=1e3)
+    optim: OptimConfig = OptimConfig(
+        steps=100,
+        warmup=0,
+        lr=1e-3,
+        lr_floor=1e-3,
+        weight_decay=0.0,
+        b2=0.999,
+        clip=1e3,
+    )
     sample: SampleConfig = SampleConfig()
 
     def __post_init__(self):
-        if not 0 < self.train_fraction < 1: raise ValueError(f"train_fraction: expected 0 < train_fraction < 1, got {self.train_fraction}")
-        if not 0 <= self.seed < 2**32: raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {self.seed}")
-        if self.sample.seeds and self.model.positions: raise ValueError("positions: a learned position for every node needs the whole graph in every step, seeds = 0")
+        if not 0 < self.train_fraction < 1:
+            raise ValueError(
+                "train_fraction: expected 0 < train_fraction < 1, got"
+                f" {self.train_fraction}"
+            )
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {self.seed}")
+        if self.sample.seeds and self.model.positions:
+            raise ValueError(
+                "positions: a learned position for every node needs the whole graph in"
+                " every step, seeds = 0"
+            )
         check_sizes(every=self.every)
 
-def train_anomaly(config: AnomalyTraining, graph: Graph, folder: Path | str | None = None, progress: bool = True) -> Anomaly:
-    """Split, build, train and score an Energy Transformer on `graph` as `config` says; a `folder` with a run on other data is refused.
 
-    Raises as `split`, `AnomalyEnergyTransformer` and `train_classifier`."""
+def train_anomaly(
+    config: AnomalyTraining,
+    graph: Graph,
+    folder: Path | str | None = None,
+    progress: bool = True,
+) -> Anomaly:
+    """Split, build, train and score an Energy Transformer on `graph` as `config` says;
+    a `folder` with a run on other data is refused.
+
+    Raises as `split`, `AnomalyEnergyTransformer` and `train_classifier`.
+    """
     c, parts = config.model, split(graph.labels, config.train_fraction, config.seed)
-    features, edges = inputs(graph, c.degree, c.scale), AnomalyEnergyTransformer.prepare(graph, c.relations)
-    sizes = {"num_features": features.shape[1], "num_nodes": graph.num_nodes, "kinds": len(edges)}
+    features, edges = (
+        inputs(graph, c.degree, c.scale),
+        AnomalyEnergyTransformer.prepare(graph, c.relations),
+    )
+    sizes = {
+        "num_features": features.shape[1],
+        "num_nodes": graph.num_nodes,
+        "kinds": len(edges),
+    }
     model = AnomalyEnergyTransformer(config=c, **sizes, rngs=nnx.Rngs(config.seed))
-    batches = sampled(features, edges, graph.labels, parts.train, config.sample, config.seed) if config.sample.seeds else None
-    return train_classifier(model, graph, parts, features, edges, config.optim, seed=config.seed, every=config.every, folder=folder,
-                            config={**asdict(config), "graph": sizes | {"digest": graph.digest}}, progress=progress, batches=batches)
+    batches = (
+        sampled(features, edges, graph.labels, parts.train, config.sample, config.seed)
+        if config.sample.seeds
+        else None
+    )
+    return train_classifier(
+        model,
+        graph,
+        parts,
+        features,
+        edges,
+        config.optim,
+        seed=config.seed,
+        every=config.every,
+        folder=folder,
+        config={**asdict(config), "graph": sizes | {"digest": graph.digest}},
+        progress=progress,
+        batches=batches,
+    )
+
 
 def load_model(path: Path | str) -> AnomalyEnergyTransformer:
-    "The model of a checkpoint that `train_anomaly` wrote. Raises CheckpointError if it is missing, damaged or of another kind."
+    """The model of a checkpoint that `train_anomaly` wrote. Raises CheckpointError if
+    it is missing, damaged or of another kind.
+    """
+
     def build(made: dict, size: int):
-        if made["graph"].get("kinds", 1) > size: raise ValueError("more blocks than the file has bytes")
-        return AnomalyEnergyTransformer(config=AnomalyConfig(**made["model"]), **{k: n for k, n in made["graph"].items() if k != "digest"}, rngs=nnx.Rngs(0))
+        if made["graph"].get("kinds", 1) > size:
+            raise ValueError("more blocks than the file has bytes")
+        return AnomalyEnergyTransformer(
+            config=AnomalyConfig(**made["model"]),
+            **{k: n for k, n in made["graph"].items() if k != "digest"},
+            rngs=nnx.Rngs(0),
+        )
+
     return restore(path, "anomaly model", build)
 
 # %% ../../nbs/22_anomaly.ipynb #ee18f8ab
-PAPER = {       # the sizes of the paper’s public commands, by graph
+PAPER = {  # the sizes of the paper’s public commands, by graph
     "amazon": AnomalyTraining(data="amazon", train_fraction=0.01),
-    "tfinance": AnomalyTraining(data="tfinance", model=AnomalyConfig(dim=128, num_heads=3, head_dim=128, num_memories=256)),
+    "tfinance": AnomalyTraining(
+        data="tfinance",
+        model=AnomalyConfig(dim=128, num_heads=3, head_dim=128, num_memories=256),
+    ),
 }
-CONFIGS = {     # training runs by name
+CONFIGS = {  # training runs by name
     # the bundled graph: some ten seconds on two cores
-    "digits-knn": AnomalyTraining(model=AnomalyConfig(dim=32, head_dim=32, num_memories=64, hidden=32),
-                                  optim=OptimConfig(steps=100, warmup=5, lr=5e-3, lr_floor=0.0, weight_decay=0.05)),
+    "digits-knn": AnomalyTraining(
+        model=AnomalyConfig(dim=32, head_dim=32, num_memories=64, hidden=32),
+        optim=OptimConfig(
+            steps=100, warmup=5, lr=5e-3, lr_floor=0.0, weight_decay=0.05
+        ),
+    ),
     **PAPER,
 }
 
 # %% ../../nbs/22_anomaly.ipynb #4219cbac
 class Explanation(NamedTuple):
     "What the first block saw at the end of the descent."
+
     attention_energy: Float[np.ndarray, "N"]
     memory_energy: Float[np.ndarray, "N"]
-    edge_weights: Float[np.ndarray, "E H"]      # in the order of edges.edge_list()
-    memories: Float[np.ndarray, "N K"]          # activity of each memory
+    edge_weights: Float[np.ndarray, "E H"]  # in the order of edges.edge_list()
+    memories: Float[np.ndarray, "N K"]  # activity of each memory
 
-def explain(model: AnomalyEnergyTransformer, features: Float[np.ndarray, "N F"], edges: tuple[EdgeIndex, ...]) -> Explanation:
-    "Energies by node, attention by edge and memories by node, at t = T. Raises TypeError or ValueError on what does not fit the model."
+
+def explain(
+    model: AnomalyEnergyTransformer,
+    features: Float[np.ndarray, "N F"],
+    edges: tuple[EdgeIndex, ...],
+) -> Explanation:
+    """Energies by node, attention by edge and memories by node, at t = T. Raises
+    TypeError or ValueError on what does not fit the model.
+    """
     block, c = model.blocks[0], model.config
     model.check(features, edges)
-    x = descend(block, model.encode(jnp.asarray(features)), c.steps, c.step_size, mask=edges[0])[0]
+    x = descend(
+        block, model.encode(jnp.asarray(features)), c.steps, c.step_size, mask=edges[0]
+    )[0]
     g = block.norm(x)
     h = block.memory.hidden(g)
-    return Explanation(*map(np.asarray, (node_energies(block.attention, g, edges[0]), -jnp.sum(h**2, -1) / 2,
-                                         attention_weights(block.attention, g, edges[0]), h)))
+    return Explanation(
+        *map(
+            np.asarray,
+            (
+                node_energies(block.attention, g, edges[0]),
+                -jnp.sum(h**2, -1) / 2,
+                attention_weights(block.attention, g, edges[0]),
+                h,
+            ),
+        )
+    )
 
 # %% ../../nbs/22_anomaly.ipynb #fac36f68
-def report(config: AnomalyTraining, graph: Graph, out: Path | str, splits: int = 1, progress: bool = True) -> dict:
-    """Train on `splits` splits of `graph`, with the seeds config.seed, config.seed + 1, …, and write metrics.json into `out`: mean and
-    deviation of the test scores, and every run by itself. Training resumes from `out`/seed-0 and so on, where the weights are.
+def report(
+    config: AnomalyTraining,
+    graph: Graph,
+    out: Path | str,
+    splits: int = 1,
+    progress: bool = True,
+) -> dict:
+    """Train on `splits` splits of `graph`, with the seeds config.seed, config.seed + 1,
+    …, and write metrics.json into `out`: mean and deviation of the test scores, and
+    every run by itself. Training resumes from `out`/seed-0 and so on, where the weights
+    are.
 
-    Returns what metrics.json holds, and prints the scores. Raises as `train_anomaly`, and OSError if `out` cannot be written."""
+    Returns what metrics.json holds, and prints the scores. Raises as `train_anomaly`,
+    and OSError if `out` cannot be written.
+    """
     check_sizes(splits=splits)
-    if config.seed + splits > 2**32: raise ValueError(f"seed, splits: the last split would have the seed {config.seed + splits - 1}, expected less than 2³²")
-    split(graph.labels, config.train_fraction, config.seed)         # whether it can be divided depends on how many there are, not on the seed
+    if config.seed + splits > 2**32:
+        raise ValueError(
+            "seed, splits: the last split would have the seed"
+            f" {config.seed + splits - 1}, expected less than 2³²"
+        )
+    # whether it can be divided depends on how many there are, not on the seed
+    split(graph.labels, config.train_fraction, config.seed)
     runs = []
     for seed in range(config.seed, config.seed + splits):
-        if progress: print(f"Split {len(runs) + 1} of {splits} (seed {seed})", flush=True)
-        run, parts = train_anomaly(replace(config, seed=seed), graph, Path(out) / f"seed-{seed}", progress), split(graph.labels, config.train_fraction, seed)
+        if progress:
+            print(f"Split {len(runs) + 1} of {splits} (seed {seed})", flush=True)
+        run, parts = (
+            train_anomaly(
+                replace(config, seed=seed), graph, Path(out) / f"seed-{seed}", progress
+            ),
+            split(graph.labels, config.train_fraction, seed),
+        )
         judged = [row for row in run.history if "validation_loss" in row]
-        runs.append({"seed": seed, "nodes": {part: len(nodes) for part, nodes in parts._asdict().items()},
-                     "anomalous": {part: int(graph.labels[nodes].sum()) for part, nodes in parts._asdict().items()},
-                     "best_step": min(judged, key=lambda row: row["validation_loss"])["step"], "training_seconds": run.history[-1]["seconds"],
-                     "threshold": run.threshold, "validation": run.validation, "test": run.test})
-    over = lambda f: {score: float(f([run["test"][score] for run in runs])) for score in runs[0]["test"]}
-    metrics = {"test": over(np.mean), "deviation": over(partial(np.std, ddof=min(1, splits - 1))), "splits": splits, "runs": runs,
-               "data": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges, "training_seconds": sum(run["training_seconds"] for run in runs),
-               "parameters": sum(p.size for p in jax.tree.leaves(nnx.state(run.model, nnx.Param))), "config": asdict(config), **provenance()}
-    with atomic_write(Path(out) / "metrics.json") as path: path.write_text(json.dumps(metrics, indent=2) + "\n")
-    print(f"{graph!r}\n{runs[0]['nodes']['test']:,} test nodes, " + (f"mean ± deviation over {splits} splits" if splits > 1 else "one split"))
-    for score, mean in metrics["test"].items(): print(f"  {score:<12}{mean:.4f}" + (f" ± {metrics['deviation'][score]:.4f}" if splits > 1 else ""))
+        runs.append(
+            {
+                "seed": seed,
+                "nodes": {part: len(nodes) for part, nodes in parts._asdict().items()},
+                "anomalous": {
+                    part: int(graph.labels[nodes].sum())
+                    for part, nodes in parts._asdict().items()
+                },
+                "best_step": min(judged, key=lambda row: row["validation_loss"])[
+                    "step"
+                ],
+                "training_seconds": run.history[-1]["seconds"],
+                "threshold": run.threshold,
+                "validation": run.validation,
+                "test": run.test,
+            }
+        )
+    over = lambda f: {
+        score: float(f([run["test"][score] for run in runs]))
+        for score in runs[0]["test"]
+    }
+    metrics = {
+        "test": over(np.mean),
+        "deviation": over(partial(np.std, ddof=min(1, splits - 1))),
+        "splits": splits,
+        "runs": runs,
+        "data": graph.name,
+        "nodes": graph.num_nodes,
+        "edges": graph.num_edges,
+        "training_seconds": sum(run["training_seconds"] for run in runs),
+        "parameters": sum(
+            p.size for p in jax.tree.leaves(nnx.state(run.model, nnx.Param))
+        ),
+        "config": asdict(config),
+        **provenance(),
+    }
+    with atomic_write(Path(out) / "metrics.json") as path:
+        path.write_text(json.dumps(metrics, indent=2) + "\n")
+    print(
+        f"{graph!r}\n{runs[0]['nodes']['test']:,} test nodes, "
+        + (f"mean ± deviation over {splits} splits" if splits > 1 else "one split")
+    )
+    for score, mean in metrics["test"].items():
+        print(
+            f"  {score:<12}{mean:.4f}"
+            + (f" ± {metrics['deviation'][score]:.4f}" if splits > 1 else "")
+        )
     return metrics
 
 # %% ../../nbs/22_anomaly.ipynb #592a3373
 def main(argv: list[str] | None = None) -> dict:
-    "Console script `et_train_anomaly`: train an anomaly detector on a graph, resume it if it was stopped, and report on the test nodes."
+    """Console script `et_train_anomaly`: train an anomaly detector on a graph, resume
+    it if it was stopped, and report on the test nodes.
+    """
     parser = argparse.ArgumentParser("et_train_anomaly", description=main.__doc__)
-    parser.add_argument("--out", type=out_folder, default=None, help="folder of checkpoints, logs and report (default: runs/DATA); training resumes from it")
-    parser.add_argument("--splits", type=int, default=1, help="splits to train on, with the seeds SEED, SEED + 1 and so on (default: 1)")
+    parser.add_argument(
+        "--out",
+        type=out_folder,
+        default=None,
+        help=(
+            "folder of checkpoints, logs and report (default: runs/DATA); training"
+            " resumes from it"
+        ),
+    )
+    parser.add_argument(
+        "--splits",
+        type=int,
+        default=1,
+        help="splits to train on, with the seeds SEED, SEED + 1 and so on (default: 1)",
+    )
     with as_command(parser.prog):
         config, args = configure(parser, CONFIGS, "digits-knn", argv)
-        if args.splits < 1: parser.error(f"argument --splits: expected at least 1, got {args.splits}")
-        return report(config, load_graph(config.data), args.out or Path("runs") / Path(config.data).stem, args.splits)
+        if args.splits < 1:
+            parser.error(f"argument --splits: expected at least 1, got {args.splits}")
+        return report(
+            config,
+            load_graph(config.data),
+            args.out or Path("runs") / Path(config.data).stem,
+            args.splits,
+        )

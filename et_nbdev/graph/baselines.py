@@ -22,28 +22,54 @@ from flax import nnx
 from jax.experimental.sparse import BCSR
 from jaxtyping import Array, Float, Float32, Int
 
-from .anomaly import CONFIGS, check_features, inputs, train_anomaly, train_classifier
+from et_nbdev.graph.anomaly import (
+    CONFIGS,
+    check_features,
+    inputs,
+    train_anomaly,
+    train_classifier,
+)
 from .data import Graph, load_graph, split
 from ..norm import check_sizes, layer_norm, signed
 from ..training import as_command, atomic_write, out_folder, provenance
 
 # %% ../../nbs/22b_graph_baselines.ipynb #86d2b574
-def _drop(x: Float[Array, "N D"], rate: float, rngs: nnx.Rngs | None) -> Float[Array, "N D"]:
-    "Dropout: entries set to 0 with probability `rate`, the others scaled up to keep the mean. Without `rngs` nothing happens."
-    if rngs is None or rate == 0: return x
-    return jnp.where(jax.random.bernoulli(rngs.dropout(), 1 - rate, x.shape), x / (1 - rate), jnp.zeros_like(x))
+def _drop(
+    x: Float[Array, "N D"], rate: float, rngs: nnx.Rngs | None
+) -> Float[Array, "N D"]:
+    """Dropout: entries set to 0 with probability `rate`, the others scaled up to keep
+    the mean. Without `rngs` nothing happens.
+    """
+    if rngs is None or rate == 0:
+        return x
+    return jnp.where(
+        jax.random.bernoulli(rngs.dropout(), 1 - rate, x.shape),
+        x / (1 - rate),
+        jnp.zeros_like(x),
+    )
+
 
 def _check_rate(dropout: float) -> float:
-    if not 0 <= dropout < 1: raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {dropout!r}")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {dropout!r}")
     return float(dropout)
+
 
 class _Perceptron(nnx.Module):
     "Linear maps between the widths `sizes`, with ReLU and dropout in between."
+
     def __init__(self, *sizes: int, dropout: float, param_dtype, rngs: nnx.Rngs):
         self.dropout = _check_rate(dropout)
-        self.layers = nnx.List([nnx.Linear(*ends, param_dtype=param_dtype, rngs=rngs) for ends in zip(sizes, sizes[1:])])
+        self.layers = nnx.List(
+            [
+                nnx.Linear(*ends, param_dtype=param_dtype, rngs=rngs)
+                for ends in zip(sizes, sizes[1:])
+            ]
+        )
 
-    def __call__(self, x: Float[Array, "N D"], rngs: nnx.Rngs | None = None) -> Float[Array, "N D2"]:
+    def __call__(
+        self, x: Float[Array, "N D"], rngs: nnx.Rngs | None = None
+    ) -> Float[Array, "N D2"]:
         for layer in self.layers[:-1]:
             x = _drop(jax.nn.relu(layer(x)), self.dropout, rngs)
         return self.layers[-1](x)
@@ -51,100 +77,199 @@ class _Perceptron(nnx.Module):
 # %% ../../nbs/22b_graph_baselines.ipynb #87d9ae5d
 @signed
 class MLP(nnx.Module):
-    r"""A node by itself: $\mathrm{logits} = \mathrm{ReLU}(\dots\mathrm{ReLU}(X W_0 + b_0)\dots)\,W_n + b_n$ with `num_layers` linear maps.
+    r"""A node by itself: $\mathrm{logits} = \mathrm{ReLU}(\dots\mathrm{ReLU}(X W_0 +
+    b_0)\dots)\,W_n + b_n$ with `num_layers` linear maps.
 
-    Raises ValueError for sizes below 1 and a dropout outside [0, 1), TypeError or ValueError for features that are not floats of shape (N, F).
+    Raises ValueError for sizes below 1 and a dropout outside [0, 1), TypeError or
+    ValueError for features that are not floats of shape (N, F).
     """
-    def __init__(self, num_features: int, hidden: int = 64, *, num_layers: int = 2, dropout: float = 0.0, param_dtype=jnp.float32, rngs: nnx.Rngs):
+
+    def __init__(
+        self,
+        num_features: int,
+        hidden: int = 64,
+        *,
+        num_layers: int = 2,
+        dropout: float = 0.0,
+        param_dtype=jnp.float32,
+        rngs: nnx.Rngs,
+    ):
         check_sizes(num_features=num_features, hidden=hidden, num_layers=num_layers)
         self.num_features = num_features
-        self.net = _Perceptron(num_features, *[hidden] * (num_layers - 1), 2, dropout=dropout, param_dtype=param_dtype, rngs=rngs)
+        self.net = _Perceptron(
+            num_features,
+            *[hidden] * (num_layers - 1),
+            2,
+            dropout=dropout,
+            param_dtype=param_dtype,
+            rngs=rngs,
+        )
 
     @staticmethod
     def prepare(graph: Graph) -> tuple[()]:
         "Nothing: no edge is looked at."
         return ()
 
-    def __call__(self, features: Float[Array, "N F"], edges: tuple[()] = (), *, rngs: nnx.Rngs | None = None) -> Float[Array, "N 2"]:
+    def __call__(
+        self,
+        features: Float[Array, "N F"],
+        edges: tuple[()] = (),
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "N 2"]:
         check_features(features, self.num_features)
         return self.net(features, rngs)
 
 # %% ../../nbs/22b_graph_baselines.ipynb #424c7fc9
 class Neighbours(NamedTuple):
-    "An undirected graph by rows: node c sees `nodes[start[c]:start[c + 1]]`, ascending. Arrays only, so that it can be an argument of compiled functions."
+    """An undirected graph by rows: node c sees `nodes[start[c]:start[c + 1]]`,
+    ascending. Arrays only, so that it can be an argument of compiled functions.
+    """
+
     start: Int[Array, "N+1"]
     nodes: Int[Array, "E"]
-    receivers: Int[Array, "E"] | None = None    # c, edge by edge; for attention
-    reverse: Int[Array, "E"] | None = None      # which edge is the same one read backwards; for attention
+    receivers: Int[Array, "E"] | None = None  # c, edge by edge; for attention
+    # which edge is the same one read backwards; for attention
+    reverse: Int[Array, "E"] | None = None
 
     num_nodes = property(lambda self: len(self.start) - 1)
 
-def neighbours(graph: Graph, *, by_edge: bool = False) -> Neighbours:
-    """The rows of a graph, with `receivers` and `reverse` if `by_edge`. Parallel edges count once, loops as given. Memory: 4 bytes an edge, or 12.
 
-    Raises ValueError if an edge lacks its reverse."""
+def neighbours(graph: Graph, *, by_edge: bool = False) -> Neighbours:
+    """The rows of a graph, with `receivers` and `reverse` if `by_edge`. Parallel edges
+    count once, loops as given. Memory: 4 bytes an edge, or 12.
+
+    Raises ValueError if an edge lacks its reverse.
+    """
     if not graph.is_symmetric:
-        raise ValueError(f"graph: {graph!r} has edges without their reverse, and this model is defined on undirected graphs; use graph.symmetric()")
+        raise ValueError(
+            f"graph: {graph!r} has edges without their reverse, and this model is"
+            " defined on undirected graphs; use graph.symmetric()"
+        )
     graph = graph.simple(self_loops=True)
     start = np.concatenate([[0], np.cumsum(graph.degrees)]).astype(np.int32)
-    if not by_edge: return Neighbours(jnp.asarray(start), jnp.asarray(graph.senders))
+    if not by_edge:
+        return Neighbours(jnp.asarray(start), jnp.asarray(graph.senders))
     from scipy.sparse import csr_array
-    numbered = csr_array((np.arange(graph.num_edges, dtype=np.int32), graph.senders, start), shape=(graph.num_nodes,) * 2)
-    reverse = numbered.tocsc().data         # the edges by sender, then receiver: the k-th is the k-th one backwards
-    return Neighbours(*(jnp.asarray(a) for a in (start, graph.senders, graph.receivers, reverse)))
+
+    numbered = csr_array(
+        (np.arange(graph.num_edges, dtype=np.int32), graph.senders, start),
+        shape=(graph.num_nodes,) * 2,
+    )
+    # the edges by sender, then receiver: the k-th is the k-th one backwards
+    reverse = numbered.tocsc().data
+    return Neighbours(
+        *(jnp.asarray(a) for a in (start, graph.senders, graph.receivers, reverse))
+    )
+
 
 def _check_edges(edges, model, *, by_edge: bool = False) -> int:
     "N. Raises TypeError unless `edges` is what the model's `prepare` returns."
     if not isinstance(edges, Neighbours) or (by_edge and edges.reverse is None):
-        raise TypeError(f"edges: expected what {type(model).__name__}.prepare(graph) returns, got {type(edges).__name__}"
-                        + (" without receivers and reverse" if isinstance(edges, Neighbours) else ""))
+        raise TypeError(
+            f"edges: expected what {type(model).__name__}.prepare(graph) returns, got"
+            f" {type(edges).__name__}"
+            + (
+                " without receivers and reverse"
+                if isinstance(edges, Neighbours)
+                else ""
+            )
+        )
     return edges.num_nodes
 
 # %% ../../nbs/22b_graph_baselines.ipynb #e7dc3b99
 def _matrix(edges: Neighbours, weights: Float[Array, "E"]) -> BCSR:
-    return BCSR((weights, edges.nodes, edges.start), shape=(edges.num_nodes,) * 2, indices_sorted=True, unique_indices=True)
+    return BCSR(
+        (weights, edges.nodes, edges.start),
+        shape=(edges.num_nodes,) * 2,
+        indices_sorted=True,
+        unique_indices=True,
+    )
+
 
 @jax.custom_vjp
 def neighbour_sum(edges: Neighbours, x: Float[Array, "N D"]) -> Float[Array, "N D"]:
     r"$y_C = \sum_{B\in N(C)} x_B$. Linear and symmetric: its derivative is itself."
     return _matrix(edges, jnp.ones(edges.nodes.shape, x.dtype)) @ x
 
-neighbour_sum.defvjp(lambda edges, x: (neighbour_sum(edges, x), edges), lambda edges, dy: (None, neighbour_sum(edges, dy)))
 
-def propagate(edges: Neighbours, x: Float[Array, "N D"], *, self_loops: bool = False) -> Float[Array, "N D"]:
-    r"$D^{-1/2} A D^{-1/2} x$, or with `self_loops` the same of $A + I$ and its degrees. Isolated nodes get 0, or with `self_loops` their own x."
+neighbour_sum.defvjp(
+    lambda edges, x: (neighbour_sum(edges, x), edges),
+    lambda edges, dy: (None, neighbour_sum(edges, dy)),
+)
+
+
+def propagate(
+    edges: Neighbours, x: Float[Array, "N D"], *, self_loops: bool = False
+) -> Float[Array, "N D"]:
+    r"""$D^{-1/2} A D^{-1/2} x$, or with `self_loops` the same of $A + I$ and its
+    degrees. Isolated nodes get 0, or with `self_loops` their own x.
+    """
     degree = jnp.diff(edges.start) + int(self_loops)
     scale = jax.lax.rsqrt(jnp.maximum(degree, 1).astype(x.dtype))[:, None]
     y = scale * x
-    return scale * (neighbour_sum(edges, y) + y if self_loops else neighbour_sum(edges, y))
+    return scale * (
+        neighbour_sum(edges, y) + y if self_loops else neighbour_sum(edges, y)
+    )
 
 # %% ../../nbs/22b_graph_baselines.ipynb #95b815ff
 class _Convolution(nnx.Module):
     r"$\hat A x W + b$ with $\hat A = \tilde D^{-1/2}(A+I)\tilde D^{-1/2}$."
+
     def __init__(self, size_in: int, size_out: int, *, param_dtype, rngs: nnx.Rngs):
-        self.linear = nnx.Linear(size_in, size_out, use_bias=False, param_dtype=param_dtype, rngs=rngs)
+        self.linear = nnx.Linear(
+            size_in, size_out, use_bias=False, param_dtype=param_dtype, rngs=rngs
+        )
         self.bias = nnx.Param(jnp.zeros(size_out, param_dtype))
 
-    def __call__(self, x: Float[Array, "N D"], edges: Neighbours) -> Float[Array, "N D2"]:
+    def __call__(
+        self, x: Float[Array, "N D"], edges: Neighbours
+    ) -> Float[Array, "N D2"]:
         average = lambda x: propagate(edges, x, self_loops=True)
         narrow_first = self.linear.in_features < self.linear.out_features
-        return (self.linear(average(x)) if narrow_first else average(self.linear(x))) + self.bias[...][None]
+        return (
+            self.linear(average(x)) if narrow_first else average(self.linear(x))
+        ) + self.bias[...][None]
+
 
 @signed
 class GCN(nnx.Module):
-    r"""Graph convolutional network (Kipf and Welling, 2017): `num_layers` times $\hat A H W + b$, with ReLU in between.
+    r"""Graph convolutional network (Kipf and Welling, 2017): `num_layers` times $\hat A
+    H W + b$, with ReLU in between.
 
-    $\hat A = \tilde D^{-1/2}(A+I)\tilde D^{-1/2}$; undirected graphs only. Raises as `MLP`, and TypeError for edges not made by `prepare`.
+    $\hat A = \tilde D^{-1/2}(A+I)\tilde D^{-1/2}$; undirected graphs only. Raises as
+    `MLP`, and TypeError for edges not made by `prepare`.
     """
+
     prepare = staticmethod(neighbours)
 
-    def __init__(self, num_features: int, hidden: int = 64, *, num_layers: int = 2, dropout: float = 0.0, param_dtype=jnp.float32, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        num_features: int,
+        hidden: int = 64,
+        *,
+        num_layers: int = 2,
+        dropout: float = 0.0,
+        param_dtype=jnp.float32,
+        rngs: nnx.Rngs,
+    ):
         check_sizes(num_features=num_features, hidden=hidden, num_layers=num_layers)
         self.num_features, self.dropout = num_features, _check_rate(dropout)
         sizes = num_features, *[hidden] * (num_layers - 1), 2
-        self.layers = nnx.List([_Convolution(*ends, param_dtype=param_dtype, rngs=rngs) for ends in zip(sizes, sizes[1:])])
+        self.layers = nnx.List(
+            [
+                _Convolution(*ends, param_dtype=param_dtype, rngs=rngs)
+                for ends in zip(sizes, sizes[1:])
+            ]
+        )
 
-    def __call__(self, features: Float[Array, "N F"], edges: Neighbours, *, rngs: nnx.Rngs | None = None) -> Float[Array, "N 2"]:
+    def __call__(
+        self,
+        features: Float[Array, "N F"],
+        edges: Neighbours,
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "N 2"]:
         check_features(features, self.num_features, _check_edges(edges, self))
         x = self.layers[0](features, edges)
         for layer in self.layers[1:]:
@@ -152,71 +277,138 @@ class GCN(nnx.Module):
         return x
 
 # %% ../../nbs/22b_graph_baselines.ipynb #0c2ebf94
-def beta_wavelets(edges: Neighbours, h: Float[Array, "N D"], order: int) -> list[Float[Array, "N D"]]:
-    r"""$\mathcal W_{p,C-p}\,h$ for p = 0, …, C, where $\mathcal W_{p,q} = (L/2)^p (I-L/2)^q / (2B(p+1,q+1))$ and C = `order`.
+def beta_wavelets(
+    edges: Neighbours, h: Float[Array, "N D"], order: int
+) -> list[Float[Array, "N D"]]:
+    r"""$\mathcal W_{p,C-p}\,h$ for p = 0, …, C, where $\mathcal W_{p,q} = (L/2)^p
+    (I-L/2)^q / (2B(p+1,q+1))$ and C = `order`.
 
-    C sparse products. Terms of alternating sign cost about C bits of precision. Raises ValueError for an order below 1."""
+    C sparse products. Terms of alternating sign cost about C bits of precision. Raises
+    ValueError for an order below 1.
+    """
     check_sizes(order=order)
     powers = [h]
     for _ in range(order):
         powers.append((powers[-1] - propagate(edges, powers[-1])) / 2)
-    term = lambda p, j: (order + 1) / 2 * comb(order, p) * comb(order - p, j) * (-1) ** j * powers[p + j]
-    return [sum((term(p, j) for j in range(1, order - p + 1)), term(p, 0)) for p in range(order + 1)]     # pyright: ignore[reportReturnType]
+    term = lambda p, j: (
+        (order + 1)
+        / 2
+        * comb(order, p)
+        * comb(order - p, j)
+        * (-1) ** j
+        * powers[p + j]
+    )
+    return [
+        sum((term(p, j) for j in range(1, order - p + 1)), term(p, 0))
+        for p in range(order + 1)
+    ]  # pyright: ignore[reportReturnType]
 
 # %% ../../nbs/22b_graph_baselines.ipynb #d2f08c54
 @signed
 class BWGNN(nnx.Module):
-    r"""Beta wavelet graph neural network (Tang et al., 2022): $\mathrm{MLP}(\mathcal W_{0,C}H \,\|\, \dots \,\|\, \mathcal W_{C,0}H)$, $H = \mathrm{ReLU}(\mathrm{MLP}(X))$.
+    r"""Beta wavelet graph neural network (Tang et al., 2022): $\mathrm{MLP}(\mathcal
+    W_{0,C}H \,\|\, \dots \,\|\, \mathcal W_{C,0}H)$, $H =
+    \mathrm{ReLU}(\mathrm{MLP}(X))$.
 
     C = `order`; undirected graphs only. Raises as `GCN`.
     """
+
     prepare = staticmethod(neighbours)
 
-    def __init__(self, num_features: int, hidden: int = 64, *, order: int = 2, dropout: float = 0.0, param_dtype=jnp.float32, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        num_features: int,
+        hidden: int = 64,
+        *,
+        order: int = 2,
+        dropout: float = 0.0,
+        param_dtype=jnp.float32,
+        rngs: nnx.Rngs,
+    ):
         check_sizes(num_features=num_features, hidden=hidden, order=order)
-        self.num_features, self.order, self.dropout = num_features, order, _check_rate(dropout)
+        self.num_features, self.order, self.dropout = (
+            num_features,
+            order,
+            _check_rate(dropout),
+        )
         options = dict(dropout=dropout, param_dtype=param_dtype, rngs=rngs)
         self.embed = _Perceptron(num_features, hidden, hidden, **options)
         self.head = _Perceptron((order + 1) * hidden, hidden, 2, **options)
 
-    def __call__(self, features: Float[Array, "N F"], edges: Neighbours, *, rngs: nnx.Rngs | None = None) -> Float[Array, "N 2"]:
+    def __call__(
+        self,
+        features: Float[Array, "N F"],
+        edges: Neighbours,
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "N 2"]:
         check_features(features, self.num_features, _check_edges(edges, self))
         h = _drop(jax.nn.relu(self.embed(features, rngs)), self.dropout, rngs)
         return self.head(jnp.concatenate(beta_wavelets(edges, h, self.order), -1), rngs)
 
 # %% ../../nbs/22b_graph_baselines.ipynb #3e188277
-ROOM = 2**19        # numbers held at a time while rows are multiplied edge by edge
+ROOM = 2**19  # numbers held at a time while rows are multiplied edge by edge
+
 
 @jax.custom_vjp
-def edge_products(edges: Neighbours, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]) -> Float[Array, "E H"]:
-    r"$s_{CB} = Q_C\cdot K_B$ for every edge and head. Worked off in pieces: (E, H, Y) never exists."
+def edge_products(
+    edges: Neighbours, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]
+) -> Float[Array, "E H"]:
+    r"""$s_{CB} = Q_C\cdot K_B$ for every edge and head. Worked off in pieces: (E, H, Y)
+    never exists.
+    """
     E = len(edges.nodes)
     piece = max(1, min(E, ROOM // prod(Q.shape[1:])))
     pieces = -(-E // piece)
     cut = lambda ids: jnp.pad(ids, (0, pieces * piece - E)).reshape(pieces, piece)
     products = lambda ends: (Q[ends[0]] * K[ends[1]]).sum(-1)
-    return jax.lax.map(products, (cut(edges.receivers), cut(edges.nodes))).reshape(pieces * piece, Q.shape[1])[:E]
+    return jax.lax.map(products, (cut(edges.receivers), cut(edges.nodes))).reshape(
+        pieces * piece, Q.shape[1]
+    )[:E]
+
 
 @jax.custom_vjp
-def weighted_sum(edges: Neighbours, w: Float[Array, "E H"], V: Float[Array, "N H Y"]) -> Float[Array, "N H Y"]:
+def weighted_sum(
+    edges: Neighbours, w: Float[Array, "E H"], V: Float[Array, "N H Y"]
+) -> Float[Array, "N H Y"]:
     r"$o_C = \sum_{B\in N(C)} w_{CB} V_B$ in every head."
     return jnp.stack([_matrix(edges, w[:, h]) @ V[:, h] for h in range(V.shape[1])], 1)
 
-edge_products.defvjp(lambda edges, Q, K: (edge_products(edges, Q, K), (edges, Q, K)),
-                     lambda saved, ds: (None, weighted_sum(saved[0], ds, saved[2]), weighted_sum(saved[0], ds[saved[0].reverse], saved[1])))
-weighted_sum.defvjp(lambda edges, w, V: (weighted_sum(edges, w, V), (edges, w, V)),
-                    lambda saved, do: (None, edge_products(saved[0], do, saved[2]), weighted_sum(saved[0], saved[1][saved[0].reverse], do)))
+
+edge_products.defvjp(
+    lambda edges, Q, K: (edge_products(edges, Q, K), (edges, Q, K)),
+    lambda saved, ds: (
+        None,
+        weighted_sum(saved[0], ds, saved[2]),
+        weighted_sum(saved[0], ds[saved[0].reverse], saved[1]),
+    ),
+)
+weighted_sum.defvjp(
+    lambda edges, w, V: (weighted_sum(edges, w, V), (edges, w, V)),
+    lambda saved, do: (
+        None,
+        edge_products(saved[0], do, saved[2]),
+        weighted_sum(saved[0], saved[1][saved[0].reverse], do),
+    ),
+)
 
 # %% ../../nbs/22b_graph_baselines.ipynb #ac58df8b
 def neighbour_softmax_attention(
-    edges: Neighbours, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"], V: Float[Array, "N H Y"]
+    edges: Neighbours,
+    Q: Float[Array, "N H Y"],
+    K: Float[Array, "N H Y"],
+    V: Float[Array, "N H Y"],
 ) -> Float[Array, "N H Y"]:
-    r"""$o_C = \sum_{B\in N(C)} \mathrm{softmax}_B(Q_C\cdot K_B/\sqrt Y)\,V_B$ in every head; 0 where there are no neighbours.
+    r"""$o_C = \sum_{B\in N(C)} \mathrm{softmax}_B(Q_C\cdot K_B/\sqrt Y)\,V_B$ in every
+    head; 0 where there are no neighbours.
 
-    Memory besides rows: a few arrays (E, H)."""
+    Memory besides rows: a few arrays (E, H).
+    """
     N, _, Y = Q.shape
     s = edge_products(edges, Q * Y**-0.5, K)
-    top = jax.lax.stop_gradient(jax.ops.segment_max(s, edges.receivers, N, indices_are_sorted=True))
+    top = jax.lax.stop_gradient(
+        jax.ops.segment_max(s, edges.receivers, N, indices_are_sorted=True)
+    )
     e = jnp.exp(s - top[edges.receivers])
     z = jax.ops.segment_sum(e, edges.receivers, N, indices_are_sorted=True)
     return weighted_sum(edges, e, V) / jnp.where(z == 0, jnp.ones_like(z), z)[..., None]
@@ -224,24 +416,51 @@ def neighbour_softmax_attention(
 # %% ../../nbs/22b_graph_baselines.ipynb #dc39e0ca
 class _LayerNorm(nnx.Module):
     "Layer norm with a scale for every entry."
+
     def __init__(self, size: int, *, param_dtype, rngs: nnx.Rngs):
-        self.scale, self.bias = nnx.Param(jnp.ones(size, param_dtype)), nnx.Param(jnp.zeros(size, param_dtype))
+        self.scale, self.bias = (
+            nnx.Param(jnp.ones(size, param_dtype)),
+            nnx.Param(jnp.zeros(size, param_dtype)),
+        )
 
     def __call__(self, x: Float[Array, "N D"]) -> Float[Array, "N D"]:
-        return layer_norm(x, jnp.ones((), x.dtype), jnp.zeros(x.shape[-1], x.dtype)) * self.scale[...][None] + self.bias[...][None]
+        return (
+            layer_norm(x, jnp.ones((), x.dtype), jnp.zeros(x.shape[-1], x.dtype))
+            * self.scale[...][None]
+            + self.bias[...][None]
+        )
+
 
 class _TransformerLayer(nnx.Module):
     "x + W_O attention(norm(x)), then x + MLP(norm(x))."
-    def __init__(self, hidden: int, num_heads: int, *, dropout: float, param_dtype, rngs: nnx.Rngs):
+
+    def __init__(
+        self,
+        hidden: int,
+        num_heads: int,
+        *,
+        dropout: float,
+        param_dtype,
+        rngs: nnx.Rngs,
+    ):
         options = dict(param_dtype=param_dtype, rngs=rngs)
         self.num_heads, self.dropout = num_heads, _check_rate(dropout)
-        self.norm_attention, self.norm_mlp = _LayerNorm(hidden, **options), _LayerNorm(hidden, **options)
+        self.norm_attention, self.norm_mlp = (
+            _LayerNorm(hidden, **options),
+            _LayerNorm(hidden, **options),
+        )
         self.qkv = nnx.Linear(hidden, 3 * hidden, use_bias=False, **options)
         self.out = nnx.Linear(hidden, hidden, **options)
         self.mlp = _Perceptron(hidden, 2 * hidden, hidden, dropout=dropout, **options)
 
-    def __call__(self, x: Float[Array, "N D"], edges: Neighbours, rngs: nnx.Rngs | None = None) -> Float[Array, "N D"]:
-        Q, K, V = jnp.split(self.qkv(self.norm_attention(x)).reshape(len(x), 3 * self.num_heads, -1), 3, 1)
+    def __call__(
+        self, x: Float[Array, "N D"], edges: Neighbours, rngs: nnx.Rngs | None = None
+    ) -> Float[Array, "N D"]:
+        Q, K, V = jnp.split(
+            self.qkv(self.norm_attention(x)).reshape(len(x), 3 * self.num_heads, -1),
+            3,
+            1,
+        )
         o = neighbour_softmax_attention(edges, Q, K, V).reshape(x.shape)
         x = x + _drop(self.out(o), self.dropout, rngs)
         return x + _drop(self.mlp(self.norm_mlp(x), rngs), self.dropout, rngs)
@@ -249,54 +468,111 @@ class _TransformerLayer(nnx.Module):
 # %% ../../nbs/22b_graph_baselines.ipynb #d8c3077e
 @signed
 class GraphTransformer(nnx.Module):
-    r"""Transformer whose attention runs along the edges (after Dwivedi and Bresson, 2021, with the norms first and no positions).
+    r"""Transformer whose attention runs along the edges (after Dwivedi and Bresson,
+    2021, with the norms first and no positions).
 
-    $x = XW + b$; `num_layers` times $x \mathrel{+}= W_O\,\|_h \sum_{B\in N(C)} \mathrm{softmax}_B(Q_C\cdot K_B/\sqrt Y) V_B$ and $x \mathrel{+}= \mathrm{MLP}(x)$,
-    both of the normalised x; then a norm and a linear map. Y = `hidden` / `num_heads`; undirected graphs only. Raises as `GCN`.
+    $x = XW + b$; `num_layers` times $x \mathrel{+}= W_O\,\|_h \sum_{B\in N(C)}
+    \mathrm{softmax}_B(Q_C\cdot K_B/\sqrt Y) V_B$ and $x \mathrel{+}= \mathrm{MLP}(x)$,
+    both of the normalised x; then a norm and a linear map. Y = `hidden` / `num_heads`;
+    undirected graphs only. Raises as `GCN`.
     """
-    def __init__(self, num_features: int, hidden: int = 64, *, num_heads: int = 4, num_layers: int = 2, dropout: float = 0.0,
-                 param_dtype=jnp.float32, rngs: nnx.Rngs):
-        check_sizes(num_features=num_features, hidden=hidden, num_heads=num_heads, num_layers=num_layers)
-        if hidden % num_heads: raise ValueError(f"num_heads: expected a divisor of hidden = {hidden}, got {num_heads}")
+
+    def __init__(
+        self,
+        num_features: int,
+        hidden: int = 64,
+        *,
+        num_heads: int = 4,
+        num_layers: int = 2,
+        dropout: float = 0.0,
+        param_dtype=jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        check_sizes(
+            num_features=num_features,
+            hidden=hidden,
+            num_heads=num_heads,
+            num_layers=num_layers,
+        )
+        if hidden % num_heads:
+            raise ValueError(
+                f"num_heads: expected a divisor of hidden = {hidden}, got {num_heads}"
+            )
         options = dict(param_dtype=param_dtype, rngs=rngs)
         self.num_features = num_features
         self.embed = nnx.Linear(num_features, hidden, **options)
-        self.layers = nnx.List([_TransformerLayer(hidden, num_heads, dropout=dropout, **options) for _ in range(num_layers)])
-        self.norm, self.head = _LayerNorm(hidden, **options), nnx.Linear(hidden, 2, **options)
+        self.layers = nnx.List(
+            [
+                _TransformerLayer(hidden, num_heads, dropout=dropout, **options)
+                for _ in range(num_layers)
+            ]
+        )
+        self.norm, self.head = (
+            _LayerNorm(hidden, **options),
+            nnx.Linear(hidden, 2, **options),
+        )
 
     @staticmethod
     def prepare(graph: Graph) -> Neighbours:
-        "The rows of the graph, and every edge's reverse. Raises ValueError if one lacks it."
+        """The rows of the graph, and every edge's reverse. Raises ValueError if one
+        lacks it.
+        """
         return neighbours(graph, by_edge=True)
 
-    def __call__(self, features: Float[Array, "N F"], edges: Neighbours, *, rngs: nnx.Rngs | None = None) -> Float[Array, "N 2"]:
-        check_features(features, self.num_features, _check_edges(edges, self, by_edge=True))
+    def __call__(
+        self,
+        features: Float[Array, "N F"],
+        edges: Neighbours,
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "N 2"]:
+        check_features(
+            features, self.num_features, _check_edges(edges, self, by_edge=True)
+        )
         x = self.embed(features)
         for layer in self.layers:
             x = layer(x, edges, rngs)
         return self.head(self.norm(x))
 
-BASELINES = {"mlp": MLP, "gcn": GCN, "bwgnn": BWGNN, "transformer": GraphTransformer}     # what the energy is compared with, by name
+
+# what the energy is compared with, by name
+BASELINES = {"mlp": MLP, "gcn": GCN, "bwgnn": BWGNN, "transformer": GraphTransformer}
 
 # %% ../../nbs/22b_graph_baselines.ipynb #b79437f9
-def aggregate(graph: Graph, hops: int = 2, kinds: tuple[Literal["mean", "max"], ...] = ("mean",)) -> Float32[np.ndarray, "N F2"]:
-    r"""Features side by side with those of neighbours: $h^{(k)}_C$, the mean (max) of $h^{(k-1)}_B$ over the nodes B that C sees, for k = 1, …, `hops`.
+def aggregate(
+    graph: Graph, hops: int = 2, kinds: tuple[Literal["mean", "max"], ...] = ("mean",)
+) -> Float32[np.ndarray, "N F2"]:
+    r"""Features side by side with those of neighbours: $h^{(k)}_C$, the mean (max) of
+    $h^{(k-1)}_B$ over the nodes B that C sees, for k = 1, …, `hops`.
 
-    Columns: the F own features, then F for each kind and hop. 0 where there are no neighbours; parallel edges count once.
-    Raises ValueError for negative `hops` or an unknown kind."""
+    Columns: the F own features, then F for each kind and hop. 0 where there are no
+    neighbours; parallel edges count once. Raises ValueError for negative `hops` or an
+    unknown kind.
+    """
     check_sizes(0, hops=hops)
-    if isinstance(kinds, str) or not set(kinds) <= {"mean", "max"}: raise ValueError(f"kinds: expected a tuple of 'mean' and 'max', got {kinds!r}")
+    if isinstance(kinds, str) or not set(kinds) <= {"mean", "max"}:
+        raise ValueError(f"kinds: expected a tuple of 'mean' and 'max', got {kinds!r}")
     from scipy.sparse import csr_array
+
     N, graph = graph.num_nodes, graph.simple(self_loops=True)
     degrees, start = graph.degrees, np.concatenate([[0], np.cumsum(graph.degrees)])
-    A = csr_array((np.ones(graph.num_edges, np.float32), graph.senders, start), shape=(N, N))
+    A = csr_array(
+        (np.ones(graph.num_edges, np.float32), graph.senders, start), shape=(N, N)
+    )
     some = np.flatnonzero(degrees)
+
     def largest(h):
         out = np.zeros_like(h)
-        for column, values in zip(out.T, h.T):      # one feature at a time: E numbers, not E · F
-            if len(some): column[some] = np.maximum.reduceat(values[graph.senders], start[some])
+        # one feature at a time: E numbers, not E · F
+        for column, values in zip(out.T, h.T):
+            if len(some):
+                column[some] = np.maximum.reduceat(values[graph.senders], start[some])
         return out
-    step = {"mean": lambda h: (A @ h) / np.maximum(degrees, 1).astype(np.float32)[:, None], "max": largest}
+
+    step = {
+        "mean": lambda h: (A @ h) / np.maximum(degrees, 1).astype(np.float32)[:, None],
+        "max": largest,
+    }
     found = [graph.features]
     for kind in kinds:
         h = graph.features
@@ -305,24 +581,57 @@ def aggregate(graph: Graph, hops: int = 2, kinds: tuple[Literal["mean", "max"], 
     return np.hstack(found)
 
 # %% ../../nbs/22b_graph_baselines.ipynb #61773bcb
-def _check_training(features, labels, train) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _check_training(
+    features, labels, train
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     features, labels, train = map(np.asarray, (features, labels, train))
-    if features.ndim != 2 or features.dtype.kind not in "fiu": raise ValueError(f"features: expected numbers of shape (N, F), got {features.dtype} of shape {features.shape}")
-    if not np.isfinite(features).all(): raise ValueError("features: expected finite numbers, got NaN or infinity")
-    if labels.shape != (len(features),): raise ValueError(f"labels: expected one for each of the {len(features)} rows of features, got shape {labels.shape}")
-    if train.ndim != 1 or train.dtype.kind not in "iu" or not (train.size and 0 <= train.min() and train.max() < len(features)):
-        raise ValueError(f"train: expected ids of nodes, integers from 0 to {len(features) - 1}, got {train.dtype} of shape {train.shape}" +
-                         (f" from {train.min()} to {train.max()}" if train.size else ""))
-    if set(found := np.unique(labels[train]).tolist()) != {0, 1}: raise ValueError(f"train: expected nodes labelled 0 and nodes labelled 1, got the labels {found}")
+    if features.ndim != 2 or features.dtype.kind not in "fiu":
+        raise ValueError(
+            f"features: expected numbers of shape (N, F), got {features.dtype} of shape"
+            f" {features.shape}"
+        )
+    if not np.isfinite(features).all():
+        raise ValueError("features: expected finite numbers, got NaN or infinity")
+    if labels.shape != (len(features),):
+        raise ValueError(
+            f"labels: expected one for each of the {len(features)} rows of features,"
+            f" got shape {labels.shape}"
+        )
+    if (
+        train.ndim != 1
+        or train.dtype.kind not in "iu"
+        or not (train.size and 0 <= train.min() and train.max() < len(features))
+    ):
+        raise ValueError(
+            f"train: expected ids of nodes, integers from 0 to {len(features) - 1}, got"
+            f" {train.dtype} of shape {train.shape}"
+            + (f" from {train.min()} to {train.max()}" if train.size else "")
+        )
+    if set(found := np.unique(labels[train]).tolist()) != {0, 1}:
+        raise ValueError(
+            "train: expected nodes labelled 0 and nodes labelled 1, got the labels"
+            f" {found}"
+        )
     return features, labels, train
 
-def fit_trees(kind: Literal["forest", "boosting"], features: Float[np.ndarray, "N F"], labels: Int[np.ndarray, "N"],
-              train: Int[np.ndarray, "train"], seed: int, **options) -> Float[np.ndarray, "N"]:
-    """Probability of being anomalous for every node, from trees fitted on the nodes `train`; reproducible for a seed and a number of threads.
 
-    `options` go to scikit-learn's RandomForestClassifier ("forest") or xgboost's XGBClassifier ("boosting"). Anomalies weigh #normal / #anomalous.
-    Raises ValueError naming the argument, and ImportError where xgboost is missing."""
-    if kind not in ("forest", "boosting"): raise ValueError(f"kind: expected 'forest' or 'boosting', got {kind!r}")
+def fit_trees(
+    kind: Literal["forest", "boosting"],
+    features: Float[np.ndarray, "N F"],
+    labels: Int[np.ndarray, "N"],
+    train: Int[np.ndarray, "train"],
+    seed: int,
+    **options,
+) -> Float[np.ndarray, "N"]:
+    """Probability of being anomalous for every node, from trees fitted on the nodes
+    `train`; reproducible for a seed and a number of threads.
+
+    `options` go to scikit-learn's RandomForestClassifier ("forest") or xgboost's
+    XGBClassifier ("boosting"). Anomalies weigh #normal / #anomalous. Raises ValueError
+    naming the argument, and ImportError where xgboost is missing.
+    """
+    if kind not in ("forest", "boosting"):
+        raise ValueError(f"kind: expected 'forest' or 'boosting', got {kind!r}")
     check_sizes(0, seed=seed)
     features, labels, train = _check_training(features, labels, train)
     y = labels[train]
@@ -330,36 +639,96 @@ def fit_trees(kind: Literal["forest", "boosting"], features: Float[np.ndarray, "
     if kind == "forest":
         from sklearn.ensemble import RandomForestClassifier as Trees
     else:
-        try: from xgboost import XGBClassifier as Trees
-        except ImportError as e: raise ImportError("kind: 'boosting' needs xgboost: pip install 'et_nbdev[graphs]'") from e
-    model = Trees(**options).fit(features[train], y, sample_weight=np.where(y == 1, (y == 0).sum() / (y == 1).sum(), 1.0))
+        try:
+            from xgboost import XGBClassifier as Trees
+        except ImportError as e:
+            raise ImportError(
+                "kind: 'boosting' needs xgboost: pip install 'et_nbdev[graphs]'"
+            ) from e
+    model = Trees(**options).fit(
+        features[train],
+        y,
+        sample_weight=np.where(y == 1, (y == 0).sum() / (y == 1).sum(), 1.0),
+    )
     return model.predict_proba(features)[:, 1]
 
 # %% ../../nbs/22b_graph_baselines.ipynb #de577036
 def demo(out: Path | str = "out", progress: bool = True) -> dict:
-    """Train an Energy Transformer, a GCN and an MLP on the bundled graph and print their scores on its test nodes, in less than a minute.
+    """Train an Energy Transformer, a GCN and an MLP on the bundled graph and print
+    their scores on its test nodes, in less than a minute.
 
-    Returns what it writes to `out`/anomaly.json; the weights, in `out`/run-digits-knn, make the next call skip the training. Raises what
-    training and writing raise."""
-    config, graph, run = CONFIGS["digits-knn"], load_graph("digits-knn"), Path(out) / "run-digits-knn"
-    parts, features = split(graph.labels, config.train_fraction, config.seed), inputs(graph)
+    Returns what it writes to `out`/anomaly.json; the weights, in `out`/run-digits-knn,
+    make the next call skip the training. Raises what training and writing raise.
+    """
+    config, graph, run = (
+        CONFIGS["digits-knn"],
+        load_graph("digits-knn"),
+        Path(out) / "run-digits-knn",
+    )
+    parts, features = (
+        split(graph.labels, config.train_fraction, config.seed),
+        inputs(graph),
+    )
     print(f"Looking for the anomalous nodes of {graph!r}", flush=True)
-    found = {"Energy Transformer": train_anomaly(config, graph, run / "energy", progress)}
+    found = {
+        "Energy Transformer": train_anomaly(config, graph, run / "energy", progress)
+    }
     for name in ("gcn", "mlp"):
         model = BASELINES[name](features.shape[1], rngs=nnx.Rngs(config.seed))
-        found[name.upper()] = train_classifier(model, graph, parts, features, model.prepare(graph), config.optim, seed=config.seed,
-                                               every=config.every, folder=run / name, progress=progress,
-                                               config={"model": name, "train_fraction": config.train_fraction, "graph": {"digest": graph.digest}})
-    metrics = {"test": {name: result.test for name, result in found.items()}, "data": graph.name, "nodes": {part: len(nodes) for part, nodes in parts._asdict().items()},
-               "training_seconds": sum(result.history[-1]["seconds"] for result in found.values()), "config": asdict(config), **provenance()}
-    with atomic_write(Path(out) / "anomaly.json") as path: path.write_text(json.dumps(metrics, indent=2) + "\n")
-    print(f"Scores on {len(parts.test):,} test nodes, one split    AUROC   AUPRC  macro-F1")
-    for name, score in metrics["test"].items(): print(f"  {name:<36}{score['auroc']:8.3f}{score['auprc']:8.3f}{score['macro_f1']:10.3f}")
+        found[name.upper()] = train_classifier(
+            model,
+            graph,
+            parts,
+            features,
+            model.prepare(graph),
+            config.optim,
+            seed=config.seed,
+            every=config.every,
+            folder=run / name,
+            progress=progress,
+            config={
+                "model": name,
+                "train_fraction": config.train_fraction,
+                "graph": {"digest": graph.digest},
+            },
+        )
+    metrics = {
+        "test": {name: result.test for name, result in found.items()},
+        "data": graph.name,
+        "nodes": {part: len(nodes) for part, nodes in parts._asdict().items()},
+        "training_seconds": sum(
+            result.history[-1]["seconds"] for result in found.values()
+        ),
+        "config": asdict(config),
+        **provenance(),
+    }
+    with atomic_write(Path(out) / "anomaly.json") as path:
+        path.write_text(json.dumps(metrics, indent=2) + "\n")
+    print(
+        f"Scores on {len(parts.test):,} test nodes, one split    AUROC   AUPRC "
+        " macro-F1"
+    )
+    for name, score in metrics["test"].items():
+        print(
+            f"  {name:<36}{score['auroc']:8.3f}{score['auprc']:8.3f}{score['macro_f1']:10.3f}"
+        )
     return metrics
+
 
 def demo_main(argv: list[str] | None = None):
     "Console script `et_demo_graphs`."
-    parser = argparse.ArgumentParser("et_demo_graphs", description="Train an anomaly detector on a small graph, beside a GCN and an MLP.")
-    parser.add_argument("--out", type=out_folder, default="out", help="folder for scores and weights (default: out)")
+    parser = argparse.ArgumentParser(
+        "et_demo_graphs",
+        description=(
+            "Train an anomaly detector on a small graph, beside a GCN and an MLP."
+        ),
+    )
+    parser.add_argument(
+        "--out",
+        type=out_folder,
+        default="out",
+        help="folder for scores and weights (default: out)",
+    )
     args = parser.parse_args(argv)
-    with as_command(parser.prog): demo(args.out)
+    with as_command(parser.prog):
+        demo(args.out)

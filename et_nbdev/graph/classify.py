@@ -26,18 +26,45 @@ from ..attention import masked_logsumexp, queries_and_keys, two_term_update
 from ..block import Energies, EnergyTransformer
 from ..dynamics import descend
 from .crossval import Fold, deal, parts, predict_logits
-from .sets import (Buckets, EdgeBatch, EdgeLists, GraphBatch, GraphSet, cached_positions, flip_signs, learn_encoding, load_graphs,
-                                 make_buckets, take)
+from et_nbdev.graph.sets import (
+    Buckets,
+    EdgeBatch,
+    EdgeLists,
+    GraphBatch,
+    GraphSet,
+    cached_positions,
+    flip_signs,
+    learn_encoding,
+    load_graphs,
+    make_buckets,
+    take,
+)
 from ..norm import check_sizes, signed
-from ..training import OptimConfig, as_command, atomic_write, configure, fit, option, out_folder, provenance, restore
+from et_nbdev.training import (
+    OptimConfig,
+    as_command,
+    atomic_write,
+    configure,
+    fit,
+    option,
+    out_folder,
+    provenance,
+    restore,
+)
 
 # %% ../../nbs/24_classification.ipynb #308b992a
-@partial(jax.tree_util.register_dataclass, data_fields=["weights", "mask"], meta_fields=[])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["weights", "mask"], meta_fields=[]
+)
 @dataclass(frozen=True)
 class WeightedPairs:
-    r"""Who may see whom, and a factor $\hat A$ for every score. Goes where `mask` goes; the weights must not depend on the tokens that descend.
+    r"""Who may see whom, and a factor $\hat A$ for every score. Goes where `mask` goes;
+    the weights must not depend on the tokens that descend.
 
-    $E = -\sum_h\frac1{\beta_h}\sum_C\log\sum_{B\ne C}\exp(\beta_h\hat A_{hCB}\,K_{hB}\cdot Q_{hC})$ over the pairs that `mask` allows."""
+    $E = -\sum_h\frac1{\beta_h}\sum_C\log\sum_{B\ne C}\exp(\beta_h\hat
+    A_{hCB}\,K_{hB}\cdot Q_{hC})$ over the pairs that `mask` allows.
+    """
+
     weights: Float[Array, "... H N N"]
     mask: Bool[Array, "... N N"]
 
@@ -45,369 +72,834 @@ class WeightedPairs:
         r"E_ATT, $P_{CB}$, Q and K."
         N = g.shape[-2]
         if self.weights.shape[-3:] != (len(Wq), N, N) or self.mask.shape[-2:] != (N, N):
-            raise ValueError(f"mask: expected weights (..., H, N, N) = (..., {len(Wq)}, {N}, {N}) and a mask of {N} × {N}, got {self.weights.shape} and {self.mask.shape}")
-        mask = self.mask if self_attention else self.mask & jnp.broadcast_to(~jnp.eye(N, dtype=bool), self.mask.shape)
+            raise ValueError(
+                f"mask: expected weights (..., H, N, N) = (..., {len(Wq)}, {N}, {N})"
+                f" and a mask of {N} × {N}, got {self.weights.shape} and"
+                f" {self.mask.shape}"
+            )
+        mask = (
+            self.mask
+            if self_attention
+            else self.mask & jnp.broadcast_to(~jnp.eye(N, dtype=bool), self.mask.shape)
+        )
         Q, K = queries_and_keys(g, Wq, Wk)
-        scores = jnp.einsum("...hcy,...hby->...hcb", Q, K, preferred_element_type=beta.dtype)
-        scores = scores * self.weights.astype(beta.dtype) * beta.reshape((1,) * (Q.ndim - 3) + (-1, 1, 1))
+        scores = jnp.einsum(
+            "...hcy,...hby->...hcb", Q, K, preferred_element_type=beta.dtype
+        )
+        scores = (
+            scores
+            * self.weights.astype(beta.dtype)
+            * beta.reshape((1,) * (Q.ndim - 3) + (-1, 1, 1))
+        )
         lse, P = masked_logsumexp(scores, mask[..., None, :, :])
         return -jnp.einsum("...hc,h->...", lse, 1 / beta), P, Q, K
 
-    def energy_and_update(self, g: Float[Array, "... N D"], Wq: Float[Array, "H D Y"], Wk: Float[Array, "H D Y"], beta: Float[Array, "H"],
-                          self_attention: bool) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
-        "What `EnergyAttention` asks of a `mask` that is no table of booleans: E_ATT and −∂E_ATT/∂g. Raises ValueError on other sizes than the tokens'."
+    def energy_and_update(
+        self,
+        g: Float[Array, "... N D"],
+        Wq: Float[Array, "H D Y"],
+        Wk: Float[Array, "H D Y"],
+        beta: Float[Array, "H"],
+        self_attention: bool,
+    ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
+        """What `EnergyAttention` asks of a `mask` that is no table of booleans: E_ATT
+        and −∂E_ATT/∂g. Raises ValueError on other sizes than the tokens'.
+        """
         energy, P, Q, K = self.attention(g, Wq, Wk, beta, self_attention)
         return energy, two_term_update(P * self.weights.astype(P.dtype), Q, K, Wq, Wk)
 
 # %% ../../nbs/24_classification.ipynb #a2590176
-def shifted(x: Float[Array, "... N D"], size: int, graph: Int[Array, "N"] | None = None) -> Float[Array, "... N size*D"]:
-    "Every token beside its `size` − 1 neighbours in the order of the nodes; zeros beyond the ends, and beyond those of its own `graph`."
+def shifted(
+    x: Float[Array, "... N D"], size: int, graph: Int[Array, "N"] | None = None
+) -> Float[Array, "... N size*D"]:
+    """Every token beside its `size` − 1 neighbours in the order of the nodes; zeros
+    beyond the ends, and beyond those of its own `graph`.
+    """
     r, N = size // 2, x.shape[-2]
     padded = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(r, r), (0, 0)])
-    near = [padded[..., v:v + N, :] for v in range(size)]
+    near = [padded[..., v : v + N, :] for v in range(size)]
     if graph is not None:
         ids = jnp.pad(graph, (r, r), constant_values=-1)
-        near = [jnp.where((ids[v:v + N] == graph)[:, None], part, jnp.zeros_like(part)) for v, part in enumerate(near)]
+        near = [
+            jnp.where((ids[v : v + N] == graph)[:, None], part, jnp.zeros_like(part))
+            for v, part in enumerate(near)
+        ]
     return jnp.concatenate(near, -1)
 
 # %% ../../nbs/24_classification.ipynb #857bff70
 @signed
 class LearnedAdjacency(nnx.Module):
-    r"""Conv2D(X ⊗ X), H filters of `size` × `size`, stride 1, zeros beyond the border, without forming X ⊗ X; and a linear map of edge features.
+    r"""Conv2D(X ⊗ X), H filters of `size` × `size`, stride 1, zeros beyond the border,
+    without forming X ⊗ X; and a linear map of edge features.
 
-    With `size` = 1 a weight depends on its two tokens (and their edge) alone, whatever the order of the others. Parameters: size²·D·H + L·H, and H biases, which start at 1.
-    Raises ValueError on sizes out of range or an even `size`, which has no middle."""
-    def __init__(self, dim: int, num_heads: int, size: int = 3, *, num_edge_features: int = 0, param_dtype=jnp.float32, rngs: nnx.Rngs):
+    With `size` = 1 a weight depends on its two tokens (and their edge) alone, whatever
+    the order of the others. Parameters: size²·D·H + L·H, and H biases, which start at
+    1. Raises ValueError on sizes out of range or an even `size`, which has no middle.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        size: int = 3,
+        *,
+        num_edge_features: int = 0,
+        param_dtype=jnp.float32,
+        rngs: nnx.Rngs,
+    ):
         check_sizes(dim=dim, num_heads=num_heads, size=size)
         check_sizes(0, num_edge_features=num_edge_features)
-        if size % 2 == 0: raise ValueError(f"size: expected an odd number, got {size}")
+        if size % 2 == 0:
+            raise ValueError(f"size: expected an odd number, got {size}")
         self.size = size
-        start = lambda *shape: nnx.Param(nnx.initializers.normal(np.prod(shape[:-1]) ** -0.5)(rngs.params(), shape, param_dtype))
+        start = lambda *shape: nnx.Param(
+            nnx.initializers.normal(np.prod(shape[:-1]) ** -0.5)(
+                rngs.params(), shape, param_dtype
+            )
+        )
         self.filters = start(size, size, dim, num_heads)
-        if num_edge_features: self.edge_filter = start(num_edge_features, num_heads)
+        if num_edge_features:
+            self.edge_filter = start(num_edge_features, num_heads)
         self.bias = nnx.Param(jnp.ones(num_heads, param_dtype))
 
-    def weighted_keys(self, near: Float[Array, "... N size*D"]) -> Float[Array, "... H N size*D"]:
+    def weighted_keys(
+        self, near: Float[Array, "... N size*D"]
+    ) -> Float[Array, "... H N size*D"]:
         r"$\sum_v W_{uvdh} X_{B+v,d}$, all u side by side, from what `shifted` gives."
-        W = self.filters[...].astype(near.dtype).transpose(0, 1, 3, 2)[:, :, :, None]                       # (u, v, H, 1, D)
+        # (u, v, H, 1, D)
+        W = self.filters[...].astype(near.dtype).transpose(0, 1, 3, 2)[:, :, :, None]
         near = [x[..., None, :, :] for x in jnp.split(near, self.size, -1)]
         lift = lambda w: w.reshape((1,) * (near[0].ndim - 3) + w.shape)
-        return jnp.concatenate([sum(lift(W[u, v]) * x for v, x in enumerate(near)) for u in range(self.size)], -1)
+        return jnp.concatenate(
+            [
+                sum(lift(W[u, v]) * x for v, x in enumerate(near))
+                for u in range(self.size)
+            ],
+            -1,
+        )
 
-    def __call__(self, x: Float[Array, "B N D"], edge_features: Float[Array, "B N N L"] | None = None) -> Float[Array, "B H N N"]:
+    def __call__(
+        self,
+        x: Float[Array, "B N D"],
+        edge_features: Float[Array, "B N N L"] | None = None,
+    ) -> Float[Array, "B H N N"]:
         "The learned weight of every pair, queries in rows."
         near = shifted(x, self.size)
-        A = jnp.einsum("bcm,bhkm->bhck", near, self.weighted_keys(near)) + self.bias[...].astype(x.dtype)[None, :, None, None]
-        return A + jnp.einsum("bckl,lh->bhck", edge_features, self.edge_filter[...].astype(x.dtype)) if hasattr(self, "edge_filter") else A
+        A = (
+            jnp.einsum("bcm,bhkm->bhck", near, self.weighted_keys(near))
+            + self.bias[...].astype(x.dtype)[None, :, None, None]
+        )
+        return (
+            A
+            + jnp.einsum(
+                "bckl,lh->bhck", edge_features, self.edge_filter[...].astype(x.dtype)
+            )
+            if hasattr(self, "edge_filter")
+            else A
+        )
 
-    def along(self, x: Float[Array, "N D"], graph: Int[Array, "N"], senders: Int[Array, "E"], receivers: Int[Array, "E"],
-              edge_features: Float[Array, "E L"] | None = None) -> Float[Array, "H E"]:
-        "The same, along edges only, for graphs laid end to end; token n belongs to `graph[n]`."
+    def along(
+        self,
+        x: Float[Array, "N D"],
+        graph: Int[Array, "N"],
+        senders: Int[Array, "E"],
+        receivers: Int[Array, "E"],
+        edge_features: Float[Array, "E L"] | None = None,
+    ) -> Float[Array, "H E"]:
+        """The same, along edges only, for graphs laid end to end; token n belongs to
+        `graph[n]`.
+        """
         near = shifted(x, self.size, graph)
-        A = jnp.einsum("em,hem->he", near[receivers], self.weighted_keys(near)[:, senders]) + self.bias[...].astype(x.dtype)[:, None]
-        return A + jnp.einsum("el,lh->he", edge_features, self.edge_filter[...].astype(x.dtype)) if hasattr(self, "edge_filter") else A
+        A = (
+            jnp.einsum(
+                "em,hem->he", near[receivers], self.weighted_keys(near)[:, senders]
+            )
+            + self.bias[...].astype(x.dtype)[:, None]
+        )
+        return (
+            A
+            + jnp.einsum(
+                "el,lh->he", edge_features, self.edge_filter[...].astype(x.dtype)
+            )
+            if hasattr(self, "edge_filter")
+            else A
+        )
 
 # %% ../../nbs/24_classification.ipynb #d2f6c154
-@partial(jax.tree_util.register_dataclass, data_fields=["senders", "receivers", "linked", "weights", "strangers"], meta_fields=[])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["senders", "receivers", "linked", "weights", "strangers"],
+    meta_fields=[],
+)
 @dataclass(frozen=True)
 class WeightedEdges:
-    "What `WeightedPairs` is, along edges: query `receivers` may see key `senders`. `strangers` are further keys of each query whose score is 0."
+    """What `WeightedPairs` is, along edges: query `receivers` may see key `senders`.
+    `strangers` are further keys of each query whose score is 0.
+    """
+
     senders: Int[Array, "E"]
     receivers: Int[Array, "E"]
-    linked: Bool[Array, "E"]                        # False: padding
+    linked: Bool[Array, "E"]  # False: padding
     weights: Float[Array, "H E"]
     strangers: Int[Array, "N"] | None = None
 
-    def energy_and_update(self, g: Float[Array, "N D"], Wq: Float[Array, "H D Y"], Wk: Float[Array, "H D Y"], beta: Float[Array, "H"],
-                          self_attention: bool = False) -> tuple[Float[Array, ""], Float[Array, "N D"]]:
-        "What `EnergyAttention` asks of a `mask` that is no table: E_ATT and −∂E_ATT/∂g. Raises ValueError for a batch of token sets: lay them end to end."
-        if g.ndim != 2: raise ValueError(f"mask: edges join the tokens of one array (N, D), got tokens of shape {g.shape}")
+    def energy_and_update(
+        self,
+        g: Float[Array, "N D"],
+        Wq: Float[Array, "H D Y"],
+        Wk: Float[Array, "H D Y"],
+        beta: Float[Array, "H"],
+        self_attention: bool = False,
+    ) -> tuple[Float[Array, ""], Float[Array, "N D"]]:
+        """What `EnergyAttention` asks of a `mask` that is no table: E_ATT and
+        −∂E_ATT/∂g. Raises ValueError for a batch of token sets: lay them end to end.
+        """
+        if g.ndim != 2:
+            raise ValueError(
+                "mask: edges join the tokens of one array (N, D), got tokens of shape"
+                f" {g.shape}"
+            )
         N, s, r = len(g), self.senders, self.receivers
         Q, K = (jnp.einsum("nd,hdy->nhy", g, W) for W in (Wq, Wk))
-        weights, linked = self.weights.T.astype(beta.dtype), self.linked[:, None]                           # (E, H), (E, 1)
-        scores = jnp.einsum("ehy,ehy->eh", Q[r], K[s], preferred_element_type=beta.dtype) * weights * beta[None]
-        top = jax.ops.segment_max(jnp.where(linked, jax.lax.stop_gradient(scores), -jnp.inf), r, N)
-        if self.strangers is not None: top = jnp.where((self.strangers > 0)[:, None], jnp.maximum(top, 0), top)
+        # (E, H), (E, 1)
+        weights, linked = self.weights.T.astype(beta.dtype), self.linked[:, None]
+        scores = (
+            jnp.einsum("ehy,ehy->eh", Q[r], K[s], preferred_element_type=beta.dtype)
+            * weights
+            * beta[None]
+        )
+        top = jax.ops.segment_max(
+            jnp.where(linked, jax.lax.stop_gradient(scores), -jnp.inf), r, N
+        )
+        if self.strangers is not None:
+            top = jnp.where((self.strangers > 0)[:, None], jnp.maximum(top, 0), top)
         top = jnp.where(jnp.isneginf(top), jnp.zeros_like(top), top)
-        e = jnp.where(linked, jnp.exp(jnp.where(linked, scores - top[r], jnp.zeros_like(scores))), jnp.zeros_like(scores))
+        e = jnp.where(
+            linked,
+            jnp.exp(jnp.where(linked, scores - top[r], jnp.zeros_like(scores))),
+            jnp.zeros_like(scores),
+        )
         z = jax.ops.segment_sum(e, r, N)
-        if self.strangers is not None: z = z + self.strangers[:, None].astype(z.dtype) * jnp.exp(-top)
+        if self.strangers is not None:
+            z = z + self.strangers[:, None].astype(z.dtype) * jnp.exp(-top)
         alone = z == 0
         z = jnp.where(alone, jnp.ones_like(z), z)
-        pull = (e / z[r] * weights)[..., None]                                                              # P ⊙ Â
-        as_query, as_key = jax.ops.segment_sum(pull * K[s].astype(pull.dtype), r, N), jax.ops.segment_sum(pull * Q[r].astype(pull.dtype), s, N)
-        back = lambda pull, W: jnp.einsum("nhy,hdy->nd", pull.astype(W.dtype), W, preferred_element_type=beta.dtype)
-        energy = -jnp.einsum("nh,h->", jnp.where(alone, jnp.zeros_like(z), top + jnp.log(z)), 1 / beta)
+        pull = (e / z[r] * weights)[..., None]  # P ⊙ Â
+        as_query, as_key = (
+            jax.ops.segment_sum(pull * K[s].astype(pull.dtype), r, N),
+            jax.ops.segment_sum(pull * Q[r].astype(pull.dtype), s, N),
+        )
+        back = lambda pull, W: jnp.einsum(
+            "nhy,hdy->nd", pull.astype(W.dtype), W, preferred_element_type=beta.dtype
+        )
+        energy = -jnp.einsum(
+            "nh,h->", jnp.where(alone, jnp.zeros_like(z), top + jnp.log(z)), 1 / beta
+        )
         return energy, (back(as_query, Wq) + back(as_key, Wk)).astype(g.dtype)
 
 # %% ../../nbs/24_classification.ipynb #3a412756
 class Places(NamedTuple):
-    "Where nodes and CLS stand when each graph's CLS is put in front of its nodes, and to which graph each token belongs (B: to none)."
+    """Where nodes and CLS stand when each graph's CLS is put in front of its nodes, and
+    to which graph each token belongs (B: to none).
+    """
+
     node: Int[Array, "n"]
     cls: Int[Array, "B"]
     graph: Int[Array, "n+B+1"]
+
 
 def places(batch: EdgeBatch) -> Places:
     "The tokens of an `EdgeBatch`: n nodes, B CLS, and one that is nobody's."
     n, B = len(batch.graph), len(batch.labels)
     node = jnp.arange(n, dtype=jnp.int32) + batch.graph.astype(jnp.int32) + 1
-    cls = jnp.searchsorted(batch.graph, jnp.arange(B, dtype=batch.graph.dtype)).astype(jnp.int32) + jnp.arange(B, dtype=jnp.int32)
-    return Places(node, cls, jnp.full(n + B + 1, B, jnp.int32).at[node].set(batch.graph.astype(jnp.int32)).at[cls].set(jnp.arange(B, dtype=jnp.int32)))
+    cls = jnp.searchsorted(batch.graph, jnp.arange(B, dtype=batch.graph.dtype)).astype(
+        jnp.int32
+    ) + jnp.arange(B, dtype=jnp.int32)
+    return Places(
+        node,
+        cls,
+        jnp.full(n + B + 1, B, jnp.int32)
+        .at[node]
+        .set(batch.graph.astype(jnp.int32))
+        .at[cls]
+        .set(jnp.arange(B, dtype=jnp.int32)),
+    )
 
 # %% ../../nbs/24_classification.ipynb #81948978
 @dataclass(frozen=True)
 class ClassifyConfig:
-    "Sizes and dynamics of the model. Raises ValueError, naming the field, on values out of range."
+    """Sizes and dynamics of the model. Raises ValueError, naming the field, on values
+    out of range.
+    """
+
     dim: int = option(64, "D, width of a token")
-    num_heads: int = option(4, "H, heads of the attention and filters of the learned adjacency")
+    num_heads: int = option(
+        4, "H, heads of the attention and filters of the learned adjacency"
+    )
     head_dim: int = option(16, "Y, width of a head")
     num_memories: int = option(256, "K, memories of a block; 0 leaves them out")
-    num_positions: int = option(15, "k, eigenvectors of the Laplacian; 0 leaves them out")
+    num_positions: int = option(
+        15, "k, eigenvectors of the Laplacian; 0 leaves them out"
+    )
     blocks: int = option(2, "S, blocks in a stack")
     steps: int = option(1, "T, steps of the descent in each block")
     step_size: float = option(0.1, "α, step size")
     beta: float | None = option(None, "β, inverse temperature; none for 1/√Y")
-    filter_size: int = option(3, "side of the filters over X ⊗ X; with 1 the order of the nodes matters no more, given their positions")
-    strangers: Literal["out", "zero"] = option("out", "a pair without an edge: out of the sum, or in it with a score of zero, as the paper's formula says literally")
+    filter_size: int = option(
+        3,
+        "side of the filters over X ⊗ X; with 1 the order of the nodes matters no more,"
+        " given their positions",
+    )
+    strangers: Literal["out", "zero"] = option(
+        "out",
+        "a pair without an edge: out of the sum, or in it with a score of zero, as the"
+        " paper's formula says literally",
+    )
     noise: float = option(0.02, "deviation of the noise on the gradient, in training")
     dropout: float = option(0.0, "share of the CLS token that is dropped in training")
-    shuffle: bool = option(False, "a new random order of the nodes at every training step")
+    shuffle: bool = option(
+        False, "a new random order of the nodes at every training step"
+    )
 
     def __post_init__(self):
-        check_sizes(dim=self.dim, num_heads=self.num_heads, head_dim=self.head_dim, blocks=self.blocks, steps=self.steps, filter_size=self.filter_size)
+        check_sizes(
+            dim=self.dim,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            blocks=self.blocks,
+            steps=self.steps,
+            filter_size=self.filter_size,
+        )
         check_sizes(0, num_memories=self.num_memories, num_positions=self.num_positions)
-        if self.filter_size % 2 == 0: raise ValueError(f"filter_size: expected an odd number, got {self.filter_size}")
-        if not 0 < self.step_size < np.inf: raise ValueError(f"step_size: expected a positive, finite number, got {self.step_size}")
-        if not 0 <= self.noise < np.inf: raise ValueError(f"noise: expected a deviation of at least 0, got {self.noise}")
-        if not 0 <= self.dropout < 1: raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {self.dropout}")
-        if self.strangers not in ("out", "zero"): raise ValueError(f"strangers: expected 'out' or 'zero', got {self.strangers!r}")
+        if self.filter_size % 2 == 0:
+            raise ValueError(
+                f"filter_size: expected an odd number, got {self.filter_size}"
+            )
+        if not 0 < self.step_size < np.inf:
+            raise ValueError(
+                f"step_size: expected a positive, finite number, got {self.step_size}"
+            )
+        if not 0 <= self.noise < np.inf:
+            raise ValueError(
+                f"noise: expected a deviation of at least 0, got {self.noise}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {self.dropout}")
+        if self.strangers not in ("out", "zero"):
+            raise ValueError(
+                f"strangers: expected 'out' or 'zero', got {self.strangers!r}"
+            )
 
 # %% ../../nbs/24_classification.ipynb #1d6ca6e8
-def _listed_pairs(adjacency: LearnedAdjacency, x: Float[Array, "n+B+1 D"], batch: EdgeBatch, literal: bool) -> WeightedEdges:
+def _listed_pairs(
+    adjacency: LearnedAdjacency,
+    x: Float[Array, "n+B+1 D"],
+    batch: EdgeBatch,
+    literal: bool,
+) -> WeightedEdges:
     "The edges of the nodes, and those between each node and the CLS of its graph."
     at = places(batch)
     cls = at.cls[jnp.minimum(batch.graph, len(at.cls) - 1)]
-    senders, receivers = (jnp.concatenate(ends) for ends in ((at.node[batch.senders], cls, at.node), (at.node[batch.receivers], at.node, cls)))
-    linked = jnp.concatenate([batch.present[batch.receivers], batch.present, batch.present])
+    senders, receivers = (
+        jnp.concatenate(ends)
+        for ends in (
+            (at.node[batch.senders], cls, at.node),
+            (at.node[batch.receivers], at.node, cls),
+        )
+    )
+    linked = jnp.concatenate(
+        [batch.present[batch.receivers], batch.present, batch.present]
+    )
     features = jnp.pad(batch.edge_features, ((0, 2 * len(batch.graph)), (0, 0)))
     count = lambda ids, n: jax.ops.segment_sum(linked.astype(jnp.int32), ids, n)
-    nodes = jnp.pad(jax.ops.segment_sum(batch.present.astype(jnp.int32), batch.graph, len(at.cls)), (0, 1))
-    strangers = jnp.maximum(nodes[at.graph] - count(receivers, len(x)), 0) if literal else None
-    return WeightedEdges(senders, receivers, linked, adjacency.along(x, at.graph, senders, receivers, features), strangers)
+    nodes = jnp.pad(
+        jax.ops.segment_sum(batch.present.astype(jnp.int32), batch.graph, len(at.cls)),
+        (0, 1),
+    )
+    strangers = (
+        jnp.maximum(nodes[at.graph] - count(receivers, len(x)), 0) if literal else None
+    )
+    return WeightedEdges(
+        senders,
+        receivers,
+        linked,
+        adjacency.along(x, at.graph, senders, receivers, features),
+        strangers,
+    )
+
 
 def _with_cls(batch: GraphBatch) -> Bool[Array, "B N+1"]:
     "Which tokens are there: CLS always."
     return jnp.pad(batch.present, ((0, 0), (1, 0)), constant_values=True)
 
-def _tabled_pairs(adjacency: LearnedAdjacency, x: Float[Array, "B N+1 D"], batch: GraphBatch, literal: bool) -> WeightedPairs:
+
+def _tabled_pairs(
+    adjacency: LearnedAdjacency,
+    x: Float[Array, "B N+1 D"],
+    batch: GraphBatch,
+    literal: bool,
+) -> WeightedPairs:
     "The same in tables: edges, and a row and a column for CLS."
     here = _with_cls(batch)
     both = here[:, :, None] & here[:, None, :]
-    linked = both & jnp.pad(batch.adjacency != 0, ((0, 0), (1, 0), (1, 0)), constant_values=True)          # Ã
-    weights = adjacency(x, jnp.pad(batch.edge_features, ((0, 0), (1, 0), (1, 0), (0, 0))))
-    return WeightedPairs(jnp.where(linked[:, None], weights, jnp.zeros_like(weights)), both) if literal else WeightedPairs(weights, linked)
+    # Ã
+    linked = both & jnp.pad(
+        batch.adjacency != 0, ((0, 0), (1, 0), (1, 0)), constant_values=True
+    )
+    weights = adjacency(
+        x, jnp.pad(batch.edge_features, ((0, 0), (1, 0), (1, 0), (0, 0)))
+    )
+    return (
+        WeightedPairs(
+            jnp.where(linked[:, None], weights, jnp.zeros_like(weights)), both
+        )
+        if literal
+        else WeightedPairs(weights, linked)
+    )
 
 # %% ../../nbs/24_classification.ipynb #038df25f
-def _noisy_descent(block: EnergyTransformer, x: Float[Array, "... D"], c: ClassifyConfig, pairs: WeightedPairs | WeightedEdges, rngs: nnx.Rngs) -> Float[Array, "... D"]:
+def _noisy_descent(
+    block: EnergyTransformer,
+    x: Float[Array, "... D"],
+    c: ClassifyConfig,
+    pairs: WeightedPairs | WeightedEdges,
+    rngs: nnx.Rngs,
+) -> Float[Array, "... D"]:
     "T steps of a block, each with noise on the gradient, Eq. (26)."
     for _ in range(c.steps):
-        x = descend(block, x, 1, c.step_size, mask=pairs)[0] - c.step_size * c.noise * jax.random.normal(rngs.noise(), x.shape, x.dtype)
+        x = descend(block, x, 1, c.step_size, mask=pairs)[
+            0
+        ] - c.step_size * c.noise * jax.random.normal(rngs.noise(), x.shape, x.dtype)
     return x
 
-def _drop(x: Float[Array, "B D"], rate: float, rngs: nnx.Rngs | None) -> Float[Array, "B D"]:
-    "Dropout, in training only: entries become 0 with probability `rate`, the others are scaled up to keep the mean."
-    if rngs is None or not rate: return x
-    return jnp.where(jax.random.bernoulli(rngs.dropout(), 1 - rate, x.shape), x / (1 - rate), jnp.zeros_like(x))
+
+def _drop(
+    x: Float[Array, "B D"], rate: float, rngs: nnx.Rngs | None
+) -> Float[Array, "B D"]:
+    """Dropout, in training only: entries become 0 with probability `rate`, the others
+    are scaled up to keep the mean.
+    """
+    if rngs is None or not rate:
+        return x
+    return jnp.where(
+        jax.random.bernoulli(rngs.dropout(), 1 - rate, x.shape),
+        x / (1 - rate),
+        jnp.zeros_like(x),
+    )
 
 # %% ../../nbs/24_classification.ipynb #8d4b37a8
 @signed
 class GraphClassifier(nnx.Module):
-    r"""Appendix F: CLS and embedded nodes, S blocks of T steps with weighted scores, an affine readout of CLS.
+    r"""Appendix F: CLS and embedded nodes, S blocks of T steps with weighted scores, an
+    affine readout of CLS.
 
-    Called with a `GraphBatch`, or with an `EdgeBatch`, which holds the same along edges. `num_edge_features` is L.
-    Raises ValueError on sizes out of range, and on a batch of other sizes."""
-    def __init__(self, num_features: int, num_classes: int, config: ClassifyConfig = ClassifyConfig(), *, num_edge_features: int = 0, param_dtype=jnp.float32,
-                 rngs: nnx.Rngs):
+    Called with a `GraphBatch`, or with an `EdgeBatch`, which holds the same along
+    edges. `num_edge_features` is L. Raises ValueError on sizes out of range, and on a
+    batch of other sizes.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        config: ClassifyConfig = ClassifyConfig(),
+        *,
+        num_edge_features: int = 0,
+        param_dtype=jnp.float32,
+        rngs: nnx.Rngs,
+    ):
         check_sizes(num_features=num_features, num_classes=num_classes)
-        c, self.config, self.num_features, self.num_edge_features = config, config, num_features, num_edge_features
+        c, self.config, self.num_features, self.num_edge_features = (
+            config,
+            config,
+            num_features,
+            num_edge_features,
+        )
         options = dict(param_dtype=param_dtype, rngs=rngs)
         self.cls = nnx.Param(jax.random.normal(rngs.params(), (c.dim,), param_dtype))
         self.embed = nnx.Linear(num_features, c.dim, **options)
-        if c.num_positions: self.place = nnx.Linear(c.num_positions, c.dim, use_bias=False, **options)
-        self.adjacency = LearnedAdjacency(c.dim, c.num_heads, c.filter_size, num_edge_features=num_edge_features, **options)
-        self.blocks = nnx.List(EnergyTransformer(c.dim, c.num_heads, c.head_dim, c.num_memories, beta=c.beta, **options) for _ in range(c.blocks))
+        if c.num_positions:
+            self.place = nnx.Linear(c.num_positions, c.dim, use_bias=False, **options)
+        self.adjacency = LearnedAdjacency(
+            c.dim,
+            c.num_heads,
+            c.filter_size,
+            num_edge_features=num_edge_features,
+            **options,
+        )
+        self.blocks = nnx.List(
+            EnergyTransformer(
+                c.dim, c.num_heads, c.head_dim, c.num_memories, beta=c.beta, **options
+            )
+            for _ in range(c.blocks)
+        )
         self.head = nnx.Linear(c.dim, num_classes, **options)
 
     def check(self, batch):
-        "Raise ValueError unless the last axes of features, positions and features of edges are those of the model."
-        for name, size in ("features", self.num_features), ("positions", self.config.num_positions), ("edge_features", self.num_edge_features):
-            if getattr(batch, name).shape[-1] != size: raise ValueError(f"batch.{name}: expected a last axis of {size}, got shape {getattr(batch, name).shape}")
+        """Raise ValueError unless the last axes of features, positions and features of
+        edges are those of the model.
+        """
+        for name, size in (
+            ("features", self.num_features),
+            ("positions", self.config.num_positions),
+            ("edge_features", self.num_edge_features),
+        ):
+            if getattr(batch, name).shape[-1] != size:
+                raise ValueError(
+                    f"batch.{name}: expected a last axis of {size}, got shape"
+                    f" {getattr(batch, name).shape}"
+                )
 
     def tokens(self, batch):
-        "CLS and the nodes at the start, (B, N + 1, D) or end to end (n + B + 1, D); zeros where no node is present."
+        """CLS and the nodes at the start, (B, N + 1, D) or end to end (n + B + 1, D);
+        zeros where no node is present.
+        """
         x, flat = self.embed(batch.features), isinstance(batch, EdgeBatch)
-        if self.config.num_positions: x = x + self.place(batch.positions)
-        x, cls = jnp.where(batch.present[..., None], x, jnp.zeros_like(x)), self.cls[...].astype(x.dtype)
-        if not flat: return jnp.concatenate([jnp.broadcast_to(cls, (len(x), 1, len(cls))), x], 1)
+        if self.config.num_positions:
+            x = x + self.place(batch.positions)
+        x, cls = (
+            jnp.where(batch.present[..., None], x, jnp.zeros_like(x)),
+            self.cls[...].astype(x.dtype),
+        )
+        if not flat:
+            return jnp.concatenate([jnp.broadcast_to(cls, (len(x), 1, len(cls))), x], 1)
         at = places(batch)
-        return jnp.zeros((len(at.graph), len(cls)), x.dtype).at[at.node].set(x).at[at.cls].set(cls[None])
+        return (
+            jnp.zeros((len(at.graph), len(cls)), x.dtype)
+            .at[at.node]
+            .set(x)
+            .at[at.cls]
+            .set(cls[None])
+        )
 
     def pairs(self, x, batch) -> WeightedPairs | WeightedEdges:
-        r"Who may see whom, and $\hat A$: all that the blocks need to know of the edges. `x` are the tokens at the start."
+        r"""Who may see whom, and $\hat A$: all that the blocks need to know of the
+        edges. `x` are the tokens at the start.
+        """
         pairs = _listed_pairs if isinstance(batch, EdgeBatch) else _tabled_pairs
         return pairs(self.adjacency, x, batch, self.config.strangers == "zero")
 
     def __call__(self, batch, rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
-        "Logits. `rngs` bring signs, noise, dropout and order, in training; without them the result is deterministic."
+        """Logits. `rngs` bring signs, noise, dropout and order, in training; without
+        them the result is deterministic.
+        """
         self.check(batch)
         c = self.config
-        if rngs is not None and c.shuffle: batch = reorder(batch, rngs.order())
-        if rngs is not None: batch = flip_signs(batch, rngs.signs())        # an eigenvector's sign means nothing
+        if rngs is not None and c.shuffle:
+            batch = reorder(batch, rngs.order())
+        # an eigenvector's sign means nothing
+        if rngs is not None:
+            batch = flip_signs(batch, rngs.signs())
         x = self.tokens(batch)
         pairs = self.pairs(x, batch)
         for block in self.blocks:
             noisy = rngs is not None and c.noise
-            x = _noisy_descent(block, x, c, pairs, rngs) if noisy else descend(block, x, c.steps, c.step_size, mask=pairs)[0]
+            x = (
+                _noisy_descent(block, x, c, pairs, rngs)
+                if noisy
+                else descend(block, x, c.steps, c.step_size, mask=pairs)[0]
+            )
         read = x[places(batch).cls] if isinstance(batch, EdgeBatch) else x[:, 0]
         return self.head(_drop(read, c.dropout, rngs))
 
     def energies(self, batch) -> list[Energies]:
-        "What each block descends, without noise: energies (T+1, B) of the tokens that are present, one pair a block; of an `EdgeBatch` the sums over its graphs, (T+1,)."
+        """What each block descends, without noise: energies (T+1, B) of the tokens that
+        are present, one pair a block; of an `EdgeBatch` the sums over its graphs,
+        (T+1,).
+        """
         self.check(batch)
         x, found = self.tokens(batch), []
-        here = places(batch).graph < len(batch.labels) if isinstance(batch, EdgeBatch) else _with_cls(batch)
+        here = (
+            places(batch).graph < len(batch.labels)
+            if isinstance(batch, EdgeBatch)
+            else _with_cls(batch)
+        )
         pairs = self.pairs(x, batch)
         for block in self.blocks:
-            x, path = descend(block, x, self.config.steps, self.config.step_size, mask=pairs, states=True)
-            memory = block.memory.energy(block.norm(path.states)[..., None, :])                                # token by token
-            found.append(Energies(path.energies.attention, jnp.sum(jnp.where(here[None], memory, jnp.zeros_like(memory)), -1)))
+            x, path = descend(
+                block,
+                x,
+                self.config.steps,
+                self.config.step_size,
+                mask=pairs,
+                states=True,
+            )
+            # token by token
+            memory = block.memory.energy(block.norm(path.states)[..., None, :])
+            found.append(
+                Energies(
+                    path.energies.attention,
+                    jnp.sum(jnp.where(here[None], memory, jnp.zeros_like(memory)), -1),
+                )
+            )
         return found
 
 # %% ../../nbs/24_classification.ipynb #2cf405c8
 def reorder(batch: GraphBatch, key: PRNGKeyArray) -> GraphBatch:
-    "The same graphs with their nodes in a random order; padding stays at the end. Raises TypeError for an `EdgeBatch`."
-    if not isinstance(batch, GraphBatch): raise TypeError(f"batch: only a GraphBatch can be given another order of nodes, got {type(batch).__name__}")
-    order = jnp.argsort(jnp.where(batch.present, jax.random.uniform(key, batch.present.shape), 2.0), axis=1)
-    rows = lambda x: jnp.take_along_axis(x, order.reshape(order.shape + (1,) * (x.ndim - 2)), 1)
-    both = lambda x: jnp.take_along_axis(rows(x), order[:, None].reshape(order.shape[0], 1, -1, *[1] * (x.ndim - 3)), 2)
-    return batch._replace(features=rows(batch.features), positions=rows(batch.positions), adjacency=both(batch.adjacency), edge_features=both(batch.edge_features))
+    """The same graphs with their nodes in a random order; padding stays at the end.
+    Raises TypeError for an `EdgeBatch`.
+    """
+    if not isinstance(batch, GraphBatch):
+        raise TypeError(
+            "batch: only a GraphBatch can be given another order of nodes, got"
+            f" {type(batch).__name__}"
+        )
+    order = jnp.argsort(
+        jnp.where(batch.present, jax.random.uniform(key, batch.present.shape), 2.0),
+        axis=1,
+    )
+    rows = lambda x: jnp.take_along_axis(
+        x, order.reshape(order.shape + (1,) * (x.ndim - 2)), 1
+    )
+    both = lambda x: jnp.take_along_axis(
+        rows(x), order[:, None].reshape(order.shape[0], 1, -1, *[1] * (x.ndim - 3)), 2
+    )
+    return batch._replace(
+        features=rows(batch.features),
+        positions=rows(batch.positions),
+        adjacency=both(batch.adjacency),
+        edge_features=both(batch.edge_features),
+    )
 
 # %% ../../nbs/24_classification.ipynb #5096fb6f
-def classification_loss(model: GraphClassifier, batch: GraphBatch | EdgeBatch, key: PRNGKeyArray) -> tuple[Float[Array, ""], dict]:
-    "Mean cross-entropy over the graphs that the batch holds, however few (`fit_classifier` divides by the intended number); a label of -1 stands for no graph."
-    log_p, real = jax.nn.log_softmax(model(batch, rngs=nnx.Rngs(key))), batch.labels >= 0
+def classification_loss(
+    model: GraphClassifier, batch: GraphBatch | EdgeBatch, key: PRNGKeyArray
+) -> tuple[Float[Array, ""], dict]:
+    """Mean cross-entropy over the graphs that the batch holds, however few
+    (`fit_classifier` divides by the intended number); a label of -1 stands for no
+    graph.
+    """
+    log_p, real = (
+        jax.nn.log_softmax(model(batch, rngs=nnx.Rngs(key))),
+        batch.labels >= 0,
+    )
     own = jnp.take_along_axis(log_p, jnp.maximum(batch.labels, 0)[:, None], 1)[:, 0]
-    return -jnp.sum(jnp.where(real, own, jnp.zeros_like(own))) / jnp.maximum(jnp.sum(real, dtype=own.dtype), 1), {}
+    return (
+        -jnp.sum(jnp.where(real, own, jnp.zeros_like(own)))
+        / jnp.maximum(jnp.sum(real, dtype=own.dtype), 1),
+        {},
+    )
 
 # %% ../../nbs/24_classification.ipynb #15391204
 @dataclass(frozen=True)
 class ClassifyTraining:
-    "One run: which graphs, how they are batched, the model, the optimiser. Raises ValueError on values out of range."
+    """One run: which graphs, how they are batched, the model, the optimiser. Raises
+    ValueError on values out of range.
+    """
+
     data: str = option("MUTAG", "rings, or a name of the TU collection")
     epochs: int = option(60, "passes over the training graphs")
     batch_size: int = option(32, "graphs a step, at most")
-    layout: Literal["dense", "edges"] = option("dense", "tables in buckets, or lists of edges, which large graphs need")
-    num_buckets: int = option(4, "sizes that graphs are padded to, at most; each is compiled once")
+    layout: Literal["dense", "edges"] = option(
+        "dense", "tables in buckets, or lists of edges, which large graphs need"
+    )
+    num_buckets: int = option(
+        4, "sizes that graphs are padded to, at most; each is compiled once"
+    )
     lr: float = option(1e-3, "peak learning rate")
     lr_floor: float = option(5e-8, "learning rate at the start and at the end")
     warmup: float = option(0.15, "share of the steps in which the learning rate rises")
     weight_decay: float = option(0.05, "decoupled weight decay, on matrices only")
     every: int = option(1, "epochs between validations")
-    fold: int = option(0, "the fold of ten that is tested on; the next one chooses the weights")
+    fold: int = option(
+        0, "the fold of ten that is tested on; the next one chooses the weights"
+    )
     seed: int = option(0, "of the weights, the batches and all noise")
     model: ClassifyConfig = ClassifyConfig()
 
     def __post_init__(self):
-        check_sizes(epochs=self.epochs, batch_size=self.batch_size, num_buckets=self.num_buckets, every=self.every)
-        if not 0 <= self.seed < 2**32: raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {self.seed}")
-        if self.fold not in range(10): raise ValueError(f"fold: expected 0 to 9, got {self.fold}")
-        if not 0 <= self.warmup < 1: raise ValueError(f"warmup: expected a share in [0, 1), got {self.warmup}")
-        if self.layout not in ("dense", "edges"): raise ValueError(f"layout: expected 'dense' or 'edges', got {self.layout!r}")
-        if self.layout == "edges" and self.model.shuffle: raise ValueError("layout, shuffle: nodes laid end to end are not reordered; use layout='dense', or no shuffle with filter_size=1, which does not see their order")
+        check_sizes(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            num_buckets=self.num_buckets,
+            every=self.every,
+        )
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {self.seed}")
+        if self.fold not in range(10):
+            raise ValueError(f"fold: expected 0 to 9, got {self.fold}")
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup: expected a share in [0, 1), got {self.warmup}")
+        if self.layout not in ("dense", "edges"):
+            raise ValueError(
+                f"layout: expected 'dense' or 'edges', got {self.layout!r}"
+            )
+        if self.layout == "edges" and self.model.shuffle:
+            raise ValueError(
+                "layout, shuffle: nodes laid end to end are not reordered; use"
+                " layout='dense', or no shuffle with filter_size=1, which does not see"
+                " their order"
+            )
         self.optim(100)
 
     def optim(self, steps_per_epoch: int) -> OptimConfig:
         "The optimiser for epochs of that many steps."
         steps = self.epochs * steps_per_epoch
-        return OptimConfig(steps, int(self.warmup * steps), self.lr, self.lr_floor, self.weight_decay)
+        return OptimConfig(
+            steps, int(self.warmup * steps), self.lr, self.lr_floor, self.weight_decay
+        )
 
 # %% ../../nbs/24_classification.ipynb #f53a5f3b
 _take = jax.jit(take)
 
-def stream(supply: Buckets | EdgeLists, ids: Int[np.ndarray, "n"], seed: int, start: int = 0):
-    "Batch number `start` and all after it, epoch after epoch; each a function of its number and the seed."
+
+def stream(
+    supply: Buckets | EdgeLists, ids: Int[np.ndarray, "n"], seed: int, start: int = 0
+):
+    """Batch number `start` and all after it, epoch after epoch; each a function of its
+    number and the seed.
+    """
     per = len(supply.plan(ids, seed))
     for epoch in count(start // per):
-        for part in supply.plan(ids, seed, epoch)[start % per if epoch == start // per else 0:]:
+        for part in supply.plan(ids, seed, epoch)[
+            start % per if epoch == start // per else 0 :
+        ]:
             data, rows = supply.load(part)
             yield data if rows is None else _take(data, rows)
 
 # %% ../../nbs/24_classification.ipynb #6f594292
 class Scores(NamedTuple):
     "Share of the graphs that are classified correctly, and the mean cross-entropy."
+
     accuracy: float
     cross_entropy: float
 
+
 def score(logits: Float[np.ndarray, "n C"], labels: Int[np.ndarray, "n"]) -> Scores:
     "Raises ValueError unless all logits are finite and there is at least one graph."
-    if not len(labels) or not np.isfinite(logits).all(): raise ValueError(f"logits: expected finite numbers for at least one graph, got {logits.shape}")
+    if not len(labels) or not np.isfinite(logits).all():
+        raise ValueError(
+            "logits: expected finite numbers for at least one graph, got"
+            f" {logits.shape}"
+        )
     top = logits.max(1)
     lse = top + np.log(np.exp(logits - top[:, None]).sum(1))
-    return Scores(float((logits.argmax(1) == labels).mean()), float((lse - logits[np.arange(len(labels)), labels]).mean()))
+    return Scores(
+        float((logits.argmax(1) == labels).mean()),
+        float((lse - logits[np.arange(len(labels)), labels]).mean()),
+    )
 
 # %% ../../nbs/24_classification.ipynb #65ff516e
 class Classified(NamedTuple):
     "A trained classifier and how good it is. The test graphs have chosen nothing."
+
     model: GraphClassifier
     validation: Scores
     test: Scores
     history: list[dict]
     best_step: int
 
-def train_classifier(config: ClassifyTraining, graphs: GraphSet, fold: Fold, folder: Path | str | None = None, *,
-                     positions: Float[np.ndarray, "N k"] | None = None, progress: bool = True) -> Classified:
-    """Train on fold.train, choose the weights on fold.validation, score once on fold.test; resumes from `folder`.
 
-    Features are encoded by what the training graphs know. `positions` may be given if they are at hand. Raises ValueError for labels that are unknown
-    or of one class only in training, and what `load_graphs`, `make_buckets` and `fit` raise."""
+def train_classifier(
+    config: ClassifyTraining,
+    graphs: GraphSet,
+    fold: Fold,
+    folder: Path | str | None = None,
+    *,
+    positions: Float[np.ndarray, "N k"] | None = None,
+    progress: bool = True,
+) -> Classified:
+    """Train on fold.train, choose the weights on fold.validation, score once on
+    fold.test; resumes from `folder`.
+
+    Features are encoded by what the training graphs know. `positions` may be given if
+    they are at hand. Raises ValueError for labels that are unknown or of one class only
+    in training, and what `load_graphs`, `make_buckets` and `fit` raise.
+    """
     c, (train, validation, test) = config.model, (np.asarray(ids) for ids in fold)
-    if (graphs.labels[np.concatenate([train, validation, test])] < 0).any(): raise ValueError("graphs: some of the graphs have no label")
-    if len(np.unique(graphs.labels[train])) < 2: raise ValueError(f"fold: the {len(train)} training graphs are all of one class")
-    positions = cached_positions(graphs, c.num_positions) if positions is None else positions
+    if (graphs.labels[np.concatenate([train, validation, test])] < 0).any():
+        raise ValueError("graphs: some of the graphs have no label")
+    if len(np.unique(graphs.labels[train])) < 2:
+        raise ValueError(f"fold: the {len(train)} training graphs are all of one class")
+    positions = (
+        cached_positions(graphs, c.num_positions) if positions is None else positions
+    )
     encoding = learn_encoding(graphs, train)
-    sizes = dict(num_features=encoding.node.size, num_classes=graphs.num_classes, num_edge_features=encoding.edge.size)
-    supply = EdgeLists(graphs, encoding, positions, config.batch_size) if config.layout == "edges" else make_buckets(
-        graphs, encoding, positions=positions, num_buckets=config.num_buckets, batch_size=config.batch_size)
+    sizes = dict(
+        num_features=encoding.node.size,
+        num_classes=graphs.num_classes,
+        num_edge_features=encoding.edge.size,
+    )
+    supply = (
+        EdgeLists(graphs, encoding, positions, config.batch_size)
+        if config.layout == "edges"
+        else make_buckets(
+            graphs,
+            encoding,
+            positions=positions,
+            num_buckets=config.num_buckets,
+            batch_size=config.batch_size,
+        )
+    )
     per = len(supply.plan(train, config.seed))
+
     def judge(model):
-        found = score(predict_logits(model, supply, validation), graphs.labels[validation])
-        tie = found.cross_entropy / (1 + found.cross_entropy) / len(validation)     # below that of a single error
+        found = score(
+            predict_logits(model, supply, validation), graphs.labels[validation]
+        )
+        # below that of a single error
+        tie = found.cross_entropy / (1 + found.cross_entropy) / len(validation)
         return {"loss": 1 - found.accuracy + tie, **found._asdict()}
-    result = fit(GraphClassifier(**sizes, config=c, rngs=nnx.Rngs(config.seed)), classification_loss, lambda start: stream(supply, train, config.seed, start),
-                 config.optim(per), seed=config.seed, folder=folder, validate=judge, every=config.every * per, log_every=config.every * per,
-                 config=json.loads(json.dumps({**asdict(config), "sizes": sizes})), progress=progress)
-    scores = (score(predict_logits(result.model, supply, ids), graphs.labels[ids]) for ids in (validation, test))
-    return Classified(result.model, *scores, result.history, result.best_step)     # pyright: ignore[reportCallIssue]
+
+    result = fit(
+        GraphClassifier(**sizes, config=c, rngs=nnx.Rngs(config.seed)),
+        classification_loss,
+        lambda start: stream(supply, train, config.seed, start),
+        config.optim(per),
+        seed=config.seed,
+        folder=folder,
+        validate=judge,
+        every=config.every * per,
+        log_every=config.every * per,
+        config=json.loads(json.dumps({**asdict(config), "sizes": sizes})),
+        progress=progress,
+    )
+    scores = (
+        score(predict_logits(result.model, supply, ids), graphs.labels[ids])
+        for ids in (validation, test)
+    )
+    return Classified(result.model, *scores, result.history, result.best_step)  # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/24_classification.ipynb #899addd7
-CONFIGS = {     # training runs by name
+CONFIGS = {  # training runs by name
     "small": ClassifyTraining("MUTAG"),
-    "paper": ClassifyTraining("MUTAG", epochs=200, batch_size=64, model=ClassifyConfig(128, 12, 64, 512, 15, 4, 1, 0.1, strangers="zero")),
+    "paper": ClassifyTraining(
+        "MUTAG",
+        epochs=200,
+        batch_size=64,
+        model=ClassifyConfig(128, 12, 64, 512, 15, 4, 1, 0.1, strangers="zero"),
+    ),
 }
 
 # %% ../../nbs/24_classification.ipynb #cb950f05
 def load_classifier(path: Path | str) -> GraphClassifier:
-    "The classifier that a run has left in best.safetensors. Raises CheckpointError if it is missing, damaged or of another kind."
+    """The classifier that a run has left in best.safetensors. Raises CheckpointError if
+    it is missing, damaged or of another kind.
+    """
+
     def build(made: dict, size: int):
         config = ClassifyConfig(**made["model"])
-        if config.blocks > size: raise ValueError("more blocks than the file has bytes")
+        if config.blocks > size:
+            raise ValueError("more blocks than the file has bytes")
         return GraphClassifier(**made["sizes"], config=config, rngs=nnx.Rngs(0))
+
     return restore(path, "graph classifier", build)
 
+
 def main(argv: list[str] | None = None) -> dict:
-    "Console script `et_train_graphs`: train a classifier of graphs on one split, resume it if it was stopped, and report on the test graphs."
+    """Console script `et_train_graphs`: train a classifier of graphs on one split,
+    resume it if it was stopped, and report on the test graphs.
+    """
     parser = argparse.ArgumentParser("et_train_graphs", description=main.__doc__)
-    parser.add_argument("--out", type=out_folder, default=None, help="folder of checkpoints, log and report (default: runs/DATA); training resumes from it")
+    parser.add_argument(
+        "--out",
+        type=out_folder,
+        default=None,
+        help=(
+            "folder of checkpoints, log and report (default: runs/DATA); training"
+            " resumes from it"
+        ),
+    )
     with as_command(parser.prog):
         config, args = configure(parser, CONFIGS, "small", argv)
         graphs, out = load_graphs(config.data), args.out or Path("runs") / config.data
@@ -415,59 +907,152 @@ def main(argv: list[str] | None = None) -> dict:
         fold = parts(deal(graphs.labels), config.fold)
         run = train_classifier(config, graphs, fold, out)
         most = int(np.bincount(graphs.labels[fold.train]).argmax())
-        metrics = {"test": run.test._asdict(), "validation": run.validation._asdict(), "largest_class": float((graphs.labels[fold.test] == most).mean()),
-                   "graphs": {name: len(ids) for name, ids in fold._asdict().items()}, "best_step": run.best_step, "training_seconds": run.history[-1]["seconds"],
-                   "parameters": sum(p.size for p in jax.tree.leaves(nnx.state(run.model, nnx.Param))), "config": asdict(config), **provenance()}
-        with atomic_write(out / "metrics.json") as path: path.write_text(json.dumps(metrics, indent=2) + "\n")
-    print(f"Test accuracy {run.test.accuracy:.3f} on {len(fold.test)} graphs that chose nothing (always the most frequent class: {metrics['largest_class']:.3f}). "
-          f"Weights and metrics.json are in {out}/")
+        metrics = {
+            "test": run.test._asdict(),
+            "validation": run.validation._asdict(),
+            "largest_class": float((graphs.labels[fold.test] == most).mean()),
+            "graphs": {name: len(ids) for name, ids in fold._asdict().items()},
+            "best_step": run.best_step,
+            "training_seconds": run.history[-1]["seconds"],
+            "parameters": sum(
+                p.size for p in jax.tree.leaves(nnx.state(run.model, nnx.Param))
+            ),
+            "config": asdict(config),
+            **provenance(),
+        }
+        with atomic_write(out / "metrics.json") as path:
+            path.write_text(json.dumps(metrics, indent=2) + "\n")
+    print(
+        f"Test accuracy {run.test.accuracy:.3f} on {len(fold.test)} graphs that chose"
+        f" nothing (always the most frequent class: {metrics['largest_class']:.3f})."
+        f" Weights and metrics.json are in {out}/"
+    )
     return metrics
 
 # %% ../../nbs/24_classification.ipynb #036a306e
 class View(NamedTuple):
-    "What a model sees in a batch; token 0 is CLS. The last two are taken at the end of each block."
-    adjacency: Float[np.ndarray, "B H N+1 N+1"]     # queries in rows, 0 where there is no edge
-    listens: Float[np.ndarray, "S B H N+1"]         # what CLS pays to each token, in sum 1
-    heard: Float[np.ndarray, "S B H N+1"]           # what each token pays to CLS
+    """What a model sees in a batch; token 0 is CLS. The last two are taken at the end
+    of each block.
+    """
+
+    # queries in rows, 0 where there is no edge
+    adjacency: Float[np.ndarray, "B H N+1 N+1"]
+    listens: Float[np.ndarray, "S B H N+1"]  # what CLS pays to each token, in sum 1
+    heard: Float[np.ndarray, "S B H N+1"]  # what each token pays to CLS
+
 
 def look(model: GraphClassifier, batch: GraphBatch) -> View:
-    "The learned adjacency and the attention of CLS, block by block. Raises TypeError for graphs laid end to end, which have no tables to look at."
-    if not isinstance(batch, GraphBatch): raise TypeError(f"batch: expected a GraphBatch (layout 'dense'), got {type(batch).__name__}")
+    """The learned adjacency and the attention of CLS, block by block. Raises TypeError
+    for graphs laid end to end, which have no tables to look at.
+    """
+    if not isinstance(batch, GraphBatch):
+        raise TypeError(
+            f"batch: expected a GraphBatch (layout 'dense'), got {type(batch).__name__}"
+        )
     x, c = model.tokens(batch), model.config
     pairs, P = model.pairs(x, batch), []
     for block in model.blocks:
         x = descend(block, x, c.steps, c.step_size, mask=pairs)[0]
-        P.append(pairs.attention(block.norm(x), block.attention.Wq[...], block.attention.Wk[...], block.attention.beta)[1])     # pyright: ignore[reportAttributeAccessIssue]
+        P.append(
+            pairs.attention(
+                block.norm(x),
+                block.attention.Wq[...],
+                block.attention.Wk[...],
+                block.attention.beta,
+            )[1]
+        )  # pyright: ignore[reportAttributeAccessIssue]
     P = np.stack(P)
-    return View(np.asarray(jnp.where(pairs.mask[:, None], pairs.weights, jnp.zeros_like(pairs.weights))), P[..., 0, :], P[..., :, 0])     # pyright: ignore[reportAttributeAccessIssue]
+    return View(
+        np.asarray(
+            jnp.where(pairs.mask[:, None], pairs.weights, jnp.zeros_like(pairs.weights))
+        ),
+        P[..., 0, :],
+        P[..., :, 0],
+    )  # pyright: ignore[reportAttributeAccessIssue]
 
 # %% ../../nbs/24_classification.ipynb #280c5068
-def plot_molecule(model: GraphClassifier, batch: GraphBatch, i: int = 0, names: dict[int, str] | None = None):
-    """Graph i of a batch, drawn with networkx: edges by their learned weight, nodes by what they exchange with CLS in the last block. Returns the figure.
+def plot_molecule(
+    model: GraphClassifier,
+    batch: GraphBatch,
+    i: int = 0,
+    names: dict[int, str] | None = None,
+):
+    """Graph i of a batch, drawn with networkx: edges by their learned weight, nodes by
+    what they exchange with CLS in the last block. Returns the figure.
 
-    `names` are those of features that are one-hot labels, by column; other columns, such as attributes, name nobody."""
+    `names` are those of features that are one-hot labels, by column; other columns,
+    such as attributes, name nobody.
+    """
     import matplotlib.pyplot as plt
     import networkx as nx
-    view, n = look(model, jax.tree.map(lambda a: a[i:i + 1], batch)), int(batch.present[i].sum())
+
+    view, n = (
+        look(model, jax.tree.map(lambda a: a[i : i + 1], batch)),
+        int(batch.present[i].sum()),
+    )
     graph = nx.from_numpy_array(np.asarray(batch.adjacency[i, :n, :n]))
     place = nx.kamada_kawai_layout(graph)
-    weight = view.adjacency[0, :, 1:n + 1, 1:n + 1].mean(0)
+    weight = view.adjacency[0, :, 1 : n + 1, 1 : n + 1].mean(0)
     strength = [(weight[a, b] + weight[b, a]) / 2 for a, b in graph.edges]
-    words = {v: next((name for column, name in (names or {}).items() if batch.features[i, v, column] == 1), "") for v in range(n)}
+    words = {
+        v: next(
+            (
+                name
+                for column, name in (names or {}).items()
+                if batch.features[i, v, column] == 1
+            ),
+            "",
+        )
+        for v in range(n)
+    }
     fig, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    panels = ((r"$\hat A$, mean of both directions and all heads", None), ("what CLS pays to the nodes", view.listens[-1, 0, :, 1:n + 1].mean(0)),
-              ("what the nodes pay to CLS", view.heard[-1, 0, :, 1:n + 1].mean(0)))
+    panels = (
+        (r"$\hat A$, mean of both directions and all heads", None),
+        ("what CLS pays to the nodes", view.listens[-1, 0, :, 1 : n + 1].mean(0)),
+        ("what the nodes pay to CLS", view.heard[-1, 0, :, 1 : n + 1].mean(0)),
+    )
     for ax, (title, value) in zip(axes, panels):
-        ax.set_title(title, fontsize=10); ax.axis("off"); ax.margins(0.12)
+        ax.set_title(title, fontsize=10)
+        ax.axis("off")
+        ax.margins(0.12)
         if value is None:
             reach = max(np.abs(strength).max(initial=0), 1e-6)
-            lines = nx.draw_networkx_edges(graph, place, ax=ax, edge_color=strength, width=3, edge_cmap=plt.cm.PuOr_r, edge_vmin=-reach, edge_vmax=reach)
+            lines = nx.draw_networkx_edges(
+                graph,
+                place,
+                ax=ax,
+                edge_color=strength,
+                width=3,
+                edge_cmap=plt.cm.PuOr_r,
+                edge_vmin=-reach,
+                edge_vmax=reach,
+            )
             nx.draw_networkx_nodes(graph, place, ax=ax, node_color="0.9", node_size=180)
-            if graph.edges: fig.colorbar(lines, ax=ax, shrink=0.8)
+            if graph.edges:
+                fig.colorbar(lines, ax=ax, shrink=0.8)
         else:
             nx.draw_networkx_edges(graph, place, ax=ax, edge_color="0.7")
-            fig.colorbar(nx.draw_networkx_nodes(graph, place, ax=ax, node_color=value, cmap=plt.cm.viridis, vmin=0, node_size=180), ax=ax, shrink=0.8)
+            fig.colorbar(
+                nx.draw_networkx_nodes(
+                    graph,
+                    place,
+                    ax=ax,
+                    node_color=value,
+                    cmap=plt.cm.viridis,
+                    vmin=0,
+                    node_size=180,
+                ),
+                ax=ax,
+                shrink=0.8,
+            )
         dark = [value is not None and value[v] < value.max() / 2 for v in graph]
         for shade, colour in ((True, "w"), (False, "k")):
-            nx.draw_networkx_labels(graph, place, {v: words[v] for v in graph if dark[v] == shade}, font_size=8, font_color=colour, ax=ax)
+            nx.draw_networkx_labels(
+                graph,
+                place,
+                {v: words[v] for v in graph if dark[v] == shade},
+                font_size=8,
+                font_color=colour,
+                ax=ax,
+            )
     return fig

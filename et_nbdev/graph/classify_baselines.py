@@ -17,68 +17,157 @@ from .sets import EdgeBatch, GraphBatch
 from ..norm import check_sizes, signed
 
 # %% ../../nbs/24b_classification_baselines.ipynb #0ce6eef8
-def _sum(x: Float[Array, "... D"], batch: GraphBatch | EdgeBatch) -> Float[Array, "B D"]:
+def _sum(
+    x: Float[Array, "... D"], batch: GraphBatch | EdgeBatch
+) -> Float[Array, "B D"]:
     "The sum over the nodes of each graph that are there."
     x = jnp.where(batch.present[..., None], x, jnp.zeros_like(x))
-    return jax.ops.segment_sum(x, batch.graph, len(batch.labels)) if isinstance(batch, EdgeBatch) else jnp.sum(x, 1)
+    return (
+        jax.ops.segment_sum(x, batch.graph, len(batch.labels))
+        if isinstance(batch, EdgeBatch)
+        else jnp.sum(x, 1)
+    )
 
-def _drop(x: Float[Array, "B D"], rate: float, rngs: nnx.Rngs | None) -> Float[Array, "B D"]:
+
+def _drop(
+    x: Float[Array, "B D"], rate: float, rngs: nnx.Rngs | None
+) -> Float[Array, "B D"]:
     "Dropout, in training only."
-    if rngs is None or rate == 0: return x
-    return jnp.where(jax.random.bernoulli(rngs.dropout(), 1 - rate, x.shape), x / (1 - rate), jnp.zeros_like(x))
+    if rngs is None or rate == 0:
+        return x
+    return jnp.where(
+        jax.random.bernoulli(rngs.dropout(), 1 - rate, x.shape),
+        x / (1 - rate),
+        jnp.zeros_like(x),
+    )
+
 
 def _check_config(config):
-    check_sizes(**{name: getattr(config, name) for name in ("hidden", "num_layers") if hasattr(config, name)})
-    if not 0 <= config.dropout < 1: raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {config.dropout!r}")
+    check_sizes(
+        **{
+            name: getattr(config, name)
+            for name in ("hidden", "num_layers")
+            if hasattr(config, name)
+        }
+    )
+    if not 0 <= config.dropout < 1:
+        raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {config.dropout!r}")
+
 
 def _check_batch(batch, num_features: int):
-    if not isinstance(batch, GraphBatch | EdgeBatch): raise TypeError(f"batch: expected a GraphBatch or an EdgeBatch, got {type(batch).__name__}")
-    if batch.features.shape[-1] != num_features: raise ValueError(f"batch: expected features of shape (..., F) with F = {num_features}, got {batch.features.shape}")
+    if not isinstance(batch, GraphBatch | EdgeBatch):
+        raise TypeError(
+            f"batch: expected a GraphBatch or an EdgeBatch, got {type(batch).__name__}"
+        )
+    if batch.features.shape[-1] != num_features:
+        raise ValueError(
+            f"batch: expected features of shape (..., F) with F = {num_features}, got"
+            f" {batch.features.shape}"
+        )
 
 # %% ../../nbs/24b_classification_baselines.ipynb #731bffc9
 @dataclass(frozen=True)
 class AgnosticConfig:
     "Raises ValueError, naming the field, on values outside their range."
-    hidden: int = field(default=64, metadata=dict(help="width of the hidden layers"))
-    per_node: bool = field(default=False, metadata=dict(help="embed each node before the sum (deep set) or not (fingerprint)"))
-    dropout: float = field(default=0.0, metadata=dict(help="share of the hidden entries that is dropped in training"))
 
-    def __post_init__(self): _check_config(self)
+    hidden: int = field(default=64, metadata=dict(help="width of the hidden layers"))
+    per_node: bool = field(
+        default=False,
+        metadata=dict(
+            help="embed each node before the sum (deep set) or not (fingerprint)"
+        ),
+    )
+    dropout: float = field(
+        default=0.0,
+        metadata=dict(help="share of the hidden entries that is dropped in training"),
+    )
+
+    def __post_init__(self):
+        _check_config(self)
+
 
 @signed
 class Agnostic(nnx.Module):
-    r"""The structure-agnostic baseline of Errica et al. (2020): an MLP on $\sum_C x_C$, or with `per_node` on $\sum_C \mathrm{ReLU}(W_0x_C+b_0)$.
+    r"""The structure-agnostic baseline of Errica et al. (2020): an MLP on $\sum_C x_C$,
+    or with `per_node` on $\sum_C \mathrm{ReLU}(W_0x_C+b_0)$.
 
-    Raises TypeError or ValueError for anything but a `GraphBatch` or an `EdgeBatch` with F features."""
-    def __init__(self, num_features: int, num_classes: int, config: AgnosticConfig = AgnosticConfig(), *, param_dtype=jnp.float32, rngs: nnx.Rngs):
+    Raises TypeError or ValueError for anything but a `GraphBatch` or an `EdgeBatch`
+    with F features.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        config: AgnosticConfig = AgnosticConfig(),
+        *,
+        param_dtype=jnp.float32,
+        rngs: nnx.Rngs,
+    ):
         check_sizes(num_features=num_features, num_classes=num_classes)
         self.num_features, self.config = num_features, config
         linear = lambda i, o: nnx.Linear(i, o, param_dtype=param_dtype, rngs=rngs)
         self.embed = linear(num_features, config.hidden) if config.per_node else None
-        self.first = linear(config.hidden if config.per_node else num_features, config.hidden)
+        self.first = linear(
+            config.hidden if config.per_node else num_features, config.hidden
+        )
         self.second = linear(config.hidden, num_classes)
 
-    def __call__(self, batch: GraphBatch | EdgeBatch, rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
+    def __call__(
+        self, batch: GraphBatch | EdgeBatch, rngs: nnx.Rngs | None = None
+    ) -> Float[Array, "B C"]:
         _check_batch(batch, self.num_features)
-        x = batch.features if self.embed is None else jax.nn.relu(self.embed(batch.features))
-        return self.second(_drop(jax.nn.relu(self.first(_sum(x, batch))), self.config.dropout, rngs))
+        x = (
+            batch.features
+            if self.embed is None
+            else jax.nn.relu(self.embed(batch.features))
+        )
+        return self.second(
+            _drop(jax.nn.relu(self.first(_sum(x, batch))), self.config.dropout, rngs)
+        )
 
 # %% ../../nbs/24b_classification_baselines.ipynb #59483f91
-def _lift(v, x): return v.reshape((1,) * (x.ndim - 1) + v.shape)
+def _lift(v, x):
+    return v.reshape((1,) * (x.ndim - 1) + v.shape)
+
 
 @signed
 class MaskedBatchNorm(nnx.Module):
-    r"$\gamma\,(x-\mu)/\sqrt{\sigma^2+\varepsilon}+\beta$ for each entry; μ and σ² over the nodes present in the batch while training, else their running averages."
-    def __init__(self, size: int, *, momentum: float = 0.9, eps: float = 1e-5, param_dtype=jnp.float32):
-        self.momentum, self.eps = momentum, eps
-        self.scale, self.bias = nnx.Param(jnp.ones(size, param_dtype)), nnx.Param(jnp.zeros(size, param_dtype))
-        self.mean, self.variance = nnx.BatchStat(jnp.zeros(size, param_dtype)), nnx.BatchStat(jnp.ones(size, param_dtype))
+    r"""$\gamma\,(x-\mu)/\sqrt{\sigma^2+\varepsilon}+\beta$ for each entry; μ and σ²
+    over the nodes present in the batch while training, else their running averages.
+    """
 
-    def __call__(self, x: Float[Array, "... D"], present: Bool[Array, "..."], training: bool) -> Float[Array, "... D"]:
+    def __init__(
+        self,
+        size: int,
+        *,
+        momentum: float = 0.9,
+        eps: float = 1e-5,
+        param_dtype=jnp.float32,
+    ):
+        self.momentum, self.eps = momentum, eps
+        self.scale, self.bias = (
+            nnx.Param(jnp.ones(size, param_dtype)),
+            nnx.Param(jnp.zeros(size, param_dtype)),
+        )
+        self.mean, self.variance = (
+            nnx.BatchStat(jnp.zeros(size, param_dtype)),
+            nnx.BatchStat(jnp.ones(size, param_dtype)),
+        )
+
+    def __call__(
+        self, x: Float[Array, "... D"], present: Bool[Array, "..."], training: bool
+    ) -> Float[Array, "... D"]:
         mean, variance = self.mean[...], self.variance[...]
         if training:
             count = jnp.maximum(present.sum(), 1).astype(x.dtype)
-            over = lambda x: jnp.sum(jnp.where(present[..., None], x, jnp.zeros_like(x)), range(x.ndim - 1)) / count
+            over = lambda x: (
+                jnp.sum(
+                    jnp.where(present[..., None], x, jnp.zeros_like(x)),
+                    range(x.ndim - 1),
+                )
+                / count
+            )
             mean = over(x)
             variance = over((x - _lift(mean, x)) ** 2)
             for kept, new in ((self.mean, mean), (self.variance, variance)):
@@ -86,57 +175,119 @@ class MaskedBatchNorm(nnx.Module):
         scale = self.scale[...] * jax.lax.rsqrt(variance + self.eps)
         return (x - _lift(mean, x)) * _lift(scale, x) + _lift(self.bias[...], x)
 
+
 class _LayerNorm(nnx.Module):
     "The same over the entries of each node, without statistics."
-    def __init__(self, size: int, *, param_dtype=jnp.float32):
-        self.scale, self.bias = nnx.Param(jnp.ones(size, param_dtype)), nnx.Param(jnp.zeros(size, param_dtype))
 
-    def __call__(self, x: Float[Array, "... D"], present: Bool[Array, "..."], training: bool) -> Float[Array, "... D"]:
+    def __init__(self, size: int, *, param_dtype=jnp.float32):
+        self.scale, self.bias = (
+            nnx.Param(jnp.ones(size, param_dtype)),
+            nnx.Param(jnp.zeros(size, param_dtype)),
+        )
+
+    def __call__(
+        self, x: Float[Array, "... D"], present: Bool[Array, "..."], training: bool
+    ) -> Float[Array, "... D"]:
         centred = x - x.mean(-1, keepdims=True)
-        return centred * jax.lax.rsqrt(jnp.mean(centred**2, -1, keepdims=True) + 1e-5) * _lift(self.scale[...], x) + _lift(self.bias[...], x)
+        return centred * jax.lax.rsqrt(
+            jnp.mean(centred**2, -1, keepdims=True) + 1e-5
+        ) * _lift(self.scale[...], x) + _lift(self.bias[...], x)
 
 # %% ../../nbs/24b_classification_baselines.ipynb #6971a81e
 @dataclass(frozen=True)
 class GINConfig:
     "Raises ValueError, naming the field, on values outside their range."
+
     hidden: int = field(default=64, metadata=dict(help="D, width of a state"))
-    num_layers: int = field(default=5, metadata=dict(help="layers, of which the features are the first"))
-    dropout: float = field(default=0.5, metadata=dict(help="share of each layer's logits that is dropped in training"))
+    num_layers: int = field(
+        default=5, metadata=dict(help="layers, of which the features are the first")
+    )
+    dropout: float = field(
+        default=0.5,
+        metadata=dict(help="share of each layer's logits that is dropped in training"),
+    )
     norm: str = field(default="batch", metadata=dict(help="batch or layer"))
 
     def __post_init__(self):
         _check_config(self)
-        if self.norm not in ("batch", "layer"): raise ValueError(f"norm: expected 'batch' or 'layer', got {self.norm!r}")
+        if self.norm not in ("batch", "layer"):
+            raise ValueError(f"norm: expected 'batch' or 'layer', got {self.norm!r}")
+
 
 class _Isomorphism(nnx.Module):
-    "One layer: two linear maps with norm and ReLU after each, on $(1+\\epsilon)h_C + \\sum_{B\\in N(C)} h_B$."
+    """One layer: two linear maps with norm and ReLU after each, on $(1+\\epsilon)h_C +
+    \\sum_{B\\in N(C)} h_B$.
+    """
+
     def __init__(self, size_in: int, config: GINConfig, *, param_dtype, rngs: nnx.Rngs):
         norm = MaskedBatchNorm if config.norm == "batch" else _LayerNorm
         self.epsilon = nnx.Param(jnp.zeros((), param_dtype))
-        self.maps = nnx.List([nnx.Linear(i, config.hidden, param_dtype=param_dtype, rngs=rngs) for i in (size_in, config.hidden)])
-        self.norms = nnx.List([norm(config.hidden, param_dtype=param_dtype) for _ in range(2)])
+        self.maps = nnx.List(
+            [
+                nnx.Linear(i, config.hidden, param_dtype=param_dtype, rngs=rngs)
+                for i in (size_in, config.hidden)
+            ]
+        )
+        self.norms = nnx.List(
+            [norm(config.hidden, param_dtype=param_dtype) for _ in range(2)]
+        )
 
-    def __call__(self, h: Float[Array, "... D"], batch: GraphBatch | EdgeBatch, training: bool) -> Float[Array, "... D2"]:
-        flat = isinstance(batch, EdgeBatch)         # whose padding edges join a padding node to itself
-        near = jax.ops.segment_sum(h[batch.senders], batch.receivers, len(h), indices_are_sorted=True) if flat else batch.adjacency @ h
+    def __call__(
+        self, h: Float[Array, "... D"], batch: GraphBatch | EdgeBatch, training: bool
+    ) -> Float[Array, "... D2"]:
+        # whose padding edges join a padding node to itself
+        flat = isinstance(batch, EdgeBatch)
+        near = (
+            jax.ops.segment_sum(
+                h[batch.senders], batch.receivers, len(h), indices_are_sorted=True
+            )
+            if flat
+            else batch.adjacency @ h
+        )
         h = (1 + self.epsilon[...]) * h + near
-        for linear, norm in zip(self.maps, self.norms): h = jax.nn.relu(norm(linear(h), batch.present, training))
+        for linear, norm in zip(self.maps, self.norms):
+            h = jax.nn.relu(norm(linear(h), batch.present, training))
         return jnp.where(batch.present[..., None], h, jnp.zeros_like(h))
 
 # %% ../../nbs/24b_classification_baselines.ipynb #be328e67
 @signed
 class GIN(nnx.Module):
-    r"""Graph isomorphism network (Xu et al., 2019): $h_C = \mathrm{MLP}((1+\epsilon)h_C + \sum_{B\in N(C)}h_B)$, `num_layers` - 1 times; logits $\sum_l (W_l\sum_C h^{(l)}_C + b_l)$.
+    r"""Graph isomorphism network (Xu et al., 2019): $h_C = \mathrm{MLP}((1+\epsilon)h_C
+    + \sum_{B\in N(C)}h_B)$, `num_layers` - 1 times; logits $\sum_l (W_l\sum_C h^{(l)}_C
+    + b_l)$.
 
-    With `rngs` it is being trained: dropout, and a batch norm of the batch. Work a layer: B·N²·D, as a dense product; along edges E·D. Raises as `Agnostic`."""
-    def __init__(self, num_features: int, num_classes: int, config: GINConfig = GINConfig(), *, param_dtype=jnp.float32, rngs: nnx.Rngs):
+    With `rngs` it is being trained: dropout, and a batch norm of the batch. Work a
+    layer: B·N²·D, as a dense product; along edges E·D. Raises as `Agnostic`.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        config: GINConfig = GINConfig(),
+        *,
+        param_dtype=jnp.float32,
+        rngs: nnx.Rngs,
+    ):
         check_sizes(num_features=num_features, num_classes=num_classes)
         self.num_features, self.config = num_features, config
         sizes = num_features, *[config.hidden] * (config.num_layers - 1)
-        self.layers = nnx.List([_Isomorphism(size, config, param_dtype=param_dtype, rngs=rngs) for size in sizes[:-1]])
-        self.heads = nnx.List([nnx.Linear(size, num_classes, param_dtype=param_dtype, rngs=rngs) for size in sizes])
+        self.layers = nnx.List(
+            [
+                _Isomorphism(size, config, param_dtype=param_dtype, rngs=rngs)
+                for size in sizes[:-1]
+            ]
+        )
+        self.heads = nnx.List(
+            [
+                nnx.Linear(size, num_classes, param_dtype=param_dtype, rngs=rngs)
+                for size in sizes
+            ]
+        )
 
-    def __call__(self, batch: GraphBatch | EdgeBatch, rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
+    def __call__(
+        self, batch: GraphBatch | EdgeBatch, rngs: nnx.Rngs | None = None
+    ) -> Float[Array, "B C"]:
         _check_batch(batch, self.num_features)
         h = batch.features
         logits = _drop(self.heads[0](_sum(h, batch)), self.config.dropout, rngs)

@@ -26,135 +26,307 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from tqdm import tqdm
 
-from .sets import Bucket, Buckets, EdgeBatch, EdgeLists, GraphSet, _graph_ids, cached_positions, learn_encoding, make_buckets, take
+from et_nbdev.graph.sets import (
+    Bucket,
+    Buckets,
+    EdgeBatch,
+    EdgeLists,
+    GraphSet,
+    _graph_ids,
+    cached_positions,
+    learn_encoding,
+    make_buckets,
+    take,
+)
 from ..norm import check_sizes
 from ..training import _alone, atomic_write, provenance
 
 # %% ../../nbs/20c_cross_validation.ipynb #92ebe28f
 class Fold(NamedTuple):
     "Ids of graphs, ascending; together all of them."
+
     train: Int[np.ndarray, "train"]
     validation: Int[np.ndarray, "validation"]
     test: Int[np.ndarray, "test"]
 
-def deal(labels: Int[np.ndarray, "G"], k: int = 10, seed: int = 0) -> Int[np.ndarray, "G"]:
-    """The fold that each graph is tested in: class by class in the order of a hash of (seed, graph), dealt out in turn.
 
-    Folds differ by at most one graph, and by at most one graph of each class. Raises ValueError for k < 3, fewer than k graphs, graphs without a class, or classes that are no integers."""
+def deal(
+    labels: Int[np.ndarray, "G"], k: int = 10, seed: int = 0
+) -> Int[np.ndarray, "G"]:
+    """The fold that each graph is tested in: class by class in the order of a hash of
+    (seed, graph), dealt out in turn.
+
+    Folds differ by at most one graph, and by at most one graph of each class. Raises
+    ValueError for k < 3, fewer than k graphs, graphs without a class, or classes that
+    are no integers.
+    """
     check_sizes(3, k=k)
     labels = np.asarray(labels)
-    if labels.dtype.kind not in "iub" and labels.size: raise ValueError(f"labels: expected classes, integers, got {labels.dtype}")
-    if labels.ndim != 1 or len(labels) < k or labels.min() < 0: raise ValueError(f"labels: expected the classes of at least k = {k} graphs, 0 or more, got shape {labels.shape}" + (f" with {labels.min()}" if labels.size else ""))
-    order = sorted(range(len(labels)), key=lambda i: (labels[i], hashlib.sha256(f"{seed}/{i}".encode()).digest()))
+    if labels.dtype.kind not in "iub" and labels.size:
+        raise ValueError(f"labels: expected classes, integers, got {labels.dtype}")
+    if labels.ndim != 1 or len(labels) < k or labels.min() < 0:
+        raise ValueError(
+            f"labels: expected the classes of at least k = {k} graphs, 0 or more, got"
+            f" shape {labels.shape}" + (f" with {labels.min()}" if labels.size else "")
+        )
+    order = sorted(
+        range(len(labels)),
+        key=lambda i: (labels[i], hashlib.sha256(f"{seed}/{i}".encode()).digest()),
+    )
     fold = np.empty(len(labels), np.int64)
     fold[order] = np.arange(len(labels)) % k
     return fold
 
+
 def parts(fold: Int[np.ndarray, "G"], f: int) -> Fold:
-    "Outer fold f: its graphs to test on, those of the next fold to choose by, the others to train on. Raises ValueError unless `fold` has at least three folds, 0, 1, 2, …, none of them empty."
+    """Outer fold f: its graphs to test on, those of the next fold to choose by, the
+    others to train on. Raises ValueError unless `fold` has at least three folds, 0, 1,
+    2, …, none of them empty.
+    """
     fold = np.asarray(fold)
-    if fold.ndim != 1 or fold.dtype.kind not in "iu" or not fold.size or fold.min() < 0 or len(found := np.unique(fold)) < 3 or found[-1] >= len(found):
-        raise ValueError(f"fold: expected a fold for each graph, integers 0, 1, …, k - 1 with k of at least 3 and no fold empty, got {fold.dtype} of shape {fold.shape}: {str(fold[:12])}")
+    if (
+        fold.ndim != 1
+        or fold.dtype.kind not in "iu"
+        or not fold.size
+        or fold.min() < 0
+        or len(found := np.unique(fold)) < 3
+        or found[-1] >= len(found)
+    ):
+        raise ValueError(
+            "fold: expected a fold for each graph, integers 0, 1, …, k - 1 with k of"
+            f" at least 3 and no fold empty, got {fold.dtype} of shape {fold.shape}:"
+            f" {str(fold[:12])}"
+        )
     k = len(found)
     check_sizes(0, f=f)
-    if f >= k: raise ValueError(f"f: expected a fold from 0 to {k - 1}, got {f}")
-    return Fold(*(np.flatnonzero(m) for m in ((fold != f) & (fold != (f + 1) % k), fold == (f + 1) % k, fold == f)))
+    if f >= k:
+        raise ValueError(f"f: expected a fold from 0 to {k - 1}, got {f}")
+    return Fold(
+        *(
+            np.flatnonzero(m)
+            for m in (
+                (fold != f) & (fold != (f + 1) % k),
+                fold == (f + 1) % k,
+                fold == f,
+            )
+        )
+    )
 
 # %% ../../nbs/20c_cross_validation.ipynb #3af46dd5
 @dataclass(frozen=True)
 class FitConfig:
-    "How a graph classifier is trained. Raises ValueError, naming the field, on values outside their range."
-    epochs: int = field(default=100, metadata=dict(help="passes over the training graphs"))
-    batch_size: int = field(default=32, metadata=dict(help="graphs in a batch, fewer where they are large"))
+    """How a graph classifier is trained. Raises ValueError, naming the field, on values
+    outside their range.
+    """
+
+    epochs: int = field(
+        default=100, metadata=dict(help="passes over the training graphs")
+    )
+    batch_size: int = field(
+        default=32, metadata=dict(help="graphs in a batch, fewer where they are large")
+    )
     lr: float = field(default=1e-3, metadata=dict(help="peak learning rate"))
-    warmup: float = field(default=0.1, metadata=dict(help="share of the steps in which the rate rises from 0; then a cosine back to 0"))
-    weight_decay: float = field(default=0.05, metadata=dict(help="decoupled weight decay, on matrices only"))
-    clip: float = field(default=1.0, metadata=dict(help="largest global norm of the gradient"))
+    warmup: float = field(
+        default=0.1,
+        metadata=dict(
+            help=(
+                "share of the steps in which the rate rises from 0; then a cosine back"
+                " to 0"
+            )
+        ),
+    )
+    weight_decay: float = field(
+        default=0.05, metadata=dict(help="decoupled weight decay, on matrices only")
+    )
+    clip: float = field(
+        default=1.0, metadata=dict(help="largest global norm of the gradient")
+    )
 
     def __post_init__(self):
         check_sizes(epochs=self.epochs, batch_size=self.batch_size)
-        for name, low, high in (("lr", 0, np.inf), ("warmup", 0, 1), ("weight_decay", 0, np.inf), ("clip", 0, np.inf)):
-            if not low <= getattr(self, name) < high: raise ValueError(f"{name}: expected {low} ≤ {name} < {high}, got {getattr(self, name)}")
+        for name, low, high in (
+            ("lr", 0, np.inf),
+            ("warmup", 0, 1),
+            ("weight_decay", 0, np.inf),
+            ("clip", 0, np.inf),
+        ):
+            if not low <= getattr(self, name) < high:
+                raise ValueError(
+                    f"{name}: expected {low} ≤ {name} < {high}, got"
+                    f" {getattr(self, name)}"
+                )
+
 
 class Candidate(NamedTuple):
     "One point of a grid."
-    model: Any                              # what `make_model` builds from, a dataclass
+
+    model: Any  # what `make_model` builds from, a dataclass
     fit: FitConfig = FitConfig()
 
 # %% ../../nbs/20c_cross_validation.ipynb #04ef8075
 class FitState(NamedTuple):
     "All that training changes."
+
     params: PyTree[Array]
-    rest: PyTree[Array]                     # statistics that a model keeps, such as those of a batch norm
+    rest: PyTree[Array]  # statistics that a model keeps, such as those of a batch norm
     moments: PyTree[Array]
     step: Array
 
+
 _adam = optax.chain(optax.scale_by_adam(0.9, 0.99))
+
 
 @lru_cache(maxsize=64)
 def _programs(graphdef: nnx.GraphDef):
     "Compiled training step and scores of all models of this structure."
-    def batch_of(data: Bucket | EdgeBatch, rows: Int[Array, "B"] | None): return take(data, rows) if isinstance(data, Bucket) else data
-    def step(state: FitState, data, rows, rate: Array, decay: Array, clip: Array, weight: Array, key: PRNGKeyArray):
+
+    def batch_of(data: Bucket | EdgeBatch, rows: Int[Array, "B"] | None):
+        return take(data, rows) if isinstance(data, Bucket) else data
+
+    def step(
+        state: FitState,
+        data,
+        rows,
+        rate: Array,
+        decay: Array,
+        clip: Array,
+        weight: Array,
+        key: PRNGKeyArray,
+    ):
         batch, noise = batch_of(data, rows), jax.random.fold_in(key, state.step)
+
         def objective(params):
             model = nnx.merge(graphdef, params, state.rest)
             logits = model(batch, rngs=nnx.Rngs(noise))
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(batch.labels, 0))
-            return jnp.sum(jnp.where(batch.labels >= 0, losses, jnp.zeros_like(losses))) * weight, nnx.to_pure_dict(nnx.split(model, nnx.Param, ...)[2])
+            losses = optax.softmax_cross_entropy_with_integer_labels(
+                logits, jnp.maximum(batch.labels, 0)
+            )
+            return jnp.sum(
+                jnp.where(batch.labels >= 0, losses, jnp.zeros_like(losses))
+            ) * weight, nnx.to_pure_dict(nnx.split(model, nnx.Param, ...)[2])
+
         (loss, rest), slope = jax.value_and_grad(objective, has_aux=True)(state.params)
         norm = optax.tree.norm(slope)
-        slope = jax.tree.map(lambda g: g * jnp.minimum(1, clip / jnp.maximum(norm, 1e-12)).astype(g.dtype), slope)
-        with jax.numpy_dtype_promotion("standard"):     # optax mixes floats with integer counts
+        slope = jax.tree.map(
+            lambda g: (
+                g * jnp.minimum(1, clip / jnp.maximum(norm, 1e-12)).astype(g.dtype)
+            ),
+            slope,
+        )
+        # optax mixes floats with integer counts
+        with jax.numpy_dtype_promotion("standard"):
             updates, moments = _adam.update(slope, state.moments)
-        params = jax.tree.map(lambda p, u: p - rate.astype(p.dtype) * (u + (decay.astype(p.dtype) * p if p.ndim > 1 else 0)), state.params, updates)
+        params = jax.tree.map(
+            lambda p, u: (
+                p
+                - rate.astype(p.dtype)
+                * (u + (decay.astype(p.dtype) * p if p.ndim > 1 else 0))
+            ),
+            state.params,
+            updates,
+        )
         return FitState(params, rest, moments, state.step + 1), loss
+
     def logits(params, rest, data, rows):
         batch = batch_of(data, rows)
         scores = nnx.merge(graphdef, params, rest)(batch)
         return scores, batch.labels
+
     def score(params, rest, data, rows):
         scores, labels = logits(params, rest, data, rows)
-        losses = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.maximum(labels, 0))
+        losses = optax.softmax_cross_entropy_with_integer_labels(
+            scores, jnp.maximum(labels, 0)
+        )
         there = labels >= 0
-        return jnp.stack([jnp.sum(there & (scores.argmax(-1) == labels)).astype(losses.dtype), jnp.sum(jnp.where(there, losses, jnp.zeros_like(losses)))])
+        return jnp.stack(
+            [
+                jnp.sum(there & (scores.argmax(-1) == labels)).astype(losses.dtype),
+                jnp.sum(jnp.where(there, losses, jnp.zeros_like(losses))),
+            ]
+        )
+
     return jax.jit(step), jax.jit(logits), jax.jit(score)
+
 
 def _taken_apart(model: nnx.Module):
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
     return graphdef, nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
 
 # %% ../../nbs/20c_cross_validation.ipynb #d927ef83
-def _ids_to_learn_from(train, validation, graphs: Buckets | EdgeLists) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "m"]]:
+def _ids_to_learn_from(
+    train, validation, graphs: Buckets | EdgeLists
+) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "m"]]:
     "Ids of graphs that are there and have a class, none of them in both parts."
-    train, validation = (_graph_ids(name, ids, len(graphs.labels)) for name, ids in (("train", train), ("validation", validation)))
-    if len(both := np.intersect1d(train, validation)): raise ValueError(f"train, validation: must not share graphs, but {len(both)} are in both, such as {both[0]}")
+    train, validation = (
+        _graph_ids(name, ids, len(graphs.labels))
+        for name, ids in (("train", train), ("validation", validation))
+    )
+    if len(both := np.intersect1d(train, validation)):
+        raise ValueError(
+            f"train, validation: must not share graphs, but {len(both)} are in both,"
+            f" such as {both[0]}"
+        )
     for name, ids in (("train", train), ("validation", validation)):
         held = graphs.labels[ids]
-        if not len(held) or held.min() < 0: raise ValueError(f"{name}: must name graphs that have a class" + (f", but graph {ids[held.argmin()]} has none" if len(held) else ", got none"))
+        if not len(held) or held.min() < 0:
+            raise ValueError(
+                f"{name}: must name graphs that have a class"
+                + (
+                    f", but graph {ids[held.argmin()]} has none"
+                    if len(held)
+                    else ", got none"
+                )
+            )
     return train, validation
 
 # %% ../../nbs/20c_cross_validation.ipynb #d744120b
 class Fitted(NamedTuple):
-    "A model with the weights of its best epoch on the validation graphs, and how it went."
+    """A model with the weights of its best epoch on the validation graphs, and how it
+    went.
+    """
+
     model: nnx.Module
-    history: list[dict]                     # a row an epoch: loss, validation_accuracy, validation_loss
-    epoch: int                              # of the weights, from 1; 0 if no epoch gave a finite loss
+    history: list[dict]  # a row an epoch: loss, validation_accuracy, validation_loss
+    epoch: int  # of the weights, from 1; 0 if no epoch gave a finite loss
 
-def fit_classifier(model: nnx.Module, graphs: Buckets | EdgeLists, train: Int[np.ndarray, "n"], validation: Int[np.ndarray, "m"], config: FitConfig,
-                   seed: int = 0, each_epoch: Callable[[dict], None] = lambda row: None) -> Fitted:
-    """Train on the graphs `train`; the weights kept are those of the epoch with the best accuracy on `validation`, among equals the least loss, among these the first.
 
-    `model(batch, rngs=None)` gives logits (B, C); with `rngs` it is being trained. Stops where the loss is no longer finite.
-    Raises ValueError for a training or validation graph without a class or that is not there, and for one that is both."""
+def fit_classifier(
+    model: nnx.Module,
+    graphs: Buckets | EdgeLists,
+    train: Int[np.ndarray, "n"],
+    validation: Int[np.ndarray, "m"],
+    config: FitConfig,
+    seed: int = 0,
+    each_epoch: Callable[[dict], None] = lambda row: None,
+) -> Fitted:
+    """Train on the graphs `train`; the weights kept are those of the epoch with the
+    best accuracy on `validation`, among equals the least loss, among these the first.
+
+    `model(batch, rngs=None)` gives logits (B, C); with `rngs` it is being trained.
+    Stops where the loss is no longer finite. Raises ValueError for a training or
+    validation graph without a class or that is not there, and for one that is both.
+    """
     train, validation = _ids_to_learn_from(train, validation, graphs)
     graphdef, params, rest = _taken_apart(model)
     step, _, score = _programs(graphdef)
-    state, key = FitState(params, rest, _adam.init(params), jnp.zeros((), jnp.int32)), jax.random.key(seed)
+    state, key = (
+        FitState(params, rest, _adam.init(params), jnp.zeros((), jnp.int32)),
+        jax.random.key(seed),
+    )
     per_epoch = len(graphs.plan(train, seed, 0))
-    rate = optax.warmup_cosine_decay_schedule(0.0, config.lr, int(config.warmup * config.epochs * per_epoch), config.epochs * per_epoch)
-    rates = np.asarray(rate(np.arange(config.epochs * per_epoch) + 0.5), np.float32).reshape(config.epochs, per_epoch)
-    decay, clip, weight = (jnp.float32(v) for v in (config.weight_decay, config.clip, 1 / config.batch_size))
+    rate = optax.warmup_cosine_decay_schedule(
+        0.0,
+        config.lr,
+        int(config.warmup * config.epochs * per_epoch),
+        config.epochs * per_epoch,
+    )
+    rates = np.asarray(
+        rate(np.arange(config.epochs * per_epoch) + 0.5), np.float32
+    ).reshape(config.epochs, per_epoch)
+    decay, clip, weight = (
+        jnp.float32(v)
+        for v in (config.weight_decay, config.clip, 1 / config.batch_size)
+    )
     held_out = [graphs.load(part) for part in graphs.plan(validation)]
     best, kept, history = None, (params, rest, 0), []
     for epoch in range(1, config.epochs + 1):
@@ -162,111 +334,253 @@ def fit_classifier(model: nnx.Module, graphs: Buckets | EdgeLists, train: Int[np
         for part, lr in zip(graphs.plan(train, seed, epoch), rates[epoch - 1]):
             state, loss = step(state, *graphs.load(part), lr, decay, clip, weight, key)
             losses.append(loss)
-        right, total = np.array([score(state.params, state.rest, *part) for part in held_out], np.float64).sum(0)
-        row = {"epoch": epoch, "loss": float(np.sum(losses)) * config.batch_size / len(train),
-               "validation_accuracy": float(right) / len(validation), "validation_loss": float(total) / len(validation)}
-        if not np.isfinite([row["loss"], row["validation_loss"]]).all(): break
+        right, total = np.array(
+            [score(state.params, state.rest, *part) for part in held_out], np.float64
+        ).sum(0)
+        row = {
+            "epoch": epoch,
+            "loss": float(np.sum(losses)) * config.batch_size / len(train),
+            "validation_accuracy": float(right) / len(validation),
+            "validation_loss": float(total) / len(validation),
+        }
+        if not np.isfinite([row["loss"], row["validation_loss"]]).all():
+            break
         history.append(row)
         each_epoch(row)
         if best is None or (row["validation_accuracy"], -row["validation_loss"]) > best:
-            best, kept = (row["validation_accuracy"], -row["validation_loss"]), (state.params, state.rest, epoch)
+            best, kept = (
+                (row["validation_accuracy"], -row["validation_loss"]),
+                (state.params, state.rest, epoch),
+            )
     return Fitted(nnx.merge(graphdef, *kept[:2]), history, kept[2])
 
 # %% ../../nbs/20c_cross_validation.ipynb #5cf03150
-def predict_logits(model: nnx.Module, graphs: Buckets | EdgeLists, ids: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n C"]:
-    "Logits of each graph, in the order of `ids`. Looks at no label. Raises ValueError for a graph that is not there."
+def predict_logits(
+    model: nnx.Module, graphs: Buckets | EdgeLists, ids: Int[np.ndarray, "n"]
+) -> Float[np.ndarray, "n C"]:
+    """Logits of each graph, in the order of `ids`. Looks at no label. Raises ValueError
+    for a graph that is not there.
+    """
     ids = _graph_ids("ids", ids, len(graphs.labels))
     graphdef, params, rest = _taken_apart(model)
-    logits, found = _programs(graphdef)[1], np.zeros((len(graphs.labels), graphs.num_classes), np.float32)
+    logits, found = (
+        _programs(graphdef)[1],
+        np.zeros((len(graphs.labels), graphs.num_classes), np.float32),
+    )
     for part in graphs.plan(ids):
         of = graphs.members(part)
-        found[of[of >= 0]] = np.asarray(logits(params, rest, *graphs.load(part))[0])[of >= 0]
+        found[of[of >= 0]] = np.asarray(logits(params, rest, *graphs.load(part))[0])[
+            of >= 0
+        ]
     return found[ids]
 
-def predict(model: nnx.Module, graphs: Buckets | EdgeLists, ids: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
+
+def predict(
+    model: nnx.Module, graphs: Buckets | EdgeLists, ids: Int[np.ndarray, "n"]
+) -> Int[np.ndarray, "n"]:
     "The most likely class of each graph."
     return predict_logits(model, graphs, ids).argmax(-1)
 
 # %% ../../nbs/20c_cross_validation.ipynb #61958260
 class Sizes(NamedTuple):
     "What a model has to know of the data."
+
     num_features: int
     num_classes: int
     num_positions: int
     num_edge_features: int
 
+
 def _settings(graphs: GraphSet, fold, candidates, options: dict) -> dict:
     plain = lambda x: asdict(x) if is_dataclass(x) else x
-    settings = {"data": graphs.name, "graphs": graphs.digest, "folds": "".join(map(str, fold)) if len(fold) < 1000 else hashlib.sha256(bytes(fold.astype(np.uint8))).hexdigest()[:16],
-                "candidates": [{"model": plain(c.model), "fit": asdict(c.fit)} for c in candidates], **options}
+    settings = {
+        "data": graphs.name,
+        "graphs": graphs.digest,
+        "folds": (
+            "".join(map(str, fold))
+            if len(fold) < 1000
+            else hashlib.sha256(bytes(fold.astype(np.uint8))).hexdigest()[:16]
+        ),
+        "candidates": [
+            {"model": plain(c.model), "fit": asdict(c.fit)} for c in candidates
+        ],
+        **options,
+    }
     return json.loads(json.dumps(settings))
 
+
 def _kept(path: Path, settings: dict) -> dict | None:
-    "The result of a fold, if there is one. Raises ValueError if it is of another run or no result."
-    if not path.exists(): return None
+    """The result of a fold, if there is one. Raises ValueError if it is of another run
+    or no result.
+    """
+    if not path.exists():
+        return None
     try:
         row = json.loads(path.read_text())
-        if not row["test_accuracy"] == row["test_correct"] / row["test_graphs"] <= 1: raise ValueError("its accuracy is not that of its graphs")
+        if not row["test_accuracy"] == row["test_correct"] / row["test_graphs"] <= 1:
+            raise ValueError("its accuracy is not that of its graphs")
         there = dict(row["settings"])
     except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as e:
-        raise ValueError(f"out: {path} is not the result of a fold ({type(e).__name__}: {e}); delete it") from e
-    if different := sorted(k for k in {*there, *settings} if there.get(k) != settings.get(k)):
-        raise ValueError(f"out: {path} is of a run with other {', '.join(different)}; choose another folder, or delete it")
+        raise ValueError(
+            f"out: {path} is not the result of a fold ({type(e).__name__}: {e});"
+            " delete it"
+        ) from e
+    if different := sorted(
+        k for k in {*there, *settings} if there.get(k) != settings.get(k)
+    ):
+        raise ValueError(
+            f"out: {path} is of a run with other {', '.join(different)}; choose another"
+            " folder, or delete it"
+        )
     return row
 
 # %% ../../nbs/20c_cross_validation.ipynb #6c8f1e72
-def cross_validate(make_model: Callable[[Any, Sizes, nnx.Rngs], nnx.Module], graphs: GraphSet, fold: Int[np.ndarray, "G"], candidates: Iterable[Candidate], *,
-                   folds: Iterable[int] | None = None, k: int = 15, num_buckets: int = 4, room: int = 2**20, layout: Literal["dense", "edges"] = "dense",
-                   seed: int = 0, out: str | os.PathLike | None = None,
-                   progress: bool = True, keep: Callable[[int, nnx.Module], None] = lambda f, model: None) -> list[dict]:
-    """Accuracy on each outer fold (all, or those of `folds`) of the candidate and the epoch that are best on its inner hold-out.
+def cross_validate(
+    make_model: Callable[[Any, Sizes, nnx.Rngs], nnx.Module],
+    graphs: GraphSet,
+    fold: Int[np.ndarray, "G"],
+    candidates: Iterable[Candidate],
+    *,
+    folds: Iterable[int] | None = None,
+    k: int = 15,
+    num_buckets: int = 4,
+    room: int = 2**20,
+    layout: Literal["dense", "edges"] = "dense",
+    seed: int = 0,
+    out: str | os.PathLike | None = None,
+    progress: bool = True,
+    keep: Callable[[int, nnx.Module], None] = lambda f, model: None,
+) -> list[dict]:
+    """Accuracy on each outer fold (all, or those of `folds`) of the candidate and the
+    epoch that are best on its inner hold-out.
 
-    `make_model(candidate.model, sizes, rngs)` builds a model for `fit_classifier`; `fold` is as made by `deal`. `layout` says whether
-    models get a `GraphBatch`, for whose shapes `num_buckets` and `room` are, or an `EdgeBatch`. Rows are written to `out`/fold-F.json, and read from
-    there if they are complete. `keep` is called with the winner of a fold. Raises ValueError naming what is wrong, and for a file of another run in `out`."""
+    `make_model(candidate.model, sizes, rngs)` builds a model for `fit_classifier`;
+    `fold` is as made by `deal`. `layout` says whether models get a `GraphBatch`, for
+    whose shapes `num_buckets` and `room` are, or an `EdgeBatch`. Rows are written to
+    `out`/fold-F.json, and read from there if they are complete. `keep` is called with
+    the winner of a fold. Raises ValueError naming what is wrong, and for a file of
+    another run in `out`.
+    """
     candidates, fold = [Candidate(*c) for c in candidates], np.asarray(fold)
-    if not candidates: raise ValueError("candidates: at least one is needed")
-    if fold.shape != (len(graphs),): raise ValueError(f"fold: expected one for each of the {len(graphs)} graphs, got shape {fold.shape}")
-    if layout not in ("dense", "edges"): raise ValueError(f"layout: must be 'dense' or 'edges', got {layout!r}")
-    settings = _settings(graphs, fold, candidates, dict(k=k, layout=layout, seed=seed) | (dict(num_buckets=num_buckets, room=room) if layout == "dense" else {}))
+    if not candidates:
+        raise ValueError("candidates: at least one is needed")
+    if fold.shape != (len(graphs),):
+        raise ValueError(
+            f"fold: expected one for each of the {len(graphs)} graphs, got shape"
+            f" {fold.shape}"
+        )
+    if layout not in ("dense", "edges"):
+        raise ValueError(f"layout: must be 'dense' or 'edges', got {layout!r}")
+    settings = _settings(
+        graphs,
+        fold,
+        candidates,
+        dict(k=k, layout=layout, seed=seed)
+        | (dict(num_buckets=num_buckets, room=room) if layout == "dense" else {}),
+    )
     rows, positions = [], None
     wanted = list(range(int(fold.max()) + 1)) if folds is None else list(folds)
     name = lambda f: f"fold-{f}.json"
-    kept = lambda: {path.name: _kept(path, settings) for path in sorted(Path(out).glob("fold-*.json"))} if out is not None else {}      # all of them: a folder holds one run
+    # all of them: a folder holds one run
+    kept = lambda: (
+        {
+            path.name: _kept(path, settings)
+            for path in sorted(Path(out).glob("fold-*.json"))
+        }
+        if out is not None
+        else {}
+    )
     there = kept()
     done = {f: there.get(name(f)) for f in wanted}
     epochs = sum(c.fit.epochs for c in candidates)
-    bar = tqdm(total=len(wanted) * epochs, initial=epochs * sum(r is not None for r in done.values()), disable=not progress, unit="epoch", file=sys.stdout, mininterval=1.0, ncols=100)
+    bar = tqdm(
+        total=len(wanted) * epochs,
+        initial=epochs * sum(r is not None for r in done.values()),
+        disable=not progress,
+        unit="epoch",
+        file=sys.stdout,
+        mininterval=1.0,
+        ncols=100,
+    )
     with bar:
         for f in wanted:
             if done[f] is None:
-                if positions is None: positions = cached_positions(graphs, k)
+                if positions is None:
+                    positions = cached_positions(graphs, k)
                 begin, before = time.perf_counter(), bar.n
-                row, winner = _one_fold(make_model, graphs, parts(fold, f), candidates, positions, layout, num_buckets, room, _seed_of(seed, f), bar, f)
-                done[f] = {"fold": f, **row, "seconds": time.perf_counter() - begin, "settings": settings, **provenance()}
-                with _alone(Path(out) if out is not None else None, wait=True):     # others may have written since
-                    if already := kept().get(name(f)): done[f] = already
+                row, winner = _one_fold(
+                    make_model,
+                    graphs,
+                    parts(fold, f),
+                    candidates,
+                    positions,
+                    layout,
+                    num_buckets,
+                    room,
+                    _seed_of(seed, f),
+                    bar,
+                    f,
+                )
+                done[f] = {
+                    "fold": f,
+                    **row,
+                    "seconds": time.perf_counter() - begin,
+                    "settings": settings,
+                    **provenance(),
+                }
+                # others may have written since
+                with _alone(Path(out) if out is not None else None, wait=True):
+                    if already := kept().get(name(f)):
+                        done[f] = already
                     else:
                         keep(f, winner)
                         if out is not None:
-                            with atomic_write(Path(out, name(f))) as temporary: temporary.write_text(json.dumps(done[f]) + "\n")
-                bar.update(before + epochs - bar.n)             # those of a candidate that was stopped
+                            with atomic_write(Path(out, name(f))) as temporary:
+                                temporary.write_text(json.dumps(done[f]) + "\n")
+                # those of a candidate that was stopped
+                bar.update(before + epochs - bar.n)
             rows.append(done[f])
             bar.set_postfix_str(f"accuracy {summary(rows)}")
     return rows
 
+
 def summary(rows: list[dict]) -> str:
-    "Mean ± deviation over folds, in per cent; of one fold its accuracy alone. Raises ValueError for none."
+    """Mean ± deviation over folds, in per cent; of one fold its accuracy alone. Raises
+    ValueError for none.
+    """
     scores = 100 * np.array([row["test_accuracy"] for row in rows])
-    if not len(scores): raise ValueError("rows: at least one fold is needed")
-    return f"{scores.mean():.1f} ± {scores.std(ddof=1):.1f} ({len(scores)} folds)" if len(scores) > 1 else f"{scores[0]:.1f} (1 fold)"
+    if not len(scores):
+        raise ValueError("rows: at least one fold is needed")
+    return (
+        f"{scores.mean():.1f} ± {scores.std(ddof=1):.1f} ({len(scores)} folds)"
+        if len(scores) > 1
+        else f"{scores[0]:.1f} (1 fold)"
+    )
 
 # %% ../../nbs/20c_cross_validation.ipynb #b239118d
 def _seed_of(*parts) -> int:
     "A seed for each combination of parts, 31 bits."
-    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "little") >> 1
+    return (
+        int.from_bytes(
+            hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "little"
+        )
+        >> 1
+    )
 
-def _one_fold(make_model, graphs, part: Fold, candidates, positions, layout, num_buckets, room, seed, bar, f) -> tuple[dict, nnx.Module]:
+
+def _one_fold(
+    make_model,
+    graphs,
+    part: Fold,
+    candidates,
+    positions,
+    layout,
+    num_buckets,
+    room,
+    seed,
+    bar,
+    f,
+) -> tuple[dict, nnx.Module]:
     hidden = graphs.labels.copy()
     hidden[part.test] = -1
     blind = replace(graphs, labels=hidden)
@@ -274,22 +588,78 @@ def _one_fold(make_model, graphs, part: Fold, candidates, positions, layout, num
     for i, candidate in enumerate(candidates):
         B = candidate.fit.batch_size
         if B not in made:
-            made = {B: EdgeLists(blind, encoding, positions, B) if layout == "edges" else
-                    make_buckets(blind, encoding, positions=positions, num_buckets=num_buckets, batch_size=B, room=room)}
+            made = {
+                B: (
+                    EdgeLists(blind, encoding, positions, B)
+                    if layout == "edges"
+                    else make_buckets(
+                        blind,
+                        encoding,
+                        positions=positions,
+                        num_buckets=num_buckets,
+                        batch_size=B,
+                        room=room,
+                    )
+                )
+            }
         given, begin = made[B], time.perf_counter()
-        sizes = Sizes(given.num_features, given.num_classes, given.num_positions, given.num_edge_features)
+        sizes = Sizes(
+            given.num_features,
+            given.num_classes,
+            given.num_positions,
+            given.num_edge_features,
+        )
+
         def each_epoch(row):
             bar.update()
-            bar.set_description_str(f"fold {f}, {i + 1}/{len(candidates)}", refresh=False)
-        run = fit_classifier(make_model(candidate.model, sizes, nnx.Rngs(seed)), given, part.train, part.validation, candidate.fit, seed, each_epoch)
-        at = run.history[run.epoch - 1] if run.epoch else {"validation_accuracy": 0.0, "validation_loss": 1e9}
-        tried.append({"validation_accuracy": at["validation_accuracy"], "validation_loss": at["validation_loss"], "epoch": run.epoch, "epochs": len(run.history),
-                      "seconds": time.perf_counter() - begin, "parameters": sum(p.size for p in jax.tree.leaves(nnx.state(run.model, nnx.Param)))})
+            bar.set_description_str(
+                f"fold {f}, {i + 1}/{len(candidates)}", refresh=False
+            )
+
+        run = fit_classifier(
+            make_model(candidate.model, sizes, nnx.Rngs(seed)),
+            given,
+            part.train,
+            part.validation,
+            candidate.fit,
+            seed,
+            each_epoch,
+        )
+        at = (
+            run.history[run.epoch - 1]
+            if run.epoch
+            else {"validation_accuracy": 0.0, "validation_loss": 1e9}
+        )
+        tried.append(
+            {
+                "validation_accuracy": at["validation_accuracy"],
+                "validation_loss": at["validation_loss"],
+                "epoch": run.epoch,
+                "epochs": len(run.history),
+                "seconds": time.perf_counter() - begin,
+                "parameters": sum(
+                    p.size for p in jax.tree.leaves(nnx.state(run.model, nnx.Param))
+                ),
+            }
+        )
         mark = (at["validation_accuracy"], -at["validation_loss"])
-        if best is None or mark > best[0]: best = (mark, i, run, given)
-    assert best is not None                 # there is a candidate
+        if best is None or mark > best[0]:
+            best = (mark, i, run, given)
+    assert best is not None  # there is a candidate
     _, i, run, given = best
     classes = predict(run.model, given, part.test)
-    right, most = int((classes == graphs.labels[part.test]).sum()), np.bincount(graphs.labels[part.train]).argmax()
-    return {"test_accuracy": right / len(part.test), "test_correct": right, "test_graphs": len(part.test), "largest_class": float((graphs.labels[part.test] == most).mean()), "chosen": i, "candidates": tried, "predictions": classes.tolist(),
-            "loss": [round(r["loss"], 5) for r in run.history], "validation": [round(r["validation_accuracy"], 5) for r in run.history]}, run.model
+    right, most = (
+        int((classes == graphs.labels[part.test]).sum()),
+        np.bincount(graphs.labels[part.train]).argmax(),
+    )
+    return {
+        "test_accuracy": right / len(part.test),
+        "test_correct": right,
+        "test_graphs": len(part.test),
+        "largest_class": float((graphs.labels[part.test] == most).mean()),
+        "chosen": i,
+        "candidates": tried,
+        "predictions": classes.tolist(),
+        "loss": [round(r["loss"], 5) for r in run.history],
+        "validation": [round(r["validation_accuracy"], 5) for r in run.history],
+    }, run.model

@@ -36,7 +36,10 @@ def _array(name: str, value) -> np.ndarray:
     try:
         return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     except Exception as e:
-        raise ValueError(f"{name}: cannot be read as an array ({type(e).__name__}: {e})") from e
+        raise ValueError(
+            f"{name}: cannot be read as an array ({type(e).__name__}: {e})"
+        ) from e
+
 
 def _frozen(a: np.ndarray, dtype) -> np.ndarray:
     "A read-only view, of the very array where the type already fits."
@@ -44,101 +47,177 @@ def _frozen(a: np.ndarray, dtype) -> np.ndarray:
     a.flags.writeable = False
     return a
 
+
 def _ids(name: str, value, num_nodes: int) -> Int32[np.ndarray, "E"]:
     "Node ids, from 0 to num_nodes - 1."
     a = _array(name, value)
     if a.ndim != 1 or (a.dtype.kind not in "iu" and a.size):
-        raise ValueError(f"{name}: must hold integers of shape (E,), got {a.dtype} of shape {a.shape}")
+        raise ValueError(
+            f"{name}: must hold integers of shape (E,), got {a.dtype} of shape"
+            f" {a.shape}"
+        )
     if a.size and (a.min() < 0 or a.max() >= num_nodes):
         i = int(np.argmax((a < 0) | (a >= num_nodes)))
-        raise ValueError(f"{name}: node ids must lie from 0 to {num_nodes - 1}, since there are {num_nodes} nodes, got {a[i]} at position {i}")
+        raise ValueError(
+            f"{name}: node ids must lie from 0 to {num_nodes - 1}, since there are"
+            f" {num_nodes} nodes, got {a[i]} at position {i}"
+        )
     return _frozen(a, np.int32)
 
-def _pair(edges, names: tuple[str, str], num_nodes: int) -> tuple[Int32[np.ndarray, "E"], Int32[np.ndarray, "E"]]:
+
+def _pair(
+    edges, names: tuple[str, str], num_nodes: int
+) -> tuple[Int32[np.ndarray, "E"], Int32[np.ndarray, "E"]]:
     "Both ends of some edges."
     ends = [_ids(name, e, num_nodes) for name, e in zip(names, edges)]
     if len(edges) != 2 or len(ends[0]) != len(ends[1]):
-        raise ValueError(f"{' and '.join(names)}: an edge has a sender and a receiver, got arrays of length {[len(e) for e in edges]}")
+        raise ValueError(
+            f"{' and '.join(names)}: an edge has a sender and a receiver, got arrays of"
+            f" length {[len(e) for e in edges]}"
+        )
     return ends[0], ends[1]
 
+
 def _kinds(relations: Mapping, num_nodes: int) -> dict:
-    return {kind: _pair(edges, tuple(f"relations[{kind!r}][{i}]" for i in (0, 1)), num_nodes) for kind, edges in dict(relations).items()}
+    return {
+        kind: _pair(
+            edges, tuple(f"relations[{kind!r}][{i}]" for i in (0, 1)), num_nodes
+        )
+        for kind, edges in dict(relations).items()
+    }
 
 # %% ../../nbs/20_graph_data.ipynb #2f5051f5
 def _features(value) -> Float32[np.ndarray, "N F"]:
     a = _array("features", value)
     if a.ndim != 2 or a.dtype.kind not in "fiub":
-        raise ValueError(f"features: must hold numbers of shape (N, F), got {a.dtype} of shape {a.shape}")
+        raise ValueError(
+            f"features: must hold numbers of shape (N, F), got {a.dtype} of shape"
+            f" {a.shape}"
+        )
     if not a.shape[0]:
         raise ValueError("features: the graph is empty; at least one node is needed")
     if not a.shape[1] or len(a) > np.iinfo(np.int32).max:
-        raise ValueError(f"features: must have at least one column and fewer than 2³¹ rows, got shape {a.shape}")
+        raise ValueError(
+            "features: must have at least one column and fewer than 2³¹ rows, got"
+            f" shape {a.shape}"
+        )
     with np.errstate(over="ignore"):
         x = _frozen(a, np.float32)
     if not np.isfinite(x).all():
         i, j = np.argwhere(~np.isfinite(x))[0]
-        raise ValueError(f"features: must be finite in float32, got {a[i, j]} at node {i}, feature {j}")
+        raise ValueError(
+            f"features: must be finite in float32, got {a[i, j]} at node {i},"
+            f" feature {j}"
+        )
     return x
+
 
 def _labels(value, num_nodes: int) -> Int8[np.ndarray, "N"]:
     a = _array("labels", value)
     if a.shape != (num_nodes,) or a.dtype.kind not in "iub":
-        raise ValueError(f"labels: must hold one integer for each of the {num_nodes} nodes, got {a.dtype} of shape {a.shape}")
+        raise ValueError(
+            f"labels: must hold one integer for each of the {num_nodes} nodes, got"
+            f" {a.dtype} of shape {a.shape}"
+        )
     if a.dtype.kind != "b" and (a.min() < -1 or a.max() > 1):
         i = int(np.argmax((a < -1) | (a > 1)))
-        raise ValueError(f"labels: must be 1 (anomalous), 0 (normal) or -1 (unlabelled), got {a[i]} at node {i}")
+        raise ValueError(
+            f"labels: must be 1 (anomalous), 0 (normal) or -1 (unlabelled), got {a[i]}"
+            f" at node {i}"
+        )
     return _frozen(a, np.int8)
 
 # %% ../../nbs/20_graph_data.ipynb #b4a6a1ee
-Edges = tuple[Int32[np.ndarray, "E"], Int32[np.ndarray, "E"]]      # senders, receivers
+Edges = tuple[Int32[np.ndarray, "E"], Int32[np.ndarray, "E"]]  # senders, receivers
+
 
 def _rows(edges: Edges, num_nodes: int):
-    "The edges as a boolean sparse matrix, receivers in rows and senders in columns; parallel edges fall together."
+    """The edges as a boolean sparse matrix, receivers in rows and senders in columns;
+    parallel edges fall together.
+    """
     from scipy.sparse import coo_array
-    senders, receivers = edges
-    return coo_array((np.ones(len(senders), bool), (receivers, senders)), shape=(num_nodes, num_nodes)).tocsr()
 
-def _merge(edges: Edges, num_nodes: int, *, both: bool = False, self_loops: bool = True) -> Edges:
-    "Each edge once, sorted by receiver and then sender; with its reverse if `both`, without loops unless `self_loops`."
+    senders, receivers = edges
+    return coo_array(
+        (np.ones(len(senders), bool), (receivers, senders)),
+        shape=(num_nodes, num_nodes),
+    ).tocsr()
+
+
+def _merge(
+    edges: Edges, num_nodes: int, *, both: bool = False, self_loops: bool = True
+) -> Edges:
+    """Each edge once, sorted by receiver and then sender; with its reverse if `both`,
+    without loops unless `self_loops`.
+    """
     A = _rows(edges, num_nodes)
     A = (A + A.T).tocsr() if both else A
     A.sort_indices()
     A = A.tocoo()
     keep = slice(None) if self_loops else A.row != A.col
-    return A.col[keep].astype(np.int32, copy=False), A.row[keep].astype(np.int32, copy=False)
+    return A.col[keep].astype(np.int32, copy=False), A.row[keep].astype(
+        np.int32, copy=False
+    )
+
 
 def _union(relations: Mapping[str, Edges], num_nodes: int) -> Edges:
-    return _merge(tuple(np.concatenate(ends) for ends in zip(*relations.values())), num_nodes)
+    return _merge(
+        tuple(np.concatenate(ends) for ends in zip(*relations.values())), num_nodes
+    )
 
 # %% ../../nbs/20_graph_data.ipynb #f0f987d6
 def _fields(senders, receivers, features, labels, relations: Mapping) -> dict:
     "What a `Graph` is made of, checked and read-only."
     features = _features(features)
     N = len(features)
-    labels, edges, relations = _labels(labels, N), _pair((senders, receivers), ("senders", "receivers"), N), _kinds(relations, N)
-    if relations and not all(map(np.array_equal, _union(relations, N), _merge(edges, N))):
-        raise ValueError("relations: their union must be the edge list; leave that to from_relations")
-    return {"senders": edges[0], "receivers": edges[1], "features": features, "labels": labels, "relations": relations}
+    labels, edges, relations = (
+        _labels(labels, N),
+        _pair((senders, receivers), ("senders", "receivers"), N),
+        _kinds(relations, N),
+    )
+    if relations and not all(
+        map(np.array_equal, _union(relations, N), _merge(edges, N))
+    ):
+        raise ValueError(
+            "relations: their union must be the edge list; leave that to from_relations"
+        )
+    return {
+        "senders": edges[0],
+        "receivers": edges[1],
+        "features": features,
+        "labels": labels,
+        "relations": relations,
+    }
 
 # %% ../../nbs/20_graph_data.ipynb #6eb6c8d9
 class _EdgeList:
     "What two lists of ends and the number of nodes tell."
+
     senders: Int32[np.ndarray, "E"]
     receivers: Int32[np.ndarray, "E"]
     num_nodes: int
 
     @property
-    def edges(self) -> Edges: return self.senders, self.receivers
+    def edges(self) -> Edges:
+        return self.senders, self.receivers
+
     @property
-    def num_edges(self) -> int: return len(self.senders)
+    def num_edges(self) -> int:
+        return len(self.senders)
+
     @property
     def degrees(self) -> Int[np.ndarray, "N"]:
         "Edges that end at each node: how many senders it may see."
         return np.bincount(self.receivers, minlength=self.num_nodes)
+
     @property
-    def has_self_loops(self) -> bool: return bool((self.senders == self.receivers).any())
+    def has_self_loops(self) -> bool:
+        return bool((self.senders == self.receivers).any())
+
     @property
-    def has_parallel_edges(self) -> bool: return _rows(self.edges, self.num_nodes).nnz < self.num_edges
+    def has_parallel_edges(self) -> bool:
+        return _rows(self.edges, self.num_nodes).nnz < self.num_edges
+
     @property
     def is_symmetric(self) -> bool:
         "Whether every edge has its reverse."
@@ -148,11 +227,17 @@ class _EdgeList:
 # %% ../../nbs/20_graph_data.ipynb #98a36b6c
 @dataclass(frozen=True, repr=False, eq=False)
 class Graph(_EdgeList):
-    """A graph with features and labels on its nodes; NumPy arrays on the host, checked and read-only.
+    """A graph with features and labels on its nodes; NumPy arrays on the host, checked
+    and read-only.
 
-    Edge e goes from senders[e] to receivers[e]: node receivers[e] may see node senders[e]. `labels` are 1 (anomalous), 0 (normal) or
-    -1 (unlabelled: in the graph, never trained on or scored); `relations` name the kinds of edges whose union is the edge list.
-    Raises ValueError naming the argument: an id out of range, lengths that disagree, wrong types, features not finite, no nodes."""
+    Edge e goes from senders[e] to receivers[e]: node receivers[e] may see node
+    senders[e]. `labels` are 1 (anomalous), 0 (normal) or
+    -1 (unlabelled: in the graph, never trained on or scored); `relations` name the
+    kinds of edges whose union is the edge list. Raises ValueError naming the argument:
+    an id out of range, lengths that disagree, wrong types, features not finite, no
+    nodes.
+    """
+
     senders: Int32[np.ndarray, "E"]
     receivers: Int32[np.ndarray, "E"]
     features: Float32[np.ndarray, "N F"]
@@ -161,84 +246,153 @@ class Graph(_EdgeList):
     name: str = ""
 
     def __post_init__(self):
-        for name, value in _fields(self.senders, self.receivers, self.features, self.labels, self.relations).items():
-            object.__setattr__(self, name, value)       # once; after that the dataclass is frozen
+        for name, value in _fields(
+            self.senders, self.receivers, self.features, self.labels, self.relations
+        ).items():
+            # once; after that the dataclass is frozen
+            object.__setattr__(self, name, value)
 
     @property
-    def num_nodes(self) -> int: return len(self.features)
+    def num_nodes(self) -> int:
+        return len(self.features)
+
     @property
-    def num_features(self) -> int: return self.features.shape[1]
+    def num_features(self) -> int:
+        return self.features.shape[1]
+
     @property
     def labelled(self) -> Int[np.ndarray, "labelled"]:
         "The nodes with a label, ascending."
         return np.flatnonzero(self.labels >= 0)
+
     @property
     def digest(self) -> str:
-        "A short hash of the edges, relations, features and labels, as they are stored; the name does not enter."
+        """A short hash of the edges, relations, features and labels, as they are
+        stored; the name does not enter.
+        """
         made, ends = hashlib.sha256(), [self.edges, *self.relations.values()]
-        made.update(repr((list(self.relations), self.features.shape, [len(senders) for senders, _ in ends])).encode())
-        for a in (self.features, self.labels, *(a for pair in ends for a in pair)): made.update(a)
+        made.update(
+            repr(
+                (
+                    list(self.relations),
+                    self.features.shape,
+                    [len(senders) for senders, _ in ends],
+                )
+            ).encode()
+        )
+        for a in (self.features, self.labels, *(a for pair in ends for a in pair)):
+            made.update(a)
         return made.hexdigest()[:16]
 
     def _rewired(self, **options) -> "Graph":
         senders, receivers = _merge(self.edges, self.num_nodes, **options)
-        relations = {kind: _merge(edges, self.num_nodes, **options) for kind, edges in self.relations.items()}
+        relations = {
+            kind: _merge(edges, self.num_nodes, **options)
+            for kind, edges in self.relations.items()
+        }
         return replace(self, senders=senders, receivers=receivers, relations=relations)
+
     def simple(self, self_loops: bool = False) -> "Graph":
-        "Each edge once, sorted by receiver, then sender; loops removed unless `self_loops`."
+        """Each edge once, sorted by receiver, then sender; loops removed unless
+        `self_loops`.
+        """
         return self._rewired(self_loops=self_loops)
+
     def symmetric(self) -> "Graph":
         "Each edge and its reverse once, sorted by receiver, then sender; loops stay."
         return self._rewired(both=True)
+
     def relation(self, kind: str) -> "Graph":
         "The same nodes under one kind of edge. Raises ValueError for an unknown one."
         if kind not in self.relations:
-            raise ValueError(f"kind: {self!r} has the relations {list(self.relations)}, got {kind!r}")
+            raise ValueError(
+                f"kind: {self!r} has the relations {list(self.relations)}, got {kind!r}"
+            )
         senders, receivers = self.relations[kind]
-        return replace(self, senders=senders, receivers=receivers, relations={}, name=f"{self.name}/{kind}")
+        return replace(
+            self,
+            senders=senders,
+            receivers=receivers,
+            relations={},
+            name=f"{self.name}/{kind}",
+        )
 
     def __repr__(self) -> str:
         known = self.labels[self.labels >= 0]
         share = f"{100 * known.mean():.1f}% anomalous" if known.size else "no labels"
         some = f" of {known.size:,} labelled" if 0 < known.size < self.num_nodes else ""
         kinds = f" of {len(self.relations)} kinds" if self.relations else ""
-        return f"Graph({self.name!r}): {self.num_nodes:,} nodes, {self.num_edges:,} edges{kinds}, {self.num_features} features, {share}{some}"
+        return (
+            f"Graph({self.name!r}): {self.num_nodes:,} nodes, {self.num_edges:,}"
+            f" edges{kinds}, {self.num_features} features, {share}{some}"
+        )
 
 # %% ../../nbs/20_graph_data.ipynb #6b70c9be
-def from_relations(relations: Mapping[str, Edges], features, labels, name: str = "") -> Graph:
-    "A heterogeneous graph; its edge list is the union of the relations, without parallel edges. Raises ValueError as `Graph` does."
+def from_relations(
+    relations: Mapping[str, Edges], features, labels, name: str = ""
+) -> Graph:
+    """A heterogeneous graph; its edge list is the union of the relations, without
+    parallel edges. Raises ValueError as `Graph` does.
+    """
     N = len(_features(features))
     if not relations:
         raise ValueError("relations: at least one is needed")
     relations = _kinds(relations, N)
     return Graph(*_union(relations, N), features, labels, relations, name)
 
-def subgraph(graph: Graph, nodes: Int[np.ndarray, "n"] | Bool[np.ndarray, "N"]) -> Graph:
-    """The nodes (ids, or True for those to keep) in the order given, and the edges among them.
 
-    Raises ValueError where an id is out of range or given twice, and where nothing would be left."""
+def subgraph(
+    graph: Graph, nodes: Int[np.ndarray, "n"] | Bool[np.ndarray, "N"]
+) -> Graph:
+    """The nodes (ids, or True for those to keep) in the order given, and the edges
+    among them.
+
+    Raises ValueError where an id is out of range or given twice, and where nothing
+    would be left.
+    """
     nodes = _array("nodes", nodes)
     if nodes.dtype.kind == "b":
         if nodes.shape != (graph.num_nodes,):
-            raise ValueError(f"nodes: booleans must have shape ({graph.num_nodes},), got {nodes.shape}")
+            raise ValueError(
+                f"nodes: booleans must have shape ({graph.num_nodes},), got"
+                f" {nodes.shape}"
+            )
         nodes = np.flatnonzero(nodes)
     nodes = _ids("nodes", nodes, graph.num_nodes)
     place = np.full(graph.num_nodes, -1, np.int32)
     place[nodes] = np.arange(len(nodes), dtype=np.int32)
     if not len(nodes) or (place >= 0).sum() < len(nodes):
-        raise ValueError("nodes: at least one is needed" if not len(nodes) else "nodes: an id is given twice")
+        raise ValueError(
+            "nodes: at least one is needed"
+            if not len(nodes)
+            else "nodes: an id is given twice"
+        )
+
     def among(edges):
         senders, receivers = (place[ends] for ends in edges)
         keep = (senders >= 0) & (receivers >= 0)
         return senders[keep], receivers[keep]
-    return Graph(*among(graph.edges), graph.features[nodes], graph.labels[nodes],
-                 {kind: among(edges) for kind, edges in graph.relations.items()}, graph.name)
+
+    return Graph(
+        *among(graph.edges),
+        graph.features[nodes],
+        graph.labels[nodes],
+        {kind: among(edges) for kind, edges in graph.relations.items()},
+        graph.name,
+    )
 
 # %% ../../nbs/20_graph_data.ipynb #7d166229
 def _one_label_each(labels) -> np.ndarray:
-    "Labels of shape (N,), (N, 1) or (1, N), or one-hot (N, 2), integral in value -> integers (N,)."
+    """Labels of shape (N,), (N, 1) or (1, N), or one-hot (N, 2), integral in value ->
+    integers (N,).
+    """
     a = _array("labels", labels)
-    if a.ndim == 2 and a.shape[1] == 2 and np.isin(a, (0, 1)).all() and (a.sum(1) == 1).all():
+    if (
+        a.ndim == 2
+        and a.shape[1] == 2
+        and np.isin(a, (0, 1)).all()
+        and (a.sum(1) == 1).all()
+    ):
         a = a.argmax(1)
     elif a.ndim == 2 and 1 in a.shape:
         a = a.reshape(-1)
@@ -246,79 +400,144 @@ def _one_label_each(labels) -> np.ndarray:
         a = a.astype(np.int8)
     return a
 
+
 def _rows_of(matrix):
-    "A SciPy sparse matrix by rows. Its indices may come from a file, and to convert unchecked ones is to write anywhere in memory."
+    """A SciPy sparse matrix by rows. Its indices may come from a file, and to convert
+    unchecked ones is to write anywhere in memory.
+    """
     if hasattr(matrix, "check_format"):
         matrix.check_format(full_check=True)
-        if (np.diff(matrix.indptr) < 0).any():      # which SciPy lets pass if the last one says that there are no entries
+        # which SciPy lets pass if the last one says that there are no entries
+        if (np.diff(matrix.indptr) < 0).any():
             raise ValueError("index pointer values must form a non-decreasing sequence")
     return matrix.tocsr()
 
+
 def _ends(adjacency) -> Edges:
-    if not hasattr(adjacency, "tocsr") or adjacency.ndim != 2 or adjacency.shape[0] != adjacency.shape[1]:
-        raise ValueError(f"adjacency: must be a sparse (N, N) matrix of SciPy, got {type(adjacency).__name__} of shape {np.shape(adjacency)}")
+    if (
+        not hasattr(adjacency, "tocsr")
+        or adjacency.ndim != 2
+        or adjacency.shape[0] != adjacency.shape[1]
+    ):
+        raise ValueError(
+            "adjacency: must be a sparse (N, N) matrix of SciPy, got"
+            f" {type(adjacency).__name__} of shape {np.shape(adjacency)}"
+        )
     return _rows_of(adjacency).nonzero()
 
 # %% ../../nbs/20_graph_data.ipynb #e6acdd9b
 def from_scipy(adjacency, features, labels, name: str = "") -> Graph:
-    """A graph from a sparse (N, N) matrix, or a heterogeneous one from a dict of them; non-zero [i, j] is an edge from i to j.
+    """A graph from a sparse (N, N) matrix, or a heterogeneous one from a dict of them;
+    non-zero [i, j] is an edge from i to j.
 
-    `features` (N, F) may be sparse; `labels` are (N,), (N, 1), (1, N) or one-hot (N, 2). Raises ValueError naming the argument."""
+    `features` (N, F) may be sparse; `labels` are (N,), (N, 1), (1, N) or one-hot (N,
+    2). Raises ValueError naming the argument.
+    """
     features = _rows_of(features).toarray() if hasattr(features, "tocsr") else features
     labels = _one_label_each(labels)
     if isinstance(adjacency, Mapping):
-        return from_relations({kind: _ends(A) for kind, A in adjacency.items()}, features, labels, name)
+        return from_relations(
+            {kind: _ends(A) for kind, A in adjacency.items()}, features, labels, name
+        )
     return Graph(*_ends(adjacency), features, labels, name=name)
 
+
 def from_pyg(data: Any, name: str = "") -> Graph:
-    "A graph from PyTorch Geometric's `Data`, or anything with x (N, F), edge_index (2, E) and y. Raises ValueError naming what is missing."
-    if missing := [a for a in ("x", "edge_index", "y") if getattr(data, a, None) is None]:
-        raise ValueError(f"data: must have x, edge_index and y, got {type(data).__name__} without {', '.join(missing)}")
+    """A graph from PyTorch Geometric's `Data`, or anything with x (N, F), edge_index
+    (2, E) and y. Raises ValueError naming what is missing.
+    """
+    if missing := [
+        a for a in ("x", "edge_index", "y") if getattr(data, a, None) is None
+    ]:
+        raise ValueError(
+            f"data: must have x, edge_index and y, got {type(data).__name__} without"
+            f" {', '.join(missing)}"
+        )
     edges = _array("data.edge_index", data.edge_index)
     if edges.ndim != 2 or len(edges) != 2:
         raise ValueError(f"data.edge_index: must have shape (2, E), got {edges.shape}")
-    return Graph(*edges, data.x, _one_label_each(data.y), name=name)     # pyright: ignore[reportCallIssue]
+    return Graph(*edges, data.x, _one_label_each(data.y), name=name)  # pyright: ignore[reportCallIssue]
+
 
 def from_dgl(graph: Any, name: str = "") -> Graph:
-    """A graph from a `dgl.DGLGraph` of one type of node, with node data `feature` (or `feat`) and `label`; several types of edges become relations.
+    """A graph from a `dgl.DGLGraph` of one type of node, with node data `feature` (or
+    `feat`) and `label`; several types of edges become relations.
 
-    Raises ValueError naming what is missing."""
+    Raises ValueError naming what is missing.
+    """
     if len(graph.ntypes) != 1:
         raise ValueError(f"graph: must have one type of nodes, got {graph.ntypes}")
     data = graph.ndata
     key = next((k for k in ("feature", "feat") if k in data), None)
     if key is None or "label" not in data:
-        raise ValueError(f"graph: must have node data 'feature' (or 'feat') and 'label', got {sorted(data)}")
-    relations = {kind[1]: tuple(_array("graph.edges()", ends) for ends in graph.edges(etype=kind)) for kind in graph.canonical_etypes}
+        raise ValueError(
+            "graph: must have node data 'feature' (or 'feat') and 'label', got"
+            f" {sorted(data)}"
+        )
+    relations = {
+        kind[1]: tuple(
+            _array("graph.edges()", ends) for ends in graph.edges(etype=kind)
+        )
+        for kind in graph.canonical_etypes
+    }
     features, labels = data[key], _one_label_each(data["label"])
     if len(relations) > 1:
         return from_relations(relations, _array("features", features), labels, name)
-    return Graph(*next(iter(relations.values())), features, labels, name=name)     # pyright: ignore[reportCallIssue]
+    return Graph(*next(iter(relations.values())), features, labels, name=name)  # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/20_graph_data.ipynb #92a261f1
 def save_graph(graph: Graph, path: str | os.PathLike):
-    "Write an .npz that `from_npz` reads, atomically. Raises OSError with whatever was at `path` still in place."
-    arrays = {key: getattr(graph, key) for key in ("senders", "receivers", "features", "labels")} | {"name": np.array(graph.name)}
+    """Write an .npz that `from_npz` reads, atomically. Raises OSError with whatever was
+    at `path` still in place.
+    """
+    arrays = {
+        key: getattr(graph, key)
+        for key in ("senders", "receivers", "features", "labels")
+    } | {"name": np.array(graph.name)}
     for kind, (senders, receivers) in graph.relations.items():
-        arrays |= {f"relations/{kind}/senders": senders, f"relations/{kind}/receivers": receivers}
+        arrays |= {
+            f"relations/{kind}/senders": senders,
+            f"relations/{kind}/receivers": receivers,
+        }
     with atomic_write(path) as temporary, open(temporary, "wb") as f:
         np.savez(f, **arrays)
 
+
 def _damaged(path, e) -> ValueError:
     lines = str(e).strip().splitlines() or [""]
-    return ValueError(f"path: {path} is damaged, incomplete or of another format ({type(e).__name__}: {lines[0][:150]}); fetch it again")
+    return ValueError(
+        f"path: {path} is damaged, incomplete or of another format ({type(e).__name__}:"
+        f" {lines[0][:150]}); fetch it again"
+    )
+
 
 _ROOM = 2**31
 
+
 def _room(path: str | os.PathLike) -> int:
-    "How many bytes a file may unpack to. Features that are mostly zeros shrink a hundredfold and more; what is made to fill the memory does a thousandfold, at any size."
+    """How many bytes a file may unpack to. Features that are mostly zeros shrink a
+    hundredfold and more; what is made to fill the memory does a thousandfold, at any
+    size.
+    """
     return _ROOM + 200 * os.path.getsize(path)
 
-def _unpack(z: zipfile.ZipFile, members: Iterable[str], room: int) -> Iterator[tuple[str, bytes]]:
-    "Members and what they hold. Raises ValueError before they are more than `room` bytes in all, and what zipfile raises on damage."
+
+def _unpack(
+    z: zipfile.ZipFile, members: Iterable[str], room: int
+) -> Iterator[tuple[str, bytes]]:
+    """Members and what they hold. Raises ValueError before they are more than `room`
+    bytes in all, and what zipfile raises on damage.
+    """
     for info in map(z.getinfo, members):
-        if (room := room - info.file_size) < 0: raise ValueError(f"{info.filename} of {info.file_size} bytes, too many for so small a file")
-        with z.open(info) as stream: yield info.filename, b"".join(iter(partial(stream.read, 4096), b""))        # by pieces: its size may be a lie
+        if (room := room - info.file_size) < 0:
+            raise ValueError(
+                f"{info.filename} of {info.file_size} bytes, too many for so small a"
+                " file"
+            )
+        # by pieces: its size may be a lie
+        with z.open(info) as stream:
+            yield info.filename, b"".join(iter(partial(stream.read, 4096), b""))
+
 
 def _read_npz(path: str | os.PathLike, wanted: str = ".*") -> dict[str, Any]:
     "The arrays whose names match the pattern `wanted`, and None for all others."
@@ -328,32 +547,83 @@ def _read_npz(path: str | os.PathLike, wanted: str = ".*") -> dict[str, Any]:
             with zipfile.ZipFile(f) as z:
                 names = {member: member.removesuffix(".npy") for member in z.namelist()}
                 arrays |= dict.fromkeys(names.values())
-                for member, data in _unpack(z, (m for m, name in names.items() if re.fullmatch(wanted, name)), _room(path)):
-                    arrays[names[member]] = np.lib.format.read_array(BytesIO(data), allow_pickle=False)
-        except Exception as e:      # zipfile and zlib raise a dozen kinds
+                for member, data in _unpack(
+                    z,
+                    (m for m, name in names.items() if re.fullmatch(wanted, name)),
+                    _room(path),
+                ):
+                    arrays[names[member]] = np.lib.format.read_array(
+                        BytesIO(data), allow_pickle=False
+                    )
+        except Exception as e:  # zipfile and zlib raise a dozen kinds
             raise _damaged(path, e) from e
     return arrays
 
 # %% ../../nbs/20_graph_data.ipynb #4c35f671
 def from_npz(path: str | os.PathLike) -> Graph:
-    """A graph from an .npz with senders, receivers, features and labels (as `save_graph` writes it, with its name and relations) or with
-    edges (E, 2), node_features and node_labels (as the heterophilous graphs of Platonov et al. come). Pickled objects are refused.
+    """A graph from an .npz with senders, receivers, features and labels (as
+    `save_graph` writes it, with its name and relations) or with edges (E, 2),
+    node_features and node_labels (as the heterophilous graphs of Platonov et al. come).
+    Pickled objects are refused.
 
-    Raises ValueError naming the file where it is damaged or lacks an array, OSError where it cannot be opened."""
-    a = _read_npz(path, "senders|receivers|features|labels|name|edges|node_features|node_labels|relations/.*/(senders|receivers)")
-    if {"edges", "node_features", "node_labels"} <= set(a) and a["edges"].ndim == 2 and a["edges"].shape[1] == 2:
-        a |= {"senders": a["edges"][:, 0], "receivers": a["edges"][:, 1], "features": a["node_features"], "labels": a["node_labels"]}
-    if missing := [key for key in ("senders", "receivers", "features", "labels") if key not in a]:
-        raise ValueError(f"path: {path} holds {sorted(a)} but lacks {', '.join(missing)}")
-    kinds = [m.group(1) for key in a if (m := re.fullmatch("relations/(.*)/senders", key))]
+    Raises ValueError naming the file where it is damaged or lacks an array, OSError
+    where it cannot be opened.
+    """
+    a = _read_npz(
+        path,
+        "senders|receivers|features|labels|name|edges|node_features|node_labels|relations/.*/(senders|receivers)",
+    )
+    if (
+        {"edges", "node_features", "node_labels"} <= set(a)
+        and a["edges"].ndim == 2
+        and a["edges"].shape[1] == 2
+    ):
+        a |= {
+            "senders": a["edges"][:, 0],
+            "receivers": a["edges"][:, 1],
+            "features": a["node_features"],
+            "labels": a["node_labels"],
+        }
+    if missing := [
+        key for key in ("senders", "receivers", "features", "labels") if key not in a
+    ]:
+        raise ValueError(
+            f"path: {path} holds {sorted(a)} but lacks {', '.join(missing)}"
+        )
+    kinds = [
+        m.group(1) for key in a if (m := re.fullmatch("relations/(.*)/senders", key))
+    ]
     try:
-        relations = {kind: (a[f"relations/{kind}/senders"], a[f"relations/{kind}/receivers"]) for kind in kinds}
-        return Graph(a["senders"], a["receivers"], a["features"], _one_label_each(a["labels"]), relations, str(a.get("name", Path(path).stem)))
+        relations = {
+            kind: (a[f"relations/{kind}/senders"], a[f"relations/{kind}/receivers"])
+            for kind in kinds
+        }
+        return Graph(
+            a["senders"],
+            a["receivers"],
+            a["features"],
+            _one_label_each(a["labels"]),
+            relations,
+            str(a.get("name", Path(path).stem)),
+        )
     except (ValueError, KeyError) as e:
         raise ValueError(f"path: {path} holds no sound graph: {e}") from e
 
 # %% ../../nbs/20_graph_data.ipynb #fb7b42bb
-_MAT = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}       # kinds of numbers
+# kinds of numbers
+_MAT = {
+    1: "i1",
+    2: "u1",
+    3: "i2",
+    4: "u2",
+    5: "i4",
+    6: "u4",
+    7: "f4",
+    9: "f8",
+    12: "i8",
+    13: "u8",
+}
+
 
 def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
     "Kind and data of each element; the tag of a small one has room for its data."
@@ -364,25 +634,38 @@ def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
         if small:
             kind, size, begin = kind & 0xFFFF, small, at + 4
         if size > (4 if small else len(data) - begin):
-            raise ValueError(f"an element of {size} bytes at byte {begin} of {len(data)}")
-        yield kind, data[begin:begin + size]
+            raise ValueError(
+                f"an element of {size} bytes at byte {begin} of {len(data)}"
+            )
+        yield kind, data[begin : begin + size]
         at = at + 8 if small else begin + size + (-size % 8 if kind != 15 else 0)
+
 
 def _mat_matrix(data: memoryview, order: str):
     "Name and matrix; None for what is no real matrix: texts, cells, structures."
     from scipy.sparse import csc_array
+
     def numbers(element, kinds="iuf"):
         kind, data = element
         if np.dtype(_MAT.get(kind, "V1")).kind not in kinds:
             raise ValueError(f"numbers of the kind {kind}")
         return np.frombuffer(data, order + _MAT[kind]).astype(_MAT[kind])
+
     flags, shape, (_, name), *parts = _elements(data, order)
-    (flags, _), shape, name = numbers(flags, "u"), tuple(numbers(shape, "i").tolist()), str(name, "latin-1")
+    (flags, _), shape, name = (
+        numbers(flags, "u"),
+        tuple(numbers(shape, "i").tolist()),
+        str(name, "latin-1"),
+    )
     if flags & 0xFF == 5 and not flags & 0x800:
         (rows, ends), values = (numbers(p, "iu") for p in parts[:2]), numbers(parts[2])
-        if len(shape) != 2 or not len(ends) or not 0 <= ends[-1] <= min(len(rows), len(values)):
+        if (
+            len(shape) != 2
+            or not len(ends)
+            or not 0 <= ends[-1] <= min(len(rows), len(values))
+        ):
             raise ValueError(f"{name}: ends of columns that its numbers do not reach")
-        return name, csc_array((values[:ends[-1]], rows[:ends[-1]], ends), shape)
+        return name, csc_array((values[: ends[-1]], rows[: ends[-1]], ends), shape)
     if not 6 <= flags & 0xFF <= 15 or flags & 0x800:
         return name, None
     if len(shape) < 2 or min(shape) < 0:
@@ -397,35 +680,55 @@ def _read_mat(path: str | os.PathLike) -> dict[str, Any]:
     try:
         order = {b"\0\1IM": "<", b"\1\0MI": ">"}.get(bytes(data[124:128]))
         if order is None:
-            raise ValueError("no MAT-file of level 5, which MATLAB writes with -v6 or -v7")
+            raise ValueError(
+                "no MAT-file of level 5, which MATLAB writes with -v6 or -v7"
+            )
         found, room = [], _room(path)
         for kind, content in _elements(data[128:], order):
             if kind == 15:
                 stream = zlib.decompressobj()
                 content = stream.decompress(content, room + 1)
-                if (room := room - len(content)) < 0: raise ValueError("matrices of more bytes than so small a file can hold")
-                if not stream.eof: raise ValueError("a compressed matrix that is cut off")
-                (kind, content), = _elements(memoryview(content), order)
+                if (room := room - len(content)) < 0:
+                    raise ValueError(
+                        "matrices of more bytes than so small a file can hold"
+                    )
+                if not stream.eof:
+                    raise ValueError("a compressed matrix that is cut off")
+                ((kind, content),) = _elements(memoryview(content), order)
             if kind == 14:
                 found.append(_mat_matrix(content, order))
-    except Exception as e:      # of zlib, struct, NumPy and SciPy
+    except Exception as e:  # of zlib, struct, NumPy and SciPy
         raise _damaged(path, e) from e
     return dict(found)
 
 # %% ../../nbs/20_graph_data.ipynb #c3f9b63b
 def from_mat(path: str | os.PathLike) -> Graph:
-    """A heterogeneous graph from a .mat file in the layout of YelpChi and Amazon: features, label and one sparse net_NAME a relation.
+    """A heterogeneous graph from a .mat file in the layout of YelpChi and Amazon:
+    features, label and one sparse net_NAME a relation.
 
-    Raises ValueError naming the file where it is damaged or lacks an array, OSError where it cannot be opened."""
+    Raises ValueError naming the file where it is damaged or lacks an array, OSError
+    where it cannot be opened.
+    """
     data = _read_mat(path)
     relations = {key: data[key] for key in sorted(data) if key.startswith("net_")}
-    if missing := [key for key in ("features", "label") if data.get(key) is None] + ([] if relations else ["net_…"]):
-        raise ValueError(f"path: {path} holds {sorted(data)} but lacks {', '.join(missing)}")
+    if missing := [key for key in ("features", "label") if data.get(key) is None] + (
+        [] if relations else ["net_…"]
+    ):
+        raise ValueError(
+            f"path: {path} holds {sorted(data)} but lacks {', '.join(missing)}"
+        )
     try:
-        if data["features"].shape[0] != data["label"].size:     # before sparse features are written out
-            raise ValueError(f"labels: {data['label'].size} for the {data['features'].shape[0]} rows of features")
+        # before sparse features are written out
+        if data["features"].shape[0] != data["label"].size:
+            raise ValueError(
+                f"labels: {data['label'].size} for the {data['features'].shape[0]} rows"
+                " of features"
+            )
         if 8 * math.prod(data["features"].shape) > _room(path):
-            raise ValueError(f"features: {' × '.join(map(str, data['features'].shape))} numbers, too many for so small a file")
+            raise ValueError(
+                f"features: {' × '.join(map(str, data['features'].shape))} numbers, too"
+                " many for so small a file"
+            )
         return from_scipy(relations, data["features"], data["label"], Path(path).stem)
     except ValueError as e:
         raise ValueError(f"path: {path} holds no sound graph: {e}") from e
@@ -433,19 +736,36 @@ def from_mat(path: str | os.PathLike) -> Graph:
 # %% ../../nbs/20_graph_data.ipynb #e4a5a474
 def _need_dgl(what: str):
     if importlib.util.find_spec("dgl") is None:
-        old = "" if sys.version_info < (3, 12) else " on Python 3.11 (its last good version has none for newer ones)"
+        old = (
+            ""
+            if sys.version_info < (3, 12)
+            else " on Python 3.11 (its last good version has none for newer ones)"
+        )
         raise ImportError(f"{what} needs DGL: pip install 'et_nbdev[dgl]'{old}")
 
+
 def _limit_memory(more: int):
-    "To so many bytes more than are in use now, where the system can (Linux): a damaged file may ask for any amount."
+    """To so many bytes more than are in use now, where the system can (Linux): a
+    damaged file may ask for any amount.
+    """
     status = Path("/proc/self/status")
     if status.exists():
         import resource
-        used, hard = 1024 * int(re.findall(r"VmData:\s+(\d+)", status.read_text())[0]), resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (used + more if hard < 0 else min(used + more, hard), hard))
+
+        used, hard = (
+            1024 * int(re.findall(r"VmData:\s+(\d+)", status.read_text())[0]),
+            resource.getrlimit(resource.RLIMIT_DATA)[1],
+        )
+        resource.setrlimit(
+            resource.RLIMIT_DATA,
+            (used + more if hard < 0 else min(used + more, hard), hard),
+        )
+
 
 def _dgl_worker(kind: str, source: str, target: str):
-    "Runs in a process of its own: a file, or a data set of `dgl.data`, becomes an .npz."
+    """Runs in a process of its own: a file, or a data set of `dgl.data`, becomes an
+    .npz.
+    """
     try:
         import dgl
         import dgl.data
@@ -454,89 +774,160 @@ def _dgl_worker(kind: str, source: str, target: str):
     if kind == "file":
         _limit_memory(2**31 + 40 * os.path.getsize(source))
     try:
-        g = dgl.load_graphs(source)[0][0] if kind == "file" else getattr(dgl.data, kind)(raw_dir=source or None, verbose=False)[0]
+        g = (
+            dgl.load_graphs(source)[0][0]
+            if kind == "file"
+            else getattr(dgl.data, kind)(raw_dir=source or None, verbose=False)[0]
+        )
         save_graph(from_dgl(g), target)
     except Exception as e:
-        sys.exit(re.sub(r"\[[\d:]+\] \S+:\d+: ", "", f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"))
+        sys.exit(
+            re.sub(
+                r"\[[\d:]+\] \S+:\d+: ",
+                "",
+                f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}",
+            )
+        )
+
 
 def _by_dgl(kind: str, source: str, timeout: float | None = None) -> Graph:
-    "What `_dgl_worker` makes of it, by way of a temporary file (TMPDIR says where). Raises ImportError where DGL does not work, RuntimeError with the reason otherwise."
+    """What `_dgl_worker` makes of it, by way of a temporary file (TMPDIR says where).
+    Raises ImportError where DGL does not work, RuntimeError with the reason otherwise.
+    """
     path = os.pathsep.join(filter(None, sys.path))
     with tempfile.TemporaryDirectory() as folder:
         target = str(Path(folder, "graph.npz"))
-        command = [sys.executable, "-c", "import sys; from et_nbdev.graph.data import _dgl_worker; _dgl_worker(*sys.argv[1:])", kind, source, target]
+        command = [
+            sys.executable,
+            "-c",
+            (
+                "import sys; from et_nbdev.graph.data import _dgl_worker;"
+                " _dgl_worker(*sys.argv[1:])"
+            ),
+            kind,
+            source,
+            target,
+        ]
         try:
-            run = subprocess.run(command, env=os.environ | {"DGLBACKEND": "pytorch", "PYTHONPATH": path}, stdin=subprocess.DEVNULL,
-                                 capture_output=True, text=True, errors="replace", timeout=timeout)
+            run = subprocess.run(
+                command,
+                env=os.environ | {"DGLBACKEND": "pytorch", "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout,
+            )
         except subprocess.TimeoutExpired as e:
             raise RuntimeError(f"no answer within {timeout:.0f} s") from e
         if run.returncode:
-            reason = (run.stderr.strip().splitlines() or [""])[-1] if run.returncode > 0 else f"it ended DGL with signal {-run.returncode}"
-            raise (ImportError(f"DGL is installed but does not work ({reason[8:]})") if reason.startswith("import: ") else RuntimeError(reason))
+            reason = (
+                (run.stderr.strip().splitlines() or [""])[-1]
+                if run.returncode > 0
+                else f"it ended DGL with signal {-run.returncode}"
+            )
+            raise (
+                ImportError(f"DGL is installed but does not work ({reason[8:]})")
+                if reason.startswith("import: ")
+                else RuntimeError(reason)
+            )
         return from_npz(target)
 
 # %% ../../nbs/20_graph_data.ipynb #c95120c5
 def from_dgl_file(path: str | os.PathLike) -> Graph:
-    """The first graph of a file in DGL's binary format, read as by `from_dgl`, in a process of its own.
+    """The first graph of a file in DGL's binary format, read as by `from_dgl`, in a
+    process of its own.
 
-    Raises ImportError without DGL, ValueError naming the file where it is damaged or lacks data, OSError where it cannot be opened."""
+    Raises ImportError without DGL, ValueError naming the file where it is damaged or
+    lacks data, OSError where it cannot be opened.
+    """
     with open(path, "rb") as f:
         size = f.seek(0, os.SEEK_END)
     _need_dgl(f"{path}, a binary graph of DGL,")
     try:
-        return replace(_by_dgl("file", os.path.abspath(path), timeout=120 + size / 2e6), name=Path(path).stem)
+        return replace(
+            _by_dgl("file", os.path.abspath(path), timeout=120 + size / 2e6),
+            name=Path(path).stem,
+        )
     except (RuntimeError, ValueError) as e:
-        raise ValueError(f"path: {path} could not be read by DGL ({e}); if it is damaged or incomplete, fetch it again") from e
+        raise ValueError(
+            f"path: {path} could not be read by DGL ({e}); if it is damaged or"
+            " incomplete, fetch it again"
+        ) from e
 
 # %% ../../nbs/20_graph_data.ipynb #5a24f629
 def _alike(views: Int[np.ndarray, "N P"], k: int = 8) -> Edges:
     "Edges to every node from the k whose views are most like its own."
-    square = (views ** 2).sum(1)
+    square = (views**2).sum(1)
     distance = square[:, None] + square[None] - 2 * views @ views.T
     np.fill_diagonal(distance, distance.max() + 1)
     nearest = np.argsort(distance, axis=1, kind="stable")[:, :k]
     return nearest.reshape(-1), np.repeat(np.arange(len(views)), k)
+
 
 def _need(module: str):
     "Import what only some users of the library have installed."
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as e:
-        raise ModuleNotFoundError(f"{e}: graphs need it, pip install 'et_nbdev[graphs]'") from e
+        raise ModuleNotFoundError(
+            f"{e}: graphs need it, pip install 'et_nbdev[graphs]'"
+        ) from e
+
 
 def _digits(name: str) -> Graph:
     digits = _need("sklearn.datasets").load_digits()
-    pictures = digits.images.astype(np.int64)                                       # 1,797 of 8×8, levels 0 to 16
-    views = {"left": pictures[:, :, :4]} if name == "digits-knn" else {"upper": pictures[:, :4, :4], "lower": pictures[:, 4:, :4]}
+    pictures = digits.images.astype(np.int64)  # 1,797 of 8×8, levels 0 to 16
+    views = (
+        {"left": pictures[:, :, :4]}
+        if name == "digits-knn"
+        else {"upper": pictures[:, :4, :4], "lower": pictures[:, 4:, :4]}
+    )
     edges = {kind: _alike(view.reshape(len(view), -1)) for kind, view in views.items()}
     known = pictures[:, :, 4:].reshape(-1, 32), (digits.target == 8).astype(np.int8)
-    return (Graph(*edges["left"], *known, name=name) if name == "digits-knn" else from_relations(edges, *known, name)).symmetric()
+    return (
+        Graph(*edges["left"], *known, name=name)
+        if name == "digits-knn"
+        else from_relations(edges, *known, name)
+    ).symmetric()
 
 # %% ../../nbs/20_graph_data.ipynb #91c97ef3
 class _Dataset(NamedTuple):
-    file: str               # as published
-    dgl: str                # the class of dgl.data that downloads it, if there is one
-    unlabelled: int         # how many of the first nodes
-    source: str             # where the file is published
+    file: str  # as published
+    dgl: str  # the class of dgl.data that downloads it, if there is one
+    unlabelled: int  # how many of the first nodes
+    source: str  # where the file is published
+
 
 _BWGNN = "with BWGNN, https://github.com/squareRoot3/Rethinking-Anomaly-Detection"
 _FRAUD = "with CARE-GNN, https://github.com/YingtongDou/CARE-GNN"
-DATASETS = {    # graphs that `load_graph` knows by name: file, DGL’s class, nodes without label, source
+# graphs that `load_graph` knows by name: file, DGL’s class, nodes without label, source
+DATASETS = {
     "digits-knn": _Dataset("", "", 0, "made from the digits of scikit-learn"),
     "digits-relations": _Dataset("", "", 0, "made from the digits of scikit-learn"),
     "yelp": _Dataset("YelpChi.mat", "FraudYelpDataset", 0, _FRAUD),
     "amazon": _Dataset("Amazon.mat", "FraudAmazonDataset", 3305, _FRAUD),
     "tfinance": _Dataset("tfinance", "", 0, _BWGNN),
     "tsocial": _Dataset("tsocial", "", 0, _BWGNN),
-    "amazon-upu": _Dataset("amazon_upu.npz", "", 2288, "as one relation of Amazon.mat, " + _FRAUD),
-    "tolokers": _Dataset("tolokers.npz", "", 0, "with Platonov et al. (2023), https://github.com/yandex-research/heterophilous-graphs"),
+    "amazon-upu": _Dataset(
+        "amazon_upu.npz", "", 2288, "as one relation of Amazon.mat, " + _FRAUD
+    ),
+    "tolokers": _Dataset(
+        "tolokers.npz",
+        "",
+        0,
+        "with Platonov et al. (2023),"
+        " https://github.com/yandex-research/heterophilous-graphs",
+    ),
 }
+
 
 def _find(file: str, root: str | os.PathLike | None) -> tuple[Path | None, list[str]]:
     "The first place that has the file, and all places looked at."
     roots = [Path(r).expanduser() for r in (root, os.environ.get("ET_DATA")) if r]
     places = [r / sub / file for r in roots for sub in ("graphs/anomaly", "")]
     return next((p for p in places if p.is_file()), None), [str(p) for p in places]
+
 
 def _read(path: Path) -> Graph:
     return {".mat": from_mat, ".npz": from_npz}.get(path.suffix, from_dgl_file)(path)
@@ -548,74 +939,135 @@ def _raw(name: str, root: str | os.PathLike | None) -> Graph:
     path, tried = _find(data.file, root)
     if path:
         return _read(path)
-    places = "\n  - ".join(["Looked for", *tried] if tried else ["Neither root nor the environment variable ET_DATA names a folder to look in"])
-    hint = f"{places}\nThe file is published {data.source}; put it there" + ("" if tried else ", and name its folder by root or ET_DATA")
+    places = "\n  - ".join(
+        ["Looked for", *tried]
+        if tried
+        else [
+            "Neither root nor the environment variable ET_DATA names a folder to"
+            " look in"
+        ]
+    )
+    hint = f"{places}\nThe file is published {data.source}; put it there" + (
+        "" if tried else ", and name its folder by root or ET_DATA"
+    )
     if name == "amazon-upu":
         try:
             amazon = load_graph("amazon", root).relation("net_upu")
         except (FileNotFoundError, ImportError) as e:
-            raise type(e)(f"name: 'amazon-upu' was not found. {hint}. Or have 'amazon', of which it is a part: {e}") from e
+            raise type(e)(
+                f"name: 'amazon-upu' was not found. {hint}. Or have 'amazon', of which"
+                f" it is a part: {e}"
+            ) from e
         return subgraph(amazon, amazon.degrees > 0)
     if not data.dgl:
-        raise FileNotFoundError(f"name: the file {data.file!r} of {name!r} was not found. {hint}")
+        raise FileNotFoundError(
+            f"name: the file {data.file!r} of {name!r} was not found. {hint}"
+        )
     _need_dgl(f"name: {data.file!r} was not found, and to download {name!r}")
     try:
-        return _by_dgl(data.dgl, str(Path(root).expanduser().absolute()) if root else "")
+        return _by_dgl(
+            data.dgl, str(Path(root).expanduser().absolute()) if root else ""
+        )
     except (RuntimeError, ValueError) as e:
-        raise FileNotFoundError(f"name: {name!r} was not found, and DGL could not load it either ({e}). {hint}") from e
+        raise FileNotFoundError(
+            f"name: {name!r} was not found, and DGL could not load it either ({e})."
+            f" {hint}"
+        ) from e
 
 # %% ../../nbs/20_graph_data.ipynb #076f5b59
 def load_graph(name: str, root: str | os.PathLike | None = None) -> Graph:
-    """A graph by its name in `DATASETS`, with both directions of every edge, neither loops nor parallel edges, and features as published.
+    """A graph by its name in `DATASETS`, with both directions of every edge, neither
+    loops nor parallel edges, and features as published.
 
-    `root` is a folder to look in before that of the environment variable ET_DATA; `yelp` and `amazon`, found in neither, are downloaded by
-    DGL (to `root` or its own folder). These two are heterogeneous, with the relations of the file, net_….
-    `name` may also be the path of a file of your own: .npz, .mat, or else DGL's format; all its labels are taken to be known unless they are −1.
-    Raises ValueError for an unknown name or a damaged file, FileNotFoundError with all places tried, ImportError where DGL is needed."""
+    `root` is a folder to look in before that of the environment variable ET_DATA;
+    `yelp` and `amazon`, found in neither, are downloaded by DGL (to `root` or its own
+    folder). These two are heterogeneous, with the relations of the file, net_…. `name`
+    may also be the path of a file of your own: .npz, .mat, or else DGL's format; all
+    its labels are taken to be known unless they are −1. Raises ValueError for an
+    unknown name or a damaged file, FileNotFoundError with all places tried, ImportError
+    where DGL is needed.
+    """
     own = name not in DATASETS
     if own and not Path(name).is_file():
-        raise ValueError(f"name: must be one of {', '.join(DATASETS)}, or the path of an .npz, .mat or DGL file, got {name!r}")
+        raise ValueError(
+            f"name: must be one of {', '.join(DATASETS)}, or the path of an .npz, .mat"
+            f" or DGL file, got {name!r}"
+        )
     if root is not None and not Path(root).expanduser().is_dir():
         raise ValueError(f"root: {root} is not a folder")
     if name in ("digits-knn", "digits-relations"):
         return _digits(name)
-    graph = (_read(Path(name)) if own else _raw(name, root))._rewired(both=True, self_loops=False)
+    graph = (_read(Path(name)) if own else _raw(name, root))._rewired(
+        both=True, self_loops=False
+    )
     if not graph.num_edges:
-        raise ValueError(f"name: {name!r} as found has no edges between different nodes")
+        raise ValueError(
+            f"name: {name!r} as found has no edges between different nodes"
+        )
     if own:
         return graph
     labels = graph.labels.copy()
     if not (labels < 0).any():
-        labels[:DATASETS[name].unlabelled] = -1
+        labels[: DATASETS[name].unlabelled] = -1
     return replace(graph, labels=labels, name=name)
 
 # %% ../../nbs/20_graph_data.ipynb #15f32b4e
 class Split(NamedTuple):
     "Node ids, ascending; together all labelled nodes."
+
     train: Int[np.ndarray, "train"]
     validation: Int[np.ndarray, "validation"]
     test: Int[np.ndarray, "test"]
 
-def split(labels: Int8[np.ndarray, "N"], train_fraction: float, seed: int) -> Split:
-    """Labelled nodes (label 0 or 1) in three parts with equal shares of anomalies: train_fraction of them, and the rest 1 : 2.
 
-    Raises ValueError naming the argument, and where a part would hold one class only."""
+def split(labels: Int8[np.ndarray, "N"], train_fraction: float, seed: int) -> Split:
+    """Labelled nodes (label 0 or 1) in three parts with equal shares of anomalies:
+    train_fraction of them, and the rest 1 : 2.
+
+    Raises ValueError naming the argument, and where a part would hold one class only.
+    """
     train_test_split = _need("sklearn.model_selection").train_test_split
     labels = _labels(labels, len(_array("labels", labels)))
-    if isinstance(train_fraction, bool) or not isinstance(train_fraction, (int, float, np.floating)) or not 0 < train_fraction < 1:
-        raise ValueError(f"train_fraction: must lie between 0 and 1, got {train_fraction!r}")
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
+    if (
+        isinstance(train_fraction, bool)
+        or not isinstance(train_fraction, (int, float, np.floating))
+        or not 0 < train_fraction < 1
+    ):
+        raise ValueError(
+            f"train_fraction: must lie between 0 and 1, got {train_fraction!r}"
+        )
+    if (
+        isinstance(seed, bool)
+        or not isinstance(seed, (int, np.integer))
+        or not 0 <= seed < 2**32
+    ):
         raise ValueError(f"seed: must be an integer from 0 to 2³² - 1, got {seed!r}")
     known = np.flatnonzero(labels >= 0)
     try:
-        train, rest = train_test_split(known, train_size=round(train_fraction * len(known)), stratify=labels[known], random_state=int(seed))
-        validation, test = train_test_split(rest, train_size=round(len(rest) / 3), stratify=labels[rest], random_state=int(seed))
+        train, rest = train_test_split(
+            known,
+            train_size=round(train_fraction * len(known)),
+            stratify=labels[known],
+            random_state=int(seed),
+        )
+        validation, test = train_test_split(
+            rest,
+            train_size=round(len(rest) / 3),
+            stratify=labels[rest],
+            random_state=int(seed),
+        )
         parts = Split(*map(np.sort, (train, validation, test)))
         for part, nodes in zip(parts._fields, parts):
             if len(np.unique(labels[nodes])) < 2:
                 raise ValueError(f"{part} would hold one class only")
     except ValueError as e:
-        counts = " and ".join(f"{(labels == c).sum()} {word}" for c, word in enumerate(("normal", "anomalous")))
-        raise ValueError(f"labels, train_fraction: each of three parts needs nodes of both classes, but train_fraction {train_fraction} of {counts} "
-                         f"nodes does not give that ({e})") from e
+        counts = " and ".join(
+            f"{(labels == c).sum()} {word}"
+            for c, word in enumerate(("normal", "anomalous"))
+        )
+        raise ValueError(
+            "labels, train_fraction: each of three parts needs nodes of both classes,"
+            f" but train_fraction {train_fraction} of {counts} nodes does not give that"
+            f" ({e})"
+        ) from e
     return parts

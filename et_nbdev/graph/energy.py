@@ -26,93 +26,184 @@ from . import kernels
 from ..norm import at_least_float32, check_sizes, check_tokens
 
 # %% ../../nbs/21_graph_energy.ipynb #61eddddc
-@partial(jax.tree_util.register_dataclass, data_fields=["start", "nodes", "order"], meta_fields=["classes"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["start", "nodes", "order"],
+    meta_fields=["classes"],
+)
 @dataclass(frozen=True)
 class Rows:
-    "Neighbours of every node, row after row: those of node c are `nodes[start[c]:start[c + 1]]`, ascending."
+    """Neighbours of every node, row after row: those of node c are
+    `nodes[start[c]:start[c + 1]]`, ascending.
+    """
+
     start: Int[Array, "N+1"]
     nodes: Int[Array, "E"]
-    order: Int[Array, "N"] | None                   # nodes by size of their row, for XLA; see `over_rows`
-    classes: tuple[tuple[int, int], ...] = ()       # (width, how many rows have up to that many neighbours, and more than half)
+    # nodes by size of their row, for XLA; see `over_rows`
+    order: Int[Array, "N"] | None
+    # (width, how many rows have up to that many neighbours, and more than half)
+    classes: tuple[tuple[int, int], ...] = ()
 
 # %% ../../nbs/21_graph_energy.ipynb #715aefd1
-def sorted_rows(senders: Int[np.ndarray, "E"], receivers: Int[np.ndarray, "E"], num_nodes: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    "(start, nodes) by receiver and (start, nodes) by sender. Raises ValueError if an edge is listed twice."
+def sorted_rows(
+    senders: Int[np.ndarray, "E"], receivers: Int[np.ndarray, "E"], num_nodes: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(start, nodes) by receiver and (start, nodes) by sender. Raises ValueError if an
+    edge is listed twice.
+    """
     from scipy.sparse import coo_array
 
-    edges = coo_array((np.ones(len(senders), np.int8), (receivers, senders)), shape=(num_nodes, num_nodes))
-    by_receiver = edges.tocsr()                     # sorts every row, and sums what is listed twice
+    edges = coo_array(
+        (np.ones(len(senders), np.int8), (receivers, senders)),
+        shape=(num_nodes, num_nodes),
+    )
+    by_receiver = edges.tocsr()  # sorts every row, and sums what is listed twice
     if by_receiver.nnz < len(senders):
-        raise ValueError(f"senders, receivers: {len(senders) - by_receiver.nnz} of the {len(senders)} edges repeat another one, and an edge only says who may see whom. "
-                         "Merge them with: senders, receivers = np.unique(np.stack([senders, receivers]), axis=1)")
-    return [(m.indptr.astype(np.int32), m.indices.astype(np.int32, copy=False)) for m in (by_receiver, by_receiver.tocsc())]
+        raise ValueError(
+            f"senders, receivers: {len(senders) - by_receiver.nnz} of the"
+            f" {len(senders)} edges repeat another one, and an edge only says who may"
+            " see whom. Merge them with: senders, receivers ="
+            " np.unique(np.stack([senders, receivers]), axis=1)"
+        )
+    return [
+        (m.indptr.astype(np.int32), m.indices.astype(np.int32, copy=False))
+        for m in (by_receiver, by_receiver.tocsc())
+    ]
 
 # %% ../../nbs/21_graph_energy.ipynb #45c2a5a8
-SPARE = 2**14               # entries that may be wasted to be spared a class, with its loops and their compilation
+# entries that may be wasted to be spared a class, with its loops and their compilation
+SPARE = 2**14
 
-def size_classes(start: Int[np.ndarray, "N+1"]) -> tuple[Int[np.ndarray, "N"], tuple[tuple[int, int], ...]]:
-    "Nodes ordered by the size of their rows (empty ones first), and the classes as (width, count)."
+
+def size_classes(
+    start: Int[np.ndarray, "N+1"],
+) -> tuple[Int[np.ndarray, "N"], tuple[tuple[int, int], ...]]:
+    """Nodes ordered by the size of their rows (empty ones first), and the classes as
+    (width, count).
+    """
     size = np.diff(start)
-    power = np.where(size > 0, np.ceil(np.log2(np.maximum(size, 1))), -1).astype(np.int8)
+    power = np.where(size > 0, np.ceil(np.log2(np.maximum(size, 1))), -1).astype(
+        np.int8
+    )
     found, counts = np.unique(power[power >= 0], return_counts=True)
     classes, count = [], 0
-    for p, n, wider in zip(found.tolist(), counts.tolist(), [*found[1:].tolist(), None]):
+    for p, n, wider in zip(
+        found.tolist(), counts.tolist(), [*found[1:].tolist(), None]
+    ):
         count += n
-        if wider is not None and count * (2**wider - 2**p) < SPARE: continue        # joins the next class
+        # joins the next class
+        if wider is not None and count * (2**wider - 2**p) < SPARE:
+            continue
         classes.append((2**p, count))
         count = 0
     return np.argsort(power, kind="stable").astype(np.int32), tuple(classes)
 
-def rows_of(start: Int[np.ndarray, "N+1"], nodes: Int[np.ndarray, "E"], backend: str) -> Rows:
+
+def rows_of(
+    start: Int[np.ndarray, "N+1"], nodes: Int[np.ndarray, "E"], backend: str
+) -> Rows:
     "The rows as jax arrays, with size classes where XLA will need them."
     order, classes = (None, ()) if backend == "compiled" else size_classes(start)
-    return Rows(*(None if a is None else jnp.asarray(a) for a in (start, nodes, order)), classes)     # pyright: ignore[reportCallIssue]
+    return Rows(
+        *(None if a is None else jnp.asarray(a) for a in (start, nodes, order)), classes
+    )  # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/21_graph_energy.ipynb #af4ad2e1
-def check_edges(senders: ArrayLike, receivers: ArrayLike, num_nodes: int, self_loops: bool) -> tuple[np.ndarray, np.ndarray]:
-    "Both as int32 arrays. Raises TypeError or ValueError, naming the argument, unless they are lists of nodes of equal length."
+def check_edges(
+    senders: ArrayLike, receivers: ArrayLike, num_nodes: int, self_loops: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Both as int32 arrays. Raises TypeError or ValueError, naming the argument, unless
+    they are lists of nodes of equal length.
+    """
     check_sizes(num_nodes=num_nodes)
     ends = {"senders": np.asarray(senders), "receivers": np.asarray(receivers)}
     for name, ids in ends.items():
-        if ids.ndim != 1: raise ValueError(f"{name}: expected one node id per edge, shape (E,), got {ids.shape}")
-        if not np.issubdtype(ids.dtype, np.integer) and ids.size: raise TypeError(f"{name}: expected whole numbers, got {ids.dtype}")
+        if ids.ndim != 1:
+            raise ValueError(
+                f"{name}: expected one node id per edge, shape (E,), got {ids.shape}"
+            )
+        if not np.issubdtype(ids.dtype, np.integer) and ids.size:
+            raise TypeError(f"{name}: expected whole numbers, got {ids.dtype}")
         if ids.size and not (0 <= ids.min() and ids.max() < num_nodes):
-            raise ValueError(f"{name}: expected node ids from 0 to {num_nodes - 1}, got {ids.min()} to {ids.max()}")
+            raise ValueError(
+                f"{name}: expected node ids from 0 to {num_nodes - 1}, got {ids.min()}"
+                f" to {ids.max()}"
+            )
     s, r = ends.values()
-    if len(s) != len(r): raise ValueError(f"senders, receivers: expected equally many, got {len(s)} and {len(r)}")
-    if max(len(s), num_nodes) >= 2**31: raise ValueError(f"senders: at most 2³¹ − 1 edges and nodes, got {len(s)} and {num_nodes}")
+    if len(s) != len(r):
+        raise ValueError(
+            f"senders, receivers: expected equally many, got {len(s)} and {len(r)}"
+        )
+    if max(len(s), num_nodes) >= 2**31:
+        raise ValueError(
+            f"senders: at most 2³¹ − 1 edges and nodes, got {len(s)} and {num_nodes}"
+        )
     if not self_loops and (s == r).any():
-        raise ValueError(f"senders, receivers: {np.count_nonzero(s == r)} edges lead from a node to itself (the first: node {s[s == r][0]}). Leave them out "
-                         "(keep = senders != receivers), or let a node see itself with self_loops=True")
+        raise ValueError(
+            f"senders, receivers: {np.count_nonzero(s == r)} edges lead from a node to"
+            f" itself (the first: node {s[s == r][0]}). Leave them out (keep = senders"
+            " != receivers), or let a node see itself with self_loops=True"
+        )
     return s.astype(np.int32, copy=False), r.astype(np.int32, copy=False)
 
 # %% ../../nbs/21_graph_energy.ipynb #f101b467
 @jax.tree_util.register_pytree_node_class
 class EdgeIndex:
-    r"""Who may see whom, as a list of edges instead of a mask: wherever a block or `descend` takes `mask`, it takes this.
+    r"""Who may see whom, as a list of edges instead of a mask: wherever a block or
+    `descend` takes `mask`, it takes this.
 
-    Edge e says that query `receivers[e]` may see key `senders[e]`; an undirected graph lists both directions. Made once, outside of `jit`; a pytree,
-    so hand it to compiled functions as an argument. `self_loops=True` permits edges from a node to itself, for attention with `self_attention=True`.
-    `capacity` reserves room for that many edges, so that graphs of one size of N and `capacity` share a compiled program.
-    `backend` is "compiled" (kernels for the CPU, needs numba) or "xla" (anything XLA runs on); None picks "compiled" on the CPU.
-    Memory: 8 bytes an edge. Raises TypeError or ValueError on bad ids, parallel edges (merge them), self-loops that are not permitted.
+    Edge e says that query `receivers[e]` may see key `senders[e]`; an undirected graph
+    lists both directions. Made once, outside of `jit`; a pytree, so hand it to compiled
+    functions as an argument. `self_loops=True` permits edges from a node to itself, for
+    attention with `self_attention=True`. `capacity` reserves room for that many edges,
+    so that graphs of one size of N and `capacity` share a compiled program. `backend`
+    is "compiled" (kernels for the CPU, needs numba) or "xla" (anything XLA runs on);
+    None picks "compiled" on the CPU. Memory: 8 bytes an edge. Raises TypeError or
+    ValueError on bad ids, parallel edges (merge them), self-loops that are not
+    permitted.
     """
-    def __init__(self, senders: Int[ArrayLike, "E"], receivers: Int[ArrayLike, "E"], num_nodes: int, self_loops: bool = False, *,
-                 capacity: int | None = None, backend: Literal["compiled", "xla"] | None = None):
-        if backend not in ("compiled", "xla", None): raise ValueError(f"backend: expected 'compiled', 'xla' or None, got {backend!r}")
+
+    def __init__(
+        self,
+        senders: Int[ArrayLike, "E"],
+        receivers: Int[ArrayLike, "E"],
+        num_nodes: int,
+        self_loops: bool = False,
+        *,
+        capacity: int | None = None,
+        backend: Literal["compiled", "xla"] | None = None,
+    ):
+        if backend not in ("compiled", "xla", None):
+            raise ValueError(
+                f"backend: expected 'compiled', 'xla' or None, got {backend!r}"
+            )
         senders, receivers = check_edges(senders, receivers, num_nodes, self_loops)
         room = len(senders) if capacity is None else capacity
         check_sizes(len(senders), capacity=room)
         self.self_loops = bool(self_loops)
-        self.backend = backend or ("compiled" if jax.default_backend() == "cpu" and kernels.available() else "xla")
-        if self.backend == "compiled": kernels.require()
-        self.into, self.out_of = (rows_of(start, np.pad(nodes, (0, room - len(nodes))) if room > len(nodes) else nodes, self.backend)
-                                  for start, nodes in sorted_rows(senders, receivers, num_nodes))
+        self.backend = backend or (
+            "compiled"
+            if jax.default_backend() == "cpu" and kernels.available()
+            else "xla"
+        )
+        if self.backend == "compiled":
+            kernels.require()
+        self.into, self.out_of = (
+            rows_of(
+                start,
+                np.pad(nodes, (0, room - len(nodes))) if room > len(nodes) else nodes,
+                self.backend,
+            )
+            for start, nodes in sorted_rows(senders, receivers, num_nodes)
+        )
 
     num_nodes = property(lambda self: self.into.start.shape[0] - 1, doc="N.")
-    num_edges = property(lambda self: int(self.into.start[-1]), doc="E, without the spare capacity.")
+    num_edges = property(
+        lambda self: int(self.into.start[-1]), doc="E, without the spare capacity."
+    )
 
-    def tree_flatten(self): return (self.into, self.out_of), (self.self_loops, self.backend)
+    def tree_flatten(self):
+        return (self.into, self.out_of), (self.self_loops, self.backend)
 
     @classmethod
     def tree_unflatten(cls, fixed, rows):
@@ -123,146 +214,281 @@ class EdgeIndex:
     def edge_list(self) -> tuple[Int[np.ndarray, "E"], Int[np.ndarray, "E"]]:
         "Senders and receivers, ordered by receiver, then sender."
         start, nodes = np.asarray(self.into.start), np.asarray(self.into.nodes)
-        return nodes[:start[-1]], np.repeat(np.arange(self.num_nodes, dtype=np.int32), np.diff(start))
+        return nodes[: start[-1]], np.repeat(
+            np.arange(self.num_nodes, dtype=np.int32), np.diff(start)
+        )
 
     def mask(self) -> Bool[Array, "N N"]:
         "The same as a mask, receivers in rows: for small graphs."
         senders, receivers = self.edge_list()
-        return jnp.zeros((self.num_nodes, self.num_nodes), bool).at[receivers, senders].set(True)
+        return (
+            jnp.zeros((self.num_nodes, self.num_nodes), bool)
+            .at[receivers, senders]
+            .set(True)
+        )
 
-    def energy_and_update(self, g: Float[Array, "... N D"], Wq: Float[Array, "H D Y"], Wk: Float[Array, "H D Y"], beta: Float[Array, "H"],
-                          self_attention: bool) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
-        "What `EnergyAttention` asks of a `mask` that is no table: E_ATT and −∂E_ATT/∂g; see `edge_energy_and_update`."
+    def energy_and_update(
+        self,
+        g: Float[Array, "... N D"],
+        Wq: Float[Array, "H D Y"],
+        Wk: Float[Array, "H D Y"],
+        beta: Float[Array, "H"],
+        self_attention: bool,
+    ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
+        """What `EnergyAttention` asks of a `mask` that is no table: E_ATT and
+        −∂E_ATT/∂g; see `edge_energy_and_update`.
+        """
         return edge_energy_and_update(self, g, Wq, Wk, beta, self_attention)
 
 # %% ../../nbs/21_graph_energy.ipynb #563020d0
-ROOM = 2**20                # numbers that a gather may hold at a time on a CPU; accelerators, which like them large, get 16 times as much
-WIDEST = 128                # neighbours of a node that are looked at together
+# numbers that a gather may hold at a time on a CPU; accelerators, which like them
+# large, get 16 times as much
+ROOM = 2**20
+WIDEST = 128  # neighbours of a node that are looked at together
+
 
 def over_rows(
     rows: Rows,
-    shapes: tuple[tuple[int, ...], ...],        # of the results for one node; the last is that of what is gathered
+    # of the results for one node; the last is that of what is gathered
+    shapes: tuple[tuple[int, ...], ...],
     dtype: jnp.dtype,
-    part: Callable,         # nodes (R,), neighbours (R, W), existing (R, W) -> a tuple of arrays (R, ...)
-    merge: Callable = lambda *parts: tuple(p.sum(1) for p in parts),        # arrays (n, pieces, ...) -> results (n, ...)
+    # nodes (R,), neighbours (R, W), existing (R, W) -> a tuple of arrays (R, ...)
+    part: Callable,
+    # arrays (n, pieces, ...) -> results (n, ...)
+    merge: Callable = lambda *parts: tuple(p.sum(1) for p in parts),
 ) -> list[Float[Array, "N ..."]]:
-    "A function of every node's neighbours, zero where there are none; size class by size class, chunk by chunk."
+    """A function of every node's neighbours, zero where there are none; size class by
+    size class, chunk by chunk.
+    """
     results = [jnp.zeros((len(rows.order), *shape), dtype) for shape in shapes]
     begin = len(rows.order) - sum(count for _, count in rows.classes)
     room = ROOM if jax.default_backend() == "cpu" else 16 * ROOM
     for width, count in rows.classes:
-        ids, begin, W = rows.order[begin:begin + count], begin + count, min(width, WIDEST)    # pyright: ignore[reportOptionalSubscript]
+        ids, begin, W = (
+            rows.order[begin : begin + count],
+            begin + count,
+            min(width, WIDEST),
+        )  # pyright: ignore[reportOptionalSubscript]
         pieces = width // W
-        R = min(count * pieces, max(1, room // (W * max(1, prod(shapes[-1])))))      # rows, or pieces of rows, in a chunk
+        # rows, or pieces of rows, in a chunk
+        R = min(count * pieces, max(1, room // (W * max(1, prod(shapes[-1])))))
+
         def chunk(i):
-            j = jnp.minimum(i * R + jnp.arange(R, dtype=jnp.int32), count * pieces - 1)     # the last chunk repeats its last row
+            # the last chunk repeats its last row
+            j = jnp.minimum(i * R + jnp.arange(R, dtype=jnp.int32), count * pieces - 1)
             c = ids[j // pieces]
             slot = (j % pieces * W)[:, None] + jnp.arange(W, dtype=jnp.int32)[None]
             there = slot < (rows.start[c + 1] - rows.start[c])[:, None]
-            b = rows.nodes[rows.start[c][:, None] + jnp.where(there, slot, 0)]      # the first neighbour stands in where there is none
+            # the first neighbour stands in where there is none
+            b = rows.nodes[rows.start[c][:, None] + jnp.where(there, slot, 0)]
             return part(c, b, there[..., None])
+
         chunks = -(-count * pieces // R)
-        parts = chunk(0) if chunks == 1 else (p.reshape(-1, *p.shape[2:]) for p in jax.lax.map(chunk, jnp.arange(chunks, dtype=jnp.int32)))
-        parts = (p[:count * pieces].reshape(count, pieces, *p.shape[1:]) for p in parts)
-        results = [r.at[ids].set(new, unique_indices=True) for r, new in zip(results, merge(*parts))]       # every row once: no sum, no race
+        parts = (
+            chunk(0)
+            if chunks == 1
+            else (
+                p.reshape(-1, *p.shape[2:])
+                for p in jax.lax.map(chunk, jnp.arange(chunks, dtype=jnp.int32))
+            )
+        )
+        parts = (
+            p[: count * pieces].reshape(count, pieces, *p.shape[1:]) for p in parts
+        )
+        # every row once: no sum, no race
+        results = [
+            r.at[ids].set(new, unique_indices=True)
+            for r, new in zip(results, merge(*parts))
+        ]
     return results
 
 # %% ../../nbs/21_graph_energy.ipynb #014cceb6
-def softmax_xla(rows: Rows, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]) -> tuple[Float[Array, "N H"], Float[Array, "N H Y"]]:
+def softmax_xla(
+    rows: Rows, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]
+) -> tuple[Float[Array, "N H"], Float[Array, "N H Y"]]:
     r"$\ell_C$ and $\sum_B p_{CB} K_B$ over the senders of every receiver."
+
     def part(c, b, there):
         s, keys = jnp.einsum("rhy,rwhy->rwh", Q[c], K[b]), K[b]
         top = jnp.max(s, 1, where=there, initial=-jnp.inf)
-        e = jnp.where(there, jnp.exp(s - jnp.where(jnp.isneginf(top), jnp.zeros_like(top), top)[:, None]), jnp.zeros_like(s))
+        e = jnp.where(
+            there,
+            jnp.exp(
+                s - jnp.where(jnp.isneginf(top), jnp.zeros_like(top), top)[:, None]
+            ),
+            jnp.zeros_like(s),
+        )
         return top, e.sum(1), jnp.einsum("rwh,rwhy->rhy", e, keys)
+
     def merge(top, z, pull):
         highest = top.max(1)
         scale = jnp.exp(top - highest[:, None])
         z = (scale * z).sum(1)
         return highest + jnp.log(z), (scale[..., None] * pull).sum(1) / z[..., None]
-    return tuple(over_rows(rows, (Q.shape[1:2], Q.shape[1:]), Q.dtype, part, merge))     # pyright: ignore[reportReturnType]
 
-def weighted_xla(rows: Rows, K: Float[Array, "N H Y"], Q: Float[Array, "N H Y"], lse: Float[Array, "N H"]) -> Float[Array, "N H Y"]:
+    return tuple(over_rows(rows, (Q.shape[1:2], Q.shape[1:]), Q.dtype, part, merge))  # pyright: ignore[reportReturnType]
+
+
+def weighted_xla(
+    rows: Rows,
+    K: Float[Array, "N H Y"],
+    Q: Float[Array, "N H Y"],
+    lse: Float[Array, "N H"],
+) -> Float[Array, "N H Y"]:
     r"$\sum_C p_{CB} Q'_C$ over the receivers of every sender."
+
     def part(b, c, there):
         s = jnp.einsum("rhy,rwhy->rwh", K[b], Q[c]) - lse[c]
-        return (jnp.einsum("rwh,rwhy->rhy", jnp.where(there, jnp.exp(s), jnp.zeros_like(s)), Q[c]),)
+        return (
+            jnp.einsum(
+                "rwh,rwhy->rhy", jnp.where(there, jnp.exp(s), jnp.zeros_like(s)), Q[c]
+            ),
+        )
+
     return over_rows(rows, (Q.shape[1:],), Q.dtype, part)[0]
 
 # %% ../../nbs/21_graph_energy.ipynb #655622f8
-def tangent_queries_xla(rows: Rows, Q, dQ, K, dK, lse) -> tuple[Float[Array, "N H Y"], Float[Array, "N H"]]:
-    r"$\sum_B p_{CB}(\dot s_{CB}K_B + \dot K_B)$ and $\dot\ell_C = \sum_B p_{CB}\dot s_{CB}$ over the senders of every receiver."
+def tangent_queries_xla(
+    rows: Rows, Q, dQ, K, dK, lse
+) -> tuple[Float[Array, "N H Y"], Float[Array, "N H"]]:
+    r"""$\sum_B p_{CB}(\dot s_{CB}K_B + \dot K_B)$ and $\dot\ell_C = \sum_B p_{CB}\dot
+    s_{CB}$ over the senders of every receiver.
+    """
+
     def part(c, b, there):
         s, ds = scores_and_tangents(Q[c], dQ[c], K[b], dK[b])
         p = jnp.where(there, jnp.exp(s - lse[c][:, None]), jnp.zeros_like(s))
-        return (p * ds).sum(1), jnp.einsum("rwh,rwhy->rhy", p * ds, K[b]) + jnp.einsum("rwh,rwhy->rhy", p, dK[b])
+        return (p * ds).sum(1), jnp.einsum("rwh,rwhy->rhy", p * ds, K[b]) + jnp.einsum(
+            "rwh,rwhy->rhy", p, dK[b]
+        )
+
     slope, pull = over_rows(rows, (Q.shape[1:2], Q.shape[1:]), Q.dtype, part)
     return pull, slope
 
+
 def tangent_keys_xla(rows: Rows, K, dK, Q, dQ, lse, shift) -> Float[Array, "N H Y"]:
-    r"$\sum_C p_{CB}((\dot s_{CB} - \mathrm{shift}_C)\,Q'_C + \dot Q'_C)$ over the receivers of every sender."
+    r"""$\sum_C p_{CB}((\dot s_{CB} - \mathrm{shift}_C)\,Q'_C + \dot Q'_C)$ over the
+    receivers of every sender.
+    """
+
     def part(b, c, there):
         s, ds = scores_and_tangents(K[b], dK[b], Q[c], dQ[c])
         p = jnp.where(there, jnp.exp(s - lse[c]), jnp.zeros_like(s))
-        return (jnp.einsum("rwh,rwhy->rhy", p * (ds - shift[c]), Q[c]) + jnp.einsum("rwh,rwhy->rhy", p, dQ[c]),)
+        return (
+            jnp.einsum("rwh,rwhy->rhy", p * (ds - shift[c]), Q[c])
+            + jnp.einsum("rwh,rwhy->rhy", p, dQ[c]),
+        )
+
     return over_rows(rows, (Q.shape[1:],), Q.dtype, part)[0]
 
+
 def scores_and_tangents(own, d_own, other, d_other):
-    "The scores of nodes (R, H, Y) with their neighbours (R, W, H, Y), and how they move: the product rule."
+    """The scores of nodes (R, H, Y) with their neighbours (R, W, H, Y), and how they
+    move: the product rule.
+    """
     along = partial(jnp.einsum, "rhy,rwhy->rwh")
     return along(own, other), along(own, d_other) + along(d_own, other)
 
 # %% ../../nbs/21_graph_energy.ipynb #846c1059
-XLA = SimpleNamespace(softmax=softmax_xla, weighted=weighted_xla, tangent_queries=tangent_queries_xla, tangent_keys=tangent_keys_xla)       # the four passes for whatever XLA runs on
+# the four passes for whatever XLA runs on
+XLA = SimpleNamespace(
+    softmax=softmax_xla,
+    weighted=weighted_xla,
+    tangent_queries=tangent_queries_xla,
+    tangent_keys=tangent_keys_xla,
+)
+
 
 @jax.custom_vjp
 def neighbour_attention(
     edges: EdgeIndex, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]
 ) -> tuple[Float[Array, "N H"], Float[Array, "N H Y"], Float[Array, "N H Y"]]:
-    r"""$\ell_C = \log\sum_{B\to C}\exp(K_B\cdot Q_C)$, and the derivatives of its sum over C: $\sum_B p_{CB}K_B$ by $Q_C$ and $\sum_C p_{CB}Q_C$ by $K_B$.
+    r"""$\ell_C = \log\sum_{B\to C}\exp(K_B\cdot Q_C)$, and the derivatives of its sum
+    over C: $\sum_B p_{CB}K_B$ by $Q_C$ and $\sum_C p_{CB}Q_C$ by $K_B$.
 
-    float32 or float64; β belongs into Q. Differentiable once in reverse mode, which is what training through the update needs.
-    Raises ValueError if Q and K are not (N, H, Y) with N the graph's nodes, TypeError on other dtypes.
+    float32 or float64; β belongs into Q. Differentiable once in reverse mode, which is
+    what training through the update needs. Raises ValueError if Q and K are not (N, H,
+    Y) with N the graph's nodes, TypeError on other dtypes.
     """
     return _forwards(edges, Q, K)[0]
 
+
 def _forwards(edges, Q, K):
     kernels.check_rows(edges.into, Q=Q, K=K)
-    if K.ndim != 3: raise ValueError(f"K: expected the shape of Q, {Q.shape}, got {K.shape}")
+    if K.ndim != 3:
+        raise ValueError(f"K: expected the shape of Q, {Q.shape}, got {K.shape}")
     run = kernels if edges.backend == "compiled" else XLA
     lse, as_query = run.softmax(edges.into, Q, K)
-    return (lse, as_query, run.weighted(edges.out_of, K, Q, lse)), (edges, Q, K, lse, as_query)
+    return (lse, as_query, run.weighted(edges.out_of, K, Q, lse)), (
+        edges,
+        Q,
+        K,
+        lse,
+        as_query,
+    )
+
 
 def _backwards(saved, cotangents):
     (edges, Q, K, lse, as_query), (c, a, b) = saved, cotangents
     run = kernels if edges.backend == "compiled" else XLA
     pull, slope = run.tangent_queries(edges.into, Q, a, K, b, lse)
     shift = slope - c
-    return None, pull - shift[..., None] * as_query, run.tangent_keys(edges.out_of, K, b, Q, a, lse, shift)
+    return (
+        None,
+        pull - shift[..., None] * as_query,
+        run.tangent_keys(edges.out_of, K, b, Q, a, lse, shift),
+    )
+
 
 neighbour_attention.defvjp(_forwards, _backwards)
 
 # %% ../../nbs/21_graph_energy.ipynb #0bf55117
 def edge_energy_and_update(
-    edges: EdgeIndex, g: Float[Array, "... N D"], Wq: Float[Array, "H D Y"], Wk: Float[Array, "H D Y"], beta: Float[Array, "H"], self_attention: bool
+    edges: EdgeIndex,
+    g: Float[Array, "... N D"],
+    Wq: Float[Array, "H D Y"],
+    Wk: Float[Array, "H D Y"],
+    beta: Float[Array, "H"],
+    self_attention: bool,
 ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
-    r"""E_ATT of Eq. (3) with the sum over $B\in N(C)$, and $-\partial E/\partial g_A = \sum_h W_Q\sum_B p_{AB}K_B + W_K\sum_C p_{CA}Q_C$.
+    r"""E_ATT of Eq. (3) with the sum over $B\in N(C)$, and $-\partial E/\partial g_A =
+    \sum_h W_Q\sum_B p_{AB}K_B + W_K\sum_C p_{CA}Q_C$.
 
-    Raises ValueError if the tokens are not those of the graph, or if the graph has self-loops and the attention none.
+    Raises ValueError if the tokens are not those of the graph, or if the graph has
+    self-loops and the attention none.
     """
     lse, (as_query, as_key) = node_terms(edges, g, Wq, Wk, beta, self_attention)
-    back = lambda pull, W: jnp.einsum("n...hy,hdy->...nd", pull.astype(W.dtype), W, preferred_element_type=beta.dtype)
-    return -jnp.einsum("n...h,h->...", lse, 1 / beta), back(as_query, Wq) + back(as_key, scaled(Wk, 1 / beta))
+    back = lambda pull, W: jnp.einsum(
+        "n...hy,hdy->...nd", pull.astype(W.dtype), W, preferred_element_type=beta.dtype
+    )
+    return -jnp.einsum("n...h,h->...", lse, 1 / beta), back(as_query, Wq) + back(
+        as_key, scaled(Wk, 1 / beta)
+    )
+
 
 def node_terms(edges, g, Wq, Wk, beta, self_attention):
-    "ℓ (N, ..., H) and both pulls (N, ..., H, Y) of tokens g (..., N, D): samples are further heads. Raises ValueError, naming the mask, where the edges do not fit."
+    """ℓ (N, ..., H) and both pulls (N, ..., H, Y) of tokens g (..., N, D): samples are
+    further heads. Raises ValueError, naming the mask, where the edges do not fit.
+    """
     if g.shape[-2] != edges.num_nodes:
-        raise ValueError(f"mask: expected a graph of as many nodes as tokens, N = {g.shape[-2]}, got {edges.num_nodes}")
+        raise ValueError(
+            f"mask: expected a graph of as many nodes as tokens, N = {g.shape[-2]}, got"
+            f" {edges.num_nodes}"
+        )
     if edges.self_loops and not self_attention:
-        raise ValueError("mask: a graph with self_loops=True needs an attention with self_attention=True")
-    Q, K = (jnp.einsum("...nd,hdy->n...hy", g, W, preferred_element_type=beta.dtype) for W in (scaled(Wq, beta), Wk))
-    lse, *pulls = neighbour_attention(edges, *(x.reshape(len(x), prod(x.shape[1:-1]), x.shape[-1]) for x in (Q, K)))
+        raise ValueError(
+            "mask: a graph with self_loops=True needs an attention with"
+            " self_attention=True"
+        )
+    Q, K = (
+        jnp.einsum("...nd,hdy->n...hy", g, W, preferred_element_type=beta.dtype)
+        for W in (scaled(Wq, beta), Wk)
+    )
+    lse, *pulls = neighbour_attention(
+        edges, *(x.reshape(len(x), prod(x.shape[1:-1]), x.shape[-1]) for x in (Q, K))
+    )
     return lse.reshape(Q.shape[:-1]), [pull.reshape(Q.shape) for pull in pulls]
+
 
 def scaled(W: Float[Array, "H D Y"], by: Float[Array, "H"]) -> Float[Array, "H D Y"]:
     "W with every head times a number of its own."
@@ -272,33 +498,66 @@ def scaled(W: Float[Array, "H D Y"], by: Float[Array, "H"]) -> Float[Array, "H D
 def project(attention: EnergyAttention, g: Float[Array, "... N D"]):
     "g, W_Q, W_K and β in the dtypes that `attention` computes in."
     check_tokens("g", g, attention.dim)
-    Wq, Wk = (W[...].astype(attention.dtype or g.dtype) for W in (attention.Wq, attention.Wk))
+    Wq, Wk = (
+        W[...].astype(attention.dtype or g.dtype) for W in (attention.Wq, attention.Wk)
+    )
     return g.astype(Wq.dtype), Wq, Wk, attention.beta.astype(at_least_float32(g.dtype))
 
-def node_energies(attention: EnergyAttention, g: Float[Array, "... N D"], edges: EdgeIndex) -> Float[Array, "... N"]:
-    r"$E_C = -\sum_h \ell_{hC}/\beta_h$: every node's share of E_ATT, which is their sum."
-    g, Wq, Wk, beta = project(attention, g)
-    return -jnp.einsum("n...h,h->...n", node_terms(edges, g, Wq, Wk, beta, attention.self_attention)[0], 1 / beta)
 
-def attention_weights(attention: EnergyAttention, g: Float[Array, "N D"], edges: EdgeIndex, chunk: int = 2**16) -> Float[Array, "E H"]:
-    r"$p_{CB}$ of every edge, in the order of `edges.edge_list()`; over the edges into a node they sum to 1. Works on `chunk` edges at a time."
+def node_energies(
+    attention: EnergyAttention, g: Float[Array, "... N D"], edges: EdgeIndex
+) -> Float[Array, "... N"]:
+    r"""$E_C = -\sum_h \ell_{hC}/\beta_h$: every node's share of E_ATT, which is their
+    sum.
+    """
+    g, Wq, Wk, beta = project(attention, g)
+    return -jnp.einsum(
+        "n...h,h->...n",
+        node_terms(edges, g, Wq, Wk, beta, attention.self_attention)[0],
+        1 / beta,
+    )
+
+
+def attention_weights(
+    attention: EnergyAttention,
+    g: Float[Array, "N D"],
+    edges: EdgeIndex,
+    chunk: int = 2**16,
+) -> Float[Array, "E H"]:
+    r"""$p_{CB}$ of every edge, in the order of `edges.edge_list()`; over the edges into
+    a node they sum to 1. Works on `chunk` edges at a time.
+    """
     g, Wq, Wk, beta = project(attention, g)
     lse = node_terms(edges, g, Wq, Wk, beta, attention.self_attention)[0]
-    Q, K = (jnp.einsum("nd,hdy->nhy", g, W, preferred_element_type=beta.dtype) for W in (scaled(Wq, beta), Wk))
+    Q, K = (
+        jnp.einsum("nd,hdy->nhy", g, W, preferred_element_type=beta.dtype)
+        for W in (scaled(Wq, beta), Wk)
+    )
     senders, receivers = map(jnp.asarray, edges.edge_list())
-    weight = lambda edge: jnp.exp(jnp.einsum("hy,hy->h", K[edge[0]], Q[edge[1]]) - lse[edge[1]])
+    weight = lambda edge: jnp.exp(
+        jnp.einsum("hy,hy->h", K[edge[0]], Q[edge[1]]) - lse[edge[1]]
+    )
     return jax.lax.map(weight, (senders, receivers), batch_size=chunk)
 
 # %% ../../nbs/21_graph_energy.ipynb #1a3e7a89
 @partial(jax.tree_util.register_dataclass, data_fields=["graphs"], meta_fields=[])
 @dataclass(frozen=True)
 class Relations:
-    "Several graphs on the same nodes, for one attention: the energy is the sum of their energies. Goes where `mask` goes. Raises ValueError without any."
+    """Several graphs on the same nodes, for one attention: the energy is the sum of
+    their energies. Goes where `mask` goes. Raises ValueError without any.
+    """
+
     graphs: tuple[EdgeIndex, ...]
 
     def __post_init__(self):
-        if self.graphs == (): raise ValueError("graphs: expected at least one EdgeIndex, got none")
+        if self.graphs == ():
+            raise ValueError("graphs: expected at least one EdgeIndex, got none")
 
-    def energy_and_update(self, *args) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
+    def energy_and_update(
+        self, *args
+    ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
         "E_ATT and −∂E_ATT/∂g, summed over the graphs."
-        return jax.tree.map(lambda *terms: sum(terms[1:], terms[0]), *(graph.energy_and_update(*args) for graph in self.graphs))
+        return jax.tree.map(
+            lambda *terms: sum(terms[1:], terms[0]),
+            *(graph.energy_and_update(*args) for graph in self.graphs),
+        )

@@ -37,9 +37,11 @@ def dots(out, mine, other, nodes, first, n, h):
         j += 4
     while j < n:
         a, s = other[nodes[first + j], h], out.dtype.type(0)
-        for y in range(mine.size): s += mine[y] * a[y]
+        for y in range(mine.size):
+            s += mine[y] * a[y]
         out[j] = s
         j += 1
+
 
 def gather(out, w, other, nodes, first, n, h):
     "out += Σ w[j] other[nodes[first + j], h] over j < n."
@@ -48,11 +50,13 @@ def gather(out, w, other, nodes, first, n, h):
         a, b = other[nodes[first + j], h], other[nodes[first + j + 1], h]
         c, d = other[nodes[first + j + 2], h], other[nodes[first + j + 3], h]
         s, t, u, v = w[j], w[j + 1], w[j + 2], w[j + 3]
-        for y in range(out.size): out[y] += (s * a[y] + t * b[y]) + (u * c[y] + v * d[y])
+        for y in range(out.size):
+            out[y] += (s * a[y] + t * b[y]) + (u * c[y] + v * d[y])
         j += 4
     while j < n:
         a, s = other[nodes[first + j], h], w[j]
-        for y in range(out.size): out[y] += s * a[y]
+        for y in range(out.size):
+            out[y] += s * a[y]
         j += 1
 
 # %% ../../nbs/21_graph_kernels.ipynb #0d12a244
@@ -61,7 +65,8 @@ def exp32(x):
     x = np.float32(-87.0) if x < np.float32(-87.0) else x
     shifted = x * np.float32(1.4426950408889634) + np.float32(12582912.0)
     n = shifted - np.float32(12582912.0)
-    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)         # log 2 in two parts, the first exact
+    # log 2 in two parts, the first exact
+    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
     e = np.float32(1.9875691500e-4)
     e = e * r + np.float32(1.3981999507e-3)
     e = e * r + np.float32(8.3334519073e-3)
@@ -69,20 +74,31 @@ def exp32(x):
     e = e * r + np.float32(1.6666665459e-1)
     e = e * r + np.float32(5.0000001201e-1)
     e = e * r * r + r + np.float32(1.0)
-    return e * _as_float32(np.int32((_as_int32(shifted) + np.int32(127 - 0x4B400000)) << 23))
+    return e * _as_float32(
+        np.int32((_as_int32(shifted) + np.int32(127 - 0x4B400000)) << 23)
+    )
+
 
 def exp(x):
     "`exp32` in compiled single precision, otherwise that of the C library."
     return math.exp(x)
 
-def _as_int32(x): return np.float32(x).view(np.int32)
-def _as_float32(x): return np.int32(x).view(np.float32)
+
+def _as_int32(x):
+    return np.float32(x).view(np.int32)
+
+
+def _as_float32(x):
+    return np.int32(x).view(np.float32)
 
 # %% ../../nbs/21_graph_kernels.ipynb #4fd2b31b
 _BLOCK = 128
 
+
 def softmax_rows(lo, hi, start, nodes, own, other, lse, pull, p):
-    "ℓ and Σ p·other for the rows lo ≤ c < hi: the queries' half of the update. `p` is room for a block."
+    """ℓ and Σ p·other for the rows lo ≤ c < hi: the queries' half of the update. `p` is
+    room for a block.
+    """
     for c in range(lo, hi):
         for h in range(own.shape[1]):
             out, top, total = pull[c, h], p.dtype.type(-np.inf), p.dtype.type(0)
@@ -92,11 +108,13 @@ def softmax_rows(lo, hi, start, nodes, own, other, lse, pull, p):
                 n = min(_BLOCK, start[c + 1] - first)
                 dots(p, own[c, h], other, nodes, first, n, h)
                 highest = top
-                for j in range(n): highest = max(highest, p[j])
+                for j in range(n):
+                    highest = max(highest, p[j])
                 if highest > top:
                     shrink = exp(top - highest)
                     total *= shrink
-                    for y in range(out.size): out[y] *= shrink
+                    for y in range(out.size):
+                        out[y] *= shrink
                     top = highest
                 for j in range(n):
                     p[j] = exp(p[j] - top)
@@ -104,23 +122,30 @@ def softmax_rows(lo, hi, start, nodes, own, other, lse, pull, p):
                 gather(out, p, other, nodes, first, n, h)
             if start[c] < start[c + 1]:
                 lse[c, h] = top + math.log(total)
-                for y in range(out.size): out[y] /= total
+                for y in range(out.size):
+                    out[y] /= total
 
 # %% ../../nbs/21_graph_kernels.ipynb #cd7be739
 def weighted_rows(lo, hi, start, nodes, own, other, lse, pull, p):
-    "Σ p·other for the rows lo ≤ b < hi, with the ℓ of the neighbours: the keys' half of the update."
+    """Σ p·other for the rows lo ≤ b < hi, with the ℓ of the neighbours: the keys' half
+    of the update.
+    """
     for b in range(lo, hi):
         for h in range(own.shape[1]):
             pull[b, h, :] = 0
             for first in range(start[b], start[b + 1], _BLOCK):
                 n = min(_BLOCK, start[b + 1] - first)
                 dots(p, own[b, h], other, nodes, first, n, h)
-                for j in range(n): p[j] -= lse[nodes[first + j], h]
-                for j in range(n): p[j] = exp(p[j])
+                for j in range(n):
+                    p[j] -= lse[nodes[first + j], h]
+                for j in range(n):
+                    p[j] = exp(p[j])
                 gather(pull[b, h], p, other, nodes, first, n, h)
 
 # %% ../../nbs/21_graph_kernels.ipynb #7d18a196
-def tangent_queries_rows(lo, hi, start, nodes, own, d_own, other, d_other, lse, pull, slope, p, ds, w):
+def tangent_queries_rows(
+    lo, hi, start, nodes, own, d_own, other, d_other, lse, pull, slope, p, ds, w
+):
     "Σ p·(ds·other + d_other) and Σ p·ds for the rows lo ≤ c < hi, with ℓ of the row."
     for c in range(lo, hi):
         for h in range(own.shape[1]):
@@ -140,8 +165,12 @@ def tangent_queries_rows(lo, hi, start, nodes, own, d_own, other, d_other, lse, 
             slope[c, h] = total
 
 # %% ../../nbs/21_graph_kernels.ipynb #40253a6f
-def tangent_keys_rows(lo, hi, start, nodes, own, d_own, other, d_other, lse, shift, pull, p, ds, w):
-    "Σ p·((ds − shift)·other + d_other) for the rows lo ≤ b < hi, with ℓ and shift of the neighbours."
+def tangent_keys_rows(
+    lo, hi, start, nodes, own, d_own, other, d_other, lse, shift, pull, p, ds, w
+):
+    """Σ p·((ds − shift)·other + d_other) for the rows lo ≤ b < hi, with ℓ and shift of
+    the neighbours.
+    """
     for b in range(lo, hi):
         for h in range(own.shape[1]):
             pull[b, h, :] = 0
@@ -161,40 +190,119 @@ def tangent_keys_rows(lo, hi, start, nodes, own, d_own, other, d_other, lse, shi
 
 # %% ../../nbs/21_graph_kernels.ipynb #7855e2a0
 def first_row(start, i, chunks):
-    "The row at which chunk i begins, when rows and neighbours together are cut into equal chunks."
+    """The row at which chunk i begins, when rows and neighbours together are cut into
+    equal chunks.
+    """
     n = start.size - 1
     wanted, lo, hi = i * (np.int64(start[n]) + n) // chunks, 0, n
     while lo < hi:
         middle = (lo + hi) // 2
-        if start[middle] + middle < wanted: lo = middle + 1
-        else: hi = middle
+        if start[middle] + middle < wanted:
+            lo = middle + 1
+        else:
+            hi = middle
     return lo
 
 # %% ../../nbs/21_graph_kernels.ipynb #1fd15a8c
-_NEXT, _DONE, _USERS, _CHUNKS, _OP, _NODES, _HEADS, _WIDTH, _BUFFERS = range(0, 72, 8)      # where things lie in a task, in bytes
+# where things lie in a task, in bytes
+_NEXT, _DONE, _USERS, _CHUNKS, _OP, _NODES, _HEADS, _WIDTH, _BUFFERS = range(0, 72, 8)
 _TASK = _BUFFERS + 10 * 8
+
 
 def matrix(task, i, dtype):
     "Buffer i as an array (N, H)."
-    return carray(pointer(peek(task + _BUFFERS + 8 * i)), (peek(task + _NODES), peek(task + _HEADS)), dtype)
+    return carray(
+        pointer(peek(task + _BUFFERS + 8 * i)),
+        (peek(task + _NODES), peek(task + _HEADS)),
+        dtype,
+    )
+
 
 def tensor(task, i, dtype):
     "Buffer i as an array (N, H, Y)."
-    return carray(pointer(peek(task + _BUFFERS + 8 * i)), (peek(task + _NODES), peek(task + _HEADS), peek(task + _WIDTH)), dtype)
+    return carray(
+        pointer(peek(task + _BUFFERS + 8 * i)),
+        (peek(task + _NODES), peek(task + _HEADS), peek(task + _WIDTH)),
+        dtype,
+    )
+
 
 def run_chunk(task, i, dtype, p, ds, w):
-    "Chunk i of the pass that the task names: 0 softmax, 1 weighted, 2 and 3 the tangents. Buffers: start, nodes, inputs, results."
+    """Chunk i of the pass that the task names: 0 softmax, 1 weighted, 2 and 3 the
+    tangents. Buffers: start, nodes, inputs, results.
+    """
     start = carray(pointer(peek(task + _BUFFERS)), (peek(task + _NODES) + 1,), np.int32)
-    nodes = carray(pointer(peek(task + _BUFFERS + 8)), (start[start.size - 1],), np.int32)
+    nodes = carray(
+        pointer(peek(task + _BUFFERS + 8)), (start[start.size - 1],), np.int32
+    )
     chunks, op = peek(task + _CHUNKS), peek(task + _OP)
     lo, hi = first_row(start, i, chunks), first_row(start, i + 1, chunks)
     own, second = tensor(task, 2, dtype), tensor(task, 3, dtype)
-    if op == 0: softmax_rows(lo, hi, start, nodes, own, second, matrix(task, 4, dtype), tensor(task, 5, dtype), p)
-    elif op == 1: weighted_rows(lo, hi, start, nodes, own, second, matrix(task, 4, dtype), tensor(task, 5, dtype), p)
+    if op == 0:
+        softmax_rows(
+            lo,
+            hi,
+            start,
+            nodes,
+            own,
+            second,
+            matrix(task, 4, dtype),
+            tensor(task, 5, dtype),
+            p,
+        )
+    elif op == 1:
+        weighted_rows(
+            lo,
+            hi,
+            start,
+            nodes,
+            own,
+            second,
+            matrix(task, 4, dtype),
+            tensor(task, 5, dtype),
+            p,
+        )
     else:
-        other, d_other, lse = tensor(task, 4, dtype), tensor(task, 5, dtype), matrix(task, 6, dtype)
-        if op == 2: tangent_queries_rows(lo, hi, start, nodes, own, second, other, d_other, lse, tensor(task, 7, dtype), matrix(task, 8, dtype), p, ds, w)
-        else: tangent_keys_rows(lo, hi, start, nodes, own, second, other, d_other, lse, matrix(task, 7, dtype), tensor(task, 8, dtype), p, ds, w)
+        other, d_other, lse = (
+            tensor(task, 4, dtype),
+            tensor(task, 5, dtype),
+            matrix(task, 6, dtype),
+        )
+        if op == 2:
+            tangent_queries_rows(
+                lo,
+                hi,
+                start,
+                nodes,
+                own,
+                second,
+                other,
+                d_other,
+                lse,
+                tensor(task, 7, dtype),
+                matrix(task, 8, dtype),
+                p,
+                ds,
+                w,
+            )
+        else:
+            tangent_keys_rows(
+                lo,
+                hi,
+                start,
+                nodes,
+                own,
+                second,
+                other,
+                d_other,
+                lse,
+                matrix(task, 7, dtype),
+                tensor(task, 8, dtype),
+                p,
+                ds,
+                w,
+            )
+
 
 def work(task, dtype):
     "What every thread does: draw chunks until there are none left."
@@ -206,55 +314,95 @@ def work(task, dtype):
         i = fetch_add(task + _NEXT, 1)
     leave(task)
 
+
 def leave(task):
     "One user of the task less; the last one frees it."
-    if fetch_add(task + _USERS, -1) == 1: free(task)
+    if fetch_add(task + _USERS, -1) == 1:
+        free(task)
 
 # %% ../../nbs/21_graph_kernels.ipynb #1e8ba0df
 def launch(frame, worker):
-    "Answer one call of XLA: make the task, invite XLA's threads to it, work along, and return when all chunks are done."
+    """Answer one call of XLA: make the task, invite XLA's threads to it, work along,
+    and return when all chunks are done.
+    """
     api, context, extension = peek(frame + 16), peek(frame + 24), peek(frame + 8)
-    if extension != 0 and peek(extension + 8) & 0xFFFFFFFF == 1:        # no call, but the question which version this is written for
+    # no call, but the question which version this is written for
+    if extension != 0 and peek(extension + 8) & 0xFFFFFFFF == 1:
         metadata = peek(extension + 24)
-        poke(metadata + 24, peek(api + 32))                             # the version asked about: only its stable part is used here
-        poke(metadata + 40, 0)                                          # no state is kept between calls
+        # the version asked about: only its stable part is used here
+        poke(metadata + 24, peek(api + 32))
+        poke(metadata + 40, 0)  # no state is kept between calls
         return
-    inputs, n_inputs, outputs, n_outputs = peek(frame + 72), peek(frame + 56), peek(frame + 112), peek(frame + 96)
+    inputs, n_inputs, outputs, n_outputs = (
+        peek(frame + 72),
+        peek(frame + 56),
+        peek(frame + 112),
+        peek(frame + 96),
+    )
     task = malloc(_TASK + 64)
-    for i in range(n_inputs): poke(task + _BUFFERS + 8 * i, peek(peek(inputs + 8 * i) + 24))
-    for i in range(n_outputs): poke(task + _BUFFERS + 8 * (n_inputs + i), peek(peek(outputs + 8 * i) + 24))
-    for i in range(3): poke(task + _NODES + 8 * i, peek(peek(peek(inputs + 16) + 40) + 8 * i))       # the shape of the third input
-    poke(task + _OP, peek(peek(peek(peek(frame + 160)) + 8)))                                        # the one attribute
+    for i in range(n_inputs):
+        poke(task + _BUFFERS + 8 * i, peek(peek(inputs + 8 * i) + 24))
+    for i in range(n_outputs):
+        poke(task + _BUFFERS + 8 * (n_inputs + i), peek(peek(outputs + 8 * i) + 24))
+    # the shape of the third input
+    for i in range(3):
+        poke(task + _NODES + 8 * i, peek(peek(peek(inputs + 16) + 40) + 8 * i))
+    poke(task + _OP, peek(peek(peek(peek(frame + 160)) + 8)))  # the one attribute
     start = carray(pointer(peek(task + _BUFFERS)), (peek(task + _NODES) + 1,), np.int32)
     threads = pool_size(api, context, task + _TASK)
-    chunks = max(1, min(64 * threads, (np.int64(start[start.size - 1]) + start.size) // 4096))
+    chunks = max(
+        1, min(64 * threads, (np.int64(start[start.size - 1]) + start.size) // 4096)
+    )
     helpers = min(threads, chunks) - 1
-    poke(task + _NEXT, 0); poke(task + _DONE, 0); poke(task + _CHUNKS, chunks); poke(task + _USERS, helpers + 2)
+    poke(task + _NEXT, 0)
+    poke(task + _DONE, 0)
+    poke(task + _CHUNKS, chunks)
+    poke(task + _USERS, helpers + 2)
     for _ in range(helpers):
-        if not invite(api, context, worker, task): leave(task)
+        if not invite(api, context, worker, task):
+            leave(task)
     invoke(worker, task)
-    while fetch_add(task + _DONE, 0) < chunks: give_way()
+    while fetch_add(task + _DONE, 0) < chunks:
+        give_way()
     leave(task)
 
 # %% ../../nbs/21_graph_kernels.ipynb #5eaebed6
 def pool_size(api, context, room):
     "The number of XLA's threads. `room` is 64 bytes for the record of the question."
-    poke(room, 32); poke(room + 8, 0); poke(room + 16, context); poke(room + 24, room + 40); poke(room + 40, 1)
+    poke(room, 32)
+    poke(room + 8, 0)
+    poke(room + 16, context)
+    poke(room + 24, room + 40)
+    poke(room + 40, 1)
     invoke(peek(api + 144), room)
     return max(1, peek(room + 40))
 
+
 def invite(api, context, worker, task):
-    "Ask one of XLA's threads to call `worker` with `task`; whether that was accepted. It may come late, or when all is done."
+    """Ask one of XLA's threads to call `worker` with `task`; whether that was accepted.
+    It may come late, or when all is done.
+    """
     room = task + _TASK
-    poke(room, 40); poke(room + 8, 0); poke(room + 16, context); poke(room + 24, worker); poke(room + 32, task)
+    poke(room, 40)
+    poke(room + 8, 0)
+    poke(room + 16, context)
+    poke(room + 24, worker)
+    poke(room + 32, task)
     return invoke(peek(api + 136), room) == 0
 
-def _work32(task): work(task, np.float32)
-def _work64(task): work(task, np.float64)
+
+def _work32(task):
+    work(task, np.float32)
+
+
+def _work64(task):
+    work(task, np.float64)
+
 
 def _handle32(frame):
     launch(frame, worker32())
     return 0
+
 
 def _handle64(frame):
     launch(frame, worker64())
@@ -270,105 +418,229 @@ def machine_words() -> dict:
 
     word, i64 = types.int64, ir.IntType(64)
     at = lambda b, address: b.inttoptr(address, i64.as_pointer())
+
     def instruction(result, arguments, code):
-        answer = (result(*arguments), lambda context, builder, signature, values: code(builder, *values))
-        return intrinsic((lambda context: answer, lambda context, a: answer, lambda context, a, b: answer)[len(arguments)])
+        answer = (
+            result(*arguments),
+            lambda context, builder, signature, values: code(builder, *values),
+        )
+        return intrinsic(
+            (
+                lambda context: answer,
+                lambda context, a: answer,
+                lambda context, a, b: answer,
+            )[len(arguments)]
+        )
+
     def address_of(name):
-        find = lambda b: b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(i64, [i64]), name)
+        find = lambda b: (
+            b.module.globals.get(name)
+            or ir.Function(b.module, ir.FunctionType(i64, [i64]), name)
+        )
         return instruction(word, (), lambda b: b.ptrtoint(find(b), i64))
-    outside = lambda name, result, *arguments: types.ExternalFunction(name, result(*arguments))
+
+    outside = lambda name, result, *arguments: types.ExternalFunction(
+        name, result(*arguments)
+    )
     return {
-        "carray": numba.carray,     # pyright: ignore[reportPrivateImportUsage]
+        "carray": numba.carray,  # pyright: ignore[reportPrivateImportUsage]
         "peek": instruction(word, (word,), lambda b, a: b.load(at(b, a))),
-        "poke": instruction(types.void, (word, word), lambda b, a, x: (b.store(x, at(b, a)), ir.Constant(ir.IntType(8).as_pointer(), None))[1]),
-        "fetch_add": instruction(word, (word, word), lambda b, a, x: b.atomic_rmw("add", at(b, a), x, "seq_cst")),
-        "invoke": instruction(word, (word, word), lambda b, f, x: b.call(b.inttoptr(f, ir.FunctionType(i64, [i64]).as_pointer()), [x])),
-        "pointer": instruction(types.voidptr, (word,), lambda b, a: b.inttoptr(a, ir.IntType(8).as_pointer())),
-        "_as_int32": instruction(types.int32, (types.float32,), lambda b, x: b.bitcast(x, ir.IntType(32))),
-        "_as_float32": instruction(types.float32, (types.int32,), lambda b, x: b.bitcast(x, ir.FloatType())),
-        "worker32": address_of("et_nbdev_graph_work32"), "worker64": address_of("et_nbdev_graph_work64"),
-        "malloc": outside("malloc", word, word), "free": outside("free", types.void, word),
-        "give_way": outside("sched_yield" if os.name == "posix" else "SwitchToThread", types.int32),
+        "poke": instruction(
+            types.void,
+            (word, word),
+            lambda b, a, x: (
+                b.store(x, at(b, a)),
+                ir.Constant(ir.IntType(8).as_pointer(), None),
+            )[1],
+        ),
+        "fetch_add": instruction(
+            word,
+            (word, word),
+            lambda b, a, x: b.atomic_rmw("add", at(b, a), x, "seq_cst"),
+        ),
+        "invoke": instruction(
+            word,
+            (word, word),
+            lambda b, f, x: b.call(
+                b.inttoptr(f, ir.FunctionType(i64, [i64]).as_pointer()), [x]
+            ),
+        ),
+        "pointer": instruction(
+            types.voidptr,
+            (word,),
+            lambda b, a: b.inttoptr(a, ir.IntType(8).as_pointer()),
+        ),
+        "_as_int32": instruction(
+            types.int32, (types.float32,), lambda b, x: b.bitcast(x, ir.IntType(32))
+        ),
+        "_as_float32": instruction(
+            types.float32, (types.int32,), lambda b, x: b.bitcast(x, ir.FloatType())
+        ),
+        "worker32": address_of("et_nbdev_graph_work32"),
+        "worker64": address_of("et_nbdev_graph_work64"),
+        "malloc": outside("malloc", word, word),
+        "free": outside("free", types.void, word),
+        "give_way": outside(
+            "sched_yield" if os.name == "posix" else "SwitchToThread", types.int32
+        ),
     }
 
 # %% ../../nbs/21_graph_kernels.ipynb #76433ab4
-_LOCK, _KEPT = threading.RLock(), {}      # what is compiled, by dtype: it must outlive every program that calls it
+# what is compiled, by dtype: it must outlive every program that calls it
+_LOCK, _KEPT = threading.RLock(), {}
+
 
 @functools.cache
 def available() -> bool:
     "Whether numba is installed. Says once, where it is not, what that costs."
     found = find_spec("numba") is not None
-    if not found: warnings.warn("numba is not installed: attention on graphs runs through XLA, which on a CPU is slower. To have it: pip install 'et_nbdev[graphs]'", stacklevel=3)
+    if not found:
+        warnings.warn(
+            "numba is not installed: attention on graphs runs through XLA, which on a"
+            " CPU is slower. To have it: pip install 'et_nbdev[graphs]'",
+            stacklevel=3,
+        )
     return found
 
+
 def require():
-    "Turn the functions of this module into compiled ones, once. Raises ImportError, with what to install, if numba is not there."
+    """Turn the functions of this module into compiled ones, once. Raises ImportError,
+    with what to install, if numba is not there.
+    """
     with _LOCK:
-        if "words" in _KEPT: return
-        if find_spec("numba") is None: raise ImportError("backend 'compiled' needs numba: pip install 'et_nbdev[graphs]', or choose backend='xla'")
+        if "words" in _KEPT:
+            return
+        if find_spec("numba") is None:
+            raise ImportError(
+                "backend 'compiled' needs numba: pip install 'et_nbdev[graphs]', or"
+                " choose backend='xla'"
+            )
         import numba
         from numba.core import types
         from numba.extending import overload
+
         scope = globals()
         scope.update(machine_words())
-        compiled = lambda name, **options: scope.update({name: numba.njit(scope[name], nogil=True, **options)})
-        compiled("exp32", fastmath=False)                               # every rounding in it is meant
-        overload(exp)(lambda x: (lambda x: exp32(x)) if x is types.float32 else (lambda x: math.exp(x)))
-        for name in ("dots", "gather", "softmax_rows", "weighted_rows", "tangent_queries_rows", "tangent_keys_rows"):
+        compiled = lambda name, **options: scope.update(
+            {name: numba.njit(scope[name], nogil=True, **options)}
+        )
+        compiled("exp32", fastmath=False)  # every rounding in it is meant
+        overload(exp)(
+            lambda x: (
+                (lambda x: exp32(x)) if x is types.float32 else (lambda x: math.exp(x))
+            )
+        )
+        for name in (
+            "dots",
+            "gather",
+            "softmax_rows",
+            "weighted_rows",
+            "tangent_queries_rows",
+            "tangent_keys_rows",
+        ):
             compiled(name, fastmath={"reassoc", "contract", "arcp", "nsz"})
-        for name in ("first_row", "matrix", "tensor", "run_chunk", "leave", "work", "pool_size", "invite", "launch"): compiled(name)
+        for name in (
+            "first_row",
+            "matrix",
+            "tensor",
+            "run_chunk",
+            "leave",
+            "work",
+            "pool_size",
+            "invite",
+            "launch",
+        ):
+            compiled(name)
         _KEPT["words"] = True
 
 # %% ../../nbs/21_graph_kernels.ipynb #d46fdccc
 def target(dtype: str) -> str:
-    "The name under which XLA knows the operation for float32 or float64, compiled and registered when first asked for."
+    """The name under which XLA knows the operation for float32 or float64, compiled and
+    registered when first asked for.
+    """
     name, bits = f"et_nbdev_graph_{dtype}", dtype.removeprefix("float")
     with _LOCK:
         if dtype not in _KEPT:
             require()
             from llvmlite import binding
+
             worker = c_function("void(int64)", globals()[f"_work{bits}"])
             binding.add_symbol(f"et_nbdev_graph_work{bits}", worker.address)
             handler = c_function("int64(int64)", globals()[f"_handle{bits}"])
-            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler.ctypes), platform="cpu")
+            jax.ffi.register_ffi_target(
+                name, jax.ffi.pycapsule(handler.ctypes), platform="cpu"
+            )
             _KEPT[dtype] = worker, handler
     return name
 
+
 def c_function(signature: str, f):
-    "`f` compiled to a C function; from the cache if it is there, and without one if there is no place for it."
+    """`f` compiled to a C function; from the cache if it is there, and without one if
+    there is no place for it.
+    """
     import numba
-    try: return numba.cfunc(signature, cache=True)(f)
-    except RuntimeError: return numba.cfunc(signature)(f)
+
+    try:
+        return numba.cfunc(signature, cache=True)(f)
+    except RuntimeError:
+        return numba.cfunc(signature)(f)
 
 # %% ../../nbs/21_graph_kernels.ipynb #ac8edbea
 def check_rows(rows, **inputs):
-    "Compiled loops read where shapes tell them to: refuse what does not fit the rows, or each other. Raises ValueError and TypeError."
+    """Compiled loops read where shapes tell them to: refuse what does not fit the rows,
+    or each other. Raises ValueError and TypeError.
+    """
     name, first = next(iter(inputs.items()))
     if first.ndim != 3 or len(first) != rows.start.shape[0] - 1:
-        raise ValueError(f"{name}: expected (N, H, Y) with a row for each of the N = {rows.start.shape[0] - 1} nodes, got {first.shape}")
+        raise ValueError(
+            f"{name}: expected (N, H, Y) with a row for each of the N ="
+            f" {rows.start.shape[0] - 1} nodes, got {first.shape}"
+        )
     for name, x in inputs.items():
-        if str(x.dtype) not in ("float32", "float64"): raise TypeError(f"{name}: expected float32 or float64, got {x.dtype}")
-        if x.dtype != first.dtype: raise TypeError(f"{name}: expected the dtype of the others, {first.dtype}, got {x.dtype}")
-        if x.shape not in (first.shape, first.shape[:2]): raise ValueError(f"{name}: expected the shape of the others, {first.shape}, got {x.shape}")
+        if str(x.dtype) not in ("float32", "float64"):
+            raise TypeError(f"{name}: expected float32 or float64, got {x.dtype}")
+        if x.dtype != first.dtype:
+            raise TypeError(
+                f"{name}: expected the dtype of the others, {first.dtype}, got"
+                f" {x.dtype}"
+            )
+        if x.shape not in (first.shape, first.shape[:2]):
+            raise ValueError(
+                f"{name}: expected the shape of the others, {first.shape}, got"
+                f" {x.shape}"
+            )
+
 
 def call(op, results, rows, **inputs):
     "One pass over `rows`, which yields arrays of the shapes `results`."
     check_rows(rows, **inputs)
     inputs = tuple(inputs.values())
     shapes = tuple(jax.ShapeDtypeStruct(shape, inputs[0].dtype) for shape in results)
-    return jax.ffi.ffi_call(target(str(inputs[0].dtype)), shapes, vmap_method="sequential")(rows.start, rows.nodes, *inputs, op=np.int64(op))
+    return jax.ffi.ffi_call(
+        target(str(inputs[0].dtype)), shapes, vmap_method="sequential"
+    )(rows.start, rows.nodes, *inputs, op=np.int64(op))
 
-def softmax(rows, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]) -> tuple[Float[Array, "N H"], Float[Array, "N H Y"]]:
+
+def softmax(
+    rows, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]
+) -> tuple[Float[Array, "N H"], Float[Array, "N H Y"]]:
     "`et_nbdev.graph.energy.softmax_xla`, compiled."
-    return tuple(call(0, (Q.shape[:2], Q.shape), rows, Q=Q, K=K))     # pyright: ignore[reportReturnType]
+    return tuple(call(0, (Q.shape[:2], Q.shape), rows, Q=Q, K=K))  # pyright: ignore[reportReturnType]
 
-def weighted(rows, K: Float[Array, "N H Y"], Q: Float[Array, "N H Y"], lse: Float[Array, "N H"]) -> Float[Array, "N H Y"]:
+
+def weighted(
+    rows, K: Float[Array, "N H Y"], Q: Float[Array, "N H Y"], lse: Float[Array, "N H"]
+) -> Float[Array, "N H Y"]:
     "`et_nbdev.graph.energy.weighted_xla`, compiled."
     return call(1, (Q.shape,), rows, K=K, Q=Q, lse=lse)[0]
 
-def tangent_queries(rows, Q, dQ, K, dK, lse) -> tuple[Float[Array, "N H Y"], Float[Array, "N H"]]:
+
+def tangent_queries(
+    rows, Q, dQ, K, dK, lse
+) -> tuple[Float[Array, "N H Y"], Float[Array, "N H"]]:
     "`et_nbdev.graph.energy.tangent_queries_xla`, compiled."
-    return tuple(call(2, (Q.shape, lse.shape), rows, Q=Q, dQ=dQ, K=K, dK=dK, lse=lse))     # pyright: ignore[reportReturnType]
+    return tuple(call(2, (Q.shape, lse.shape), rows, Q=Q, dQ=dQ, K=K, dK=dK, lse=lse))  # pyright: ignore[reportReturnType]
+
 
 def tangent_keys(rows, K, dK, Q, dQ, lse, shift) -> Float[Array, "N H Y"]:
     "`et_nbdev.graph.energy.tangent_keys_xla`, compiled."

@@ -30,98 +30,221 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Int64, PRNGKeyArray
 
-from .data import Graph, _array, _damaged, _frozen, _need_dgl, _pair, _read_npz, _room, _unpack
+from et_nbdev.graph.data import (
+    Graph,
+    _array,
+    _damaged,
+    _frozen,
+    _need_dgl,
+    _pair,
+    _read_npz,
+    _room,
+    _unpack,
+)
 from ..norm import check_sizes
 from ..training import atomic_write
 
 # %% ../../nbs/20b_graph_sets.ipynb #7cc54a74
 def _table_of(name: str, value, rows: int, kind: type) -> np.ndarray:
-    "A table with `rows` rows, of integers or of finite floats; None is a table without columns."
+    """A table with `rows` rows, of integers or of finite floats; None is a table
+    without columns.
+    """
     dtype = np.int64 if kind is int else np.float32
-    if value is None: return _frozen(np.zeros((rows, 0)), dtype)
+    if value is None:
+        return _frozen(np.zeros((rows, 0)), dtype)
     a = _array(name, value)
-    if a.ndim == 1: a = a[:, None]
-    if a.ndim != 2 or len(a) != rows or (a.size and a.dtype.kind not in ("iu" if kind is int else "iufb")):
-        raise ValueError(f"{name}: must hold {'integers' if kind is int else 'numbers'}, one row for each of {rows}, got {a.dtype} of shape {a.shape}")
-    if not np.isfinite(a).all(): raise ValueError(f"{name}: must be finite, got {a[~np.isfinite(a)][0]} in row {np.argwhere(~np.isfinite(a))[0, 0]}")
+    if a.ndim == 1:
+        a = a[:, None]
+    if (
+        a.ndim != 2
+        or len(a) != rows
+        or (a.size and a.dtype.kind not in ("iu" if kind is int else "iufb"))
+    ):
+        raise ValueError(
+            f"{name}: must hold {'integers' if kind is int else 'numbers'}, one row for"
+            f" each of {rows}, got {a.dtype} of shape {a.shape}"
+        )
+    if not np.isfinite(a).all():
+        raise ValueError(
+            f"{name}: must be finite, got {a[~np.isfinite(a)][0]} in row"
+            f" {np.argwhere(~np.isfinite(a))[0, 0]}"
+        )
     return _frozen(a, dtype)
+
 
 def _graph_ids(name: str, value, G: int) -> Int32[np.ndarray, "n"]:
     "Ids of graphs, from 0 to G - 1."
     a = _array(name, value)
-    if a.ndim != 1 or (a.dtype.kind not in "iu" and a.size): raise ValueError(f"{name}: must hold ids of graphs, integers of shape (n,), got {a.dtype} of shape {a.shape}")
-    if a.size and (a.min() < 0 or a.max() >= G): raise ValueError(f"{name}: ids of graphs must lie from 0 to {G - 1}, got {a[(a < 0) | (a >= G)][0]}")
+    if a.ndim != 1 or (a.dtype.kind not in "iu" and a.size):
+        raise ValueError(
+            f"{name}: must hold ids of graphs, integers of shape (n,), got {a.dtype} of"
+            f" shape {a.shape}"
+        )
+    if a.size and (a.min() < 0 or a.max() >= G):
+        raise ValueError(
+            f"{name}: ids of graphs must lie from 0 to {G - 1}, got"
+            f" {a[(a < 0) | (a >= G)][0]}"
+        )
     return _frozen(a, np.int32)
 
-def _ranges(start: Int[np.ndarray, "G+1"], ids: Int[np.ndarray, "n"]) -> Int[np.ndarray, "m"]:
+
+def _ranges(
+    start: Int[np.ndarray, "G+1"], ids: Int[np.ndarray, "n"]
+) -> Int[np.ndarray, "m"]:
     "start[i], …, start[i + 1] - 1 for every i of `ids`, one after the other."
     counts = np.diff(start)[ids]
     ends = np.cumsum(counts)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(start[:-1][ids] - (ends - counts), counts)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(
+        start[:-1][ids] - (ends - counts), counts
+    )
 
 # %% ../../nbs/20b_graph_sets.ipynb #95cad86d
-_FIELDS = "start senders receivers labels classes node_labels node_attributes edge_labels edge_attributes".split()
+_FIELDS = (
+    "start senders receivers labels classes node_labels node_attributes edge_labels"
+    " edge_attributes".split()
+)
+
 
 def _starts(start) -> Int32[np.ndarray, "G+1"]:
     start = _array("start", start)
-    if start.ndim != 1 or start.dtype.kind not in "iu" or len(start) < 1 or start[0] != 0 or (np.diff(start) < 1).any():
-        raise ValueError(f"start: must ascend from 0 by at least one node a graph, got {start.dtype} of shape {start.shape}: {str(start[:8])}")
+    if (
+        start.ndim != 1
+        or start.dtype.kind not in "iu"
+        or len(start) < 1
+        or start[0] != 0
+        or (np.diff(start) < 1).any()
+    ):
+        raise ValueError(
+            f"start: must ascend from 0 by at least one node a graph, got {start.dtype}"
+            f" of shape {start.shape}: {str(start[:8])}"
+        )
     return _frozen(start, np.int32)
 
-def _classes_of(labels, classes, G: int) -> tuple[Int32[np.ndarray, "G"], Int64[np.ndarray, "C"]]:
+
+def _classes_of(
+    labels, classes, G: int
+) -> tuple[Int32[np.ndarray, "G"], Int64[np.ndarray, "C"]]:
     labels = _array("labels", labels)
     if labels.shape != (G,) or labels.dtype.kind not in "iu":
-        raise ValueError(f"labels: must hold one integer for each of the {G} graphs, got {labels.dtype} of shape {labels.shape}")
-    classes = _frozen(np.arange(labels.max(initial=-1) + 1) if classes is None else _array("classes", classes), np.int64)
+        raise ValueError(
+            f"labels: must hold one integer for each of the {G} graphs, got"
+            f" {labels.dtype} of shape {labels.shape}"
+        )
+    classes = _frozen(
+        (
+            np.arange(labels.max(initial=-1) + 1)
+            if classes is None
+            else _array("classes", classes)
+        ),
+        np.int64,
+    )
     if labels.size and (labels.min() < -1 or labels.max() >= len(classes)):
-        raise ValueError(f"labels: must be classes from 0 to {len(classes) - 1} or -1, got {labels.min()} to {labels.max()}")
+        raise ValueError(
+            f"labels: must be classes from 0 to {len(classes) - 1} or -1, got"
+            f" {labels.min()} to {labels.max()}"
+        )
     return _frozen(labels, np.int32), classes
 
-def _graph_by_graph(senders, receivers, start: Int32[np.ndarray, "G+1"]) -> tuple[Int[np.ndarray, "E"], Int[np.ndarray, "G+1"], Int32[np.ndarray, "E"], Int32[np.ndarray, "E"]]:
-    "The order in which edges stand graph by graph, else as given; where those of each graph begin; and the edges in it."
+
+def _graph_by_graph(
+    senders, receivers, start: Int32[np.ndarray, "G+1"]
+) -> tuple[
+    Int[np.ndarray, "E"],
+    Int[np.ndarray, "G+1"],
+    Int32[np.ndarray, "E"],
+    Int32[np.ndarray, "E"],
+]:
+    """The order in which edges stand graph by graph, else as given; where those of each
+    graph begin; and the edges in it.
+    """
     G = len(start) - 1
-    senders, receivers = _pair((senders, receivers), ("senders", "receivers"), int(start[-1]))
+    senders, receivers = _pair(
+        (senders, receivers), ("senders", "receivers"), int(start[-1])
+    )
     of_node = np.repeat(np.arange(G), np.diff(start))
     if len(wrong := np.flatnonzero(of_node[senders] != of_node[receivers])):
-        raise ValueError(f"senders and receivers: edge {wrong[0]} leads from graph {of_node[senders[wrong[0]]]} to graph {of_node[receivers[wrong[0]]]}")
+        raise ValueError(
+            f"senders and receivers: edge {wrong[0]} leads from graph"
+            f" {of_node[senders[wrong[0]]]} to graph {of_node[receivers[wrong[0]]]}"
+        )
     order = np.argsort(of_node[receivers], kind="stable")
-    return order, np.searchsorted(of_node[receivers][order], np.arange(G + 1)), _frozen(senders[order], np.int32), _frozen(receivers[order], np.int32)
+    return (
+        order,
+        np.searchsorted(of_node[receivers][order], np.arange(G + 1)),
+        _frozen(senders[order], np.int32),
+        _frozen(receivers[order], np.int32),
+    )
 
 # %% ../../nbs/20b_graph_sets.ipynb #e6f92791
-def _both_ways(senders: Int32[np.ndarray, "E"], receivers: Int32[np.ndarray, "E"], N: int):
-    "Senders and receivers of each edge and its reverse, once, without loops, sorted by receiver and then sender; and the edge that each is made of, the first if it is given twice."
+def _both_ways(
+    senders: Int32[np.ndarray, "E"], receivers: Int32[np.ndarray, "E"], N: int
+):
+    """Senders and receivers of each edge and its reverse, once, without loops, sorted
+    by receiver and then sender; and the edge that each is made of, the first if it is
+    given twice.
+    """
     s, r = np.concatenate([senders, receivers]), np.concatenate([receivers, senders])
     keep = np.flatnonzero(s != r)
     keep = keep[np.unique(r[keep].astype(np.int64) * N + s[keep], return_index=True)[1]]
     return s[keep], r[keep], keep % max(len(senders), 1)
 
-def _are_both_ways(senders: Int32[np.ndarray, "E"], receivers: Int32[np.ndarray, "E"], N: int) -> bool:
-    forth, back = (np.sort(a.astype(np.int64) * N + b) for a, b in ((receivers, senders), (senders, receivers)))
-    return bool((forth == back).all() and (np.diff(forth) > 0).all() and (senders != receivers).all())
+
+def _are_both_ways(
+    senders: Int32[np.ndarray, "E"], receivers: Int32[np.ndarray, "E"], N: int
+) -> bool:
+    forth, back = (
+        np.sort(a.astype(np.int64) * N + b)
+        for a, b in ((receivers, senders), (senders, receivers))
+    )
+    return bool(
+        (forth == back).all()
+        and (np.diff(forth) > 0).all()
+        and (senders != receivers).all()
+    )
 
 # %% ../../nbs/20b_graph_sets.ipynb #4045dc26
 def _digest(graphs) -> str:
     found = hashlib.sha256()
     for key in _FIELDS:
         a = getattr(graphs, key)
-        found.update(f"{key} {a.dtype.kind}{a.dtype.itemsize} {a.shape} ".encode() + a.astype(a.dtype.newbyteorder("<")).tobytes())
+        found.update(
+            f"{key} {a.dtype.kind}{a.dtype.itemsize} {a.shape} ".encode()
+            + a.astype(a.dtype.newbyteorder("<")).tobytes()
+        )
     return found.hexdigest()[:16]
+
 
 def _described(graphs) -> str:
     G = max(len(graphs), 1)
-    known = [f"{n} {word}" for word, n in (("node label", graphs.node_labels.shape[1]), ("node attributes", graphs.node_attributes.shape[1]),
-                                           ("edge label", graphs.edge_labels.shape[1]), ("edge attributes", graphs.edge_attributes.shape[1])) if n]
-    return (f"GraphSet({graphs.name!r}): {len(graphs):,} graphs of {graphs.num_classes} classes, {graphs.num_nodes / G:.2f} nodes and "
-            f"{graphs.num_edges / 2 / G:.2f} edges on average" + "".join(f", {k}" for k in known))
+    known = [
+        f"{n} {word}"
+        for word, n in (
+            ("node label", graphs.node_labels.shape[1]),
+            ("node attributes", graphs.node_attributes.shape[1]),
+            ("edge label", graphs.edge_labels.shape[1]),
+            ("edge attributes", graphs.edge_attributes.shape[1]),
+        )
+        if n
+    ]
+    return (
+        f"GraphSet({graphs.name!r}): {len(graphs):,} graphs of {graphs.num_classes}"
+        f" classes, {graphs.num_nodes / G:.2f} nodes and {graphs.num_edges / 2 / G:.2f}"
+        " edges on average" + "".join(f", {k}" for k in known)
+    )
 
 # %% ../../nbs/20b_graph_sets.ipynb #65b38d4f
 @dataclass(frozen=True, repr=False, eq=False)
 class GraphSet:
-    """G graphs end to end, with a class each; NumPy arrays on the host, checked and read-only.
+    """G graphs end to end, with a class each; NumPy arrays on the host, checked and
+    read-only.
 
-    Nodes of graph i are start[i]:start[i + 1]. `labels` are classes 0, …, C - 1, or -1 where unknown; `classes` are the values that stand for them in the file.
-    `graphs[ids]` is the set of some of them, in the order given; `graphs.graph(i)` is one of them as a `Graph`.
-    Raises ValueError naming the argument: lengths that disagree, ids out of range, edges from one graph to another, a graph without nodes."""
+    Nodes of graph i are start[i]:start[i + 1]. `labels` are classes 0, …, C - 1, or -1
+    where unknown; `classes` are the values that stand for them in the file.
+    `graphs[ids]` is the set of some of them, in the order given; `graphs.graph(i)` is
+    one of them as a `Graph`. Raises ValueError naming the argument: lengths that
+    disagree, ids out of range, edges from one graph to another, a graph without nodes.
+    """
+
     start: Int32[np.ndarray, "G+1"]
     senders: Int32[np.ndarray, "E"]
     receivers: Int32[np.ndarray, "E"]
@@ -132,336 +255,748 @@ class GraphSet:
     edge_labels: Int64[np.ndarray, "E M2"] | None = None
     edge_attributes: Float32[np.ndarray, "E A2"] | None = None
     name: str = ""
-    edge_start: Int[np.ndarray, "G+1"] = field(init=False)      # where the edges of each graph begin
+    # where the edges of each graph begin
+    edge_start: Int[np.ndarray, "G+1"] = field(init=False)
 
     def __post_init__(self):
         put = lambda name, value: object.__setattr__(self, name, value)
         put("start", _starts(self.start))
-        for name, a in zip(("labels", "classes"), _classes_of(self.labels, self.classes, len(self))): put(name, a)
+        for name, a in zip(
+            ("labels", "classes"), _classes_of(self.labels, self.classes, len(self))
+        ):
+            put(name, a)
         order, *edges = _graph_by_graph(self.senders, self.receivers, self.start)
-        for name, a in zip(("edge_start", "senders", "receivers"), edges): put(name, a)
+        for name, a in zip(("edge_start", "senders", "receivers"), edges):
+            put(name, a)
         for key, kind in (("labels", int), ("attributes", float)):
-            put(f"node_{key}", _table_of(f"node_{key}", getattr(self, f"node_{key}"), self.num_nodes, kind))
-            put(f"edge_{key}", _frozen(_table_of(f"edge_{key}", getattr(self, f"edge_{key}"), len(order), kind)[order], np.int64 if kind is int else np.float32))
+            put(
+                f"node_{key}",
+                _table_of(
+                    f"node_{key}", getattr(self, f"node_{key}"), self.num_nodes, kind
+                ),
+            )
+            put(
+                f"edge_{key}",
+                _frozen(
+                    _table_of(
+                        f"edge_{key}", getattr(self, f"edge_{key}"), len(order), kind
+                    )[order],
+                    np.int64 if kind is int else np.float32,
+                ),
+            )
 
-    def __len__(self) -> int: return len(self.start) - 1
-    num_nodes = property(lambda self: int(self.start[-1]), doc="Nodes of all graphs together.")
-    num_edges = property(lambda self: len(self.senders), doc="Directed edges of all graphs together.")
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    num_nodes = property(
+        lambda self: int(self.start[-1]), doc="Nodes of all graphs together."
+    )
+    num_edges = property(
+        lambda self: len(self.senders), doc="Directed edges of all graphs together."
+    )
     num_classes = property(lambda self: len(self.classes))
     sizes = property(lambda self: np.diff(self.start), doc="Nodes of each graph, (G,).")
 
     def __getitem__(self, ids) -> "GraphSet":
-        ids = np.arange(len(self))[ids] if isinstance(ids, slice) or _array("ids", ids).dtype.kind == "b" else _graph_ids("ids", np.atleast_1d(ids), len(self))
+        ids = (
+            np.arange(len(self))[ids]
+            if isinstance(ids, slice) or _array("ids", ids).dtype.kind == "b"
+            else _graph_ids("ids", np.atleast_1d(ids), len(self))
+        )
         nodes, edges = _ranges(self.start, ids), _ranges(self.edge_start, ids)
         start = np.concatenate([[0], np.cumsum(self.sizes[ids])]).astype(np.int32)
         shift = np.repeat(start[:-1] - self.start[ids], np.diff(self.edge_start)[ids])
-        return replace(self, start=start, senders=self.senders[edges] + shift, receivers=self.receivers[edges] + shift, labels=self.labels[ids],
-                       node_labels=self.node_labels[nodes], node_attributes=self.node_attributes[nodes],    # pyright: ignore[reportOptionalSubscript]
-                       edge_labels=self.edge_labels[edges], edge_attributes=self.edge_attributes[edges])    # pyright: ignore[reportOptionalSubscript]
+        return replace(
+            self,
+            start=start,
+            senders=self.senders[edges] + shift,
+            receivers=self.receivers[edges] + shift,
+            labels=self.labels[ids],
+            node_labels=self.node_labels[nodes],
+            node_attributes=self.node_attributes[nodes],  # pyright: ignore[reportOptionalSubscript]
+            edge_labels=self.edge_labels[edges],
+            edge_attributes=self.edge_attributes[edges],
+        )  # pyright: ignore[reportOptionalSubscript]
 
     def undirected(self) -> "GraphSet":
-        "Each edge and its reverse once, sorted by receiver and then sender, no loops. Of edges given twice the first counts; a missing reverse knows what its edge does."
-        senders, receivers, of = _both_ways(self.senders, self.receivers, self.num_nodes)
-        return replace(self, senders=senders, receivers=receivers, edge_labels=self.edge_labels[of], edge_attributes=self.edge_attributes[of])    # pyright: ignore[reportOptionalSubscript]
+        """Each edge and its reverse once, sorted by receiver and then sender, no loops.
+        Of edges given twice the first counts; a missing reverse knows what its edge
+        does.
+        """
+        senders, receivers, of = _both_ways(
+            self.senders, self.receivers, self.num_nodes
+        )
+        return replace(
+            self,
+            senders=senders,
+            receivers=receivers,
+            edge_labels=self.edge_labels[of],
+            edge_attributes=self.edge_attributes[of],
+        )  # pyright: ignore[reportOptionalSubscript]
 
     @cached_property
     def is_undirected(self) -> bool:
-        "Whether every edge is there once in each direction, without loops, as `undirected` makes it."
+        """Whether every edge is there once in each direction, without loops, as
+        `undirected` makes it.
+        """
         return _are_both_ways(self.senders, self.receivers, self.num_nodes)
 
     @cached_property
     def digest(self) -> str:
-        "16 hexadecimal digits that change with every number of the set, not with its name."
+        """16 hexadecimal digits that change with every number of the set, not with its
+        name.
+        """
         return _digest(self)
 
     def graph(self, i: int) -> Graph:
-        "Graph i alone; its features are one-hot node labels and attributes as published, its nodes unlabelled."
-        one, names = self[[i]], [np.unique(column) for column in self.node_labels.T]    # pyright: ignore[reportOptionalMemberAccess]
-        hot = [column[:, None] == values for column, values in zip(one.node_labels.T, names)]    # pyright: ignore[reportOptionalMemberAccess]
-        features = np.hstack([*hot, one.node_attributes] if hot or one.node_attributes.shape[1] else [np.ones((one.num_nodes, 1))])    # pyright: ignore[reportOptionalMemberAccess]
-        return Graph(one.senders, one.receivers, features.astype(np.float32), np.full(one.num_nodes, -1), name=f"{self.name}[{i}]")
+        """Graph i alone; its features are one-hot node labels and attributes as
+        published, its nodes unlabelled.
+        """
+        one, names = self[[i]], [np.unique(column) for column in self.node_labels.T]  # pyright: ignore[reportOptionalMemberAccess]
+        hot = [
+            column[:, None] == values
+            for column, values in zip(one.node_labels.T, names)
+        ]  # pyright: ignore[reportOptionalMemberAccess]
+        features = np.hstack(
+            [*hot, one.node_attributes]
+            if hot or one.node_attributes.shape[1]
+            else [np.ones((one.num_nodes, 1))]
+        )  # pyright: ignore[reportOptionalMemberAccess]
+        return Graph(
+            one.senders,
+            one.receivers,
+            features.astype(np.float32),
+            np.full(one.num_nodes, -1),
+            name=f"{self.name}[{i}]",
+        )
 
-    def __repr__(self) -> str: return _described(self)
+    def __repr__(self) -> str:
+        return _described(self)
 
 # %% ../../nbs/20b_graph_sets.ipynb #763128b2
 def _number(field: str, kind: type):
-    if not re.fullmatch(r"\s*[-+.0-9eE]+\s*", field): raise ValueError         # Python also reads 1_000 and digits of other scripts
+    # Python also reads 1_000 and digits of other scripts
+    if not re.fullmatch(r"\s*[-+.0-9eE]+\s*", field):
+        raise ValueError
     value = float(field)
-    if not abs(value) < (2**62 if kind is int else 3e38) or (kind is int and value != int(value)): raise ValueError
-    return int(float(field)) if kind is int and not re.fullmatch(r"\s*[-+]?[0-9]+\s*", field) else kind(field)
+    if not abs(value) < (2**62 if kind is int else 3e38) or (
+        kind is int and value != int(value)
+    ):
+        raise ValueError
+    return (
+        int(float(field))
+        if kind is int and not re.fullmatch(r"\s*[-+]?[0-9]+\s*", field)
+        else kind(field)
+    )
+
 
 def _table(data: bytes, where: str, kind: type) -> np.ndarray:
-    "The numbers of a file, a row a line, separated by commas. Raises ValueError naming file and line."
+    """The numbers of a file, a row a line, separated by commas. Raises ValueError
+    naming file and line.
+    """
     text = data.decode("utf-8", errors="replace").replace("\r\n", "\n").rstrip()
     lines = text.split("\n") if text else []
     dtype = np.int64 if kind is int else np.float64
     try:
-        if data.translate(None, b"0123456789+-.eE, \t\r\n"): raise ValueError
+        if data.translate(None, b"0123456789+-.eE, \t\r\n"):
+            raise ValueError
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            a = np.loadtxt(io.StringIO(text), dtype, delimiter=",", ndmin=2, comments=None)
-        if len(a) == len(lines) and (np.abs(a) < 2**62 if kind is int else np.abs(a) < 3e38).all(): return a
-    except (ValueError, Warning): pass          # line by line, to say which one; or because a label is written as 1.0
+            a = np.loadtxt(
+                io.StringIO(text), dtype, delimiter=",", ndmin=2, comments=None
+            )
+        if (
+            len(a) == len(lines)
+            and (np.abs(a) < 2**62 if kind is int else np.abs(a) < 3e38).all()
+        ):
+            return a
+    except (ValueError, Warning):
+        pass  # line by line, to say which one; or because a label is written as 1.0
     rows = []
     for number, line in enumerate(lines, 1):
-        try: rows.append([_number(f, kind) for f in line.split(",")])
-        except ValueError: raise ValueError(f"{where}, line {number}: expected {'integers' if kind is int else 'finite numbers'} separated by commas, got {line[:60]!r}") from None
-        if len(rows[-1]) != len(rows[0]): raise ValueError(f"{where}, line {number}: expected {len(rows[0])} numbers as in line 1, got {len(rows[-1])}")
+        try:
+            rows.append([_number(f, kind) for f in line.split(",")])
+        except ValueError:
+            raise ValueError(
+                f"{where}, line {number}: expected"
+                f" {'integers' if kind is int else 'finite numbers'} separated by"
+                f" commas, got {line[:60]!r}"
+            ) from None
+        if len(rows[-1]) != len(rows[0]):
+            raise ValueError(
+                f"{where}, line {number}: expected {len(rows[0])} numbers as in line 1,"
+                f" got {len(rows[-1])}"
+            )
     return np.array(rows, dtype).reshape(len(rows), -1 if rows else 0)
 
+
 def _members(path: Path) -> dict[str, bytes]:
-    "The text files of a folder or a zip, by name without folders; those of a zip are read to their end, where their checksum is. Raises ValueError for two of one name."
-    ours = re.compile(r"(?:.*/)?[^./][^/]*_(?:A|graph_indicator|(?:graph|node|edge)_(?:labels|attributes))\.txt").fullmatch       # not ._NAME_A.txt, as macOS adds
-    if path.is_dir(): found = [(p.relative_to(path).as_posix(), p.read_bytes()) for p in sorted(path.rglob("*.txt")) if ours(p.name) and p.is_file()]
+    """The text files of a folder or a zip, by name without folders; those of a zip are
+    read to their end, where their checksum is. Raises ValueError for two of one name.
+    """
+    # not ._NAME_A.txt, as macOS adds
+    ours = re.compile(
+        r"(?:.*/)?[^./][^/]*_(?:A|graph_indicator|(?:graph|node|edge)_(?:labels|attributes))\.txt"
+    ).fullmatch
+    if path.is_dir():
+        found = [
+            (p.relative_to(path).as_posix(), p.read_bytes())
+            for p in sorted(path.rglob("*.txt"))
+            if ours(p.name) and p.is_file()
+        ]
     else:
         with open(path, "rb") as f:
             try:
-                with zipfile.ZipFile(f) as z: found = list(_unpack(z, (m for m in sorted(z.namelist()) if ours(m) and not m.startswith("__MACOSX")), _room(path)))
-            except Exception as e:      # zipfile and zlib raise a dozen kinds
+                with zipfile.ZipFile(f) as z:
+                    found = list(
+                        _unpack(
+                            z,
+                            (
+                                m
+                                for m in sorted(z.namelist())
+                                if ours(m) and not m.startswith("__MACOSX")
+                            ),
+                            _room(path),
+                        )
+                    )
+            except Exception as e:  # zipfile and zlib raise a dozen kinds
                 raise _damaged(path, e) from e
     files, places = {}, {}
     for place, data in found:
         name = PurePosixPath(place).name
-        if name in files: raise ValueError(f"path: {path} holds {name} twice, as {places[name]} and {place}; which one counts?")
+        if name in files:
+            raise ValueError(
+                f"path: {path} holds {name} twice, as {places[name]} and {place}; which"
+                " one counts?"
+            )
         files[name], places[name] = data, place
     return files
 
 # %% ../../nbs/20b_graph_sets.ipynb #77fced1e
 def read_tu(path: str | os.PathLike, name: str | None = None) -> GraphSet:
-    """A set in the TU text format, from a zip or a folder, at any depth in it; `name` is needed where it holds several. Edges as in the file.
+    """A set in the TU text format, from a zip or a folder, at any depth in it; `name`
+    is needed where it holds several. Edges as in the file.
 
-    Raises ValueError naming file and line where the text is malformed, ids are out of range or counts disagree; OSError where nothing can be opened."""
+    Raises ValueError naming file and line where the text is malformed, ids are out of
+    range or counts disagree; OSError where nothing can be opened.
+    """
     path = Path(path)
     files = _members(path)
     names = sorted(f.removesuffix("_A.txt") for f in files if f.endswith("_A.txt"))
-    if name is None and len(names) != 1: raise ValueError(f"path: {path} must hold one set, with one file NAME_A.txt, got {names or 'none'}" + ("; say which by name" if names else ""))
-    if name is not None and name not in names: raise ValueError(f"path: {path} holds no {name}_A.txt and so no set {name!r}; sets there: {', '.join(names) or 'none'}")
+    if name is None and len(names) != 1:
+        raise ValueError(
+            f"path: {path} must hold one set, with one file NAME_A.txt, got"
+            f" {names or 'none'}" + ("; say which by name" if names else "")
+        )
+    if name is not None and name not in names:
+        raise ValueError(
+            f"path: {path} holds no {name}_A.txt and so no set {name!r}; sets there:"
+            f" {', '.join(names) or 'none'}"
+        )
     name = names[0] if name is None else name
-    def read(part: str, kind: type = int, columns: int | None = None, rows: tuple[int, str] | None = None) -> Any:
+
+    def read(
+        part: str,
+        kind: type = int,
+        columns: int | None = None,
+        rows: tuple[int, str] | None = None,
+    ) -> Any:
         file = f"{name}_{part}.txt"
         if file not in files:
-            if columns is None: return None
-            more = "; targets that are no classes (graph_attributes) are not read" if part == "graph_labels" and f"{name}_graph_attributes.txt" in files else ""
+            if columns is None:
+                return None
+            more = (
+                "; targets that are no classes (graph_attributes) are not read"
+                if part == "graph_labels" and f"{name}_graph_attributes.txt" in files
+                else ""
+            )
             raise ValueError(f"path: {path} lacks {file}{more}")
         a = _table(files[file], f"{path}: {file}", kind)
-        if columns and a.size and a.shape[1] != columns: raise ValueError(f"{path}: {file}, line 1: expected {columns} number{'s' * (columns > 1)}, got {a.shape[1]}")
-        if rows and len(a) != rows[0]: raise ValueError(f"{path}: {file} has {len(a)} lines, but there are {rows[0]} {rows[1]}")
+        if columns and a.size and a.shape[1] != columns:
+            raise ValueError(
+                f"{path}: {file}, line 1: expected {columns}"
+                f" number{'s' * (columns > 1)}, got {a.shape[1]}"
+            )
+        if rows and len(a) != rows[0]:
+            raise ValueError(
+                f"{path}: {file} has {len(a)} lines, but there are {rows[0]} {rows[1]}"
+            )
         return a.reshape(-1, columns) if columns else a
+
     def within(a, part: str, most: int, what: str):
-        if len(wrong := np.argwhere((a < 1) | (a > most))): raise ValueError(f"{path}: {name}_{part}.txt, line {wrong[0][0] + 1}: {what.format(f'from 1 to {most}')}, got {a[tuple(wrong[0])]}")
-    graph_labels, indicator, A = read("graph_labels", columns=1)[:, 0], read("graph_indicator", columns=1)[:, 0], read("A", columns=2)
+        if len(wrong := np.argwhere((a < 1) | (a > most))):
+            raise ValueError(
+                f"{path}: {name}_{part}.txt, line {wrong[0][0] + 1}:"
+                f" {what.format(f'from 1 to {most}')}, got {a[tuple(wrong[0])]}"
+            )
+
+    graph_labels, indicator, A = (
+        read("graph_labels", columns=1)[:, 0],
+        read("graph_indicator", columns=1)[:, 0],
+        read("A", columns=2),
+    )
     G, N, E = len(graph_labels), len(indicator), len(A)
-    if not G or not N: raise ValueError(f"{path}: {name}_{'graph_labels' if not G else 'graph_indicator'}.txt is empty")
-    within(indicator, "graph_indicator", G, "graphs must lie {}, as many as graph_labels has lines")
+    if not G or not N:
+        raise ValueError(
+            f"{path}: {name}_{'graph_labels' if not G else 'graph_indicator'}.txt is"
+            " empty"
+        )
+    within(
+        indicator,
+        "graph_indicator",
+        G,
+        "graphs must lie {}, as many as graph_labels has lines",
+    )
     within(A, "A", N, "nodes must lie {}, as many as graph_indicator has lines")
     sizes = np.bincount(indicator - 1, minlength=G)
-    if not sizes.all(): raise ValueError(f"{path}: {name}_graph_labels.txt, line {sizes.argmin() + 1}: no node belongs to this graph; the indicator lists {np.count_nonzero(sizes)} of {G} graphs")
+    if not sizes.all():
+        raise ValueError(
+            f"{path}: {name}_graph_labels.txt, line {sizes.argmin() + 1}: no node"
+            f" belongs to this graph; the indicator lists {np.count_nonzero(sizes)} of"
+            f" {G} graphs"
+        )
     if len(wrong := np.flatnonzero(np.diff(indicator[A - 1], axis=1))):
-        raise ValueError(f"{path}: {name}_A.txt, line {wrong[0] + 1}: the edge {A[wrong[0]].tolist()} leads from graph {indicator[A[wrong[0], 0] - 1]} to graph {indicator[A[wrong[0], 1] - 1]}")
+        raise ValueError(
+            f"{path}: {name}_A.txt, line {wrong[0] + 1}: the edge"
+            f" {A[wrong[0]].tolist()} leads from graph {indicator[A[wrong[0], 0] - 1]}"
+            f" to graph {indicator[A[wrong[0], 1] - 1]}"
+        )
     nodes, edges = (N, "nodes in the indicator"), (E, "edges")
-    tables = dict(node_labels=read("node_labels", rows=nodes), node_attributes=read("node_attributes", float, rows=nodes),
-                  edge_labels=read("edge_labels", rows=edges), edge_attributes=read("edge_attributes", float, rows=edges))
-    order = np.argsort(indicator, kind="stable")            # as a rule they are in order already
+    tables = dict(
+        node_labels=read("node_labels", rows=nodes),
+        node_attributes=read("node_attributes", float, rows=nodes),
+        edge_labels=read("edge_labels", rows=edges),
+        edge_attributes=read("edge_attributes", float, rows=edges),
+    )
+    order = np.argsort(indicator, kind="stable")  # as a rule they are in order already
     place = np.empty(N, np.int64)
     place[order] = np.arange(N)
     classes, labels = np.unique(graph_labels, return_inverse=True)
-    tables |= {key: tables[key][order] for key in ("node_labels", "node_attributes") if tables[key] is not None}
-    return GraphSet(np.concatenate([[0], np.cumsum(sizes)]), *place[A - 1].T, labels, classes, **tables, name=name)     # pyright: ignore[reportCallIssue]
+    tables |= {
+        key: tables[key][order]
+        for key in ("node_labels", "node_attributes")
+        if tables[key] is not None
+    }
+    return GraphSet(
+        np.concatenate([[0], np.cumsum(sizes)]),
+        *place[A - 1].T,
+        labels,
+        classes,
+        **tables,
+        name=name,
+    )  # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/20b_graph_sets.ipynb #5fa3a812
 def graphs_from_dgl(dataset: Iterable, name: str = "") -> GraphSet:
-    """A set from `dgl.data.TUDataset`, or any iterable of (DGLGraph, class) with node data `node_labels`, `node_attr` and edge data `edge_labels`.
+    """A set from `dgl.data.TUDataset`, or any iterable of (DGLGraph, class) with node
+    data `node_labels`, `node_attr` and edge data `edge_labels`.
 
-    Classes are the distinct values, ascending. Raises ValueError where it is empty."""
-    take = lambda data, key: _array(key, data[key]).reshape(len(data[key]), -1) if key in data else None
+    Classes are the distinct values, ascending. Raises ValueError where it is empty.
+    """
+    take = lambda data, key: (
+        _array(key, data[key]).reshape(len(data[key]), -1) if key in data else None
+    )
     parts, labels = [], []
     for graph, label in dataset:
-        parts.append((graph.num_nodes(), *(_array("edges", e) for e in graph.edges()), take(graph.ndata, "node_labels"), take(graph.ndata, "node_attr"),
-                      take(graph.edata, "edge_labels"), take(graph.edata, "node_labels")))
+        parts.append(
+            (
+                graph.num_nodes(),
+                *(_array("edges", e) for e in graph.edges()),
+                take(graph.ndata, "node_labels"),
+                take(graph.ndata, "node_attr"),
+                take(graph.edata, "edge_labels"),
+                take(graph.edata, "node_labels"),
+            )
+        )
         labels.append(int(np.ravel(_array("label", label))[0]))
-    if not parts: raise ValueError("dataset: holds no graph")
+    if not parts:
+        raise ValueError("dataset: holds no graph")
     sizes, senders, receivers, *tables = zip(*parts)
     start = np.concatenate([[0], np.cumsum(sizes)])
     end_to_end = lambda ends: np.concatenate([e + s for e, s in zip(ends, start)])
     tables = [None if t[0] is None else np.concatenate(t) for t in tables]
-    tables = [t.astype(np.int64) if t is not None and i in (0, 2) else t for i, t in enumerate(tables)]     # DGL has them as floats
+    # DGL has them as floats
+    tables = [
+        t.astype(np.int64) if t is not None and i in (0, 2) else t
+        for i, t in enumerate(tables)
+    ]
     classes, labels = np.unique(labels, return_inverse=True)
-    return GraphSet(start, end_to_end(senders), end_to_end(receivers), labels, classes, *tables, name=name)
+    return GraphSet(
+        start,
+        end_to_end(senders),
+        end_to_end(receivers),
+        labels,
+        classes,
+        *tables,
+        name=name,
+    )
+
 
 def _dgl_worker(source: str, name: str, target: str):
-    "Runs in a process of its own: the text of a set becomes an .npz by way of DGL, in a fresh folder, so that no pickle of an earlier run is opened."
-    try: from dgl.data import TUDataset
-    except Exception as e: sys.exit(f"import: {type(e).__name__}: {str(e).splitlines()[0]}")
+    """Runs in a process of its own: the text of a set becomes an .npz by way of DGL, in
+    a fresh folder, so that no pickle of an earlier run is opened.
+    """
+    try:
+        from dgl.data import TUDataset
+    except Exception as e:
+        sys.exit(f"import: {type(e).__name__}: {str(e).splitlines()[0]}")
+
     class Local(TUDataset):
         def download(self):
             (raw := Path(self.raw_path, name)).mkdir(parents=True)
-            for file, data in _members(Path(source)).items(): (raw / file).write_bytes(data)
-        def save(self): pass
+            for file, data in _members(Path(source)).items():
+                (raw / file).write_bytes(data)
+
+        def save(self):
+            pass
+
         @staticmethod
-        def _idx_reset(labels): return TUDataset._idx_reset(labels).ravel()         # DGL asks a row of one for its number, which NumPy refuses since 2.4
-    with tempfile.TemporaryDirectory() as folder: graphs = graphs_from_dgl(Local(name, raw_dir=folder, force_reload=True))
+        # DGL asks a row of one for its number, which NumPy refuses since 2.4
+        def _idx_reset(labels):
+            return TUDataset._idx_reset(labels).ravel()
+
+    with tempfile.TemporaryDirectory() as folder:
+        graphs = graphs_from_dgl(Local(name, raw_dir=folder, force_reload=True))
     np.savez(target, **{key: getattr(graphs, key) for key in _FIELDS})
+
 
 def _by_dgl(path: Path, name: str) -> GraphSet:
     _need_dgl("via: 'dgl'")
     with tempfile.TemporaryDirectory() as folder:
         target = str(Path(folder, "graphs.npz"))
-        command = [sys.executable, "-c", "import sys; from et_nbdev.graph.sets import _dgl_worker; _dgl_worker(*sys.argv[1:])", str(Path(path).absolute()), name, target]
-        run = subprocess.run(command, env=os.environ | {"DGLBACKEND": "pytorch", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+        command = [
+            sys.executable,
+            "-c",
+            (
+                "import sys; from et_nbdev.graph.sets import _dgl_worker;"
+                " _dgl_worker(*sys.argv[1:])"
+            ),
+            str(Path(path).absolute()),
+            name,
+            target,
+        ]
+        run = subprocess.run(
+            command,
+            env=os.environ
+            | {
+                "DGLBACKEND": "pytorch",
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
         if run.returncode:
-            reason = (run.stderr.strip().splitlines() or [f"ended with {run.returncode}"])[-1]
-            if reason.startswith("import: "): raise ImportError(f"DGL is installed but does not work ({reason[8:]})")
+            reason = (
+                run.stderr.strip().splitlines() or [f"ended with {run.returncode}"]
+            )[-1]
+            if reason.startswith("import: "):
+                raise ImportError(f"DGL is installed but does not work ({reason[8:]})")
             raise ValueError(f"path: {path} could not be read by DGL ({reason})")
         return GraphSet(**_read_npz(target), name=name)
 
 # %% ../../nbs/20b_graph_sets.ipynb #b30a0833
 def _rings(num_graphs: int = 240, seed: int = 0) -> GraphSet:
-    rng = np.random.RandomState(seed)           # whose stream is promised never to change
+    rng = np.random.RandomState(seed)  # whose stream is promised never to change
     parts, labels = [], np.arange(num_graphs) % 2
     for label in labels:
         tree = rng.randint(5, 16)
         edges = [(v, rng.randint(v)) for v in range(1, tree)]
         corner = [tree + c for c in range(6)]
-        edges += [(corner[c], corner[(c + 1) % 6] if not label else corner[c - c % 3 + (c + 1) % 3]) for c in range(6)]
-        first, second = rng.permutation(6)[:2] if not label else (rng.randint(3), 3 + rng.randint(3))
+        edges += [
+            (
+                corner[c],
+                corner[(c + 1) % 6] if not label else corner[c - c % 3 + (c + 1) % 3],
+            )
+            for c in range(6)
+        ]
+        first, second = (
+            rng.permutation(6)[:2]
+            if not label
+            else (rng.randint(3), 3 + rng.randint(3))
+        )
         edges += list(zip(rng.permutation(tree)[:2], (corner[first], corner[second])))
-        where = rng.permutation(tree + 6)       # so that the number of a node tells nothing
+        where = rng.permutation(tree + 6)  # so that the number of a node tells nothing
         parts.append((where[np.array(edges)], rng.randint(0, 3, tree + 6)))
     start = np.concatenate([[0], np.cumsum([len(names) for _, names in parts])])
     ends = np.concatenate([edges + s for (edges, _), s in zip(parts, start)])
-    return GraphSet(start, *ends.T, labels, node_labels=np.concatenate([names for _, names in parts]), name="rings").undirected()     # pyright: ignore[reportCallIssue]
+    return GraphSet(
+        start,
+        *ends.T,
+        labels,
+        node_labels=np.concatenate([names for _, names in parts]),
+        name="rings",
+    ).undirected()  # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/20b_graph_sets.ipynb #67adc453
-TU_URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"     # where a TU set is fetched from
-_COUNTS = {     # graphs, nodes, directed edges
-    "MUTAG": (188, 3371, 7442), "PROTEINS": (1113, 43471, 162088), "ENZYMES": (600, 19580, 74564), "NCI1": (4110, 122747, 265506), "NCI109": (4127, 122494, 265208),
-    "Mutagenicity": (4337, 131488, 266894), "DD": (1178, 334925, 1686092), "FRANKENSTEIN": (4337, None, None)}
-TU_NAMES = tuple(_COUNTS)       # the TU sets whose sizes are known and checked
+# where a TU set is fetched from
+TU_URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
+_COUNTS = {  # graphs, nodes, directed edges
+    "MUTAG": (188, 3371, 7442),
+    "PROTEINS": (1113, 43471, 162088),
+    "ENZYMES": (600, 19580, 74564),
+    "NCI1": (4110, 122747, 265506),
+    "NCI109": (4127, 122494, 265208),
+    "Mutagenicity": (4337, 131488, 266894),
+    "DD": (1178, 334925, 1686092),
+    "FRANKENSTEIN": (4337, None, None),
+}
+TU_NAMES = tuple(_COUNTS)  # the TU sets whose sizes are known and checked
 
-def _cache(folder: str) -> Path: return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "et_nbdev" / folder
+
+def _cache(folder: str) -> Path:
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        / "et_nbdev"
+        / folder
+    )
+
 
 def _checked(path: Path, name: str, via: str = "text") -> GraphSet:
     graphs = read_tu(path, name) if via == "text" else _by_dgl(path, name)
     found = len(graphs), graphs.num_nodes, graphs.num_edges
-    if any(want not in (None, have) for want, have in zip(_COUNTS.get(name, ()), found)):
-        raise ValueError("path: {} holds {} graphs, {} nodes and {} edges, but {} as published has {}, {} and {}; fetch it again".format(path, *found, name, *_COUNTS[name]))
+    if any(
+        want not in (None, have) for want, have in zip(_COUNTS.get(name, ()), found)
+    ):
+        raise ValueError(
+            "path: {} holds {} graphs, {} nodes and {} edges, but {} as published has"
+            " {}, {} and {}; fetch it again".format(path, *found, name, *_COUNTS[name])
+        )
     return graphs
 
+
 def _download(name: str, target: Path) -> Path:
-    "NAME.zip as published, checked before it is put in its place. Raises OSError without network, ValueError for a file that is no such set."
+    """NAME.zip as published, checked before it is put in its place. Raises OSError
+    without network, ValueError for a file that is no such set.
+    """
     with atomic_write(target) as temporary:
-        with urllib.request.urlopen(TU_URL.format(name=name), timeout=60) as answer, open(temporary, "wb") as f:
-            while block := answer.read(2**20): f.write(block)
+        with (
+            urllib.request.urlopen(TU_URL.format(name=name), timeout=60) as answer,
+            open(temporary, "wb") as f,
+        ):
+            while block := answer.read(2**20):
+                f.write(block)
         _checked(temporary, name)
     return target
 
-def load_graphs(name: str, root: str | os.PathLike | None = None, *, via: Literal["text", "dgl"] = "text") -> GraphSet:
-    """A set by its name, `rings` or one of the TU collection, with both directions of every edge, neither loops nor parallel edges.
 
-    Found in `root`, in the folder of the environment variable ET_DATA, or among earlier downloads (in `root`, else ~/.cache/et_nbdev/tu); otherwise downloaded.
-    `via` is our own reader or DGL's. Raises ValueError for a name or file that is not right, FileNotFoundError with all places tried, ImportError where DGL is needed."""
-    if via not in ("text", "dgl"): raise ValueError(f"via: must be 'text' or 'dgl', got {via!r}")
-    if name == "rings": return _rings()
-    if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name): raise ValueError(f"name: must be 'rings' or a name of the TU collection such as {', '.join(TU_NAMES)}, got {name!r}")
-    if root is not None and not Path(root).expanduser().is_dir(): raise ValueError(f"root: {root} is not a folder")
+def load_graphs(
+    name: str,
+    root: str | os.PathLike | None = None,
+    *,
+    via: Literal["text", "dgl"] = "text",
+) -> GraphSet:
+    """A set by its name, `rings` or one of the TU collection, with both directions of
+    every edge, neither loops nor parallel edges.
+
+    Found in `root`, in the folder of the environment variable ET_DATA, or among earlier
+    downloads (in `root`, else ~/.cache/et_nbdev/tu); otherwise downloaded. `via` is our
+    own reader or DGL's. Raises ValueError for a name or file that is not right,
+    FileNotFoundError with all places tried, ImportError where DGL is needed.
+    """
+    if via not in ("text", "dgl"):
+        raise ValueError(f"via: must be 'text' or 'dgl', got {via!r}")
+    if name == "rings":
+        return _rings()
+    if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
+        raise ValueError(
+            "name: must be 'rings' or a name of the TU collection such as"
+            f" {', '.join(TU_NAMES)}, got {name!r}"
+        )
+    if root is not None and not Path(root).expanduser().is_dir():
+        raise ValueError(f"root: {root} is not a folder")
     store = Path(root).expanduser() if root is not None else _cache("tu")
-    folders = [Path(r).expanduser() / sub for r in (root, os.environ.get("ET_DATA")) if r for sub in ("graphs/tu", "")] + [store]
-    places = list(dict.fromkeys(folder / form for folder in folders for form in (f"{name}.zip", name)))
-    path = next((p for p in places if p.is_file() or (p.is_dir() and any(p.rglob(f"{name}_A.txt")))), None)
+    folders = [
+        Path(r).expanduser() / sub
+        for r in (root, os.environ.get("ET_DATA"))
+        if r
+        for sub in ("graphs/tu", "")
+    ] + [store]
+    places = list(
+        dict.fromkeys(
+            folder / form for folder in folders for form in (f"{name}.zip", name)
+        )
+    )
+    path = next(
+        (
+            p
+            for p in places
+            if p.is_file() or (p.is_dir() and any(p.rglob(f"{name}_A.txt")))
+        ),
+        None,
+    )
     if path is None:
-        try: path = _download(name, store / f"{name}.zip")
+        try:
+            path = _download(name, store / f"{name}.zip")
         except (OSError, ValueError) as e:
             tried = "\n  - ".join(["Looked for", *map(str, places)])
-            raise FileNotFoundError(f"name: {name!r} was not found, and could not be downloaded from {TU_URL.format(name=name)} ({type(e).__name__}: {e}).\n{tried}\n"
-                                    "Put the zip into one of these places, or name its folder by root or ET_DATA") from e
+            raise FileNotFoundError(
+                f"name: {name!r} was not found, and could not be downloaded from"
+                f" {TU_URL.format(name=name)} ({type(e).__name__}: {e}).\n{tried}\nPut"
+                " the zip into one of these places, or name its folder by root or"
+                " ET_DATA"
+            ) from e
     return replace(_checked(path, name, via).undirected(), name=name)
 
 # %% ../../nbs/20b_graph_sets.ipynb #abc2df3c
-def _modes(A: Float[np.ndarray, "c m m"], k: int) -> tuple[Float[np.ndarray, "c k2"], Float[np.ndarray, "c m k2"]]:
-    "Eigenvalues and vectors of connected parts of equal size m, the trivial one left out; k2 = min(k, m - 1)."
+def _modes(
+    A: Float[np.ndarray, "c m m"], k: int
+) -> tuple[Float[np.ndarray, "c k2"], Float[np.ndarray, "c m k2"]]:
+    """Eigenvalues and vectors of connected parts of equal size m, the trivial one left
+    out; k2 = min(k, m - 1).
+    """
     root = A.sum(-1) ** -0.5
-    values, vectors = np.linalg.eigh(np.eye(A.shape[-1]) - root[:, :, None] * A * root[:, None, :])
-    return values[:, 1:k + 1], vectors[:, :, 1:k + 1]
+    values, vectors = np.linalg.eigh(
+        np.eye(A.shape[-1]) - root[:, :, None] * A * root[:, None, :]
+    )
+    return values[:, 1 : k + 1], vectors[:, :, 1 : k + 1]
 
-def _modes_of_large(A, k: int) -> tuple[Float[np.ndarray, "1 k2"], Float[np.ndarray, "1 m k2"]]:
-    "The same of one large sparse part: Lanczos' method on the inverse of L + 0.01, whose largest eigenvalues are the smallest of L."
+
+def _modes_of_large(
+    A, k: int
+) -> tuple[Float[np.ndarray, "1 k2"], Float[np.ndarray, "1 m k2"]]:
+    """The same of one large sparse part: Lanczos' method on the inverse of L + 0.01,
+    whose largest eigenvalues are the smallest of L.
+    """
     from scipy.sparse import diags_array, eye_array
     from scipy.sparse.linalg import eigsh
+
     m = A.shape[0]
     root = diags_array(np.asarray(A.sum(1)).ravel() ** -0.5)
-    start = np.random.RandomState(0).rand(m)    # without which the vectors would differ from call to call in their last bits
-    values, vectors = eigsh((eye_array(m) - root @ A @ root).tocsc(), k + 1, sigma=-0.01, v0=start)
+    # without which the vectors would differ from call to call in their last bits
+    start = np.random.RandomState(0).rand(m)
+    values, vectors = eigsh(
+        (eye_array(m) - root @ A @ root).tocsc(), k + 1, sigma=-0.01, v0=start
+    )
     order = np.argsort(values)[1:]
     return values[None, order], vectors[None][:, :, order]
 
-LARGE = 200         # nodes of a part from which on the sparse method is faster
+
+LARGE = 200  # nodes of a part from which on the sparse method is faster
 
 # %% ../../nbs/20b_graph_sets.ipynb #8aae8ef1
 def laplacian_positions(graphs: GraphSet, k: int = 15) -> Float32[np.ndarray, "N k"]:
-    r"""For every node its entries in the k eigenvectors of $\mathcal L = I - D^{-1/2} A D^{-1/2}$ with the smallest eigenvalues above 0, of its own graph alone.
+    r"""For every node its entries in the k eigenvectors of $\mathcal L = I - D^{-1/2} A
+    D^{-1/2}$ with the smallest eigenvalues above 0, of its own graph alone.
 
-    Columns have length 1 and ascend by eigenvalue; those a graph lacks are 0, and k may be larger than any graph. Edges count in both directions, once. Raises ValueError for negative k."""
+    Columns have length 1 and ascend by eigenvalue; those a graph lacks are 0, and k may
+    be larger than any graph. Edges count in both directions, once. Raises ValueError
+    for negative k.
+    """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
+
     check_sizes(0, k=k)
     N, positions = graphs.num_nodes, np.zeros((graphs.num_nodes, k), np.float32)
     both = graphs.undirected()
-    A = coo_array((np.ones(both.num_edges, bool), (both.receivers, both.senders)), shape=(N, N))
+    A = coo_array(
+        (np.ones(both.num_edges, bool), (both.receivers, both.senders)), shape=(N, N)
+    )
     part = connected_components(A, directed=False)[1]
-    order, by_part = np.argsort(part, kind="stable"), np.argsort(part[both.receivers], kind="stable")      # nodes and edges, part by part
-    start, edge_start = (np.concatenate([[0], np.cumsum(np.bincount(p, minlength=part.max(initial=-1) + 1))]) for p in (part, part[both.receivers]))
-    local = np.empty(N, np.int64)               # the number of a node in its part
+    # nodes and edges, part by part
+    order, by_part = (
+        np.argsort(part, kind="stable"),
+        np.argsort(part[both.receivers], kind="stable"),
+    )
+    start, edge_start = (
+        np.concatenate(
+            [[0], np.cumsum(np.bincount(p, minlength=part.max(initial=-1) + 1))]
+        )
+        for p in (part, part[both.receivers])
+    )
+    local = np.empty(N, np.int64)  # the number of a node in its part
     local[order] = np.arange(N) - np.repeat(start[:-1], np.diff(start))
     rows, columns = local[both.receivers[by_part]], local[both.senders[by_part]]
-    sizes, found = np.diff(start), []           # found: (graph, eigenvalue, first node of the part, nodes, vector)
+    # found: (graph, eigenvalue, first node of the part, nodes, vector)
+    sizes, found = np.diff(start), []
     of_node = np.repeat(np.arange(len(graphs)), graphs.sizes)
     for m in np.unique(sizes[sizes > 1]) if k else ():
         same = np.flatnonzero(sizes == m)
-        dense = m < LARGE or k >= m - 1                                             # Lanczos' method does not find all
-        room = max(1, 2**24 // m**2) if dense else 1                                # at most 128 MiB at a time
-        for some in (same[i:i + room] for i in range(0, len(same), room)):
+        dense = m < LARGE or k >= m - 1  # Lanczos' method does not find all
+        room = max(1, 2**24 // m**2) if dense else 1  # at most 128 MiB at a time
+        for some in (same[i : i + room] for i in range(0, len(same), room)):
             edges = _ranges(edge_start, some)
             if dense:
                 table = np.zeros((len(some), m, m))
-                table[np.repeat(np.arange(len(some)), np.diff(edge_start)[some]), rows[edges], columns[edges]] = 1
+                table[
+                    np.repeat(np.arange(len(some)), np.diff(edge_start)[some]),
+                    rows[edges],
+                    columns[edges],
+                ] = 1
                 values, vectors = _modes(table, k)
-            else: values, vectors = _modes_of_large(coo_array((np.ones(len(edges)), (rows[edges], columns[edges])), shape=(m, m)), k)
+            else:
+                values, vectors = _modes_of_large(
+                    coo_array(
+                        (np.ones(len(edges)), (rows[edges], columns[edges])),
+                        shape=(m, m),
+                    ),
+                    k,
+                )
             top = np.abs(vectors)
             first = (top > (1 - 1e-6) * top.max(1, keepdims=True)).argmax(1)[:, None]
             vectors = vectors * np.sign(np.take_along_axis(vectors, first, 1))
             nodes_of = order[start[some][:, None] + np.arange(m)]
-            found += [(of_node[nodes[0]], round(value, 9), nodes[0], nodes, vector) for nodes, vals, vecs in zip(nodes_of, values, vectors) for value, vector in zip(vals, vecs.T)]
+            found += [
+                (of_node[nodes[0]], round(value, 9), nodes[0], nodes, vector)
+                for nodes, vals, vecs in zip(nodes_of, values, vectors)
+                for value, vector in zip(vals, vecs.T)
+            ]
     found.sort(key=lambda mode: mode[:3])
     taken = np.zeros(len(graphs), int)
     for i, _, _, nodes, vector in found:
-        if taken[i] < k: positions[nodes, taken[i]] = vector
+        if taken[i] < k:
+            positions[nodes, taken[i]] = vector
         taken[i] += 1
     return positions
 
 # %% ../../nbs/20b_graph_sets.ipynb #5f12f4e9
-POSITIONS_VERSION = 1       # to be raised with every change of what `laplacian_positions` gives
+# to be raised with every change of what `laplacian_positions` gives
+POSITIONS_VERSION = 1
 
-def cached_positions(graphs: GraphSet, k: int = 15, least: int = 2**14) -> Float32[np.ndarray, "N k"]:
-    "`laplacian_positions`, for sets of at least so many nodes kept in ~/.cache/et_nbdev/positions. A file that is damaged is made anew; one that cannot be written is done without."
-    if graphs.num_nodes < least: return laplacian_positions(graphs, k)
-    digest = hashlib.sha256(np.concatenate([[POSITIONS_VERSION, k], graphs.start, graphs.senders, graphs.receivers]).astype("<i8").tobytes()).hexdigest()[:24]
+
+def cached_positions(
+    graphs: GraphSet, k: int = 15, least: int = 2**14
+) -> Float32[np.ndarray, "N k"]:
+    """`laplacian_positions`, for sets of at least so many nodes kept in
+    ~/.cache/et_nbdev/positions. A file that is damaged is made anew; one that cannot be
+    written is done without.
+    """
+    if graphs.num_nodes < least:
+        return laplacian_positions(graphs, k)
+    digest = hashlib.sha256(
+        np.concatenate(
+            [[POSITIONS_VERSION, k], graphs.start, graphs.senders, graphs.receivers]
+        )
+        .astype("<i8")
+        .tobytes()
+    ).hexdigest()[:24]
     path = _cache("positions") / f"{digest}.npz"
     try:
         kept = _read_npz(path).get("positions")
-        if kept is not None and kept.shape == (graphs.num_nodes, k) and kept.dtype == np.float32: return kept
-    except (OSError, ValueError): pass
+        if (
+            kept is not None
+            and kept.shape == (graphs.num_nodes, k)
+            and kept.dtype == np.float32
+        ):
+            return kept
+    except (OSError, ValueError):
+        pass
     positions = laplacian_positions(graphs, k)
     try:
-        with atomic_write(path) as temporary, open(temporary, "wb") as f: np.savez(f, positions=positions)
-    except OSError as e: warnings.warn(f"positions are not kept in {path}: {e}")
+        with atomic_write(path) as temporary, open(temporary, "wb") as f:
+            np.savez(f, positions=positions)
+    except OSError as e:
+        warnings.warn(f"positions are not kept in {path}: {e}")
     return positions
 
 # %% ../../nbs/20b_graph_sets.ipynb #94e6a458
 class _Columns(NamedTuple):
     "How labels (n, M) and attributes (n, A) become features (n, F)."
-    values: tuple[Int64[np.ndarray, "V"], ...]      # of each label column, ascending
-    known: tuple[Bool[np.ndarray, "V"], ...]        # which of them occur in the training graphs
+
+    values: tuple[Int64[np.ndarray, "V"], ...]  # of each label column, ascending
+    # which of them occur in the training graphs
+    known: tuple[Bool[np.ndarray, "V"], ...]
     mean: Float32[np.ndarray, "A"]
     scale: Float32[np.ndarray, "A"]
 
@@ -471,102 +1006,200 @@ class _Columns(NamedTuple):
     def learn(cls, labels, attributes, train):
         values = tuple(np.unique(column) for column in labels.T)
         rows = attributes[train].astype(np.float64)
-        mean, scale = (rows.mean(0), rows.std(0)) if len(rows) else (np.zeros(attributes.shape[1]), np.ones(attributes.shape[1]))
-        return cls(values, tuple(np.isin(v, column) for v, column in zip(values, labels[train].T)), mean.astype(np.float32),
-                   np.where(scale > 1e-9 * (np.abs(mean) + 1e-30), scale, 1).astype(np.float32))
+        mean, scale = (
+            (rows.mean(0), rows.std(0))
+            if len(rows)
+            else (np.zeros(attributes.shape[1]), np.ones(attributes.shape[1]))
+        )
+        return cls(
+            values,
+            tuple(np.isin(v, column) for v, column in zip(values, labels[train].T)),
+            mean.astype(np.float32),
+            np.where(scale > 1e-9 * (np.abs(mean) + 1e-30), scale, 1).astype(
+                np.float32
+            ),
+        )
 
     def __call__(self, what: str, labels, attributes) -> Float32[np.ndarray, "n F"]:
         if (labels.shape[1], attributes.shape[1]) != (len(self.values), len(self.mean)):
-            raise ValueError(f"graphs: expected {len(self.values)} {what} labels and {len(self.mean)} {what} attributes, as in the set of the encoding, got {labels.shape[1]} and {attributes.shape[1]}")
+            raise ValueError(
+                f"graphs: expected {len(self.values)} {what} labels and"
+                f" {len(self.mean)} {what} attributes, as in the set of the encoding,"
+                f" got {labels.shape[1]} and {attributes.shape[1]}"
+            )
         hot = []
         for column, values, known in zip(labels.T, self.values, self.known):
-            if len(strange := np.setdiff1d(column, values)): raise ValueError(f"graphs: the {what} label {strange[0]} was never met; those met are {values.tolist()}")
+            if len(strange := np.setdiff1d(column, values)):
+                raise ValueError(
+                    f"graphs: the {what} label {strange[0]} was never met; those met"
+                    f" are {values.tolist()}"
+                )
             hot.append((column[:, None] == values) & known)
-        return np.hstack([*hot, (attributes - self.mean) / self.scale]).astype(np.float32)
+        return np.hstack([*hot, (attributes - self.mean) / self.scale]).astype(
+            np.float32
+        )
 
 # %% ../../nbs/20b_graph_sets.ipynb #4c1c70ae
 class Encoding(NamedTuple):
-    "What turns the labels and attributes of a set into features; learned from its training graphs by `learn_encoding`."
+    """What turns the labels and attributes of a set into features; learned from its
+    training graphs by `learn_encoding`.
+    """
+
     node: _Columns
     edge: _Columns
-    degrees: bool           # whether nodes, for lack of anything else, are described by their degree
+    # whether nodes, for lack of anything else, are described by their degree
+    degrees: bool
 
-    def __call__(self, graphs: GraphSet) -> tuple[Float32[np.ndarray, "N F"], Float32[np.ndarray, "E L"]]:
-        "Features of nodes and of edges: one-hot labels ‖ standardised attributes. Raises ValueError for a label that the whole set does not have."
-        return self.node("node", graphs.node_labels, _attributes(graphs, self.degrees)), self.edge("edge", graphs.edge_labels, graphs.edge_attributes)
+    def __call__(
+        self, graphs: GraphSet
+    ) -> tuple[Float32[np.ndarray, "N F"], Float32[np.ndarray, "E L"]]:
+        """Features of nodes and of edges: one-hot labels ‖ standardised attributes.
+        Raises ValueError for a label that the whole set does not have.
+        """
+        return self.node(
+            "node", graphs.node_labels, _attributes(graphs, self.degrees)
+        ), self.edge("edge", graphs.edge_labels, graphs.edge_attributes)
+
 
 def _attributes(graphs: GraphSet, degrees: bool) -> Float32[np.ndarray, "N A"]:
-    return np.bincount(graphs.receivers, minlength=graphs.num_nodes)[:, None].astype(np.float32) if degrees else graphs.node_attributes     # pyright: ignore[reportReturnType]
+    return (
+        np.bincount(graphs.receivers, minlength=graphs.num_nodes)[:, None].astype(
+            np.float32
+        )
+        if degrees
+        else graphs.node_attributes
+    )  # pyright: ignore[reportReturnType]
+
 
 def learn_encoding(graphs: GraphSet, train: Int[np.ndarray, "n"]) -> Encoding:
-    "The names of all labels from the set; which of them are known, and mean and deviation of attributes, from the graphs `train` alone."
+    """The names of all labels from the set; which of them are known, and mean and
+    deviation of attributes, from the graphs `train` alone.
+    """
     train = _graph_ids("train", train, len(graphs))
-    degrees = not graphs.node_labels.shape[1] and not graphs.node_attributes.shape[1]    # pyright: ignore[reportOptionalMemberAccess]
-    return Encoding(_Columns.learn(graphs.node_labels, _attributes(graphs, degrees), _ranges(graphs.start, train)),
-                    _Columns.learn(graphs.edge_labels, graphs.edge_attributes, _ranges(graphs.edge_start, train)), degrees)
+    degrees = not graphs.node_labels.shape[1] and not graphs.node_attributes.shape[1]  # pyright: ignore[reportOptionalMemberAccess]
+    return Encoding(
+        _Columns.learn(
+            graphs.node_labels,
+            _attributes(graphs, degrees),
+            _ranges(graphs.start, train),
+        ),
+        _Columns.learn(
+            graphs.edge_labels,
+            graphs.edge_attributes,
+            _ranges(graphs.edge_start, train),
+        ),
+        degrees,
+    )
 
 # %% ../../nbs/20b_graph_sets.ipynb #e96ec852
 def _check_parts(graphs: GraphSet, positions: Float32[np.ndarray, "N k"]):
-    "Raise ValueError, naming the argument, unless tables and lists of edges would mean the same, and positions are one a node."
-    if not graphs.is_undirected: raise ValueError(f"graphs: every edge must be there once in each direction, and no loops, which {graphs.name or 'this set'} is not; take graphs.undirected()")
-    if positions.ndim != 2 or len(positions) != graphs.num_nodes: raise ValueError(f"positions: expected one row for each of the {graphs.num_nodes} nodes, got shape {positions.shape}")
+    """Raise ValueError, naming the argument, unless tables and lists of edges would
+    mean the same, and positions are one a node.
+    """
+    if not graphs.is_undirected:
+        raise ValueError(
+            "graphs: every edge must be there once in each direction, and no loops,"
+            f" which {graphs.name or 'this set'} is not; take graphs.undirected()"
+        )
+    if positions.ndim != 2 or len(positions) != graphs.num_nodes:
+        raise ValueError(
+            f"positions: expected one row for each of the {graphs.num_nodes} nodes, got"
+            f" shape {positions.shape}"
+        )
+
 
 def _check_finite(**tables: np.ndarray):
     for name, table in tables.items():
-        if not (there := np.isfinite(table)).all(): raise ValueError(f"{name}: must be finite, got {table[~there][0]} in row {np.argwhere(~there)[0, 0]}")
+        if not (there := np.isfinite(table)).all():
+            raise ValueError(
+                f"{name}: must be finite, got {table[~there][0]} in row"
+                f" {np.argwhere(~there)[0, 0]}"
+            )
 
 # %% ../../nbs/20b_graph_sets.ipynb #f04b4f10
 class GraphBatch(NamedTuple):
-    "B graphs, padded to N nodes. Padding is zero everywhere; a row without a node present stands for no graph and has the label -1."
-    features: Float[Array, "B N F"]         # one-hot node labels ‖ standardised attributes
+    """B graphs, padded to N nodes. Padding is zero everywhere; a row without a node
+    present stands for no graph and has the label -1.
+    """
+
+    features: Float[Array, "B N F"]  # one-hot node labels ‖ standardised attributes
     positions: Float[Array, "B N k"]
-    adjacency: Float[Array, "B N N"]        # 1 where node (row) sees node (column); symmetric, no loops
-    edge_features: Float[Array, "B N N L"]  # what is known of that edge, 0 where there is none; L may be 0
+    # 1 where node (row) sees node (column); symmetric, no loops
+    adjacency: Float[Array, "B N N"]
+    # what is known of that edge, 0 where there is none; L may be 0
+    edge_features: Float[Array, "B N N L"]
     present: Bool[Array, "B N"]
     labels: Int[Array, "B"]
 
 # %% ../../nbs/20b_graph_sets.ipynb #b2d3bd8a
-def bucket_sizes(sizes: Int[np.ndarray, "G"], num_buckets: int = 4, multiple: int = 4) -> tuple[int, ...]:
-    "At most `num_buckets` values of N, multiples of `multiple`, that hold graphs of all these sizes with the least padded work."
+def bucket_sizes(
+    sizes: Int[np.ndarray, "G"], num_buckets: int = 4, multiple: int = 4
+) -> tuple[int, ...]:
+    """At most `num_buckets` values of N, multiples of `multiple`, that hold graphs of
+    all these sizes with the least padded work.
+    """
     check_sizes(num_buckets=num_buckets, multiple=multiple)
-    ends, counts = np.unique(-(-np.asarray(sizes) // multiple) * multiple, return_counts=True)
+    ends, counts = np.unique(
+        -(-np.asarray(sizes) // multiple) * multiple, return_counts=True
+    )
     before = np.concatenate([[0], np.cumsum(counts)])
     # work[i, j]: the sizes i, …, j - 1 in one bucket, which must hold the last of them
-    work = np.where(np.arange(len(ends) + 1)[:, None] < np.arange(len(ends) + 1), (before - before[:, None]) * np.concatenate([[0], ends * (ends + 64.0)]), np.inf)
+    work = np.where(
+        np.arange(len(ends) + 1)[:, None] < np.arange(len(ends) + 1),
+        (before - before[:, None]) * np.concatenate([[0], ends * (ends + 64.0)]),
+        np.inf,
+    )
     best, cuts = np.where(np.arange(len(ends) + 1) == 0, 0, np.inf), []
     for _ in range(num_buckets):
-        total = best[:, None] + np.where(np.eye(len(work), dtype=bool), 0, work)        # an empty bucket costs nothing
+        # an empty bucket costs nothing
+        total = best[:, None] + np.where(np.eye(len(work), dtype=bool), 0, work)
         cuts.append(total.argmin(0))
         best = total.min(0)
     j, found = len(ends), set()
     for cut in reversed(cuts):
-        if cut[j] < j: found.add(int(ends[j - 1]))
+        if cut[j] < j:
+            found.add(int(ends[j - 1]))
         j = cut[j]
     return tuple(sorted(found))
 
 # %% ../../nbs/20b_graph_sets.ipynb #514e934d
 class Bucket(NamedTuple):
     "n graphs of at most N nodes and E edges; arrays only."
+
     features: Float32[Array, "n N F"]
     positions: Float32[Array, "n N k"]
     adjacency: Bool[Array, "n N N"]
-    edges: Int32[Array, "n E 2"]            # receiver and sender; N where there is none. E = 0 if edges have no features
+    # receiver and sender; N where there is none. E = 0 if edges have no features
+    edges: Int32[Array, "n E 2"]
     edge_features: Float32[Array, "n E L"]
     sizes: Int32[Array, "n"]
     labels: Int32[Array, "n"]
+
 
 def take(bucket: Bucket, rows: Int[Array, "B"]) -> GraphBatch:
     "Some graphs of a bucket as a batch; a row of -1 is no graph."
     N, real = bucket.adjacency.shape[1], rows >= 0
     rows = jnp.maximum(rows, 0)
-    mask = lambda x: jnp.where(real.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
+    mask = lambda x: jnp.where(
+        real.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros((), x.dtype)
+    )
     features = bucket.features[rows]
     edges, L = bucket.edges[rows], bucket.edge_features.shape[-1]
     table = jnp.zeros((len(rows), N, N, L), features.dtype)
-    if L: table = table.at[jnp.arange(len(rows))[:, None], edges[..., 0], edges[..., 1]].set(bucket.edge_features[rows], mode="drop")
+    if L:
+        table = table.at[
+            jnp.arange(len(rows))[:, None], edges[..., 0], edges[..., 1]
+        ].set(bucket.edge_features[rows], mode="drop")
     present = (jnp.arange(N)[None] < bucket.sizes[rows][:, None]) & real[:, None]
-    return GraphBatch(mask(features), mask(bucket.positions[rows]), mask(bucket.adjacency[rows]).astype(features.dtype), mask(table), present,
-                      jnp.where(real, bucket.labels[rows], -jnp.ones((), bucket.labels.dtype)))
+    return GraphBatch(
+        mask(features),
+        mask(bucket.positions[rows]),
+        mask(bucket.adjacency[rows]).astype(features.dtype),
+        mask(table),
+        present,
+        jnp.where(real, bucket.labels[rows], -jnp.ones((), bucket.labels.dtype)),
+    )
+
 
 _take = jax.jit(take)
 
@@ -574,9 +1207,10 @@ _take = jax.jit(take)
 @dataclass(frozen=True, repr=False, eq=False)
 class Buckets:
     "A set, encoded and sorted into buckets of few shapes."
+
     buckets: tuple[Bucket, ...]
-    batch_sizes: tuple[int, ...]            # B of each bucket
-    bucket: Int[np.ndarray, "G"]            # where each graph is
+    batch_sizes: tuple[int, ...]  # B of each bucket
+    bucket: Int[np.ndarray, "G"]  # where each graph is
     row: Int[np.ndarray, "G"]
     labels: Int32[np.ndarray, "G"]
     num_classes: int
@@ -584,20 +1218,43 @@ class Buckets:
     num_features = property(lambda self: self.buckets[0].features.shape[-1])
     num_positions = property(lambda self: self.buckets[0].positions.shape[-1])
     num_edge_features = property(lambda self: self.buckets[0].edge_features.shape[-1])
-    _ids = cached_property(lambda self: [np.flatnonzero(self.bucket == b) for b in range(len(self.buckets))])     # of the rows of each bucket
+    # of the rows of each bucket
+    _ids = cached_property(
+        lambda self: [
+            np.flatnonzero(self.bucket == b) for b in range(len(self.buckets))
+        ]
+    )
 
-    def plan(self, ids: Int[np.ndarray, "n"], seed: int | None = None, epoch: int = 0) -> list[tuple[int, Int32[np.ndarray, "B"]]]:
-        """The batches of one epoch as (bucket, rows of it), every graph of `ids` in one of them, rows filled up with -1.
+    def plan(
+        self, ids: Int[np.ndarray, "n"], seed: int | None = None, epoch: int = 0
+    ) -> list[tuple[int, Int32[np.ndarray, "B"]]]:
+        """The batches of one epoch as (bucket, rows of it), every graph of `ids` in one
+        of them, rows filled up with -1.
 
-        In random order, the same for the same seed and epoch; without a seed in ascending order. A bucket's batches are equally full, but for one graph."""
-        ids, rng = _graph_ids("ids", ids, len(self.row)), None if seed is None else np.random.default_rng((seed, epoch))
+        In random order, the same for the same seed and epoch; without a seed in
+        ascending order. A bucket's batches are equally full, but for one graph.
+        """
+        ids, rng = (
+            _graph_ids("ids", ids, len(self.row)),
+            (None if seed is None else np.random.default_rng((seed, epoch))),
+        )
         found = []
         for b, B in enumerate(self.batch_sizes):
             rows = np.sort(self.row[ids[self.bucket[ids] == b]])
-            if rng is not None: rng.shuffle(rows)
+            if rng is not None:
+                rng.shuffle(rows)
             for part in np.array_split(rows, -(-len(rows) // B)) if len(rows) else ():
-                found.append((b, np.pad(part, (0, B - len(part)), constant_values=-1).astype(np.int32)))
-        if rng is not None: rng.shuffle(found := np.array([*found, None], object)[:-1])         # an array, so that no shape is guessed
+                found.append(
+                    (
+                        b,
+                        np.pad(part, (0, B - len(part)), constant_values=-1).astype(
+                            np.int32
+                        ),
+                    )
+                )
+        # an array, so that no shape is guessed
+        if rng is not None:
+            rng.shuffle(found := np.array([*found, None], object)[:-1])
         return list(found)
 
     def members(self, part: tuple) -> Int[np.ndarray, "B"]:
@@ -609,73 +1266,154 @@ class Buckets:
         "What `take` needs for a batch of the plan."
         return self.buckets[part[0]], part[1]
 
-    def batches(self, ids, seed: int | None = None, epoch: int = 0) -> Iterator[GraphBatch]:
+    def batches(
+        self, ids, seed: int | None = None, epoch: int = 0
+    ) -> Iterator[GraphBatch]:
         "The batches of `plan`."
-        for part in self.plan(ids, seed, epoch): yield _take(*self.load(part))
+        for part in self.plan(ids, seed, epoch):
+            yield _take(*self.load(part))
 
 # %% ../../nbs/20b_graph_sets.ipynb #a34a9545
-def make_buckets(graphs: GraphSet, encoding: Encoding, k: int = 15, *, positions: Float32[np.ndarray, "N k"] | None = None,
-                 num_buckets: int = 4, batch_size: int = 64, room: int = 2**20) -> Buckets:
-    """Encode a set and sort it into at most `num_buckets` buckets, with batches of at most `batch_size` graphs and B·N² ≤ `room` (but B ≥ 1).
+def make_buckets(
+    graphs: GraphSet,
+    encoding: Encoding,
+    k: int = 15,
+    *,
+    positions: Float32[np.ndarray, "N k"] | None = None,
+    num_buckets: int = 4,
+    batch_size: int = 64,
+    room: int = 2**20,
+) -> Buckets:
+    """Encode a set and sort it into at most `num_buckets` buckets, with batches of at
+    most `batch_size` graphs and B·N² ≤ `room` (but B ≥ 1).
 
-    `positions` may be given if they are at hand. Memory: about N² + 4N(F + k) bytes a graph, N that of its bucket.
-    Raises ValueError as `encoding` does, for a set that is not as `undirected` makes it, for positions of another number of nodes, and for numbers that are not finite."""
+    `positions` may be given if they are at hand. Memory: about N² + 4N(F + k) bytes a
+    graph, N that of its bucket. Raises ValueError as `encoding` does, for a set that is
+    not as `undirected` makes it, for positions of another number of nodes, and for
+    numbers that are not finite.
+    """
     check_sizes(batch_size=batch_size, room=room)
-    (x, e), p = encoding(graphs), laplacian_positions(graphs, k) if positions is None else np.asarray(positions)
+    (x, e), p = (
+        encoding(graphs),
+        (
+            laplacian_positions(graphs, k)
+            if positions is None
+            else np.asarray(positions)
+        ),
+    )
     _check_parts(graphs, p)
     _check_finite(features=x, edge_features=e, positions=p)
     ends = bucket_sizes(graphs.sizes, num_buckets)
-    where, row, found, batch_sizes = np.searchsorted(ends, graphs.sizes), np.zeros(len(graphs), np.int64), [], []
+    where, row, found, batch_sizes = (
+        np.searchsorted(ends, graphs.sizes),
+        np.zeros(len(graphs), np.int64),
+        [],
+        [],
+    )
     for b, N in enumerate(ends):
         ids = np.flatnonzero(where == b)
         row[ids] = np.arange(len(ids))
         part = graphs[ids]
-        nodes, edges, counts = _ranges(graphs.start, ids), _ranges(graphs.edge_start, ids), np.diff(graphs.edge_start)[ids]
-        g, v = np.repeat(np.arange(len(ids)), part.sizes), np.arange(part.num_nodes) - np.repeat(part.start[:-1], part.sizes)
-        h, j = np.repeat(np.arange(len(ids)), counts), np.arange(part.num_edges) - np.repeat(np.cumsum(counts) - counts, counts)
+        nodes, edges, counts = (
+            _ranges(graphs.start, ids),
+            _ranges(graphs.edge_start, ids),
+            np.diff(graphs.edge_start)[ids],
+        )
+        g, v = (
+            np.repeat(np.arange(len(ids)), part.sizes),
+            np.arange(part.num_nodes) - np.repeat(part.start[:-1], part.sizes),
+        )
+        h, j = (
+            np.repeat(np.arange(len(ids)), counts),
+            np.arange(part.num_edges) - np.repeat(np.cumsum(counts) - counts, counts),
+        )
         ends_of = np.stack([v[part.receivers], v[part.senders]], -1)
         E = counts.max(initial=0) if e.shape[1] else 0
-        bucket = Bucket(np.zeros((len(ids), N, x.shape[1]), np.float32), np.zeros((len(ids), N, p.shape[1]), np.float32), np.zeros((len(ids), N, N), bool),
-                        np.full((len(ids), E, 2), N, np.int32), np.zeros((len(ids), E, e.shape[1]), np.float32), part.sizes.astype(np.int32), part.labels)
+        bucket = Bucket(
+            np.zeros((len(ids), N, x.shape[1]), np.float32),
+            np.zeros((len(ids), N, p.shape[1]), np.float32),
+            np.zeros((len(ids), N, N), bool),
+            np.full((len(ids), E, 2), N, np.int32),
+            np.zeros((len(ids), E, e.shape[1]), np.float32),
+            part.sizes.astype(np.int32),
+            part.labels,
+        )
         bucket.features[g, v], bucket.positions[g, v] = x[nodes], p[nodes]
         bucket.adjacency[h, ends_of[:, 0], ends_of[:, 1]] = True
-        if E: bucket.edges[h, j], bucket.edge_features[h, j] = ends_of, e[edges]
+        if E:
+            bucket.edges[h, j], bucket.edge_features[h, j] = ends_of, e[edges]
         found.append(Bucket(*map(jnp.asarray, bucket)))
         batch_sizes.append(max(1, min(batch_size, room // N**2, len(ids))))
-    return Buckets(tuple(found), tuple(batch_sizes), where, row, graphs.labels, graphs.num_classes)
+    return Buckets(
+        tuple(found), tuple(batch_sizes), where, row, graphs.labels, graphs.num_classes
+    )
 
 # %% ../../nbs/20b_graph_sets.ipynb #5fcf988e
 class EdgeBatch(NamedTuple):
-    "Graphs end to end, padded to n nodes, E edges and B graphs; `segment_sum(…, graph, B)` drops the padding."
+    """Graphs end to end, padded to n nodes, E edges and B graphs; `segment_sum(…,
+    graph, B)` drops the padding.
+    """
+
     features: Float[Array, "n F"]
     positions: Float[Array, "n k"]
     senders: Int[Array, "E"]
-    receivers: Int[Array, "E"]              # ascending
+    receivers: Int[Array, "E"]  # ascending
     edge_features: Float[Array, "E L"]
-    graph: Int[Array, "n"]                  # to which each node belongs, B for padding; ascending
+    graph: Int[Array, "n"]  # to which each node belongs, B for padding; ascending
     present: Bool[Array, "n"]
-    labels: Int[Array, "B"]                 # -1 for padding
+    labels: Int[Array, "B"]  # -1 for padding
 
-def edge_batch(graphs: GraphSet, encoding: Encoding, positions: Float32[np.ndarray, "N k"], ids: Int[np.ndarray, "m"],
-               num_nodes: int | None = None, num_edges: int | None = None, num_graphs: int | None = None) -> EdgeBatch:
-    "Some graphs as an `EdgeBatch` of the sizes given, or of the least possible: one node more than needed. Raises ValueError where they do not fit, and as `make_buckets`."
+
+def edge_batch(
+    graphs: GraphSet,
+    encoding: Encoding,
+    positions: Float32[np.ndarray, "N k"],
+    ids: Int[np.ndarray, "m"],
+    num_nodes: int | None = None,
+    num_edges: int | None = None,
+    num_graphs: int | None = None,
+) -> EdgeBatch:
+    """Some graphs as an `EdgeBatch` of the sizes given, or of the least possible: one
+    node more than needed. Raises ValueError where they do not fit, and as
+    `make_buckets`.
+    """
     _check_parts(graphs, positions)
     part, nodes = graphs[ids], _ranges(graphs.start, np.asarray(ids))
-    n, E, B = part.num_nodes + 1 if num_nodes is None else num_nodes, part.num_edges if num_edges is None else num_edges, len(part) if num_graphs is None else num_graphs
+    n, E, B = (
+        part.num_nodes + 1 if num_nodes is None else num_nodes,
+        part.num_edges if num_edges is None else num_edges,
+        len(part) if num_graphs is None else num_graphs,
+    )
     if n <= part.num_nodes or E < part.num_edges or B < len(part):
-        raise ValueError(f"num_nodes, num_edges, num_graphs: need at least {part.num_nodes + 1}, {part.num_edges} and {len(part)}, got {n}, {E} and {B}")
+        raise ValueError(
+            f"num_nodes, num_edges, num_graphs: need at least {part.num_nodes + 1},"
+            f" {part.num_edges} and {len(part)}, got {n}, {E} and {B}"
+        )
     order = np.lexsort((part.senders, part.receivers))
     (x, e), p = encoding(part), positions[nodes]
     _check_finite(features=x, edge_features=e, positions=p)
-    fill = lambda a, rows, value=0: jnp.asarray(np.concatenate([a, np.full((rows - len(a), *a.shape[1:]), value, a.dtype)]))
+    fill = lambda a, rows, value=0: jnp.asarray(
+        np.concatenate([a, np.full((rows - len(a), *a.shape[1:]), value, a.dtype)])
+    )
     graph = np.repeat(np.arange(len(part), dtype=np.int32), part.sizes)
-    return EdgeBatch(fill(x, n), fill(p, n), fill(part.senders[order], E, n - 1), fill(part.receivers[order], E, n - 1), fill(e[order], E),
-                     fill(graph, n, B), fill(np.ones(part.num_nodes, bool), n, False), fill(part.labels, B, -1))
+    return EdgeBatch(
+        fill(x, n),
+        fill(p, n),
+        fill(part.senders[order], E, n - 1),
+        fill(part.receivers[order], E, n - 1),
+        fill(e[order], E),
+        fill(graph, n, B),
+        fill(np.ones(part.num_nodes, bool), n, False),
+        fill(part.labels, B, -1),
+    )
 
 # %% ../../nbs/20b_graph_sets.ipynb #0197041d
 @dataclass(frozen=True, repr=False, eq=False)
 class EdgeLists:
-    "A set to be taken along edges, in batches of at most `batch_size` graphs: what `Buckets` are for tables, and used alike. Raises ValueError as `make_buckets`."
+    """A set to be taken along edges, in batches of at most `batch_size` graphs: what
+    `Buckets` are for tables, and used alike. Raises ValueError as `make_buckets`.
+    """
+
     graphs: GraphSet
     encoding: Encoding
     positions: Float32[np.ndarray, "N k"]
@@ -692,31 +1430,70 @@ class EdgeLists:
     num_positions = property(lambda self: self.positions.shape[1])
     num_edge_features = property(lambda self: self.encoding.edge.size)
 
-    def plan(self, ids: Int[np.ndarray, "n"], seed: int | None = None, epoch: int = 0) -> list[Int[np.ndarray, "b"]]:
-        "The batches of one epoch as graphs, each with its share of small and of large ones; in random order, the same for the same seed and epoch, or without a seed in a fixed one."
+    def plan(
+        self, ids: Int[np.ndarray, "n"], seed: int | None = None, epoch: int = 0
+    ) -> list[Int[np.ndarray, "b"]]:
+        """The batches of one epoch as graphs, each with its share of small and of large
+        ones; in random order, the same for the same seed and epoch, or without a seed
+        in a fixed one.
+        """
         ids = _graph_ids("ids", ids, len(self.labels))
-        ids, m = ids[np.lexsort((ids, self.graphs.sizes[ids]))], -(-len(ids) // self.batch_size)
-        if seed is None: return [ids[i::m] for i in range(m)]
+        ids, m = (
+            ids[np.lexsort((ids, self.graphs.sizes[ids]))],
+            -(-len(ids) // self.batch_size),
+        )
+        if seed is None:
+            return [ids[i::m] for i in range(m)]
         rng = np.random.default_rng((seed, epoch))
-        rows = [rng.permutation(ids[j:j + m]) for j in range(0, len(ids), m)]
-        return [np.array([row[i] for row in rows if i < len(row)]) for i in rng.permutation(m)]
+        rows = [rng.permutation(ids[j : j + m]) for j in range(0, len(ids), m)]
+        return [
+            np.array([row[i] for row in rows if i < len(row)])
+            for i in rng.permutation(m)
+        ]
 
     def members(self, part: Int[np.ndarray, "b"]) -> Int[np.ndarray, "B"]:
         "The graphs of a batch of the plan, -1 for none."
         return np.pad(part, (0, self.batch_size - len(part)), constant_values=-1)
 
     def load(self, part: Int[np.ndarray, "b"]) -> tuple[EdgeBatch, None]:
-        "A batch of the plan, padded to one of few sizes, each a quarter above the one before; and nothing, where `Buckets` have rows."
-        some, room = self.graphs[part], lambda n: int(np.ceil(1.25 ** np.ceil(np.log(max(n, 16)) / np.log(1.25))))
-        return edge_batch(self.graphs, self.encoding, self.positions, part, room(some.num_nodes + 1), room(some.num_edges), self.batch_size), None
+        """A batch of the plan, padded to one of few sizes, each a quarter above the one
+        before; and nothing, where `Buckets` have rows.
+        """
+        some, room = (
+            self.graphs[part],
+            lambda n: int(np.ceil(1.25 ** np.ceil(np.log(max(n, 16)) / np.log(1.25)))),
+        )
+        return (
+            edge_batch(
+                self.graphs,
+                self.encoding,
+                self.positions,
+                part,
+                room(some.num_nodes + 1),
+                room(some.num_edges),
+                self.batch_size,
+            ),
+            None,
+        )
 
-    def batches(self, ids, seed: int | None = None, epoch: int = 0) -> Iterator[EdgeBatch]:
+    def batches(
+        self, ids, seed: int | None = None, epoch: int = 0
+    ) -> Iterator[EdgeBatch]:
         "The batches of `plan`."
-        for part in self.plan(ids, seed, epoch): yield self.load(part)[0]
+        for part in self.plan(ids, seed, epoch):
+            yield self.load(part)[0]
 
 # %% ../../nbs/20b_graph_sets.ipynb #1c576cca
-def flip_signs(batch: GraphBatch | EdgeBatch, key: PRNGKeyArray) -> GraphBatch | EdgeBatch:
+def flip_signs(
+    batch: GraphBatch | EdgeBatch, key: PRNGKeyArray
+) -> GraphBatch | EdgeBatch:
     "The same batch with a random sign for each graph and each column of its positions."
     flat, positions = isinstance(batch, EdgeBatch), batch.positions
-    signs = jax.random.rademacher(key, (len(batch.labels) + flat, positions.shape[-1]), positions.dtype)     # along edges also for padding
-    return batch._replace(positions=positions * (signs[batch.graph] if isinstance(batch, EdgeBatch) else signs[:, None]))
+    # along edges also for padding
+    signs = jax.random.rademacher(
+        key, (len(batch.labels) + flat, positions.shape[-1]), positions.dtype
+    )
+    return batch._replace(
+        positions=positions
+        * (signs[batch.graph] if isinstance(batch, EdgeBatch) else signs[:, None])
+    )

@@ -29,61 +29,91 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float32, PRNGKeyArray, Shaped, UInt8
 
 # %% ../../nbs/10_image_data.ipynb #150bdee8
-Pixels = jax.Array | np.ndarray     # pictures as they come, of JAX or of NumPy
+Pixels = jax.Array | np.ndarray  # pictures as they come, of JAX or of NumPy
+
 
 def _need(module: str):
     "Import what only some users of the library have installed."
     try:
         return import_module(module)
     except ModuleNotFoundError as e:
-        raise ModuleNotFoundError(f"{e}: pictures need it, pip install 'et_nbdev[images]'") from e
+        raise ModuleNotFoundError(
+            f"{e}: pictures need it, pip install 'et_nbdev[images]'"
+        ) from e
+
 
 def _brief(e: BaseException) -> str:
     "An exception in one line."
     lines = re.sub(r" <_io\.BytesIO.*?>", "", str(e)).strip().splitlines() or [""]
     return f"{type(e).__name__}: {lines[0][:200]}"
 
+
 def _integer(name: str, value, low: int, high: int | None = None) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low or (high is not None and value > high):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, np.integer))
+        or value < low
+        or (high is not None and value > high)
+    ):
         limits = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise ValueError(f"{name}: must be an integer {limits}, got {value!r}")
     return int(value)
 
+
 def _square(images, ndim: int | None = None) -> tuple[int, int]:
     "(S, C) of pictures (..., S, S, C)."
     shape = getattr(images, "shape", None)
-    if shape is None or len(shape) < 3 or (ndim and len(shape) != ndim) or shape[-3] != shape[-2] or 0 in shape[-3:]:
+    if (
+        shape is None
+        or len(shape) < 3
+        or (ndim and len(shape) != ndim)
+        or shape[-3] != shape[-2]
+        or 0 in shape[-3:]
+    ):
         want = "(B, S, S, C)" if ndim else "(..., S, S, C)"
-        raise ValueError(f"images: must be an array of shape {want}, square pictures with channels last, got "
-                         f"{type(images).__name__ if shape is None else shape}")
+        raise ValueError(
+            f"images: must be an array of shape {want}, square pictures with channels"
+            f" last, got {type(images).__name__ if shape is None else shape}"
+        )
     return shape[-2], shape[-1]
+
 
 def _side(S: int, patch_size: int) -> int:
     "Patches a side."
     if S % _integer("patch_size", patch_size, 1):
-        raise ValueError(f"patch_size: must divide the side of {S} pixels, got {patch_size}")
+        raise ValueError(
+            f"patch_size: must divide the side of {S} pixels, got {patch_size}"
+        )
     return S // patch_size
 
 # %% ../../nbs/10_image_data.ipynb #082a9766
 _GREY = {"1", "L", "LA", "I", "F", "I;16", "I;16B", "I;16L", "I;16N"}
 
+
 def _open(stored: bytes | Path | np.ndarray):
     from PIL import Image
+
     if isinstance(stored, np.ndarray):
         return Image.fromarray(stored)
     if stored == b"":
         raise ValueError("it is empty")
     return Image.open(BytesIO(stored) if isinstance(stored, bytes) else stored)
 
+
 def _eight_bits(img, grey: bool):
     "Any PIL picture as mode L or RGB."
     from PIL import Image
+
     if img.mode == "F":
-        raise ValueError("floating pixels have no agreed range: save it with 8 or 16 bits")
+        raise ValueError(
+            "floating pixels have no agreed range: save it with 8 or 16 bits"
+        )
     if img.mode == "I" or img.mode.startswith("I;16"):
         values = np.asarray(img).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
-            raise ValueError(f"grey levels from {values.min()} to {values.max()} do not fit 16 bits")
+            raise ValueError(
+                f"grey levels from {values.min()} to {values.max()} do not fit 16 bits"
+            )
         img = Image.fromarray(np.round(values / 257).astype(np.uint8))
     elif img.has_transparency_data:
         img = img.convert("RGBA")
@@ -92,17 +122,23 @@ def _eight_bits(img, grey: bool):
     return img if img.mode == mode else img.convert(mode)
 
 # %% ../../nbs/10_image_data.ipynb #d30cb332
-def _decode(stored: bytes | Path | np.ndarray, size: int, channels: int) -> UInt8[np.ndarray, "S S C"]:
+def _decode(
+    stored: bytes | Path | np.ndarray, size: int, channels: int
+) -> UInt8[np.ndarray, "S S C"]:
     "One picture as it is stored -> pixels."
     from PIL import ImageOps
     from PIL.Image import Resampling
+
     with _open(stored) as img:
         if min(img.size) >= 4 * size:
-            img.draft(None, (2 * size, 2 * size))   # JPEG only: skip detail that the resize would drop anyway
+            # JPEG only: skip detail that the resize would drop anyway
+            img.draft(None, (2 * size, 2 * size))
         img.load()
         try:
             ImageOps.exif_transpose(img, in_place=True)
-        except Exception:       # the pixels are sound; a broken tag says nothing about which way is up
+        except (
+            Exception
+        ):  # the pixels are sound; a broken tag says nothing about which way is up
             pass
         img = _eight_bits(img, grey=channels == 1)
         if img.size != (size, size):
@@ -110,25 +146,35 @@ def _decode(stored: bytes | Path | np.ndarray, size: int, channels: int) -> UInt
         return np.asarray(img).reshape(size, size, channels)
 
 # %% ../../nbs/10_image_data.ipynb #c82f3281
-Fetch = Callable[[np.ndarray], list[tuple[str, bytes | Path | np.ndarray]]]    # row numbers -> [(label, picture as stored)]
+# row numbers -> [(label, picture as stored)]
+Fetch = Callable[[np.ndarray], list[tuple[str, bytes | Path | np.ndarray]]]
+
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Images:
-    """A split of a set of pictures: random access, decoded when asked for. Made by `load_images`.
+    """A split of a set of pictures: random access, decoded when asked for. Made by
+    `load_images`.
 
-    `images[i]` is uint8 (S, S, C); `images[indices]`, a slice, integers or booleans, is uint8 (B, S, S, C).
-    Raises IndexError outside the split, ValueError with the file or row of a picture that cannot be decoded."""
-    name: str           # as given to `load_images`
-    split: str          # "train", "validation" or "test"
-    size: int           # S
-    channels: int       # C
-    rows: np.ndarray    # of the source, those in this split
-    fetch: Fetch        # from the source
+    `images[i]` is uint8 (S, S, C); `images[indices]`, a slice, integers or booleans, is
+    uint8 (B, S, S, C). Raises IndexError outside the split, ValueError with the file or
+    row of a picture that cannot be decoded.
+    """
 
-    def __len__(self) -> int: return len(self.rows)
+    name: str  # as given to `load_images`
+    split: str  # "train", "validation" or "test"
+    size: int  # S
+    channels: int  # C
+    rows: np.ndarray  # of the source, those in this split
+    fetch: Fetch  # from the source
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     def __repr__(self) -> str:
-        return f"Images({self.name!r}, {self.split!r}): {len(self):,} pictures, {self.size}×{self.size}×{self.channels}"
+        return (
+            f"Images({self.name!r}, {self.split!r}): {len(self):,} pictures,"
+            f" {self.size}×{self.size}×{self.channels}"
+        )
 
     def __getitem__(self, index) -> UInt8[np.ndarray, "*B S S C"]:
         rows = np.asarray(self.rows[index])
@@ -136,8 +182,13 @@ class Images:
         for x, (label, stored) in zip(out, self.fetch(rows.reshape(-1))):
             try:
                 x[:] = _decode(stored, self.size, self.channels)
-            except Exception as e:       # PIL raises a dozen kinds, from OSError to struct.error
-                raise ValueError(f"images: {label} of {self.name!r} cannot be decoded ({_brief(e)}); repair or remove it") from e
+            except (
+                Exception
+            ) as e:  # PIL raises a dozen kinds, from OSError to struct.error
+                raise ValueError(
+                    f"images: {label} of {self.name!r} cannot be decoded ({_brief(e)});"
+                    " repair or remove it"
+                ) from e
         return out.reshape(*rows.shape, *out.shape[1:])
 
     def statistics(self) -> tuple[Float32[np.ndarray, "C"], Float32[np.ndarray, "C"]]:
@@ -145,50 +196,122 @@ class Images:
         return channel_statistics(self)
 
 # %% ../../nbs/10_image_data.ipynb #e2a703bd
-_SPLITS = {"train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
-           "dev": "validation", "test": "test", "testing": "test"}
-_SUFFIXES = {".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_SPLITS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+}
+_SUFFIXES = {
+    ".jpg",
+    ".jpeg",
+    ".jfif",
+    ".png",
+    ".bmp",
+    ".gif",
+    ".webp",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+}
+
 
 class _Source(NamedTuple):
     count: int
     fetch: Fetch
 
+
 def _from_digits() -> dict[str, _Source]:
     "scikit-learn's 1,797 handwritten digits, 8×8; levels 0..16 scaled to 0..255."
-    pixels = np.round(_need("sklearn.datasets").load_digits().images * (255 / 16)).astype(np.uint8)
-    return {"pictures": _Source(len(pixels), lambda rows: [(f"row {r}", pixels[r]) for r in rows])}
+    pixels = np.round(
+        _need("sklearn.datasets").load_digits().images * (255 / 16)
+    ).astype(np.uint8)
+    return {
+        "pictures": _Source(
+            len(pixels), lambda rows: [(f"row {r}", pixels[r]) for r in rows]
+        )
+    }
+
 
 def _from_pictures(folder: Path) -> dict[str, _Source]:
-    "Picture files anywhere below `folder`. If it has subfolders train, valid, test …, these are the splits, and all there is."
+    """Picture files anywhere below `folder`. If it has subfolders train, valid, test …,
+    these are the splits, and all there is.
+    """
+
     def source(root):
-        files = sorted(f for f in root.rglob("*") if f.suffix.lower() in _SUFFIXES and not f.name.startswith("."))
-        return _Source(len(files), lambda rows: [(f"file {files[r].relative_to(folder)}", files[r]) for r in rows])
-    splits = {_SPLITS[d.name.lower()]: source(d) for d in sorted(folder.iterdir()) if d.is_dir() and d.name.lower() in _SPLITS}
-    return {split: found for split, found in (splits or {"pictures": source(folder)}).items() if found.count}
+        files = sorted(
+            f
+            for f in root.rglob("*")
+            if f.suffix.lower() in _SUFFIXES and not f.name.startswith(".")
+        )
+        return _Source(
+            len(files),
+            lambda rows: [
+                (f"file {files[r].relative_to(folder)}", files[r]) for r in rows
+            ],
+        )
+
+    splits = {
+        _SPLITS[d.name.lower()]: source(d)
+        for d in sorted(folder.iterdir())
+        if d.is_dir() and d.name.lower() in _SPLITS
+    }
+    return {
+        split: found
+        for split, found in (splits or {"pictures": source(folder)}).items()
+        if found.count
+    }
 
 # %% ../../nbs/10_image_data.ipynb #15c922c1
 def _from_table(table, where: str) -> _Source:
     "A `datasets.Dataset` as rows of encoded pictures."
     Feature = _need("datasets").Image
     columns = [c for c, kind in table.features.items() if isinstance(kind, Feature)]
-    columns = columns or [c for c in ("image", "img", "picture", "photo") if c in table.column_names]
+    columns = columns or [
+        c for c in ("image", "img", "picture", "photo") if c in table.column_names
+    ]
     if not columns:
-        raise ValueError(f"name: {where} has no column of pictures among {table.column_names}; one called image or img is needed")
+        raise ValueError(
+            f"name: {where} has no column of pictures among {table.column_names}; one"
+            " called image or img is needed"
+        )
     column = columns[0]
     try:
-        table = table.select_columns([column]).cast_column(column, Feature(decode=False)).with_format("arrow")
+        table = (
+            table.select_columns([column])
+            .cast_column(column, Feature(decode=False))
+            .with_format("arrow")
+        )
     except Exception as e:
-        raise ValueError(f"name: the column {column!r} of {where} does not hold encoded pictures ({_brief(e)})") from e
+        raise ValueError(
+            f"name: the column {column!r} of {where} does not hold encoded pictures"
+            f" ({_brief(e)})"
+        ) from e
+
     def stored(cell):
         if cell and cell["bytes"] is None and cell["path"]:
             return Path(cell["path"])
         return (cell or {}).get("bytes") or b""
-    return _Source(len(table), lambda rows: [(f"row {r}", stored(c)) for r, c in zip(rows, table[rows][column].to_pylist())])
+
+    return _Source(
+        len(table),
+        lambda rows: [
+            (f"row {r}", stored(c))
+            for r, c in zip(rows, table[rows][column].to_pylist())
+        ],
+    )
 
 # %% ../../nbs/10_image_data.ipynb #ff000c0c
 @contextmanager
 def _no_network():
-    "`datasets` asking its cache alone; left to itself it reports even the loading of local files to a server."
+    """`datasets` asking its cache alone; left to itself it reports even the loading of
+    local files to a server.
+    """
     config = _need("datasets").config
     before, config.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE, True
     try:
@@ -196,63 +319,130 @@ def _no_network():
     finally:
         config.HF_HUB_OFFLINE = before
 
+
 def _from_hub(repo: str, online: bool) -> dict[str, _Source]:
     "A set of the Hugging Face hub, from the hub or from its cache on this machine."
     datasets = _need("datasets")
-    if online:      # one question with a time limit first: `datasets` asks an unreachable hub again and again for half a minute
+    # one question with a time limit first: `datasets` asks an unreachable hub again and
+    # again for half a minute
+    if online:
         _need("huggingface_hub").HfApi().dataset_info(repo, timeout=10)
     with nullcontext() if online else _no_network():
         tables = datasets.load_dataset(repo)
-    return {_SPLITS.get(split, split): _from_table(table, repo) for split, table in tables.items() if len(table)}     # pyright: ignore[reportReturnType]
+    return {
+        _SPLITS.get(split, split): _from_table(table, repo)
+        for split, table in tables.items()
+        if len(table)
+    }  # pyright: ignore[reportReturnType]
 
 # %% ../../nbs/10_image_data.ipynb #1fcada74
 def _from_parquet(path: Path) -> dict[str, _Source]:
-    "A parquet file or a folder of shards. A shard's name, or that of its folder, begins with its split: train-00000-of-00002.parquet."
-    datasets, splits, root = _need("datasets"), {}, path.parent if path.is_file() else path
+    """A parquet file or a folder of shards. A shard's name, or that of its folder,
+    begins with its split: train-00000-of-00002.parquet.
+    """
+    datasets, splits, root = (
+        _need("datasets"),
+        {},
+        path.parent if path.is_file() else path,
+    )
     for file in [path] if path.is_file() else sorted(path.rglob("*.parquet")):
         try:
             _need("pyarrow.parquet").read_metadata(file)
         except Exception as e:
-            raise ValueError(f"name: {file} is damaged, or no parquet file ({_brief(e)}); fetch it again") from e
-        words = [m.group() for part in reversed(file.relative_to(root).parts) if (m := re.match("[a-z]+", part.lower()))]
-        splits.setdefault(next((_SPLITS[w] for w in words if w in _SPLITS), "pictures"), []).append(str(file.absolute()))
-    for split, files in splits.items() if path.is_dir() else ():    # with a shard missing it would quietly be another set
-        total = max(int(m.group(1)) if (m := re.search(r"-of-(\d+)", Path(f).name)) else 0 for f in files)
+            raise ValueError(
+                f"name: {file} is damaged, or no parquet file ({_brief(e)}); fetch it"
+                " again"
+            ) from e
+        words = [
+            m.group()
+            for part in reversed(file.relative_to(root).parts)
+            if (m := re.match("[a-z]+", part.lower()))
+        ]
+        splits.setdefault(
+            next((_SPLITS[w] for w in words if w in _SPLITS), "pictures"), []
+        ).append(str(file.absolute()))
+    # with a shard missing it would quietly be another set
+    for split, files in splits.items() if path.is_dir() else ():
+        total = max(
+            int(m.group(1)) if (m := re.search(r"-of-(\d+)", Path(f).name)) else 0
+            for f in files
+        )
         if len(files) < total:
-            raise ValueError(f"name: {path} holds {len(files)} of the {total} shards of {split!r}; fetch the others")
-    try:        # the Arrow copy goes to the cache of `datasets` (HF_DATASETS_CACHE), never beside the data
+            raise ValueError(
+                f"name: {path} holds {len(files)} of the {total} shards of {split!r};"
+                " fetch the others"
+            )
+    # the Arrow copy goes to the cache of `datasets` (HF_DATASETS_CACHE), never beside
+    # the data
+    try:
         with _no_network():
-            tables = datasets.load_dataset("parquet", data_files=splits) if splits else {}
+            tables = (
+                datasets.load_dataset("parquet", data_files=splits) if splits else {}
+            )
     except Exception as e:
-        raise ValueError(f"name: {path} cannot be read ({_brief(e.__cause__ or e)}). If a parquet file is damaged, fetch it again; "
-                         f"if its copy below {datasets.config.HF_DATASETS_CACHE} is, delete the copy") from e
-    return {split: _from_table(table, str(path)) for split, table in tables.items() if len(table)}
+        raise ValueError(
+            f"name: {path} cannot be read ({_brief(e.__cause__ or e)}). If a parquet"
+            " file is damaged, fetch it again; if its copy below"
+            f" {datasets.config.HF_DATASETS_CACHE} is, delete the copy"
+        ) from e
+    return {
+        split: _from_table(table, str(path))
+        for split, table in tables.items()
+        if len(table)
+    }
+
 
 def _from_folder(path: Path) -> dict[str, _Source]:
     "A parquet file, a folder of parquet shards, or a folder of pictures."
-    source = _from_parquet(path) if path.is_file() or any(path.rglob("*.parquet")) else _from_pictures(path)
+    source = (
+        _from_parquet(path)
+        if path.is_file() or any(path.rglob("*.parquet"))
+        else _from_pictures(path)
+    )
     if not source:
-        raise ValueError(f"name: {path} holds no pictures: neither rows of parquet nor files ending in {', '.join(sorted(_SUFFIXES))}")
+        raise ValueError(
+            f"name: {path} holds no pictures: neither rows of parquet nor files ending"
+            f" in {', '.join(sorted(_SUFFIXES))}"
+        )
     return source
 
 # %% ../../nbs/10_image_data.ipynb #80241db6
 def _find(name: str, data_dir: str | os.PathLike | None) -> dict[str, _Source]:
-    "The first that has `name`: a path (unless the name is a known one), data_dir, ET_DATA, the hub's cache, the hub."
+    """The first that has `name`: a path (unless the name is a known one), data_dir,
+    ET_DATA, the hub's cache, the hub.
+    """
     path, tried = Path(name).expanduser(), []
     if name not in NAMED:
         if path.exists():
             return _from_folder(path)
         tried.append(f"a path: {path.absolute()} does not exist")
-    for label, root in (("data_dir", data_dir), ("the environment variable ET_DATA", os.environ.get("ET_DATA"))):
-        places = [Path(root).expanduser() / sub / path.name for sub in ("images", "")] if root else []
+    for label, root in (
+        ("data_dir", data_dir),
+        ("the environment variable ET_DATA", os.environ.get("ET_DATA")),
+    ):
+        places = (
+            [Path(root).expanduser() / sub / path.name for sub in ("images", "")]
+            if root
+            else []
+        )
         if found := next((place for place in places if place.is_dir()), None):
             return _from_folder(found)
-        tried.append(f"{label}: " + (f"neither {places[0]} nor {places[1]} is a folder" if root else "not set"))
+        tried.append(
+            f"{label}: "
+            + (
+                f"neither {places[0]} nor {places[1]} is a folder"
+                if root
+                else "not set"
+            )
+        )
     repo = NAMED[name].repo if name in NAMED else name
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):
         tried.append("the hub: names there have the form user/name")
     else:
-        for online, label in ((False, "the hub's cache on this machine"), (True, "the hub")):
+        for online, label in (
+            (False, "the hub's cache on this machine"),
+            (True, "the hub"),
+        ):
             try:
                 return _from_hub(repo, online)
             except ModuleNotFoundError:
@@ -260,23 +450,36 @@ def _find(name: str, data_dir: str | os.PathLike | None) -> dict[str, _Source]:
             except Exception as e:
                 tried.append(f"{label}, {repo}: {_brief(e)}")
     raise FileNotFoundError(
-        f"name: no pictures called {name!r} were found. Tried\n  - " + "\n  - ".join(tried) + "\nWhat helps: going online once "
-        "(HF_HUB_OFFLINE unset; `hf auth login` where a set is gated); or parquet files or pictures in a folder "
-        f"images/{path.name}, with data_dir or ET_DATA naming the folder above it; or a known name: digits (no network), {', '.join(NAMED)}")
+        f"name: no pictures called {name!r} were found. Tried\n  - "
+        + "\n  - ".join(tried)
+        + "\nWhat helps: going online once (HF_HUB_OFFLINE unset; `hf auth login`"
+        " where a set is gated); or parquet files or pictures in a folder"
+        f" images/{path.name}, with data_dir or ET_DATA naming the folder above it;"
+        f" or a known name: digits (no network), {', '.join(NAMED)}"
+    )
 
 # %% ../../nbs/10_image_data.ipynb #7a834797
-_SEED = 2302    # of every carved split; changing it changes them all
+_SEED = 2302  # of every carved split; changing it changes them all
+
 
 def _permutation(n: int, *seed: int) -> np.ndarray:
     return np.random.RandomState(list(seed)).permutation(n)
 
-def _split(source: dict[str, _Source], split: str, held_out: int, name: str) -> tuple[np.ndarray, Fetch]:
+
+def _split(
+    source: dict[str, _Source], split: str, held_out: int, name: str
+) -> tuple[np.ndarray, Fetch]:
     "The rows of `split`, and where to fetch them."
-    source = {s: found for s, found in source.items() if s in _SPLITS.values()} or source
+    source = {
+        s: found for s, found in source.items() if s in _SPLITS.values()
+    } or source
     if {"train", "validation", "test"} <= set(source):
         return np.arange(source[split].count), source[split].fetch
     if len(source) > 1 and "train" not in source:
-        raise ValueError(f"name: {name!r} has the splits {sorted(source)}; train, or a single one, is needed")
+        raise ValueError(
+            f"name: {name!r} has the splits {sorted(source)}; train, or a single one,"
+            " is needed"
+        )
     single = len(source) == 1
     n, fetch = next(iter(source.values())) if single else source["train"]
     tenth = max(1, n // 10)
@@ -288,58 +491,88 @@ def _split(source: dict[str, _Source], split: str, held_out: int, name: str) -> 
     else:
         validation, test = min(held_out, tenth), 0
     if n <= validation + test:
-        raise ValueError(f"name: {name!r} has {n} pictures to divide; {validation + test + 1} or more are needed")
+        raise ValueError(
+            f"name: {name!r} has {n} pictures to divide; {validation + test + 1} or"
+            " more are needed"
+        )
     order = _permutation(n, _SEED)
-    parts = {"test": order[:test], "validation": order[test:test + validation], "train": order[test + validation:]}
+    parts = {
+        "test": order[:test],
+        "validation": order[test : test + validation],
+        "train": order[test + validation :],
+    }
     return np.sort(parts[split]), fetch
 
 # %% ../../nbs/10_image_data.ipynb #785a9606
 class _Named(NamedTuple):
-    repo: str                   # on the hub
-    size: int                   # S
-    held_out: int               # pictures of train that become "validation"
-    splits: tuple[str, str]     # of the source: the one to learn from, and the labelled one to test on
+    repo: str  # on the hub
+    size: int  # S
+    held_out: int  # pictures of train that become "validation"
+    # of the source: the one to learn from, and the labelled one to test on
+    splits: tuple[str, str]
 
-NAMED = {       # sets that `load_images` knows by name: where they are, pixels a side, pictures held out, splits
+
+# sets that `load_images` knows by name: where they are, pixels a side, pictures held
+# out, splits
+NAMED = {
     "cifar10": _Named("uoft-cs/cifar10", 32, 5_000, ("train", "test")),
-    "tiny-imagenet": _Named("zh-plus/tiny-imagenet", 64, 5_000, ("train", "validation")),
+    "tiny-imagenet": _Named(
+        "zh-plus/tiny-imagenet", 64, 5_000, ("train", "validation")
+    ),
     "imagenet-1k": _Named("ILSVRC/imagenet-1k", 224, 10_000, ("train", "validation")),
 }
 
+
 def _probe(source: dict[str, _Source], name: str) -> tuple[int, int]:
-    "(S, C) from up to 256 pictures of each split: their side if they share one square up to 224, else 32; 1 if all are grey, else 3."
+    """(S, C) from up to 256 pictures of each split: their side if they share one square
+    up to 224, else 32; 1 if all are grey, else 3.
+    """
     shapes, grey, problem = set(), True, "there are none"
     for count, fetch in source.values():
-        for label, stored in fetch(np.unique(np.linspace(0, count - 1, min(count, 256)).round().astype(int))):
+        for label, stored in fetch(
+            np.unique(np.linspace(0, count - 1, min(count, 256)).round().astype(int))
+        ):
             try:
                 with _open(stored) as img:
                     shapes.add(img.size)
                     grey = grey and img.mode in _GREY
-            except Exception as e:      # refused by name if it is ever asked for
+            except Exception as e:  # refused by name if it is ever asked for
                 problem = f"{label}: {_brief(e)}"
     if not shapes:
         raise ValueError(f"name: no picture of {name!r} can be decoded ({problem})")
     width, height = min(shapes)
-    return (width if len(shapes) == 1 and width == height <= 224 else 32), (1 if grey else 3)
+    return (width if len(shapes) == 1 and width == height <= 224 else 32), (
+        1 if grey else 3
+    )
 
 # %% ../../nbs/10_image_data.ipynb #f6615c84
-def load_images(name: str | os.PathLike,                    # a known name, a hub name user/name, a folder or a parquet file
-                split: str = "train",                       # "train", "validation" or "test"
-                *,
-                size: int | None = None,                    # S; None: the set's own
-                data_dir: str | os.PathLike | None = None,  # where to look first; None: ET_DATA
-               ) -> Images:
-    """One split of a set of pictures: digits, cifar10, tiny-imagenet, imagenet-1k, any hub name, folder of pictures or parquet.
+# a known name, a hub name user/name, a folder or a parquet file
+def load_images(
+    name: str | os.PathLike,
+    split: str = "train",  # "train", "validation" or "test"
+    *,
+    size: int | None = None,  # S; None: the set's own
+    # where to look first; None: ET_DATA
+    data_dir: str | os.PathLike | None = None,
+) -> Images:
+    """One split of a set of pictures: digits, cifar10, tiny-imagenet, imagenet-1k, any
+    hub name, folder of pictures or parquet.
 
-    The splits are disjoint and the same wherever the files are: those of the source; `validation` carved out of `train` where it has two
-    (5,000 pictures of cifar10 and tiny-imagenet, 10,000 of imagenet-1k, else a tenth up to 10,000); 80:10:10 where it has one.
-    Without `size`, S is 8 (digits), 32, 64 or 224 for the known names; for others the side that all pictures share if they are
-    square and no larger than 224, else 32. C is 1 where all pictures looked at are grey (a colour one then turns grey), else 3.
-    Raises ValueError for a bad argument or damaged files, FileNotFoundError with a list of all places tried."""
+    The splits are disjoint and the same wherever the files are: those of the source;
+    `validation` carved out of `train` where it has two (5,000 pictures of cifar10 and
+    tiny-imagenet, 10,000 of imagenet-1k, else a tenth up to 10,000); 80:10:10 where it
+    has one. Without `size`, S is 8 (digits), 32, 64 or 224 for the known names; for
+    others the side that all pictures share if they are square and no larger than 224,
+    else 32. C is 1 where all pictures looked at are grey (a colour one then turns
+    grey), else 3. Raises ValueError for a bad argument or damaged files,
+    FileNotFoundError with a list of all places tried.
+    """
     if not isinstance(name, (str, os.PathLike)) or not str(name):
         raise ValueError(f"name: must be the name of a set or a path, got {name!r}")
     if split not in ("train", "validation", "test"):
-        raise ValueError(f"split: must be 'train', 'validation' or 'test', got {split!r}")
+        raise ValueError(
+            f"split: must be 'train', 'validation' or 'test', got {split!r}"
+        )
     if size is not None:
         size = _integer("size", size, 1)
     if data_dir is not None and not Path(data_dir).expanduser().is_dir():
@@ -348,7 +581,10 @@ def load_images(name: str | os.PathLike,                    # a known name, a hu
     source = _from_digits() if name == "digits" else _find(name, data_dir)
     if known := NAMED.get(name):
         if missing := sorted(set(known.splits) - set(source)):
-            raise ValueError(f"name: the files found for {name!r} lack the split {missing[0]!r}: there is only {sorted(source)}")
+            raise ValueError(
+                f"name: the files found for {name!r} lack the split {missing[0]!r}:"
+                f" there is only {sorted(source)}"
+            )
         source = {s: source[s] for s in known.splits}
     rows, fetch = _split(source, split, known.held_out if known else 10_000, name)
     native, channels = (known.size, 3) if known else _probe(source, name)
@@ -356,43 +592,94 @@ def load_images(name: str | os.PathLike,                    # a known name, a hu
 
 # %% ../../nbs/10_image_data.ipynb #2fd74def
 def photographs(size: int = 64) -> UInt8[np.ndarray, "6 S S 3"]:
-    """Six colour photographs that ship with scikit-image and scikit-learn, cut square and shrunk to `size` pixels a side.
+    """Six colour photographs that ship with scikit-image and scikit-learn, cut square
+    and shrunk to `size` pixels a side.
 
-    Raises ValueError for a size that is no positive integer, ImportError where one of the two libraries is missing."""
+    Raises ValueError for a size that is no positive integer, ImportError where one of
+    the two libraries is missing.
+    """
     size = _integer("size", size, 1)
-    skimage, sklearn, pillow = _need("skimage.data"), _need("sklearn.datasets"), _need("PIL.Image")
-    squares = [(skimage.astronaut(), 0, 100, 256), (skimage.chelsea(), 0, 90, 300), (skimage.coffee(), 30, 120, 350),      # photo, top, left, side
-               (sklearn.load_sample_image("china.jpg"), 20, 60, 380), (sklearn.load_sample_image("flower.jpg"), 20, 160, 360),
-               (skimage.rocket(), 60, 200, 260)]
-    return np.stack([pillow.fromarray(photo[top:top + side, left:left + side]).resize((size, size), pillow.Resampling.BOX)
-                     for photo, top, left, side in squares])
+    skimage, sklearn, pillow = (
+        _need("skimage.data"),
+        _need("sklearn.datasets"),
+        _need("PIL.Image"),
+    )
+    # photo, top, left, side
+    squares = [
+        (skimage.astronaut(), 0, 100, 256),
+        (skimage.chelsea(), 0, 90, 300),
+        (skimage.coffee(), 30, 120, 350),
+        (sklearn.load_sample_image("china.jpg"), 20, 60, 380),
+        (sklearn.load_sample_image("flower.jpg"), 20, 160, 360),
+        (skimage.rocket(), 60, 200, 260),
+    ]
+    return np.stack(
+        [
+            pillow.fromarray(photo[top : top + side, left : left + side]).resize(
+                (size, size), pillow.Resampling.BOX
+            )
+            for photo, top, left, side in squares
+        ]
+    )
 
 # %% ../../nbs/10_image_data.ipynb #324e0d1e
-def batches(images: Images | np.ndarray,        # or anything with a length that takes an array of indices
-            batch_size: int,                    # B
-            *,
-            seed: int,                          # of the shuffling
-            start: int = 0,                     # number of the first batch: the step to resume at
-            shuffle: bool = True,               # a fresh permutation each epoch
-            epochs: int | None = None,          # None: for ever
-            part: tuple[int, int] = (0, 1),     # (i, n): only the i-th of n equal parts of each batch, for the i-th of n processes
-           ) -> Iterator[UInt8[np.ndarray, "B S S C"]]:
-    """Batches, decoded ahead in background threads; number s is a function of (seed, s), wherever one starts.
+# or anything with a length that takes an array of indices
+def batches(
+    images: Images | np.ndarray,
+    batch_size: int,  # B
+    *,
+    seed: int,  # of the shuffling
+    start: int = 0,  # number of the first batch: the step to resume at
+    shuffle: bool = True,  # a fresh permutation each epoch
+    epochs: int | None = None,  # None: for ever
+    # (i, n): only the i-th of n equal parts of each batch, for the i-th of n
+    # processes
+    part: tuple[int, int] = (0, 1),
+) -> Iterator[UInt8[np.ndarray, "B S S C"]]:
+    """Batches, decoded ahead in background threads; number s is a function of (seed,
+    s), wherever one starts.
 
-    The incomplete last batch of an epoch is dropped, except in one pass in order (`shuffle=False, epochs=1`), where nothing is left out.
-    A picture that cannot be decoded raises its error at the batch it is in. Raises ValueError at once for a bad argument."""
+    The incomplete last batch of an epoch is dropped, except in one pass in order
+    (`shuffle=False, epochs=1`), where nothing is left out. A picture that cannot be
+    decoded raises its error at the batch it is in. Raises ValueError at once for a bad
+    argument.
+    """
     n = len(images)
-    B, seed, start = _integer("batch_size", batch_size, 1, n), _integer("seed", seed, 0, 2 ** 32 - 1), _integer("start", start, 0)
+    B, seed, start = (
+        _integer("batch_size", batch_size, 1, n),
+        _integer("seed", seed, 0, 2**32 - 1),
+        _integer("start", start, 0),
+    )
     i, parts = part
-    if not 0 <= i < parts or B % parts: raise ValueError(f"part: must be (i, n) with 0 ≤ i < n and n dividing batch_size = {B}, got {part}")
+    if not 0 <= i < parts or B % parts:
+        raise ValueError(
+            f"part: must be (i, n) with 0 ≤ i < n and n dividing batch_size = {B}, got"
+            f" {part}"
+        )
     per_epoch = -(-n // B) if not shuffle and epochs == 1 else n // B
-    order = lru_cache(2)(lambda epoch: _permutation(n, seed, epoch) if shuffle else np.arange(n))
+    order = lru_cache(2)(
+        lambda epoch: _permutation(n, seed, epoch) if shuffle else np.arange(n)
+    )
+
     def batch(s):
         epoch, b = divmod(s, per_epoch)
-        return images[order(epoch)[b * B:(b + 1) * B][i * B // parts:(i + 1) * B // parts]]
-    return _ahead(batch, itertools.count(start) if epochs is None else range(start, _integer("epochs", epochs, 1) * per_epoch))
+        return images[
+            order(epoch)[b * B : (b + 1) * B][i * B // parts : (i + 1) * B // parts]
+        ]
 
-def _ahead(make: Callable[[int], np.ndarray], steps, workers: int = min(8, os.cpu_count() or 1)) -> Iterator[np.ndarray]:
+    return _ahead(
+        batch,
+        (
+            itertools.count(start)
+            if epochs is None
+            else range(start, _integer("epochs", epochs, 1) * per_epoch)
+        ),
+    )
+
+
+def _ahead(
+    make: Callable[[int], np.ndarray], steps, workers: int = min(8, os.cpu_count() or 1)
+) -> Iterator[np.ndarray]:
     "make(s) for s in steps, in order, a few of them begun before they are asked for."
     pool, begun = ThreadPoolExecutor(workers, "et_nbdev.batches"), deque()
     try:
@@ -402,85 +689,154 @@ def _ahead(make: Callable[[int], np.ndarray], steps, workers: int = min(8, os.cp
                 yield begun.popleft().result()
         while begun:
             yield begun.popleft().result()
-    finally:        # the consumer may stop early, or an error may: what has not begun is dropped
+    finally:  # the consumer may stop early, or an error may: what has not begun is dropped
         pool.shutdown(cancel_futures=True)
 
 # %% ../../nbs/10_image_data.ipynb #66174d6a
-def channel_statistics(images: Images | UInt8[np.ndarray, "n S S C"]) -> tuple[Float32[np.ndarray, "C"], Float32[np.ndarray, "C"]]:
-    """(mean, deviation) of each channel, pixels in [0, 1], over at most 5,000 pictures spread evenly over the set: deterministic.
+def channel_statistics(
+    images: Images | UInt8[np.ndarray, "n S S C"],
+) -> tuple[Float32[np.ndarray, "C"], Float32[np.ndarray, "C"]]:
+    """(mean, deviation) of each channel, pixels in [0, 1], over at most 5,000 pictures
+    spread evenly over the set: deterministic.
 
-    Streamed as a histogram of the 256 levels, so exact. The deviation is at least 1/255, one level: a blank channel divides safely."""
-    picks = np.unique(np.linspace(0, len(images) - 1, min(5000, len(images))).round().astype(int))
+    Streamed as a histogram of the 256 levels, so exact. The deviation is at least
+    1/255, one level: a blank channel divides safely.
+    """
+    picks = np.unique(
+        np.linspace(0, len(images) - 1, min(5000, len(images))).round().astype(int)
+    )
     counts = np.zeros((), int)
     for at in range(0, len(picks), 128):
-        batch = images[picks[at:at + 128]]
-        counts = counts + np.stack([np.bincount(batch[..., c].reshape(-1), minlength=256) for c in range(batch.shape[-1])])
+        batch = images[picks[at : at + 128]]
+        counts = counts + np.stack(
+            [
+                np.bincount(batch[..., c].reshape(-1), minlength=256)
+                for c in range(batch.shape[-1])
+            ]
+        )
     share, level = counts / counts.sum(1, keepdims=True), np.arange(256) / 255
     mean = share @ level
-    std = np.sqrt(share @ level ** 2 - mean ** 2 + 1e-12)
+    std = np.sqrt(share @ level**2 - mean**2 + 1e-12)
     return mean.astype(np.float32), np.maximum(std, 1 / 255).astype(np.float32)
 
 # %% ../../nbs/10_image_data.ipynb #a8e90420
 def _unit(images: Pixels) -> Float32[Array, "..."]:
-    "uint8, or floating in [0, 1] -> float32 in [0, 1]. NumPy gives NumPy, JAX gives JAX."
+    """uint8, or floating in [0, 1] -> float32 in [0, 1]. NumPy gives NumPy, JAX gives
+    JAX.
+    """
     if images.dtype == np.uint8:
-        return images.astype(np.float32) / np.float32(255)     # pyright: ignore[reportReturnType]
+        return images.astype(np.float32) / np.float32(255)  # pyright: ignore[reportReturnType]
     if not jnp.issubdtype(images.dtype, jnp.floating):
         raise TypeError(f"images: must be uint8 or floating, got {images.dtype}")
     if images.size and not isinstance(images, Tracer):
-        low, high = float(images.min()), float(images.max())     # NaN survives both
+        low, high = float(images.min()), float(images.max())  # NaN survives both
         if not np.isfinite([low, high]).all():
-            raise ValueError("images: hold NaN or infinite pixels; repair them or leave those pictures out")
+            raise ValueError(
+                "images: hold NaN or infinite pixels; repair them or leave those"
+                " pictures out"
+            )
         if low < 0 or high > 1:
-            raise ValueError(f"images: floating pixels must lie in [0, 1], got {low:g} to {high:g}; divide by 255, or pass uint8")
-    return images.astype(np.float32)     # pyright: ignore[reportReturnType]
+            raise ValueError(
+                f"images: floating pixels must lie in [0, 1], got {low:g} to {high:g};"
+                " divide by 255, or pass uint8"
+            )
+    return images.astype(np.float32)  # pyright: ignore[reportReturnType]
+
 
 def _channelwise(images, values, name: str) -> Float32[np.ndarray, "... C"]:
     "mean or std with as many axes as `images`."
     C, values = _square(images)[1], np.asarray(values, np.float32)
-    if values.shape not in ((), (1,), (C,)) or not np.isfinite(values).all() or (name == "std" and (values <= 0).any()):
-        raise ValueError(f"{name}: must be {C} finite{' positive' if name == 'std' else ''} numbers, one a channel, got {values}")
+    if (
+        values.shape not in ((), (1,), (C,))
+        or not np.isfinite(values).all()
+        or (name == "std" and (values <= 0).any())
+    ):
+        raise ValueError(
+            f"{name}: must be {C} finite{' positive' if name == 'std' else ''} numbers,"
+            f" one a channel, got {values}"
+        )
     return np.broadcast_to(values, (1,) * (len(images.shape) - 1) + (C,))
 
-def normalise(images: Shaped[Pixels, "*B S S C"], mean, std) -> Float32[Array, "*B S S C"]:
-    """(images - mean) / std of pixels, uint8 or floating in [0, 1]; mean and std (C,) as `Images.statistics` gives them.
 
-    NumPy gives NumPy, JAX gives JAX. Raises ValueError or TypeError naming the argument."""
+def normalise(
+    images: Shaped[Pixels, "*B S S C"], mean, std
+) -> Float32[Array, "*B S S C"]:
+    """(images - mean) / std of pixels, uint8 or floating in [0, 1]; mean and std (C,)
+    as `Images.statistics` gives them.
+
+    NumPy gives NumPy, JAX gives JAX. Raises ValueError or TypeError naming the
+    argument.
+    """
     mean, std = _channelwise(images, mean, "mean"), _channelwise(images, std, "std")
     return (_unit(images) - mean) / std
 
-def denormalise(images: Shaped[Pixels, "*B S S C"], mean, std) -> Float32[Array, "*B S S C"]:
-    "The inverse, images · std + mean. Not clipped to [0, 1], so nothing is lost: clip before showing."
+
+def denormalise(
+    images: Shaped[Pixels, "*B S S C"], mean, std
+) -> Float32[Array, "*B S S C"]:
+    """The inverse, images · std + mean. Not clipped to [0, 1], so nothing is lost: clip
+    before showing.
+    """
     mean, std = _channelwise(images, mean, "mean"), _channelwise(images, std, "std")
-    return images.astype(np.float32) * std + mean     # pyright: ignore[reportReturnType]
+    return images.astype(np.float32) * std + mean  # pyright: ignore[reportReturnType]
 
 # %% ../../nbs/10_image_data.ipynb #c8fb574d
-def patchify(images: Shaped[Pixels, "*B S S C"], patch_size: int) -> Shaped[Pixels, "*B N P"]:
-    "Pictures as N = (S/p)² tokens of P = p·p·C numbers. Raises ValueError where patch_size does not divide S."
+def patchify(
+    images: Shaped[Pixels, "*B S S C"], patch_size: int
+) -> Shaped[Pixels, "*B N P"]:
+    """Pictures as N = (S/p)² tokens of P = p·p·C numbers. Raises ValueError where
+    patch_size does not divide S.
+    """
     (S, C), p = _square(images), patch_size
     n, batch = _side(S, p), images.shape[:-3]
-    return images.reshape(*batch, n, p, n, p, C).swapaxes(-4, -3).reshape(*batch, n * n, p * p * C)
+    return (
+        images.reshape(*batch, n, p, n, p, C)
+        .swapaxes(-4, -3)
+        .reshape(*batch, n * n, p * p * C)
+    )
 
-def unpatchify(patches: Shaped[Pixels, "*B N P"], image_size: int, patch_size: int) -> Shaped[Pixels, "*B S S C"]:
-    "The inverse of `patchify`. Raises ValueError where N, P, image_size and patch_size do not belong together."
+
+def unpatchify(
+    patches: Shaped[Pixels, "*B N P"], image_size: int, patch_size: int
+) -> Shaped[Pixels, "*B S S C"]:
+    """The inverse of `patchify`. Raises ValueError where N, P, image_size and
+    patch_size do not belong together.
+    """
     S, p = _integer("image_size", image_size, 1), patch_size
     n, shape = _side(S, p), getattr(patches, "shape", ())
     if len(shape) < 2 or shape[-2] != n * n or shape[-1] % (p * p) or not shape[-1]:
-        raise ValueError(f"patches: must have shape (..., {n * n}, {p * p}·C) where image_size is {S} and patch_size {p}, got {shape}")
-    return patches.reshape(*shape[:-2], n, n, p, p, shape[-1] // (p * p)).swapaxes(-4, -3).reshape(*shape[:-2], S, S, -1)
+        raise ValueError(
+            f"patches: must have shape (..., {n * n}, {p * p}·C) where image_size is"
+            f" {S} and patch_size {p}, got {shape}"
+        )
+    return (
+        patches.reshape(*shape[:-2], n, n, p, p, shape[-1] // (p * p))
+        .swapaxes(-4, -3)
+        .reshape(*shape[:-2], S, S, -1)
+    )
 
 # %% ../../nbs/10_image_data.ipynb #f2f1bdae
-def occlude(key: PRNGKeyArray, batch_size: int, num_tokens: int, num_occluded: int,
-            open_fraction: float = 0.1) -> tuple[Bool[Array, "B N"], Bool[Array, "B N"]]:
-    """(occluded, masked): the tokens each picture has to complete, and those of them that become MASK.
+def occlude(
+    key: PRNGKeyArray,
+    batch_size: int,
+    num_tokens: int,
+    num_occluded: int,
+    open_fraction: float = 0.1,
+) -> tuple[Bool[Array, "B N"], Bool[Array, "B N"]]:
+    """(occluded, masked): the tokens each picture has to complete, and those of them
+    that become MASK.
 
-    Per picture num_occluded distinct tokens are occluded, all sets of them equally likely; round((1 - open_fraction) · num_occluded) of
-    them are masked. Works under `jit` with all arguments but the key static. Raises ValueError naming the argument."""
+    Per picture num_occluded distinct tokens are occluded, all sets of them equally
+    likely; round((1 - open_fraction) · num_occluded) of them are masked. Works under
+    `jit` with all arguments but the key static. Raises ValueError naming the argument.
+    """
     B, N = _integer("batch_size", batch_size, 1), _integer("num_tokens", num_tokens, 1)
     n = _integer("num_occluded", num_occluded, 0, N)
     if not 0 <= open_fraction <= 1:
         raise ValueError(f"open_fraction: must lie in [0, 1], got {open_fraction}")
-    rank = jax.random.permutation(key, jnp.broadcast_to(jnp.arange(N), (B, N)), axis=1, independent=True)
+    rank = jax.random.permutation(
+        key, jnp.broadcast_to(jnp.arange(N), (B, N)), axis=1, independent=True
+    )
     return rank < n, rank < round((1 - open_fraction) * n)
 
 # %% ../../nbs/10_image_data.ipynb #9c41eccf
@@ -488,15 +844,27 @@ def _random_crop(key, x, scale, ratio):
     "A random part of x (S, S, C), resized to the whole by linear interpolation."
     area_key, shape_key, place_key = jax.random.split(key, 3)
     area = jax.random.uniform(area_key, (), jnp.float32, *scale)
-    aspect = jnp.exp(jax.random.uniform(shape_key, (), jnp.float32, *np.log(ratio).astype(np.float32)))
-    part = jnp.minimum(jnp.sqrt(area * jnp.stack([1 / aspect, aspect])), 1)         # height and width, S = 1
+    aspect = jnp.exp(
+        jax.random.uniform(
+            shape_key, (), jnp.float32, *np.log(ratio).astype(np.float32)
+        )
+    )
+    # height and width, S = 1
+    part = jnp.minimum(jnp.sqrt(area * jnp.stack([1 / aspect, aspect])), 1)
     corner = jax.random.uniform(place_key, (2,), jnp.float32) * (1 - part) * x.shape[0]
-    return jax.image.scale_and_translate(x, x.shape, (0, 1), 1 / part, -corner / part, "linear", antialias=False)
+    return jax.image.scale_and_translate(
+        x, x.shape, (0, 1), 1 / part, -corner / part, "linear", antialias=False
+    )
+
 
 def _jitter(key, x, strength):
-    "Brightness, contrast and saturation of x (S, S, C) times factors uniform in 1 ± strength."
+    """Brightness, contrast and saturation of x (S, S, C) times factors uniform in 1 ±
+    strength.
+    """
     pix = _need("dm_pix")
-    bright, contrast, colour = jax.random.uniform(key, (3,), jnp.float32, 1 - strength, 1 + strength)
+    bright, contrast, colour = jax.random.uniform(
+        key, (3,), jnp.float32, 1 - strength, 1 + strength
+    )
     x = pix.adjust_contrast(jnp.clip(x * bright, 0, 1), contrast)
     if x.shape[-1] != 3:
         return x
@@ -504,34 +872,61 @@ def _jitter(key, x, strength):
     return grey + colour * (x - grey)
 
 # %% ../../nbs/10_image_data.ipynb #75c40903
-def augment(key: PRNGKeyArray, images: Shaped[Pixels, "B S S C"], *, scale: tuple[float, float] = (0.08, 1.0),
-            ratio: tuple[float, float] = (3 / 4, 4 / 3), flip: float = 0.5, jitter: float = 0.4) -> Float32[Array, "B S S C"]:
-    """Each picture, uint8 or floating in [0, 1], seen a little differently: float32 in [0, 1]. Works under `jit`.
+def augment(
+    key: PRNGKeyArray,
+    images: Shaped[Pixels, "B S S C"],
+    *,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    flip: float = 0.5,
+    jitter: float = 0.4,
+) -> Float32[Array, "B S S C"]:
+    """Each picture, uint8 or floating in [0, 1], seen a little differently: float32 in
+    [0, 1]. Works under `jit`.
 
-    A crop, its area uniform in `scale` and its width:height log-uniform in `ratio` (no side longer than the picture's), resized to
-    S×S; mirrored with probability `flip`; brightness, contrast and, of colours, saturation times factors uniform in 1 ± `jitter`.
-    `scale` and `ratio` (1, 1), `flip` and `jitter` 0 switch a part off. Raises ValueError or TypeError naming the argument."""
+    A crop, its area uniform in `scale` and its width:height log-uniform in `ratio` (no
+    side longer than the picture's), resized to S×S; mirrored with probability `flip`;
+    brightness, contrast and, of colours, saturation times factors uniform in 1 ±
+    `jitter`. `scale` and `ratio` (1, 1), `flip` and `jitter` 0 switch a part off.
+    Raises ValueError or TypeError naming the argument.
+    """
     _square(images, ndim=4)
     for name, pair, high in (("scale", scale, 1), ("ratio", ratio, 100)):
         if np.shape(pair) != (2,) or not 0 < pair[0] <= pair[1] <= high:
-            raise ValueError(f"{name}: must be (low, high) with 0 < low <= high <= {high}, got {pair}")
+            raise ValueError(
+                f"{name}: must be (low, high) with 0 < low <= high <= {high}, got"
+                f" {pair}"
+            )
     for name, value in (("flip", flip), ("jitter", jitter)):
         if not 0 <= value <= 1:
             raise ValueError(f"{name}: must lie in [0, 1], got {value}")
+
     def one(key, x):
         crop_key, flip_key, jitter_key = jax.random.split(key, 3)
         x = _random_crop(crop_key, x, scale, ratio)
-        x = jnp.where(jax.random.uniform(flip_key, dtype=jnp.float32) < flip, x[:, ::-1], x)
+        x = jnp.where(
+            jax.random.uniform(flip_key, dtype=jnp.float32) < flip, x[:, ::-1], x
+        )
         return jnp.clip(_jitter(jitter_key, x, jitter) if jitter else x, 0, 1)
-    return jax.vmap(one)(jax.random.split(key, images.shape[0]), jnp.asarray(_unit(images)))
+
+    return jax.vmap(one)(
+        jax.random.split(key, images.shape[0]), jnp.asarray(_unit(images))
+    )
 
 # %% ../../nbs/10_image_data.ipynb #7c4dac4f
-def _fill(images, occluded, patch_size: int, fill: Callable) -> Float32[np.ndarray, "B S S C"]:
-    "Occluded pixels from fill(picture, hidden): x (S, S, C) with zeros where `hidden` (S, S) -> (S, S, C)."
+def _fill(
+    images, occluded, patch_size: int, fill: Callable
+) -> Float32[np.ndarray, "B S S C"]:
+    """Occluded pixels from fill(picture, hidden): x (S, S, C) with zeros where `hidden`
+    (S, S) -> (S, S, C).
+    """
     (S, _), occluded = _square(images, ndim=4), np.asarray(occluded)
     n = _side(S, patch_size)
     if occluded.shape != (len(images), n * n) or occluded.dtype != bool:
-        raise ValueError(f"occluded: must be bool of shape {(len(images), n * n)}, got {occluded.dtype} of shape {occluded.shape}")
+        raise ValueError(
+            f"occluded: must be bool of shape {(len(images), n * n)}, got"
+            f" {occluded.dtype} of shape {occluded.shape}"
+        )
     hidden = occluded.reshape(-1, n, n).repeat(patch_size, 1).repeat(patch_size, 2)
     out = np.where(hidden[..., None], np.float32(0), _unit(np.asarray(images)))
     for x, h in zip(out, hidden):
@@ -539,18 +934,49 @@ def _fill(images, occluded, patch_size: int, fill: Callable) -> Float32[np.ndarr
             x[h] = 0.5 if h.all() else fill(x, h)[h]
     return out
 
-def fill_mean(images: Shaped[Pixels, "B S S C"], occluded: Bool[Pixels, "B N"], patch_size: int) -> Float32[np.ndarray, "B S S C"]:
-    """Occluded patches replaced by the mean of the picture's open pixels, channel by channel.
 
-    images uint8 or floating in [0, 1]; the result is float32 in [0, 1]. Raises ValueError or TypeError naming the argument."""
-    return _fill(images, occluded, patch_size, lambda x, h: np.broadcast_to(x[~h].mean(0), x.shape))
+def fill_mean(
+    images: Shaped[Pixels, "B S S C"], occluded: Bool[Pixels, "B N"], patch_size: int
+) -> Float32[np.ndarray, "B S S C"]:
+    """Occluded patches replaced by the mean of the picture's open pixels, channel by
+    channel.
 
-def fill_nearest(images: Shaped[Pixels, "B S S C"], occluded: Bool[Pixels, "B N"], patch_size: int) -> Float32[np.ndarray, "B S S C"]:
-    "Occluded pixels replaced by the nearest open pixel (Euclidean). Arguments, result and errors as for `fill_mean`."
+    images uint8 or floating in [0, 1]; the result is float32 in [0, 1]. Raises
+    ValueError or TypeError naming the argument.
+    """
+    return _fill(
+        images,
+        occluded,
+        patch_size,
+        lambda x, h: np.broadcast_to(x[~h].mean(0), x.shape),
+    )
+
+
+def fill_nearest(
+    images: Shaped[Pixels, "B S S C"], occluded: Bool[Pixels, "B N"], patch_size: int
+) -> Float32[np.ndarray, "B S S C"]:
+    """Occluded pixels replaced by the nearest open pixel (Euclidean). Arguments, result
+    and errors as for `fill_mean`.
+    """
     nearest = _need("scipy.ndimage").distance_transform_edt
-    return _fill(images, occluded, patch_size, lambda x, h: x[tuple(nearest(h, return_distances=False, return_indices=True))])
+    return _fill(
+        images,
+        occluded,
+        patch_size,
+        lambda x, h: x[tuple(nearest(h, return_distances=False, return_indices=True))],
+    )
 
-def fill_biharmonic(images: Shaped[Pixels, "B S S C"], occluded: Bool[Pixels, "B N"], patch_size: int) -> Float32[np.ndarray, "B S S C"]:
-    "Occluded pixels from Δ²u = 0 with the open ones given (scikit-image). Arguments, result and errors as for `fill_mean`."
+
+def fill_biharmonic(
+    images: Shaped[Pixels, "B S S C"], occluded: Bool[Pixels, "B N"], patch_size: int
+) -> Float32[np.ndarray, "B S S C"]:
+    """Occluded pixels from Δ²u = 0 with the open ones given (scikit-image). Arguments,
+    result and errors as for `fill_mean`.
+    """
     inpaint = _need("skimage.restoration").inpaint_biharmonic
-    return _fill(images, occluded, patch_size, lambda x, h: inpaint(x, h, split_into_regions=False, channel_axis=-1))
+    return _fill(
+        images,
+        occluded,
+        patch_size,
+        lambda x, h: inpaint(x, h, split_into_regions=False, channel_axis=-1),
+    )

@@ -27,19 +27,30 @@ from .train import completion_loss
 # %% ../../nbs/15_image_dynamics.ipynb #9a92697d
 @signed
 class InField(nnx.Module):
-    r"""A block in an external field h: $E_h(g) = E(g) - \sum_A h_A\cdot g_A$, so that every token feels a constant force $h_A$ besides.
+    r"""A block in an external field h: $E_h(g) = E(g) - \sum_A h_A\cdot g_A$, so that
+    every token feels a constant force $h_A$ besides.
 
-    Goes wherever a block goes. The field's energy looks at each token by itself and is counted with the memory's."""
+    Goes wherever a block goes. The field's energy looks at each token by itself and is
+    counted with the memory's.
+    """
+
     def __init__(self, block: EnergyTransformer, field: Float[Array, "... N D"]):
         self.block, self.field = block, nnx.Variable(field)
 
     @property
-    def norm(self): return self.block.norm
+    def norm(self):
+        return self.block.norm
 
     def _add(self, energies, g):
-        return Energies(energies.attention, energies.memory - jnp.sum(self.field[...] * g, (-2, -1)).astype(energies.memory.dtype))
+        return Energies(
+            energies.attention,
+            energies.memory
+            - jnp.sum(self.field[...] * g, (-2, -1)).astype(energies.memory.dtype),
+        )
 
-    def energies_and_update(self, g: Float[Array, "... N D"], mask=None) -> tuple[Energies, Float[Array, "... N D"]]:
+    def energies_and_update(
+        self, g: Float[Array, "... N D"], mask=None
+    ) -> tuple[Energies, Float[Array, "... N D"]]:
         "Both energies and −∂E/∂g, the field's share included."
         energies, update = self.block.energies_and_update(g, mask)
         return self._add(energies, g), update + self.field[...]
@@ -59,104 +70,207 @@ class InField(nnx.Module):
 # %% ../../nbs/15_image_dynamics.ipynb #64ed12fd
 @signed
 class FieldImageEnergyTransformer(ImageEnergyTransformer):
-    r"Image completion whose tokens at t = 0 also act as an external field, $h = \lambda x_0$ with a learned λ (`strength`): the start is never forgotten."
+    r"""Image completion whose tokens at t = 0 also act as an external field, $h =
+    \lambda x_0$ with a learned λ (`strength`): the start is never forgotten.
+    """
+
     def __init__(self, config: ImageConfig, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
-        self.strength = nnx.Param(jnp.float32(4.0))         # a field that tells at the start; training moves it
+        # a field that tells at the start; training moves it
+        self.strength = nnx.Param(jnp.float32(4.0))
 
     def in_field(self, x: Float[Array, "B N D"]) -> InField:
         "The block in the field of the tokens x."
         return InField(self.block, self.strength[...] * x)
 
-    def descend(self, patches: Float[Array, "B N P"], masked: Bool[Array, "B N"], *, steps: int | None = None,
-                step_size: float | None = None, **options) -> tuple[Float[Array, "B N D"], Trajectory]:
+    def descend(
+        self,
+        patches: Float[Array, "B N P"],
+        masked: Bool[Array, "B N"],
+        *,
+        steps: int | None = None,
+        step_size: float | None = None,
+        **options,
+    ) -> tuple[Float[Array, "B N D"], Trajectory]:
         "Encode, then descend in the field of the encoded tokens."
         x = self.encode(patches, masked)
-        return descend(self.in_field(x), x, steps=self.config.steps if steps is None else steps,
-                       step_size=self.config.step_size if step_size is None else step_size, **options)
+        return descend(
+            self.in_field(x),
+            x,
+            steps=self.config.steps if steps is None else steps,
+            step_size=self.config.step_size if step_size is None else step_size,
+            **options,
+        )
 
 # %% ../../nbs/15_image_dynamics.ipynb #74330387
-def moving(model: ImageEnergyTransformer, x: Float[Array, "B N D"]) -> EnergyTransformer | InField:
-    "What moves the tokens that start at x: the model's block, in their field if it has one."
-    return model.in_field(x) if hasattr(model, "in_field") else model.block     # pyright: ignore[reportAttributeAccessIssue]
+def moving(
+    model: ImageEnergyTransformer, x: Float[Array, "B N D"]
+) -> EnergyTransformer | InField:
+    """What moves the tokens that start at x: the model's block, in their field if it
+    has one.
+    """
+    return model.in_field(x) if hasattr(model, "in_field") else model.block  # pyright: ignore[reportAttributeAccessIssue]
 
 # %% ../../nbs/15_image_dynamics.ipynb #91adbacb
 def descend_by(
     block: EnergyTransformer | InField,
     x: Float[Array, "... N D"],
-    step_sizes: Float[ArrayLike, "T"],      # α of every step
+    step_sizes: Float[ArrayLike, "T"],  # α of every step
     *,
-    remat: bool = False,                    # in training, recompute each step instead of storing its inside
+    # in training, recompute each step instead of storing its inside
+    remat: bool = False,
 ) -> Float[Array, "T+1 ... N D"]:
-    "All states of Euler steps of the given sizes. Differentiable all the way. Raises ValueError unless the sizes are positive and finite."
+    """All states of Euler steps of the given sizes. Differentiable all the way. Raises
+    ValueError unless the sizes are positive and finite.
+    """
     step_sizes = np.asarray(step_sizes, np.float64)
     if step_sizes.ndim != 1 or not ((step_sizes > 0) & (step_sizes < np.inf)).all():
-        raise ValueError(f"step_sizes: expected positive, finite numbers (T,), got {step_sizes}")
+        raise ValueError(
+            f"step_sizes: expected positive, finite numbers (T,), got {step_sizes}"
+        )
     graphdef, params = nnx.split(block)
+
     def step(x, alpha):
         block = nnx.merge(graphdef, params)
         return x + alpha * block.update(block.norm(x)), x
-    last, states = jax.lax.scan(jax.checkpoint(step, prevent_cse=False) if remat else step, x, jnp.asarray(step_sizes, x.dtype))
+
+    last, states = jax.lax.scan(
+        jax.checkpoint(step, prevent_cse=False) if remat else step,
+        x,
+        jnp.asarray(step_sizes, x.dtype),
+    )
     return jnp.concatenate([states, last[None]])
 
 # %% ../../nbs/15_image_dynamics.ipynb #8421510d
-def growing(steps: int = 9, first: float = 1.0, factor: float = 2.0) -> Float[np.ndarray, "T"]:
-    "Step sizes first · factor^n, n = 0, 1, …: with factor 2 every step is about as long as all before it together. Raises ValueError on numbers that are not positive."
+def growing(
+    steps: int = 9, first: float = 1.0, factor: float = 2.0
+) -> Float[np.ndarray, "T"]:
+    """Step sizes first · factor^n, n = 0, 1, …: with factor 2 every step is about as
+    long as all before it together. Raises ValueError on numbers that are not positive.
+    """
     check_sizes(steps=steps)
     for name, value in dict(first=first, factor=factor).items():
-        if not 0 < value < np.inf: raise ValueError(f"{name}: expected a positive, finite number, got {value}")
+        if not 0 < value < np.inf:
+            raise ValueError(f"{name}: expected a positive, finite number, got {value}")
     return first * factor ** np.arange(steps)
 
-def loss_at(config, step_sizes=None, first: int | None = None):
-    """The loss (model, uint8 images, key) -> (mean, metrics) after steps of the given sizes, or without any where the descent has settled; `config` is a `TrainConfig`.
 
-    With `first`, every picture is read at a random number of steps between `first` and all of them. At rest, a picture that has not settled (or
-    stands on a saddle) teaches the decoder alone; the metric `settled` is the share of those that have."""
+def loss_at(config, step_sizes=None, first: int | None = None):
+    """The loss (model, uint8 images, key) -> (mean, metrics) after steps of the given
+    sizes, or without any where the descent has settled; `config` is a `TrainConfig`.
+
+    With `first`, every picture is read at a random number of steps between `first` and
+    all of them. At rest, a picture that has not settled (or stands on a saddle) teaches
+    the decoder alone; the metric `settled` is the share of those that have.
+    """
     c = config.model
+
     def loss(model, images, key):
         hide, when = jax.random.split(key)
         patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
-        occluded, masked = occlude(hide, len(images), c.num_tokens, config.num_occluded, config.open_fraction)
+        occluded, masked = occlude(
+            hide, len(images), c.num_tokens, config.num_occluded, config.open_fraction
+        )
         x = model.encode(patches, masked)
         if step_sizes is None:
-            x, found = equilibrium(moving(model, x), x, Anderson(c.step_size), tolerance=1e-3, evaluations=100, leave_out=True)
-            return completion_loss(model.decode(x), patches, occluded), {"settled": jnp.mean(found.settled, dtype=x.dtype)}
+            x, found = equilibrium(
+                moving(model, x),
+                x,
+                Anderson(c.step_size),
+                tolerance=1e-3,
+                evaluations=100,
+                leave_out=True,
+            )
+            return completion_loss(model.decode(x), patches, occluded), {
+                "settled": jnp.mean(found.settled, dtype=x.dtype)
+            }
         states = descend_by(moving(model, x), x, step_sizes, remat=True)
-        t = jnp.full(len(x), len(step_sizes)) if first is None else jax.random.randint(when, len(x), first, len(step_sizes) + 1)
-        return completion_loss(model.decode(states[t, jnp.arange(len(x))]), patches, occluded), {}
+        t = (
+            jnp.full(len(x), len(step_sizes))
+            if first is None
+            else jax.random.randint(when, len(x), first, len(step_sizes) + 1)
+        )
+        return (
+            completion_loss(
+                model.decode(states[t, jnp.arange(len(x))]), patches, occluded
+            ),
+            {},
+        )
+
     return loss
 
 # %% ../../nbs/15_image_dynamics.ipynb #13813914
 @partial(nnx.jit, static_argnames=("steps", "every"))
-def errors_in_time(model: ImageEnergyTransformer, images, occluded, steps: int, every: int = 1) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
-    "Error on the occluded patches, and energy, after 0, `every`, 2·`every`, … Euler steps of the configuration's size."
+def errors_in_time(
+    model: ImageEnergyTransformer, images, occluded, steps: int, every: int = 1
+) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
+    """Error on the occluded patches, and energy, after 0, `every`, 2·`every`, … Euler
+    steps of the configuration's size.
+    """
     c = model.config
     patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
     x = model.encode(patches, occluded)
     block = moving(model, x)
-    def stage(x, _): return descend(block, x, every, c.step_size)[0], (_errors(model, x, patches, occluded), block.energy(block.norm(x)))
+
+    def stage(x, _):
+        return descend(block, x, every, c.step_size)[0], (
+            _errors(model, x, patches, occluded),
+            block.energy(block.norm(x)),
+        )
+
     return jax.lax.scan(stage, x, length=steps // every + 1)[1]
+
 
 @partial(nnx.jit, static_argnames=("step_sizes",))
 def _errors_after(model, images, occluded, step_sizes):
     c = model.config
     patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
     x = model.encode(patches, occluded)
-    return _errors(model, descend_by(moving(model, x), x, step_sizes)[-1], patches, occluded)
+    return _errors(
+        model, descend_by(moving(model, x), x, step_sizes)[-1], patches, occluded
+    )
 
-def errors_after(model: ImageEnergyTransformer, images, occluded, step_sizes: Float[ArrayLike, "T"]) -> Float[Array, "B"]:
-    "Error on the occluded patches after Euler steps of the given sizes. Raises ValueError as `descend_by`."
+
+def errors_after(
+    model: ImageEnergyTransformer, images, occluded, step_sizes: Float[ArrayLike, "T"]
+) -> Float[Array, "B"]:
+    """Error on the occluded patches after Euler steps of the given sizes. Raises
+    ValueError as `descend_by`.
+    """
     return _errors_after(model, images, occluded, tuple(np.ravel(step_sizes).tolist()))
 
+
 @partial(nnx.jit, static_argnames=("evaluations",))
-def errors_settled(model: ImageEnergyTransformer, images, occluded, tolerance: float = 1e-3, evaluations: int = 300):
-    "Error on the occluded patches where the descent has settled (B,), its energy (B,), whether it has (B,), and the evaluations that took (B,)."
+def errors_settled(
+    model: ImageEnergyTransformer,
+    images,
+    occluded,
+    tolerance: float = 1e-3,
+    evaluations: int = 300,
+):
+    """Error on the occluded patches where the descent has settled (B,), its energy
+    (B,), whether it has (B,), and the evaluations that took (B,).
+    """
     c = model.config
     patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
     x = model.encode(patches, occluded)
-    found = solve(moving(model, x), x, Backtracking(c.step_size), evaluations=evaluations, tolerance=tolerance)
-    return _errors(model, found.x, patches, occluded), found.energies.total[-1], found.settled, found.evaluations
+    found = solve(
+        moving(model, x),
+        x,
+        Backtracking(c.step_size),
+        evaluations=evaluations,
+        tolerance=tolerance,
+    )
+    return (
+        _errors(model, found.x, patches, occluded),
+        found.energies.total[-1],
+        found.settled,
+        found.evaluations,
+    )
+
 
 def _errors(model, x, patches, occluded):
     error = jnp.mean((model.decode(x) - patches) ** 2, -1)
-    return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error)), -1) / jnp.sum(occluded, -1, dtype=error.dtype)
+    return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error)), -1) / jnp.sum(
+        occluded, -1, dtype=error.dtype
+    )

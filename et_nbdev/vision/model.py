@@ -30,64 +30,129 @@ from .data import _need, denormalise, normalise, patchify, unpatchify
 
 # %% ../../nbs/11_image_model.ipynb #f9e73fd6
 def _check_config(c):
-    "Raise ValueError, naming the field, unless the sizes, choices and scales of an `ImageConfig` are possible ones."
-    least = 0 if c.block == "energy" else 1      # an energy without its attention or its memory is still one
-    for name, low in dict(image_size=1, channels=1, patch_size=1, dim=1, num_heads=least, head_dim=1, num_memories=least, steps=1).items():
-        if getattr(c, name) < low: raise ValueError(f"{name}: expected at least {low}, got {getattr(c, name)}")
-    for name, known in dict(block=("energy", "transformer"), dtype=("float32", "bfloat16"), position_init=("normal", "waves")).items():
-        if getattr(c, name) not in known: raise ValueError(f"{name}: expected {known[0]!r} or {known[1]!r}, got {getattr(c, name)!r}")
+    """Raise ValueError, naming the field, unless the sizes, choices and scales of an
+    `ImageConfig` are possible ones.
+    """
+    # an energy without its attention or its memory is still one
+    least = 0 if c.block == "energy" else 1
+    for name, low in dict(
+        image_size=1,
+        channels=1,
+        patch_size=1,
+        dim=1,
+        num_heads=least,
+        head_dim=1,
+        num_memories=least,
+        steps=1,
+    ).items():
+        if getattr(c, name) < low:
+            raise ValueError(f"{name}: expected at least {low}, got {getattr(c, name)}")
+    for name, known in dict(
+        block=("energy", "transformer"),
+        dtype=("float32", "bfloat16"),
+        position_init=("normal", "waves"),
+    ).items():
+        if getattr(c, name) not in known:
+            raise ValueError(
+                f"{name}: expected {known[0]!r} or {known[1]!r}, got"
+                f" {getattr(c, name)!r}"
+            )
     if c.image_size % c.patch_size:
-        raise ValueError(f"patch_size: {c.patch_size} does not divide image_size {c.image_size}")
-    if not 0 < c.step_size < float("inf"): raise ValueError(f"step_size: expected a positive α, got {c.step_size}")
+        raise ValueError(
+            f"patch_size: {c.patch_size} does not divide image_size {c.image_size}"
+        )
+    if not 0 < c.step_size < float("inf"):
+        raise ValueError(f"step_size: expected a positive α, got {c.step_size}")
     for name in ("position_scale", "mask_scale"):
-        if not 0 <= getattr(c, name) < float("inf"): raise ValueError(f"{name}: expected at least 0, got {getattr(c, name)}")
+        if not 0 <= getattr(c, name) < float("inf"):
+            raise ValueError(f"{name}: expected at least 0, got {getattr(c, name)}")
     if c.init_scale is not None and not 0 <= c.init_scale < float("inf"):
         raise ValueError(f"init_scale: expected none or at least 0, got {c.init_scale}")
 
+
 def _per_channel(c, name: str) -> tuple[float, ...]:
     "The field mean or std as floats, one or C of them."
-    values = tuple(float(v) for v in getattr(c, name))      # a list, after a trip through JSON
+    # a list, after a trip through JSON
+    values = tuple(float(v) for v in getattr(c, name))
     if len(values) not in (1, c.channels):
-        raise ValueError(f"{name}: expected 1 or C = {c.channels} numbers, got {len(values)}")
+        raise ValueError(
+            f"{name}: expected 1 or C = {c.channels} numbers, got {len(values)}"
+        )
     if not all(np.isfinite(v) and (v > 0 or name == "mean") for v in values):
-        raise ValueError(f"{name}: expected finite{' positive' if name == 'std' else ''} numbers, got {values}")
+        raise ValueError(
+            f"{name}: expected finite{' positive' if name == 'std' else ''} numbers,"
+            f" got {values}"
+        )
     return values
 
 # %% ../../nbs/11_image_model.ipynb #36cbb79c
 @dataclass(frozen=True)
 class ImageConfig:
-    """Everything that fixes an image model's shapes and dynamics. The defaults are ET-base, as in the paper.
+    """Everything that fixes an image model's shapes and dynamics. The defaults are
+    ET-base, as in the paper.
 
-    Raises ValueError, naming the field, on values outside their range or at odds with one another."""
+    Raises ValueError, naming the field, on values outside their range or at odds with
+    one another.
+    """
+
     image_size: int = option(224, "side of the square pictures, in pixels")
     channels: int = option(3, "colour channels C")
-    patch_size: int = option(16, "side p of a square patch, in pixels; a token has P = p·p·C numbers")
+    patch_size: int = option(
+        16, "side p of a square patch, in pixels; a token has P = p·p·C numbers"
+    )
     dim: int = option(768, "token width D")
     num_heads: int = option(12, "heads H of the energy attention")
     head_dim: int = option(64, "head width Y")
     num_memories: int = option(3072, "memories K of the Hopfield network")
-    block: Literal["energy", "transformer"] = option("energy", "what is applied T times: the energy block, or a conventional transformer block of as many heads and K hidden units")
+    block: Literal["energy", "transformer"] = option(
+        "energy",
+        "what is applied T times: the energy block, or a conventional transformer block"
+        " of as many heads and K hidden units",
+    )
     steps: int = option(12, "steps T of the descent")
     step_size: float = option(0.1, "step size α of the descent")
-    beta: float | None = option(None, "inverse temperature of the attention; none: 1/√Y")
+    beta: float | None = option(
+        None, "inverse temperature of the attention; none: 1/√Y"
+    )
     learn_beta: bool = option(False, "train the inverse temperature")
     self_attention: bool = option(False, "let a token attend to itself, Eq. (12)")
-    activation: Literal["relu", "power", "softmax"] = option("relu", "activation of the memory")
+    activation: Literal["relu", "power", "softmax"] = option(
+        "relu", "activation of the memory"
+    )
     power: float = option(3.0, "exponent n of the activation 'power'")
     memory_beta: float = option(1.0, "inverse temperature of the activation 'softmax'")
-    shared_norm: bool = option(False, "decode through the block's norm instead of one of its own")
-    position_init: Literal["normal", "waves"] = option("normal", "the positions' start: random numbers, or waves across the picture, alike for neighbours; learned either way")
-    position_scale: float = option(1.0, "standard deviation of the positions at the start, in units of an encoded patch")
+    shared_norm: bool = option(
+        False, "decode through the block's norm instead of one of its own"
+    )
+    position_init: Literal["normal", "waves"] = option(
+        "normal",
+        "the positions' start: random numbers, or waves across the picture, alike for"
+        " neighbours; learned either way",
+    )
+    position_scale: float = option(
+        1.0,
+        "standard deviation of the positions at the start, in units of an encoded"
+        " patch",
+    )
     mask_scale: float = option(1.0, "standard deviation of MASK at the start, likewise")
-    init_scale: float | None = option(None, "standard deviation of the block's weights at the start; none: 1/√D")
-    tied_start: bool = option(False, "start with W_K = W_Q: tokens first attend to what resembles them")
-    dtype: Literal["float32", "bfloat16"] = option("float32", "dtype of the matrix products of the block")
-    mean: tuple[float, ...] = option((0.5,), "mean of the pixels, per channel or one for all, between 0 and 1")
+    init_scale: float | None = option(
+        None, "standard deviation of the block's weights at the start; none: 1/√D"
+    )
+    tied_start: bool = option(
+        False, "start with W_K = W_Q: tokens first attend to what resembles them"
+    )
+    dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "dtype of the matrix products of the block"
+    )
+    mean: tuple[float, ...] = option(
+        (0.5,), "mean of the pixels, per channel or one for all, between 0 and 1"
+    )
     std: tuple[float, ...] = option((0.5,), "deviation of the pixels, likewise")
 
     def __post_init__(self):
         _check_config(self)
-        for name in ("mean", "std"): object.__setattr__(self, name, _per_channel(self, name))
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, _per_channel(self, name))
 
     @property
     def num_tokens(self) -> int:
@@ -101,15 +166,29 @@ class ImageConfig:
 
     @property
     def flops(self) -> int:
-        "Floating-point operations of all matrix products in one forward pass of one picture, a multiply-add being two."
-        N, D, K, HY = self.num_tokens, self.dim, self.num_memories, self.num_heads * self.head_dim
-        pairs = 6 if self.block == "energy" else 4      # products over pairs of tokens: scores, and two softmaxes to one
-        return self.steps * (8 * N * D * HY + pairs * N * N * HY + 4 * N * D * K) + 4 * N * self.patch_dim * D
+        """Floating-point operations of all matrix products in one forward pass of one
+        picture, a multiply-add being two.
+        """
+        N, D, K, HY = (
+            self.num_tokens,
+            self.dim,
+            self.num_memories,
+            self.num_heads * self.head_dim,
+        )
+        # products over pairs of tokens: scores, and two softmaxes to one
+        pairs = 6 if self.block == "energy" else 4
+        return (
+            self.steps * (8 * N * D * HY + pairs * N * N * HY + 4 * N * D * K)
+            + 4 * N * self.patch_dim * D
+        )
 
 # %% ../../nbs/11_image_model.ipynb #899d24b3
 def waves(side: int, dim: int) -> Float[Array, "N D"]:
-    "Positions of side × side patches at unit variance: sines and cosines along columns in one half of the D entries, along rows in the other."
-    lengths = np.geomspace(2.5, 4 * side, -(-dim // 4))                     # in patches: from a little over the shortest that can be told apart
+    """Positions of side × side patches at unit variance: sines and cosines along
+    columns in one half of the D entries, along rows in the other.
+    """
+    # in patches: from a little over the shortest that can be told apart
+    lengths = np.geomspace(2.5, 4 * side, -(-dim // 4))
     phase = 2 * np.pi * np.arange(side)[:, None] / lengths
     one = 2**0.5 * np.concatenate([np.sin(phase), np.cos(phase)], 1)
     both = np.concatenate([np.tile(one, (side, 1)), np.repeat(one, side, 0)], 1)
@@ -118,46 +197,83 @@ def waves(side: int, dim: int) -> Float[Array, "N D"]:
 # %% ../../nbs/11_image_model.ipynb #e9c86882
 def _first_positions(c: ImageConfig, rngs: nnx.Rngs) -> Float[Array, "N D"]:
     "Positions at the start, as the configuration says."
-    if c.position_init == "waves": return c.position_scale * waves(c.image_size // c.patch_size, c.dim)
-    return nnx.initializers.normal(c.position_scale)(rngs.params(), (c.num_tokens, c.dim), jnp.float32)
+    if c.position_init == "waves":
+        return c.position_scale * waves(c.image_size // c.patch_size, c.dim)
+    return nnx.initializers.normal(c.position_scale)(
+        rngs.params(), (c.num_tokens, c.dim), jnp.float32
+    )
+
 
 def _check_patches(c: ImageConfig, patches, masked):
     "Raise ValueError unless patches are (B, N, P) and masked are booleans (B, N)."
     want = (c.num_tokens, c.patch_dim)
     if patches.ndim != 3 or patches.shape[1:] != want:
-        raise ValueError(f"patches: expected (B, N, P) = (B, {want[0]}, {want[1]}), got {patches.shape}")
+        raise ValueError(
+            f"patches: expected (B, N, P) = (B, {want[0]}, {want[1]}), got"
+            f" {patches.shape}"
+        )
     if masked.dtype != jnp.bool_ or masked.shape != patches.shape[:2]:
-        raise ValueError(f"masked: expected booleans (B, N) = {patches.shape[:2]}, got {masked.dtype}{masked.shape}")
+        raise ValueError(
+            f"masked: expected booleans (B, N) = {patches.shape[:2]}, got"
+            f" {masked.dtype}{masked.shape}"
+        )
 
 # %% ../../nbs/11_image_model.ipynb #dfc55f98
 @signed
 class ImageEnergyTransformer(nnx.Module):
-    """Masked image completion, Section 3: affine encoder, MASK token, learned positions, a descent, norm and affine decoder.
+    """Masked image completion, Section 3: affine encoder, MASK token, learned
+    positions, a descent, norm and affine decoder.
 
-    Patches (B, N, P) in, predictions for every patch (B, N, P) out, both in normalised pixels; `masked` is boolean (B, N).
-    Raises ValueError where patches or masked have other shapes than the configuration says.
+    Patches (B, N, P) in, predictions for every patch (B, N, P) out, both in normalised
+    pixels; `masked` is boolean (B, N). Raises ValueError where patches or masked have
+    other shapes than the configuration says.
     """
+
     def __init__(self, config: ImageConfig, *, rngs: nnx.Rngs):
-        c, affine = config, lambda fan_in, fan_out: nnx.Linear(fan_in, fan_out, rngs=rngs)
+        c, affine = (
+            config,
+            lambda fan_in, fan_out: nnx.Linear(fan_in, fan_out, rngs=rngs),
+        )
         self.config = config
         self.encoder = affine(c.patch_dim, c.dim)
-        self.mask_token = nnx.Param(nnx.initializers.normal(c.mask_scale)(rngs.params(), (c.dim,), jnp.float32))
+        self.mask_token = nnx.Param(
+            nnx.initializers.normal(c.mask_scale)(rngs.params(), (c.dim,), jnp.float32)
+        )
         self.positions = nnx.Param(_first_positions(c, rngs))
         self.block = self._make_block(rngs)
-        if not c.shared_norm: self.norm = EnergyLayerNorm(c.dim, rngs=rngs)
+        if not c.shared_norm:
+            self.norm = EnergyLayerNorm(c.dim, rngs=rngs)
         self.decoder = affine(c.dim, c.patch_dim)
 
     def _make_block(self, rngs: nnx.Rngs) -> Any:
         c = self.config
         return EnergyTransformer(
-            c.dim, c.num_heads, c.head_dim, c.num_memories, beta=c.beta, learn_beta=c.learn_beta,
-            self_attention=c.self_attention, activation=c.activation, power=c.power, memory_beta=c.memory_beta, init_scale=c.init_scale, tied_start=c.tied_start,
-            dtype=jnp.dtype(c.dtype) if c.dtype != "float32" else None, rngs=rngs)
+            c.dim,
+            c.num_heads,
+            c.head_dim,
+            c.num_memories,
+            beta=c.beta,
+            learn_beta=c.learn_beta,
+            self_attention=c.self_attention,
+            activation=c.activation,
+            power=c.power,
+            memory_beta=c.memory_beta,
+            init_scale=c.init_scale,
+            tied_start=c.tied_start,
+            dtype=jnp.dtype(c.dtype) if c.dtype != "float32" else None,
+            rngs=rngs,
+        )
 
-    def encode(self, patches: Float[Array, "B N P"], masked: Bool[Array, "B N"]) -> Float[Array, "B N D"]:
-        "Tokens at t = 0: the encoded patch or, where masked, MASK; plus the position in either case."
+    def encode(
+        self, patches: Float[Array, "B N P"], masked: Bool[Array, "B N"]
+    ) -> Float[Array, "B N D"]:
+        """Tokens at t = 0: the encoded patch or, where masked, MASK; plus the position
+        in either case.
+        """
         _check_patches(self.config, patches, masked)
-        x = jnp.where(masked[..., None], self.mask_token[...][None, None], self.encoder(patches))
+        x = jnp.where(
+            masked[..., None], self.mask_token[...][None, None], self.encoder(patches)
+        )
         return x + self.positions[...][None]
 
     def decode(self, x: Float[Array, "... N D"]) -> Float[Array, "... N P"]:
@@ -165,91 +281,202 @@ class ImageEnergyTransformer(nnx.Module):
         norm = self.block.norm if self.config.shared_norm else self.norm
         return self.decoder(norm(x))
 
-    def descend(self, patches: Float[Array, "B N P"], masked: Bool[Array, "B N"], *, steps: int | None = None,
-                step_size: float | None = None, **options) -> tuple[Float[Array, "B N D"], Trajectory]:
-        "Encode, then `et_nbdev.dynamics.descend` with the configuration's T and α unless told otherwise."
-        return descend(self.block, self.encode(patches, masked), steps=self.config.steps if steps is None else steps,
-                       step_size=self.config.step_size if step_size is None else step_size, **options)
+    def descend(
+        self,
+        patches: Float[Array, "B N P"],
+        masked: Bool[Array, "B N"],
+        *,
+        steps: int | None = None,
+        step_size: float | None = None,
+        **options,
+    ) -> tuple[Float[Array, "B N D"], Trajectory]:
+        """Encode, then `et_nbdev.dynamics.descend` with the configuration's T and α
+        unless told otherwise.
+        """
+        return descend(
+            self.block,
+            self.encode(patches, masked),
+            steps=self.config.steps if steps is None else steps,
+            step_size=self.config.step_size if step_size is None else step_size,
+            **options,
+        )
 
-    def __call__(self, patches: Float[Array, "B N P"], masked: Bool[Array, "B N"], **options) -> Float[Array, "B N P"]:
+    def __call__(
+        self, patches: Float[Array, "B N P"], masked: Bool[Array, "B N"], **options
+    ) -> Float[Array, "B N P"]:
         "Predicted patches after the descent; options go to `descend`."
         return self.decode(self.descend(patches, masked, **options)[0])
 
 # %% ../../nbs/11_image_model.ipynb #0fd246d4
 class ImageTransformer(ImageEnergyTransformer):
-    "What `ImageEnergyTransformer` is measured against: T applications of one conventional `TransformerBlock`, all else equal."
+    """What `ImageEnergyTransformer` is measured against: T applications of one
+    conventional `TransformerBlock`, all else equal.
+    """
+
     def _make_block(self, rngs: nnx.Rngs) -> Any:
         c = self.config
-        return TransformerBlock(c.dim, c.num_heads, c.head_dim, c.num_memories, dtype=jnp.dtype(c.dtype) if c.dtype != "float32" else None, rngs=rngs)
+        return TransformerBlock(
+            c.dim,
+            c.num_heads,
+            c.head_dim,
+            c.num_memories,
+            dtype=jnp.dtype(c.dtype) if c.dtype != "float32" else None,
+            rngs=rngs,
+        )
 
-    def descend(self, patches: Float[Array, "B N P"], masked: Bool[Array, "B N"], *, steps: int | None = None, states: bool = False,
-                remat: bool = False, **_) -> tuple[Float[Array, "B N D"], Trajectory]:
-        "Encode, then the block T times. There are no energies to return; options of the descent that make no sense here are ignored."
+    def descend(
+        self,
+        patches: Float[Array, "B N P"],
+        masked: Bool[Array, "B N"],
+        *,
+        steps: int | None = None,
+        states: bool = False,
+        remat: bool = False,
+        **_,
+    ) -> tuple[Float[Array, "B N D"], Trajectory]:
+        """Encode, then the block T times. There are no energies to return; options of
+        the descent that make no sense here are ignored.
+        """
         graphdef, params = nnx.split(self.block)
         step = lambda x, _: (nnx.merge(graphdef, params)(x), x if states else None)
-        x, passed = jax.lax.scan(jax.checkpoint(step, prevent_cse=False) if remat else step, self.encode(patches, masked), None,
-                                 length=self.config.steps if steps is None else steps)
-        return x, Trajectory(None, jnp.concatenate([passed, x[None]]) if states else None)
+        x, passed = jax.lax.scan(
+            jax.checkpoint(step, prevent_cse=False) if remat else step,
+            self.encode(patches, masked),
+            None,
+            length=self.config.steps if steps is None else steps,
+        )
+        return x, Trajectory(
+            None, jnp.concatenate([passed, x[None]]) if states else None
+        )
+
 
 def image_model(config: ImageConfig, *, rngs: nnx.Rngs) -> ImageEnergyTransformer:
     "The model that `config.block` names, freshly drawn."
-    return (ImageEnergyTransformer if config.block == "energy" else ImageTransformer)(config, rngs=rngs)
+    return (ImageEnergyTransformer if config.block == "energy" else ImageTransformer)(
+        config, rngs=rngs
+    )
 
 # %% ../../nbs/11_image_model.ipynb #92209cc0
 class Completion(NamedTuple):
     "Completed pictures, and how they came about."
-    images: Float[Array, "B S S C"]                 # pixels in [0, 1]; open patches are the original's
-    energies: Energies                              # each (T+1, B)
-    path: Float[Array, "T+1 B S S C"] | None        # the completion read off at every time, if asked for
+
+    images: Float[Array, "B S S C"]  # pixels in [0, 1]; open patches are the original's
+    energies: Energies  # each (T+1, B)
+    # the completion read off at every time, if asked for
+    path: Float[Array, "T+1 B S S C"] | None
 
 # %% ../../nbs/11_image_model.ipynb #ad4a1586
 @partial(nnx.jit, static_argnames=("steps", "path"))
-def _complete(model: ImageEnergyTransformer, images, hidden, occluded, step_size, steps: int, path: bool):
+def _complete(
+    model: ImageEnergyTransformer,
+    images,
+    hidden,
+    occluded,
+    step_size,
+    steps: int,
+    path: bool,
+):
     c = model.config
     patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
-    x, trajectory = model.descend(patches, occluded, steps=steps, step_size=step_size, states=path)
+    x, trajectory = model.descend(
+        patches, occluded, steps=steps, step_size=step_size, states=path
+    )
+
     def picture(x):
-        predicted = denormalise(unpatchify(model.decode(x), c.image_size, c.patch_size), c.mean, c.std)
+        predicted = denormalise(
+            unpatchify(model.decode(x), c.image_size, c.patch_size), c.mean, c.std
+        )
         return jnp.where(hidden, jnp.clip(predicted, 0, 1), images)
-    return Completion(picture(x), trajectory.energies, jax.lax.map(picture, trajectory.states) if path else None)
+
+    return Completion(
+        picture(x),
+        trajectory.energies,
+        jax.lax.map(picture, trajectory.states) if path else None,
+    )
+
 
 def complete(
     model: ImageEnergyTransformer,
-    images,                             # (B, S, S, C): uint8, or floating in [0, 1]; what is under an occluded patch is never looked at
-    occluded,                           # (B, N) booleans: the patches to complete, in reading order
+    # (B, S, S, C): uint8, or floating in [0, 1]; what is under an occluded patch is
+    # never looked at
+    images,
+    occluded,  # (B, N) booleans: the patches to complete, in reading order
     *,
-    steps: int | None = None,           # T; None: the configuration's
-    step_size: float | None = None,     # α; None: the configuration's
-    path: bool = False,                 # also read the picture off at every time
+    steps: int | None = None,  # T; None: the configuration's
+    step_size: float | None = None,  # α; None: the configuration's
+    path: bool = False,  # also read the picture off at every time
 ) -> Completion:
-    """Complete pictures by descent. Raises ValueError or TypeError naming the argument: shapes, dtypes, open pixels that are NaN or
-    outside [0, 1], a step size that is not positive and finite."""
+    """Complete pictures by descent. Raises ValueError or TypeError naming the argument:
+    shapes, dtypes, open pixels that are NaN or outside [0, 1], a step size that is not
+    positive and finite.
+    """
     c, images, occluded = model.config, np.asarray(images), np.asarray(occluded)
-    step_size, steps = c.step_size if step_size is None else step_size, c.steps if steps is None else steps
-    if not 0 < step_size < float("inf"): raise ValueError(f"step_size: expected a positive, finite α, got {step_size}")
+    step_size, steps = (
+        c.step_size if step_size is None else step_size,
+        (c.steps if steps is None else steps),
+    )
+    if not 0 < step_size < float("inf"):
+        raise ValueError(f"step_size: expected a positive, finite α, got {step_size}")
     want = (c.image_size, c.image_size, c.channels)
     if images.ndim != 4 or images.shape[1:] != want:
-        raise ValueError(f"images: expected (B, S, S, C) = (B, {', '.join(map(str, want))}), got {images.shape}")
+        raise ValueError(
+            f"images: expected (B, S, S, C) = (B, {', '.join(map(str, want))}), got"
+            f" {images.shape}"
+        )
     if occluded.dtype != bool or occluded.shape != (len(images), c.num_tokens):
-        raise ValueError(f"occluded: expected booleans (B, N) = ({len(images)}, {c.num_tokens}), got {occluded.dtype}{occluded.shape}")
-    hidden = unpatchify(np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)), c.image_size, c.patch_size)
-    images = normalise(np.where(hidden, np.zeros((), images.dtype), images), 0, 1)      # in [0, 1], checked before they are traced
-    return _complete(model, images, hidden, occluded, jnp.float32(step_size), steps, path)
+        raise ValueError(
+            f"occluded: expected booleans (B, N) = ({len(images)}, {c.num_tokens}), got"
+            f" {occluded.dtype}{occluded.shape}"
+        )
+    hidden = unpatchify(
+        np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)),
+        c.image_size,
+        c.patch_size,
+    )
+    # in [0, 1], checked before they are traced
+    images = normalise(np.where(hidden, np.zeros((), images.dtype), images), 0, 1)
+    return _complete(
+        model, images, hidden, occluded, jnp.float32(step_size), steps, path
+    )
 
 # %% ../../nbs/11_image_model.ipynb #986fc6a0
-def plot_completion(model: ImageEnergyTransformer, images, occluded, times=None, *, max_rows: int = 8):
-    "Rows of original · occluded · completed at several times of the descent; returns the figure."
+def plot_completion(
+    model: ImageEnergyTransformer, images, occluded, times=None, *, max_rows: int = 8
+):
+    """Rows of original · occluded · completed at several times of the descent; returns
+    the figure.
+    """
     import matplotlib.pyplot as plt
+
     images, occluded = np.asarray(images)[:max_rows], np.asarray(occluded)[:max_rows]
     c = model.config
-    times = sorted({round(t) for t in np.linspace(1, c.steps, min(4, c.steps))}) if times is None else times
+    times = (
+        sorted({round(t) for t in np.linspace(1, c.steps, min(4, c.steps))})
+        if times is None
+        else times
+    )
     result = complete(model, images, occluded, steps=max(times), path=True)
-    coloured = lambda x: np.broadcast_to(np.asarray(x, np.float32), (*np.shape(x)[:-1], 3))     # grey pictures too, for the lilac
+    # grey pictures too, for the lilac
+    coloured = lambda x: np.broadcast_to(
+        np.asarray(x, np.float32), (*np.shape(x)[:-1], 3)
+    )
     shown = coloured(images / np.float32(255) if images.dtype == np.uint8 else images)
-    hidden = unpatchify(np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)), c.image_size, c.patch_size)
-    columns = {"original": shown, "occluded": np.where(hidden, np.float32([0.80, 0.72, 0.90]), shown),
-               **{f"t = {t}": coloured(result.path[t]) for t in times}}     # pyright: ignore[reportOptionalSubscript]
-    fig, axes = plt.subplots(len(images), len(columns), figsize=(1.3 * len(columns), 1.3 * len(images)), squeeze=False)
+    hidden = unpatchify(
+        np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)),
+        c.image_size,
+        c.patch_size,
+    )
+    columns = {
+        "original": shown,
+        "occluded": np.where(hidden, np.float32([0.80, 0.72, 0.90]), shown),
+        **{f"t = {t}": coloured(result.path[t]) for t in times},
+    }  # pyright: ignore[reportOptionalSubscript]
+    fig, axes = plt.subplots(
+        len(images),
+        len(columns),
+        figsize=(1.3 * len(columns), 1.3 * len(images)),
+        squeeze=False,
+    )
     for col, (title, pictures) in enumerate(columns.items()):
         axes[0, col].set_title(title, fontsize=11)
         for row, picture in enumerate(pictures):
@@ -260,10 +487,17 @@ def plot_completion(model: ImageEnergyTransformer, images, occluded, times=None,
 
 # %% ../../nbs/11_image_model.ipynb #a98aa41b
 def plot_energies(energies: Energies, max_lines: int = 32):
-    "Energy over time, one line a picture: the whole, and its two halves; returns the figure."
+    """Energy over time, one line a picture: the whole, and its two halves; returns the
+    figure.
+    """
     import matplotlib.pyplot as plt
+
     fig, axes = plt.subplots(1, 3, figsize=(10, 3))
-    for ax, title, e in zip(axes, ("$E$", "$E^{ATT}$", "$E^{HN}$"), (energies.total, energies.attention, energies.memory)):
+    for ax, title, e in zip(
+        axes,
+        ("$E$", "$E^{ATT}$", "$E^{HN}$"),
+        (energies.total, energies.attention, energies.memory),
+    ):
         e = np.asarray(e)[:, :max_lines]
         ax.plot(e, color="#0072B2", alpha=min(1.0, 6 / e.shape[1]), linewidth=1.2)
         ax.set(title=title, xlabel="step $t$", ylabel="energy" if ax is axes[0] else "")
@@ -272,43 +506,93 @@ def plot_energies(energies: Energies, max_lines: int = 32):
     return fig
 
 # %% ../../nbs/11_image_model.ipynb #a90296a2
-def save_model(path: Path | str, model: ImageEnergyTransformer, meta: dict | None = None):
-    "Weights and configuration in one safetensors file, atomically; `meta` is kept beside them."
+def save_model(
+    path: Path | str, model: ImageEnergyTransformer, meta: dict | None = None
+):
+    """Weights and configuration in one safetensors file, atomically; `meta` is kept
+    beside them.
+    """
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    save_checkpoint(path, {"params": params}, {**(meta or {}), "config": {"model": asdict(model.config)}})
+    save_checkpoint(
+        path,
+        {"params": params},
+        {**(meta or {}), "config": {"model": asdict(model.config)}},
+    )
+
 
 def load_model(path: Path | str) -> ImageEnergyTransformer:
-    "The model of a file that `save_model` or the training wrote. Raises CheckpointError if it is missing, damaged or of another kind."
+    """The model of a file that `save_model` or the training wrote. Raises
+    CheckpointError if it is missing, damaged or of another kind.
+    """
+
     def build(made: dict, size: int):
-        if not made["model"]: raise ValueError("it is empty")
-        config = ImageConfig(**made["model"])           # an older version's has fewer fields
-        if config.num_tokens * config.dim > size: raise ValueError("its positions alone would be larger than the file")
+        if not made["model"]:
+            raise ValueError("it is empty")
+        config = ImageConfig(**made["model"])  # an older version's has fewer fields
+        if config.num_tokens * config.dim > size:
+            raise ValueError("its positions alone would be larger than the file")
         return image_model(config, rngs=nnx.Rngs(0))
+
     return restore(path, "image model", build)
 
 # %% ../../nbs/11_image_model.ipynb #6f45b7a8
 def pretrained() -> tuple[str, ...]:
     "Names of the trained models that come with the library."
-    return tuple(sorted(f.name.removesuffix(".safetensors") for f in (files("et_nbdev.vision") / "weights").iterdir() if f.name.endswith(".safetensors")))
+    return tuple(
+        sorted(
+            f.name.removesuffix(".safetensors")
+            for f in (files("et_nbdev.vision") / "weights").iterdir()
+            if f.name.endswith(".safetensors")
+        )
+    )
 
-def from_pretrained(source: str | Path, *, revision: str | None = None) -> ImageEnergyTransformer:
-    """A trained model: a name from `pretrained()`, a folder that holds a model.safetensors, or a hub repository "user/name" at a `revision`.
 
-    Raises ValueError on anything else, CheckpointError if the file is missing or damaged, OSError if the hub cannot be reached."""
+def from_pretrained(
+    source: str | Path, *, revision: str | None = None
+) -> ImageEnergyTransformer:
+    """A trained model: a name from `pretrained()`, a folder that holds a
+    model.safetensors, or a hub repository "user/name" at a `revision`.
+
+    Raises ValueError on anything else, CheckpointError if the file is missing or
+    damaged, OSError if the hub cannot be reached.
+    """
     name = str(source)
-    if revision is not None and (name in pretrained() or Path(name).is_dir()): raise ValueError(f"revision: {name!r} is no hub repository and has none")
+    if revision is not None and (name in pretrained() or Path(name).is_dir()):
+        raise ValueError(f"revision: {name!r} is no hub repository and has none")
     if name in pretrained():
-        with as_file(files("et_nbdev.vision") / "weights" / f"{name}.safetensors") as path: return load_model(path)
-    if name and Path(name).is_dir(): return load_model(Path(name) / "model.safetensors")
+        with as_file(
+            files("et_nbdev.vision") / "weights" / f"{name}.safetensors"
+        ) as path:
+            return load_model(path)
+    if name and Path(name).is_dir():
+        return load_model(Path(name) / "model.safetensors")
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
-        raise ValueError(f"source: expected one of {', '.join(pretrained())}, a folder that exists, or a hub repository user/name, got {name!r}")
-    try: path = _need("huggingface_hub").hf_hub_download(name, "model.safetensors", revision=revision)
-    except (OSError, ValueError) as e: raise OSError(f"source: model.safetensors of the hub repository {name!r} could not be fetched ({type(e).__name__}: {e})") from e
+        raise ValueError(
+            f"source: expected one of {', '.join(pretrained())}, a folder that exists,"
+            f" or a hub repository user/name, got {name!r}"
+        )
+    try:
+        path = _need("huggingface_hub").hf_hub_download(
+            name, "model.safetensors", revision=revision
+        )
+    except (OSError, ValueError) as e:
+        raise OSError(
+            f"source: model.safetensors of the hub repository {name!r} could not be"
+            f" fetched ({type(e).__name__}: {e})"
+        ) from e
     return load_model(path)
 
-def save_pretrained(folder: Path | str, model: ImageEnergyTransformer, meta: dict | None = None):
-    "Write `model` in the hub's layout: model.safetensors, and its configuration once more as config.json. Raises OSError if it cannot be written."
+
+def save_pretrained(
+    folder: Path | str, model: ImageEnergyTransformer, meta: dict | None = None
+):
+    """Write `model` in the hub's layout: model.safetensors, and its configuration once
+    more as config.json. Raises OSError if it cannot be written.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     save_model(folder / "model.safetensors", model, meta)
-    with atomic_write(folder / "config.json") as path: path.write_text(json.dumps({**(meta or {}), "model": asdict(model.config)}, indent=2) + "\n")
+    with atomic_write(folder / "config.json") as path:
+        path.write_text(
+            json.dumps({**(meta or {}), "model": asdict(model.config)}, indent=2) + "\n"
+        )

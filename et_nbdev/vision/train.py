@@ -22,10 +22,37 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 from tqdm import tqdm
 
-from ..training import Fit, OptimConfig, as_command, atomic_write, configure, fit, option, out_folder, provenance
-from .data import (Images, augment, batches, fill_biharmonic, fill_mean, fill_nearest, load_images,
-                                  normalise, occlude, patchify)
-from .model import (ImageConfig, ImageEnergyTransformer, complete, image_model, plot_completion, plot_energies)
+from et_nbdev.training import (
+    Fit,
+    OptimConfig,
+    as_command,
+    atomic_write,
+    configure,
+    fit,
+    option,
+    out_folder,
+    provenance,
+)
+from et_nbdev.vision.data import (
+    Images,
+    augment,
+    batches,
+    fill_biharmonic,
+    fill_mean,
+    fill_nearest,
+    load_images,
+    normalise,
+    occlude,
+    patchify,
+)
+from et_nbdev.vision.model import (
+    ImageConfig,
+    ImageEnergyTransformer,
+    complete,
+    image_model,
+    plot_completion,
+    plot_energies,
+)
 
 # %% ../../nbs/12_image_train.ipynb #9a77193e
 def completion_loss(
@@ -33,9 +60,13 @@ def completion_loss(
     patches: Float[Array, "B N P"],
     occluded: Bool[Array, "B N"],
 ) -> Float[Array, ""]:
-    "Mean squared error over the pixels of the occluded tokens, and of no other; in units of the per-channel variance."
+    """Mean squared error over the pixels of the occluded tokens, and of no other; in
+    units of the per-channel variance.
+    """
     error = jnp.mean((predicted - patches) ** 2, -1)
-    return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error))) / jnp.maximum(jnp.sum(occluded, dtype=error.dtype), 1)
+    return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error))) / jnp.maximum(
+        jnp.sum(occluded, dtype=error.dtype), 1
+    )
 
 # %% ../../nbs/12_image_train.ipynb #c233d2e9
 @dataclass(frozen=True)
@@ -43,16 +74,34 @@ class TrainConfig:
     """A training run: a model, an optimiser, the pictures and what is hidden of them.
 
     Raises ValueError, naming the field, on values outside their range."""
+
     model: ImageConfig = ImageConfig()
     optim: OptimConfig = OptimConfig()
-    data: str = option("cifar10", "digits, cifar10, tiny-imagenet, imagenet-1k, a hub name user/name, a folder of pictures, a parquet file")
+    data: str = option(
+        "cifar10",
+        "digits, cifar10, tiny-imagenet, imagenet-1k, a hub name user/name, a folder of"
+        " pictures, a parquet file",
+    )
     batch_size: int = option(128, "pictures a step")
-    occluded: float = option(0.5, "share of the tokens that are occluded; the loss is taken on these")
-    open_fraction: float = option(0.1, "share of the occluded tokens that keep their content in training")
-    crop: float = option(1.0, "smallest share of a picture's area that a random crop keeps; 1: no cropping")
+    occluded: float = option(
+        0.5, "share of the tokens that are occluded; the loss is taken on these"
+    )
+    open_fraction: float = option(
+        0.1, "share of the occluded tokens that keep their content in training"
+    )
+    crop: float = option(
+        1.0,
+        "smallest share of a picture's area that a random crop keeps; 1: no cropping",
+    )
     flip: float = option(0.5, "probability of mirroring a picture")
-    jitter: float = option(0.0, "strength of the random changes of brightness, contrast and saturation")
-    gradient: Literal["full", "last_k", "implicit"] = option("full", "what the gradient goes through: the whole descent, its last k steps, or k steps at its end state")
+    jitter: float = option(
+        0.0, "strength of the random changes of brightness, contrast and saturation"
+    )
+    gradient: Literal["full", "last_k", "implicit"] = option(
+        "full",
+        "what the gradient goes through: the whole descent, its last k steps, or k"
+        " steps at its end state",
+    )
     k: int = option(1, "steps that the gradients 'last_k' and 'implicit' go back")
     validate_on: int = option(2000, "validation pictures, at most")
     every: int = option(500, "steps between validations, each with a checkpoint")
@@ -60,12 +109,25 @@ class TrainConfig:
 
     def __post_init__(self):
         for name in ("batch_size", "validate_on", "every"):
-            if getattr(self, name) < 1: raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        if not 0 <= self.seed < 2**32: raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {self.seed}")
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name}: expected at least 1, got {getattr(self, name)}"
+                )
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {self.seed}")
         for name in ("occluded", "open_fraction", "flip", "jitter"):
-            if not 0 <= getattr(self, name) <= 1: raise ValueError(f"{name}: expected a share between 0 and 1, got {getattr(self, name)}")
-        if not 0 < self.crop <= 1: raise ValueError(f"crop: expected a share in (0, 1], got {self.crop}")
-        if self.num_occluded < 1: raise ValueError(f"occluded: {self.occluded} of N = {self.model.num_tokens} tokens leaves nothing to complete")
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(
+                    f"{name}: expected a share between 0 and 1, got"
+                    f" {getattr(self, name)}"
+                )
+        if not 0 < self.crop <= 1:
+            raise ValueError(f"crop: expected a share in (0, 1], got {self.crop}")
+        if self.num_occluded < 1:
+            raise ValueError(
+                f"occluded: {self.occluded} of N = {self.model.num_tokens} tokens"
+                " leaves nothing to complete"
+            )
 
     @property
     def num_occluded(self) -> int:
@@ -73,59 +135,180 @@ class TrainConfig:
         return round(self.occluded * self.model.num_tokens)
 
 # %% ../../nbs/12_image_train.ipynb #258c1920
-CONFIGS = {     # training runs by name
+CONFIGS = {  # training runs by name
     # scikit-learn's digits, 8×8: about two minutes on two cores
     "digits": TrainConfig(
-        ImageConfig(image_size=8, channels=1, patch_size=2, dim=64, num_heads=4, head_dim=16, num_memories=256, steps=8, step_size=0.2),
-        OptimConfig(steps=2000, warmup=100, lr=2e-3, lr_floor=1e-6), data="digits", batch_size=128, flip=0.0, every=250),
-    # CIFAR-10 in 4×4 patches, as small as still tells variants apart: a few minutes on one core
+        ImageConfig(
+            image_size=8,
+            channels=1,
+            patch_size=2,
+            dim=64,
+            num_heads=4,
+            head_dim=16,
+            num_memories=256,
+            steps=8,
+            step_size=0.2,
+        ),
+        OptimConfig(steps=2000, warmup=100, lr=2e-3, lr_floor=1e-6),
+        data="digits",
+        batch_size=128,
+        flip=0.0,
+        every=250,
+    ),
+    # CIFAR-10 in 4×4 patches, as small as still tells variants apart: a few minutes on
+    # one core
     "tiny": TrainConfig(
-        ImageConfig(image_size=32, patch_size=4, dim=64, num_heads=4, head_dim=16, num_memories=256, steps=6, step_size=1.0,
-                    position_init="waves", position_scale=2.0, tied_start=True),
-        OptimConfig(steps=700, warmup=70, lr=4e-3, lr_floor=1e-6), batch_size=64, every=350, validate_on=1000),
+        ImageConfig(
+            image_size=32,
+            patch_size=4,
+            dim=64,
+            num_heads=4,
+            head_dim=16,
+            num_memories=256,
+            steps=6,
+            step_size=1.0,
+            position_init="waves",
+            position_scale=2.0,
+            tied_start=True,
+        ),
+        OptimConfig(steps=700, warmup=70, lr=4e-3, lr_floor=1e-6),
+        batch_size=64,
+        every=350,
+        validate_on=1000,
+    ),
     # CIFAR-10 in 8×8 patches: about an hour on two cores
     "small": TrainConfig(
-        ImageConfig(image_size=32, patch_size=8, dim=256, num_heads=8, head_dim=32, num_memories=1024, steps=8, step_size=0.2),
-        OptimConfig(steps=5000, warmup=300, lr=2e-3, lr_floor=1e-6), batch_size=128, every=250),
+        ImageConfig(
+            image_size=32,
+            patch_size=8,
+            dim=256,
+            num_heads=8,
+            head_dim=32,
+            num_memories=1024,
+            steps=8,
+            step_size=0.2,
+        ),
+        OptimConfig(steps=5000, warmup=300, lr=2e-3, lr_floor=1e-6),
+        batch_size=128,
+        every=250,
+    ),
     # Tiny ImageNet in 8×8 patches: about an hour on one core
     "tiny-imagenet": TrainConfig(
-        ImageConfig(image_size=64, patch_size=8, dim=192, num_heads=6, head_dim=32, num_memories=768, steps=6, step_size=1.0,
-                    position_init="waves", position_scale=2.0, tied_start=True),
-        OptimConfig(steps=4000, warmup=200, lr=3e-3, lr_floor=1e-6), data="tiny-imagenet", batch_size=64, every=250),
+        ImageConfig(
+            image_size=64,
+            patch_size=8,
+            dim=192,
+            num_heads=6,
+            head_dim=32,
+            num_memories=768,
+            steps=6,
+            step_size=1.0,
+            position_init="waves",
+            position_scale=2.0,
+            tied_start=True,
+        ),
+        OptimConfig(steps=4000, warmup=200, lr=3e-3, lr_floor=1e-6),
+        data="tiny-imagenet",
+        batch_size=64,
+        every=250,
+    ),
     # the paper's: 100 epochs of ImageNet-1k, two of them warm-up
     "et-base": TrainConfig(
-        ImageConfig(position_scale=0.02, mask_scale=0.02, init_scale=0.02), OptimConfig(steps=165_500, warmup=3_310), data="imagenet-1k",
-        batch_size=768, occluded=100 / 196, crop=0.08, jitter=0.4, every=1655),
+        ImageConfig(position_scale=0.02, mask_scale=0.02, init_scale=0.02),
+        OptimConfig(steps=165_500, warmup=3_310),
+        data="imagenet-1k",
+        batch_size=768,
+        occluded=100 / 196,
+        crop=0.08,
+        jitter=0.4,
+        every=1655,
+    ),
 }
 
 # %% ../../nbs/12_image_train.ipynb #7fdfc24a
 def loss_for(config: TrainConfig):
-    "The loss (model, uint8 images, key) -> (mean, {}) that `et_nbdev.training.fit` minimises."
+    """The loss (model, uint8 images, key) -> (mean, {}) that `et_nbdev.training.fit`
+    minimises.
+    """
     c = config.model
+
     def loss(model, images, key):
         look, hide = jax.random.split(key)
         if config.crop < 1 or config.flip or config.jitter:
             ratio = (3 / 4, 4 / 3) if config.crop < 1 else (1, 1)
-            images = augment(look, images, scale=(config.crop, 1), ratio=ratio, flip=config.flip, jitter=config.jitter)
+            images = augment(
+                look,
+                images,
+                scale=(config.crop, 1),
+                ratio=ratio,
+                flip=config.flip,
+                jitter=config.jitter,
+            )
         patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
-        occluded, masked = occlude(hide, len(images), c.num_tokens, config.num_occluded, config.open_fraction)
-        return completion_loss(model(patches, masked, remat=True, gradient=config.gradient, k=config.k), patches, occluded), {}
+        occluded, masked = occlude(
+            hide, len(images), c.num_tokens, config.num_occluded, config.open_fraction
+        )
+        return (
+            completion_loss(
+                model(
+                    patches, masked, remat=True, gradient=config.gradient, k=config.k
+                ),
+                patches,
+                occluded,
+            ),
+            {},
+        )
+
     return loss
 
 # %% ../../nbs/12_image_train.ipynb #81fb40ed
 @partial(jax.jit, static_argnums=(2, 3))
-def _occlusions(seed, numbers, num_tokens: int, num_occluded: int) -> Bool[Array, "B N"]:
-    return jax.vmap(lambda i: occlude(jax.random.fold_in(jax.random.key(seed), i), 1, num_tokens, num_occluded, 0.0)[0][0])(numbers)
+def _occlusions(
+    seed, numbers, num_tokens: int, num_occluded: int
+) -> Bool[Array, "B N"]:
+    return jax.vmap(
+        lambda i: occlude(
+            jax.random.fold_in(jax.random.key(seed), i),
+            1,
+            num_tokens,
+            num_occluded,
+            0.0,
+        )[0][0]
+    )(numbers)
 
-def held_out(images: Images, model: ImageConfig, num_occluded: int, *, seed: int = 0, limit: int | None = None, batch_size: int = 250):
-    """The first `limit` pictures in their order, and for each an occlusion that depends on the seed and its number alone:
-    yields uint8 (B, S, S, C) and boolean (B, N). Raises ValueError as `occlude` and `batches`."""
+
+def held_out(
+    images: Images,
+    model: ImageConfig,
+    num_occluded: int,
+    *,
+    seed: int = 0,
+    limit: int | None = None,
+    batch_size: int = 250,
+):
+    """The first `limit` pictures in their order, and for each an occlusion that depends
+    on the seed and its number alone: yields uint8 (B, S, S, C) and boolean (B, N).
+    Raises ValueError as `occlude` and `batches`.
+    """
     limit, at = len(images) if limit is None else min(limit, len(images)), 0
-    for batch in batches(images, min(batch_size, limit), seed=0, shuffle=False, epochs=1):
-        batch = batch[:limit - at]
-        yield batch, np.asarray(_occlusions(jnp.uint32(seed), jnp.arange(at, at + len(batch)), model.num_tokens, num_occluded))
+    for batch in batches(
+        images, min(batch_size, limit), seed=0, shuffle=False, epochs=1
+    ):
+        batch = batch[: limit - at]
+        yield (
+            batch,
+            np.asarray(
+                _occlusions(
+                    jnp.uint32(seed),
+                    jnp.arange(at, at + len(batch)),
+                    model.num_tokens,
+                    num_occluded,
+                )
+            ),
+        )
         at += len(batch)
-        if at == limit: return
+        if at == limit:
+            return
 
 # %% ../../nbs/12_image_train.ipynb #2e5ffde3
 @partial(nnx.jit, static_argnames="steps")
@@ -133,111 +316,313 @@ def _errors(model, images, occluded, steps: int):
     c = model.config
     patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
     error = jnp.mean((model(patches, occluded, steps=steps) - patches) ** 2, -1)
-    return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error)), -1) / jnp.sum(occluded, -1, dtype=error.dtype)
+    return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error)), -1) / jnp.sum(
+        occluded, -1, dtype=error.dtype
+    )
 
-def evaluate(model: ImageEnergyTransformer, images: Images, num_occluded: int, *, seed: int = 0, limit: int | None = None,
-             steps: int | None = None) -> Float[np.ndarray, "M"]:
-    """Mean squared error of each held-out picture on its occluded patches, all of them MASK, in units of the per-channel variance.
 
-    `steps` is the depth T in use, None for that of the training."""
-    return np.concatenate([_errors(model, jnp.asarray(x), jnp.asarray(o), model.config.steps if steps is None else steps)
-                           for x, o in held_out(images, model.config, num_occluded, seed=seed, limit=limit)])
+def evaluate(
+    model: ImageEnergyTransformer,
+    images: Images,
+    num_occluded: int,
+    *,
+    seed: int = 0,
+    limit: int | None = None,
+    steps: int | None = None,
+) -> Float[np.ndarray, "M"]:
+    """Mean squared error of each held-out picture on its occluded patches, all of them
+    MASK, in units of the per-channel variance.
+
+    `steps` is the depth T in use, None for that of the training.
+    """
+    return np.concatenate(
+        [
+            _errors(
+                model,
+                jnp.asarray(x),
+                jnp.asarray(o),
+                model.config.steps if steps is None else steps,
+            )
+            for x, o in held_out(
+                images, model.config, num_occluded, seed=seed, limit=limit
+            )
+        ]
+    )
 
 # %% ../../nbs/12_image_train.ipynb #26389c63
-FILLS = {"mean of the open pixels": fill_mean, "nearest open pixel": fill_nearest, "biharmonic inpainting": fill_biharmonic}       # what fills holes without learning, by name
+# what fills holes without learning, by name
+FILLS = {
+    "mean of the open pixels": fill_mean,
+    "nearest open pixel": fill_nearest,
+    "biharmonic inpainting": fill_biharmonic,
+}
 
-def evaluate_fill(fill, images: Images, model: ImageConfig, num_occluded: int, *, seed: int = 0, limit: int | None = None) -> Float[np.ndarray, "M"]:
-    "What `evaluate` gives, for a fill: the same pictures, the same occlusions, the same units."
+
+def evaluate_fill(
+    fill,
+    images: Images,
+    model: ImageConfig,
+    num_occluded: int,
+    *,
+    seed: int = 0,
+    limit: int | None = None,
+) -> Float[np.ndarray, "M"]:
+    """What `evaluate` gives, for a fill: the same pictures, the same occlusions, the
+    same units.
+    """
     errors = []
     for x, occluded in held_out(images, model, num_occluded, seed=seed, limit=limit):
-        patches = lambda x: patchify(normalise(x, model.mean, model.std), model.patch_size)
-        error = np.mean((patches(np.clip(fill(x, occluded, model.patch_size), 0, 1)) - patches(x)) ** 2, -1)
+        patches = lambda x: patchify(
+            normalise(x, model.mean, model.std), model.patch_size
+        )
+        error = np.mean(
+            (patches(np.clip(fill(x, occluded, model.patch_size), 0, 1)) - patches(x))
+            ** 2,
+            -1,
+        )
         errors.append(np.sum(error * occluded, -1) / occluded.sum(-1))
     return np.concatenate(errors)
 
 # %% ../../nbs/12_image_train.ipynb #84a48c76
 def prepare(config: TrainConfig) -> tuple[TrainConfig, dict[str, Images]]:
-    """Load the pictures, and put their channels and statistics into the model's configuration.
+    """Load the pictures, and put their channels and statistics into the model's
+    configuration.
 
-    A set smaller than a batch makes the batch as small. Raises what `et_nbdev.vision.data.load_images` raises."""
-    images = {split: load_images(config.data, split, size=config.model.image_size) for split in ("train", "validation", "test")}
+    A set smaller than a batch makes the batch as small. Raises what
+    `et_nbdev.vision.data.load_images` raises.
+    """
+    images = {
+        split: load_images(config.data, split, size=config.model.image_size)
+        for split in ("train", "validation", "test")
+    }
     mean, std = images["train"].statistics()
-    model = replace(config.model, channels=images["train"].channels, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
-    return replace(config, model=model, batch_size=min(config.batch_size, len(images["train"]))), images
+    model = replace(
+        config.model,
+        channels=images["train"].channels,
+        mean=tuple(mean.tolist()),
+        std=tuple(std.tolist()),
+    )
+    return (
+        replace(
+            config, model=model, batch_size=min(config.batch_size, len(images["train"]))
+        ),
+        images,
+    )
 
 # %% ../../nbs/12_image_train.ipynb #1b212e02
-def train(config: TrainConfig, images: dict[str, Images], folder: Path | str | None = None, progress: bool = True,
-          mesh: jax.sharding.Mesh | None = None) -> Fit:
-    "Train on images[\"train\"], choose the weights on images[\"validation\"]; resumes from `folder`. See `et_nbdev.training.fit`."
+def train(
+    config: TrainConfig,
+    images: dict[str, Images],
+    folder: Path | str | None = None,
+    progress: bool = True,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Fit:
+    """Train on images["train"], choose the weights on images["validation"]; resumes
+    from `folder`. See `et_nbdev.training.fit`.
+    """
     part = (jax.process_index(), jax.process_count())
+
     def validate(model):
-        return {"loss": evaluate(model, images["validation"], config.num_occluded, seed=config.seed, limit=config.validate_on).mean()}
-    return fit(image_model(config.model, rngs=nnx.Rngs(config.seed)), loss_for(config),
-               lambda start: batches(images["train"], config.batch_size, seed=config.seed, start=start, part=part), config.optim,
-               seed=config.seed, folder=folder, validate=validate, every=config.every, config=asdict(config), mesh=mesh, progress=progress)
+        return {
+            "loss": (
+                evaluate(
+                    model,
+                    images["validation"],
+                    config.num_occluded,
+                    seed=config.seed,
+                    limit=config.validate_on,
+                ).mean()
+            )
+        }
+
+    return fit(
+        image_model(config.model, rngs=nnx.Rngs(config.seed)),
+        loss_for(config),
+        lambda start: batches(
+            images["train"], config.batch_size, seed=config.seed, start=start, part=part
+        ),
+        config.optim,
+        seed=config.seed,
+        folder=folder,
+        validate=validate,
+        every=config.every,
+        config=asdict(config),
+        mesh=mesh,
+        progress=progress,
+    )
 
 # %% ../../nbs/12_image_train.ipynb #488611b0
-def report(model: ImageEnergyTransformer, config: TrainConfig, images: Images, out: Path, *, limit: int | None = None, fit: Fit | None = None) -> dict:
-    """Score `model` beside the simple fills on held-out pictures; write completion.png, energy.png (if it has an energy) and metrics.json into `out`.
+def report(
+    model: ImageEnergyTransformer,
+    config: TrainConfig,
+    images: Images,
+    out: Path,
+    *,
+    limit: int | None = None,
+    fit: Fit | None = None,
+) -> dict:
+    """Score `model` beside the simple fills on held-out pictures; write completion.png,
+    energy.png (if it has an energy) and metrics.json into `out`.
 
-    Returns what metrics.json holds, and prints the table. Raises OSError if `out` cannot be written."""
+    Returns what metrics.json holds, and prints the table. Raises OSError if `out`
+    cannot be written.
+    """
     import matplotlib.pyplot as plt
+
     out.mkdir(parents=True, exist_ok=True)
-    name = {"energy": "Energy Transformer", "transformer": "weight-shared transformer"}[config.model.block]
-    errors = {name: evaluate(model, images, config.num_occluded, seed=config.seed, limit=limit)}
-    for fill_name, fill in tqdm(FILLS.items(), "simple fills", file=sys.stdout, leave=False, ncols=100):
-        errors[fill_name] = evaluate_fill(fill, images, config.model, config.num_occluded, seed=config.seed, limit=limit)
-    shown, occluded = next(held_out(images, config.model, config.num_occluded, seed=config.seed, batch_size=32))
+    name = {"energy": "Energy Transformer", "transformer": "weight-shared transformer"}[
+        config.model.block
+    ]
+    errors = {
+        name: evaluate(
+            model, images, config.num_occluded, seed=config.seed, limit=limit
+        )
+    }
+    for fill_name, fill in tqdm(
+        FILLS.items(), "simple fills", file=sys.stdout, leave=False, ncols=100
+    ):
+        errors[fill_name] = evaluate_fill(
+            fill,
+            images,
+            config.model,
+            config.num_occluded,
+            seed=config.seed,
+            limit=limit,
+        )
+    shown, occluded = next(
+        held_out(
+            images, config.model, config.num_occluded, seed=config.seed, batch_size=32
+        )
+    )
     figures = {"completion.png": plot_completion(model, shown, occluded)}
-    if config.model.block == "energy": figures["energy.png"] = plot_energies(complete(model, shown, occluded).energies)
+    if config.model.block == "energy":
+        figures["energy.png"] = plot_energies(complete(model, shown, occluded).energies)
     for file, fig in figures.items():
-        with atomic_write(out / file) as path: fig.savefig(path, format="png", dpi=150)
+        with atomic_write(out / file) as path:
+            fig.savefig(path, format="png", dpi=150)
         plt.close(fig)
-    metrics = {"masked_patch_mse": {name: float(e.mean()) for name, e in errors.items()},
-               "standard_error": {name: float(e.std(ddof=min(1, len(e) - 1)) / len(e) ** 0.5) for name, e in errors.items()},
-               "pictures": len(errors[name]), "parameters": sum(p.size for p in jax.tree.leaves(nnx.state(model, nnx.Param))),
-               "forward_flops": config.model.flops, "split": images.split, "data": images.name,
-               "config": asdict(config), **provenance()}
-    if fit: metrics |= {"best_step": fit.best_step, "training_seconds": fit.history[-1]["seconds"]}
-    with atomic_write(out / "metrics.json") as path: path.write_text(json.dumps(metrics, indent=2) + "\n")
-    print(f"Mean squared error on occluded patches of {metrics['pictures']} held-out pictures (1 = variance of the pixels)")
-    for name, mse in metrics["masked_patch_mse"].items(): print(f"  {name:<28}{mse:8.3f} ± {metrics['standard_error'][name]:.3f}")
+    metrics = {
+        "masked_patch_mse": {name: float(e.mean()) for name, e in errors.items()},
+        "standard_error": {
+            name: float(e.std(ddof=min(1, len(e) - 1)) / len(e) ** 0.5)
+            for name, e in errors.items()
+        },
+        "pictures": len(errors[name]),
+        "parameters": sum(p.size for p in jax.tree.leaves(nnx.state(model, nnx.Param))),
+        "forward_flops": config.model.flops,
+        "split": images.split,
+        "data": images.name,
+        "config": asdict(config),
+        **provenance(),
+    }
+    if fit:
+        metrics |= {
+            "best_step": fit.best_step,
+            "training_seconds": fit.history[-1]["seconds"],
+        }
+    with atomic_write(out / "metrics.json") as path:
+        path.write_text(json.dumps(metrics, indent=2) + "\n")
+    print(
+        f"Mean squared error on occluded patches of {metrics['pictures']} held-out"
+        " pictures (1 = variance of the pixels)"
+    )
+    for name, mse in metrics["masked_patch_mse"].items():
+        print(f"  {name:<28}{mse:8.3f} ± {metrics['standard_error'][name]:.3f}")
     return metrics
 
 # %% ../../nbs/12_image_train.ipynb #f59bfbb1
 def main(argv: list[str] | None = None) -> dict:
-    "Console script `et_train_images`: train a configuration, resume it if it was stopped, and report on the test split."
+    """Console script `et_train_images`: train a configuration, resume it if it was
+    stopped, and report on the test split.
+    """
     parser = argparse.ArgumentParser("et_train_images", description=main.__doc__)
-    parser.add_argument("--out", type=out_folder, default=None, help="folder of checkpoints, log and report (default: runs/CONFIG); training resumes from it")
-    parser.add_argument("--test_on", type=int, default=1000, help="test pictures to report on, at most (default: 1000)")
+    parser.add_argument(
+        "--out",
+        type=out_folder,
+        default=None,
+        help=(
+            "folder of checkpoints, log and report (default: runs/CONFIG); training"
+            " resumes from it"
+        ),
+    )
+    parser.add_argument(
+        "--test_on",
+        type=int,
+        default=1000,
+        help="test pictures to report on, at most (default: 1000)",
+    )
     with as_command(parser.prog):
-        config, args = configure(parser, CONFIGS, "small", argv, omit=("mean", "std", "channels"))      # these are read off the pictures
-        if args.test_on < 1: parser.error(f"argument --test_on: expected at least 1, got {args.test_on}")
+        # these are read off the pictures
+        config, args = configure(
+            parser, CONFIGS, "small", argv, omit=("mean", "std", "channels")
+        )
+        if args.test_on < 1:
+            parser.error(f"argument --test_on: expected at least 1, got {args.test_on}")
         out = args.out or Path("runs") / args.config
         config, images = prepare(config)
         result = train(config, images, out)
-        return report(result.model, config, images["test"], out, limit=args.test_on, fit=result)
+        return report(
+            result.model, config, images["test"], out, limit=args.test_on, fit=result
+        )
 
 # %% ../../nbs/12_image_train.ipynb #31c83aff
 def demo(data: str = "digits", out: Path | str = "out") -> dict:
-    """Train on `data` for a few minutes, complete held-out pictures, and write figures and metrics into `out`.
+    """Train on `data` for a few minutes, complete held-out pictures, and write figures
+    and metrics into `out`.
 
-    "digits" takes the configuration of that name; any other pictures a short run of "small", resized to 32×32.
-    Raises what loading, training and writing raise."""
-    config = CONFIGS["digits"] if data == "digits" else replace(
-        CONFIGS["small"], data=data, optim=replace(CONFIGS["small"].optim, steps=450, warmup=50), batch_size=64, every=225)
+    "digits" takes the configuration of that name; any other pictures a short run of
+    "small", resized to 32×32. Raises what loading, training and writing raise.
+    """
+    config = (
+        CONFIGS["digits"]
+        if data == "digits"
+        else replace(
+            CONFIGS["small"],
+            data=data,
+            optim=replace(CONFIGS["small"].optim, steps=450, warmup=50),
+            batch_size=64,
+            every=225,
+        )
+    )
     config, images = prepare(config)
-    print(f"Training an Energy Transformer on {len(images['train']):,} pictures of {data!r}", flush=True)
+    print(
+        f"Training an Energy Transformer on {len(images['train']):,} pictures of"
+        f" {data!r}",
+        flush=True,
+    )
     run = Path(out) / f"run-{Path(data).name}"
     result = train(config, images, run)
-    metrics = report(result.model, config, images["test"], Path(out), limit=400, fit=result)
-    print(f"Training took {metrics['training_seconds']:.0f} s. Figures and metrics are in {out}/; the weights, in {run}/, make the next call skip the training")
+    metrics = report(
+        result.model, config, images["test"], Path(out), limit=400, fit=result
+    )
+    print(
+        f"Training took {metrics['training_seconds']:.0f} s. Figures and metrics are in"
+        f" {out}/; the weights, in {run}/, make the next call skip the training"
+    )
     return metrics
+
 
 def demo_main(argv: list[str] | None = None):
     "Console script `et_demo`."
-    parser = argparse.ArgumentParser("et_demo", description="Train a small Energy Transformer, complete held-out pictures, show the descent.")
-    parser.add_argument("--data", default="digits", help=TrainConfig.__dataclass_fields__["data"].metadata["help"] + " (default: digits)")
-    parser.add_argument("--out", type=out_folder, default="out", help="folder for figures, metrics and weights (default: out)")
+    parser = argparse.ArgumentParser(
+        "et_demo",
+        description=(
+            "Train a small Energy Transformer, complete held-out pictures, show the"
+            " descent."
+        ),
+    )
+    parser.add_argument(
+        "--data",
+        default="digits",
+        help=TrainConfig.__dataclass_fields__["data"].metadata["help"]
+        + " (default: digits)",
+    )
+    parser.add_argument(
+        "--out",
+        type=out_folder,
+        default="out",
+        help="folder for figures, metrics and weights (default: out)",
+    )
     args = parser.parse_args(argv)
-    with as_command(parser.prog): demo(args.data, args.out)
+    with as_command(parser.prog):
+        demo(args.data, args.out)
