@@ -89,10 +89,47 @@ POSITIONS = {
         (", ", "weight decay 0.5", {}, dict(weight_decay=0.5)),
     )
 }
-VARIANTS = {**TABLE_7, **CHOICES, **GRADIENTS, **POSITIONS}
-SEEDS = {
-    name: (0, 1) if name in (*TABLE_7, "transformer") else (0,) for name in VARIANTS
+# What the paper starts and steps with, at learning rates around the one used here:
+# positions and MASK as small random numbers, W_K apart from W_Q.
+PAPER = {
+    f"the paper's start, α and T, lr {lr:g}": (
+        dict(
+            position_init="normal",
+            position_scale=0.02,
+            mask_scale=0.02,
+            tied_start=False,
+            step_size=0.1,
+            steps=12,
+        ),
+        dict(lr=lr),
+        {},
+    )
+    for lr in (2e-3, 4e-3, 8e-3)
 }
+# As many parameters as the transformer has, and twice its operations.
+DOUBLE = {
+    f"twice the heads and memories{comma}": (
+        dict(num_heads=8, num_memories=512, step_size=step_size),
+        {},
+        {},
+    )
+    for comma, step_size in (("", 1.0), (", α = 0.5", 0.5))
+}
+VARIANTS = {**TABLE_7, **CHOICES, **GRADIENTS, **POSITIONS, **PAPER, **DOUBLE}
+SEEDS = {name: range(1) for name in VARIANTS} | {
+    **dict.fromkeys((*TABLE_7, "transformer"), range(5)),
+    **dict.fromkeys(POSITIONS, range(3)),
+    **dict.fromkeys(DOUBLE, range(2)),
+}
+
+
+def likeness(positions, distances=(1, 2, 4, 8)) -> dict:
+    "Mean cosine of the positions of patches d rows and columns apart, for every d."
+    side = round(len(positions) ** 0.5)
+    place = np.stack(np.divmod(np.arange(len(positions)), side), 1)
+    apart = np.abs(place[:, None] - place[None]).sum(-1)
+    unit = positions / np.linalg.norm(positions, axis=-1, keepdims=True)
+    return {d: float((unit @ unit.T)[apart == d].mean()) for d in distances}
 
 
 def score(base: TrainConfig, name: str, seed: int, images: dict, test_on: int) -> dict:
@@ -165,6 +202,7 @@ def score(base: TrainConfig, name: str, seed: int, images: dict, test_on: int) -
             and seed == 0
             else None
         ),
+        "likeness": likeness(np.asarray(run.model.positions[...])),
         "config": asdict(config),
         **provenance(),
     }
@@ -197,7 +235,7 @@ def main():
     # small enough to be decoded once
     images = {split: x[:] for split, x in images.items()}
     for name, seed in [
-        (name, seed) for seed in (0, 1) for name in VARIANTS if seed in SEEDS[name]
+        (name, seed) for seed in range(5) for name in VARIANTS if seed in SEEDS[name]
     ][i::n]:
         path = args.out / f"{list(VARIANTS).index(name):02d}-{seed}.json"
         if path.exists():
