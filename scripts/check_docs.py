@@ -180,6 +180,11 @@ def read_page(path):
         return page
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
+        if cell["source"] != source.splitlines(keepends=True):
+            page.faults.append(
+                "a source that is not a list of lines with their ends, which Quarto"
+                f" joins into one line: {source[:60]!r}"
+            )
         if cell["cell_type"] == "raw" and source.startswith("---"):
             page.front = yaml.safe_load(source.strip().strip("-")) or {}
         elif cell["cell_type"] == "markdown":

@@ -198,6 +198,13 @@ def self_contained(html, alt):
     return html.replace("<img id=", f'<img alt="{escape(alt)}" id=')
 
 
+def lines(source):
+    """The lines of a cell's source with their ends. Quarto splits a source that is one
+    string, and joins its lines again without their ends.
+    """
+    return "".join(source).splitlines(keepends=True)
+
+
 def folded(source):
     "nbdev shows all exported source; what is longer than a screen opens at a click."
     return (
@@ -263,6 +270,8 @@ def finish(path, config, classes):
                 "source": links(path.name, config),
             },
         )
+    for cell in notebook["cells"]:
+        cell["source"] = lines(cell["source"])
     path.write_text(
         json.dumps(notebook, indent=1, ensure_ascii=False), encoding="utf-8"
     )

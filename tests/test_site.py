@@ -76,6 +76,8 @@ def write_site(
         {"cell_type": "markdown", "source": prose},
         {"cell_type": "code", "source": cell, "outputs": [picture]},
     ]
+    for c in cells:
+        c["source"] = c["source"].splitlines(keepends=True)
     (folder / "01_page.ipynb").write_text(json.dumps({"cells": cells}))
     (folder / "other.qmd").write_text(
         "---\ntitle: other\ndescription: Another page.\n---\n\n## There\n\n###"
@@ -92,6 +94,20 @@ def faults(folder, *args, **kw):
 
 def test_a_good_page_passes(tmp_path):
     assert faults(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize(
+    "break_it", [lambda lines: "".join(lines), lambda lines: [x.strip() for x in lines]]
+)
+def test_a_source_without_its_lines_is_found(tmp_path, kind, break_it):
+    write_site(tmp_path)
+    page = tmp_path / "01_page.ipynb"
+    notebook = json.loads(page.read_text())
+    notebook["cells"][kind]["source"] = break_it(notebook["cells"][kind]["source"])
+    page.write_text(json.dumps(notebook))
+    found = [f for f in docs.check(tmp_path)[1] if "a list of lines" in f]
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize(
