@@ -628,9 +628,14 @@ def check_configuration(site, folder):
 PARSE = """
 const katex = require('katex');
 let text = '';
-process.stdin.on('data', d => text += d).on('end', () => console.log(JSON.stringify(JSON.parse(text).map(([tex, displayMode]) => {
-  try { katex.renderToString(tex, {displayMode, throwOnError: true, strict: 'ignore'}); return ''; } catch (e) { return e.message; }
-}))));
+const complaint = ([tex, displayMode]) => {
+  try {
+    katex.renderToString(tex, {displayMode, throwOnError: true, strict: 'ignore'});
+    return '';
+  } catch (e) { return e.message; }
+};
+process.stdin.on('data', d => text += d).on('end', () =>
+  console.log(JSON.stringify(JSON.parse(text).map(complaint))));
 """
 
 

@@ -32,20 +32,44 @@ from markdown_it import MarkdownIt
 
 STAGED, OUT = ROOT / "_proc", ROOT / "_preview"
 WIDTHS, HIGHEST = (1280, 390), 12000  # pixels; Chromium takes no picture much higher
-STYLE = """body { font: 17px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 820px; padding: 0 12px 80px; }
-nav { font-size: 14px; padding: 8px 0; } pre { overflow-x: auto; background: #f6f6f6; padding: 8px; font-size: 13.6px; } code { font-size: .875em; background: #f6f6f6; }
-table { border-collapse: collapse; } td, th { border-bottom: 1px solid #ccc; padding: 4px 8px; text-align: left; vertical-align: top; }
-figure { margin: 16px 0; text-align: center; } figcaption { font-size: 14px; } img { max-width: 100%; height: auto; }
+STYLE = """body {
+  font: 17px/1.5 system-ui, sans-serif;
+  margin: 0 auto; max-width: 820px; padding: 0 12px 80px;
+}
+nav { font-size: 14px; padding: 8px 0; }
+pre { overflow-x: auto; background: #f6f6f6; padding: 8px; font-size: 13.6px; }
+code { font-size: .875em; background: #f6f6f6; }
+table { border-collapse: collapse; }
+td, th {
+  border-bottom: 1px solid #ccc; padding: 4px 8px;
+  text-align: left; vertical-align: top;
+}
+figure { margin: 16px 0; text-align: center; }
+figcaption { font-size: 14px; }
+img { max-width: 100%; height: auto; }
 details, .callout { border-left: 4px solid #0d6efd; padding: 2px 12px; margin: 12px 0; }
-.katex-display { overflow-x: auto; overflow-y: hidden; } .katex .tag, .katex .katex-tag { position: static !important; padding-left: 2em; }"""
+.katex-display { overflow-x: auto; overflow-y: hidden; }
+.katex .tag, .katex .katex-tag { position: static !important; padding-left: 2em; }"""
 TYPESET = """const katex = require('katex'); let text = '';
-process.stdin.on('data', d => text += d).on('end', () => console.log(JSON.stringify(JSON.parse(text).map(
-  ([tex, displayMode]) => katex.renderToString(tex, {displayMode, throwOnError: false, strict: 'ignore'})))));"""
+const set = ([tex, displayMode]) =>
+  katex.renderToString(tex, {displayMode, throwOnError: false, strict: 'ignore'});
+process.stdin.on('data', d => text += d).on('end', () =>
+  console.log(JSON.stringify(JSON.parse(text).map(set))));"""
 # What is wider than the window although nothing around it scrolls or cuts.
-TOO_WIDE = """document.fonts.ready.then(() => [Math.ceil(document.body.getBoundingClientRect().height) + 40, document.documentElement.scrollWidth > innerWidth
-  ? [...document.body.querySelectorAll('*')].filter(e => { if (e.getBoundingClientRect().right <= innerWidth + 1) return false;
-      for (let a = e.parentElement; a; a = a.parentElement) if (getComputedStyle(a).overflowX != 'visible') return false; return true; })
-    .slice(-3).map(e => e.tagName.toLowerCase() + ' ' + e.textContent.trim().slice(0, 40)) : null])"""
+TOO_WIDE = """document.fonts.ready.then(() => {
+  const juts = e => {
+    if (e.getBoundingClientRect().right <= innerWidth + 1) return false;
+    for (let a = e.parentElement; a; a = a.parentElement)
+      if (getComputedStyle(a).overflowX != 'visible') return false;
+    return true;
+  };
+  const name = e =>
+    e.tagName.toLowerCase() + ' ' + e.textContent.trim().slice(0, 40);
+  const all = [...document.body.querySelectorAll('*')];
+  const height = Math.ceil(document.body.getBoundingClientRect().height) + 40;
+  const wide = document.documentElement.scrollWidth > innerWidth;
+  return [height, wide ? all.filter(juts).slice(-3).map(name) : null];
+})"""
 
 
 # --- pages ---
@@ -126,7 +150,8 @@ class Preview:
             else ""
         )
         if html and found.get("code-fold") == "true":
-            html = f"<details><summary>{found.get('code-summary', 'Show the code')}</summary>{html}</details>"
+            summary = found.get("code-summary", "Show the code")
+            html = f"<details><summary>{summary}</summary>{html}</details>"
         for output in cell["outputs"]:
             data = {
                 kind: "".join(text)
@@ -147,9 +172,10 @@ class Preview:
             else:
                 shown = f"<pre>{escape(data.get('text/plain', ''))}</pre>"
             if "fig-cap" in found:
+                caption = self.markdown(found["fig-cap"])
                 shown = (
-                    "<figure"
-                    f' id="{found.get("label", "")}">{shown}<figcaption>{self.markdown(found["fig-cap"])}</figcaption></figure>'
+                    f'<figure id="{found.get("label", "")}">{shown}'
+                    f"<figcaption>{caption}</figcaption></figure>"
                 )
             html += f'<div class="cell-output cell-output-display">{shown}</div>'
         return html and f'<div class="cell">{html}</div>'
@@ -219,10 +245,12 @@ def write_pages():
             re.sub("\x04(\\d+)\x05", lambda m: formulas[int(m[1])], text),
             encoding="utf-8",
         )
-    print(
-        f"{len(texts)} pages in _preview/index.html, formulas"
-        f" {'set by KaTeX' if katex else 'as they are written, since KaTeX is not installed (npm install -g katex)'}"
+    how = (
+        "set by KaTeX"
+        if katex
+        else "as they are written, since KaTeX is not installed (npm install -g katex)"
     )
+    print(f"{len(texts)} pages in _preview/index.html, formulas {how}")
     return sorted(texts)
 
 

@@ -131,10 +131,10 @@ def api_page(identifier):
                         f" {escaped(first_line(method))} |"
                     )
             count += 1
+        title = re.sub(r"^[0-9]+[a-z]?_", "", Path(notebook).stem).replace("_", " ")
         parts.append(
-            f"## {module}\n\n{first_line(tree)} Notebook:"
-            f" [{re.sub(r'^[0-9]+[a-z]?_', '', Path(notebook).stem).replace('_', ' ')}]({notebook}).\n\n|"
-            " name | what it is |\n|---|---|\n" + "\n".join(rows) + "\n"
+            f"## {module}\n\n{first_line(tree)} Notebook: [{title}]({notebook}).\n\n"
+            "| name | what it is |\n|---|---|\n" + "\n".join(rows) + "\n"
         )
     print(f"api.qmd lists {count} public names")
     return "\n".join(parts)

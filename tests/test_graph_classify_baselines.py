@@ -30,9 +30,9 @@ each_model = pytest.mark.parametrize(
     ids=lambda x: (
         ""
         if isinstance(x, type)
-        else (
-            f"{type(x).__name__}{'-layer' * (getattr(x, 'norm', '') == 'layer')}{'-nodes' * getattr(x, 'per_node', False)}"
-        )
+        else type(x).__name__
+        + "-layer" * (getattr(x, "norm", "") == "layer")
+        + "-nodes" * getattr(x, "per_node", False)
     ),
 )
 pytestmark = pytest.mark.usefixtures("compile_quickly")

@@ -18,7 +18,8 @@ STEPS = 12
 PROGRAM = textwrap.dedent("""
     import json, sys
     import jax
-    address, process, processes, folder, out = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
+    address, process, processes, folder, out, steps = sys.argv[1:]
+    process, processes, steps = int(process), int(processes), int(steps)
     if processes > 1: jax.distributed.initialize(address, processes, process)
     import numpy as np
     from et_nbdev.training import OptimConfig
@@ -33,14 +34,22 @@ PROGRAM = textwrap.dedent("""
     low = np.random.default_rng(0).integers(0, 256, (96, 4, 4, 3), np.uint8)
     pixels = low.repeat(2, 1).repeat(2, 2)                      # smooth enough to be learned
     images = {"train": Pictures(pixels[:64]), "validation": Pictures(pixels[64:])}
-    model = ImageConfig(image_size=8, patch_size=2, dim=16, num_heads=2, head_dim=8, num_memories=24, steps=3, step_size=0.3)
-    config = TrainConfig(model, OptimConfig(steps=int(sys.argv[6]), warmup=2, lr=1e-2), data="-", batch_size=16, jitter=0.2, crop=0.5, validate_on=32, every=4)
+    model = ImageConfig(
+        image_size=8, patch_size=2, dim=16, num_heads=2, head_dim=8,
+        num_memories=24, steps=3, step_size=0.3,
+    )
+    config = TrainConfig(
+        model, OptimConfig(steps=steps, warmup=2, lr=1e-2), data="-",
+        batch_size=16, jitter=0.2, crop=0.5, validate_on=32, every=4,
+    )
     mesh = jax.make_mesh((jax.device_count(),), ("batch",)) if jax.device_count() > 1 else None
     result = train(config, images, folder if folder != "-" else None, progress=False, mesh=mesh)
     error = float(evaluate(result.model, images["validation"], 8).mean())
     if process == 0:
-        rows = [[r["step"], r["loss"], r["grad_norm"], r["validation_loss"]] for r in result.history]
-        open(out, "w").write(json.dumps({"rows": rows, "devices": jax.device_count(), "error": error}))
+        kept = "step", "loss", "grad_norm", "validation_loss"
+        rows = [[r[key] for key in kept] for r in result.history]
+        found = {"rows": rows, "devices": jax.device_count(), "error": error}
+        open(out, "w").write(json.dumps(found))
 """)
 
 

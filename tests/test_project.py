@@ -457,12 +457,16 @@ def test_public_names_give_the_shapes_of_their_arrays(module):
 def test_importing_the_library_imports_no_optional_package():
     code = """
 import builtins, pkgutil, sys
-optional = set("torch dgl diffrax equinox numba xgboost datasets PIL matplotlib sklearn skimage grain dm_pix IPython nbdev".split())
+optional = set(
+    "torch dgl diffrax equinox numba xgboost datasets PIL matplotlib sklearn skimage"
+    " grain dm_pix IPython nbdev".split()
+)
 real, asked = builtins.__import__, []
 def watch(name, globals=None, *rest, **kw):
     # By who asks, not by what is loaded: flax itself loads IPython where it is installed.
-    if name.partition(".")[0] in optional and (globals or {}).get("__name__", "").startswith("et_nbdev"):
-        asked.append(f"{globals['__name__']} imports {name}")
+    who = (globals or {}).get("__name__", "")
+    if name.partition(".")[0] in optional and who.startswith("et_nbdev"):
+        asked.append(f"{who} imports {name}")
     return real(name, globals, *rest, **kw)
 builtins.__import__ = watch
 import et_nbdev
@@ -532,7 +536,10 @@ def test_nothing_names_one_machine():
 
 
 def test_nothing_loads_a_pickle():
-    loads = r"\bpickle\.(?:loads?|Unpickler)\b|allow_pickle\s*=\s*True|\bjoblib\.load\b|from\s+pickle\s+import"
+    loads = (
+        r"\bpickle\.(?:loads?|Unpickler)\b|allow_pickle\s*=\s*True"
+        r"|\bjoblib\.load\b|from\s+pickle\s+import"
+    )
     assert mentions(loads, project_files()) == []
     # a test may write one, to see it refused
     library = {

@@ -41,7 +41,8 @@ An inline $E = -\\frac{1}{2}$ and one displayed,
 
 $$\\left( a \\right)$$
 
-back to [the section](#a-section-with-code-x2), to [another page](other.qmd#there), see @fig-curve. A price of \\$5, a `$` in code.
+back to [the section](#a-section-with-code-x2), to [another page](other.qmd#there),
+see @fig-curve. A price of \\$5, a `$` in code.
 
 | a | b |
 |---|---|
@@ -55,7 +56,8 @@ Noted.
 """
 
 
-CONFIG = """website: {page-navigation: true, navbar: {search: true, left: [{href: other.qmd}]}, sidebar: {contents: [{section: One, contents: [01_page.ipynb, other.qmd]}]},
+CONFIG = """website: {page-navigation: true, navbar: {search: true, left: [{href: other.qmd}]},
+  sidebar: {contents: [{section: One, contents: [01_page.ipynb, other.qmd]}]},
   page-footer: {right: "After [them](other.qmd#there)"}}
 format: {html: {theme: {light: flatly, dark: darkly}}}
 """

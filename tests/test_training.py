@@ -1499,7 +1499,8 @@ def test_commands_say_at_once_that_out_is_no_folder(module, main, tmp_path, caps
 # --------------------------------------------------------------------------------------
 
 RUN = textwrap.dedent("""
-    "Train a tiny Energy Transformer on digits. argv: folder, pause a step, and what to do at the n-th replacement of a file."
+    # Train a tiny Energy Transformer on digits. argv: folder, pause a step, and
+    # what to do at the n-th replacement of a file.
     import os, signal, sys, time
     from dataclasses import asdict
     import jax
@@ -1512,9 +1513,15 @@ RUN = textwrap.dedent("""
     from et_nbdev.vision.train import TrainConfig, evaluate, loss_for, prepare
 
     def config():
-        model = ImageConfig(image_size=8, patch_size=4, dim=8, num_heads=2, head_dim=4, num_memories=16, steps=2, step_size=0.2)
-        return prepare(TrainConfig(model, OptimConfig(steps=120, warmup=10, lr=5e-3, lr_floor=1e-5), data="digits",
-                                   batch_size=16, flip=0.5, validate_on=20, every=4))
+        model = ImageConfig(
+            image_size=8, patch_size=4, dim=8, num_heads=2, head_dim=4,
+            num_memories=16, steps=2, step_size=0.2,
+        )
+        optim = OptimConfig(steps=120, warmup=10, lr=5e-3, lr_floor=1e-5)
+        return prepare(TrainConfig(
+            model, optim, data="digits",
+            batch_size=16, flip=0.5, validate_on=20, every=4,
+        ))
 
     def run(folder, pause=0.0):
         c, images = config()
@@ -1522,9 +1529,15 @@ RUN = textwrap.dedent("""
             for batch in batches(images["train"], c.batch_size, seed=c.seed, start=start):
                 time.sleep(pause)
                 yield batch
-        return fit(ImageEnergyTransformer(c.model, rngs=nnx.Rngs(c.seed)), loss_for(c), slowly, c.optim, seed=c.seed, folder=folder,
-                   validate=lambda m: {"loss": evaluate(m, images["validation"], c.num_occluded, limit=c.validate_on).mean()},
-                   every=c.every, log_every=3, config=asdict(c), progress=False)
+        def validate(m):
+            held_out = images["validation"]
+            errors = evaluate(m, held_out, c.num_occluded, limit=c.validate_on)
+            return {"loss": errors.mean()}
+        return fit(
+            ImageEnergyTransformer(c.model, rngs=nnx.Rngs(c.seed)), loss_for(c),
+            slowly, c.optim, seed=c.seed, folder=folder, validate=validate,
+            every=c.every, log_every=3, config=asdict(c), progress=False,
+        )
 
     if __name__ == "__main__":
         folder, pause, torn = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
