@@ -3,11 +3,12 @@ came out in results/anomaly.
 
 Each line of a table (a graph, a share of training nodes, a classifier) is a file of its
 own; a run that was stopped goes on where it was. Lines shared among processes:
-    python scripts/anomaly_results.py --part 0/2 &  python scripts/anomaly_results.py
-    --part 1/2 Other graphs, with their files where load_graph looks for them:
+    python scripts/anomaly_results.py --part 0/2 &
+    python scripts/anomaly_results.py --part 1/2
+Other graphs, with their files where load_graph looks for them:
     python scripts/anomaly_results.py --data amazon yelp tfinance --ratios 0.01 0.4
-    Changes to the Energy Transformer (its parts taken away, --search) start from what
-    its own line found, so that one comes first.
+Changes to the Energy Transformer (its parts taken away, --search) start from what its
+own line found, so that one comes first.
 """
 
 import argparse
@@ -82,7 +83,10 @@ SPACES = {
 # features join a node's own, what becomes of several kinds of edges
 LINES = (
     {kind: (kind, 0, "merged") for kind in SPACES}
-    | {f"{kind}-2hop": (kind, 2, "merged") for kind in ("mlp", "forest", "boosting")}
+    | {
+        f"{kind}-2hop": (kind, 2, "merged")
+        for kind in ("mlp", "bwgnn", "et", "forest", "boosting")
+    }
     | {f"et-{pool}": ("et", 0, pool) for pool in ("max", "concat")}
 )  # these two only where there are several
 BATCH = 8  # trials drawn at a time; the search starts from the best of the first ones

@@ -3,10 +3,10 @@ results/graph-classification/NAME/MODEL/fold-F.json.
 
 A fold that has its file is not computed again, so a stopped run goes on when it is
 called again, and several processes may share the folds:
-    python scripts/graph_classification.py --data NCI1 --model gin --part 0/2 &  python
-    scripts/graph_classification.py --data NCI1 --model gin --part 1/2 A folder holds
-    the folds of one run; another number of folds needs another one: --folds 5 --out
-    FOLDER.
+    python scripts/graph_classification.py --data NCI1 --model gin --part 0/2 &
+    python scripts/graph_classification.py --data NCI1 --model gin --part 1/2
+A folder holds the folds of one run; another number of folds needs another one:
+--folds 5 --out FOLDER.
 """
 
 import argparse

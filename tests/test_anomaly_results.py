@@ -39,26 +39,11 @@ def rows(folder):
 
 def test_a_row_of_yelpchi_from_its_file(data, script):
     write_mat(data / "YelpChi.mat", n=300)
-    script.main(
-        [
-            "--data",
-            "yelp",
-            *FEW,
-            "--out",
-            str(data / "out"),
-            "--lines",
-            "et",
-            "et-max",
-            "mlp",
-            "forest-2hop",
-            "et-no-attention",
-        ]
-    )
+    hops = ["et-2hop", "bwgnn-2hop", "forest-2hop"]
+    lines = ["et", "et-max", "mlp", *hops, "et-no-attention"]
+    script.main(["--data", "yelp", *FEW, "--out", str(data / "out"), "--lines", *lines])
     found = rows(data / "out")
-    assert set(found) == {
-        f"yelp-0.4-{line}"
-        for line in ("et", "et-max", "mlp", "forest-2hop", "et-no-attention")
-    }
+    assert set(found) == {f"yelp-0.4-{line}" for line in lines}
     for name, row in found.items():
         assert len(row["trials"]) == (0 if "no-attention" in name else 2) and [
             run["seed"] for run in row["runs"]
