@@ -2,7 +2,10 @@
 one, and what a reported score is of.
 """
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +35,7 @@ from et_nbdev.training import OptimConfig
 from et_nbdev.vision.model import ImageConfig
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
+NBS = Path(__file__).resolve().parent.parent / "nbs"
 QUICK = AnomalyTraining(
     model=AnomalyConfig(dim=8, head_dim=8, num_memories=8, hidden=8, dropout=0.5),
     every=2,
@@ -163,3 +167,27 @@ def test_graphs_are_evaluated_without_noise():
         for config in (noisy, replace(noisy, noise=0.0, dropout=0.0))
     )
     assert_close(ours, quiet, rtol=1e-6)
+
+
+CODE = re.compile(r"\b(?:(?:image|anomaly|classification|public) code|port)\b")
+PERMALINK = re.compile(r"https://github\.com/[\w-]+/[\w.-]+/blob/[0-9a-f]{40}/[\w./-]+")
+
+
+def test_every_statement_about_public_code_names_repository_file_and_commit():
+    cells = json.loads((NBS / "32_errata.ipynb").read_text(encoding="utf-8"))["cells"]
+    items = [
+        text
+        for cell in cells
+        if cell["cell_type"] == "markdown"
+        and re.match(r"## \d+\. ", text := "".join(cell["source"]))
+    ]
+    assert [int(re.match(r"## (\d+)", text)[1]) for text in items] == [*range(1, 21)]
+    about_code = [text for text in items if CODE.search(text)]
+    assert len(about_code) >= 15
+    for text in about_code:
+        assert PERMALINK.search(text), text
+    # the table of sources has the same commits, and every link is to one of them
+    everything = "".join("".join(cell["source"]) for cell in cells)
+    sources = set(re.findall(r"github\.com/([\w-]+/[\w.-]+/)tree/(\w{40})", everything))
+    linked = set(re.findall(r"github\.com/([\w-]+/[\w.-]+/)blob/(\w{40})", everything))
+    assert linked == sources
