@@ -1,7 +1,8 @@
 """The pictures of the front page, from the weights that ship with the library, into
 nbs/images/.
 
-descent.gif: six photographs completed step by step while their energy falls. card.jpg:
+descent.gif: six photographs completed step by step while their energy falls, above with
+the pixels of their open patches as they are, below with all tokens decoded. card.jpg:
 what a link to the site looks like elsewhere. favicon.png.
 """
 
@@ -9,11 +10,19 @@ import io
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 from PIL import Image
 
-from et_nbdev.vision.data import occlude, photographs, unpatchify
+from et_nbdev.vision.data import (
+    denormalise,
+    normalise,
+    occlude,
+    patchify,
+    photographs,
+    unpatchify,
+)
 from et_nbdev.vision.model import complete, from_pretrained
 
 OUT = Path(__file__).resolve().parent.parent / "nbs/images"
@@ -23,7 +32,8 @@ INK, ACCENT = "#222222", "#6a3d9a"
 
 def descent():
     """The photographs with their holes, (6, S, S, 3), what is read off at every time,
-    (T+1, 6, S, S, 3), and the energies, (T+1, 6).
+    (T+1, 6, S, S, 3), once with the pixels of the open patches pasted back and once as
+    all tokens are decoded, and the energies, (T+1, 6).
     """
     model = from_pretrained("tiny-imagenet")
     c, photos = model.config, photographs(model.config.image_size)
@@ -31,14 +41,20 @@ def descent():
         occlude(jax.random.key(1), len(photos), c.num_tokens, c.num_tokens // 2)[0]
     )
     done = complete(model, photos, occluded, path=True)
-    hidden = unpatchify(
-        np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)),
-        c.image_size,
-        c.patch_size,
+    picture = lambda patches: unpatchify(patches, c.image_size, c.patch_size)
+    hidden = picture(
+        np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim))
     )
+    patches = patchify(normalise(photos, c.mean, c.std), c.patch_size)
+    states = model.descend(patches, jnp.asarray(occluded), states=True)[1].states
+    decoded = [denormalise(picture(model.decode(x)), c.mean, c.std) for x in states]
+    decoded = np.clip(np.stack(decoded), 0, 1)
+    pasted = np.where(hidden, decoded, photos / 255)
+    np.testing.assert_allclose(pasted, done.path, atol=1e-5)
     return (
         np.where(hidden, HIDDEN, photos / 255).astype(np.float32),
         np.asarray(done.path),
+        decoded,
         np.asarray(done.energies.total),
     )
 
@@ -66,9 +82,11 @@ def row(pictures, scale, gap=8):
     return np.concatenate([part for p in big for part in (space, p)][1:], 1)
 
 
-def frame(pictures, energies, t, total):
-    "The pictures at one moment over the curve of their mean energy so far."
-    top = row(pictures, 2)
+def frame(pictures, below, energies, t, total):
+    """Two rows of pictures at one moment over the curve of their mean energy so far."""
+    top, bottom = row(pictures, 2), row(below, 2)
+    space = np.full((8, top.shape[1], 3), 255, np.uint8)
+    top = np.concatenate([top, space, bottom])
     fig, ax = plt.subplots(figsize=(top.shape[1] / 100, 2.0))
     mean = energies.mean(1) / 1e3
     ax.plot(mean, color="0.85", lw=2)
@@ -95,10 +113,10 @@ def frame(pictures, energies, t, total):
     return Image.fromarray(np.concatenate([top, below]))
 
 
-def animation(holes, path, energies):
+def animation(holes, path, decoded, energies):
     total = len(energies) - 1
-    frames = [frame(holes, energies, -1, total)] + [
-        frame(pictures, energies, t, total) for t, pictures in enumerate(path)
+    frames = [frame(holes, holes, energies, -1, total)] + [
+        frame(*pair, energies, t, total) for t, pair in enumerate(zip(path, decoded))
     ]
     # One palette for all frames and no dithering: what does not change is then stored
     # once.
@@ -139,13 +157,13 @@ def card(holes, path):
     )
     for pictures, bottom, word in (
         (holes, 0.36, "given"),
-        (path[-1], 0.06, "completed"),
+        (path[-1], 0.06, "hidden half filled in"),
     ):
         fig.text(
             0.035,
             bottom + 0.13,
             word,
-            fontsize=17,
+            fontsize=17 if len(word) < 10 else 12,
             color=ACCENT,
             rotation=90,
             ha="center",
@@ -177,8 +195,8 @@ def favicon():
 
 
 if __name__ == "__main__":
-    holes, path, energies = descent()
-    animation(holes, path, energies)
+    holes, path, decoded, energies = descent()
+    animation(holes, path, decoded, energies)
     card(holes, path)
     favicon()
     for name in ("descent.gif", "card.jpg", "favicon.png"):

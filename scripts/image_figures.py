@@ -4,6 +4,8 @@ notebook 13 shows frozen, into results/tiny-imagenet.
 dynamics.json: energy and error far past the training depth, and what attention and
 memory do to hidden patches in each step. worst.jpg, best.jpg: the paper's Figures 9 and
 10. And, for the front page, its Figure 3 on photographs: nbs/images/photographs.png.
+These three show every picture twice: all of its tokens decoded, as in the paper, and
+with the pixels of the open patches pasted back.
 """
 
 import json
@@ -17,6 +19,7 @@ from flax import nnx
 
 from et_nbdev.training import atomic_write, provenance
 from et_nbdev.vision.data import (
+    denormalise,
     load_images,
     normalise,
     occlude,
@@ -104,8 +107,23 @@ def dynamics(model, images, pictures=500):
     }
 
 
+def decoded(model, images, occluded):
+    "Pictures in [0, 1] whose tokens all come out of the decoder, the open ones too."
+    c = model.config
+    patches = model(
+        patchify(normalise(images, c.mean, c.std), c.patch_size), jnp.asarray(occluded)
+    )
+    picture = denormalise(
+        unpatchify(patches, c.image_size, c.patch_size), c.mean, c.std
+    )
+    return np.clip(picture, 0, 1)
+
+
+ROWS = ("occluded", "all tokens\ndecoded", "open pixels\npasted", "original")
+
+
 def gallery(path, model, images, occluded, titles=()):
-    "Three rows, occluded, completed, original, into a PNG or JPEG."
+    "Four rows, those of `ROWS`, into a PNG or JPEG."
     c = model.config
     hidden = unpatchify(
         np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)),
@@ -114,16 +132,21 @@ def gallery(path, model, images, occluded, titles=()):
     )
     rows = [
         np.where(hidden, np.float32([0.80, 0.72, 0.90]), images / 255),
+        decoded(model, images, occluded),
         complete(model, images, occluded).images,
         images / 255,
     ]
     fig, axes = plt.subplots(
-        3, len(images), figsize=(len(images), 3 + 0.3 * bool(len(titles)))
+        len(rows),
+        len(images),
+        figsize=(len(images), len(rows) + 0.3 * bool(len(titles))),
     )
-    for axs, row in zip(axes, rows):
+    for axs, row, name in zip(axes, rows, ROWS):
         for ax, picture in zip(axs, row):
             ax.imshow(picture, interpolation="nearest")
-            ax.axis("off")
+            ax.set(xticks=[], yticks=[])
+            ax.spines[:].set_visible(False)
+        axs[0].set_ylabel(name, fontsize=7)
     for ax, title in zip(axes[0], titles):
         ax.set_title(title, fontsize=8)
     fig.tight_layout(pad=0.2)
