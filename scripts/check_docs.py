@@ -22,6 +22,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import yaml
+from colab import first_code, install_cell
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -340,6 +341,8 @@ def check_links(page, site, folder):
         ):
             if not (ROOT / m[1]).exists():
                 yield f"no such file in the repository: {target}"
+            elif "colab." in file:
+                yield from check_colab(ROOT / m[1])
         elif file.startswith("https://colab.research.google.com"):
             yield f"Colab opens another repository: {target}"
         elif re.match(r"[a-z][a-z+.-]*:", target):
@@ -357,6 +360,13 @@ def check_links(page, site, folder):
             yield f"no such page: {target}"
         elif picture and not opens(Path(folder) / file):
             yield f"not a picture that can be opened: {target}"
+
+
+def check_colab(path):
+    "Colab opens a notebook alone: its first cell of code fetches and installs the rest."
+    code = first_code(json.loads(path.read_text(encoding="utf-8")))
+    if code is not None and code != install_cell(settings()):
+        yield f"on Colab {path.name} does not install itself: run scripts/colab.py"
 
 
 def opens(path):
@@ -564,6 +574,8 @@ def check_page(page, site, folder, staged):
     yield from check_references(page)
     yield from check_figures(page, staged)
     yield from check_rendering(page, staged)
+    if not staged and re.match(r"\d.*\.ipynb", page.path.name):
+        yield from check_colab(page.path)  # staging links it to Colab
     if (n := size(page, folder)) > LARGEST:
         yield f"{n / 1e6:.1f} MB is more than {LARGEST / 1e6:.0f} MB"
 

@@ -4,10 +4,12 @@ staged. And the checker itself: it finds what is broken.
 
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,6 +22,7 @@ def script(name):
     return module
 
 
+colab = script("colab")
 docs = script("check_docs")
 
 
@@ -76,6 +79,11 @@ def write_site(
     cells = [
         {"cell_type": "markdown", "source": "# page\n\n> What it is for."},
         {"cell_type": "markdown", "source": prose},
+        {
+            "cell_type": "code",
+            "source": colab.install_cell(docs.settings()),
+            "outputs": [],
+        },
         {"cell_type": "code", "source": cell, "outputs": [picture]},
     ]
     for c in cells:
@@ -98,7 +106,7 @@ def test_a_good_page_passes(tmp_path):
     assert faults(tmp_path) == []
 
 
-@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("kind", [0, 1, 3])
 @pytest.mark.parametrize(
     "break_it", [lambda lines: "".join(lines), lambda lines: [x.strip() for x in lines]]
 )
@@ -110,6 +118,58 @@ def test_a_source_without_its_lines_is_found(tmp_path, kind, break_it):
     page.write_text(json.dumps(notebook))
     found = [f for f in docs.check(tmp_path)[1] if "a list of lines" in f]
     assert len(found) == 1
+
+
+COLAB = "https://colab.research.google.com/github/energy-transformer/et_nbdev/blob/main"
+
+
+@pytest.mark.parametrize("old, new", [("github.com/", "github.com/me-"), ("!pip", "#")])
+def test_a_notebook_that_colab_cannot_run_is_found(tmp_path, monkeypatch, old, new):
+    said = "on Colab 01_page.ipynb does not install itself"
+    write_site(tmp_path)
+    page = tmp_path / "01_page.ipynb"
+    page.write_text(page.read_text().replace(old, new))
+    assert [said in fault for fault in docs.check(tmp_path)[1]] == [True]
+
+    # as staged, where the page has lost the cell and links to the notebook
+    (tmp_path / "nbs").mkdir()
+    page.rename(tmp_path / "nbs" / page.name)
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    linked = docs.Page(tmp_path / "page.qmd", [f"[Colab]({COLAB}/nbs/01_page.ipynb)"])
+    monkeypatch.setattr(docs, "settings", lambda: SETTINGS)
+    assert [said in fault for fault in docs.check_links(linked, [], tmp_path)] == [True]
+
+
+SETTINGS = docs.settings()
+
+
+@pytest.mark.parametrize("on_colab", [False, True])
+def test_the_install_cell_runs_on_colab_alone(tmp_path, monkeypatch, on_colab):
+    "Programs that write down how they are called take the place of git and pip."
+    for name in ("git", "pip"):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(
+            f'#!/bin/sh\necho {name} "$@" >> "{tmp_path}/called"\n'
+            'if [ "$1" = clone ]; then mkdir -p "$6/nbs"; fi\n'
+        )
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    if on_colab:
+        monkeypatch.setitem(sys.modules, "google.colab", object())
+    InteractiveShell().run_cell(colab.install_cell(SETTINGS)).raise_error()
+    if not on_colab:
+        assert not (tmp_path / "called").exists() and Path.cwd() == tmp_path
+        return
+    assert (tmp_path / "called").read_text().splitlines() == [
+        f"git clone -q --depth 1 {SETTINGS['git_url']} et_nbdev",
+        "pip install -q ./et_nbdev[dev]",
+    ]
+    assert Path.cwd() == tmp_path / "et_nbdev" / "nbs"
+    (tmp_path / "et_nbdev" / "settings.ini").touch()  # once more does nothing
+    InteractiveShell().run_cell(colab.install_cell(SETTINGS)).raise_error()
+    assert len((tmp_path / "called").read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize(

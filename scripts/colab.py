@@ -1,0 +1,70 @@
+"""Colab opens a notebook alone. Its first cell of code fetches the repository around it
+and installs it; anywhere else it does nothing.
+
+    python scripts/colab.py        writes that cell into every notebook with code
+"""
+
+import json
+from configparser import ConfigParser
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ID = "c01ab000"
+CELL = """#| hide
+# On Google Colab: fetch the repository of this notebook and install it.
+import os
+import sys
+
+if "google.colab" in sys.modules and not os.path.exists("../settings.ini"):
+    !git clone -q --depth 1 {git_url} {lib_name}
+    !pip install -q "./{lib_name}[dev]"
+    os.chdir("{lib_name}/{nbs_path}")
+"""
+
+
+def install_cell(settings):
+    "The source of the cell, which the address of settings.ini completes."
+    names = ("git_url", "lib_name", "nbs_path")
+    return CELL.format(**{name: settings[name] for name in names}).rstrip("\n")
+
+
+def first_code(notebook):
+    "The source of a notebook's first cell of code, or None."
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            return "".join(cell["source"])
+
+
+def with_cell(notebook, source):
+    "The notebook with the cell, new or renewed, before its first cell of code."
+    cells = list(notebook["cells"])
+    first = next((i for i, c in enumerate(cells) if c["cell_type"] == "code"), None)
+    if first is None:
+        return notebook
+    cell = {
+        "cell_type": "code",
+        "execution_count": None,
+        "id": ID,
+        "metadata": {},
+        "outputs": [],
+    }
+    if cells[first].get("id") == ID:
+        cell = cells.pop(first)
+    cells.insert(first, {**cell, "source": source.splitlines(keepends=True)})
+    return {**notebook, "cells": cells}
+
+
+def main():
+    config = ConfigParser()
+    config.read(ROOT / "settings.ini", encoding="utf-8")
+    source = install_cell(config["DEFAULT"])
+    for path in sorted((ROOT / "nbs").glob("*.ipynb")):
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        text = json.dumps(
+            with_cell(notebook, source), indent=1, ensure_ascii=False, sort_keys=True
+        )
+        path.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
