@@ -283,8 +283,6 @@ def main():
     from nbdev.quarto import refresh_quarto_yml
     from nbdev.serve import proc_nbs
 
-    from check_docs import identifier
-
     if any(part.startswith(".") for part in ROOT.parts):
         raise SystemExit(
             f"nbdev stages nothing below a folder whose name begins with a dot: {ROOT}"
@@ -297,7 +295,13 @@ def main():
             "et_nbdev is not installed (pip install -e .): names in the text are not"
             " linked, and signatures not to their source"
         )
-    staged = proc_nbs(force=True)
+    finish_all(proc_nbs(force=True), get_config())
+
+
+def finish_all(staged, config):
+    "Finish every page that nbdev staged, and add the list of names."
+    from check_docs import identifier
+
     sources = sorted((ROOT / "nbs").glob("*.ipynb"))
     classes = {
         node.name: node.body
@@ -312,7 +316,7 @@ def main():
             or not json.loads(copy.read_text(encoding="utf-8"))["cells"]
         ):
             raise SystemExit(f"{path.name} was not staged")
-        finish(copy, get_config(), classes)
+        finish(copy, config, classes)
     (staged / "api.qmd").write_text(api_page(identifier), encoding="utf-8")
     print(f"{len(sources)} notebooks staged in {staged.name}/")
 
