@@ -154,8 +154,11 @@ def gallery(path, model, images, occluded, titles=()):
         fig.savefig(
             temporary,
             format=path.suffix[1:].replace("jpg", "jpeg"),
-            dpi=90,
-            **(dict(pil_kwargs=dict(quality=75)) if path.suffix == ".jpg" else {}),
+            **(
+                dict(dpi=72, pil_kwargs=dict(quality=75))  # a notebook holds it
+                if path.suffix == ".jpg"
+                else dict(dpi=90)
+            ),
         )
     plt.close(fig)
 
