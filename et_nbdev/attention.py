@@ -7,6 +7,7 @@ __all__ = ['Mask', 'masked_logsumexp', 'queries_and_keys', 'alignment_energy', '
            'EnergyAttention']
 
 # %% ../nbs/03_attention.ipynb #fd13a246
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -20,7 +21,7 @@ from .norm import at_least_float32, check_sizes, check_tokens, signed
 # %% ../nbs/03_attention.ipynb #ad977546
 def masked_logsumexp(
     scores: Float[Array, "... C B"],
-    mask: Bool[Array, "... C B"] | None,  # True where the sum runs
+    mask: Bool[ArrayLike, "... C B"] | None,  # True where the sum runs
 ) -> tuple[Float[Array, "... C"], Float[Array, "... C B"]]:
     """Log-sum-exp over the last axis and its gradient, the softmax. A row that may see
     nothing gives 0 and zeros.
@@ -59,7 +60,7 @@ def alignment_energy(
     Q: Float[Array, "... H N Y"],
     K: Float[Array, "... H N Y"],
     beta: Float[Array, "H"],
-    visible: Bool[Array, "... N N"] | None,
+    visible: Bool[ArrayLike, "... N N"] | None,
 ) -> tuple[Float[Array, "..."], Float[Array, "... H N N"]]:
     r"""Eq. (3), and $P_{CB} = \mathrm{softmax}_B(\beta K_B\cdot Q_C)$, which is
     $-\partial E/\partial(K_B\cdot Q_C)$; float32 at least.
@@ -109,10 +110,10 @@ class Neighbourhoods(Protocol):
 
 
 # the table is True where a query (row) may see a key (column)
-Mask = Bool[Array, "... N N"] | Neighbourhoods
+Mask = Bool[Array | np.ndarray, "... N N"] | Neighbourhoods
 
 
-def check_mask(mask: Array, g: Array):
+def check_mask(mask: Array | np.ndarray, g: Array):
     """Raise TypeError or ValueError unless `mask` is boolean and broadcasts to (..., N,
     N) for the tokens `g`.
     """
@@ -185,7 +186,7 @@ class EnergyAttention(nnx.Module):
         dim: int,
         num_heads: int,
         head_dim: int,
-        beta: float | ArrayLike | None = None,
+        beta: ArrayLike | Sequence[float] | None = None,
         self_attention: bool = False,
         *,
         learn_beta: bool = False,
@@ -227,8 +228,10 @@ class EnergyAttention(nnx.Module):
         return jnp.broadcast_to(beta, (self.num_heads,))
 
     def visible(
-        self, g: Float[Array, "... N D"], mask: Bool[Array, "... N N"] | None
-    ) -> Bool[Array, "... 1 N N"] | None:
+        self,
+        g: Float[Array, "... N D"],
+        mask: Bool[Array | np.ndarray, "... N N"] | None,
+    ) -> Bool[Array | np.ndarray, "... 1 N N"] | None:
         """Which keys (columns) each query (rows) may see, with an axis for the heads;
         None: all.
         """

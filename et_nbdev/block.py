@@ -6,10 +6,12 @@
 __all__ = ['Energies', 'EnergyTransformer', 'TransformerBlock']
 
 # %% ../nbs/05_block.ipynb #00379867
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, ArrayLike, Float
 
@@ -27,7 +29,7 @@ class Energies(NamedTuple):
     memory: Float[Array, "..."]
 
     @property
-    def total(self) -> Float[Array, "..."]:
+    def total(self) -> Float[Array | np.ndarray, "..."]:
         "E = E_ATT + E_HN."
         return self.attention + self.memory
 
@@ -50,7 +52,7 @@ class EnergyTransformer(nnx.Module):
         head_dim: int,
         num_memories: int,
         *,
-        beta: float | ArrayLike | None = None,
+        beta: ArrayLike | Sequence[float] | None = None,
         learn_beta: bool = False,
         self_attention: bool = False,
         activation: Literal["relu", "power", "softmax"] = "relu",

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, ArrayLike, Float
 
+from .attention import Mask
 from .block import Energies, EnergyTransformer
 from .norm import check_sizes, check_tokens
 
@@ -77,10 +78,10 @@ def descend(
     block: EnergyTransformer,
     x: Float[Array, "... N D"],  # token states at t = 0
     steps: int = 12,  # T
-    step_size: float = 0.1,  # α = dt/τ
+    step_size: Float[ArrayLike, ""] = 0.1,  # α = dt/τ
     *,
     # True where a query (rows) may see a key (columns)
-    mask: Bool[Array, "... N N"] | None = None,
+    mask: Mask | None = None,
     states: bool = False,  # keep every state, not only the energies
     # in training, recompute each step instead of storing its inside
     remat: bool = False,

@@ -41,7 +41,7 @@ from .vision.model import ImageEnergyTransformer, from_pretrained
 
 # %% ../nbs/30_explorer.ipynb #a69c9782
 @signed
-class Dialled(nnx.Module):
+class Dialled(EnergyTransformer):
     r"""A block with knobs: $E = w_{ATT}\,E^{ATT} + w_{HN}\,E^{HN}$, with every head's β
     multiplied by `beta`.
 
@@ -85,6 +85,10 @@ class Dialled(nnx.Module):
         "Both energies and −∂E/∂g."
         energies, pull, recall = self.halves(g, mask)
         return energies, pull + recall
+
+    def energies(self, g: Float[Array, "... N D"], mask=None) -> Energies:
+        "Both energies."
+        return self.halves(g, mask)[0]
 
 # %% ../nbs/30_explorer.ipynb #46b67b75
 # rules for choosing steps, by the names on the dial
@@ -339,7 +343,7 @@ def _text(x: float, y: float, words, anchor: str = "middle") -> str:
 
 
 def _curves(
-    curves: dict[str, Float[np.ndarray, "T+1"]],
+    curves: dict[str, Float[np.ndarray, "times"]],
     t: int,
     alt: str,
     from_start: bool = True,
@@ -1072,19 +1076,20 @@ def graph_path(
             f"steps: expected at most {SHORT} on a graph, got {settings.steps}"
         )
     model.check(features, edges)
-    ends = map(jnp.asarray, edges[0].edge_list())
+    senders, receivers = map(jnp.asarray, edges[0].edge_list())
     return _upto(
         _graph_path(
             model,
             jnp.asarray(features),
             edges[0],
-            *ends,
+            senders,
+            receivers,
             settings.numbers,
             solver=settings.solver,
             longest=SHORT,
         ),
         settings.steps,
-    )  # pyright: ignore[reportCallIssue]
+    )
 
 # %% ../nbs/30_explorer.ipynb #ab07fc08
 class Neighbourhood(NamedTuple):

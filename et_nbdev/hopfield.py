@@ -7,7 +7,7 @@ __all__ = ['check_floating', 'check_memories', 'check_states', 'check_positive',
            'asynchronous', 'settle', 'Polynomial', 'Exponential', 'dense_energy', 'dense_sweep', 'flip_energies']
 
 # %% ../nbs/01_hopfield.ipynb #cdac762e
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from dataclasses import dataclass
 
@@ -164,10 +164,10 @@ def asynchronous(
     W: Float[Array, "D D"],
     b: Float[Array, "D"] | None = None,
     # which neuron when; None: each once, 0 … D−1
-    order: Int[ArrayLike, "T"] | None = None,
-) -> tuple[Float[Array, "... D"], Float[Array, "T+1 ..."]]:
+    order: Int[ArrayLike, "T"] | Sequence[int] | None = None,
+) -> tuple[Float[Array, "... D"], Float[Array, "times ..."]]:
     r"""One neuron after another: $x_i \leftarrow \mathrm{sgn}(Wx - b)_i$. Returns the
-    state, and the energy before and after every step.
+    state, and the T+1 energies before and after every step.
 
     The energy never rises if W is symmetric with $W_{ii} \ge 0$. Raises as
     `ising_energy`, and ValueError on neurons that there are not.
@@ -258,11 +258,11 @@ def dense_sweep(
     x: Float[Array, "... D"],
     xi: Float[Array, "K D"],
     F: Callable,
-    order: Int[ArrayLike, "T"] | None = None,
-) -> tuple[Float[Array, "... D"], Float[Array, "T+1 ..."]]:
+    order: Int[ArrayLike, "T"] | Sequence[int] | None = None,
+) -> tuple[Float[Array, "... D"], Float[Array, "times ..."]]:
     """One neuron after another, flipped if that lowers the energy (where it changes
-    nothing, rounding may decide). Returns the states, and the energy before and after
-    every step. Raises as `dense_energy` and `asynchronous`.
+    nothing, rounding may decide). Returns the states, and the T+1 energies before and
+    after every step. Raises as `dense_energy` and `asynchronous`.
     """
     check_memories(xi)
     check_states(x, D := xi.shape[1], spins=True, dtype=xi.dtype)

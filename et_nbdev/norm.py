@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
 # %% ../nbs/02_norm.ipynb #0ab414b6
 _Class = TypeVar("_Class", bound=type)
@@ -70,7 +70,7 @@ def lagrangian(
     x: Float[Array, "... N D"],  # token states
     gamma: Float[Array, ""],  # scale γ, a scalar
     delta: Float[Array, "D"],  # shift δ
-    eps: float = 1e-5,  # ε, in units of x²
+    eps: Float[ArrayLike, ""] = 1e-5,  # ε, in units of x²
 ) -> Float[Array, "... N"]:
     r"""Eq. (2), one Lagrangian per token: $L = D\gamma\sqrt{\frac1D\sum_j (x_j-\bar
     x)^2+\varepsilon} + \sum_j\delta_j x_j$.
@@ -83,7 +83,7 @@ def layer_norm(
     x: Float[Array, "... N D"],
     gamma: Float[Array, ""],
     delta: Float[Array, "D"],
-    eps: float = 1e-5,
+    eps: Float[ArrayLike, ""] = 1e-5,
 ) -> Float[Array, "... N D"]:
     r"""Eq. (1): $g_i = \gamma\,(x_i-\bar x)\big/\sqrt{\frac1D\sum_j (x_j-\bar
     x)^2+\varepsilon} + \delta_i$, which is $\partial L/\partial x_i$.
@@ -95,7 +95,9 @@ def layer_norm(
 
 # %% ../nbs/02_norm.ipynb #634df5e7
 def hessian(
-    x: Float[Array, "... N D"], gamma: Float[Array, ""], eps: float = 1e-5
+    x: Float[Array, "... N D"],
+    gamma: Float[Array, ""],
+    eps: Float[ArrayLike, ""] = 1e-5,
 ) -> Float[Array, "... N D D"]:
     r"""$M = \frac{\partial g}{\partial x} = \frac{\gamma}{\sigma}\big(I -
     \tfrac1D\mathbf 1\mathbf 1^\top - \tfrac{1}{D}\hat c\,\hat c^\top\big)$, $\sigma^2$

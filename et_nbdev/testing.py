@@ -6,7 +6,7 @@
 __all__ = ['float64', 'assert_close', 'assert_gradient', 'assert_descends']
 
 # %% ../nbs/00_testing.ipynb #a48e4aa9
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,8 @@ def float64():
 
 # %% ../nbs/00_testing.ipynb #cb29f854
 def assert_close(
-    actual: ArrayLike,  # what the code returned
-    expected: ArrayLike,  # what it should be, same shape and dtype
+    actual: ArrayLike | Sequence,  # what the code returned
+    expected: ArrayLike | Sequence,  # what it should be, same shape and dtype
     rtol: float = 1e-9,  # allowed error as a fraction of the largest |expected|
     atol: float = 0.0,  # allowed error in the units of `expected`
 ):
@@ -53,7 +53,7 @@ def assert_close(
 def assert_gradient(
     # maps an array to a scalar, or to one scalar per sample
     f: Callable[[Float[Array, "..."]], Float[Array, "..."]],
-    x: Float[Array, "..."],  # where the gradient is taken; float64, see `float64`
+    x: Float[ArrayLike, "..."],  # where the gradient is taken; float64, see `float64`
     gradient: ArrayLike,  # the claim: ∂(Σ f)/∂x, of the shape of x
     rtol: float = 1e-9,  # against automatic differentiation
     fd_rtol: float = 1e-6,  # against central differences
@@ -78,7 +78,7 @@ def assert_gradient(
 
 # %% ../nbs/00_testing.ipynb #70697ed6
 def assert_descends(
-    energies: ArrayLike,  # (T+1, ...) energies, time first
+    energies: ArrayLike | Sequence,  # (T+1, ...) energies, time first
     # a rise below this fraction of the sample's largest |energy| counts as rounding
     rtol: float = 1e-12,
 ):

@@ -38,7 +38,7 @@ import safetensors.numpy
 from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 from tqdm import tqdm
 
 import et_nbdev
@@ -208,7 +208,7 @@ class CheckpointError(Exception):
     """
 
 
-def _named(tree: PyTree) -> dict[str, Array]:
+def _named(tree: PyTree) -> dict[str, Any]:
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -227,7 +227,9 @@ def _digest(tensors: dict[str, np.ndarray], meta: str) -> str:
     return sha.hexdigest()
 
 # %% ../nbs/07_training.ipynb #991d84d8
-def save_checkpoint(path: Path | str, tree: PyTree[Array], meta: dict | None = None):
+def save_checkpoint(
+    path: Path | str, tree: PyTree[ArrayLike], meta: dict | None = None
+):
     """Write the arrays of `tree` and a JSON-able `meta` to one safetensors file,
     atomically, with a SHA-256 of the contents.
 
@@ -792,9 +794,9 @@ def fit(
         elif books.best is not None:
             best = books.best
         else:
-            best = load_checkpoint(folder / "best.safetensors", {"params": params})[0][
-                "params"
-            ]  # pyright: ignore[reportOptionalOperand]
+            assert folder is not None  # only what is resumed has its best weights there
+            best, _ = load_checkpoint(folder / "best.safetensors", {"params": params})
+            best = best["params"]
     return Fit(
         nnx.merge(graphdef, best),
         books.history,
@@ -803,7 +805,7 @@ def fit(
 
 # %% ../nbs/07_training.ipynb #7486cdcf
 def add_options(
-    parser: argparse.ArgumentParser,
+    parser: argparse._ActionsContainer,  # a parser, or a group of its options
     config,
     omit: tuple[str, ...] = (),
     prefix: str = "",
@@ -830,9 +832,9 @@ def add_options(
                 t for t in (*get_args(f.type), f.type) if t in (bool, int, float, str)
             )
         )
-        words = {bool: {"true": True, "false": False}}.get(kind, {}) | (
-            {"none": None} if type(None) in get_args(f.type) else {}
-        )  # pyright: ignore[reportCallIssue]
+        words: dict = {"true": True, "false": False} if kind is bool else {}
+        if type(None) in get_args(f.type):
+            words["none"] = None
 
         def read(text, kind=kind, words=words):
             if text.lower() in words:

@@ -575,7 +575,13 @@ def test_hessian_of_the_norm_is_known_down_to_its_eigenvalues(x64, c):
     M = np.asarray(jax.jit(hessian)(x, gamma, eps))
     assert M.shape == (*x.shape, D)
     token = jax.jit(
-        jax.vmap(jax.hessian(lambda x: lagrangian(x[None], gamma, delta, eps)[0]))
+        jax.vmap(
+            jax.hessian(
+                lambda x: lagrangian(
+                    x[None], jnp.asarray(gamma), jnp.asarray(delta), eps
+                )[0]
+            )
+        )
     )
     assert_close(
         M, np.asarray(token(np.reshape(x, (-1, D)))).reshape(M.shape), rtol=1e-9
@@ -890,7 +896,7 @@ def test_derivatives_of_the_block_update_in_every_parameter(x64):
     )
     block, x, mask = (
         block_of(c, rng),
-        tokens_of(c, rng),
+        jnp.asarray(tokens_of(c, rng)),
         mask_of("blind rows", (2,), 4, rng),
     )
     v = rng.normal(size=x.shape)

@@ -849,7 +849,7 @@ def test_a_file_of_ones_own_is_a_graph_like_any_other(run, tmp_path, monkeypatch
 def test_options_reach_the_configuration(monkeypatch):
     seen = []
     monkeypatch.setattr(anomaly, "load_graph", lambda name: name)
-    monkeypatch.setattr(anomaly, "report", lambda *args: seen.append(args))
+    monkeypatch.setattr(anomaly, "report", lambda *args: seen.append(args) or {})
     for name, config in CONFIGS.items():
         main(["--config", name])
         assert seen.pop() == (config, config.data, Path("runs") / config.data, 1)

@@ -494,7 +494,7 @@ def test_the_gradient_reaches_every_parameter(changes):
     assert not np.any(grad(np.ones_like(HIDDEN))["encoder"]["kernel"])
 
 
-class Answer(nnx.Module):
+class Answer(ImageEnergyTransformer):
     "A model whose predictions are a function of what it is given."
 
     def __init__(self, f, config=CONFIG):

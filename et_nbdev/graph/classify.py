@@ -111,7 +111,7 @@ class WeightedPairs:
 # %% ../../nbs/24_classification.ipynb #a2590176
 def shifted(
     x: Float[Array, "... N D"], size: int, graph: Int[Array, "N"] | None = None
-) -> Float[Array, "... N size*D"]:
+) -> Float[Array, "... N {size}*D"]:
     """Every token beside its `size` − 1 neighbours in the order of the nodes; zeros
     beyond the ends, and beyond those of its own `graph`.
     """
@@ -163,8 +163,9 @@ class LearnedAdjacency(nnx.Module):
         self.bias = nnx.Param(jnp.ones(num_heads, param_dtype))
 
     def weighted_keys(
-        self, near: Float[Array, "... N size*D"]
-    ) -> Float[Array, "... H N size*D"]:
+        self,
+        near: Float[Array, "... N near"],  # size · D
+    ) -> Float[Array, "... H N near"]:
         r"$\sum_v W_{uvdh} X_{B+v,d}$, all u side by side, from what `shifted` gives."
         # (u, v, H, 1, D)
         W = self.filters[...].astype(near.dtype).transpose(0, 1, 3, 2)[:, :, :, None]
@@ -393,7 +394,7 @@ class ClassifyConfig:
 # %% ../../nbs/24_classification.ipynb #1d6ca6e8
 def _listed_pairs(
     adjacency: LearnedAdjacency,
-    x: Float[Array, "n+B+1 D"],
+    x: Float[Array, "tokens D"],  # n + B + 1
     batch: EdgeBatch,
     literal: bool,
 ) -> WeightedEdges:
@@ -428,14 +429,14 @@ def _listed_pairs(
     )
 
 
-def _with_cls(batch: GraphBatch) -> Bool[Array, "B N+1"]:
+def _with_cls(batch: GraphBatch) -> Bool[Array, "B tokens"]:
     "Which tokens are there: CLS always."
     return jnp.pad(batch.present, ((0, 0), (1, 0)), constant_values=True)
 
 
 def _tabled_pairs(
     adjacency: LearnedAdjacency,
-    x: Float[Array, "B N+1 D"],
+    x: Float[Array, "B tokens D"],  # N + 1
     batch: GraphBatch,
     literal: bool,
 ) -> WeightedPairs:
@@ -854,11 +855,13 @@ def train_classifier(
         config=json.loads(json.dumps({**asdict(config), "sizes": sizes})),
         progress=progress,
     )
-    scores = (
+    on_validation, on_test = (
         score(predict_logits(result.model, supply, ids), graphs.labels[ids])
         for ids in (validation, test)
     )
-    return Classified(result.model, *scores, result.history, result.best_step)  # pyright: ignore[reportCallIssue]
+    return Classified(
+        result.model, on_validation, on_test, result.history, result.best_step
+    )
 
 # %% ../../nbs/24_classification.ipynb #899addd7
 CONFIGS = {  # training runs by name
@@ -951,6 +954,7 @@ def look(model: GraphClassifier, batch: GraphBatch) -> View:
         )
     x, c = model.tokens(batch), model.config
     pairs, P = model.pairs(x, batch), []
+    assert isinstance(pairs, WeightedPairs)  # as of every `GraphBatch`
     for block in model.blocks:
         x = descend(block, x, c.steps, c.step_size, mask=pairs)[0]
         P.append(
@@ -960,7 +964,7 @@ def look(model: GraphClassifier, batch: GraphBatch) -> View:
                 block.attention.Wk[...],
                 block.attention.beta,
             )[1]
-        )  # pyright: ignore[reportAttributeAccessIssue]
+        )
     P = np.stack(P)
     return View(
         np.asarray(
@@ -968,7 +972,7 @@ def look(model: GraphClassifier, batch: GraphBatch) -> View:
         ),
         P[..., 0, :],
         P[..., :, 0],
-    )  # pyright: ignore[reportAttributeAccessIssue]
+    )
 
 # %% ../../nbs/24_classification.ipynb #280c5068
 def plot_molecule(

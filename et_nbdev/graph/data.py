@@ -128,7 +128,8 @@ def _labels(value, num_nodes: int) -> Int8[np.ndarray, "N"]:
     return _frozen(a, np.int8)
 
 # %% ../../nbs/20_graph_data.ipynb #b4a6a1ee
-Edges = tuple[Int32[np.ndarray, "E"], Int32[np.ndarray, "E"]]  # senders, receivers
+# senders, receivers; "_": the kinds of a graph have different numbers of edges
+Edges = tuple[Int[np.ndarray, "_"], Int[np.ndarray, "_"]]
 
 
 def _rows(edges: Edges, num_nodes: int):
@@ -456,7 +457,8 @@ def from_pyg(data: Any, name: str = "") -> Graph:
     edges = _array("data.edge_index", data.edge_index)
     if edges.ndim != 2 or len(edges) != 2:
         raise ValueError(f"data.edge_index: must have shape (2, E), got {edges.shape}")
-    return Graph(*edges, data.x, _one_label_each(data.y), name=name)  # pyright: ignore[reportCallIssue]
+    senders, receivers = edges
+    return Graph(senders, receivers, data.x, _one_label_each(data.y), name=name)
 
 
 def from_dgl(graph: Any, name: str = "") -> Graph:
@@ -483,7 +485,8 @@ def from_dgl(graph: Any, name: str = "") -> Graph:
     features, labels = data[key], _one_label_each(data["label"])
     if len(relations) > 1:
         return from_relations(relations, _array("features", features), labels, name)
-    return Graph(*next(iter(relations.values())), features, labels, name=name)  # pyright: ignore[reportCallIssue]
+    senders, receivers = next(iter(relations.values()))
+    return Graph(senders, receivers, features, labels, name=name)
 
 # %% ../../nbs/20_graph_data.ipynb #92a261f1
 def save_graph(graph: Graph, path: str | os.PathLike):

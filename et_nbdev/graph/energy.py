@@ -9,7 +9,7 @@ __all__ = ['SPARE', 'ROOM', 'WIDEST', 'XLA', 'Rows', 'sorted_rows', 'size_classe
            'attention_weights', 'Relations']
 
 # %% ../../nbs/21_graph_energy.ipynb #02a15dbf
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -19,7 +19,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Bool, Float, Int
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Integer
 
 from ..attention import EnergyAttention
 from . import kernels
@@ -37,7 +37,7 @@ class Rows:
     `nodes[start[c]:start[c + 1]]`, ascending.
     """
 
-    start: Int[Array, "N+1"]
+    start: Int[Array, "starts"]  # N+1
     nodes: Int[Array, "E"]
     # nodes by size of their row, for XLA; see `over_rows`
     order: Int[Array, "N"] | None
@@ -76,8 +76,8 @@ SPARE = 2**14
 
 
 def size_classes(
-    start: Int[np.ndarray, "N+1"],
-) -> tuple[Int[np.ndarray, "N"], tuple[tuple[int, int], ...]]:
+    start: Int[np.ndarray, "starts"],  # N+1
+) -> tuple[Int[np.ndarray, "starts-1"], tuple[tuple[int, int], ...]]:
     """Nodes ordered by the size of their rows (empty ones first), and the classes as
     (width, count).
     """
@@ -100,17 +100,23 @@ def size_classes(
 
 
 def rows_of(
-    start: Int[np.ndarray, "N+1"], nodes: Int[np.ndarray, "E"], backend: str
+    start: Int[np.ndarray, "starts"], nodes: Int[np.ndarray, "E"], backend: str
 ) -> Rows:
     "The rows as jax arrays, with size classes where XLA will need them."
     order, classes = (None, ()) if backend == "compiled" else size_classes(start)
     return Rows(
-        *(None if a is None else jnp.asarray(a) for a in (start, nodes, order)), classes
-    )  # pyright: ignore[reportCallIssue]
+        jnp.asarray(start),
+        jnp.asarray(nodes),
+        None if order is None else jnp.asarray(order),
+        classes,
+    )
 
 # %% ../../nbs/21_graph_energy.ipynb #af4ad2e1
 def check_edges(
-    senders: ArrayLike, receivers: ArrayLike, num_nodes: int, self_loops: bool
+    senders: ArrayLike | Sequence[int],
+    receivers: ArrayLike | Sequence[int],
+    num_nodes: int,
+    self_loops: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Both as int32 arrays. Raises TypeError or ValueError, naming the argument, unless
     they are lists of nodes of equal length.
@@ -165,8 +171,8 @@ class EdgeIndex:
 
     def __init__(
         self,
-        senders: Int[ArrayLike, "E"],
-        receivers: Int[ArrayLike, "E"],
+        senders: Integer[ArrayLike, "E"] | Sequence[int],
+        receivers: Integer[ArrayLike, "E"] | Sequence[int],
         num_nodes: int,
         self_loops: bool = False,
         *,
@@ -260,15 +266,14 @@ def over_rows(
     """A function of every node's neighbours, zero where there are none; size class by
     size class, chunk by chunk.
     """
-    results = [jnp.zeros((len(rows.order), *shape), dtype) for shape in shapes]
-    begin = len(rows.order) - sum(count for _, count in rows.classes)
+    order = rows.order
+    assert order is not None, "rows: made for the backend 'compiled'"
+    results = [jnp.zeros((len(order), *shape), dtype) for shape in shapes]
+    begin = len(order) - sum(count for _, count in rows.classes)
     room = ROOM if jax.default_backend() == "cpu" else 16 * ROOM
     for width, count in rows.classes:
-        ids, begin, W = (
-            rows.order[begin : begin + count],
-            begin + count,
-            min(width, WIDEST),
-        )  # pyright: ignore[reportOptionalSubscript]
+        ids, begin = order[begin : begin + count], begin + count
+        W = min(width, WIDEST)
         pieces = width // W
         # rows, or pieces of rows, in a chunk
         R = min(count * pieces, max(1, room // (W * max(1, prod(shapes[-1])))))

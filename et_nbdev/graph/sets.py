@@ -90,7 +90,7 @@ def _graph_ids(name: str, value, G: int) -> Int32[np.ndarray, "n"]:
 
 
 def _ranges(
-    start: Int[np.ndarray, "G+1"], ids: Int[np.ndarray, "n"]
+    start: Int[np.ndarray, "starts"], ids: Int[np.ndarray, "n"]
 ) -> Int[np.ndarray, "m"]:
     "start[i], …, start[i + 1] - 1 for every i of `ids`, one after the other."
     counts = np.diff(start)[ids]
@@ -106,7 +106,7 @@ _FIELDS = (
 )
 
 
-def _starts(start) -> Int32[np.ndarray, "G+1"]:
+def _starts(start) -> Int32[np.ndarray, "starts"]:
     start = _array("start", start)
     if (
         start.ndim != 1
@@ -148,10 +148,10 @@ def _classes_of(
 
 
 def _graph_by_graph(
-    senders, receivers, start: Int32[np.ndarray, "G+1"]
+    senders, receivers, start: Int32[np.ndarray, "starts"]
 ) -> tuple[
     Int[np.ndarray, "E"],
-    Int[np.ndarray, "G+1"],
+    Int[np.ndarray, "starts"],
     Int32[np.ndarray, "E"],
     Int32[np.ndarray, "E"],
 ]:
@@ -246,18 +246,19 @@ class GraphSet:
     disagree, ids out of range, edges from one graph to another, a graph without nodes.
     """
 
-    start: Int32[np.ndarray, "G+1"]
+    start: Int32[np.ndarray, "starts"]  # G+1
     senders: Int32[np.ndarray, "E"]
     receivers: Int32[np.ndarray, "E"]
     labels: Int32[np.ndarray, "G"]
-    classes: Int64[np.ndarray, "C"] | None = None
-    node_labels: Int64[np.ndarray, "N M"] | None = None
-    node_attributes: Float32[np.ndarray, "N A"] | None = None
-    edge_labels: Int64[np.ndarray, "E M2"] | None = None
-    edge_attributes: Float32[np.ndarray, "E A2"] | None = None
+    # None: classes 0, 1, … as the labels have them, and tables without columns
+    classes: Int64[np.ndarray, "C"] = None
+    node_labels: Int64[np.ndarray, "N M"] = None
+    node_attributes: Float32[np.ndarray, "N A"] = None
+    edge_labels: Int64[np.ndarray, "E M2"] = None
+    edge_attributes: Float32[np.ndarray, "E A2"] = None
     name: str = ""
     # where the edges of each graph begin
-    edge_start: Int[np.ndarray, "G+1"] = field(init=False)
+    edge_start: Int[np.ndarray, "starts"] = field(init=False)
 
     def __post_init__(self):
         put = lambda name, value: object.__setattr__(self, name, value)
@@ -314,10 +315,10 @@ class GraphSet:
             receivers=self.receivers[edges] + shift,
             labels=self.labels[ids],
             node_labels=self.node_labels[nodes],
-            node_attributes=self.node_attributes[nodes],  # pyright: ignore[reportOptionalSubscript]
+            node_attributes=self.node_attributes[nodes],
             edge_labels=self.edge_labels[edges],
             edge_attributes=self.edge_attributes[edges],
-        )  # pyright: ignore[reportOptionalSubscript]
+        )
 
     def undirected(self) -> "GraphSet":
         """Each edge and its reverse once, sorted by receiver and then sender, no loops.
@@ -333,7 +334,7 @@ class GraphSet:
             receivers=receivers,
             edge_labels=self.edge_labels[of],
             edge_attributes=self.edge_attributes[of],
-        )  # pyright: ignore[reportOptionalSubscript]
+        )
 
     @cached_property
     def is_undirected(self) -> bool:
@@ -353,16 +354,16 @@ class GraphSet:
         """Graph i alone; its features are one-hot node labels and attributes as
         published, its nodes unlabelled.
         """
-        one, names = self[[i]], [np.unique(column) for column in self.node_labels.T]  # pyright: ignore[reportOptionalMemberAccess]
+        one, names = self[[i]], [np.unique(column) for column in self.node_labels.T]
         hot = [
             column[:, None] == values
             for column, values in zip(one.node_labels.T, names)
-        ]  # pyright: ignore[reportOptionalMemberAccess]
+        ]
         features = np.hstack(
             [*hot, one.node_attributes]
             if hot or one.node_attributes.shape[1]
             else [np.ones((one.num_nodes, 1))]
-        )  # pyright: ignore[reportOptionalMemberAccess]
+        )
         return Graph(
             one.senders,
             one.receivers,
@@ -578,14 +579,16 @@ def read_tu(path: str | os.PathLike, name: str | None = None) -> GraphSet:
         for key in ("node_labels", "node_attributes")
         if tables[key] is not None
     }
+    senders, receivers = place[A - 1].T
     return GraphSet(
         np.concatenate([[0], np.cumsum(sizes)]),
-        *place[A - 1].T,
+        senders,
+        receivers,
         labels,
         classes,
         **tables,
         name=name,
-    )  # pyright: ignore[reportCallIssue]
+    )
 
 # %% ../../nbs/20b_graph_sets.ipynb #5fa3a812
 def graphs_from_dgl(dataset: Iterable, name: str = "") -> GraphSet:
@@ -725,13 +728,15 @@ def make_rings(num_graphs: int = 240, seed: int = 0) -> GraphSet:
         parts.append((where[np.array(edges)], rng.randint(0, 3, tree + 6)))
     start = np.concatenate([[0], np.cumsum([len(names) for _, names in parts])])
     ends = np.concatenate([edges + s for (edges, _), s in zip(parts, start)])
+    senders, receivers = ends.T
     return GraphSet(
         start,
-        *ends.T,
+        senders,
+        receivers,
         labels,
         node_labels=np.concatenate([names for _, names in parts]),
         name="rings",
-    ).undirected()  # pyright: ignore[reportCallIssue]
+    ).undirected()
 
 # %% ../../nbs/20b_graph_sets.ipynb #67adc453
 # where a TU set is fetched from
@@ -1072,7 +1077,7 @@ def _attributes(graphs: GraphSet, degrees: bool) -> Float32[np.ndarray, "N A"]:
         )
         if degrees
         else graphs.node_attributes
-    )  # pyright: ignore[reportReturnType]
+    )
 
 
 def learn_encoding(graphs: GraphSet, train: Int[np.ndarray, "n"]) -> Encoding:
@@ -1080,7 +1085,7 @@ def learn_encoding(graphs: GraphSet, train: Int[np.ndarray, "n"]) -> Encoding:
     deviation of attributes, from the graphs `train` alone.
     """
     train = _graph_ids("train", train, len(graphs))
-    degrees = not graphs.node_labels.shape[1] and not graphs.node_attributes.shape[1]  # pyright: ignore[reportOptionalMemberAccess]
+    degrees = not graphs.node_labels.shape[1] and not graphs.node_attributes.shape[1]
     return Encoding(
         _Columns.learn(
             graphs.node_labels,

@@ -26,7 +26,7 @@ from .train import completion_loss
 
 # %% ../../nbs/15_image_dynamics.ipynb #9a92697d
 @signed
-class InField(nnx.Module):
+class InField(EnergyTransformer):
     r"""A block in an external field h: $E_h(g) = E(g) - \sum_A h_A\cdot g_A$, so that
     every token feels a constant force $h_A$ besides.
 
@@ -59,14 +59,6 @@ class InField(nnx.Module):
         "E_ATT, and E_HN with the field's energy."
         return self._add(self.block.energies(g, mask), g)
 
-    def energy(self, g: Float[Array, "... N D"], mask=None) -> Float[Array, "..."]:
-        "E_ATT + E_HN − Σ h·g."
-        return self.energies(g, mask).total
-
-    def update(self, g: Float[Array, "... N D"], mask=None) -> Float[Array, "... N D"]:
-        "−∂E/∂g + h."
-        return self.energies_and_update(g, mask)[1]
-
 # %% ../../nbs/15_image_dynamics.ipynb #64ed12fd
 @signed
 class FieldImageEnergyTransformer(ImageEnergyTransformer):
@@ -89,7 +81,7 @@ class FieldImageEnergyTransformer(ImageEnergyTransformer):
         masked: Bool[Array, "B N"],
         *,
         steps: int | None = None,
-        step_size: float | None = None,
+        step_size: Float[ArrayLike, ""] | None = None,
         **options,
     ) -> tuple[Float[Array, "B N D"], Trajectory]:
         "Encode, then descend in the field of the encoded tokens."
@@ -105,7 +97,7 @@ class FieldImageEnergyTransformer(ImageEnergyTransformer):
 # %% ../../nbs/15_image_dynamics.ipynb #74330387
 def moving(
     model: ImageEnergyTransformer, x: Float[Array, "B N D"]
-) -> EnergyTransformer | InField:
+) -> EnergyTransformer:
     """What moves the tokens that start at x: the model's block, in their field if it
     has one.
     """
@@ -113,13 +105,13 @@ def moving(
 
 # %% ../../nbs/15_image_dynamics.ipynb #91adbacb
 def descend_by(
-    block: EnergyTransformer | InField,
+    block: EnergyTransformer,
     x: Float[Array, "... N D"],
     step_sizes: Float[ArrayLike, "T"],  # α of every step
     *,
     # in training, recompute each step instead of storing its inside
     remat: bool = False,
-) -> Float[Array, "T+1 ... N D"]:
+) -> Float[Array, "times ... N D"]:
     """All states of Euler steps of the given sizes. Differentiable all the way. Raises
     ValueError unless the sizes are positive and finite.
     """

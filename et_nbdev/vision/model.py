@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, ArrayLike, Bool, Float
 
 from ..block import Energies, EnergyTransformer, TransformerBlock
 from ..dynamics import Trajectory, descend
@@ -51,10 +51,11 @@ def _check_config(c):
         block=("energy", "transformer"),
         dtype=("float32", "bfloat16"),
         position_init=("normal", "waves"),
+        activation=("relu", "power", "softmax"),
     ).items():
         if getattr(c, name) not in known:
             raise ValueError(
-                f"{name}: expected {known[0]!r} or {known[1]!r}, got"
+                f"{name}: expected {' or '.join(map(repr, known))}, got"
                 f" {getattr(c, name)!r}"
             )
     if c.image_size % c.patch_size:
@@ -287,7 +288,7 @@ class ImageEnergyTransformer(nnx.Module):
         masked: Bool[Array, "B N"],
         *,
         steps: int | None = None,
-        step_size: float | None = None,
+        step_size: Float[ArrayLike, ""] | None = None,
         **options,
     ) -> tuple[Float[Array, "B N D"], Trajectory]:
         """Encode, then `et_nbdev.dynamics.descend` with the configuration's T and α
@@ -455,7 +456,8 @@ def plot_completion(
         if times is None
         else times
     )
-    result = complete(model, images, occluded, steps=max(times), path=True)
+    path = complete(model, images, occluded, steps=max(times), path=True).path
+    assert path is not None  # since it was asked for
     # grey pictures too, for the lilac
     coloured = lambda x: np.broadcast_to(
         np.asarray(x, np.float32), (*np.shape(x)[:-1], 3)
@@ -469,8 +471,8 @@ def plot_completion(
     columns = {
         "original": shown,
         "occluded": np.where(hidden, np.float32([0.80, 0.72, 0.90]), shown),
-        **{f"t = {t}": coloured(result.path[t]) for t in times},
-    }  # pyright: ignore[reportOptionalSubscript]
+        **{f"t = {t}": coloured(path[t]) for t in times},
+    }
     fig, axes = plt.subplots(
         len(images),
         len(columns),

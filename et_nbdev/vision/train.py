@@ -35,6 +35,7 @@ from et_nbdev.training import (
 )
 from et_nbdev.vision.data import (
     Images,
+    Pictures,
     augment,
     batches,
     fill_biharmonic,
@@ -278,7 +279,7 @@ def _occlusions(
 
 
 def held_out(
-    images: Images,
+    images: Pictures,
     model: ImageConfig,
     num_occluded: int,
     *,
@@ -323,7 +324,7 @@ def _errors(model, images, occluded, steps: int):
 
 def evaluate(
     model: ImageEnergyTransformer,
-    images: Images,
+    images: Pictures,
     num_occluded: int,
     *,
     seed: int = 0,
@@ -360,7 +361,7 @@ FILLS = {
 
 def evaluate_fill(
     fill,
-    images: Images,
+    images: Pictures,
     model: ImageConfig,
     num_occluded: int,
     *,
@@ -412,7 +413,7 @@ def prepare(config: TrainConfig) -> tuple[TrainConfig, dict[str, Images]]:
 # %% ../../nbs/12_image_train.ipynb #1b212e02
 def train(
     config: TrainConfig,
-    images: dict[str, Images],
+    images: dict[str, Pictures],
     folder: Path | str | None = None,
     progress: bool = True,
     mesh: jax.sharding.Mesh | None = None,
