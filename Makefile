@@ -1,58 +1,82 @@
-# Each target sets up .venv by itself: once, and again only when the requirements change.
+# Each target sets up .venv by itself, with what it needs and no more: once, and again only when the requirements change.
 #   make test ARGS="-k norm"      passes ARGS to pytest
-#   make demo PYTHON=/path/to/it  chooses the Python that .venv is made with (3.11 or 3.12)
-DATA = digits
-ARGS =
+#   make test DGL=1               compares with DGL, too: installs it and torch (Python 3.11 only)
+#   make demo PYTHON=/path/to/it  chooses the Python that .venv is made with, one of `pythons` in settings.ini
+DATA   ?= digits
+ARGS   ?=
+DGL    ?=
 PYTHON ?=
 
-BIN   := .venv/bin
-STAMP := .venv/.installed
+BIN     := .venv/bin
+PYTHONS := $(shell sed -n 's/^pythons = //p' settings.ini)
+PYENV   := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 # A name on the PATH proves little (pyenv's shims are there for versions that are not), so each candidate is run.
-CANDIDATES = python3.11 python3.12 python3 python $(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/3.1[12].*/bin/python)
-SUITABLE   = import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
+CANDIDATES = $(PYTHONS:%=python%) python3 python $(foreach v,$(PYTHONS),$(wildcard $(PYENV)/$(v).*/bin/python))
+SUITABLE   = import sys, venv, ensurepip; sys.exit("%d.%d" % sys.version_info[:2] not in "$(PYTHONS)".split())
 
-.PHONY: help demo test docs readme bench clean distclean
+.PHONY: help demo check test docs readme bench clean distclean
+.NOTPARALLEL:
 
 help:
-	@echo 'make demo [DATA=digits|cifar10|a/folder]  train on pictures, complete occluded ones, write figures to out/'
+	@echo 'make demo [DATA=digits|cifar10|a/folder]  complete photographs with a trained model, then train on pictures and'
+	@echo '                                          complete occluded ones; figures go to out/'
 	@echo '                                          (with digits also: find the odd nodes of a small graph)'
-	@echo 'make test                                 run every notebook and every test'
+	@echo 'make check                                style, types and the proofs of the core: a few minutes'
+	@echo 'make test [DGL=1]                         run every notebook and every test (DGL=1: compare with DGL, too)'
 	@echo 'make docs                                 build the documentation site (without Quarto, a plain preview)'
 	@echo 'make readme                               README.md from nbs/index.ipynb'
 	@echo 'make bench                                run every script of benchmarks/'
 	@echo 'make clean | distclean                    remove what was built | and .venv'
 
-# The stamp is written last: an install that failed or was interrupted leaves none, and the next call goes on.
-# Without build isolation, because with everything in place pip then needs no network at all.
-$(STAMP): settings.ini setup.py pyproject.toml constraints.txt
-	@rm -f $@
+.venv/.made: settings.ini
 	@if ! { $(BIN)/python -c '$(SUITABLE)' && $(BIN)/python -m pip --version; } >/dev/null 2>&1; then \
 	  found=; \
 	  for p in $(or $(PYTHON),$(CANDIDATES)); do \
 	    if "$$p" -c '$(SUITABLE)' >/dev/null 2>&1; then found=$$p; break; fi; \
 	  done; \
 	  if [ -z "$$found" ]; then \
-	    echo 'No suitable Python found. Needed: Python 3.11 or 3.12 with its venv module' >&2; \
-	    echo '(on Debian and Ubuntu a package of its own: python3.11-venv). Tried: $(or $(PYTHON),$(CANDIDATES))' >&2; \
-	    echo 'Name one yourself with: make $(or $(MAKECMDGOALS),demo) PYTHON=/path/to/python3.11' >&2; \
+	    echo 'No suitable Python found. Needed: Python $(firstword $(PYTHONS)) to $(lastword $(PYTHONS)) with its venv module' >&2; \
+	    echo '(on Debian and Ubuntu a package of its own: python$(firstword $(PYTHONS))-venv). Tried: $(or $(PYTHON),$(CANDIDATES))' >&2; \
+	    echo 'Name one yourself with: make $(or $(MAKECMDGOALS),demo) PYTHON=/path/to/python' >&2; \
 	    exit 1; \
 	  fi; \
-	  echo "Making .venv with $$found"; \
+	  echo "Making .venv with $$found (a few seconds)"; \
 	  "$$found" -m venv --clear .venv || exit 1; \
 	fi
-	@echo 'Installing the tested set of packages into .venv (a few minutes the first time)'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP)
+# A level of .venv is an extra of settings.ini, and its stamp: what it is for, and which levels it holds. The stamp is written
+# last: an install that failed or was interrupted leaves none, and the next call goes on.
+# Without build isolation, because with everything in place pip then needs no network at all.
+FOR_demo   = the demo (usually a minute)
+FOR_images = other pictures than digits (usually a minute)
+FOR_dev    = notebooks and tests (usually two minutes)
+FOR_check  = the check of types (usually half a minute)
+FOR_dgl    = comparing with DGL: torch, large (usually two minutes)
+HOLDS_images = .venv/.demo
+HOLDS_dev    = .venv/.demo .venv/.images
+.venv/.%: .venv/.made settings.ini setup.py pyproject.toml constraints.txt
+	@rm -f $@
+	@echo 'Installing into .venv what is needed for $(FOR_$*)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'setuptools>=77'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[$*]'
+	@touch $(HOLDS_$*) $@
+
+demo: .venv/.$(if $(filter digits,$(DATA)),demo,images)
 	$(BIN)/et_demo --data "$(DATA)" --out out
 	$(if $(filter digits,$(DATA)),$(BIN)/et_demo_graphs --out out)
 
-test: $(STAMP)
+check: .venv/.dev .venv/.check
+	$(BIN)/ruff check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python -m pytest -m core $(ARGS)
+
+test: .venv/.dev $(if $(DGL),.venv/.dgl)
+	@$(BIN)/python -c 'import sys; from importlib.util import find_spec; sys.exit(not find_spec("dgl"))' || \
+	  echo 'Tests that compare with DGL are skipped, since it is not installed: DGL=1 installs it, on Python 3.11 alone'
 	$(BIN)/python -m pytest $(ARGS)
 
-readme: $(STAMP)
+readme: .venv/.dev
 	$(BIN)/python scripts/readme.py
 
 # Each notebook goes along as it is, for the link on its page that downloads it.
@@ -69,7 +93,7 @@ docs: readme
 	  echo 'To render them install Quarto 1.7 or newer: https://quarto.org/docs/get-started/'; \
 	fi
 
-bench: $(STAMP)
+bench: .venv/.dev
 	@ls benchmarks/*.py >/dev/null 2>&1 || { echo 'benchmarks/ holds no scripts: nothing to run.'; exit 0; }; \
 	for f in benchmarks/*.py; do echo "== $$f"; $(BIN)/python "$$f" || exit 1; done
 

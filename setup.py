@@ -11,10 +11,13 @@ config.read_string((root / "settings.ini").read_text(encoding="utf-8"))
 cfg = config["DEFAULT"]
 readme = root / "README.md"
 
-images, dynamics, graphs, dgl, dev = (
+pythons = cfg["pythons"].split()
+major, minor = map(int, pythons[-1].split("."))
+demo, images, dynamics, graphs, dgl, dev, check = (
     cfg[f"{extra}_requirements"].split()
-    for extra in ("images", "dynamics", "graphs", "dgl", "dev")
+    for extra in ("demo", "images", "dynamics", "graphs", "dgl", "dev", "check")
 )
+images = demo + images
 
 setup(
     name=cfg["lib_name"],
@@ -31,14 +34,17 @@ setup(
     url=cfg["git_url"],
     packages=find_packages(include=[cfg["lib_path"], f"{cfg['lib_path']}.*"]),
     package_data={"et_nbdev.vision": ["weights/*.safetensors"]},
-    python_requires=f">={cfg['min_python']},<3.13",
+    python_requires=f">={pythons[0]},<{major}.{minor + 1}",
+    classifiers=[f"Programming Language :: Python :: {v}" for v in pythons],
     install_requires=cfg["requirements"].split(),
     extras_require={
+        "demo": demo,
         "images": images,
         "dynamics": dynamics,
         "graphs": graphs,
         "dgl": dgl,
-        "dev": dev + images + dynamics + graphs + dgl,
+        "dev": dev + images + dynamics + graphs,
+        "check": check,
     },
     entry_points={
         "console_scripts": cfg["console_scripts"].split(),

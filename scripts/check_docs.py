@@ -616,7 +616,7 @@ def check_configuration(site, folder):
             *(leaves(config["navbar"].get(side, [])) for side in ("left", "right"))
         )
     ):
-        if not re.match(r"[a-z]+:", name) and name not in names:
+        if not re.match(r"[a-z]+:|\.\./$", name) and name not in names:
             yield f"the navigation leads to {name}, which is not there"
     for name in sorted(names - sidebar - {"404.qmd"}):
         yield f"nothing in the sidebar leads to {name}"

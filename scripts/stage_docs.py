@@ -227,14 +227,21 @@ def links(name, config):
     )
 
 
+def addressed(text, config):
+    "Links to the repository and to its files outside nbs/ get its address."
+    text = re.sub(r"^(\s*href: )\.\./(?=\s)", rf"\1{config.git_url}", text, flags=re.M)
+    return text.replace("](../", f"]({config.git_url}/blob/{config.branch}/")
+
+
 def finish(path, config, classes):
-    """Links below the title; signatures; animations; and links to methods, which have
-    no heading of their own, lead to their class.
+    """Links below the title; signatures; animations; addresses; and links to methods,
+    which have no heading of their own, lead to their class.
     """
     notebook = json.loads(path.read_text(encoding="utf-8"))
     home = config.doc_host + config.doc_baseurl
 
     def repoint(text):
+        text = addressed(text, config)
         return re.sub(rf"({re.escape(home)}/[\w-]+\.html#\w+)\.\w+", r"\1", text)
 
     for cell in notebook["cells"]:
@@ -317,6 +324,10 @@ def finish_all(staged, config):
         ):
             raise SystemExit(f"{path.name} was not staged")
         finish(copy, config, classes)
+    site = staged / "_quarto.yml"
+    site.write_text(
+        addressed(site.read_text(encoding="utf-8"), config), encoding="utf-8"
+    )
     (staged / "api.qmd").write_text(api_page(identifier), encoding="utf-8")
     print(f"{len(sources)} notebooks staged in {staged.name}/")
 

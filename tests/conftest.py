@@ -100,6 +100,13 @@ def x64():
         yield
 
 
+def pytest_collection_modifyitems(items):
+    "What asks for real data is marked so."
+    for item in items:
+        if "et_data" in getattr(item, "fixturenames", ()):
+            item.add_marker("data")
+
+
 @pytest.fixture(scope="session")
 def et_data():
     """The folder of real data that ET_DATA names; tests that need it are skipped where

@@ -18,7 +18,7 @@ from et_nbdev.dynamics import descend
 from et_nbdev.norm import EnergyLayerNorm, layer_norm
 from et_nbdev.testing import assert_close, assert_descends, float64
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
+pytestmark = [pytest.mark.core, pytest.mark.usefixtures("compile_quickly")]
 
 
 def block_of(

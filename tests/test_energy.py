@@ -20,7 +20,7 @@ from et_nbdev.memory import HopfieldMemory
 from et_nbdev.norm import EnergyLayerNorm, hessian, lagrangian, layer_norm
 from et_nbdev.testing import assert_close, assert_gradient
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
+pytestmark = [pytest.mark.core, pytest.mark.usefixtures("compile_quickly")]
 
 
 # ------------------------------------------------------------------------------------

@@ -927,7 +927,7 @@ def test_the_demo_trains_three_once_and_shows_them(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(baselines, "CONFIGS", {"digits-knn": QUICK})
     baselines.demo_main(["--out", str(tmp_path / "out")])
     printed = capsys.readouterr().out
-    metrics = json.loads((tmp_path / "out" / "anomaly.json").read_text())
+    metrics = json.loads((tmp_path / "out/digits-knn/anomaly.json").read_text())
     assert list(metrics["test"]) == ["Energy Transformer", "GCN", "MLP"] and {
         "commit",
         "config",
@@ -935,7 +935,8 @@ def test_the_demo_trains_three_once_and_shows_them(tmp_path, monkeypatch, capsys
         "training_seconds",
     } <= set(metrics)
     assert (
-        sorted(os.listdir(tmp_path / "out")) == ["anomaly.json", "run-digits-knn"]
+        sorted(os.listdir(tmp_path / "out/digits-knn")) == ["anomaly.json", "run"]
+        and os.listdir(tmp_path / "out") == ["digits-knn"]
         and printed.count("6/6") >= 3
     )
     for name, score in metrics["test"].items():
@@ -952,7 +953,7 @@ def test_the_demo_trains_three_once_and_shows_them(tmp_path, monkeypatch, capsys
     assert again["test"] == metrics["test"]
     graph = load_graph("digits-knn")
     for name in ("energy", "gcn", "mlp"):
-        saved = read_meta(tmp_path / "out/run-digits-knn" / name / "last.safetensors")[
+        saved = read_meta(tmp_path / "out/digits-knn/run" / name / "last.safetensors")[
             "config"
         ]
         assert (

@@ -1501,9 +1501,9 @@ def test_the_demo_trains_once_and_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(image_train, "FILLS", {"mean of the open pixels": fill_mean})
     metrics = demo("digits", tmp_path / "out")
     printed = capsys.readouterr().out
-    assert {"completion.png", "energy.png", "metrics.json", "run-digits"} == set(
-        os.listdir(tmp_path / "out")
-    )
+    assert os.listdir(tmp_path / "out") == ["digits"]
+    files = {"completion.png", "energy.png", "metrics.json", "run"}
+    assert files == set(os.listdir(tmp_path / "out/digits"))
     assert (
         set(metrics["masked_patch_mse"])
         == {"Energy Transformer", "mean of the open pixels"}
@@ -1515,10 +1515,39 @@ def test_the_demo_trains_once_and_shows(tmp_path, monkeypatch, capsys):
         "loss_for",
         lambda config: lambda *args: pytest.fail("trained again"),
     )
+    monkeypatch.setattr(image_train, "_complete_photographs", lambda out: None)
     demo_main(["--out", str(tmp_path / "out")])
     assert stopped(["--data", "nosuchset", "--out", str(tmp_path / "out")], demo_main)[
         0
     ]
+
+
+def test_the_demo_begins_with_photographs(tmp_path, monkeypatch, capsys):
+    """Before anything is trained, figures and energies that fall; and a second set of
+    pictures leaves the figures of the first alone.
+    """
+    pytest.importorskip("sklearn"), pytest.importorskip("skimage")
+    pytest.importorskip("matplotlib").use("Agg")
+    out = tmp_path / "out"
+    asked = []
+
+    def show(model, images, occluded):
+        assert images.shape == (6, 64, 64, 3) and (occluded.sum(1) == 32).all()
+        return blank()
+
+    monkeypatch.setattr(image_train, "plot_completion", show)
+    monkeypatch.setattr(image_train, "plot_energies", blank)
+    monkeypatch.setattr(image_train, "demo", lambda *args: asked.append(args))
+    demo_main(["--data", "some/where", "--out", str(out)])
+    printed = capsys.readouterr().out
+    assert asked == [("some/where", out)] and os.listdir(out) == ["six-photographs"]
+    for file in ("completion.png", "energy.png"):
+        assert (out / "six-photographs" / file).stat().st_size
+        assert str(out / "six-photographs" / file) in printed
+    energies = [
+        float(e.replace(",", "")) for e in re.findall(r"mean energy +(\S+)", printed)
+    ]
+    assert len(energies) == 7 and energies == sorted(energies, reverse=True)
 
 
 def test_the_demo_takes_a_folder_of_pictures(tmp_path, monkeypatch):
@@ -1541,7 +1570,7 @@ def test_the_demo_takes_a_folder_of_pictures(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         demo(str(tmp_path / "pics"), tmp_path / "out")
     assert (
-        asked["folder"] == tmp_path / "out" / "run-pics"
+        asked["folder"] == tmp_path / "out" / "pics" / "run"
         and len(asked["images"]["train"]) == 16
     )
     c = asked["config"]

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -24,6 +25,10 @@ def script(name):
 
 colab = script("colab")
 docs = script("check_docs")
+REPOSITORY = docs.settings()["git_url"]
+SITE = docs.settings()["doc_host"] + docs.settings()["doc_baseurl"]
+COLAB = REPOSITORY.replace("github.com", "colab.research.google.com/github", 1)
+COLAB += "/blob/main"
 
 
 def test_pages_have_no_faults():
@@ -34,6 +39,18 @@ def test_pages_have_no_faults():
         sum(len(page.formulas) for page in site) > 1000
         and sum(len(page.labels) for page in site) > 50
     )
+
+
+def test_the_address_is_put_where_pages_link_to_the_repository():
+    put = script("stage_docs").addressed
+    config = SimpleNamespace(git_url="https://host/us/it", branch="main")
+    assert put("[How](../CITATION.cff)", config) == (
+        "[How](https://host/us/it/blob/main/CITATION.cff)"
+    )
+    assert put("  href: ../  # it\n  href: api.qmd", config) == (
+        "  href: https://host/us/it  # it\n  href: api.qmd"
+    )
+    assert put("[a](b.ipynb#c) `../x`", config) == "[a](b.ipynb#c) `../x`"
 
 
 # --- the checker ---
@@ -120,9 +137,6 @@ def test_a_source_without_its_lines_is_found(tmp_path, kind, break_it):
     assert len(found) == 1
 
 
-COLAB = "https://colab.research.google.com/github/energy-transformer/et_nbdev/blob/main"
-
-
 @pytest.mark.parametrize("old, new", [("github.com/", "github.com/me-"), ("!pip", "#")])
 def test_a_notebook_that_colab_cannot_run_is_found(tmp_path, monkeypatch, old, new):
     said = "on Colab 01_page.ipynb does not install itself"
@@ -183,21 +197,13 @@ def test_the_install_cell_runs_on_colab_alone(tmp_path, monkeypatch, on_colab):
         ("other.qmd#there", "other.qmd#where", "no anchor #where on other.qmd"),
         ("other.qmd#there", "another.qmd", "no such file: another.qmd"),
         ("other.qmd#there", "other.html", "link to the page's source"),
+        ("other.qmd#there", f"{SITE}/block.html", "no such page"),
         (
             "other.qmd#there",
-            "https://energy-transformer.github.io/et_nbdev/block.html",
-            "no such page",
-        ),
-        (
-            "other.qmd#there",
-            "https://github.com/energy-transformer/et_nbdev/blob/main/README.txt",
+            f"{REPOSITORY}/blob/main/README.txt",
             "no such file in the repository",
         ),
-        (
-            "other.qmd#there",
-            "https://energy-transformer.github.io/et_nbdev/notebooks/99_none.ipynb",
-            "no such notebook",
-        ),
+        ("other.qmd#there", f"{SITE}/notebooks/99_none.ipynb", "no such notebook"),
         ("@fig-curve", "@fig-slope", "nothing is labelled fig-slope"),
         ("dot.png", "dots.png", "no such file: dots.png"),
         (
@@ -213,11 +219,7 @@ def test_the_install_cell_runs_on_colab_alone(tmp_path, monkeypatch, on_colab):
             "no link is defined for [another page][there]",
         ),
         ("Noted.", "[there]: another.qmd", "no such file: another.qmd"),
-        (
-            "Noted.",
-            "<https://energy-transformer.github.io/et_nbdev/another.html>",
-            "no such page",
-        ),
+        ("Noted.", f"<{SITE}/another.html>", "no such page"),
         ("Noted.", "Noted.[^below]", "no footnote [^below]"),
         ("Noted.", "## Noted {#a}\n\n## Again {#a}", "two headings are called #a"),
         ("Noted.", "By $\\eqref{one}$.", "not read as a formula's number"),

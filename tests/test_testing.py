@@ -6,6 +6,8 @@ import pytest
 
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient, float64
 
+pytestmark = pytest.mark.core
+
 
 @pytest.mark.parametrize(
     "actual, expected, says",

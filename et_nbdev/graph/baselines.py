@@ -657,14 +657,13 @@ def demo(out: Path | str = "out", progress: bool = True) -> dict:
     """Train an Energy Transformer, a GCN and an MLP on the bundled graph and print
     their scores on its test nodes, in less than a minute.
 
-    Returns what it writes to `out`/anomaly.json; the weights, in `out`/run-digits-knn,
-    make the next call skip the training. Raises what training and writing raise.
+    Returns what it writes to `out`/digits-knn/anomaly.json; the weights, in the folder
+    run beside it, make the next call skip the training. Raises what training and
+    writing raise.
     """
-    config, graph, run = (
-        CONFIGS["digits-knn"],
-        load_graph("digits-knn"),
-        Path(out) / "run-digits-knn",
-    )
+    config, graph = CONFIGS["digits-knn"], load_graph("digits-knn")
+    folder = Path(out) / graph.name
+    run = folder / "run"
     parts, features = (
         split(graph.labels, config.train_fraction, config.seed),
         inputs(graph),
@@ -702,7 +701,7 @@ def demo(out: Path | str = "out", progress: bool = True) -> dict:
         "config": asdict(config),
         **provenance(),
     }
-    with atomic_write(Path(out) / "anomaly.json") as path:
+    with atomic_write(folder / "anomaly.json") as path:
         path.write_text(json.dumps(metrics, indent=2) + "\n")
     print(
         f"Scores on {len(parts.test):,} test nodes, one split    AUROC   AUPRC "
@@ -731,4 +730,6 @@ def demo_main(argv: list[str] | None = None):
     )
     args = parser.parse_args(argv)
     with as_command(parser.prog):
-        demo(args.out)
+        print("Training three models on a small graph, usually a minute on two cores")
+        name = demo(args.out)["data"]
+        print(f"Scores and weights are in {args.out / name}/")
