@@ -584,7 +584,9 @@ def _complete_photographs(out: Path):
     occluded = np.asarray(
         draw(jax.random.key(1), len(photos), c.num_tokens, c.num_tokens // 2)[0]
     )
-    print("Half of each of six photographs is hidden. The trained model completes them:")
+    print(
+        "Half of each of six photographs is hidden. The trained model completes them:"
+    )
     energies = complete(model, photos, occluded, path=True).energies
     for t, energy in enumerate(np.mean(energies.total, 1)):
         print(f"  step {t}   mean energy {energy:12,.0f}", flush=True)
@@ -626,7 +628,9 @@ def demo(data: str = "digits", out: Path | str = "out") -> dict:
     folder = Path(out) / Path(data).resolve().name
     run = folder / "run"
     result = train(config, images, run)
-    metrics = report(result.model, config, images["test"], folder, limit=400, fit=result)
+    metrics = report(
+        result.model, config, images["test"], folder, limit=400, fit=result
+    )
     print(
         f"Training took {metrics['training_seconds']:.0f} s. Figures and metrics are in"
         f" {folder}/; the weights, in {run}/, make the next call skip the training"
