@@ -5,13 +5,10 @@ import gc
 import os
 from pathlib import Path
 
-import doors
 import jax
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from jax.experimental.compilation_cache import compilation_cache
-
-doors.ask_first()
 
 # Silent promotion and silent broadcasting hide wrong formulas: (N,) against (N, D) must
 # be an error, not a guess.

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).resolve().parent
-NBS = TESTS.parent / "nbs"
+NBS = Path(__file__).resolve().parent.parent / "nbs"
 NOTEBOOKS = sorted(
     p for p in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts
 )
@@ -32,14 +31,10 @@ COMPUTE = {
 }
 
 # The flags of settings.ini (`tst_flags`) and `#| eval: false` say which cells are left
-# out. What a notebook imports from the library is checked as in every other test.
+# out.
 RUN = f"""
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-import doors
-if sys.argv[3]:
-    doors.install(sys.argv[3])
 from nbdev.config import get_config
 from nbdev.test import test_nb
 passed, seconds = test_nb(Path(sys.argv[1]), skip_flags=get_config().tst_flags.split())
@@ -48,14 +43,13 @@ sys.exit({SKIPPED} if seconds == 0 else not passed)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebook_runs(path, request):
+def test_notebook_runs(path):
     environment = os.environ | (
         {} if path.stem in COMPUTE else {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     )
-    types = request.config.getoption("--jaxtyping-packages")
     try:
         run = subprocess.run(
-            [sys.executable, "-c", RUN, path, TESTS, types],
+            [sys.executable, "-c", RUN, path],
             cwd=NBS,
             env=environment,
             stdin=subprocess.DEVNULL,
