@@ -99,7 +99,7 @@ bench: .venv/.dev
 
 clean:
 	rm -rf out _docs _preview _proc build dist *.egg-info .pytest_cache .hypothesis
-	find nbs tests scripts et_nbdev \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
+	find nbs tests scripts experiments et_nbdev \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
 distclean: clean
 	rm -rf .venv

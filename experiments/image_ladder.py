@@ -1,0 +1,557 @@
+"""From the transformer to the Energy Transformer, one change at a time.
+
+Rung 0 is the library's weight-shared `TransformerBlock`, the last rung the update of
+its `EnergyTransformer`. Each rung keeps the changes of those below it:
+
+    0 transformer            biases, GELU, vector norms, two-layer MLP, sequential
+    1 parallel halves        attention and MLP read the same norm, and are added
+    2 no biases              in the linear layers; the norm keeps its shift
+    3 no self-attention      a token does not attend to itself
+    4 keys start as queries  W_K = W_Q at the start; they part in training
+    5 scalar norm            one scale γ ≥ 0 for all entries: the energy norm
+    6 ReLU                   in place of GELU
+    7 tied MLP               W_2 = W_1ᵀ: the Hopfield memory
+    8 tied values            W_V = W_K and W_O = W_Qᵀ: the query term of the update
+    9 key term               its other half: the update is −∂E/∂g
+
+Every rung is trained without and with relative positions: a table b[h, Δrow, Δcolumn]
+added to the scores before the softmax, the same at every step. It starts from zero; at
+the last rung also from −distance × (¼ … 2), one factor a head. In the energy
+E = −(1/β) Σ log Σ exp(β K·Q + b) it is a constant, so the update keeps its form.
+
+All rungs have the same width, heads, depth, positions, batches, occlusions and, where
+shapes agree, the same first weights. Tying saves operations and the key term costs
+some; the hidden units make up for it (512; with tied values 576; with the key term
+480), so every rung takes the same number of operations per picture. Tiny ImageNet, 450
+steps of 64 pictures; scored on 1,000 pictures carved out of the training split, with
+fixed occlusions. The test split is not touched.
+
+    python experiments/image_ladder.py --check     # both ends against the library
+    python experiments/image_ladder.py             # all runs, best-known part first
+    python experiments/image_ladder.py --summary   # the table so far
+
+The order of the runs: every rung at learning rate 8e-3 with seed 0; then, for each, the
+next learning rates of the grid on either side of its best, until the best is not at an
+edge of those tried; then seeds 1 and 2 at the best. Each run is one file in
+results/image-ladder, written when it ends. A run whose file stands is not made again,
+so the command can be stopped and given again at any time. `--part 0 2` and `--part 1 2`
+share the work between two processes.
+"""
+
+import argparse
+import json
+import time
+import zlib
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from itertools import accumulate, islice
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from et_nbdev.attention import queries_and_keys
+from et_nbdev.block import EnergyTransformer, TransformerBlock
+from et_nbdev.dynamics import Trajectory
+from et_nbdev.norm import EnergyLayerNorm
+from et_nbdev.testing import assert_close, assert_gradient, float64
+from et_nbdev.training import OptimConfig, atomic_write, make_optimiser, provenance
+from et_nbdev.vision.data import batches, channel_statistics, load_images
+from et_nbdev.vision.model import ImageConfig, ImageTransformer
+from et_nbdev.vision.train import TrainConfig, evaluate, loss_for
+
+ROOT = Path(__file__).resolve().parent.parent
+BASE = TrainConfig(
+    ImageConfig(
+        image_size=64,
+        patch_size=8,
+        dim=128,
+        num_heads=4,
+        head_dim=32,
+        num_memories=512,
+        block="transformer",
+        steps=6,
+        step_size=1.0,
+        position_init="waves",
+        position_scale=2.0,
+    ),
+    OptimConfig(steps=450, warmup=50, lr=1.0, lr_floor=1e-4),  # times the run's rate
+    data="tiny-imagenet",
+    batch_size=64,
+    validate_on=1000,
+    every=150,
+)
+LEARNING_RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.2e-2, 1.6e-2, 2.4e-2, 3.2e-2, 4.8e-2)
+FIRST_RATE = 8e-3
+SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Design:
+    "What a block is made of; the defaults are the conventional transformer's."
+
+    parallel: bool = False
+    biases: bool = True
+    self_attention: bool = True
+    tied_start: bool = False
+    scalar_norm: bool = False
+    relu: bool = False
+    tied_mlp: bool = False
+    tied_values: bool = False
+    key_term: bool = False
+    relative: str = "none"  # positions in the scores, their start: "zero", "distance"
+
+
+CHANGES = {  # of each rung to the one before it
+    "transformer": {},
+    "parallel halves": dict(parallel=True),
+    "no biases": dict(biases=False),
+    "no self-attention": dict(self_attention=False),
+    "keys start as queries": dict(tied_start=True),
+    "scalar norm": dict(scalar_norm=True),
+    "ReLU": dict(relu=True),
+    "tied MLP": dict(tied_mlp=True),
+    "tied values": dict(tied_values=True),
+    "key term": dict(key_term=True),
+}
+# each with the changes of those before it
+_designs = accumulate(CHANGES.values(), lambda d, c: replace(d, **c), initial=Design())
+RUNGS = dict(zip(CHANGES, list(_designs)[1:]))
+
+
+def designs() -> dict[str, Design]:
+    "Everything that is trained, by the name of its files."
+    found = {}
+    for number, (name, design) in enumerate(RUNGS.items()):
+        starts = ("none", "zero", "distance") if design.key_term else ("none", "zero")
+        for start in starts:
+            slug = f"{number}-{name.lower().replace(' ', '-')}-{start}"
+            found[slug] = replace(design, relative=start)
+    return found
+
+
+def products(c: ImageConfig, d: Design) -> int:
+    "Operations of one block on one picture, without the MLP."
+    N, D, HY = c.num_tokens, c.dim, c.num_heads * c.head_dim
+    # products with a weight matrix: Q, K, V and O; Q, K and back through W_Q; with the
+    # key term also back through W_K
+    weights = 3 if d.tied_values and not d.key_term else 4
+    # products over pairs of tokens: scores, weighted values, weighted queries
+    pairs = 3 if d.key_term else 2
+    return 2 * weights * N * D * HY + 2 * pairs * N * N * HY
+
+
+def sized(c: ImageConfig, d: Design) -> ImageConfig:
+    "The configuration with the hidden units that make operations equal to rung 0's."
+    spared = products(c, Design()) - products(c, d)
+    hidden = c.num_memories + round(spared / (4 * c.num_tokens * c.dim))
+    return replace(c, num_memories=hidden)
+
+
+def operations(c: ImageConfig, d: Design) -> int:
+    "Floating-point operations of all matrix products in one forward pass."
+    mlp = 4 * c.num_tokens * c.dim * c.num_memories
+    affine = 4 * c.num_tokens * c.patch_dim * c.dim
+    return c.steps * (products(c, d) + mlp) + affine
+
+
+class Block(nnx.Module):
+    "One application: tokens (..., N, D) in and out, N patches of a square picture."
+
+    def __init__(self, c: ImageConfig, design: Design, *, rngs: nnx.Rngs):
+        self.design, self.head_dim = design, c.head_dim
+        self.side = c.image_size // c.patch_size
+        D, H, Y, K = c.dim, c.num_heads, c.head_dim, c.num_memories
+        # a key per name: a matrix starts alike in every design that has it
+        key = rngs.params()
+
+        def draw(name, shape, fan_in):
+            own = jax.random.fold_in(key, zlib.crc32(name.encode()))
+            return nnx.Param(jax.random.normal(own, shape, jnp.float32) * fan_in**-0.5)
+
+        zeros = lambda *shape: nnx.Param(jnp.zeros(shape, jnp.float32))
+        norm = EnergyLayerNorm if design.scalar_norm else nnx.LayerNorm
+        self.norm = norm(D, rngs=rngs)
+        if not design.parallel:
+            self.norm2 = norm(D, rngs=rngs)
+        self.Wq, self.Wk = draw("Wq", (H, D, Y), D), draw("Wk", (H, D, Y), D)
+        if design.tied_start:
+            self.Wk[...] = self.Wq[...]
+        if not design.tied_values:
+            self.Wv, self.Wo = draw("Wv", (H, D, Y), D), draw("Wo", (H, D, Y), H * Y)
+        self.W1 = draw("W1", (K, D), D)
+        if not design.tied_mlp:
+            self.W2 = draw("W2", (K, D), K)
+        if design.biases:
+            self.bq, self.bk, self.bv = (zeros(H, 1, Y) for _ in range(3))
+            self.bo, self.b1, self.b2 = zeros(D), zeros(K), zeros(D)
+        if design.relative != "none":
+            offset = np.arange(1 - self.side, self.side)
+            distance = np.hypot(offset[:, None], offset).astype(np.float32)
+            slopes = np.geomspace(0.25, 2, H) * (design.relative == "distance")
+            self.table = nnx.Param(
+                jnp.asarray(-slopes[:, None, None] * distance, jnp.float32)
+            )
+
+    def scores(self, Q, K):
+        "What the softmax is taken of: β K·Q + b, minus infinity where none may look."
+        scores = jnp.einsum("...hcy,...hby->...hcb", Q, K) * self.head_dim**-0.5
+        if self.design.relative != "none":
+            row, column = np.divmod(np.arange(self.side**2), self.side)
+            offset = lambda at: at[:, None] - at[None, :] + self.side - 1
+            scores = scores + self.table[...][:, offset(row), offset(column)]
+        if not self.design.self_attention:
+            scores = jnp.where(np.eye(scores.shape[-1], dtype=bool), -jnp.inf, scores)
+        return scores
+
+    def attention(self, g):
+        d = self.design
+        Q, K = queries_and_keys(g, self.Wq[...], self.Wk[...])
+        V = K if d.tied_values else jnp.einsum("...nd,hdy->...hny", g, self.Wv[...])
+        if d.biases:
+            Q, K, V = Q + self.bq[...], K + self.bk[...], V + self.bv[...]
+        P = jax.nn.softmax(self.scores(Q, K))
+        back = lambda pull, W: jnp.einsum("...hny,hdy->...nd", pull, W[...])
+        seen = jnp.einsum("...hab,...hby->...hay", P, V)
+        update = back(seen, self.Wq if d.tied_values else self.Wo)
+        if d.key_term:
+            update += back(jnp.einsum("...hca,...hcy->...hay", P, Q), self.Wk)
+        return update + self.bo[...] if d.biases else update
+
+    def mlp(self, g):
+        d = self.design
+        a = jnp.einsum("...nd,kd->...nk", g, self.W1[...])
+        if d.biases:
+            a = a + self.b1[...]
+        h = jax.nn.relu(a) if d.relu else jax.nn.gelu(a)
+        update = jnp.einsum(
+            "...nk,kd->...nd", h, (self.W1 if d.tied_mlp else self.W2)[...]
+        )
+        return update + self.b2[...] if d.biases else update
+
+    def energy(self, g):
+        "Of the last rung: its update is −∂E/∂g."
+        Q, K = queries_and_keys(g, self.Wq[...], self.Wk[...])
+        lse = jax.nn.logsumexp(self.scores(Q, K), -1)
+        r = jax.nn.relu(jnp.einsum("...nd,kd->...nk", g, self.W1[...]))
+        return -(self.head_dim**0.5) * lse.sum((-2, -1)) - 0.5 * (r**2).sum((-2, -1))
+
+    def __call__(self, x):
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            if self.design.parallel:
+                g = self.norm(x)
+                return x + self.attention(g) + self.mlp(g)
+            x = x + self.attention(self.norm(x))
+            return x + self.mlp(self.norm2(x))
+
+
+class Model(ImageTransformer):
+    "The library's image model with `Block` inside."
+
+    def __init__(self, config: ImageConfig, design: Design, *, rngs: nnx.Rngs):
+        self.design = design
+        super().__init__(config, rngs=rngs)
+
+    def _make_block(self, rngs):
+        # one key whatever the design: encoder, MASK and decoder start alike in all
+        return Block(self.config, self.design, rngs=nnx.Rngs(rngs.params()))
+
+    def descend(self, patches, masked, *, steps=None, **_):
+        "All steps unrolled and stored: at this size faster than a loop on a CPU."
+        x = self.encode(patches, masked)
+        for _ in range(self.config.steps if steps is None else steps):
+            x = self.block(x)
+        return x, Trajectory(None, None)
+
+
+# --- both ends against the library ---
+
+
+def shaken(block: Block) -> Block:
+    "The block in double precision, with all parameters moved off their start."
+    leaves, tree = jax.tree.flatten(nnx.state(block, nnx.Param))
+    random = np.random.default_rng(0)
+    moved = [np.asarray(x) + 0.1 * random.normal(size=x.shape) for x in leaves]
+    nnx.update(block, jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in moved]))
+    return block
+
+
+def from_library(block: Block, c: ImageConfig) -> TransformerBlock | EnergyTransformer:
+    "The library's block with the weights of rung 0 or of the last."
+    sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
+    if block.design.key_term:
+        made = EnergyTransformer(*sizes, rngs=nnx.Rngs(0))
+        made.norm = block.norm
+        made.attention.Wq, made.attention.Wk = block.Wq, block.Wk
+        made.memory.xi = block.W1
+        return made
+    made = TransformerBlock(*sizes, rngs=nnx.Rngs(0))
+    made.norm1, made.norm2 = block.norm, block.norm2
+    for letter, name in dict(q="query", k="key", v="value").items():
+        layer = getattr(made.attention, name)
+        layer.kernel = nnx.Param(getattr(block, f"W{letter}")[...].swapaxes(0, 1))
+        layer.bias = nnx.Param(getattr(block, f"b{letter}")[:, 0])
+    made.attention.out.kernel = nnx.Param(block.Wo[...].swapaxes(1, 2))
+    made.attention.out.bias = block.bo
+    made.up.kernel, made.up.bias = nnx.Param(block.W1[...].T), block.b1
+    made.down.kernel, made.down.bias = block.W2, block.b2
+    return made
+
+
+def check():
+    """Rung 0 is the library's `TransformerBlock`, the last rung one step of its
+    `EnergyTransformer` with α = 1; its update is −∂E/∂g with relative positions too.
+    """
+    tiny = dict(image_size=2, patch_size=1, dim=6, num_heads=2, head_dim=3)
+    c = ImageConfig(**tiny, num_memories=5)
+    with float64(), jax.numpy_rank_promotion("allow"):
+        x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 4, 6)))
+        first, last = (
+            shaken(Block(c, RUNGS[name], rngs=nnx.Rngs(0)))
+            for name in ("transformer", "key term")
+        )
+        # flax takes the softmax in single precision, whatever it is given
+        assert_close(first(x), from_library(first, c)(x), rtol=1e-6)
+        library = from_library(last, c)
+        g = library.norm(x)
+        assert_close(last(x), x + library.update(g), rtol=1e-12)
+        assert_close(last.energy(g), library.energy(g), rtol=1e-12)
+        design = replace(RUNGS["key term"], relative="distance")
+        block = shaken(Block(c, design, rngs=nnx.Rngs(0)))
+        assert_gradient(block.energy, g, -(block.attention(g) + block.mlp(g)))
+    for kind, name in (("transformer", "transformer"), ("energy", "key term")):
+        size = sized(BASE.model, RUNGS[name])
+        assert operations(size, RUNGS[name]) == replace(size, block=kind).flops
+    assert len({operations(sized(BASE.model, d), d) for d in RUNGS.values()}) == 1
+
+
+# --- runs ---
+
+
+def pictures(folder: Path) -> dict[str, np.ndarray]:
+    "Both splits in use as uint8 (n, S, S, C), decoded once and kept in `folder`."
+    found = {}
+    for split in ("train", "validation"):
+        path = folder / f"{BASE.data}-{split}.npy"
+        if not path.exists():
+            images = load_images(BASE.data, split)
+            images = images[:] if split == "train" else images[: BASE.validate_on]
+            with atomic_write(path) as temporary, open(temporary, "wb") as file:
+                np.save(file, images)
+        found[split] = np.load(path, mmap_mode="r")
+    return found
+
+
+def configured(images: dict[str, np.ndarray], base: TrainConfig = BASE) -> TrainConfig:
+    "With the channels and the statistics of the training pictures."
+    mean, std = (tuple(v.tolist()) for v in channel_statistics(images["train"]))
+    channels = images["train"].shape[-1]
+    return replace(
+        base, model=replace(base.model, channels=channels, mean=mean, std=std)
+    )
+
+
+@lru_cache
+def compiled(config: TrainConfig, design: Design):
+    "The optimizer, and one compiled step that serves every learning rate and seed."
+    optimiser, loss = make_optimiser(config.optim), loss_for(config)
+    make = lambda: Model(config.model, design, rngs=nnx.Rngs(0))
+    graphdef = nnx.split(nnx.eval_shape(make))[0]
+
+    @jax.jit
+    def step(params, state, images, seed, number, lr):
+        key = jax.random.fold_in(jax.random.key(seed), number)
+        objective = lambda p: loss(nnx.merge(graphdef, p), images, key)[0]
+        value, grads = jax.value_and_grad(objective)(params)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = optimiser.update(grads, state, params)
+        # AdamW's update is proportional to the learning rate
+        updates = jax.tree.map(lambda u: lr * u, updates)
+        return optax.apply_updates(params, updates), state, value
+
+    return optimiser, step, graphdef
+
+
+def run(
+    config: TrainConfig, design: Design, lr: float, seed: int, images: dict
+) -> dict:
+    "Train once, scoring a few times on the way; what the run's file holds."
+    wall, cpu = time.perf_counter(), time.process_time()
+    config = replace(config, model=sized(config.model, design))
+    optimiser, step, graphdef = compiled(config, design)
+    model = Model(config.model, design, rngs=nnx.Rngs(seed))
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
+    sizes = {"parameters": size(params), "block_parameters": size(params["block"])}
+    state, losses, training, validation = optimiser.init(params), [], [], []
+    stream = batches(images["train"], config.batch_size, seed=seed)
+    for number, batch in enumerate(islice(stream, config.optim.steps)):
+        params, state, loss = step(
+            params, state, batch, jnp.uint32(seed), number, jnp.float32(lr)
+        )
+        losses.append(loss)
+        if len(losses) == config.every or number + 1 == config.optim.steps:
+            training.append((number + 1, float(np.mean(losses))))
+            if not np.isfinite(training[-1][1]):
+                break
+            scores = evaluate(
+                nnx.merge(graphdef, params),
+                images["validation"],
+                config.num_occluded,
+                limit=config.validate_on,
+            )
+            validation.append((number + 1, float(scores.mean())))
+            losses = []
+    stream.close()
+    step, mse = validation[-1] if validation else (0, np.inf)
+    ended = step == config.optim.steps and np.isfinite(mse)
+    optim = replace(config.optim, lr=lr, lr_floor=config.optim.lr_floor * lr)
+    return {
+        "design": asdict(design),
+        "lr": lr,
+        "seed": seed,
+        # null: the loss was no longer finite
+        "validation_mse": mse if ended else None,
+        "validation": [row for row in validation if np.isfinite(row[1])],
+        "training": [row for row in training if np.isfinite(row[1])],
+        **sizes,
+        "operations": operations(config.model, design),
+        "seconds": time.perf_counter() - wall,
+        "cpu_seconds": time.process_time() - cpu,
+        "config": asdict(replace(config, optim=optim, seed=seed)),
+        **provenance(),
+    }
+
+
+def read(out: Path) -> dict[tuple[str, float, int], dict]:
+    "The runs made so far, by (name, learning rate, seed)."
+    runs = {}
+    for path in sorted(out.glob("*.json")):
+        row = json.loads(path.read_text())
+        runs[row["name"], row["lr"], row["seed"]] = row
+    return runs
+
+
+def score(row: dict) -> float:
+    "What a run ended at; infinity if it diverged."
+    return float("inf") if row["validation_mse"] is None else row["validation_mse"]
+
+
+def rates(done: dict, name: str) -> dict[float, float]:
+    "Learning rates tried on seed 0, best first, and what they ended at."
+    tried = {
+        lr: score(r) for (n, lr, seed), r in done.items() if (n, seed) == (name, 0)
+    }
+    return dict(sorted(tried.items(), key=lambda item: item[1]))
+
+
+def next_rate(tried: dict[float, float]) -> float | None:
+    "A neighbor of the best so far that was not tried; None if there is none."
+    at = LEARNING_RATES.index(next(iter(tried)))
+    near = LEARNING_RATES[at + 1 : at + 2] + LEARNING_RATES[max(at - 1, 0) : at]
+    return next((lr for lr in near if lr not in tried), None)
+
+
+def next_run(done: dict, names: list[str]) -> tuple[str, float, int] | None:
+    "What to train next, or None: the first rate, then other rates, then other seeds."
+    tried = {name: rates(done, name) for name in names}
+    for name in names:
+        if not tried[name]:
+            return name, FIRST_RATE, 0
+    for name in sorted(names, key=lambda name: len(tried[name])):
+        if lr := next_rate(tried[name]):
+            return name, lr, 0
+    for seed in SEEDS:
+        for name in names:
+            job = name, next(iter(tried[name])), seed
+            if job not in done:
+                return job
+    return None
+
+
+def work(out: Path, names: list[str], images: dict, base: TrainConfig = BASE):
+    "Make the runs that `out` lacks, in the order of `next_run`."
+    config = configured(images, base)
+    while job := next_run(read(out), names):
+        name, lr, seed = job
+        row = {"name": name, **run(config, designs()[name], lr, seed, images)}
+        with atomic_write(out / f"{name}-{lr:g}-{seed}.json") as temporary:
+            temporary.write_text(json.dumps(row) + "\n")
+        print(
+            f"{name:<30} lr {lr:<7g} seed {seed}  {score(row):.4f}  "
+            f"{row['seconds']:.0f} s, {row['cpu_seconds']:.0f} s of CPU",
+            flush=True,
+        )
+
+
+def summary(out: Path):
+    "Print a table: means and standard deviations over seeds at each best rate."
+    done, below = read(out), {}
+    spread = lambda x: f" ± {np.std(x, ddof=1):.4f}" if len(x) > 1 else ""
+    print("| run | parameters | MFLOP | rate (tried) | seeds | MSE | change |")
+    print("|---|---|---|---|---|---|---|")
+    for name, design in designs().items():
+        if not (tried := rates(done, name)):
+            continue
+        lr = next(iter(tried))
+        rows = {s: done[name, lr, s] for s in SEEDS if (name, lr, s) in done}
+        mse = {seed: score(row) for seed, row in rows.items()}
+        # to the rung below with the same positions, of distances to the free table;
+        # paired by seed
+        last = below.get(design.relative.replace("distance", "zero"), {})
+        gaps = [mse[seed] - last[seed] for seed in mse if seed in last]
+        below[design.relative] = mse
+        print(
+            f"| {name} | {rows[0]['parameters']:,} | {rows[0]['operations'] / 1e6:.0f} "
+            f"| {lr:g} ({', '.join(f'{r:g}' for r in sorted(tried))}) | {len(mse)} "
+            f"| {np.mean([*mse.values()]):.4f}{spread([*mse.values()])} "
+            f"| {f'{np.mean(gaps):+.4f}{spread(gaps)}' if gaps else '–'} |"
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="check both ends, and stop"
+    )
+    parser.add_argument("--summary", action="store_true", help="print the table so far")
+    parser.add_argument(
+        "--part",
+        type=int,
+        nargs=2,
+        default=(0, 1),
+        metavar=("I", "N"),
+        help="only the I-th of N shares of the work",
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "results/image-ladder")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=ROOT / "runs",
+        help="where decoded pictures are kept",
+    )
+    args = parser.parse_args()
+    i, n = args.part
+    if not 0 <= i < n:
+        parser.error(f"argument --part: expected 0 ≤ I < N, got {i} {n}")
+    if args.summary:
+        return summary(args.out)
+    check()
+    if args.check:
+        return print("Both ends of the ladder are the library's blocks.")
+    images = pictures(args.cache)
+    # both ends first, and the two rungs that only split a change in two last
+    first = lambda name: name[0] in "09"
+    last = lambda name: name[0] in "46"
+    names = sorted(designs(), key=lambda name: not first(name))
+    for late in (False, True):
+        work(args.out, [name for name in names if last(name) == late][i::n], images)
+
+
+if __name__ == "__main__":
+    main()

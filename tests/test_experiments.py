@@ -1,0 +1,242 @@
+"""The scripts of experiments/: what they build and how they keep their runs."""
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from et_nbdev.testing import assert_close
+from et_nbdev.training import fit
+from et_nbdev.vision.data import batches
+from et_nbdev.vision.train import evaluate, loss_for
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+
+@pytest.fixture(scope="module")
+def ladder():
+    path = ROOT / "experiments/image_ladder.py"
+    spec = importlib.util.spec_from_file_location("image_ladder", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def tiny(ladder):
+    "A configuration and pictures that train in no time."
+    model = replace(
+        ladder.BASE.model,
+        image_size=8,
+        patch_size=2,
+        dim=12,
+        num_heads=2,
+        head_dim=4,
+        num_memories=16,
+        steps=2,
+    )
+    optim = replace(ladder.BASE.optim, steps=4, warmup=1)
+    sizes = dict(batch_size=4, validate_on=6, every=2)
+    base = replace(ladder.BASE, model=model, optim=optim, **sizes)
+    draw = np.random.default_rng(0).integers
+    images = {
+        "train": draw(0, 256, (20, 8, 8, 3), np.uint8),
+        "validation": draw(0, 256, (8, 8, 8, 3), np.uint8),
+    }
+    return base, images
+
+
+def test_both_ends_of_the_ladder_are_the_blocks_of_the_library(ladder):
+    ladder.check()
+
+
+def test_tied_rungs_are_special_cases_of_those_below(ladder, x64):
+    c = tiny(ladder)[0].model
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 16, 12)))
+    make = lambda name: ladder.Block(c, ladder.RUNGS[name], rngs=nnx.Rngs(0))
+
+    def pair(below, above, **restricted):
+        "Both with the weights of `above`; those it lacks, as `restricted` says."
+        below, above = ladder.shaken(make(below)), ladder.shaken(make(above))
+        for name in ("Wq", "Wk", "Wv", "Wo", "W1", "W2"):
+            given = restricted.get(name, name)
+            if hasattr(below, name):
+                getattr(below, name)[...] = getattr(above, given)[...]
+        if type(below.norm) is type(above.norm):
+            below.norm = above.norm
+        return below, above
+
+    below, above = pair("parallel halves", "no biases")
+    assert np.abs(below(x) - above(x)).max() > 0.01
+    for name in ("bq", "bk", "bv", "bo", "b1", "b2"):
+        getattr(below, name)[...] = jnp.zeros_like(getattr(below, name)[...])
+    assert_close(below(x), above(x), rtol=1e-12)
+
+    below, above = pair("no self-attention", "keys start as queries")
+    assert_close(below(x), above(x), rtol=1e-12)
+
+    below, above = pair("keys start as queries", "scalar norm")
+    assert np.abs(below(x) - above(x)).max() > 0.01
+    below.norm.scale[...] = jnp.full_like(below.norm.scale[...], above.norm.gamma)
+    below.norm.bias[...] = above.norm.delta[...]
+    assert_close(below(x), above(x), rtol=1e-4)  # their ε differ
+
+    for names in (("ReLU", "tied MLP", "W2"), ("tied MLP", "tied values", "Wv Wo")):
+        ties = {w: dict(W2="W1", Wv="Wk", Wo="Wq")[w] for w in names[2].split()}
+        below, above = pair(*names[:2], **ties)
+        assert_close(below(x), above(x), rtol=1e-12)
+        assert not any(hasattr(above, name) for name in ties)
+
+
+def test_other_rungs_change_what_they_say(ladder, x64):
+    c = tiny(ladder)[0].model
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 16, 12)))
+    blocks = {
+        name: ladder.shaken(ladder.Block(c, design, rngs=nnx.Rngs(0)))
+        for name, design in ladder.RUNGS.items()
+    }
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        below, above = blocks["transformer"], blocks["parallel halves"]
+        g = above.norm(x)
+        assert_close(above(x), x + above.attention(g) + above.mlp(g), rtol=1e-12)
+        assert not hasattr(above, "norm2") and hasattr(below, "norm2")
+        below, above = blocks["no biases"], blocks["no self-attention"]
+        Q, K = np.random.default_rng(0).normal(size=(2, 2, 2, 16, 4))
+        seen, scores = below.scores(Q, K), above.scores(Q, K)
+        alone = np.eye(16, dtype=bool)
+        assert np.isneginf(scores[..., alone]).all()
+        assert_close(scores[..., ~alone], seen[..., ~alone], rtol=1e-12)
+        below, above = blocks["scalar norm"], blocks["ReLU"]
+        a = jnp.einsum("bnd,kd->bnk", g, above.W1[...])
+        recall = lambda h, block: jnp.einsum("bnk,kd->bnd", h, block.W2[...])
+        assert_close(above.mlp(g), recall(jax.nn.relu(a), above), rtol=1e-12)
+        a = jnp.einsum("bnd,kd->bnk", g, below.W1[...])
+        assert_close(below.mlp(g), recall(jax.nn.gelu(a), below), rtol=1e-12)
+
+
+def test_relative_positions_stand_where_they_say(ladder):
+    c = replace(tiny(ladder)[0].model, num_heads=4)
+    design = replace(ladder.RUNGS["transformer"], relative="distance")
+    block = ladder.Block(c, design, rngs=nnx.Rngs(0))
+    nothing = jnp.zeros((4, 16, 4), jnp.float32)
+    at = np.stack(np.divmod(np.arange(16), 4), -1)
+    distance = np.linalg.norm(at[:, None] - at, axis=-1)
+    slopes = np.array([0.25, 0.5, 1, 2])[:, None, None]
+    scores = block.scores(nothing, nothing)
+    np.testing.assert_allclose(scores, -slopes * distance, rtol=1e-6)
+    # an entry is that of one offset, query minus key, and of one head
+    block.table[...] = jnp.zeros_like(block.table[...]).at[2, 3 + 1, 3 - 2].set(1.0)
+    offsets = at[:, None] - at
+    np.testing.assert_array_equal(
+        np.asarray(block.scores(nothing, nothing)),
+        (np.arange(4)[:, None, None] == 2) & (offsets == (1, -2)).all(-1),
+    )
+
+
+def test_all_designs_start_alike_and_cost_the_same(ladder):
+    base = ladder.BASE.model
+    sizes = [ladder.sized(base, design) for design in ladder.designs().values()]
+    assert len(sizes) == 21
+    assert {c.num_memories for c in sizes} == {480, 512, 576}
+    costs = map(ladder.operations, sizes, ladder.designs().values())
+    assert set(costs) == {base.flops}
+    c = tiny(ladder)[0].model
+    first, *others = [
+        ladder.Model(ladder.sized(c, design), design, rngs=nnx.Rngs(3))
+        for design in ladder.RUNGS.values()
+    ]
+    start = dict(nnx.to_flat_state(nnx.state(first)))
+    for model in others:
+        for path, leaf in nnx.to_flat_state(nnx.state(model)):
+            tied = model.design.tied_start and path[-1] == "Wk"
+            same = start.get(("block", "Wq") if tied else path)
+            if same is not None and same.shape == leaf.shape:
+                np.testing.assert_array_equal(leaf[...], same[...], err_msg=path[-1])
+
+
+def test_a_run_is_what_the_training_loop_of_the_library_makes(ladder):
+    base, images = tiny(ladder)
+    config = ladder.configured(images, base)
+    design = ladder.designs()["9-key-term-zero"]
+    row = ladder.run(config, design, 0.02, 1, images)
+    sized = replace(config, model=ladder.sized(config.model, design))
+    model = ladder.Model(sized.model, design, rngs=nnx.Rngs(1))
+    score = lambda model: evaluate(
+        model, images["validation"], config.num_occluded, limit=6
+    )
+    history = fit(
+        model,
+        loss_for(sized),
+        lambda start: batches(images["train"], 4, seed=1, start=start),
+        replace(config.optim, lr=0.02, lr_floor=0.02 * config.optim.lr_floor),
+        seed=1,
+        validate=lambda model: {"loss": score(model).mean()},
+        every=2,
+        progress=False,
+    ).history
+    scores = [(r["step"], r["validation_loss"]) for r in history]
+    np.testing.assert_allclose(row["validation"], scores, rtol=1e-5)
+    assert row["validation_mse"] == row["validation"][-1][1] != scores[0][1]
+    assert row["config"]["optim"]["lr"] == 0.02 and row["config"]["seed"] == 1
+    parameters = jax.tree.leaves(nnx.state(model, nnx.Param))
+    assert row["parameters"] == sum(p.size for p in parameters)
+
+
+def test_a_run_that_stands_is_not_made_again(ladder, tmp_path, monkeypatch):
+    base, images = tiny(ladder)
+    monkeypatch.setattr(ladder, "LEARNING_RATES", (8e-3, 1.2e-2))
+    monkeypatch.setattr(ladder, "SEEDS", (0, 1))
+    names = ["9-key-term-zero"]
+    ladder.work(tmp_path, names, images, base)
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(files) == 3
+    made, run = [], ladder.run
+    record = lambda *a: made.append(a[2:4]) or run(*a)
+    monkeypatch.setattr(ladder, "run", record)
+    ladder.work(tmp_path, names, images, base)
+    assert made == []
+    lost = f"{names[0]}-0.012-0.json"
+    (tmp_path / lost).unlink()
+    ladder.work(tmp_path, names, images, base)
+    assert made == [(0.012, 0)]
+    again = json.loads((tmp_path / lost).read_bytes())
+    assert again["validation"] == json.loads(files[lost])["validation"]
+    assert {path.name for path in tmp_path.iterdir()} == {*files}
+
+
+def test_learning_rates_are_narrowed_down_before_other_seeds(ladder):
+    errors = {"a": {8e-3: 0.4, 1.2e-2: 0.3, 1.6e-2: 0.5}, "b": {8e-3: 0.4}}
+    errors["b"] |= {1.2e-2: 0.5, 4e-3: 0.3, 2e-3: None}  # None: it diverged
+    done, order = {}, []
+    while job := ladder.next_run(done, ["a", "b"]):
+        name, lr, seed = job
+        done[job] = {"validation_mse": errors[name][lr] if seed == 0 else 0.1}
+        order.append(job)
+    assert order == [
+        ("a", 8e-3, 0),
+        ("b", 8e-3, 0),
+        ("a", 1.2e-2, 0),
+        ("b", 1.2e-2, 0),
+        ("a", 1.6e-2, 0),
+        ("b", 4e-3, 0),
+        ("b", 2e-3, 0),
+        ("a", 1.2e-2, 1),
+        ("b", 4e-3, 1),
+        ("a", 1.2e-2, 2),
+        ("b", 4e-3, 2),
+    ]
+
+
+def test_a_run_that_diverges_says_so(ladder):
+    base, images = tiny(ladder)
+    config = ladder.configured(images, base)
+    row = ladder.run(config, ladder.designs()["9-key-term-zero"], 1e30, 0, images)
+    assert row["validation_mse"] is None
+    assert ladder.score(row) == float("inf")
+    json.loads(json.dumps(row, allow_nan=False))
