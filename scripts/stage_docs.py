@@ -1,6 +1,6 @@
 """Stage the notebooks for the site in _proc/, as nbdev_docs does before it calls
 Quarto, and add what nbdev does not make: links to open and download each notebook, a
-page that lists every public name, signatures that can be read.
+page that lists every public name, documentation from the source's own text.
 """
 
 import ast
@@ -10,65 +10,13 @@ import re
 from html import escape
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from check_docs import CODE, FENCE, MATH
+from modules import ROOT, first_line, meaning, modules, without_pragmas, wrapped
+
+OPEN = 32  # lines of exported code that are shown without a click
 
 
 # --- every public name ---
-
-
-def first_line(node):
-    "The beginning of a docstring, up to the first line that ends a sentence."
-    said = []
-    for line in (ast.get_docstring(node) or "").strip().split("\n\n")[0].split("\n"):
-        said.append(line.strip())
-        if line.rstrip().endswith((".", ":")):
-            break
-    return " ".join(said)
-
-
-def comment_of(lines, node):
-    "The comment at the end of an assignment's first line, or on the lines above it."
-    beside = re.search(r"\s#\s+(.*)$", lines[node.lineno - 1])
-    if beside:
-        return beside[1]
-    above = []
-    for line in reversed(lines[: node.lineno - 1]):
-        if not re.match(r"# (?!%%)", line):
-            break
-        above.insert(0, line[2:])
-    return " ".join(above)
-
-
-def definitions(path):
-    "{name: (its definition, the comment of a constant)} of a module's top level."
-    text = path.read_text(encoding="utf-8")
-    lines, found = text.split("\n"), {}
-    for node in ast.parse(text).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found[node.name] = node, ""
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            comment = comment_of(lines, node)
-            for target in (
-                node.targets if isinstance(node, ast.Assign) else [node.target]
-            ):
-                for name in ast.walk(target):
-                    if isinstance(name, ast.Name):
-                        found[name.id] = node, comment
-    return ast.parse(text), found
-
-
-def section_of(cells, name):
-    "The heading above the cell that assigns `name`."
-    heading = ""
-    for cell in cells:
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "markdown":
-            heading = (re.findall(r"^##+ (.+)$", source, re.M) or [heading])[-1]
-        elif re.search(r"^#\|\s*exports?\b", source, re.M) and re.search(
-            rf"^(?:[\w, ]*\b)?{name}\b[\w, ]*(?::[^=\n]+)?=", source, re.M
-        ):
-            return heading
-    return ""
 
 
 def escaped(text):
@@ -79,47 +27,26 @@ def escaped(text):
     )
 
 
-def api_page(identifier):
+def api_page():
     """Every public name with the first line of what its documentation says, linked to
     the place where it is explained.
     """
+    # there is no such file in the repository that a reader could be sent to
     parts = [
         "---\ntitle: API\ndescription: Every public name of et_nbdev, and where it is"
-        " derived, documented and tested.\n---\n"
+        " derived, documented and tested.\nrepo-actions: false\n---\n"
     ]
-    count = 0
-    modules = {}
-    for path in (ROOT / "et_nbdev").rglob("*.py"):
-        source = re.search(
-            r"File to edit: .*?/nbs/(\S+\.ipynb)", path.read_text(encoding="utf-8")
-        )
-        if source:
-            modules[source[1]] = path
-    for notebook, path in sorted(modules.items()):
-        tree, found = definitions(path)
-        public = found["__all__"]
-        cells = json.loads((ROOT / "nbs" / notebook).read_text(encoding="utf-8"))[
-            "cells"
-        ]
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for module in modules():
         rows = []
-        for name in ast.literal_eval(public[0].value):
-            node, comment = found[name]
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                anchor, what = name.lower(), first_line(node)
-            else:
-                anchor, what = (
-                    (
-                        identifier(section_of(cells, name))
-                        if section_of(cells, name)
-                        else ""
-                    ),
-                    comment,
-                )
-            rows.append(
-                f"| [`{name}`]({notebook}{'#' * bool(anchor)}{anchor}) |"
-                f" {escaped(what)} |"
+        for name, (node, comment) in module.public.items():
+            anchor = module.anchor(name)
+            what = (
+                first_line(node)
+                if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+                else comment
             )
+            place = f"{module.notebook}{'#' * bool(anchor)}{anchor}"
+            rows.append(f"| [`{name}`]({place}) | {escaped(what)} |")
             for method in node.body if isinstance(node, ast.ClassDef) else ():
                 if (
                     isinstance(method, ast.FunctionDef)
@@ -127,15 +54,16 @@ def api_page(identifier):
                     and first_line(method)
                 ):
                     rows.append(
-                        f"| [`.{method.name}`]({notebook}#{anchor}) |"
+                        f"| [`.{method.name}`]({place}) |"
                         f" {escaped(first_line(method))} |"
                     )
-            count += 1
-        title = re.sub(r"^[0-9]+[a-z]?_", "", Path(notebook).stem).replace("_", " ")
+        page = re.sub(r"^[0-9]+[a-z]?_", "", Path(module.notebook).stem)
         parts.append(
-            f"## {module}\n\n{first_line(tree)} Notebook: [{title}]({notebook}).\n\n"
-            "| name | what it is |\n|---|---|\n" + "\n".join(rows) + "\n"
+            f"## {module.name}\n\n{first_line(ast.parse(module.text))} Notebook:"
+            f" [{page.replace('_', ' ')}]({module.notebook}).\n\n| name | what it is"
+            " |\n|---|---|\n" + "\n".join(rows) + "\n"
         )
+    count = sum(len(module.public) for module in modules())
     print(f"api.qmd lists {count} public names")
     return "\n".join(parts)
 
@@ -143,36 +71,86 @@ def api_page(identifier):
 # --- what nbdev staged ---
 
 
-def readable(text):
-    "A signature as it is written: Array, not where jaxlib keeps the class."
-    return re.sub(
-        r"\b(?:jaxlib\._jax\.|jaxtyping\.|collections\.abc\.|flax\.nnx\.(?:\w+\.)*)(?=[A-Z])",
-        "",
-        text,
+def lines(source):
+    """The lines of a cell's source with their ends. Quarto splits a source that is one
+    string, and joins its lines again without their ends.
+    """
+    return "".join(source).splitlines(keepends=True)
+
+
+def markdown_cell(name, text):
+    return {"cell_type": "markdown", "id": name, "metadata": {}, "source": text}
+
+
+NO_NAMES = re.compile(r"^#+\s.*$|!?\[(?:[^\[\]]|\[[^\]]*\])*\]\([^)]*\)", re.M)
+
+
+def linked(text, notebook):
+    """Names in code, linked to where they are explained. Headings, links, formulas and
+    code of several lines stay as they are.
+    """
+    kept = [
+        m.span() for pattern in (FENCE, MATH, NO_NAMES) for m in pattern.finditer(text)
+    ]
+
+    def link(m):
+        name = re.fullmatch(r"([A-Za-z_][\w.]*)(\(\))?", m[2])
+        place = name and meaning(name[1], notebook)
+        if not place or any(start <= m.start() < end for start, end in kept):
+            return m[0]
+        page, anchor = place
+        target = (page if page != notebook else "") + (f"#{anchor}" if anchor else "")
+        return f"[{m[0]}]({target})" if target else m[0]
+
+    return CODE.sub(link, text)
+
+
+def documentation(module, name, config, with_signature):
+    """What stands where a name is defined: its heading, a link to the source, and its
+    documentation. The signature where no source is open beside it.
+    """
+    node = module.public[name][0]
+    file = module.path.relative_to(ROOT).as_posix()
+    source = f"{config.git_url}/blob/{config.branch}/{file}#L{node.lineno}"
+    signature = f"```python\n{module.signature(name)}\n```\n\n"
+    return (
+        f"### {name}\n\n[source]({source}){{.source-link}}\n\n"
+        + signature * with_signature
+        + linked(ast.get_docstring(node) or "", module.notebook)
     )
 
 
-def fields(text, classes):
-    """The signature of a named tuple or protocol, which Python gives as (*args,
-    **kwargs): its fields, or none.
+SHOWN = '#| code-fold: show\n#| code-summary: "Exported source"\n'  # by nbdev
+
+
+def documented(cells, module, config):
+    """The cells with what is said of each name in place of nbdev's show_doc, above the
+    code that defines it. Long code opens at a click, and the signature stands above it.
     """
-
-    def spell(m):
-        lines = [
-            f"    {ast.unparse(f.target)}:"
-            f" {ast.unparse(f.annotation)}{' = ' + ast.unparse(f.value) if f.value else ''},\n"
-            for f in classes.get(m[1], ())
-            if isinstance(f, ast.AnnAssign)
-        ]
-        return (
-            f"def {m[1]}(\n{''.join(lines)}):"
-            if lines
-            else f"class {m[1]}"
-            if m[1] in classes
-            else m[0]
-        )
-
-    return re.sub(r"def (\w+)\(\n\s*\*args, \*\*kwargs\n\):", spell, text)
+    placed, done = set(), []
+    for cell in cells:
+        if cell["source"].startswith(SHOWN):
+            for node in ast.parse(cell["source"]).body:
+                if getattr(node, "name", None) in module.public:
+                    placed.add(node.name)
+    for cell in cells:
+        if named := re.search(r"^show_doc\((\w+)\)$", cell["source"], re.M):
+            names = [named[1]] if named[1] not in placed else []
+            is_open = False
+        elif cell["source"].startswith(SHOWN):
+            names = [getattr(n, "name", None) for n in ast.parse(cell["source"]).body]
+            is_open = cell["source"].count("\n") <= OPEN
+        else:
+            names = []
+        for name in names:
+            if name in module.public:
+                text = documentation(module, name, config, not is_open)
+                done.append(markdown_cell(f"doc-{name}", text))
+        if not named:
+            if names and not is_open:
+                cell["source"] = cell["source"].replace("show", "true", 1)
+            done.append(cell)
+    return done
 
 
 # What matplotlib's animations take from a font on another site.
@@ -195,34 +173,34 @@ def self_contained(html, alt):
     """
     html = re.sub(r"<link rel=\"stylesheet\"\s+href=\"https://maxcdn[^>]*>", "", html)
     html = re.sub(r"<i class=\"fa fa-([\w -]+)\"></i>", lambda m: SIGNS[m[1]], html)
-    return html.replace("<img id=", f'<img alt="{escape(alt)}" id=')
-
-
-def lines(source):
-    """The lines of a cell's source with their ends. Quarto splits a source that is one
-    string, and joins its lines again without their ends.
-    """
-    return "".join(source).splitlines(keepends=True)
-
-
-def folded(source):
-    "nbdev shows all exported source; what is longer than a screen opens at a click."
-    return (
-        source.replace("#| code-fold: show", "#| code-fold: true", 1)
-        if source.count("\n") > 32
-        else source
+    html = html.replace("<img id=", f'<img alt="{escape(alt)}" id=')
+    return html.replace(
+        '<input id="_anim_slider', '<input aria-label="Frame" id="_anim_slider'
     )
+
+
+def handed_over(data, alt):
+    """What an output shows, without the kind that makes Quarto load jQuery and
+    require.js from another site: HTML goes as a raw block of Markdown.
+    """
+    if "text/html" in data:
+        html = self_contained("".join(data["text/html"]), alt).strip()
+        return {"text/markdown": f"```{{=html}}\n{html}\n```\n"}
+    if "text/markdown" in data:
+        # a minus in a table of numbers, where Python writes a hyphen
+        text = "".join(data["text/markdown"])
+        return {**data, "text/markdown": re.sub(r"(?m)(?<=[|(] )-(?=\.?\d)", "−", text)}
+    if "text/plain" in data:
+        return {**data, "text/plain": wrapped("".join(data["text/plain"]))}
+    return data
 
 
 def links(name, config):
-    repo, home = (
-        config.git_url.removeprefix("https://github.com/"),
-        config.doc_host + config.doc_baseurl,
-    )
+    repo = config.git_url.removeprefix("https://github.com/")
     return (
         "::: {.page-links}\n[Open in"
         f" Colab](https://colab.research.google.com/github/{repo}/blob/{config.branch}/nbs/{name})"
-        f" · [Download the notebook]({home}/notebooks/{name}) · [See it on"
+        f" · [Download the notebook](notebooks/{name}){{data-noresolveinput=true}} · [See it on"
         f" GitHub]({config.git_url}/blob/{config.branch}/nbs/{name})\n:::"
     )
 
@@ -233,60 +211,62 @@ def addressed(text, config):
     return text.replace("](../", f"]({config.git_url}/blob/{config.branch}/")
 
 
-def finish(path, config, classes):
-    """Links below the title; signatures; animations; addresses; and links to methods,
-    which have no heading of their own, lead to their class.
-    """
+def finish(path, config):
+    "A page as Quarto reads it."
     notebook = json.loads(path.read_text(encoding="utf-8"))
-    home = config.doc_host + config.doc_baseurl
-
-    def repoint(text):
-        text = addressed(text, config)
-        return re.sub(rf"({re.escape(home)}/[\w-]+\.html#\w+)\.\w+", r"\1", text)
-
-    for cell in notebook["cells"]:
+    notebook["metadata"].pop("widgets", None)
+    cells = notebook["cells"]
+    for cell in cells:
+        cell["source"] = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            cell["source"] = repoint("".join(cell["source"]))
-        else:
-            cell["source"] = folded("".join(cell["source"]))
-        for output in cell.get("outputs", []):
-            data = output.get("data", {})
-            if "text/markdown" in data:
-                text = repoint("".join(data["text/markdown"]))
-                data["text/markdown"] = (
-                    readable(fields(text, classes))
-                    if "show_doc(" in "".join(cell["source"])
-                    else text
-                )
-            if "text/html" in data:
-                alt = re.search(
-                    r"^#\|\s*fig-alt:\s*[\"']?(.*?)[\"']?\s*$",
-                    "".join(cell["source"]),
-                    re.M,
-                )
-                data["text/html"] = self_contained(
-                    "".join(data["text/html"]), alt[1] if alt else ""
-                )
-    if path.name[0].isdigit():
-        notebook["cells"].insert(
-            1,
-            {
-                "cell_type": "markdown",
-                "id": "page-links",
-                "metadata": {},
-                "source": links(path.name, config),
-            },
+            cell["source"] = addressed(linked(cell["source"], path.name), config)
+        alt = re.search(
+            r"^#\|\s*fig-alt:\s*[\"']?(.*?)[\"']?\s*$", cell["source"], re.M
         )
-    for cell in notebook["cells"]:
+        for output in cell.get("outputs", []):
+            if "text" in output:
+                output["text"] = wrapped("".join(output["text"]))
+            if "data" in output:
+                data = handed_over(output["data"], alt[1] if alt else "")
+                if "text/markdown" in data:
+                    data["text/markdown"] = addressed(data["text/markdown"], config)
+                output["data"] = data
+    for module in modules():
+        if module.notebook == path.name:
+            cells = documented(cells, module, config)
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            cell["source"] = without_pragmas(cell["source"])
+    if path.name[0].isdigit():
+        cells.insert(1, markdown_cell("page-links", links(path.name, config)))
+    for cell in cells:
         cell["source"] = lines(cell["source"])
+    notebook["cells"] = cells
     path.write_text(
         json.dumps(notebook, indent=1, ensure_ascii=False), encoding="utf-8"
     )
 
 
+def finish_all(staged, config):
+    "Finish every page that nbdev staged, and add the list of names."
+    sources = sorted((ROOT / "nbs").glob("*.ipynb"))
+    for path in sources:
+        copy = staged / path.name
+        if (
+            not copy.exists()
+            or not json.loads(copy.read_text(encoding="utf-8"))["cells"]
+        ):
+            raise SystemExit(f"{path.name} was not staged")
+        finish(copy, config)
+    site = staged / "_quarto.yml"
+    text = addressed(site.read_text(encoding="utf-8"), config)
+    site.write_text(text, encoding="utf-8")
+    (staged / "api.qmd").write_text(api_page(), encoding="utf-8")
+    print(f"{len(sources)} notebooks staged in {staged.name}/")
+
+
 def main():
     from nbdev.config import get_config
-    from nbdev.doclinks import NbdevLookup, _build_modidx
     from nbdev.quarto import refresh_quarto_yml
     from nbdev.serve import proc_nbs
 
@@ -296,40 +276,7 @@ def main():
         )
     os.chdir(ROOT)
     refresh_quarto_yml()
-    _build_modidx()
-    if NbdevLookup().code("EnergyTransformer") is None:
-        print(
-            "et_nbdev is not installed (pip install -e .): names in the text are not"
-            " linked, and signatures not to their source"
-        )
     finish_all(proc_nbs(force=True), get_config())
-
-
-def finish_all(staged, config):
-    "Finish every page that nbdev staged, and add the list of names."
-    from check_docs import identifier
-
-    sources = sorted((ROOT / "nbs").glob("*.ipynb"))
-    classes = {
-        node.name: node.body
-        for path in (ROOT / "et_nbdev").rglob("*.py")
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef)
-    }
-    for path in sources:
-        copy = staged / path.name
-        if (
-            not copy.exists()
-            or not json.loads(copy.read_text(encoding="utf-8"))["cells"]
-        ):
-            raise SystemExit(f"{path.name} was not staged")
-        finish(copy, config, classes)
-    site = staged / "_quarto.yml"
-    site.write_text(
-        addressed(site.read_text(encoding="utf-8"), config), encoding="utf-8"
-    )
-    (staged / "api.qmd").write_text(api_page(identifier), encoding="utf-8")
-    print(f"{len(sources)} notebooks staged in {staged.name}/")
 
 
 if __name__ == "__main__":  # nbdev starts worker processes that import this file again
