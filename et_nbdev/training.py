@@ -331,7 +331,8 @@ def restore(
         graphdef, abstract = nnx.split(
             nnx.eval_shape(lambda: build(config, Path(path).stat().st_size))
         )
-    except Exception as e:  # a configuration may hold anything, and JAX and flax refuse it in many ways
+    # a configuration may hold anything, and JAX and flax refuse it in many ways
+    except Exception as e:
         raise CheckpointError(
             f"{path}: holds no {kind} that this version knows ({type(e).__name__}:"
             f" {e}); its configuration reads {str(config)[:1000]}"

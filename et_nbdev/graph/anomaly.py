@@ -280,7 +280,7 @@ def weighted_loss(
     model: nnx.Module, batch: Batch, key: Array
 ) -> tuple[Float[Array, ""], dict]:
     """Eq. (11): mean cross-entropy over the nodes, anomalous ones weighted by #normal /
-    #anomalous among them.
+    anomalous ones among them.
     """
     log_p = jax.nn.log_softmax(
         model(batch.features, batch.edges, rngs=nnx.Rngs(dropout=key))[batch.nodes]

@@ -709,7 +709,8 @@ def demo(out: Path | str = "out", progress: bool = True) -> dict:
     )
     for name, score in metrics["test"].items():
         print(
-            f"  {name:<36}{score['auroc']:8.3f}{score['auprc']:8.3f}{score['macro_f1']:10.3f}"
+            f"  {name:<36}{score['auroc']:8.3f}{score['auprc']:8.3f}"
+            f"{score['macro_f1']:10.3f}"
         )
     return metrics
 

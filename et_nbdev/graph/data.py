@@ -574,7 +574,8 @@ def from_npz(path: str | os.PathLike) -> Graph:
     """
     a = _read_npz(
         path,
-        "senders|receivers|features|labels|name|edges|node_features|node_labels|relations/.*/(senders|receivers)",
+        "senders|receivers|features|labels|name|edges|node_features|node_labels"
+        "|relations/.*/(senders|receivers)",
     )
     if (
         {"edges", "node_features", "node_labels"} <= set(a)

@@ -697,7 +697,8 @@ def _ahead(
                 yield begun.popleft().result()
         while begun:
             yield begun.popleft().result()
-    finally:  # the consumer may stop early, or an error may: what has not begun is dropped
+    # the consumer may stop early, or an error may: what has not begun is dropped
+    finally:
         pool.shutdown(cancel_futures=True)
 
 # %% ../../nbs/10_image_data.ipynb #66174d6a
