@@ -52,6 +52,7 @@ FOR_demo   = the demo (usually a minute)
 FOR_images = other pictures than digits (usually a minute)
 FOR_dev    = notebooks and tests (usually two minutes)
 FOR_check  = the check of types (usually half a minute)
+FOR_docs   = the preview of the site (usually half a minute)
 FOR_dgl    = comparing with DGL: torch, large (usually two minutes)
 HOLDS_images = .venv/.demo
 HOLDS_dev    = .venv/.demo .venv/.images
@@ -89,6 +90,7 @@ docs: readme
 	  echo 'The site is in _docs/index.html'; \
 	else \
 	  echo 'Quarto is not on the PATH, so the pages are staged and checked, and previewed without the theme of the site.'; \
+	  $(MAKE) --no-print-directory .venv/.docs || echo 'That failed, so there may be no preview'; \
 	  $(BIN)/python scripts/preview_docs.py || exit 1; \
 	  echo 'To render them install Quarto 1.7 or newer: https://quarto.org/docs/get-started/'; \
 	fi

@@ -13,9 +13,9 @@ readme = root / "README.md"
 
 pythons = cfg["pythons"].split()
 major, minor = map(int, pythons[-1].split("."))
-demo, images, dynamics, graphs, dgl, dev, check = (
+demo, images, dynamics, graphs, dgl, dev, check, docs = (
     cfg[f"{extra}_requirements"].split()
-    for extra in ("demo", "images", "dynamics", "graphs", "dgl", "dev", "check")
+    for extra in "demo images dynamics graphs dgl dev check docs".split()
 )
 images = demo + images
 
@@ -45,6 +45,7 @@ setup(
         "dgl": dgl,
         "dev": dev + images + dynamics + graphs,
         "check": check,
+        "docs": docs,
     },
     entry_points={
         "console_scripts": cfg["console_scripts"].split(),

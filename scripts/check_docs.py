@@ -4,14 +4,13 @@ figures, directives, tables, formulas, size.
     python scripts/check_docs.py [FOLDER]        FOLDER is _proc (what
     scripts/stage_docs.py wrote) unless another is named
 
-Formulas are parsed by KaTeX where Node finds it (`npm install -g katex`), else by a
-plainer check of braces and environments.
+Formulas are parsed by the site's own KaTeX where there is Node, else by a plainer
+check of braces and environments.
 """
 
 import ast
 import functools
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -23,6 +22,7 @@ from urllib.parse import unquote
 
 import yaml
 from colab import first_code, install_cell
+from modules import WIDEST, identifier, meaning, without_pragmas, wrapped
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,12 +68,15 @@ NBDEV = {
     "slow",
     "gpu",
 }
+RICHER = {"text/html", "text/markdown"}  # shown instead of text/plain
 CALLOUTS = {"note", "tip", "warning", "important", "caution"}
 FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})[^\n]*\n.*?^\1?\2[ \t]*$", re.M | re.S)
 CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.S)
 EQUATIONS = re.compile(
     r"\bEq(?:s?\.|uations?)\s+(\(?\d+\)?(?:(?:–|, or |, | and | or )\(?\d+\)?)*)"
 )
+RAW = re.compile(r"^```\{=html\}\n(.*?)\n```$", re.M | re.S)
+NAMED = re.compile(r"\[`([A-Za-z_][\w.]*)(?:\(\))?`\]\(([\w.-]*)#([\w.-]+)\)")
 # Pandoc's rule: an opening dollar has no space after it; a closing one has none before
 # it and no digit after it.
 MATH = re.compile(
@@ -99,6 +102,9 @@ class Page:
     labels: list[str] = field(default_factory=list)  # of figures
     front: dict = field(default_factory=dict)
     code: list[dict] = field(default_factory=list)
+    fences: list[str] = field(default_factory=list)  # code in the prose
+    named: list[tuple] = field(default_factory=list)  # (link, name, file, anchor)
+    flow: list[tuple[str, str]] = field(default_factory=list)  # (kind, text) of cells
     html_outputs: list[str] = field(default_factory=list)  # what of them is seen
     faults: list[str] = field(default_factory=list)
 
@@ -111,24 +117,12 @@ class Page:
         )
 
 
-def identifier(heading):
-    "The anchor that Pandoc gives a heading."
-    text = re.sub(r"\s*\{[^}]*\}\s*$", "", heading)
-    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    text = re.sub(
-        r"[^\w\s.-]",
-        "",
-        text.replace("`", "").replace("*", "").replace("---", "—").replace("--", "–"),
-    )
-    return (
-        re.sub(r"^[^a-z]+", "", re.sub(r"\s+", "-", text.strip().lower())) or "section"
-    )
-
-
 def add_prose(page, text):
     "Record what a piece of markdown shows, links to and offers as an anchor."
     text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
+    page.fences += [m[0] for m in FENCE.finditer(text) if not RAW.match(m[0])]
     text = FENCE.sub("", text)
+    page.named += [(m[0], *m.groups()) for m in NAMED.finditer(text)]
     for line in re.findall(r"^#{1,6}\s+(.+)$", CODE.sub(r"\2", text), re.M):
         own = re.search(r"\{[^}]*#([\w.:-]+)", line)
         name = base = own[1] if own else identifier(line)
@@ -195,8 +189,12 @@ def read_page(path):
             ):
                 page.front, source = {"title": m[1], "description": m[2]}, m[2] or ""
             add_prose(page, source)
+            kind = "doc" if str(cell.get("id")).startswith("doc-") else "text"
+            page.flow.append((kind, re.sub(r"<!--.*?-->", "", source, flags=re.S)))
         elif cell["cell_type"] == "code":
             found, late = directives(source)
+            seen = shows_something(found, source, cell.get("outputs"))
+            page.flow.append(("code" if seen else "hidden", source))
             page.code.append(
                 {
                     "source": source,
@@ -220,13 +218,20 @@ def read_page(path):
             for name in ("fig-cap", "tbl-cap"):
                 add_prose(page, found.get(name, ""))
             for output in cell.get("outputs", []):
-                add_prose(
-                    page, "".join(output.get("data", {}).get("text/markdown", ""))
-                )
-                page.html_outputs.append(
-                    visible("".join(output.get("data", {}).get("text/html", "")))
-                )
+                add_prose(page, markdown_of(output))
+                page.html_outputs.append(visible(html_of(output)))
     return page
+
+
+def html_of(output):
+    "HTML that an output shows, also as staging hands it over: in Markdown."
+    data = output.get("data", {})
+    raw = RAW.findall("".join(data.get("text/markdown", "")))
+    return "".join(data.get("text/html", "")) + "\n".join(raw)
+
+
+def markdown_of(output):
+    return RAW.sub("", "".join(output.get("data", {}).get("text/markdown", "")))
 
 
 def hidden(found):
@@ -235,6 +240,46 @@ def hidden(found):
         or found.get("include") == "false"
         or found.get("output") == "false"
     )
+
+
+def shows_something(found, source, outputs):
+    "Whether the page has anything of a cell: code, output or documentation of a name."
+    if {"hide", "default_exp"} & set(found) or found.get("include") == "false":
+        return False
+    if "export" in found:
+        return any(
+            isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name[0] != "_"
+            for node in ast.parse(source).body
+        )
+    return found.get("echo") != "false" or bool(outputs)
+
+
+def shown_code(cell, staged):
+    "The lines of code that the page shows of a cell."
+    found = cell["directives"]
+    if hidden(found) or found.get("echo") == "false":
+        return []
+    code = cell["source"] if staged else without_pragmas(cell["source"])
+    return [line for line in code.split("\n") if not line.startswith("#|")]
+
+
+def shown_text(cell, staged):
+    """The lines that the page shows of what a cell printed or is worth. Staging breaks
+    those that are too wide; nobody reads on through more than three pieces of one.
+    """
+
+    def shown(text):
+        for line in "".join(text).split("\n"):
+            broken = [line] if staged else wrapped(line).split("\n")
+            yield from broken if len(broken) < 4 else [line]
+
+    if hidden(cell["directives"]):
+        return
+    for output in cell["outputs"]:
+        data = output.get("data", {})
+        if not any(k.startswith("image/") or k in RICHER for k in data):
+            yield from shown(output.get("text", ""))
+            yield from shown(data.get("text/plain", ""))
 
 
 def read_site(folder):
@@ -327,14 +372,10 @@ def check_links(page, site, folder):
         elif target.startswith("#"):
             yield from anchor(page, name, target)
         elif file.startswith(home):
-            file = file.removeprefix(home).strip("/")
-            if file.startswith("notebooks/"):
-                if not (ROOT / "nbs" / file.removeprefix("notebooks/")).is_file():
-                    yield f"no such notebook to download: {target}"
-            elif (file or "index.html") not in by_html:
-                yield f"no such page: {target}"
-            else:
-                yield from anchor(by_html[file or "index.html"], name, target)
+            yield f"leads away from a preview or a fork, where a file's name would do: {target}"
+        elif file.startswith("notebooks/"):
+            if not (ROOT / "nbs" / file.removeprefix("notebooks/")).is_file():
+                yield f"no such notebook to download: {target}"
         elif m := re.match(
             rf"(?:{re.escape(repo)}|https://colab\.research\.google\.com/github/{re.escape(repo.split('github.com/')[1])})/(?:blob|raw|tree)/\w+/(.*)",
             file,
@@ -362,6 +403,19 @@ def check_links(page, site, folder):
             yield f"not a picture that can be opened: {target}"
 
 
+def check_names(page):
+    """A link from a name leads to what the name means on that page. Where the notebook
+    itself has the link its author said so.
+    """
+    written = ROOT / "nbs" / page.path.name
+    written = written.read_text(encoding="utf-8") if written.is_file() else ""
+    for link, name, file, anchor in page.named:
+        if json.dumps(link, ensure_ascii=False)[1:-1] in written:
+            continue
+        if meaning(name, page.path.name) != (file or page.path.name, anchor):
+            yield f"a name that is linked means something else here: {link}"
+
+
 def check_colab(path):
     "Colab opens a notebook alone: its first cell of code fetches and installs the rest."
     code = first_code(json.loads(path.read_text(encoding="utf-8")))
@@ -377,6 +431,21 @@ def opens(path):
     except Exception:
         return False
     return True
+
+
+def check_colons(page):
+    """What a colon announces is there: the next thing that the page shows is code, a
+    figure, documentation, or a list, table or formula.
+    """
+    seen = [(kind, text.strip()) for kind, text in page.flow if kind != "hidden"]
+    seen = [(kind, text) for kind, text in seen if text]
+    for (kind, text), (after, said) in zip(seen, [*seen[1:], ("end", "")]):
+        if kind != "text" or not re.search(r"(?<!:):$", text):
+            continue
+        if after == "end" or (
+            after == "text" and not re.match(r"[-*|>]|\d+\.|\$\$|```|!\[|<|:::", said)
+        ):
+            yield f"a colon announces what the page does not show: …{text[-60:]}"
 
 
 def check_references(page):
@@ -433,9 +502,7 @@ def check_figures(page, staged):
     for cell in page.code:
         if hidden(cell["directives"]):
             continue
-        html = "".join(
-            "".join(o.get("data", {}).get("text/html", "")) for o in cell["outputs"]
-        )
+        html = "".join(map(html_of, cell["outputs"]))
         yield from check_html(html, staged)
         if not re.search("<(?:img|svg|canvas)\\b", html) and not any(
             kind.startswith("image/")
@@ -474,6 +541,13 @@ def check_html(html, staged):
         alt = re.search(r"\b(?:alt|aria-label)=(?:\"([^\"]*)\"|'([^']*)')", m[0])
         if "aria-hidden" not in m[0] and not (alt and says(alt[1] or alt[2])):
             yield f"a picture in an output has no alternative text: {m[0][:60]}"
+    for m in re.finditer(r"<input\b[^>]*>", html):
+        own = re.search(r"\bid=[\"']([^\"']+)", m[0])
+        if "aria-label" not in m[0] and not (
+            own
+            and re.search(rf"<label\b[^>]*\bfor=[\"']{re.escape(own[1])}[\"']", html)
+        ):
+            yield f"a control has no label: {m[0][:60]}"
     for m in MATH.finditer(visible(html)):
         yield f"a formula in HTML stays as it is written: {m[0][:60]}"
 
@@ -514,7 +588,21 @@ def check_rendering(page, staged):
         if depth:
             yield "a ::: that is not closed, or closes nothing"
         yield from check_tables(plain)
+        yield from check_lists(plain)
+    for code in page.fences:
+        for line in code.split("\n"):
+            if len(line.rstrip()) > WIDEST:
+                yield f"code is {len(line.rstrip())} characters wide: {line.strip()[:60]}"
+        if m := re.search(r"__main__\.|<lambda>|:NoneType=|jaxlib\._jax|\)->", code):
+            yield f"a signature as Python prints it, not as it is written: {m[0]}"
     for cell in page.code:
+        for said, text in (
+            ("code", shown_code(cell, staged)),
+            ("an output", shown_text(cell, staged)),
+        ):
+            for line in text:
+                if len(line.rstrip()) > WIDEST:
+                    yield f"{said} is {len(line.rstrip())} characters wide: {line.strip()[:60]}"
         for line in cell["late"]:
             yield (
                 "a directive is not read, below the first line of code or for its"
@@ -526,6 +614,18 @@ def check_rendering(page, staged):
         for output in cell["outputs"]:
             if output["output_type"] == "error":
                 yield f"an error was stored: {output.get('ename')}"
+            loads = {"text/html", "application/javascript"} & set(
+                output.get("data", {})
+            )
+            if staged and loads and not hidden(cell["directives"]):
+                yield (
+                    "an output that makes Quarto load jQuery and require.js from"
+                    f" elsewhere: {sorted(loads)[0]}"
+                )
+            if staged and (
+                m := re.search(r"(?m)[|(] -\.?\d[\d.]*", markdown_of(output))
+            ):
+                yield f"a hyphen for a minus: {m[0]}"
             shown = "".join(output.get("text", "")) + "".join(
                 output.get("data", {}).get("text/plain", "")
             )
@@ -533,6 +633,21 @@ def check_rendering(page, staged):
                 yield f"a warning was stored: {shown.strip()[:60]}"
             if m := re.search(r"(?<![\w.])/(?:tmp|home|root|Users|var)/\S+", shown):
                 yield f"an output names a file of somebody's machine: {m[0]}"
+
+
+def check_lists(text):
+    "Pandoc begins a list after an empty line only; without one its items run on."
+    item = r"\s*(?:[-*+]|\d+\.)\s+\S"
+    above = ""
+    for line in text.split("\n"):
+        if (
+            re.match(item, line)
+            and (line.lstrip()[0] in "-*+" or above.rstrip().endswith((".", ":")))
+            and above.strip()
+            and not re.match(rf"{item}|\s{{2,}}\S|#|\||:::|>", above)
+        ):
+            yield f"a list that runs on from the line above it: {line.strip()[:60]}"
+        above = line
 
 
 def check_tables(text):
@@ -572,6 +687,15 @@ def check_page(page, site, folder, staged):
     yield from page.faults
     yield from check_links(page, site, folder)
     yield from check_references(page)
+    yield from check_colons(page)
+    if staged:
+        if page.path.name != "api.qmd":  # every name is under its module's
+            yield from check_names(page)
+        if (
+            page.front.get("repo-actions") is not False
+            and not (ROOT / "nbs" / page.path.name).is_file()
+        ):
+            yield "View source leads to a file that is not in the repository"
     yield from check_figures(page, staged)
     yield from check_rendering(page, staged)
     if not staged and re.match(r"\d.*\.ipynb", page.path.name):
@@ -610,14 +734,18 @@ def check_configuration(site, folder):
             )
 
     sidebar = set(leaves(config["sidebar"]))
+    navbar = {
+        n for side in ("left", "right") for n in leaves(config["navbar"].get(side, []))
+    }
     names = {p.path.name for p in site}
-    for name in sorted(
-        sidebar.union(
-            *(leaves(config["navbar"].get(side, [])) for side in ("left", "right"))
-        )
-    ):
-        if not re.match(r"[a-z]+:|\.\./$", name) and name not in names:
+    for name in sorted(sidebar | navbar):
+        if (
+            not re.match(r"[a-z]+:|\.\./$", name)
+            and name.partition("#")[0] not in names
+        ):
             yield f"the navigation leads to {name}, which is not there"
+    for name in sorted(sidebar & navbar):
+        yield f"Quarto highlights {name} in the bar of every page: give it an anchor there"
     for name in sorted(names - sidebar - {"404.qmd"}):
         yield f"nothing in the sidebar leads to {name}"
     cards = [
@@ -635,10 +763,72 @@ def check_configuration(site, folder):
         taken[p.html] = p.path.name
 
 
+def luminance(color):
+    "Of #rrggbb, as WCAG defines it."
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), parts))
+
+
+# What is written on what, by the names that styles.css gives the colors.
+READ = [
+    ("link", "page"),
+    ("link-hover", "page"),
+    ("muted", "page"),
+    ("link", "box"),
+    ("chip-text", "box"),
+    ("button-text", "button"),
+]
+
+
+def check_style(folder):
+    """Formulas, fonts and scripts come with the site, and what is read is dark enough,
+    or light enough, in both themes.
+    """
+    config = (Path(folder) / "_quarto.yml").read_text(encoding="utf-8")
+    html = yaml.safe_load(config).get("format", {}).get("html", {})
+    math = html.get("html-math-method")
+    url = math.get("url", "") if isinstance(math, dict) else ""
+    if not url or not (Path(folder) / url / "katex.min.js").is_file():
+        yield f"formulas are set by a script from elsewhere: html-math-method {math}"
+    theme = html.get("theme", {})
+    for mode, files in theme.items() if isinstance(theme, dict) else ():
+        files = [files] if isinstance(files, str) else files
+        rules = [Path(folder) / name for name in files if name.endswith(".scss")]
+        if not any(
+            "$web-font-path: false" in r.read_text(encoding="utf-8") for r in rules
+        ):
+            yield f"the {mode} theme loads its fonts from elsewhere: $web-font-path"
+    texts = {"_quarto.yml": config}
+    for path in [*Path(folder).glob("*.css"), *Path(folder).glob("*.scss")]:
+        texts[path.name] = path.read_text(encoding="utf-8")
+    for name, text in texts.items():
+        for m in re.finditer(
+            r"(?:@import|url\(|\bsrc=|<link\b[^>]*href=)[\s\"'(]*(?:url\()?[\"']?((?:https?:)?//[^\s\"')>]+)"
+            r"|(https?://[^\s\"']*(?:cdn|unpkg|googleapis|gstatic|jsdelivr|polyfill)[^\s\"']*)",
+            text,
+        ):
+            yield f"{name} loads {m[1] or m[2]}"
+    css = texts.get("styles.css", "")
+    for rule, mode in ((":root", "light"), ("body.quarto-dark", "dark")):
+        block = re.search(rf"^{re.escape(rule)} \{{(.*?)\}}", css, re.M | re.S)
+        colors = dict(
+            re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block[1] if block else "")
+        )
+        for text, ground in READ:
+            if text not in colors or ground not in colors:
+                yield f"styles.css names no color --{text} or --{ground} for the {mode} theme"
+                continue
+            a, b = sorted(luminance(colors[name]) for name in (text, ground))
+            if (contrast := (b + 0.05) / (a + 0.05)) < 4.5:
+                pair = f"--{text} on --{ground}"
+                yield f"the contrast of {pair} is {contrast:.1f} in the {mode} theme"
+
+
 # --- formulas ---
 
 PARSE = """
-const katex = require('katex');
+const katex = require(process.argv[1]);
 let text = '';
 const complaint = ([tex, displayMode]) => {
   try {
@@ -653,39 +843,16 @@ process.stdin.on('data', d => text += d).on('end', () =>
 
 @functools.cache
 def find_katex():
-    "The environment in which Node finds KaTeX, or None."
-    if not shutil.which("node"):
-        return None
-
-    def found(env):
-        return (
-            subprocess.run(
-                ["node", "-e", "require.resolve('katex')"],
-                env=env,
-                cwd=ROOT,
-                capture_output=True,
-            ).returncode
-            == 0
-        )
-
-    env = dict(os.environ)
-    if found(env):
-        return env
-    if shutil.which("npm"):
-        env["NODE_PATH"] = subprocess.run(
-            ["npm", "root", "-g"], capture_output=True, text=True
-        ).stdout.strip()
-        if found(env):
-            return env
-    return None
+    "The site's own KaTeX, where there is a Node to run it; or None."
+    katex = ROOT / "nbs/katex/katex.min.js"
+    return katex if shutil.which("node") and katex.is_file() else None
 
 
-def parse_katex(formulas, env):
+def parse_katex(formulas, katex):
     "KaTeX's complaint about each formula, empty where there is none."
     run = subprocess.run(
-        ["node", "-e", PARSE],
+        ["node", "-e", PARSE, str(katex)],
         input=json.dumps(formulas),
-        env=env,
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -723,11 +890,11 @@ def parse_plain(tex):
     return ""
 
 
-def check_formulas(site, env):
+def check_formulas(site, katex):
     formulas = [(page, *f) for page in site for f in page.formulas]
     said = (
-        parse_katex([f[1:] for f in formulas], env)
-        if env
+        parse_katex([f[1:] for f in formulas], katex)
+        if katex
         else [parse_plain(tex) for _, tex, _ in formulas]
     )
     for (page, tex, _), complaint in zip(formulas, said):
@@ -758,6 +925,7 @@ def check(folder, katex=None):
         for fault in check_page(page, site, folder, staged)
     ]
     faults += [f"_quarto.yml: {fault}" for fault in check_configuration(site, folder)]
+    faults += [f"the site's style: {fault}" for fault in check_style(folder)]
     faults += [
         f"{page.path.name}: {fault}"
         for page, fault in (*check_equations(site), *check_formulas(site, katex))
@@ -773,8 +941,8 @@ def main(folder=ROOT / "_proc"):
     formulas = sum(len(page.formulas) for page in site)
     if not katex:
         print(
-            "KaTeX is not installed (npm install -g katex), so formulas were NOT"
-            " checked beyond their braces and environments"
+            "There is no Node here to run the site's KaTeX, so formulas were NOT checked"
+            " beyond their braces and environments"
         )
     print(
         f"{len(site)} pages, {formulas} formulas"

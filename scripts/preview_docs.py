@@ -1,12 +1,13 @@
-"""See the staged pages without Quarto: plain pages in _preview/ and, as wide as a desk
-and as a phone, a picture of each in _preview/shots/.
+"""See the staged pages without Quarto: set by Pandoc, as Quarto's are, in _preview/, and
+looked at by a browser, on a desk and on a phone, by day and by night.
 
-    python scripts/preview_docs.py
+    python scripts/preview_docs.py             every page, without pictures
+    python scripts/preview_docs.py norm api    these, with pictures in _preview/shots/
+    python scripts/preview_docs.py all         every page, with pictures: minutes
 
-It shows text, formulas, code, outputs and figures, in the site's style sheet; the
-theme, the search and the bars of the site are Quarto's alone. Formulas need KaTeX (`npm
-install -g katex`), the pictures a Chromium: on the PATH, or named by the environment
-variable CHROME.
+Text, formulas, code, outputs and figures are in the site's own style sheet; the theme,
+the search and the bars of the site are Quarto's alone. The browser is a Chromium: on
+the PATH, or named by the environment variable CHROME.
 """
 
 import base64
@@ -14,411 +15,187 @@ import json
 import os
 import re
 import shutil
-import subprocess
+import sys
 from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 
-from check_docs import (
-    CODE,
-    FENCE,
-    MATH,
-    ROOT,
-    directives,
-    find_katex,
-    hidden,
-    read_site,
-)
-from markdown_it import MarkdownIt
+from check_docs import ROOT, directives, hidden, html_of, markdown_of, read_site
 
 STAGED, OUT = ROOT / "_proc", ROOT / "_preview"
+TEMPLATE, LOOK = (ROOT / "scripts" / f"preview.{kind}" for kind in ("html", "js"))
 WIDTHS, HIGHEST = (1280, 390), 12000  # pixels; Chromium takes no picture much higher
-STYLE = """body {
-  font: 17px/1.5 system-ui, sans-serif;
-  margin: 0 auto; max-width: 820px; padding: 0 12px 80px;
-}
-nav { font-size: 14px; padding: 8px 0; }
-pre { overflow-x: auto; background: #f6f6f6; padding: 8px; font-size: 13.6px; }
-code { font-size: .875em; background: #f6f6f6; }
-table { border-collapse: collapse; }
-td, th {
-  border-bottom: 1px solid #ccc; padding: 4px 8px;
-  text-align: left; vertical-align: top;
-}
-figure { margin: 16px 0; text-align: center; }
-figcaption { font-size: 14px; }
-img { max-width: 100%; height: auto; }
-details, .callout { border-left: 4px solid #0d6efd; padding: 2px 12px; margin: 12px 0; }
-.katex-display { overflow-x: auto; overflow-y: hidden; }
-.katex .tag, .katex .katex-tag { position: static !important; padding-left: 2em; }"""
-TYPESET = """const katex = require('katex'); let text = '';
-const set = ([tex, displayMode]) =>
-  katex.renderToString(tex, {displayMode, throwOnError: false, strict: 'ignore'});
-process.stdin.on('data', d => text += d).on('end', () =>
-  console.log(JSON.stringify(JSON.parse(text).map(set))));"""
-# What is wider than the window although nothing around it scrolls or cuts.
-TOO_WIDE = """document.fonts.ready.then(() => {
-  const juts = e => {
-    if (e.getBoundingClientRect().right <= innerWidth + 1) return false;
-    for (let a = e.parentElement; a; a = a.parentElement)
-      if (getComputedStyle(a).overflowX != 'visible') return false;
-    return true;
-  };
-  const name = e =>
-    e.tagName.toLowerCase() + ' ' + e.textContent.trim().slice(0, 40);
-  const all = [...document.body.querySelectorAll('*')];
-  const height = Math.ceil(document.body.getBoundingClientRect().height) + 40;
-  const wide = document.documentElement.scrollWidth > innerWidth;
-  return [height, wide ? all.filter(juts).slice(-3).map(name) : null];
-})"""
-
+FENCE = "`" * 8
 
 # --- pages ---
 
 
-class Preview:
-    """Markdown as Quarto reads it, as far as these pages go. Formulas are kept in
-    `formulas`, and set all at once when every page is written.
-    """
-
-    def __init__(self, pages):
-        self.pages, self.formulas, self.parser = (
-            {p.path.name: p.html for p in pages},
-            [],
-            MarkdownIt("commonmark", {"html": True}).enable("table"),
-        )
-
-    def markdown(self, text):
-        blocks, spans = [], []  # of code, in which nothing else is read
-
-        def keep(m):
-            blocks.append(m[0])
-            return f"\x02{len(blocks) - 1}\x03"
-
-        def span(m):
-            spans.append(f"<code>{escape(m[2].strip())}</code>")
-            return f"\x06{len(spans) - 1}\x07"
-
-        def formula(m):
-            self.formulas.append((m[1] or m[2], m[1] is not None))
-            return f"\x04{len(self.formulas) - 1}\x05"
-
-        text = re.sub(
-            "\x02(\\d+)\x03",
-            lambda m: blocks[int(m[1])],
-            MATH.sub(formula, CODE.sub(span, FENCE.sub(keep, text))),
-        )
-        text = re.sub(
-            r"^::: *\{\.([\w-]+)[^}]*\}",
-            lambda m: f'<div class="{"callout" if "callout" in m[1] else m[1]}">\n',
-            text,
-            flags=re.M,
-        )
-        text = re.sub(r"^:::$", "\n</div>\n", text, flags=re.M)
-        text = re.sub(
-            r"!\[([^\]]*)\]\(([^)]*)\)\{fig-alt=\"([^\"]*)\"\}",
-            r'<figure><img src="\2" alt="\3"><figcaption>\1</figcaption></figure>',
-            text,
-        )
-        text = re.sub(r"(?<![\w@])@(fig-[\w-]+)", r'<a href="#\1">figure</a>', text)
-        html = re.sub(
-            "\x06(\\d+)\x07", lambda m: spans[int(m[1])], self.parser.render(text)
-        )
-        html = re.sub(
-            r"<h(\d)>", lambda m: f'<h{m[1]} id="{next(self.anchors, "")}">', html
-        )
-        return re.sub(
-            r'href="([\w-]+\.(?:ipynb|qmd))',
-            lambda m: f'href="{self.pages.get(m[1], m[1])}',
-            html,
-        )
-
-    def cell(self, cell):
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "markdown":
-            return self.markdown(source)
-        if cell["cell_type"] != "code":
-            return ""
-        found, _ = directives(source)
-        if hidden(found):
-            return ""
-        code = "\n".join(
-            line for line in source.split("\n") if not line.startswith("#|")
-        ).strip()
-        html = (
-            f"<pre><code>{escape(code)}</code></pre>"
-            if code and found.get("echo") != "false"
-            else ""
-        )
-        if html and found.get("code-fold") == "true":
-            summary = found.get("code-summary", "Show the code")
-            html = f"<details><summary>{summary}</summary>{html}</details>"
-        for output in cell["outputs"]:
-            data = {
-                kind: "".join(text)
-                for kind, text in output.get(
-                    "data", {"text/plain": output.get("text", "")}
-                ).items()
-            }
-            picture = next((kind for kind in data if kind.startswith("image/")), None)
-            if picture:
-                shown = (
-                    f'<img alt="{escape(found.get("fig-alt", ""))}"'
-                    f' src="data:{picture};base64,{data[picture].strip()}">'
-                )
-            elif "text/html" in data:
-                shown = data["text/html"]
-            elif "text/markdown" in data:
-                shown = self.markdown(data["text/markdown"])
-            else:
-                shown = f"<pre>{escape(data.get('text/plain', ''))}</pre>"
-            if "fig-cap" in found:
-                caption = self.markdown(found["fig-cap"])
-                shown = (
-                    f'<figure id="{found.get("label", "")}">{shown}'
-                    f"<figcaption>{caption}</figcaption></figure>"
-                )
-            html += f'<div class="cell-output cell-output-display">{shown}</div>'
-        return html and f'<div class="cell">{html}</div>'
-
-    def page(self, page):
-        self.anchors = iter(page.anchors)
-        text = page.path.read_text(encoding="utf-8")
-        if page.path.suffix == ".ipynb":
-            body = "\n".join(map(self.cell, json.loads(text)["cells"]))
-        else:
-            body = self.markdown(re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.S))
-        title, about = page.front.get("title", ""), page.front.get("description", "")
-        links = " · ".join(
-            f'<a href="{html}">{html.removesuffix(".html")}</a>'
-            for html in self.pages.values()
-        )
+def shown_output(output, found, name):
+    "Markdown of an output; a picture is written into the folder of its page."
+    data = output.get("data", {})
+    picture = next((kind for kind in data if kind.startswith("image/")), None)
+    if picture:
+        path = OUT / f"{name}.{picture.partition('/')[2].partition('+')[0]}"
+        path.parent.mkdir(exist_ok=True)
+        content = "".join(data[picture])
+        svg = picture.endswith("xml")
+        path.write_bytes(content.encode() if svg else base64.b64decode(content))
+        alt, label = escape(found.get("fig-alt", "")), found.get("label", "")
+        own = f'#{label} alt="{alt}"' if label else f'alt="{alt}"'
+        where = path.relative_to(OUT)
+        return f"![{found.get('fig-cap', '')}]({where}){{{own}}}", "display"
+    text = html_of(output)
+    text = f"{FENCE}{{=html}}\n{text}\n{FENCE}\n" if text else markdown_of(output)
+    if text:
+        label, caption = found.get("label"), found.get("fig-cap", "")
         return (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta'
-            ' name="viewport" content="width=device-width,'
-            f' initial-scale=1"><title>{escape(title)}</title>'
-            '<link rel="stylesheet"'
-            f' href="katex/katex.min.css"><style>{STYLE}</style><link rel="stylesheet"'
-            ' href="styles.css"></head><body>'
-            f"<nav><details><summary>Pages</summary>{links}</details></nav><main><h1>{escape(title)}</h1>{self.markdown(about)}{body}</main></body></html>"
-        )
+            f"::: {{#{label}}}\n{text}\n\n{caption}\n:::" if label else text
+        ), "display"
+    text = "".join(output.get("text", data.get("text/plain", "")))
+    return f"{FENCE}\n{text.rstrip()}\n{FENCE}", "stdout"
+
+
+def shown_cell(cell, name):
+    "Markdown of a cell of a notebook, with the classes that Quarto gives its parts."
+    source = "".join(cell["source"])
+    if cell["cell_type"] != "code":
+        return source if cell["cell_type"] == "markdown" else ""
+    found, _ = directives(source)
+    if hidden(found):
+        return ""
+    lines = [line for line in source.split("\n") if not line.startswith("#|")]
+    code, parts = "\n".join(lines).strip(), []
+    if code and found.get("echo") != "false":
+        parts.append(f"{FENCE}{{.python .cell-code}}\n{code}\n{FENCE}")
+        if fold := found.get("code-fold"):
+            opened = " open" if fold == "show" else ""
+            said = found.get("code-summary", "Show the code")
+            parts.insert(
+                0, f'<details class="code-fold"{opened}><summary>{said}</summary>\n'
+            )
+            parts.append("</details>")
+    for i, output in enumerate(cell["outputs"]):
+        text, kind = shown_output(output, found, f"{name}-{i}")
+        parts.append(f"::: {{.cell-output .cell-output-{kind}}}\n{text}\n:::")
+    return "::: {.cell}\n" + "\n\n".join(parts) + "\n:::"
+
+
+def write_page(page, pages):
+    import pypandoc
+
+    text = page.path.read_text(encoding="utf-8")
+    if page.path.suffix == ".ipynb":
+        stem = f"{page.path.stem}_files"
+        cells = enumerate(json.loads(text)["cells"])
+        text = "\n\n".join(shown_cell(cell, f"{stem}/{i}") for i, cell in cells)
+    else:
+        text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.S)
+    numbers = {label: i + 1 for i, label in enumerate(page.labels)}
+    text = re.sub(
+        r"(?<![\w@])@(fig-[\w-]+)",
+        lambda m: f"[Figure {numbers.get(m[1], '?')}](#{m[1]})",
+        text,
+    )
+    args = ["--standalone", f"--template={TEMPLATE}", "--katex=katex/"]
+    args += [
+        f"--metadata={k}={page.front.get(k, '')}" for k in ("title", "description")
+    ]
+    args += [f"--variable=pages={Path(html).stem}" for html in pages.values()]
+    html = pypandoc.convert_text(text, "html5", format="markdown", extra_args=args)
+    for file, name in pages.items():
+        html = re.sub(rf'href="{re.escape(file)}(?=[#"])', f'href="{name}', html)
+    (OUT / page.html).write_text(html, encoding="utf-8")
 
 
 def write_pages():
     if not STAGED.is_dir():
         raise SystemExit(f"{STAGED} is not there: run scripts/stage_docs.py first")
-    pages = read_site(STAGED)
-    preview = Preview(pages)
-    texts = {page.html: preview.page(page) for page in pages}
     shutil.rmtree(OUT, ignore_errors=True)
     shutil.copytree(
         STAGED,
         OUT,
         ignore=shutil.ignore_patterns("*.ipynb", "*.qmd", "*.yml", "_docs", ".*"),
     )
-    katex = find_katex()
-    if katex:
-        where = subprocess.run(
-            ["node", "-p", "require('path').dirname(require.resolve('katex'))"],
-            env=katex,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-        shutil.copytree(where, OUT / "katex")
-        done = subprocess.run(
-            ["node", "-e", TYPESET],
-            input=json.dumps(preview.formulas),
-            env=katex,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    formulas = (
-        json.loads(done.stdout)
-        if katex
-        else [f"<code>{escape(tex)}</code>" for tex, _ in preview.formulas]
-    )
-    for name, text in texts.items():
-        (OUT / name).write_text(
-            re.sub("\x04(\\d+)\x05", lambda m: formulas[int(m[1])], text),
-            encoding="utf-8",
-        )
-    how = (
-        "set by KaTeX"
-        if katex
-        else "as they are written, since KaTeX is not installed (npm install -g katex)"
-    )
-    print(f"{len(texts)} pages in _preview/index.html, formulas {how}")
-    return sorted(texts)
+    site = read_site(STAGED)
+    for page in site:
+        write_page(page, {p.path.name: p.html for p in site})
+    print(f"{len(site)} pages in _preview/index.html")
+    return sorted(page.html for page in site)
 
 
-# --- pictures of them ---
+# --- what only a browser sees ---
 
 
 def find_chrome():
-    return next(
-        filter(
-            None,
-            map(
-                shutil.which,
-                [
-                    os.environ.get("CHROME") or "chromium",
-                    "chromium-browser",
-                    "google-chrome",
-                    "chrome",
-                ],
-            ),
-        ),
-        None,
-    )
+    names = [
+        os.environ.get("CHROME") or "chromium",
+        "chromium-browser",
+        "google-chrome",
+    ]
+    return next(filter(None, map(shutil.which, [*names, "chrome"])), None)
 
 
-class Browser:
-    """Chromium without a window, driven by its own protocol over two pipes: messages of
-    JSON, a null byte after each.
-    """
+def look_at(names, chrome, pictures=False):
+    "What is wrong with the pages in a browser; where asked for, pictures of them."
+    from playwright.sync_api import sync_playwright
 
-    def __init__(self, chrome):
-        (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
-        sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
-        self.process = subprocess.Popen(
-            [
-                "sh",
-                "-c",
-                f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}',
-                "sh",
-                chrome,
-                "--headless",
-                "--disable-gpu",
-                "--hide-scrollbars",
-                "--no-first-run",
-                "--disable-background-networking",
-                "--remote-debugging-pipe",
-                *sandbox,
-            ],
-            pass_fds=(theirs_in, theirs_out),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(theirs_in)
-        os.close(theirs_out)
-        self.send, self.receive, self.count, self.session, self.rest = (
-            os.fdopen(ours_out, "wb", 0),
-            ours_in,
-            0,
-            None,
-            b"",
-        )
-        target = self("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self("Target.attachToTarget", targetId=target, flatten=True)[
-            "sessionId"
-        ]
-        self("Page.enable")
-
-    def __call__(self, method, until=None, **params):
-        "What the browser answers; with `until`, when that event has come."
-        self.count += 1
-        self.send.write(
-            json.dumps(
-                {
-                    "id": self.count,
-                    "method": method,
-                    "params": params,
-                    **({"sessionId": self.session} if self.session else {}),
-                }
-            ).encode()
-            + b"\0"
-        )
-        answer = None
-        while answer is None or until:
-            while b"\0" not in self.rest:
-                more = os.read(self.receive, 1 << 20)
-                if not more:
-                    raise RuntimeError("the browser has ended")
-                self.rest += more
-            text, _, self.rest = self.rest.partition(b"\0")
-            said = json.loads(text)
-            if said.get("id") == self.count:
-                answer = said
-            if said.get("method") == until:
-                until = None
-        if "error" in answer:
-            raise RuntimeError(f"{method}: {answer['error']['message']}")
-        return answer["result"]
+    look, faults = LOOK.read_text(encoding="utf-8"), {}
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chrome, chromium_sandbox=False)
+        for width in WIDTHS:
+            page = browser.new_page(viewport={"width": width, "height": 900})
+            asked = []
+            page.on("request", lambda r, asked=asked: asked.append(r.url))
+            for name in names:
+                page.goto((OUT / name).as_uri())
+                for scheme in ("light", "dark"):
+                    page.evaluate(f"document.body.className = 'quarto-{scheme}'")
+                    height, found = page.evaluate(look, width == WIDTHS[0])
+                    for fault in found:
+                        faults.setdefault((name, fault), f"{width} pixels, {scheme}")
+                    if pictures:
+                        picture(page, f"{Path(name).stem}-{width}-{scheme}", height)
+                for url in asked:
+                    if re.match("https?:", url):
+                        faults.setdefault((name, f"it loads {url}"), f"{width} pixels")
+                asked.clear()
+            page.close()
+        browser.close()
+    return [f"{name} ({where}): {fault}" for (name, fault), where in faults.items()]
 
 
-def photograph(names, chrome):
-    "Pages that are too wide for a window, with what makes them so."
-    (OUT / "shots").mkdir()
-    browser, faults = Browser(chrome), []
-    try:
-        for name in names:
-            for width in WIDTHS:
-                browser(
-                    "Emulation.setDeviceMetricsOverride",
-                    width=width,
-                    height=900,
-                    deviceScaleFactor=1,
-                    mobile=False,
-                )
-                browser(
-                    "Page.navigate",
-                    url=(OUT / name).as_uri(),
-                    until="Page.loadEventFired",
-                )
-                height, wide = browser(
-                    "Runtime.evaluate",
-                    expression=TOO_WIDE,
-                    awaitPromise=True,
-                    returnByValue=True,
-                )["result"]["value"]
-                if wide is not None:
-                    faults.append(f"{name}: wider than {width} pixels: {wide}")
-                for top in range(0, height, HIGHEST):
-                    clip = {
-                        "x": 0,
-                        "y": top,
-                        "width": width,
-                        "height": min(height - top, HIGHEST),
-                        "scale": 1,
-                    }
-                    shot = browser(
-                        "Page.captureScreenshot",
-                        format="jpeg",
-                        quality=75,
-                        captureBeyondViewport=True,
-                        clip=clip,
-                    )["data"]
-                    (
-                        OUT
-                        / "shots"
-                        / f"{Path(name).stem}-{width}{f'-{top}' * bool(top)}.jpg"
-                    ).write_bytes(base64.b64decode(shot))
-    finally:
-        browser.process.kill()
-        browser.process.wait()
-    return faults
+def picture(page, name, height):
+    (OUT / "shots").mkdir(exist_ok=True)
+    width = page.viewport_size["width"]
+    for top in range(0, height, HIGHEST):
+        clip = {"x": 0, "y": top, "width": width, "height": min(height - top, HIGHEST)}
+        path = OUT / "shots" / f"{name}{f'-{top}' * bool(top)}.jpg"
+        page.screenshot(path=path, quality=70, full_page=True, clip=clip)
 
 
-def main():
+def main(*asked):
+    missing = [name for name in ("pypandoc", "playwright") if find_spec(name) is None]
+    if "pypandoc" in missing:
+        print("No preview: pypandoc is missing (pip install -e .[docs] brings it)")
+        return 0
     names, chrome = write_pages(), find_chrome()
-    faults = photograph(names, chrome) if chrome else []
+    if chrome is None or missing:
+        lacks = (
+            "Chromium (on the PATH, or named by CHROME)" if not chrome else missing[0]
+        )
+        print(f"No {lacks}: what only a browser sees was NOT checked")
+        return 0
+    if asked:
+        names = [name for name in names if Path(name).stem in asked or "all" in asked]
+    faults = look_at(names, chrome, bool(asked))
     for fault in faults:
         print(fault)
-    if chrome:
-        print(
-            f"Pictures of {len(names)} pages at {WIDTHS[0]} and {WIDTHS[1]} pixels in"
-            f" _preview/shots/: {len(faults) or 'none'} too wide"
-        )
-    else:
-        print(
-            "No Chromium was found (on the PATH, or by the environment variable"
-            " CHROME): no pictures were taken, and widths were NOT checked"
-        )
+    print(
+        f"{len(names)} pages looked at, {WIDTHS[0]} and {WIDTHS[1]} pixels wide, light"
+        f" and dark: {len(faults) or 'no'} fault{'s' * (len(faults) != 1)}"
+    )
     return bool(faults)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(*sys.argv[1:]))
