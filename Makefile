@@ -70,7 +70,7 @@ demo: .venv/.$(if $(filter digits,$(DATA)),demo,images)
 check: .venv/.dev .venv/.check
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest -m core $(ARGS)
+	$(BIN)/python -m pytest -m "core and not long" $(ARGS)
 
 test: .venv/.dev $(if $(DGL),.venv/.dgl)
 	@$(BIN)/python -c 'import sys; from importlib.util import find_spec; sys.exit(not find_spec("dgl"))' || \

@@ -696,6 +696,7 @@ def truncated_by_hand(block, x, r, steps, step_size, k, mask, frozen):
         block = nnx.merge(graphdef, state)
         return x + step_size * block.update(block.norm(x), mask)
 
+    pull = jax.jit(lambda state, x, v: jax.vjp(step, state, x)[1](v))
     states = [x]
     for _ in range(steps):
         states.append(step(state, states[-1]))
@@ -705,20 +706,24 @@ def truncated_by_hand(block, x, r, steps, step_size, k, mask, frozen):
 
     value, (total, v) = jax.value_and_grad(read, (0, 1))(state, states[-1])
     for j in range(k if frozen else min(k, steps)):
-        d_state, v = jax.vjp(step, state, states[-1] if frozen else states[-2 - j])[1](
-            v
-        )
+        d_state, v = pull(state, states[-1] if frozen else states[-2 - j], v)
         total = jax.tree.map(jnp.add, total, d_state)
     return value, (total, v)
 
 
-@pytest.mark.parametrize("masked", [False, True])
+OPTIONS = dict(learn_beta=True, self_attention=True, activation="softmax")
+
+
 @pytest.mark.parametrize("steps, k", [(4, 1), (4, 3), (3, 0), (2, 5)])
 @pytest.mark.parametrize("gradient", ["last_k", "implicit"])
 @pytest.mark.parametrize(
-    "options",
-    [dict(), dict(learn_beta=True, self_attention=True, activation="softmax")],
-    ids=["plain", "options"],
+    "masked, options",
+    [
+        pytest.param(False, {}, id="plain"),
+        pytest.param(True, OPTIONS, id="masked, with options"),
+        pytest.param(True, {}, id="masked", marks=pytest.mark.long),
+        pytest.param(False, OPTIONS, id="with options", marks=pytest.mark.long),
+    ],
 )
 def test_truncated_and_implicit_gradients_are_what_they_say(
     gradient, options, steps, k, masked

@@ -83,7 +83,7 @@ HIDDEN = np.array(
 # HIDDEN, pixel by pixel
 UNDER = np.asarray(unpatchify(np.broadcast_to(HIDDEN[..., None], (5, 4, 48)), 8, 4))
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 
 
 def build(config=CONFIG, seed=0, **changes):

@@ -27,6 +27,7 @@ COMPUTE = {
     "21_graph_kernels",
     "22_anomaly",
     "22b_graph_baselines",
+    "24_classification",
     "31_performance",
 }
 

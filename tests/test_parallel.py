@@ -57,7 +57,9 @@ def start(out, devices=1, processes=1, process=0, address="-", folder="-", steps
     env = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")
+        + f" --xla_force_host_platform_device_count={devices}",
     }
     command = [
         sys.executable,
