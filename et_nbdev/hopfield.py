@@ -164,7 +164,7 @@ def asynchronous(
     W: Float[Array, "D D"],
     b: Float[Array, "D"] | None = None,
     # which neuron when; None: each once, 0 … D−1
-    order: Int[ArrayLike, "T"] | Sequence[int] | None = None,
+    order: Int[ArrayLike, "T"] | Sequence[Int[ArrayLike, ""]] | None = None,
 ) -> tuple[Float[Array, "... D"], Float[Array, "times ..."]]:
     r"""One neuron after another: $x_i \leftarrow \mathrm{sgn}(Wx - b)_i$. Returns the
     state, and the T+1 energies before and after every step.
@@ -258,7 +258,7 @@ def dense_sweep(
     x: Float[Array, "... D"],
     xi: Float[Array, "K D"],
     F: Callable,
-    order: Int[ArrayLike, "T"] | Sequence[int] | None = None,
+    order: Int[ArrayLike, "T"] | Sequence[Int[ArrayLike, ""]] | None = None,
 ) -> tuple[Float[Array, "... D"], Float[Array, "times ..."]]:
     """One neuron after another, flipped if that lowers the energy (where it changes
     nothing, rounding may decide). Returns the states, and the T+1 energies before and

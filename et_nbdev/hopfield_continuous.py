@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Float, Real
 
 from et_nbdev.hopfield import (
     check_floating,
@@ -22,7 +22,7 @@ from .norm import check_sizes
 
 # %% ../nbs/01b_hopfield_continuous.ipynb #e3d1f648
 def continuous_energy_and_update(
-    x: Float[Array, "... D"], xi: Float[Array, "K D"], beta: Float[ArrayLike, ""] = 1.0
+    x: Float[Array, "... D"], xi: Float[Array, "K D"], beta: Real[ArrayLike, ""] = 1.0
 ) -> tuple[Float[Array, "..."], Float[Array, "... D"]]:
     r"""$E = \frac12 x\cdot x - \frac1\beta\log\sum_\mu e^{\beta\,\xi_\mu\cdot x}$, and
     $-\partial E/\partial x = \xi^\top\mathrm{softmax}(\beta\,\xi x) - x$.
@@ -43,9 +43,9 @@ def continuous_energy_and_update(
 def retrieve(
     x: Float[Array, "... D"],
     xi: Float[Array, "K D"],
-    beta: Float[ArrayLike, ""] = 1.0,
+    beta: Real[ArrayLike, ""] = 1.0,
     steps: int = 10,
-    step_size: Float[ArrayLike, ""] = 1.0,
+    step_size: Real[ArrayLike, ""] = 1.0,
 ) -> tuple[Float[Array, "... D"], Float[Array, "{steps}+1 ..."]]:
     r"""T = `steps` gradient steps $x \leftarrow x - \alpha\,\partial E/\partial x$.
     Returns the states and the T + 1 energies.
@@ -67,7 +67,7 @@ def retrieve(
 
 # %% ../nbs/01b_hopfield_continuous.ipynb #a52c4168
 def sharing(
-    x: Float[Array, "... D"], xi: Float[Array, "K D"], beta: Float[ArrayLike, ""] = 1.0
+    x: Float[Array, "... D"], xi: Float[Array, "K D"], beta: Real[ArrayLike, ""] = 1.0
 ) -> Float[Array, "..."]:
     r"""How many memories share in a state: $1/\sum_\mu p_\mu^2$ with $p =
     \mathrm{softmax}(\beta\,\xi x)$, from 1 to K. Raises as

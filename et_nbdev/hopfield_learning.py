@@ -8,7 +8,7 @@ __all__ = ['log_partition', 'sample', 'negative_log_likelihood', 'likelihood_upd
 # %% ../nbs/01c_hopfield_learning.ipynb #9b7a6493
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
 from et_nbdev.hopfield import (
     check_floating,
@@ -21,7 +21,7 @@ from .norm import check_sizes, check_tokens
 
 # %% ../nbs/01c_hopfield_learning.ipynb #e9532203
 def log_partition(
-    xi: Float[Array, "K D"], beta: Float[ArrayLike, ""] = 1.0
+    xi: Float[Array, "K D"], beta: Real[ArrayLike, ""] = 1.0
 ) -> Float[Array, ""]:
     r"""$\log Z = \frac D2\log\frac{2\pi}\beta + \log\sum_\mu
     e^{\frac\beta2|\xi_\mu|^2}$ with $Z = \int e^{-\beta E(x)}\,dx$. Raises TypeError or
@@ -39,7 +39,7 @@ def sample(
     key: PRNGKeyArray,
     xi: Float[Array, "K D"],
     num: int,
-    beta: Float[ArrayLike, ""] = 1.0,
+    beta: Real[ArrayLike, ""] = 1.0,
 ) -> Float[Array, "{num} D"]:
     r"""`num` independent states from $e^{-\beta E}/Z$: a memory drawn by $w =
     \mathrm{softmax}(\frac\beta2|\xi|^2)$, and Gaussian noise of variance 1/β. Raises as
@@ -66,7 +66,7 @@ def _check_data(x, xi, beta):
 
 
 def negative_log_likelihood(
-    x: Float[Array, "B D"], xi: Float[Array, "K D"], beta: Float[ArrayLike, ""] = 1.0
+    x: Float[Array, "B D"], xi: Float[Array, "K D"], beta: Real[ArrayLike, ""] = 1.0
 ) -> Float[Array, ""]:
     r"""$\mathcal L = \langle\beta E(x)\rangle + \log Z$, the mean over the data of
     $-\log p(x)$, in nats. Raises TypeError or ValueError on arrays that do not fit, or
@@ -79,7 +79,7 @@ def negative_log_likelihood(
 
 
 def likelihood_update(
-    x: Float[Array, "B D"], xi: Float[Array, "K D"], beta: Float[ArrayLike, ""] = 1.0
+    x: Float[Array, "B D"], xi: Float[Array, "K D"], beta: Real[ArrayLike, ""] = 1.0
 ) -> Float[Array, "K D"]:
     r"""$-\partial\mathcal L/\partial\xi_\mu = \beta\,\langle p_\mu(x)\,x\rangle -
     \beta\,w_\mu\xi_\mu$, by hand. Raises as `negative_log_likelihood`.
@@ -94,9 +94,9 @@ def likelihood_update(
 def learn(
     x: Float[Array, "B D"],
     xi: Float[Array, "K D"],
-    beta: Float[ArrayLike, ""] = 1.0,
+    beta: Real[ArrayLike, ""] = 1.0,
     steps: int = 1000,
-    step_size: Float[ArrayLike, ""] | None = None,
+    step_size: Real[ArrayLike, ""] | None = None,
 ) -> tuple[Float[Array, "K D"], Float[Array, "times"]]:
     r"""T = `steps` gradient steps on the likelihood of all data, $\xi \leftarrow \xi -
     \alpha\,\partial\mathcal L/\partial\xi$, from the memories given. Returns memories
@@ -132,7 +132,7 @@ def hopfield_attention(
     Wq: Float[Array, "H D Y"],
     Wk: Float[Array, "H D Y"],
     Wv: Float[Array, "H D Y"],
-    beta: Float[ArrayLike, ""] | None = None,
+    beta: Real[ArrayLike, ""] | None = None,
 ) -> Float[Array, "... H N Y"]:
     r"""One update (α = 1) of a Hopfield network with states $Q = xW_Q$ and memories $K
     = yW_K$, read out as $V = yW_V$: $\mathrm{softmax}(\beta QK^\top)\,V$ in every head.

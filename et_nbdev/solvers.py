@@ -607,7 +607,7 @@ def solve(
     # 1
     evaluations: int = 100,
     # a sample has settled where its residual is at most this
-    tolerance: float | None = None,
+    tolerance: Float[ArrayLike, ""] | None = None,
     # a sample also stops where its energy is at most this
     until: float | Float[ArrayLike, "..."] | None = None,
     mask=None,  # as in `descend`: a table of booleans, or a graph as a list of edges

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -890,7 +890,7 @@ def configure(
     parser: argparse.ArgumentParser,
     configs: dict[str, Any],
     default: str,
-    argv: list[str] | None = None,
+    argv: Sequence[str] | None = None,
     omit: tuple[str, ...] = (),
 ) -> tuple[Any, argparse.Namespace]:
     """Parse a command line: the configuration that it starts from and changes, and

@@ -5,10 +5,24 @@ import gc
 import os
 from pathlib import Path
 
+import doors
 import jax
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from jax.experimental.compilation_cache import compilation_cache
+
+doors.ask_first()
+# The annotations are checked while these files run. In the others some tests still hand
+# in what an annotation forbids.
+TYPES_CHECKED = {
+    "test_anomaly_results",
+    "test_dynamics",
+    "test_errata",
+    "test_image_model",
+    "test_parallel",
+    "test_types",
+}
+doors.check(False)
 
 # Silent promotion and silent broadcasting hide wrong formulas: (N,) against (N, D) must
 # be an error, not a guess.
@@ -44,6 +58,13 @@ def forget_programs():
     yield
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def annotations_checked(request):
+    doors.check(request.module.__name__ in TYPES_CHECKED)
+    yield
+    doors.check(False)
 
 
 @contextlib.contextmanager

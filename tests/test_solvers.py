@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from conftest import examples
+from doors import unchecked
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
 from et_nbdev.graph.energy import EdgeIndex
@@ -611,6 +612,12 @@ def test_a_search_is_not_differentiated_by_accident(x64, method):
 X, NAN, INF = np.ones((2, 4, 6), np.float32), float("nan"), float("inf")
 
 
+def made(kind, **numbers):
+    "A solver's numbers are checked where they are used, by `solve`."
+    with unchecked():
+        return kind(**numbers)
+
+
 @pytest.mark.parametrize(
     "x, method, options, error, match",
     [
@@ -619,12 +626,18 @@ X, NAN, INF = np.ones((2, 4, 6), np.float32), float("nan"), float("inf")
             for m in ("anderson", None, Anderson, 0.1)
         ],
         *[
-            (X, kind(step_size=a), {}, ValueError, "^step_size: ")
+            (X, made(kind, step_size=a), {}, ValueError, "^step_size: ")
             for kind in (Euler, Backtracking, Flow)
             for a in (0.0, -1.0, NAN, INF, True, "x")
         ],
         *[
-            (X, kind(step_size=np.ones(3)), {}, ValueError, r"^step_size: .*\(3,\)")
+            (
+                X,
+                made(kind, step_size=np.ones(3)),
+                {},
+                ValueError,
+                r"^step_size: .*\(3,\)",
+            )
             for kind in (Euler, Anderson, Flow)
         ],
         *[
@@ -639,7 +652,10 @@ X, NAN, INF = np.ones((2, 4, 6), np.float32), float("nan"), float("inf")
             (X, Backtracking(sufficient=a), {}, ValueError, "^sufficient: ")
             for a in (-0.1, 1.0, NAN)
         ],
-        *[(X, Anderson(memory=a), {}, ValueError, "^memory: ") for a in (0, 2.5, -1)],
+        *[
+            (X, made(Anderson, memory=a), {}, ValueError, "^memory: ")
+            for a in (0, 2.5, -1)
+        ],
         *[
             (X, Flow(**{name: a}), {}, ValueError, f"^{name}: ")
             for name in ("rtol", "atol", "time")
