@@ -7,9 +7,19 @@ from pathlib import Path
 
 import doors
 import jax
+import jaxlib
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from jax.experimental.compilation_cache import compilation_cache
+
+# XLA's older emitters compile small programs in about half the time; tests wait for the
+# compiler. Set XLA_FLAGS yourself (it may be empty) to test with others. A version that
+# does not know these names would end the process.
+QUICK_FLAGS = (
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+)
+if jaxlib.__version__.startswith("0.10."):
+    os.environ.setdefault("XLA_FLAGS", QUICK_FLAGS)
 
 doors.ask_first()
 # The annotations are checked while these files run. In the others some tests still hand
