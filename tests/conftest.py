@@ -28,8 +28,13 @@ TYPES_CHECKED = {
     "test_anomaly_results",
     "test_dynamics",
     "test_errata",
+    "test_graph_classify_baselines",
+    "test_graph_energy",
+    "test_hopfield",
+    "test_image_data",
     "test_image_model",
     "test_parallel",
+    "test_testing",
     "test_types",
 }
 doors.check(False)
