@@ -96,7 +96,7 @@ def test_the_address_is_stated_once():
         if name in ("nbs/nbdev.yml", "et_nbdev/_modidx.py"):
             continue
         path = ROOT / name
-        if path.suffix in (".gif", ".png", ".jpg", ".safetensors", ".npz"):
+        if path.suffix in (".gif", ".png", ".jpg", ".safetensors", ".npz", ".woff2"):
             continue
         text = path.read_text(encoding="utf-8")
         if name == "README.md":
