@@ -608,9 +608,10 @@ def planted():
     "Anomalies that only their neighbours give away."
     rng = np.random.default_rng(0)
     n = 300
-    x, hidden = rng.normal(size=(n, 3)), rng.random(n) < 0.2
-    senders, receivers = rng.integers(0, n, (2, 1500))
-    x[receivers[hidden[senders]], 0] += 1.5  # whoever knows an anomaly stands out
+    x, hidden = rng.normal(size=(n, 3)), rng.random(n) < 0.1
+    senders, receivers = rng.integers(0, n, (2, 900))
+    # whoever knows an anomaly stands out
+    x[np.r_[receivers[hidden[senders]], senders[hidden[receivers]]], 0] += 4
     return Graph(senders, receivers, x, hidden).symmetric(), rng.permutation(n)[:150]
 
 
@@ -636,7 +637,8 @@ def test_trees_are_reproducible_and_use_the_neighbours(planted, kind):
     rest = np.setdiff1d(np.arange(graph.num_nodes), train)
     y = graph.labels[rest] == 1
     auroc = lambda p: (p[rest][y][:, None] > p[rest][~y][None]).mean()
-    assert auroc(p) > auroc(fit(0)) + 0.03
+    # ten seeds: 0.47 ± 0.07 more with a forest, 0.42 ± 0.06 with boosting
+    assert auroc(p) > auroc(fit(0)) + 0.1
 
 
 @pytest.mark.parametrize("kind", ["forest", "boosting"])
