@@ -98,10 +98,10 @@ def descend(
     speeds up its products without that). Each step takes its energy from the scores
     that its update needs anyway; only the energy of the last state is extra, and under
     `jit` it is dropped when nobody reads it. `gradient="implicit"` is a sum of k terms
-    that takes x for settled, which x never is: an approximation whose length dies away
-    with the depth. The derivative of the place where g settles is
-    `et_nbdev.equilibria.equilibrium`, with a forward pass of its own, because it needs
-    one that does settle. Raises ValueError if `steps` or `k` is negative, `step_size`
+    that takes x for settled, which it is not where forces point outwards: an
+    approximation whose length dies away with the depth. The derivative of the place
+    where g settles is `et_nbdev.equilibria.equilibrium`, with a forward pass of its
+    own, because it needs one that does settle. Raises ValueError if `steps` or `k` is negative, `step_size`
     is not positive and finite, or `gradient` unknown, and what the block raises on x
     and mask.
     """

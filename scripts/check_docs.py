@@ -443,7 +443,8 @@ def check_colons(page):
         if kind != "text" or not re.search(r"(?<!:):$", text):
             continue
         if after == "end" or (
-            after == "text" and not re.match(r"[-*|>]|\d+\.|\$\$|```|!\[|<|:::", said)
+            after == "text"
+            and not re.match(r"[-*+] |[|>]|\d+\. |\$\$|```|!\[|<|:::", said)
         ):
             yield f"a colon announces what the page does not show: …{text[-60:]}"
 

@@ -575,6 +575,13 @@ LONG = "x = " + "1" * 84  # as wide as the column
             None,
         ),
         ([staged_cell("markdown", "Thus:"), TEXT], "a colon announces"),
+        (
+            [
+                staged_cell("markdown", "Thus:"),
+                staged_cell("markdown", "**Next.** So."),
+            ],
+            "a colon announces",
+        ),
         ([staged_cell("markdown", "Thus:")], "a colon announces"),
         (
             [

@@ -1,5 +1,6 @@
-"""The annotations are true: every other test checks them, and these see to it that a
-wrong one is caught and that bad input still meets the error that a user meets.
+"""The annotations are true: while the files that conftest names run, every call is
+compared with them. These tests see to it that a wrong one is caught and that bad input
+still meets the error that a user meets.
 """
 
 import importlib
