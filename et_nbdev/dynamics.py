@@ -101,9 +101,9 @@ def descend(
     that takes x for settled, which it is not where forces point outwards: an
     approximation whose length dies away with the depth. The derivative of the place
     where g settles is `et_nbdev.equilibria.equilibrium`, with a forward pass of its
-    own, because it needs one that does settle. Raises ValueError if `steps` or `k` is negative, `step_size`
-    is not positive and finite, or `gradient` unknown, and what the block raises on x
-    and mask.
+    own, because it needs one that does settle. Raises ValueError if `steps` or `k` is
+    negative, `step_size` is not positive and finite, or `gradient` unknown, and what
+    the block raises on x and mask.
     """
     _check_descent(block, x, steps, step_size, gradient, k)
     graphdef, params = nnx.split(block)
