@@ -103,7 +103,7 @@ class EnergyTransformer(nnx.Module):
         self, g: Float[Array, "... N D"], mask: Mask | None = None
     ) -> Float[Array, "..."]:
         "E = E_ATT + E_HN, one number a sample."
-        return self.energies(g, mask).total
+        return self.energies(g, mask).total  # pyright: ignore[reportReturnType]
 
     def update(
         self, g: Float[Array, "... N D"], mask: Mask | None = None

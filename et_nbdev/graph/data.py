@@ -771,8 +771,9 @@ def _dgl_worker(kind: str, source: str, target: str):
     .npz.
     """
     try:
-        import dgl
-        import dgl.data
+        # without DGL=1 it is not installed
+        import dgl  # pyright: ignore[reportMissingImports]
+        import dgl.data  # pyright: ignore[reportMissingImports]
     except Exception as e:
         sys.exit(f"import: {type(e).__name__}: {str(e).splitlines()[0]}")
     if kind == "file":

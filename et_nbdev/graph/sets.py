@@ -641,7 +641,7 @@ def _dgl_worker(source: str, name: str, target: str):
     a fresh folder, so that no pickle of an earlier run is opened.
     """
     try:
-        from dgl.data import TUDataset
+        from dgl.data import TUDataset  # pyright: ignore[reportMissingImports]
     except Exception as e:
         sys.exit(f"import: {type(e).__name__}: {str(e).splitlines()[0]}")
 
