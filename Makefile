@@ -90,7 +90,7 @@ docs: readme
 	  echo 'The site is in _docs/index.html'; \
 	else \
 	  echo 'Quarto is not on the PATH, so the pages are staged and checked, and previewed without the theme of the site.'; \
-	  $(MAKE) --no-print-directory .venv/.docs || echo 'That failed, so there may be no preview'; \
+	  make --no-print-directory .venv/.docs || echo 'That failed, so there may be no preview'; \
 	  $(BIN)/python scripts/preview_docs.py || exit 1; \
 	  echo 'To render them install Quarto 1.7 or newer: https://quarto.org/docs/get-started/'; \
 	fi
