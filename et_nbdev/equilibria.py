@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
 
 from .block import Energies, EnergyTransformer
 from .norm import check_sizes
@@ -208,8 +208,8 @@ def noisy_descent(
     x: Float[Array, "... N D"],
     key: PRNGKeyArray,
     steps: int = 12,
-    step_size: float = 0.1,
-    noise: float = 0.02,  # s, deviation of the noise on the force
+    step_size: Float[ArrayLike, ""] = 0.1,
+    noise: Float[ArrayLike, ""] = 0.02,  # s, deviation of the noise on the force
     *,
     mask=None,
 ) -> tuple[Float[Array, "... N D"], Energies]:
@@ -243,8 +243,8 @@ def gibbs(
     x: Float[Array, "... N D"],  # where the chain starts: only its directions count
     key: PRNGKeyArray,
     steps: int = 1000,
-    step_size: float = 0.01,  # h
-    temperature: float = 1.0,  # 𝒯, in units of energy
+    step_size: Float[ArrayLike, ""] = 0.01,  # h
+    temperature: Float[ArrayLike, ""] = 1.0,  # 𝒯, in units of energy
     *,
     mask=None,
 ) -> tuple[Float[Array, "... N D"], Energies]:

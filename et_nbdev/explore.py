@@ -327,7 +327,7 @@ def _panel(inside: str, caption: str, width: int) -> str:
 
 
 # + 0.0: no −0
-def _number(v: float) -> str:
+def _number(v: float | np.floating) -> str:
     return (f"{v:,.0f}" if abs(v) >= 100 else f"{v + 0.0:.3g}").replace("-", "−")
 
 
@@ -734,7 +734,7 @@ MOST_BYTES, MOST_PIXELS = 20_000_000, 50_000_000
 
 
 def read_picture(
-    content: bytes, size: int, channels: int = 3
+    content: bytes | memoryview, size: int, channels: int = 3
 ) -> UInt8[np.ndarray, "S S C"]:
     """The pixels of a PNG or JPEG file, cut square around the middle and resized to
     `size` pixels a side; grey if `channels` is 1.

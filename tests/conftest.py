@@ -22,22 +22,6 @@ if jaxlib.__version__.startswith("0.10."):
     os.environ.setdefault("XLA_FLAGS", QUICK_FLAGS)
 
 doors.ask_first()
-# The annotations are checked while these files run. In the others some tests still hand
-# in what an annotation forbids.
-TYPES_CHECKED = {
-    "test_anomaly_results",
-    "test_dynamics",
-    "test_errata",
-    "test_graph_classify_baselines",
-    "test_graph_energy",
-    "test_hopfield",
-    "test_image_data",
-    "test_image_model",
-    "test_parallel",
-    "test_testing",
-    "test_types",
-}
-doors.check(False)
 
 # Silent promotion and silent broadcasting hide wrong formulas: (N,) against (N, D) must
 # be an error, not a guess.
@@ -73,13 +57,6 @@ def forget_programs():
     yield
     jax.clear_caches()
     gc.collect()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def annotations_checked(request):
-    doors.check(request.module.__name__ in TYPES_CHECKED)
-    yield
-    doors.check(False)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
-"""The annotations are true: while the files that conftest names run, every call is
-compared with them. These tests see to it that a wrong one is caught and that bad input
+"""The annotations are true: every call that a test makes is compared with them. These
+tests see to it that a wrong one is caught and that bad input
 still meets the error that a user meets.
 """
 

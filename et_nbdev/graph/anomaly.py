@@ -228,7 +228,11 @@ class AnomalyEnergyTransformer(nnx.Module):
         x = self.encoder(features)
         return x + self.positions[...] if self.config.positions else x
 
-    def check(self, features: Float[Array, "N F"], edges: tuple[EdgeIndex, ...]):
+    def check(
+        self,
+        features: Float[Array | np.ndarray, "N F"],
+        edges: tuple[EdgeIndex | Bool[Array, "N N"], ...],
+    ):
         """Raises TypeError or ValueError unless the features fit the encoder, and the
         edges the blocks and the features.
         """
@@ -237,7 +241,7 @@ class AnomalyEnergyTransformer(nnx.Module):
     def __call__(
         self,
         features: Float[Array, "N F"],
-        edges: tuple[EdgeIndex, ...],
+        edges: tuple[EdgeIndex | Bool[Array, "N N"], ...],
         *,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "N 2"]:
@@ -271,7 +275,7 @@ class Batch(NamedTuple):
     "The whole graph, and which nodes to learn from."
 
     features: Float[Array, "N F"]
-    edges: tuple[EdgeIndex, ...]
+    edges: tuple[EdgeIndex | Bool[Array, "N N"], ...]
     nodes: Int[Array, "train"]
     labels: Int[Array, "train"]
 
@@ -686,7 +690,7 @@ class Explanation(NamedTuple):
 
 def explain(
     model: AnomalyEnergyTransformer,
-    features: Float[np.ndarray, "N F"],
+    features: Float[Array | np.ndarray, "N F"],
     edges: tuple[EdgeIndex, ...],
 ) -> Explanation:
     """Energies by node, attention by edge and memories by node, at t = T. Raises

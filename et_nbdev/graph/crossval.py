@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -78,7 +78,7 @@ def deal(
     return fold
 
 
-def parts(fold: Int[np.ndarray, "G"], f: int) -> Fold:
+def parts(fold: Int[np.ndarray, "G"] | Sequence[int], f: int) -> Fold:
     """Outer fold f: its graphs to test on, those of the next fold to choose by, the
     others to train on. Raises ValueError unless `fold` has at least three folds, 0, 1,
     2, …, none of them empty.

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BytesIO
@@ -330,7 +330,11 @@ class Graph(_EdgeList):
 
 # %% ../../nbs/20_graph_data.ipynb #6b70c9be
 def from_relations(
-    relations: Mapping[str, Edges], features, labels, name: str = ""
+    # senders and receivers by kind, as arrays or lists
+    relations: Mapping[str, Edges | Int[np.ndarray, "2 _"] | Sequence[Sequence[int]]],
+    features,
+    labels,
+    name: str = "",
 ) -> Graph:
     """A heterogeneous graph; its edge list is the union of the relations, without
     parallel edges. Raises ValueError as `Graph` does.
@@ -343,7 +347,7 @@ def from_relations(
 
 
 def subgraph(
-    graph: Graph, nodes: Int[np.ndarray, "n"] | Bool[np.ndarray, "N"]
+    graph: Graph, nodes: Int[np.ndarray, "n"] | Bool[np.ndarray, "N"] | Sequence[int]
 ) -> Graph:
     """The nodes (ids, or True for those to keep) in the order given, and the edges
     among them.

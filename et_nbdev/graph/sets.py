@@ -20,7 +20,7 @@ import urllib.error
 import urllib.request
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -1080,7 +1080,9 @@ def _attributes(graphs: GraphSet, degrees: bool) -> Float32[np.ndarray, "N A"]:
     )
 
 
-def learn_encoding(graphs: GraphSet, train: Int[np.ndarray, "n"]) -> Encoding:
+def learn_encoding(
+    graphs: GraphSet, train: Int[np.ndarray, "n"] | Sequence[int]
+) -> Encoding:
     """The names of all labels from the set; which of them are known, and mean and
     deviation of attributes, from the graphs `train` alone.
     """
@@ -1142,7 +1144,7 @@ class GraphBatch(NamedTuple):
 
 # %% ../../nbs/20b_graph_sets.ipynb #b2d3bd8a
 def bucket_sizes(
-    sizes: Int[np.ndarray, "G"], num_buckets: int = 4, multiple: int = 4
+    sizes: Int[np.ndarray, "G"] | Sequence[int], num_buckets: int = 4, multiple: int = 4
 ) -> tuple[int, ...]:
     """At most `num_buckets` values of N, multiples of `multiple`, that hold graphs of
     all these sizes with the least padded work.
@@ -1235,7 +1237,10 @@ class Buckets:
     )
 
     def plan(
-        self, ids: Int[np.ndarray, "n"], seed: int | None = None, epoch: int = 0
+        self,
+        ids: Int[np.ndarray, "n"] | Sequence[int],
+        seed: int | None = None,
+        epoch: int = 0,
     ) -> list[tuple[int, Int32[np.ndarray, "B"]]]:
         """The batches of one epoch as (bucket, rows of it), every graph of `ids` in one
         of them, rows filled up with -1.
@@ -1377,7 +1382,7 @@ def edge_batch(
     graphs: GraphSet,
     encoding: Encoding,
     positions: Float32[np.ndarray, "N k"],
-    ids: Int[np.ndarray, "m"],
+    ids: Int[np.ndarray, "m"] | Sequence[int],
     num_nodes: int | None = None,
     num_edges: int | None = None,
     num_graphs: int | None = None,
@@ -1440,7 +1445,10 @@ class EdgeLists:
     num_edge_features = property(lambda self: self.encoding.edge.size)
 
     def plan(
-        self, ids: Int[np.ndarray, "n"], seed: int | None = None, epoch: int = 0
+        self,
+        ids: Int[np.ndarray, "n"] | Sequence[int],
+        seed: int | None = None,
+        epoch: int = 0,
     ) -> list[Int[np.ndarray, "b"]]:
         """The batches of one epoch as graphs, each with its share of small and of large
         ones; in random order, the same for the same seed and epoch, or without a seed

@@ -7,6 +7,7 @@ __all__ = ['InField', 'FieldImageEnergyTransformer', 'moving', 'descend_by', 'gr
            'errors_after', 'errors_settled']
 
 # %% ../../nbs/15_image_dynamics.ipynb #b4f4a2df
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -107,7 +108,7 @@ def moving(
 def descend_by(
     block: EnergyTransformer,
     x: Float[Array, "... N D"],
-    step_sizes: Float[ArrayLike, "T"],  # α of every step
+    step_sizes: Float[ArrayLike, "T"] | Sequence[float],  # α of every step
     *,
     # in training, recompute each step instead of storing its inside
     remat: bool = False,
@@ -224,7 +225,10 @@ def _errors_after(model, images, occluded, step_sizes):
 
 
 def errors_after(
-    model: ImageEnergyTransformer, images, occluded, step_sizes: Float[ArrayLike, "T"]
+    model: ImageEnergyTransformer,
+    images,
+    occluded,
+    step_sizes: Float[ArrayLike, "T"] | Sequence[float],
 ) -> Float[Array, "B"]:
     """Error on the occluded patches after Euler steps of the given sizes. Raises
     ValueError as `descend_by`.
@@ -237,7 +241,7 @@ def errors_settled(
     model: ImageEnergyTransformer,
     images,
     occluded,
-    tolerance: float = 1e-3,
+    tolerance: Float[ArrayLike, ""] = 1e-3,
     evaluations: int = 300,
 ):
     """Error on the occluded patches where the descent has settled (B,), its energy
