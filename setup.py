@@ -13,9 +13,9 @@ readme = root / "README.md"
 
 pythons = cfg["pythons"].split()
 major, minor = map(int, pythons[-1].split("."))
-demo, images, dynamics, graphs, dgl, dev, check, docs = (
+demo, images, graphs, dgl, dev, check, docs = (
     cfg[f"{extra}_requirements"].split()
-    for extra in "demo images dynamics graphs dgl dev check docs".split()
+    for extra in "demo images graphs dgl dev check docs".split()
 )
 images = demo + images
 
@@ -40,10 +40,9 @@ setup(
     extras_require={
         "demo": demo,
         "images": images,
-        "dynamics": dynamics,
         "graphs": graphs,
         "dgl": dgl,
-        "dev": dev + images + dynamics + graphs,
+        "dev": dev + images + graphs,
         "check": check,
         "docs": docs,
     },

@@ -19,7 +19,7 @@ SETTINGS = ConfigParser()
 SETTINGS.read(ROOT / "settings.ini", encoding="utf-8")
 SETTINGS = SETTINGS["DEFAULT"]
 PYTHONS = SETTINGS["pythons"].split()
-EXTRAS = ("demo", "images", "dynamics", "graphs", "dev", "dgl", "check")
+EXTRAS = ("demo", "images", "graphs", "dev", "dgl", "check")
 
 
 def read(name):
