@@ -18,8 +18,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from et_nbdev.dynamics import descend
-from et_nbdev.solvers import Anderson, Backtracking, Euler, Flow, solve
+from et_nbdev.dynamics import Euler, descend
+from et_nbdev.solvers import Anderson, Backtracking, Flow, solve
 from et_nbdev.training import atomic_write, provenance
 from et_nbdev.vision.data import normalise, occlude, patchify, photographs
 from et_nbdev.vision.model import from_pretrained

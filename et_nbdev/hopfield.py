@@ -17,7 +17,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from .norm import check_sizes
+from ._checks import check_sizes
 
 # %% ../nbs/01_hopfield.ipynb #16e45981
 def _known(*values):

@@ -18,7 +18,7 @@ from et_nbdev.hopfield import (
     check_positive,
     check_states,
 )
-from .norm import check_sizes
+from ._checks import check_sizes
 
 # %% ../nbs/01b_hopfield_continuous.ipynb #e3d1f648
 def continuous_energy_and_update(

@@ -17,7 +17,7 @@ from et_nbdev.hopfield import (
     check_states,
 )
 from .hopfield_continuous import continuous_energy_and_update
-from .norm import check_sizes, check_tokens
+from ._checks import check_sizes, check_tokens
 
 # %% ../nbs/01c_hopfield_learning.ipynb #e9532203
 def log_partition(

@@ -9,9 +9,9 @@ LIB = Path(__file__).resolve().parent.parent / "et_nbdev"
 
 
 def names():
-    "module.name for every name in a module's `__all__`, sorted."
+    "module.name for every name in a public module's `__all__`, sorted."
     found = []
-    for path in LIB.rglob("*.py"):
+    for path in LIB.rglob("[!_]*.py"):
         module = ".".join(path.relative_to(LIB.parent).with_suffix("").parts)
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if (

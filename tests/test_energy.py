@@ -14,10 +14,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from conftest import examples
-from et_nbdev.attention import EnergyAttention
-from et_nbdev.block import EnergyTransformer, TransformerBlock
-from et_nbdev.memory import HopfieldMemory
-from et_nbdev.norm import EnergyLayerNorm, hessian, lagrangian, layer_norm
+from et_nbdev.attention import EnergyAttention, RelativePositions
+from et_nbdev.block import Block, EnergyTransformer, TransformerBlock
+from et_nbdev.energy import ExternalField, Scaled
+from et_nbdev.memory import HopfieldMemory, SignedMemory
+from et_nbdev.norm import EnergyLayerNorm, hessian, lagrangian, layer_norm, turning
 from et_nbdev.testing import assert_close, assert_gradient
 
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("compile_quickly")]
@@ -48,6 +49,9 @@ ACTIVATIONS = [
     ("softmax", 3.0, 0.4),
     ("softmax", 3.0, 3.0),
 ]
+SIGNED = ("signed", 2.0, 1.0)
+# what is multiplied with the scores, and what is added to them
+PAIRS = [(), ("weights",), ("bias",), ("weights", "bias")]
 
 attentions = st.fixed_dictionaries(
     dict(
@@ -59,6 +63,8 @@ attentions = st.fixed_dictionaries(
         beta=st.sampled_from(["per head", None, 0.3]),
         learn_beta=st.booleans(),
         self_attention=st.booleans(),
+        normalize=st.booleans(),
+        positions=st.booleans(),  # where N is a square
         seed=SEED,
     )
 )
@@ -82,7 +88,9 @@ blocks = st.fixed_dictionaries(
         beta=st.sampled_from(["per head", None]),
         learn_beta=st.booleans(),
         self_attention=st.booleans(),
-        activation=st.sampled_from(ACTIVATIONS),
+        normalize=st.booleans(),
+        positions=st.booleans(),
+        activation=st.sampled_from([*ACTIVATIONS, SIGNED]),
         mask=st.sampled_from(["per sample", *MASKS]),
         gamma=st.sampled_from([1.7, 0.2]),
         seed=SEED,
@@ -106,6 +114,7 @@ def heads(beta, H):
 
 
 def attention_of(c, rng, kind=EnergyAttention):
+    where = c.get("positions") and c["N"] == 4
     make = lambda: kind(
         c["D"],
         c["H"],
@@ -113,6 +122,10 @@ def attention_of(c, rng, kind=EnergyAttention):
         heads(c["beta"], c["H"]),
         c["self_attention"],
         learn_beta=c["learn_beta"],
+        normalize=c.get("normalize", False),
+        positions=(
+            RelativePositions(2, c["H"], param_dtype=jnp.float64) if where else None
+        ),
         param_dtype=jnp.float64,
         rngs=nnx.Rngs(0),
     )
@@ -120,36 +133,24 @@ def attention_of(c, rng, kind=EnergyAttention):
 
 
 def memory_of(c, activation, rng, kind=HopfieldMemory):
+    "With the activation SIGNED: thresholds, and two fifths of the memories repel."
     name, power, beta = activation
+    if activation == SIGNED:
+        kind, options = SignedMemory, dict(negative=0.4)
+    else:
+        options = dict(activation=name, power=power, beta=beta)
     make = lambda: kind(
-        c["D"],
-        c["K"],
-        name,
-        power=power,
-        beta=beta,
-        param_dtype=jnp.float64,
-        rngs=nnx.Rngs(0),
+        c["D"], c["K"], param_dtype=jnp.float64, rngs=nnx.Rngs(0), **options
     )
     return build(make, rng)
 
 
 def block_of(c, rng):
-    name, power, beta = c["activation"]
-    make = lambda: EnergyTransformer(
-        c["D"],
-        c["H"],
-        c["Y"],
-        c["K"],
-        beta=heads(c["beta"], c["H"]),
-        learn_beta=c["learn_beta"],
-        self_attention=c["self_attention"],
-        activation=name,
-        power=power,
-        memory_beta=beta,
-        param_dtype=jnp.float64,
-        rngs=nnx.Rngs(0),
+    block = Block(
+        build(lambda: EnergyLayerNorm(c["D"], param_dtype=jnp.float64), rng),
+        attention=attention_of(c, rng),
+        memory=memory_of(c, c["activation"], rng),
     )
-    block = build(make, rng)
     block.norm.rho[...] = jnp.log(jnp.expm1(jnp.asarray(c["gamma"], jnp.float64)))
     return block
 
@@ -176,36 +177,45 @@ def mask_of(kind, lead, N, rng):
     return mask
 
 
+def pairs_of(names, c, rng):
+    "Context that is one number per pair of tokens: per sample, per head, or shared."
+    N, H = c["N"], c["H"]
+    shapes = [(*c["lead"], H, N, N), (H, N, N), (N, N), (*c["lead"], 1, N, N)]
+    shape = lambda: shapes[rng.integers(len(shapes))]
+    return {name: rng.normal(size=shape()) for name in names}
+
+
 # One compiled program for each structure and shape, whatever the weights: `graphdef`
 # says what the module is.
 
 
 @partial(jax.jit, static_argnums=0)
-def _energy(graphdef, state, g, args):
-    return nnx.merge(graphdef, state).energy(g, *args)
+def _energy(graphdef, state, g, context):
+    return nnx.merge(graphdef, state).energy(g, **context)
 
 
 @partial(jax.jit, static_argnums=0)
-def _both(graphdef, state, g, args):
+def _both(graphdef, state, g, context):
     module = nnx.merge(graphdef, state)
-    return module.energy(g, *args), module.update(g, *args)
+    return module.energy(g, **context), module.update(g, **context)
 
 
-def energy(module, g, *args):
-    return _energy(*nnx.split(module), g, args)
+def energy(module, g, **context):
+    return _energy(*nnx.split(module), g, context)
 
 
-def both(module, g, *args):
-    return jax.device_get(_both(*nnx.split(module), g, args))
+def both(module, g, **context):
+    return jax.device_get(_both(*nnx.split(module), g, context))
 
 
-def update(module, g, *args):
-    return both(module, g, *args)[1]
+def update(module, g, **context):
+    return both(module, g, **context)[1]
 
 
-def permuted(g, mask, p):
-    "The tokens in another order, the mask's rows and columns along."
-    return g[..., p, :], None if mask is None else mask[..., p, :][..., p]
+def permuted(g, p, **pairs):
+    "The tokens in another order, and the rows and columns of all pairs along."
+    there = lambda a: None if a is None else a[..., p, :][..., p]
+    return g[..., p, :], {name: there(a) for name, a in pairs.items()}
 
 
 def changed(a, index, value):
@@ -218,23 +228,30 @@ def changed(a, index, value):
 # the formulas, index by index, one sample
 
 
-def attention_by_index(g, Wq, Wk, beta, sees):
+def attention_by_index(g, Wq, Wk, beta, sees, weights=1, bias=0, normalize=False):
     """Eq. (3), (4), (12) and the update, in loops. sees[C, B]: does key B stand in the
-    sum of query C?
+    sum of query C? Its score has a factor and a summand of its own, and queries and
+    keys may be divided by the root mean square of their entries.
     """
     (N, D), (H, _, Y) = g.shape, Wq.shape
+    A, b = (np.broadcast_to(a, (H, N, N)) for a in (weights, bias))
     E, u = 0.0, np.zeros((N, D))
     for h in range(H):
-        Q = [
-            [sum(Wq[h, i, a] * g[C, i] for i in range(D)) for a in range(Y)]
-            for C in range(N)
+        project = lambda W, A: [
+            sum(W[h, i, a] * g[A, i] for i in range(D)) for a in range(Y)
         ]
-        K = [
-            [sum(Wk[h, i, a] * g[B, i] for i in range(D)) for a in range(Y)]
-            for B in range(N)
-        ]
+        length = lambda v: sqrt(sum(s**2 for s in v) / Y + 1e-5) if normalize else 1.0
+        Q, K = ([project(W, A) for A in range(N)] for W in (Wq, Wk))
+        rho_Q, rho_K = ([length(v) for v in vs] for vs in (Q, K))
+        Q, K = (
+            [[s / rho for s in v] for v, rho in zip(vs, rhos)]
+            for vs, rhos in ((Q, rho_Q), (K, rho_K))
+        )
         weight = lambda B, C: (
-            exp(beta[h] * sum(K[B][a] * Q[C][a] for a in range(Y)))
+            exp(
+                beta[h] * A[h, C, B] * sum(K[B][a] * Q[C][a] for a in range(Y))
+                + b[h, C, B]
+            )
             if sees[C, B]
             else 0.0
         )
@@ -242,32 +259,46 @@ def attention_by_index(g, Wq, Wk, beta, sees):
         # over the keys B of query C
         soft = lambda B, C: weight(B, C) / Z[C] if sees[C, B] else 0.0
         E -= sum(log(z) for z in Z if z > 0) / beta[h]
-        for A in range(N):
+
+        def turned(pull, v, rho):
+            "By an entry of Q, from that by an entry of what it is divided to."
+            along = sum(p * s for p, s in zip(pull, v)) / Y if normalize else 0.0
+            return [(p - s * along) / rho for p, s in zip(pull, v)]
+
+        for t in range(N):
+            q = [
+                sum(soft(C, t) * A[h, t, C] * K[C][a] for C in range(N))
+                for a in range(Y)
+            ]
+            k = [
+                sum(soft(t, C) * A[h, C, t] * Q[C][a] for C in range(N))
+                for a in range(Y)
+            ]
+            q, k = turned(q, Q[t], rho_Q[t]), turned(k, K[t], rho_K[t])
             for i in range(D):
-                u[A, i] += sum(
-                    Wq[h, i, a] * K[C][a] * soft(C, A)
-                    + Wk[h, i, a] * Q[C][a] * soft(A, C)
-                    for C in range(N)
-                    for a in range(Y)
+                u[t, i] += sum(
+                    Wq[h, i, a] * q[a] + Wk[h, i, a] * k[a] for a in range(Y)
                 )
     return E, u
 
 
-def memory_by_index(g, xi, activation):
-    "Eq. (5), its relatives, and the update, in loops."
+def memory_by_index(g, xi, activation, threshold=None, negative=0):
+    "Eq. (5), its relatives, and the update, in loops; the last memories repel."
     (N, D), K = g.shape, len(xi)
     name, n, beta = activation
+    sign = [1.0 if m < K - negative else -1.0 for m in range(K)]
+    b = np.zeros(K) if threshold is None else threshold
     E, u = 0.0, np.zeros((N, D))
     for B in range(N):
-        a = [sum(xi[m, j] * g[B, j] for j in range(D)) for m in range(K)]
+        a = [sum(xi[m, j] * g[B, j] for j in range(D)) + b[m] for m in range(K)]
         if name == "softmax":
             Z = sum(exp(beta * s) for s in a)
             E -= log(Z) / beta
             h = [exp(beta * s) / Z for s in a]
         else:
             n = 2.0 if name == "relu" else n
-            E -= sum(max(s, 0.0) ** n for s in a) / n
-            h = [max(s, 0.0) ** (n - 1) for s in a]
+            E -= sum(s * max(o, 0.0) ** n for s, o in zip(sign, a)) / n
+            h = [s * max(o, 0.0) ** (n - 1) for s, o in zip(sign, a)]
         for i in range(D):
             u[B, i] = sum(h[m] * xi[m, i] for m in range(K))
     return E, u
@@ -304,38 +335,66 @@ def who_sees_whom(mask, g, self_attention):
 # checks that every module passes and every mutant fails
 
 
-def check_gradient(module, g, *args):
+def check_gradient(module, g, **context):
     """The update is −∂E/∂g of the energy that the module itself reports: by autodiff to
     1e-9, by central differences to 1e-6.
     """
-    assert_gradient(lambda g: energy(module, g, *args), g, -update(module, g, *args))
+    claim = -update(module, g, **context)
+    assert_gradient(lambda g: energy(module, g, **context), g, claim)
 
 
-def check_formulas(module, g, mask=None, self_attention=False, activation=None):
+def check_formulas(module, g, self_attention=False, activation=None, **context):
     "Energy and update are the paper's, to 1e-12."
     if isinstance(module, HopfieldMemory):
-        (E, u), args = (
-            per_sample(
-                lambda g: memory_by_index(g, np.asarray(module.xi[...]), activation), g
-            ),
-            (),
+        signs = (
+            (np.asarray(module.threshold[...]), module.num_negative)
+            if activation == SIGNED
+            else ()
         )
+        xi = np.asarray(module.xi[...])
+        E, u = per_sample(lambda g: memory_by_index(g, xi, activation, *signs), g)
     else:
-        weights = [np.asarray(w) for w in (module.Wq[...], module.Wk[...], module.beta)]
-        sees = who_sees_whom(mask, g, self_attention)
-        (E, u), args = (
-            per_sample(lambda g, sees: attention_by_index(g, *weights, sees), g, sees),
-            (mask,),
+        Wq, Wk, beta = (np.asarray(w[...]) for w in (module.Wq, module.Wk, module.beta))
+        sees = who_sees_whom(context.get("mask"), g, self_attention)
+        table = (*g.shape[:-2], len(Wq), g.shape[-2], g.shape[-2])
+        weights, bias = (
+            np.broadcast_to(context.get(name, default), table)
+            for name, default in (("weights", 1.0), ("bias", 0.0))
         )
-    for actual, expected in zip(both(module, g, *args), (E, u)):
+        if module.positions is not None:
+            bias = bias + positions_by_index(module.positions.table[...])
+        E, u = per_sample(
+            lambda g, *pairs: attention_by_index(
+                g, Wq, Wk, beta, *pairs, module.normalize
+            ),
+            g,
+            sees,
+            weights,
+            bias,
+        )
+    for actual, expected in zip(both(module, g, **context), (E, u)):
         assert_close(actual, expected, rtol=1e-12)
 
 
-def away_from_kinks(g, xi):
+def positions_by_index(table):
+    "The bias of every pair among the four patches of a picture, in loops."
+    at = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    return np.array(
+        [
+            [[of[y - v + 1, x - w + 1] for v, w in at] for y, x in at]
+            for of in np.asarray(table)
+        ]
+    )
+
+
+def away_from_kinks(g, memory):
     """Central differences across the kink of a ReLU are wrong by themselves: take other
     tokens.
     """
-    assume(np.abs(np.asarray(g) @ np.asarray(xi).T).min() > 1e-3)
+    a = np.asarray(g) @ np.asarray(memory.xi[...]).T
+    if isinstance(memory, SignedMemory):
+        a = a + np.asarray(memory.threshold[...])
+    assume(np.abs(a).min() > 1e-3)
 
 
 # ------------------------------------------------------------------------------------
@@ -344,30 +403,48 @@ def away_from_kinks(g, xi):
 
 @pytest.mark.parametrize("mask", MASKS)
 @examples(2)
-@given(c=attentions)
-def test_attention_is_its_formula_and_its_update_is_the_gradient(x64, mask, c):
+@given(c=attentions, names=st.sampled_from(PAIRS))
+def test_attention_is_its_formula_and_its_update_is_the_gradient(x64, mask, c, names):
     rng = np.random.default_rng(c["seed"])
-    attention, g, mask = (
-        attention_of(c, rng),
-        tokens_of(c, rng),
-        mask_of(mask, c["lead"], c["N"], rng),
-    )
-    check_formulas(attention, g, mask, c["self_attention"])
-    check_gradient(attention, g, mask)
+    attention, g = attention_of(c, rng), tokens_of(c, rng)
+    pairs = pairs_of(names, c, rng) | {"mask": mask_of(mask, c["lead"], c["N"], rng)}
+    check_formulas(attention, g, c["self_attention"], **pairs)
+    check_gradient(attention, g, **pairs)
+
+
+# two that change the update by themselves, and all at once
+OPTIONS = [("normalize",), ("weights",), ("normalize", "positions", "weights", "bias")]
+
+
+@pytest.mark.parametrize("names", OPTIONS, ids="+".join)
+def test_every_option_of_attention_is_its_formula_and_a_gradient(x64, names):
+    rng = np.random.default_rng(5)
+    c = dict(lead=(2,), N=4, D=5, H=2, Y=3, beta="per head", learn_beta=True)
+    c |= dict(self_attention=False, **{name: name in names for name in OPTIONS[-1]})
+    attention, g = attention_of(c, rng), tokens_of(c, rng)
+    pairs = pairs_of([name for name in ("weights", "bias") if name in names], c, rng)
+    pairs["mask"] = mask_of("blind rows", (2,), 4, rng)
+    check_formulas(attention, g, **pairs)
+    check_gradient(attention, g, **pairs)
+    # and it makes a difference
+    plain = attention_of(c | dict(normalize=False, positions=False), rng)
+    plain.Wq[...], plain.Wk[...] = attention.Wq[...], attention.Wk[...]
+    plain.log_beta[...] = attention.log_beta[...]
+    apart = update(attention, g, **pairs) - update(plain, g, mask=pairs["mask"])
+    assert np.abs(apart).max() > 0.1
 
 
 @examples(6)
 @given(c=attentions, mask=st.sampled_from(MASKS))
 def test_attention_knows_no_order_and_no_neighbouring_sample(x64, c, mask):
     rng = np.random.default_rng(c["seed"])
-    attention, g, mask = (
-        attention_of(c, rng),
-        tokens_of(c, rng),
-        mask_of(mask, c["lead"], c["N"], rng),
-    )
-    E, u = both(attention, g, mask)
+    # positions are an order
+    attention, g = attention_of(c | dict(positions=False), rng), tokens_of(c, rng)
+    mask = mask_of(mask, c["lead"], c["N"], rng)
+    E, u = both(attention, g, mask=mask)
     p = rng.permutation(c["N"])
-    E_p, u_p = both(attention, *permuted(g, mask, p))
+    g_p, pairs = permuted(g, p, mask=mask)
+    E_p, u_p = both(attention, g_p, **pairs)
     assert_close(E_p, E, rtol=1e-12)
     assert_close(u_p, u[..., p, :], rtol=1e-12)
 
@@ -378,11 +455,11 @@ def test_attention_knows_no_order_and_no_neighbouring_sample(x64, c, mask):
         else np.broadcast_to(mask, (*c["lead"], c["N"], c["N"]))[first]
     )
     # a sample by itself, without batch axes
-    for whole, own in zip((E, u), both(attention, g[first], alone)):
+    for whole, own in zip((E, u), both(attention, g[first], mask=alone)):
         assert_close(own, whole[first], rtol=1e-12, atol=1e-14)
     others = changed(np.ones(c["lead"], bool), first, False)
     for actual, before in zip(
-        both(attention, changed(g, first, -3.0 * g[first]), mask), (E, u)
+        both(attention, changed(g, first, -3.0 * g[first]), mask=mask), (E, u)
     ):
         np.testing.assert_array_equal(actual[others], before[others])
 
@@ -391,15 +468,16 @@ def test_attention_knows_no_order_and_no_neighbouring_sample(x64, c, mask):
 @given(c=attentions)
 def test_a_token_outside_the_mask_might_as_well_not_be_there(x64, c):
     rng = np.random.default_rng(c["seed"])
-    attention, g, N = attention_of(c, rng), tokens_of(c, rng), c["N"]
+    attention = attention_of(c | dict(positions=False), rng)
+    g, N = tokens_of(c, rng), c["N"]
     inside = np.arange(N) < N - 1
     mask = np.outer(inside, inside)
-    E, u = both(attention, g, mask)
-    for whole, part in zip((E, u[..., :-1, :]), both(attention, g[..., :-1, :], None)):
+    E, u = both(attention, g, mask=mask)
+    for whole, part in zip((E, u[..., :-1, :]), both(attention, g[..., :-1, :])):
         assert_close(whole, part, rtol=1e-12)
     assert not np.any(u[..., -1, :])
     for actual, before in zip(
-        both(attention, changed(g, (..., -1, slice(None)), 1e3), mask), (E, u)
+        both(attention, changed(g, (..., -1, slice(None)), 1e3), mask=mask), (E, u)
     ):
         np.testing.assert_array_equal(actual, before)
 
@@ -418,12 +496,13 @@ def test_a_full_mask_is_no_mask_and_shared_masks_broadcast(x64):
     )
     attention, g = attention_of(c, rng), tokens_of(c, rng)
     for mask in (np.ones((4, 4), bool), np.ones((2, 3, 4, 4), bool)):
-        for a, b in zip(both(attention, g, mask), both(attention, g, None)):
+        for a, b in zip(both(attention, g, mask=mask), both(attention, g)):
             assert_close(a, b, rtol=1e-14)
     some = mask_of("shared", (2, 3), 4, rng)
     for shape in ((1, 1, 4, 4), (2, 1, 4, 4), (3, 4, 4)):
         for a, b in zip(
-            both(attention, g, np.broadcast_to(some, shape)), both(attention, g, some)
+            both(attention, g, mask=np.broadcast_to(some, shape)),
+            both(attention, g, mask=some),
         ):
             assert_close(a, b, rtol=1e-14)
 
@@ -456,31 +535,29 @@ def test_a_lone_token_sees_only_itself(x64):
         lead=(2,), N=1, D=3, H=2, Y=2, beta=None, learn_beta=False, self_attention=False
     )
     attention, g = attention_of(c, rng), tokens_of(c, rng)
-    assert not np.any(energy(attention, g, None)) and not np.any(
-        update(attention, g, None)
-    )
+    assert not np.any(energy(attention, g)) and not np.any(update(attention, g))
     attention = attention_of(c | dict(self_attention=True), rng)
-    check_formulas(attention, g, None, self_attention=True)
-    check_gradient(attention, g, None)
+    check_formulas(attention, g, self_attention=True)
+    check_gradient(attention, g)
 
 
 # ------------------------------------------------------------------------------------
 # memory
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, SIGNED], ids=str)
 @examples(2)
 @given(c=memories)
 def test_memory_is_its_formula_and_its_update_is_the_gradient(x64, activation, c):
     rng = np.random.default_rng(c["seed"])
     memory, g = memory_of(c, activation, rng), tokens_of(c, rng)
-    away_from_kinks(g, memory.xi[...])
+    away_from_kinks(g, memory)
     check_formulas(memory, g, activation=activation)
     check_gradient(memory, g)
 
 
 @examples(6)
-@given(c=memories, activation=st.sampled_from(ACTIVATIONS))
+@given(c=memories, activation=st.sampled_from([*ACTIVATIONS, SIGNED]))
 def test_memory_takes_every_token_by_itself(x64, c, activation):
     rng = np.random.default_rng(c["seed"])
     memory, g = memory_of(c, activation, rng), tokens_of(c, rng)
@@ -491,6 +568,8 @@ def test_memory_takes_every_token_by_itself(x64, c, activation):
     p = rng.permutation(c["N"])
     for a, b in zip(both(memory, g[..., p, :]), (E, u[..., p, :])):
         assert_close(a, b, rtol=1e-12, atol=1e-14)
+    if activation == SIGNED:  # the last memories are those that repel
+        return
     q = rng.permutation(c["K"])  # nor is there an order among memories
     memory.xi[...] = jnp.asarray(np.asarray(memory.xi[...])[q])
     for a, b in zip(both(memory, g), (E, u)):
@@ -601,6 +680,19 @@ def test_hessian_of_the_norm_is_known_down_to_its_eigenvalues(x64, c):
         assert values.min() < 0  # why γ must not be negative
 
 
+def test_the_turning_force_is_what_the_hessian_lets_through(x64):
+    x, u = np.random.default_rng(1).normal(size=(2, 2, 5, 6))
+    M = hessian(x, jnp.asarray(1.0), 0.01)
+    sigma = np.sqrt(x.var(-1, keepdims=True) + 0.01)
+    turned = turning(x, u, 0.01)
+    assert_close(turned, sigma * np.einsum("...ij,...j->...i", M, u), rtol=1e-12)
+    norm = EnergyLayerNorm(6, 0.01, param_dtype=jnp.float64)
+    assert_close(norm.turning(x, u), turned, rtol=1e-12)
+    # stretching and shifting turn nothing
+    along = 3.0 * (x - x.mean(-1, keepdims=True)) + 2.0
+    assert np.abs(turning(x, along)).max() < 1e-3
+
+
 @pytest.mark.parametrize("D", [2, 5])
 def test_norm_module_is_the_functions_with_its_own_parameters(x64, D):
     rng = np.random.default_rng(D)
@@ -684,24 +776,24 @@ def test_constant_tokens_have_finite_values_and_gradients(dtype):
 
 
 @partial(jax.jit, static_argnums=0)
-def _block(graphdef, state, x, mask):
+def _block(graphdef, state, x, context):
     "Everything that a block can say about x, in one program."
     block = nnx.merge(graphdef, state)
     g = block.norm(x)
     return (
         g,
-        block.energy(g, mask),
-        block.update(g, mask),
-        block.energies(g, mask),
-        block.energies_and_update(g, mask),
-        block.attention.energy_and_update(g, mask),
+        block.energy(g, **context),
+        block.update(g, **context),
+        block.energies(g, **context),
+        block.energies_and_update(g, **context),
+        block.attention.energy_and_update(g, **context),
         block.memory.energy_and_update(g),
     )
 
 
 @examples(6)
-@given(c=blocks)
-def test_block_descends_the_sum_of_its_energies(x64, c):
+@given(c=blocks, names=st.sampled_from(PAIRS))
+def test_block_descends_the_sum_of_its_energies(x64, c, names):
     rng = np.random.default_rng(c["seed"])
     block, x, mask = (
         block_of(c, rng),
@@ -710,20 +802,24 @@ def test_block_descends_the_sum_of_its_energies(x64, c):
     )
     assert np.any(block.norm.delta[...])
     assert_close(block.norm.gamma, jnp.asarray(c["gamma"]), rtol=1e-12)
-    run = lambda x, mask: jax.device_get(_block(*nnx.split(block), x, mask))
-    g, E, u, halves, together, (E_att, u_att), (E_hn, u_hn) = run(x, mask)
-    away_from_kinks(g, block.memory.xi[...])
-    check_gradient(block, g, mask)
+    run = lambda x, pairs: jax.device_get(_block(*nnx.split(block), x, pairs))
+    pairs = pairs_of(names, c, rng) | {"mask": mask}
+    g, E, u, halves, together, (E_att, u_att), (E_hn, u_hn) = run(x, pairs)
+    away_from_kinks(g, block.memory)
+    check_gradient(block, g, **pairs)
     assert_close(E, E_att + E_hn, rtol=1e-14)
     assert_close(u, u_att + u_hn, rtol=1e-14)
     for energies in (halves, together[0]):
-        assert_close(energies.attention, E_att, rtol=1e-14)
-        assert_close(energies.memory, E_hn, rtol=1e-14)
+        assert list(energies) == ["attention", "memory"]
+        assert_close(energies["attention"], E_att, rtol=1e-14)
+        assert_close(energies["memory"], E_hn, rtol=1e-14)
         assert_close(energies.total, E, rtol=1e-14)
     assert_close(together[1], u, rtol=1e-14)
 
+    if block.attention.positions is not None:
+        return
     p = rng.permutation(c["N"])
-    g_p, E_p, u_p, *_ = run(*permuted(x, mask, p))
+    g_p, E_p, u_p, *_ = run(*permuted(x, p, **pairs))
     for a, b in ((g_p, g[..., p, :]), (E_p, E), (u_p, u[..., p, :])):
         assert_close(a, b, rtol=1e-12)
 
@@ -742,8 +838,9 @@ def test_energy_falls_at_the_rate_that_the_hessian_of_the_norm_gives(x64, c):
     )
 
     def along_the_update(x):
-        u = block.update(block.norm(x), mask)
-        return u, jax.jvp(lambda x: block.energy(block.norm(x), mask), (x,), (u,))[1]
+        u = block.update(block.norm(x), mask=mask)
+        energy = lambda x: block.energy(block.norm(x), mask=mask)
+        return u, jax.jvp(energy, (x,), (u,))[1]
 
     u, rate = jax.jit(along_the_update)(x)
     M = np.asarray(jax.jit(hessian)(x, block.norm.gamma))
@@ -776,6 +873,8 @@ def test_block_hands_its_options_on():
         beta=[1.0, 2.0],
         learn_beta=True,
         self_attention=True,
+        normalize=True,
+        positions=(where := RelativePositions(2, 2)),
         activation="power",
         power=4.0,
         eps=0.1,
@@ -786,6 +885,8 @@ def test_block_hands_its_options_on():
     np.testing.assert_allclose(block.attention.beta, [1.0, 2.0], rtol=1e-6)
     assert (
         block.attention.self_attention
+        and block.attention.normalize
+        and block.attention.positions is where
         and block.memory.activation == "power"
         and block.memory.power == 4.0
     )
@@ -805,6 +906,31 @@ def test_block_hands_its_options_on():
     )
 
 
+def test_positions_start_at_zero_or_fall_with_the_distance():
+    zero, far = RelativePositions(3, 5), RelativePositions(3, 5, "distance")
+    for positions in (zero, far):
+        assert positions.table[...].shape == (5, 5, 5) and positions().shape == (
+            5,
+            9,
+            9,
+        )
+    assert not np.any(zero.table[...])
+    apart = np.hypot(*np.subtract.outer(np.mgrid[:3, :3].reshape(2, 9).T, [0, 0]).T[0])
+    # from the first patch, in patches; slopes double from head to head, four times
+    for head, slope in enumerate((0.25, 0.5, 1.0, 2.0, 0.25)):
+        np.testing.assert_allclose(far()[head, 0], -slope * apart, rtol=1e-6)
+        np.testing.assert_array_equal(far()[head], far()[head].T)
+
+
+@pytest.mark.parametrize("share, negative", [(0.0, 0), (0.25, 2), (0.5, 4), (1.0, 8)])
+def test_the_last_memories_repel(x64, share, negative):
+    memory = SignedMemory(4, 8, share, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    assert not np.any(memory.threshold[...]) and memory.num_negative == negative
+    h = np.asarray(memory.hidden(np.random.default_rng(0).normal(size=(50, 3, 4))))
+    assert (h[..., : 8 - negative] >= 0).all() and (h[..., 8 - negative :] <= 0).all()
+    assert all(np.any(h[..., m]) for m in range(8))
+
+
 def test_weights_start_different_from_each_other_and_with_the_asked_spread():
     block = EnergyTransformer(64, 2, 64, 128, rngs=nnx.Rngs(0))
     att, scale = block.attention, lambda w: float(jnp.std(w[...]))
@@ -812,6 +938,10 @@ def test_weights_start_different_from_each_other_and_with_the_asked_spread():
         [scale(att.Wq), scale(att.Wk), scale(block.memory.xi)], 1 / 8, rtol=0.05
     )
     assert not np.allclose(att.Wq[...], att.Wk[...])
+    tied = EnergyTransformer(
+        64, 2, 64, 128, tied_start=True, rngs=nnx.Rngs(0)
+    ).attention
+    np.testing.assert_array_equal(tied.Wq[...], tied.Wk[...])
     np.testing.assert_allclose(
         scale(
             EnergyTransformer(
@@ -827,17 +957,19 @@ def test_weights_start_different_from_each_other_and_with_the_asked_spread():
 # what training differentiates
 
 
-def check_second_derivatives(module, g, v, *args):
+def check_second_derivatives(module, g, v, **context):
     """Gradients through the hand-written update are finite, and those of the automatic
     one: in the weights and in g.
     """
     graphdef, state = nnx.split(module)
-    by_hand = lambda state, g: jnp.vdot(v, nnx.merge(graphdef, state).update(g, *args))
-    by_machine = lambda state, g: (
-        -jnp.vdot(
-            v, jax.grad(lambda g: nnx.merge(graphdef, state).energy(g, *args).sum())(g)
-        )
+    by_hand = lambda state, g: jnp.vdot(
+        v, nnx.merge(graphdef, state).update(g, **context)
     )
+
+    def by_machine(state, g):
+        energy = lambda g: nnx.merge(graphdef, state).energy(g, **context).sum()
+        return -jnp.vdot(v, jax.grad(energy)(g))
+
     hand, machine = (
         jax.jit(jax.grad(f, (0, 1)))(state, g) for f in (by_hand, by_machine)
     )
@@ -847,10 +979,16 @@ def check_second_derivatives(module, g, v, *args):
 
 
 @pytest.mark.parametrize(
-    "learn_beta, self_attention, mask",
-    [(True, False, "none"), (True, False, "blind rows"), (False, True, "nothing")],
+    "learn_beta, self_attention, mask, options",
+    [
+        (True, False, "none", ()),
+        (True, False, "blind rows", OPTIONS[-1]),
+        (False, True, "nothing", ("normalize",)),
+    ],
 )
-def test_derivatives_of_the_attention_update(x64, learn_beta, self_attention, mask):
+def test_derivatives_of_the_attention_update(
+    x64, learn_beta, self_attention, mask, options
+):
     rng = np.random.default_rng(0)
     c = dict(
         lead=(2,),
@@ -861,16 +999,16 @@ def test_derivatives_of_the_attention_update(x64, learn_beta, self_attention, ma
         beta="per head",
         learn_beta=learn_beta,
         self_attention=self_attention,
+        normalize="normalize" in options,
+        positions="positions" in options,
     )
-    attention, g, mask = (
-        attention_of(c, rng),
-        tokens_of(c, rng),
-        mask_of(mask, c["lead"], c["N"], rng),
-    )
-    check_second_derivatives(attention, g, rng.normal(size=g.shape), mask)
+    attention, g = attention_of(c, rng), tokens_of(c, rng)
+    pairs = pairs_of([name for name in ("weights", "bias") if name in options], c, rng)
+    pairs["mask"] = mask_of(mask, c["lead"], c["N"], rng)
+    check_second_derivatives(attention, g, rng.normal(size=g.shape), **pairs)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, SIGNED], ids=str)
 def test_derivatives_of_the_memory_update(x64, activation):
     rng = np.random.default_rng(0)
     c = dict(lead=(2,), N=3, D=4, K=5)
@@ -891,7 +1029,8 @@ def test_derivatives_of_the_block_update_in_every_parameter(x64):
         beta="per head",
         learn_beta=True,
         self_attention=False,
-        activation=("relu", 3.0, 1.0),
+        positions=True,
+        activation=SIGNED,
         gamma=1.7,
     )
     block, x, mask = (
@@ -904,16 +1043,16 @@ def test_derivatives_of_the_block_update_in_every_parameter(x64):
 
     def by_hand(state):
         block = nnx.merge(graphdef, state)
-        return jnp.vdot(v, block.update(block.norm(x), mask))
+        return jnp.vdot(v, block.update(block.norm(x), mask=mask))
 
     def by_machine(state):
         block = nnx.merge(graphdef, state)
-        return -jnp.vdot(
-            v, jax.grad(lambda g: block.energy(g, mask).sum())(block.norm(x))
-        )
+        energy = lambda g: block.energy(g, mask=mask).sum()
+        return -jnp.vdot(v, jax.grad(energy)(block.norm(x)))
 
     hand, machine = (jax.jit(jax.grad(f))(state) for f in (by_hand, by_machine))
-    assert len(jax.tree.leaves(hand)) == 6  # ρ, δ, W_Q, W_K, log β, ξ
+    # ρ, δ, W_Q, W_K, log β, the table of positions, ξ, thresholds
+    assert len(jax.tree.leaves(hand)) == 8
     for (path, a), b in zip(
         jax.tree.leaves_with_path(hand), jax.tree.leaves(machine), strict=True
     ):
@@ -926,32 +1065,31 @@ def test_derivatives_of_the_block_update_in_every_parameter(x64):
 
 
 @partial(jax.jit, static_argnums=0)
-def everything(graphdef, state, g, args):
+def everything(graphdef, state, g, context):
     "Energy, update, and the gradient of a loss on both."
 
     def loss(state, g):
-        E, u = nnx.merge(graphdef, state).energy_and_update(g, *args)
+        E, u = nnx.merge(graphdef, state).energy_and_update(g, **context)
         return (jnp.vdot(u.astype(E.dtype), u.astype(E.dtype)) + E.sum()).astype(
             jnp.float32
         )
 
-    return *nnx.merge(graphdef, state).energy_and_update(g, *args), jax.grad(
-        loss, (0, 1)
-    )(state, g)
+    E, u = nnx.merge(graphdef, state).energy_and_update(g, **context)
+    return E, u, jax.grad(loss, (0, 1))(state, g)
 
 
 def cast(tree, dtype):
     return jax.tree.map(lambda w: np.asarray(w).astype(dtype), tree)
 
 
-def single_is_double(module, g, args, gradient_rtol):
+def single_is_double(module, g, gradient_rtol, **context):
     """The same in float32 and float64. A β of 10⁴ magnifies the rounding of a score by
     itself, and the derivative of a softmax by its square, so that gradients, unlike
     values, can then be no more than roughly right in single precision.
     """
     graphdef, state = nnx.split(module)
     single, double = (
-        everything(graphdef, cast(state, d), g.astype(d), args)
+        everything(graphdef, cast(state, d), g.astype(d), context)
         for d in (np.float32, np.float64)
     )
     for i, (a, b) in enumerate(
@@ -984,9 +1122,7 @@ def test_scores_of_ten_thousand_do_not_overflow_in_single_precision(
     Q, K = (np.einsum("bnd,hdy->bhny", g, w[...]) for w in (attention.Wq, attention.Wk))
     scores = beta * np.einsum("bhcy,bhky->bhck", Q, K)
     assert scores.max() > 1e4 and scores.min() < -1e4
-    single_is_double(
-        attention, g, (mask,), gradient_rtol=1e-5 if large == "tokens" else 2e-2
-    )
+    single_is_double(attention, g, 1e-5 if large == "tokens" else 2e-2, mask=mask)
 
 
 @pytest.mark.parametrize(
@@ -996,15 +1132,20 @@ def test_scores_of_ten_thousand_do_not_overflow_in_single_precision(
         ("power", 3.0, 1.0),
         ("softmax", 3.0, 1.0),
         ("softmax", 3.0, 1e4),
+        SIGNED,
     ],
     ids=str,
 )
 def test_large_overlaps_do_not_overflow_in_single_precision(x64, activation):
     rng = np.random.default_rng(7)
     name, power, beta = activation
-    memory = HopfieldMemory(8, 6, name, power=power, beta=beta, rngs=nnx.Rngs(0))
+    memory = (
+        SignedMemory(8, 6, 0.4, rngs=nnx.Rngs(0))
+        if activation == SIGNED
+        else HopfieldMemory(8, 6, name, power=power, beta=beta, rngs=nnx.Rngs(0))
+    )
     g = ((1.0 if beta > 1 else 1e4) * rng.normal(size=(2, 4, 8))).astype(np.float32)
-    single_is_double(memory, g, (), gradient_rtol=1e-5 if beta == 1 else 2e-2)
+    single_is_double(memory, g, 1e-5 if beta == 1 else 2e-2)
 
 
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -1013,7 +1154,7 @@ BF16, F32 = jnp.bfloat16, jnp.float32
 @partial(jax.jit, static_argnums=0)
 def _energies_and_update(graphdef, state, x, mask):
     block = nnx.merge(graphdef, state)
-    return block.energies_and_update(block.norm(x), mask)
+    return block.energies_and_update(block.norm(x), mask=mask)
 
 
 @pytest.mark.parametrize(
@@ -1024,6 +1165,8 @@ def _energies_and_update(graphdef, state, x, mask):
         ("softmax", F32, dict(dtype=BF16)),
         ("relu", BF16, dict()),
         ("softmax", BF16, dict(dtype=BF16)),
+        ("relu", F32, dict(dtype=BF16, normalize=True)),
+        ("relu", BF16, dict(normalize=True)),
         ("relu", F32, dict(param_dtype=BF16)),
         ("relu", BF16, dict(dtype=F32)),
         ("relu", jnp.float16, dict()),
@@ -1036,7 +1179,8 @@ def test_half_precision_is_close_and_keeps_energies_in_single(
     make = lambda **options: EnergyTransformer(
         32, 2, 16, 64, activation=activation, rngs=nnx.Rngs(0), **options
     )
-    block, (reference, _) = make(**options), nnx.split(make())
+    block = make(**options)
+    reference, _ = nnx.split(make(normalize=block.attention.normalize))
     graphdef, state = nnx.split(block)
     x, mask = (
         rng.normal(size=(2, 6, 32)).astype(np.float32),
@@ -1047,10 +1191,23 @@ def test_half_precision_is_close_and_keeps_energies_in_single(
         graphdef, state, jnp.asarray(x, tokens), mask
     )
     assert update.dtype == tokens
-    for a, b in zip(energies, E):
-        assert a.dtype == b.dtype == F32
-        assert_close(a, b, rtol=2e-2)
+    for name, b in E.items():
+        assert energies[name].dtype == b.dtype == F32
+        assert_close(energies[name], b, rtol=2e-2)
     assert_close(np.asarray(update, F32), u, rtol=2e-2)
+
+
+@pytest.mark.parametrize("factor", [None, 0.5])
+@pytest.mark.parametrize("strength", [BF16, F32])
+def test_fields_in_half_precision_have_energies_in_single(strength, factor):
+    g, field = np.random.default_rng(0).normal(size=(2, 2, 6, 32)).astype(np.float32)
+    term = ExternalField() if factor is None else Scaled(ExternalField(), factor)
+    half, field = jnp.asarray(g, BF16), jnp.asarray(field, strength)
+    E, u = term.energy_and_update(half, field=field)
+    assert E.dtype == term.energy(half, field=field).dtype == F32 and u.dtype == BF16
+    whole = term.energy_and_update(g, field=field.astype(F32))
+    assert_close(E, whole[0], rtol=2e-2)
+    assert_close(u.astype(F32), whole[1], rtol=2e-2)
 
 
 def test_the_conventional_block_computes_in_half_precision_and_returns_the_type_it_got():
@@ -1159,16 +1316,16 @@ def test_mistakes_in_attention_are_caught(x64, mistake, caught_by_gradient):
     mutant = type("Mutant", (WrongAttention,), dict(mistake=mistake))
     if mistake is None:  # the same checks pass where nothing is wrong
         for sound in (EnergyAttention, WrongAttention):
-            check_gradient(of(sound), g, mask)
-            check_formulas(of(sound), g, mask)
+            check_gradient(of(sound), g, mask=mask)
+            check_formulas(of(sound), g, mask=mask)
         return
     with pytest.raises(AssertionError, match="exceeds"):
-        check_formulas(of(mutant), g, mask)
+        check_formulas(of(mutant), g, mask=mask)
     if caught_by_gradient:
         with pytest.raises(AssertionError, match="exceeds"):
-            check_gradient(of(mutant), g, mask)
+            check_gradient(of(mutant), g, mask=mask)
     else:
-        check_gradient(of(mutant), g, mask)
+        check_gradient(of(mutant), g, mask=mask)
 
 
 class WrongMemory(HopfieldMemory):
@@ -1270,6 +1427,10 @@ def memory(*args, **options):
     return HopfieldMemory(*args, rngs=nnx.Rngs(0), **options)
 
 
+def signed(*args, **options):
+    return SignedMemory(*args, rngs=nnx.Rngs(0), **options)
+
+
 def block(*args, **options):
     return EnergyTransformer(*args, rngs=nnx.Rngs(0), **options)
 
@@ -1303,6 +1464,12 @@ NAN, INF = float("nan"), float("inf")
             )
         ],
         (partial(attention, 4, 2, 3, -1.0, learn_beta=True), "beta"),
+        (partial(attention, 4, 0, 3), "num_heads"),
+        (partial(RelativePositions, 0, 2), "side"),
+        (partial(RelativePositions, 3, 0), "num_heads"),
+        (partial(RelativePositions, 3, 2, "far"), "start.*zero.*distance"),
+        *[(partial(signed, 4, 5, share), "negative") for share in (-0.1, 1.1, NAN)],
+        (partial(signed, 4, 0), "num_memories"),
         (partial(memory, 0, 5), "dim"),
         (partial(memory, 4, 0, "softmax"), "num_memories"),
         (partial(memory, 4, -1), "num_memories"),
@@ -1333,36 +1500,64 @@ def test_bad_settings_are_refused_by_name(make, match):
         make()
 
 
-@pytest.mark.parametrize("heads, memories", [(0, 5), (2, 0), (0, 0)])
-@pytest.mark.parametrize("activation", ["relu", "power"])
-def test_a_part_that_is_left_out_adds_nothing(x64, heads, memories, activation):
-    whole = block(6, 2, 3, 5, activation=activation, param_dtype=jnp.float64)
-    part = block(6, heads, 3, memories, activation=activation, param_dtype=jnp.float64)
-    if heads:
-        part.attention.Wq[...], part.attention.Wk[...] = (
-            whole.attention.Wq[...],
-            whole.attention.Wk[...],
-        )
-    if memories:
-        part.memory.xi[...] = whole.memory.xi[...]
+@pytest.mark.parametrize("heads, memories", [(0, 5), (2, 0)])
+def test_a_part_that_is_left_out_is_no_term(x64, heads, memories):
+    whole = block(6, 2, 3, 5, activation="power", param_dtype=jnp.float64)
+    part = block(6, heads, 3, memories, activation="power", param_dtype=jnp.float64)
+    (name,) = part.names
+    assert name == ("attention" if heads else "memory")
+    nnx.update(part.terms[name], nnx.state(whole.terms[name]))
     g = jax.random.normal(jax.random.key(0), (2, 4, 6), jnp.float64)
-    both, update = part.energies_and_update(g)
-    zero = lambda part, there: part if there else jnp.zeros_like(part)
-    assert_close(both.attention, zero(whole.attention.energy(g), heads))
-    assert_close(both.memory, zero(whole.memory.energy(g), memories))
-    assert_close(
-        update,
-        zero(whole.attention.update(g), heads) + zero(whole.memory.update(g), memories),
-    )
+    energies, update = part.energies_and_update(g)
+    E, u = whole.terms[name].energy_and_update(g)
+    assert list(energies) == [name]
+    assert_close(energies[name], E)
+    assert_close(energies.total, E)
+    assert_close(update, u)
     assert_gradient(part.energy, g, -update)
+
+
+def test_a_block_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="terms: expected at least one"):
+        block(6, 0, 3, 0)
+
+
+# ------------------------------------------------------------------------------------
+# terms besides
+
+
+@pytest.mark.parametrize("factor", [0.0, -0.7, 2.0])
+def test_fields_and_factors_are_their_formulas_and_gradients(x64, factor):
+    rng = np.random.default_rng(3)
+    c = dict(lead=(2, 2), N=3, D=4, H=2, Y=3, K=5, beta="per head")
+    c |= dict(learn_beta=True, self_attention=False)
+    g, field = tokens_of(c, rng), tokens_of(c, rng)
+    E, u = both(ExternalField(), g, field=field)
+    assert_close(E, -np.einsum("...nd,...nd->...", field, g), rtol=1e-12)
+    assert_close(u, field, rtol=1e-12)
+    check_gradient(ExternalField(), g, field=field)
+    mask = mask_of("blind rows", c["lead"], 3, rng)
+    for term, context in (
+        (attention_of(c, rng), dict(mask=mask)),
+        (memory_of(c, SIGNED, rng), {}),
+        (ExternalField(), dict(field=field)),
+    ):
+        scaled = Scaled(term, factor)
+        assert scaled.takes == term.takes
+        whole = both(term, g, **context)
+        for a, b in zip(both(scaled, g, **context), whole, strict=True):
+            assert_close(a, factor * np.asarray(b), rtol=1e-12)
+        check_gradient(scaled, g, **context)
 
 
 MODULES = dict(
     norm=EnergyLayerNorm(4),
     attention=attention(4, 2, 3),
     self_attention=attention(4, 2, 3, self_attention=True),
+    normalized=attention(4, 2, 3, normalize=True),
     memory=memory(4, 5),
     softmax=memory(4, 5, "softmax"),
+    signed=signed(4, 5),
     block=block(4, 2, 3, 5),
 )
 
@@ -1381,14 +1576,14 @@ MODULES = dict(
     ],
     ids=lambda v: str(getattr(v, "shape", "")),
 )
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", ["norm", "block"])
 def test_bad_tokens_are_refused_by_name(name, x, error, match):
     module, x = MODULES[name], jnp.asarray(x)
     arg = "x" if name == "norm" else "g"
     for method in (
         (module, module.lagrangian)
         if name == "norm"
-        else (module.energy, module.update)
+        else (module.energy, module.update, module.energies, module.updates)
     ):
         with pytest.raises(error, match=rf"^{arg}: .*{match}"):
             method(x)
@@ -1420,12 +1615,33 @@ def test_bad_masks_are_refused_by_name(name, mask, error, match):
     g = jnp.ones((2, 3, 4))
     for method in (MODULES[name].energy, MODULES[name].update):
         with pytest.raises(error, match=f"^mask: .*{match}"):
-            method(g, jnp.asarray(mask))
+            method(g, mask=jnp.asarray(mask))
 
 
 @pytest.mark.parametrize(
-    "name", ["attention", "self_attention", "memory", "softmax", "block"]
+    "shape", [(3,), (), (2, 3), (3, 3, 3), (3, 2, 3, 3), (2, 2, 2, 3, 3)]
 )
+@pytest.mark.parametrize("name", ["weights", "bias"])
+def test_bad_pairs_are_refused_by_name(name, shape):
+    "Neither of another number of tokens, nor of heads, nor of another batch."
+    for module in (MODULES["attention"], MODULES["block"]):
+        for method in (module.energy, module.update):
+            with pytest.raises(
+                ValueError, match=f"^{name}: .*H, N, N.*got .{str(shape)[1:-1]}"
+            ):
+                method(jnp.ones((2, 3, 4)), **{name: jnp.ones(shape)})
+
+
+def test_positions_of_other_patches_are_refused():
+    module = attention(4, 2, 3, positions=RelativePositions(2, 2))
+    with pytest.raises(ValueError, match="^positions: .*"):
+        module.energy(jnp.ones((2, 3, 4)))
+    module = attention(4, 3, 3, positions=RelativePositions(2, 2))
+    with pytest.raises(ValueError, match="^positions: .*"):
+        module.energy(jnp.ones((2, 4, 4)))
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "norm"])
 def test_a_sample_that_is_not_a_number_says_so_and_spoils_no_other(name):
     g = jnp.asarray(
         changed(np.random.default_rng(0).normal(size=(2, 3, 4)), (0, 1, 2), np.nan),
@@ -1438,19 +1654,14 @@ def test_a_sample_that_is_not_a_number_says_so_and_spoils_no_other(name):
 
 def test_lists_are_refused_by_name():
     x, row = [[1.0, 2.0, 3.0, 4.0]], jnp.ones((1, 4))
-    for call, name in (
-        (MODULES["norm"], "x"),
-        *((MODULES[m].update, "g") for m in ("attention", "memory", "block")),
-    ):
+    for call, name in ((MODULES["norm"], "x"), (MODULES["block"].update, "g")):
         with pytest.raises(TypeError, match=f"^{name}: .*list"):
             call(x)
     with pytest.raises(TypeError, match="^mask: .*list"):
-        MODULES["attention"].energy(row, [[True]])
+        MODULES["attention"].energy(row, mask=[[True]])
 
 
-@pytest.mark.parametrize(
-    "name", ["attention", "self_attention", "memory", "softmax", "block"]
-)
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "norm"])
 def test_an_empty_batch_is_no_mistake(name):
     g = jnp.ones((0, 3, 4))
     assert MODULES[name].energy(g).shape == (0,) and MODULES[name].update(g).shape == (

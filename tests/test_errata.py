@@ -28,7 +28,7 @@ from et_nbdev.graph.anomaly import (
 from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
 from et_nbdev.graph.crossval import predict_logits
 from et_nbdev.graph.data import load_graph, split
-from et_nbdev.graph.energy import EdgeIndex
+from et_nbdev.graph.energy import EdgeIndex, EdgeTransformer
 from et_nbdev.graph.sets import learn_encoding, load_graphs, make_buckets
 from et_nbdev.testing import assert_close, assert_descends
 from et_nbdev.training import OptimConfig
@@ -53,17 +53,17 @@ def test_nothing_attends_to_itself_unless_asked(x64):
         EnergyAttention(6, 2, 3, **sizes, **more, rngs=nnx.Rngs(0))
         for more in ({}, {"self_attention": True})
     )
-    assert_close(plain.energy(g), asked.energy(g, others), rtol=1e-12)
-    assert_close(plain.update(g), asked.update(g, others), rtol=1e-12)
+    assert_close(plain.energy(g), asked.energy(g, mask=others), rtol=1e-12)
+    assert_close(plain.update(g), asked.update(g, mask=others), rtol=1e-12)
     assert not np.allclose(plain.energy(g), asked.energy(g))
     block = EnergyTransformer(6, 2, 3, 5, **sizes, rngs=nnx.Rngs(0))
-    assert_close(block.energies(g).attention, plain.energy(g), rtol=1e-12)
+    assert_close(block.energies(g)["attention"], plain.energy(g), rtol=1e-12)
     assert not ImageConfig().self_attention
 
 
 def repelling(num_nodes):
     "A ring of tokens that push their neighbours away."
-    block = EnergyTransformer(
+    block = EdgeTransformer(
         4, 1, 4, 2, beta=1.0, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
     )
     block.attention.Wq[...] = 2 * jnp.eye(4)[None]
@@ -83,10 +83,12 @@ def test_a_step_of_one_can_raise_the_energy_on_a_graph(x64):
     block, edges = repelling(5)
     x = 0.1 * np.random.default_rng(0).normal(size=(5, 4))
     run = jax.jit(
-        lambda x, alpha: descend(block, x, 20, alpha, mask=edges, states=True)[1]
+        lambda x, alpha: descend(block, x, 20, alpha, edges=edges, states=True)[1]
     )
     path = run(x, 1.0)
-    assert_close(path.states[1], x + block.update(block.norm(x), edges), rtol=1e-12)
+    assert_close(
+        path.states[1], x + block.update(block.norm(x), edges=edges), rtol=1e-12
+    )
     with pytest.raises(AssertionError, match="energy rises"):
         assert_descends(path.energies.total)
     assert_descends(run(x, 0.001).energies.total)
@@ -104,7 +106,11 @@ def test_the_anomaly_model_takes_the_papers_step_unless_told_otherwise():
     def by_hand(model, y, edges):
         block, x = model.blocks[0], model.encode(y)
         read = jnp.concatenate(
-            [block.norm(x), block.norm(x + block.update(block.norm(x), edges[0]))], -1
+            [
+                block.norm(x),
+                block.norm(x + block.update(block.norm(x), edges=edges[0])),
+            ],
+            -1,
         )
         return model.down(nnx.relu(model.up(read)))
 

@@ -27,16 +27,16 @@ from PIL import Image
 from conftest import examples
 from et_nbdev import explore
 from et_nbdev.block import EnergyTransformer
-from et_nbdev.dynamics import descend
+from et_nbdev.dynamics import Euler, descend
 from et_nbdev.explore import (
     LONGEST,
     SHORT,
-    Dialled,
     GraphExplorer,
     ImageExplorer,
     Settings,
     animate_graph,
     animate_image,
+    dialled,
     graph_path,
     image_path,
     neighbourhood,
@@ -44,10 +44,11 @@ from et_nbdev.explore import (
 )
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, inputs
 from et_nbdev.graph.data import Graph
-from et_nbdev.graph.energy import attention_weights, node_energies
-from et_nbdev.solvers import Anderson, Backtracking, Euler, solve
+from et_nbdev.graph.energy import attention_weights
+from et_nbdev.solvers import Anderson, Backtracking, solve
 from et_nbdev.testing import assert_close
 from et_nbdev.vision.data import patchify
+from et_nbdev.vision.dynamics import FieldImageEnergyTransformer
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer, image_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -193,22 +194,19 @@ def test_dials_make_an_energy_whose_gradient_is_the_update(x64, learn_beta):
     )
 
     @jax.jit
-    def look(g, *dials):
-        total = lambda g: Dialled(block, *dials).halves(g)[0].total
-        return (
-            *Dialled(block, *dials).energies_and_update(g),
-            jax.grad(total)(g),
-            Dialled(block, *dials).block.attention.beta,
-        )
+    def look(g, beta, attention, memory):
+        turned = dialled(block, beta, attention=attention, memory=memory)
+        slope = jax.grad(lambda g: turned.energy(g))(g)
+        return *turned.energies_and_update(g), slope, turned.attention.term.beta
 
     g = block.norm(jax.random.normal(jax.random.key(0), (3, 6)))
     own, force = block.energies_and_update(g)
     for w_att, w_hn in ((1.0, 1.0), (0.3, 0.0), (0.0, 0.6), (0.3, 0.6)):
         energies, update, slope, beta = look(g, 2.0, w_att, w_hn)
         assert_close(update, -slope)
-        assert_close(energies.memory, w_hn * own.memory)
+        assert_close(energies["memory"], w_hn * own["memory"])
         assert_close(beta, jnp.array([0.6, 1.8]))
-        assert (energies.attention == 0) == (w_att == 0)
+        assert (energies["attention"] == 0) == (w_att == 0)
     energies, update, *_ = look(g, 1.0, 1.0, 1.0)
     jax.tree.map(assert_close, (energies, update), (own, force))
     assert_close(block.attention.beta, jnp.array([0.3, 0.9]))  # the model is left alone
@@ -226,8 +224,8 @@ def test_an_image_path_is_the_descent_written_out(model, photos, attention, memo
         model, photos["a"], occluded, 0.4, 1.7, attention, memory, 6
     )
     for mine, theirs in (
-        (path.energies.attention, e_att),
-        (path.energies.memory, e_hn),
+        (path.energies["attention"], e_att),
+        (path.energies["memory"], e_hn),
         (path.attention, pull),
         (path.memory, recall),
     ):
@@ -245,9 +243,9 @@ def test_an_image_path_is_the_descent_written_out(model, photos, attention, memo
     assert_close(shown[:, occluded], tokens[:, occluded], atol=1e-4)
     assert path.completed.shape == (7, 8, 8, 3) and path.attention.shape == (7, 16)
     if not attention:
-        assert (path.attention == 0).all() and (path.energies.attention == 0).all()
+        assert (path.attention == 0).all() and (path.energies["attention"] == 0).all()
     if not memory:
-        assert (path.memory == 0).all() and (path.energies.memory == 0).all()
+        assert (path.memory == 0).all() and (path.energies["memory"] == 0).all()
 
 
 def test_the_solver_is_the_one_that_is_named(model, photos):
@@ -305,14 +303,14 @@ def test_a_graph_path_is_what_the_model_says(net, graph):
     @jax.jit
     def own(features):
         trajectory = descend(
-            block, net.encode(features), 2, 0.5, mask=edges[0], states=True
+            block, net.encode(features), 2, 0.5, edges=edges[0], states=True
         )[1]
         g = block.norm(trajectory.states[1])
         return (
             trajectory.energies,
-            node_energies(block.attention, g, edges[0]),
+            block.attention.token_energy(g, edges=edges[0]),
             -jnp.sum(block.memory.hidden(g) ** 2, -1) / 2,
-            block.attention.update(g, edges[0]),
+            block.attention.update(g, edges=edges[0]),
             block.memory.update(g),
             attention_weights(block.attention, g, edges[0]),
             jax.nn.softmax(net(features, edges))[:, 1],
@@ -322,10 +320,12 @@ def test_a_graph_path_is_what_the_model_says(net, graph):
     energies, attention, memory, pull, recall, weights, p = jax.tree.map(
         np.asarray, own(jnp.asarray(features))
     )
-    for mine, theirs in zip(path.energies, energies):
-        assert_close(mine, theirs, rtol=1e-4)
-    assert_close(path.attention_energy.sum(1), energies.attention, rtol=1e-4)
-    assert_close(path.memory_energy.sum(1), energies.memory, rtol=1e-4)
+    for name, mine in (
+        ("attention", path.attention_energy),
+        ("memory", path.memory_energy),
+    ):
+        assert_close(path.energies[name], energies[name], rtol=1e-4)
+        assert_close(mine.sum(1), energies[name], rtol=1e-4)
     assert_close(path.p[-1], p, rtol=1e-4)
     for mine, theirs in (
         (path.attention_energy, attention),
@@ -342,6 +342,43 @@ def test_a_graph_path_is_what_the_model_says(net, graph):
         and (off.attention_energy == 0).all()
         and (off.memory > 0).all()
     )
+
+
+@pytest.mark.parametrize("left_out", ["num_heads", "num_memories"])
+def test_a_model_with_one_term_is_shown_and_the_other_pulls_nobody(photos, left_out):
+    small = ImageConfig(channels=3, **{**SIZES, left_out: 0})
+    model = ImageEnergyTransformer(small, rngs=nnx.Rngs(0))
+    path = image_path(model, photos["a"], np.arange(16) % 3 == 0, Settings(steps=3))
+    idle, at_work = path.attention, path.memory
+    if left_out == "num_memories":
+        idle, at_work = at_work, idle
+    assert (idle == 0).all() and (at_work > 0).all() and len(path.energies) == 1
+    assert idle.shape == at_work.shape == (4, 16)
+    said = animate_image(model, photos["a"], np.arange(16) % 3 == 0, Settings(steps=3))
+    assert "E never rises" in said
+
+
+def test_a_graph_without_memories_is_shown(graph, net):
+    bare = AnomalyEnergyTransformer(
+        5, replace(net.config, num_memories=0), rngs=nnx.Rngs(0)
+    )
+    path = graph_path(bare, inputs(graph), bare.prepare(graph), Settings(0.5, steps=2))
+    assert (path.memory_energy == 0).all() and (path.memory == 0).all()
+    assert_close(
+        path.attention_energy.sum(1), path.energies.total, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_a_model_in_a_field_descends_in_its_field(photos):
+    model = FieldImageEnergyTransformer(
+        ImageConfig(channels=3, **SIZES), rngs=nnx.Rngs(0)
+    )
+    occluded = np.arange(16) % 3 == 0
+    path = image_path(model, photos["a"], occluded, Settings(0.3, steps=5))
+    patches = patchify((photos["a"] / np.float32(255) - 0.5) / np.float32(0.5), 2)
+    energies = model.descend(jnp.asarray(patches)[None], jnp.asarray(occluded)[None])[1]
+    for name, e in energies.energies.items():
+        assert_close(path.energies[name], e[:, 0], rtol=1e-4, atol=1e-4)
 
 
 def test_no_turn_of_a_dial_makes_a_new_program(model, photos, net, graph, traces):

@@ -104,7 +104,7 @@ def test_the_model_is_recurrent_and_reads_the_first_and_the_last_state():
     block, x = model.blocks[0], model.encode(y)
     first = block.norm(x)
     for _ in range(2):
-        x = x + 0.5 * block.update(block.norm(x), edges[0])
+        x = x + 0.5 * block.update(block.norm(x), edges=edges[0])
     read = jnp.concatenate([first, block.norm(x)], -1)
     assert_close(
         model(y, edges), model.down(nnx.relu(model.up(read))), rtol=1e-4, atol=1e-5
@@ -121,13 +121,29 @@ def test_every_relation_has_a_block_of_its_own(relations):
         x = model.encode(y)
         reads.append(
             jnp.concatenate(
-                [block.norm(x), block.norm(descend(block, x, 2, 1.0, mask=kind)[0])], -1
+                [block.norm(x), block.norm(descend(block, x, 2, 1.0, edges=kind)[0])],
+                -1,
             )
         )
     read = jnp.maximum(*reads) if relations == "max" else jnp.concatenate(reads, -1)
     assert_close(
         model(y, edges), model.down(nnx.relu(model.up(read))), rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("heads, memories", [(0, 12), (2, 0)])
+def test_a_model_without_heads_or_without_memories_runs_and_trains(heads, memories):
+    graph = toy(kinds=1)
+    config = replace(SMALL, num_heads=heads, num_memories=memories)
+    model, y, edges = build(graph, config)
+    assert model.blocks[0].names == (("attention",) if heads else ("memory",))
+    grads = nnx.grad(lambda m: jnp.sum(m(y, edges) ** 2))(model)
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(grads.blocks))
+    why, E = explain(model, y, edges), len(edges[0].edge_list()[0])
+    assert why.edge_weights.shape == (E, heads) and why.memories.shape == (30, memories)
+    for name, count in (("attention", heads), ("memory", memories)):
+        share = getattr(why, f"{name}_energy")
+        assert share.shape == (30,) and (share != 0).any() == (count > 0)
 
 
 def test_relabelling_the_nodes_relabels_the_verdicts():
@@ -505,11 +521,11 @@ def test_explanations_add_up():
     why = explain(model, y, edges)
     block = model.blocks[0]
     g = block.norm(
-        descend(block, model.encode(y), SMALL.steps, SMALL.step_size, mask=edges[0])[0]
+        descend(block, model.encode(y), SMALL.steps, SMALL.step_size, edges=edges[0])[0]
     )
-    energies = block.energies(g, edges[0])
-    assert_close(why.attention_energy.sum(), np.asarray(energies.attention), rtol=1e-4)
-    assert_close(why.memory_energy.sum(), np.asarray(energies.memory), rtol=1e-4)
+    energies = jax.tree.map(np.asarray, block.energies(g, edges=edges[0]))
+    assert_close(why.attention_energy.sum(), energies["attention"], rtol=1e-4)
+    assert_close(why.memory_energy.sum(), energies["memory"], rtol=1e-4)
     receivers = edges[0].edge_list()[1]
     assert_close(
         np.add.reduceat(

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from et_nbdev.attention import EnergyAttention
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
 from et_nbdev.graph import classify
@@ -21,10 +20,9 @@ from et_nbdev.graph.classify import (
     GraphClassifier,
     LearnedAdjacency,
     WeightedEdges,
-    WeightedPairs,
     classification_loss,
     load_classifier,
-    look,
+    attended,
     main,
     plot_molecule,
     reorder,
@@ -43,7 +41,8 @@ from et_nbdev.graph.sets import (
     load_graphs,
     make_buckets,
 )
-from et_nbdev.testing import assert_close, assert_descends, assert_gradient
+from et_nbdev.graph.energy import EdgeAttention
+from et_nbdev.testing import assert_close, assert_descends
 from et_nbdev.training import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
@@ -140,83 +139,40 @@ def widen(batch, nodes=7, graphs=2):
 # --- weighted scores ---
 
 
-def weighted(self_attention=False):
-    keys = jax.random.split(jax.random.key(0), 4)
-    attention = EnergyAttention(
+def weighted():
+    keys = jax.random.split(jax.random.key(0), 3)
+    attention = EdgeAttention(
         6,
         3,
         5,
         beta=[0.5, 1.0, 3.0],
-        self_attention=self_attention,
         init_scale=0.5,
         param_dtype=jnp.float64,
         rngs=nnx.Rngs(0),
     )
     mask = jax.random.bernoulli(keys[0], 0.6, (2, 5, 5)).at[:, 1].set(False)
-    return (
-        attention,
-        jax.random.normal(keys[1], (2, 5, 6)),
-        WeightedPairs(jax.random.normal(keys[2], (2, 3, 5, 5)), mask),
-    )
-
-
-def definition(attention, g, pairs):
-    "The sums of the formula, one by one."
-    g, Wq, Wk, beta, weights, mask = (
-        np.asarray(x)
-        for x in (
-            g,
-            attention.Wq[...],
-            attention.Wk[...],
-            attention.beta,
-            pairs.weights,
-            pairs.mask,
-        )
-    )
-    total = np.zeros(len(g))
-    for b, h, C in np.ndindex(len(g), 3, 5):
-        terms = [
-            np.exp(
-                beta[h] * weights[b, h, C, B] * ((g[b, B] @ Wk[h]) @ (g[b, C] @ Wq[h]))
-            )
-            for B in range(5)
-            if mask[b, C, B] and (B != C or attention.self_attention)
-        ]
-        if terms:
-            total[b] -= np.log(sum(terms)) / beta[h]
-    return total
-
-
-@pytest.mark.parametrize("self_attention", [False, True])
-def test_the_weighted_energy_is_the_formula_and_the_update_its_gradient(
-    x64, self_attention
-):
-    attention, g, pairs = weighted(self_attention)
-    assert_close(attention.energy(g, pairs), definition(attention, g, pairs))
-    assert_gradient(
-        jax.jit(lambda g: attention.energy(g, pairs)), g, -attention.update(g, pairs)
-    )
+    pairs = dict(weights=jax.random.normal(keys[2], (2, 3, 5, 5)), mask=mask)
+    return attention, jax.random.normal(keys[1], (2, 5, 6)), pairs
 
 
 def test_weights_of_one_are_no_weights_and_weights_of_zero_count_as_strangers(x64):
     attention, g, pairs = weighted()
-    ones = replace(pairs, weights=jnp.ones_like(pairs.weights))
-    assert_close(attention.update(g, ones), attention.update(g, pairs.mask))
-    none = replace(pairs, weights=jnp.zeros_like(pairs.weights))
-    seen = jnp.sum(pairs.mask & ~jnp.eye(5, dtype=bool)[None], -1)
-    log = jnp.where(seen > 0, jnp.log(jnp.maximum(seen, 1)), 0.0)
+    mask, ones = pairs["mask"], jnp.ones_like(pairs["weights"])
     assert_close(
-        attention.energy(g, none),
-        -(log[:, None] / attention.beta[None, :, None]).sum((1, 2)),
+        attention.update(g, mask=mask, weights=ones), attention.update(g, mask=mask)
     )
-    assert jnp.all(attention.update(g, none) == 0)
+    energy, update = attention.energy_and_update(g, mask=mask, weights=0 * ones)
+    seen = jnp.sum(mask & ~jnp.eye(5, dtype=bool)[None], -1)
+    log = jnp.where(seen > 0, jnp.log(jnp.maximum(seen, 1)), 0.0)
+    assert_close(energy, -(log[:, None] / attention.beta[None, :, None]).sum((1, 2)))
+    assert jnp.all(update == 0)
 
 
 @pytest.mark.parametrize("literal", [False, True])
 def test_edges_are_a_table_written_as_a_list(x64, literal):
     attention, g, pairs = weighted()
-    g, table = g[0], WeightedPairs(pairs.weights[0], pairs.mask[0])
-    r, s = np.nonzero(np.asarray(table.mask) & ~np.eye(5, dtype=bool))
+    g, weights, mask = g[0], pairs["weights"][0], pairs["mask"][0]
+    r, s = np.nonzero(np.asarray(mask) & ~np.eye(5, dtype=bool))
     r, s = (np.concatenate([ends, [0, 0]]) for ends in (r, s))  # two lines of padding
     linked = jnp.arange(len(r)) < len(r) - 2
     strangers = (
@@ -226,22 +182,14 @@ def test_edges_are_a_table_written_as_a_list(x64, literal):
         else None
     )
     if literal:
-        table = WeightedPairs(
-            jnp.where(table.mask[None], table.weights, 0.0), jnp.ones((5, 5), bool)
-        )
-    along = lambda weights, g: attention.energy_and_update(
-        g,
-        WeightedEdges(
-            jnp.asarray(s), jnp.asarray(r), linked, weights[:, r, s], strangers
-        ),
+        weights, mask = jnp.where(mask[None], weights, 0.0), jnp.ones((5, 5), bool)
+    nonzero = (mask[None] & (weights != 0)).astype(weights.dtype)
+    listed = lambda weights: WeightedEdges(
+        jnp.asarray(s), jnp.asarray(r), linked, weights[:, r, s], strangers
     )
+    along = lambda weights, g: attention.energy_and_update(g, edges=listed(weights))
     dense = lambda weights, g: attention.energy_and_update(
-        g,
-        replace(
-            table,
-            weights=jnp.where(table.mask[None], weights, 0.0)
-            * (table.weights != 0).astype(weights.dtype),
-        ),
+        g, mask=mask, weights=weights * nonzero
     )
     value = lambda f: (
         lambda weights, g: jnp.sum(jnp.sin(f(weights, g)[1])) + f(weights, g)[0]
@@ -251,32 +199,26 @@ def test_edges_are_a_table_written_as_a_list(x64, literal):
         *((jax.jit(jax.grad(value(f), i)) for f in (along, dense)) for i in (0, 1)),
     ):
         for got, wanted in zip(
-            jax.tree.leaves(f(table.weights, g)), jax.tree.leaves(h(table.weights, g))
+            jax.tree.leaves(f(weights, g)), jax.tree.leaves(h(weights, g))
         ):
             assert_close(got, wanted)
     with pytest.raises(ValueError, match="end to end|one array"):
-        attention.energy(
-            g[None],
-            WeightedEdges(*map(jnp.asarray, (s, r)), linked, table.weights[:, r, s]),
-        )
+        attention.energy(g[None], edges=listed(weights))
 
 
 def test_huge_weighted_scores_stay_finite():
-    attention = EnergyAttention(4, 1, 4, beta=1.0, rngs=nnx.Rngs(0))
+    attention = EdgeAttention(4, 1, 4, beta=1.0, rngs=nnx.Rngs(0))
     g, weights = (
         100 * jnp.eye(4)[:3],
         1e3 * jnp.array([[[0.0, 1, -1], [1, 0, 1], [-1, 1, 0]]]),
     )
     r, s = np.nonzero(~np.eye(3, dtype=bool))
-    for pairs in (
-        WeightedPairs(weights, jnp.ones((3, 3), bool)),
-        WeightedEdges(
-            jnp.asarray(s), jnp.asarray(r), jnp.ones(6, bool), weights[:, r, s]
-        ),
-    ):
+    senders, receivers = jnp.asarray(s), jnp.asarray(r)
+    edges = WeightedEdges(senders, receivers, jnp.ones(6, bool), weights[:, r, s])
+    for pairs in (dict(weights=weights), dict(edges=edges)):
         f = lambda g: (
-            jnp.sum(attention.energy_and_update(g, pairs)[1] ** 2)
-            + attention.energy(g, pairs)
+            jnp.sum(attention.energy_and_update(g, **pairs)[1] ** 2)
+            + attention.energy(g, **pairs)
         )
         assert all(np.isfinite(x).all() for x in jax.jit(jax.value_and_grad(f))(g))
 
@@ -294,12 +236,10 @@ def test_blocks_descend_and_large_steps_among_opponents_do_not(x64):
         rngs=nnx.Rngs(0),
     )
     block.memory.xi[...] = 0.01 * block.memory.xi[...]
-    opponents, x = (
-        WeightedPairs(-jnp.ones((8, 2, 3, 3)), jnp.ones((8, 3, 3), bool)),
-        jax.random.normal(jax.random.key(0), (8, 3, 4)),
-    )
+    opponents = dict(weights=-jnp.ones((8, 2, 3, 3)))
+    x = jax.random.normal(jax.random.key(0), (8, 3, 4))
     run = jax.jit(
-        lambda alpha: descend(block, x, 60, alpha, mask=opponents)[1].energies.total
+        lambda alpha: descend(block, x, 60, alpha, **opponents)[1].energies.total
     )
     assert_descends(run(0.01))
     with pytest.raises(AssertionError, match="ris|rose"):
@@ -387,10 +327,10 @@ def by_hand(model, batch):
             + jnp.einsum("ckl,lh->hck", e, model.adjacency.edge_filter[...])
         )
         mask = tilde > 0 if c.strangers == "out" else np.ones_like(tilde, bool)
-        pairs = WeightedPairs(A * tilde[None], jnp.asarray(mask))
+        pairs = dict(weights=A * tilde[None], mask=jnp.asarray(mask))
         for block in model.blocks:
             for _ in range(c.steps):
-                X = X + c.step_size * block.update(block.norm(X), pairs)
+                X = X + c.step_size * block.update(block.norm(X), **pairs)
         logits.append(model.head(X[0]))
     return jnp.stack(logits)
 
@@ -424,6 +364,16 @@ def test_every_block_descends_an_energy_that_padding_does_not_change(x64, strang
         assert own.total.shape == (7, 4)
         assert_descends(own.total)
         assert_close(wide.total[:, :4], own.total)
+        assert_close(listed.total, own.total.sum(1))
+
+
+def test_a_classifier_without_memories_descends_as_well(x64):
+    dense, edges = prepared()
+    model = build(replace(SMALL, num_memories=0))
+    energies = nnx.jit(lambda model, batch: model.energies(batch))
+    for own, listed in zip(energies(model, dense), energies(model, edges)):
+        assert list(own) == list(listed) == ["attention"]
+        assert_descends(own.total)
         assert_close(listed.total, own.total.sum(1))
 
 
@@ -822,10 +772,10 @@ def test_a_view_adds_up_and_can_be_drawn():
         lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x, prepared()[0]
     )
     model = GraphClassifier(2, 2, SMALL, num_edge_features=2, rngs=nnx.Rngs(0))
-    view = look(model, dense)
+    view = attended(model, dense)
     for refuse in (
         lambda edges: reorder(edges, jax.random.key(0)),
-        lambda edges: look(model, edges),
+        lambda edges: attended(model, edges),
     ):
         with pytest.raises(TypeError, match="EdgeBatch"):
             refuse(prepared()[1])

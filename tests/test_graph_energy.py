@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from et_nbdev.attention import EnergyAttention
+from et_nbdev.attention import RelativePositions, normalize_heads
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
 from et_nbdev.graph import energy as graph_energy
 from et_nbdev.graph import kernels
 from et_nbdev.graph.energy import (
+    EdgeAttention,
     EdgeIndex,
-    Relations,
+    EdgeTransformer,
     attention_weights,
     neighbour_attention,
-    node_energies,
 )
 from et_nbdev.testing import assert_close, assert_gradient
 
@@ -94,7 +94,7 @@ def random_weights(module, rng):
 def attention_of(rng, H, Y, D=4, self_attention=False, **options):
     beta = [0.3, 1.0, 2.5][:H]
     return random_weights(
-        EnergyAttention(
+        EdgeAttention(
             D,
             H,
             Y,
@@ -108,9 +108,14 @@ def attention_of(rng, H, Y, D=4, self_attention=False, **options):
     )
 
 
+def seen(pairs):
+    "A table as a mask, anything else as edges."
+    return {"mask": pairs} if isinstance(pairs, jax.Array) else {"edges": pairs}
+
+
 @nnx.jit
-def both(attention, g, mask):
-    return attention.energy_and_update(g, mask)
+def both(attention, g, pairs):
+    return attention.energy_and_update(g, **seen(pairs))
 
 
 @jax.jit
@@ -137,7 +142,9 @@ def all_close(got, wanted, **options):
 def test_equals_the_dense_table(kind, H, Y, backend, x64):
     rng = np.random.default_rng(KINDS.index(kind))
     edges, table = make(kind, rng, backend)
-    attention = attention_of(rng, H, Y, self_attention=kind == "self-loops")
+    # normalized or not
+    options = dict(self_attention=kind == "self-loops", normalize=H == 2)
+    attention = attention_of(rng, H, Y, **options)
     g = jnp.asarray(rng.normal(size=(len(table), 4)))
     all_close(both(attention, g, edges), both(attention, g, table))
     np.testing.assert_array_equal(edges.mask(), table)
@@ -147,12 +154,12 @@ def test_equals_the_dense_table(kind, H, Y, backend, x64):
 def descent_slope(**options):
     "The compiled derivative, for all graphs of the same shapes."
 
-    def loss(block, x, mask):
-        x, path = descend(block, x, steps=4, step_size=0.4, mask=mask, **options)
+    def loss(block, x, pairs):
+        x, path = descend(block, x, steps=4, step_size=0.4, **seen(pairs), **options)
         return (
             jnp.sum(jnp.sin(x))
-            + 1e-2 * jnp.sum(path.energies.attention**2)
-            + 1e-2 * jnp.sum(jnp.cos(path.energies.memory))
+            + 1e-2 * jnp.sum(path.energies["attention"] ** 2)
+            + 1e-2 * jnp.sum(jnp.cos(path.energies["memory"]))
         )
 
     return nnx.jit(nnx.value_and_grad(loss, argnums=(0, 1)))
@@ -165,10 +172,10 @@ def descent_slope(**options):
         ("compiled", "hubs", {}),
         ("compiled", "self-loops", {}),
         ("compiled", "isolated", {"remat": True}),
-        ("compiled", "deaf and unheard", {"gradient": "last_k", "k": 2}),
+        ("compiled", "deaf and unheard", {}),
         ("xla", "no edges", {}),
         ("xla", "hubs", {}),
-        ("xla", "one way", {"gradient": "implicit", "k": 2}),
+        ("xla", "one way", {}),
     ],
 )
 def test_training_through_the_descent_equals_the_dense_table(
@@ -180,13 +187,14 @@ def test_training_through_the_descent_equals_the_dense_table(
     rng = np.random.default_rng(10 + KINDS.index(kind))
     edges, table = make(kind, rng, backend)
     block = random_weights(
-        EnergyTransformer(
+        EdgeTransformer(
             4,
             2,
             3,
             5,
             beta=[0.5, 2.0],
             learn_beta=True,
+            normalize=kind in ("directed", "one way"),
             self_attention=kind == "self-loops",
             param_dtype=jnp.float64,
             rngs=nnx.Rngs(0),
@@ -202,15 +210,17 @@ def test_training_through_the_descent_equals_the_dense_table(
 
 
 @each_backend
-@pytest.mark.parametrize("kind", ["one way", "self-loops"])
-def test_update_is_minus_the_gradient_of_the_energy(kind, backend, x64):
+@pytest.mark.parametrize(
+    "kind, normalize", [("one way", False), ("self-loops", False), ("directed", True)]
+)
+def test_update_is_minus_the_gradient_of_the_energy(kind, normalize, backend, x64):
     rng = np.random.default_rng(3)
     edges, table = make(kind, rng, backend)
-    attention = attention_of(rng, 2, 3, self_attention=kind == "self-loops")
-    g = jnp.asarray(rng.normal(size=(len(table), 4)))
-    assert_gradient(
-        jax.jit(lambda g: attention.energy(g, edges)), g, -both(attention, g, edges)[1]
-    )
+    options = dict(self_attention=kind == "self-loops", normalize=normalize)
+    attention = attention_of(rng, 2, 3, **options)
+    g = jnp.asarray(rng.normal(size=(2, len(table), 4)))
+    energy = jax.jit(lambda g: attention.energy(g, edges=edges))
+    assert_gradient(energy, g, -both(attention, g, edges)[1])
 
 
 @each_backend
@@ -299,7 +309,9 @@ def test_batches_share_a_graph(backend, x64):
     wanted = both(attention, g, table)
     all_close(both(attention, g, edges), wanted)
     all_close(
-        jax.jit(jax.vmap(jax.vmap(lambda g: attention.energy_and_update(g, edges))))(g),
+        jax.jit(
+            jax.vmap(jax.vmap(lambda g: attention.energy_and_update(g, edges=edges)))
+        )(g),
         wanted,
     )
 
@@ -316,34 +328,34 @@ def test_relations_add_up(backend, x64):
         lambda a, b, c: a + b + c,
         *(both(attention, g, t) for t in (table, other, another)),
     )
-    all_close(both(attention, g, Relations((first, second, third))), total)
+    all_close(both(attention, g, (first, second, third)), total)
 
 
 @each_backend
-def test_explanations(backend, x64):
+@pytest.mark.parametrize("normalize", [False, True])
+def test_explanations(normalize, backend, x64):
     rng = np.random.default_rng(8)
     edges, table = make("deaf and unheard", rng, backend)
-    attention = attention_of(rng, 2, 3)
+    attention = attention_of(rng, 2, 3, normalize=normalize)
     g = jnp.asarray(rng.normal(size=(23, 4)))
-    shares = jax.jit(lambda g, edges: node_energies(attention, g, edges))(g, edges)
+    shares = jax.jit(lambda g, edges: attention.token_energy(g, edges=edges))(g, edges)
     np.testing.assert_array_equal(shares == 0, ~table.any(1))
     assert shares[3] == 0
     for C in (3, 9, 11):  # a node's share is the energy of the graph of its own edges
         only = jnp.zeros_like(table).at[C].set(table[C])
         assert_close(shares[C], both(attention, g, only)[0], atol=1e-15)
-    weights, (senders, receivers) = (
-        attention_weights(attention, g, edges, chunk=10),
-        edges.edge_list(),
-    )
+    weights = attention_weights(attention, g, edges, chunk=10)
+    senders, receivers = edges.edge_list()
     Q, K = (jnp.einsum("nd,hdy->hny", g, W[...]) for W in (attention.Wq, attention.Wk))
-    P = jax.nn.softmax(
-        jnp.where(
-            table[None], jnp.einsum("h,hcy,hby->hcb", attention.beta, Q, K), -jnp.inf
-        ),
-        -1,
-    )
+    if normalize:
+        Q, K = normalize_heads(Q)[0], normalize_heads(K)[0]
+    scores = jnp.einsum("h,hcy,hby->hcb", attention.beta, Q, K)
+    P = jax.nn.softmax(jnp.where(table[None], scores, -jnp.inf), -1)
     assert weights.shape == (edges.num_edges, 2)
     assert_close(weights, P[:, receivers, senders].T)
+    some = slice(5, 30, 3)
+    pairs = senders[some], receivers[some]
+    assert_close(attention_weights(attention, g, edges, pairs), weights[some])
 
 
 # ------------------------------------------------------------------------------------
@@ -437,7 +449,7 @@ def test_back_ends_agree_on_a_power_law_graph():
 
 @each_backend
 def test_scores_of_ten_thousand(backend):
-    attention = EnergyAttention(6, 1, 6, beta=1.0, rngs=nnx.Rngs(0))
+    attention = EdgeAttention(6, 1, 6, beta=1.0, rngs=nnx.Rngs(0))
     attention.Wq[...] = attention.Wk[...] = jnp.eye(6)[None]
     g = 100.0 * jnp.array(
         [
@@ -453,7 +465,9 @@ def test_scores_of_ten_thousand(backend):
     # a score of that size has a last digit of 10⁻³
     all_close((E, u), both(attention, g, edges.mask()), rtol=1e-3)
     assert (u[3] == 0).all()
-    slope = jax.jit(jax.grad(lambda g: jnp.sum(attention.update(g, edges) ** 2)))(g)
+    slope = jax.jit(jax.grad(lambda g: jnp.sum(attention.update(g, edges=edges) ** 2)))(
+        g
+    )
     assert jnp.isfinite(slope).all() and (slope[3] == 0).all()
 
 
@@ -476,7 +490,7 @@ def test_what_is_not_finite_is_seen(bad, backend):
 def test_half_precision_is_summed_in_single(backend):
     rng = np.random.default_rng(12)
     edges, table = make("directed", rng, backend)
-    attention = EnergyAttention(8, 2, 4, rngs=nnx.Rngs(0))
+    attention = EdgeAttention(8, 2, 4, rngs=nnx.Rngs(0))
     g = jnp.asarray(rng.normal(size=(23, 8)), jnp.bfloat16)
     (E, u), (E32, u32) = (
         both(attention, g, edges),
@@ -485,15 +499,6 @@ def test_half_precision_is_summed_in_single(backend):
     assert (E.dtype, u.dtype) == (jnp.float32, jnp.bfloat16)
     assert_close(E, E32, rtol=0.02)
     assert_close(u.astype(jnp.float32), u32, rtol=0.05)
-
-
-@each_backend
-def test_no_heads(backend):
-    edges = EdgeIndex([0, 1], [1, 0], 3, backend=backend)
-    E, u = EnergyAttention(4, 0, 3, rngs=nnx.Rngs(0)).energy_and_update(
-        jnp.ones((3, 4)), edges
-    )
-    assert E == 0 and (u == 0).all()
 
 
 def test_memory_is_not_edges_times_width(compile_fully):
@@ -537,13 +542,13 @@ def test_room_for_more_edges(backend, x64):
     @jax.jit
     def run(g, edges):
         traces.append(1)
-        return attention.energy_and_update(g, edges)
+        return attention.energy_and_update(g, edges=edges)
 
     for kind in ("directed", "one way"):
         edges, table = make(kind, rng, backend)
         roomy = EdgeIndex(*edges.edge_list(), 23, capacity=600, backend=backend)
         assert (roomy.num_edges, roomy.num_nodes) == (edges.num_edges, 23)
-        all_close(run(g, roomy), attention.energy_and_update(g, table))
+        all_close(run(g, roomy), attention.energy_and_update(g, mask=table))
         np.testing.assert_array_equal(roomy.mask(), table)
     if backend == "compiled":
         assert len(traces) == 1
@@ -617,13 +622,35 @@ def test_bad_options_are_refused_by_name():
         EdgeIndex([0], [1], 2, backend="numba")
     with pytest.raises(ValueError, match="capacity"):
         EdgeIndex([0, 1], [1, 0], 2, capacity=1)
-    attention = EnergyAttention(4, 1, 3, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="N = 3, got 2"):
-        attention.energy(jnp.ones((3, 4)), EdgeIndex([0], [1], 2))
-    with pytest.raises(ValueError, match="self_attention=True"):
-        attention.energy(jnp.ones((2, 4)), EdgeIndex([0], [0], 2, self_loops=True))
-    with pytest.raises(ValueError, match="D = 4"):
-        attention.energy(jnp.ones((2, 5)), EdgeIndex([0], [1], 2))
+    block = EdgeTransformer(4, 1, 3, 2, rngs=nnx.Rngs(0))
+    edges, g = EdgeIndex([0], [1], 2), jnp.ones((2, 4))
+    for call in (block.energy, block.update):
+        with pytest.raises(ValueError, match="edges: .*N = 3, got 2"):
+            call(jnp.ones((3, 4)), edges=edges)
+        with pytest.raises(ValueError, match="edges: .*self_attention=True"):
+            call(g, edges=EdgeIndex([0], [0], 2, self_loops=True))
+        with pytest.raises(ValueError, match="D = 4"):
+            call(jnp.ones((2, 5)), edges=edges)
+        with pytest.raises(ValueError, match="edges: expected at least one graph"):
+            call(g, edges=())
+        for wrong in (np.array([[0], [1]]), ([0], [1])):
+            with pytest.raises(TypeError, match="^edges: expected an EdgeIndex"):
+                call(g, edges=wrong)
+        for name, table in (
+            ("mask", edges.mask()),
+            ("weights", jnp.ones((2, 2))),
+            ("bias", jnp.ones((2, 2))),
+        ):
+            with pytest.raises(ValueError, match="edges: expected no mask, weights"):
+                call(g, edges=edges, **{name: table})
+    placed = EdgeTransformer(
+        4, 1, 3, 2, positions=RelativePositions(2, 1), rngs=nnx.Rngs(0)
+    )
+    with pytest.raises(ValueError, match="edges: expected no mask.*positions"):
+        placed.energy(jnp.ones((4, 4)), edges=EdgeIndex([0], [1], 4))
+    plain = EnergyTransformer(4, 1, 3, 2, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="edges: no term of this block takes it"):
+        plain.energy(g, edges=edges)
 
 
 @each_backend
@@ -696,11 +723,6 @@ def test_compiled_passes_guard_themselves():
             call()
 
 
-def test_relations_of_nothing_are_refused():
-    with pytest.raises(ValueError, match="graphs: expected at least one"):
-        Relations(())
-
-
 def test_without_numba(monkeypatch):
     "The XLA path, and one kind word; 'compiled' says what to install."
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)
@@ -710,9 +732,8 @@ def test_without_numba(monkeypatch):
         with pytest.warns(UserWarning, match="pip install"):
             edges = EdgeIndex([0], [1], 2)
         assert edges.backend == "xla"
-        assert np.isfinite(
-            EnergyAttention(4, 1, 2, rngs=nnx.Rngs(0)).energy(jnp.ones((2, 4)), edges)
-        )
+        attention = EdgeAttention(4, 1, 2, rngs=nnx.Rngs(0))
+        assert np.isfinite(attention.energy(jnp.ones((2, 4)), edges=edges))
         with pytest.raises(ImportError, match="pip install"):
             EdgeIndex([0], [1], 2, backend="compiled")
     finally:

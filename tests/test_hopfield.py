@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import examples
-from et_nbdev.attention import EnergyAttention, alignment_energy, queries_and_keys
+from et_nbdev.attention import EnergyAttention, queries_and_keys, soft_match
 from et_nbdev.hopfield import (
     Exponential,
     Polynomial,
@@ -691,7 +691,7 @@ def test_energy_attention_with_still_keys_is_a_hopfield_network(x64):
     Q, K = queries_and_keys(g, Wq, Wk)
     E, u = continuous_energy_and_update(Q[0], K[0], 0.8)
     assert_close(attention.energy(g), jnp.sum(E - (Q[0] ** 2).sum(-1) / 2), rtol=1e-12)
-    P = alignment_energy(Q, K, attention.beta, None)[1][0]
+    P = soft_match(Q, K, attention.beta)[1][0]
     assert_close(
         attention.update(g), (u + Q[0]) @ Wq[0].T + P.T @ Q[0] @ Wk[0].T, rtol=1e-12
     )

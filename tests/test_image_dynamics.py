@@ -8,21 +8,20 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from et_nbdev.block import EnergyTransformer
+from et_nbdev.block import Block, EnergyTransformer
 from et_nbdev.dynamics import descend
+from et_nbdev.energy import ExternalField
 from et_nbdev.solvers import Anderson, Backtracking, solve
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient
 from et_nbdev.vision.data import normalise, occlude, patchify
 from et_nbdev.vision.dynamics import (
     FieldImageEnergyTransformer,
-    InField,
-    descend_by,
     errors_after,
     errors_in_time,
     errors_settled,
     growing,
     loss_at,
-    moving,
+    states_by,
 )
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
 from et_nbdev.vision.train import TrainConfig, completion_loss
@@ -52,47 +51,45 @@ def pictures(n=4):
     return np.random.default_rng(0).integers(0, 256, (n, 8, 8, 1), np.uint8)
 
 
-def test_the_field_is_a_term_of_the_energy(x64):
+def in_field():
+    "A block with a field for a term, tokens, and a field for them."
     block = EnergyTransformer(
         6, 2, 3, 8, init_scale=0.5, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
     )
     x, h = jax.random.normal(jax.random.key(0), (2, 2, 4, 6))
-    mask = jnp.asarray(np.random.default_rng(0).random((4, 4)) < 0.6)
-    inside = InField(block, h)
-    g = inside.norm(x)
-    for m in (None, mask):
-        assert_gradient(lambda g: inside.energy(g, m), g, -inside.update(g, m))
-        assert_close(
-            inside.energy(g, m), block.energy(g, m) - jnp.sum(h * g, (1, 2)), rtol=1e-12
+    return Block(block.norm, **block.terms, field=ExternalField()), x, h
+
+
+def test_the_field_is_a_term_of_the_energy(x64):
+    block, x, h = in_field()
+    g, mask = block.norm(x), np.random.default_rng(0).random((4, 4)) < 0.6
+    for context in (dict(field=h), dict(field=h, mask=jnp.asarray(mask))):
+        assert_gradient(
+            lambda g: block.energy(g, **context), g, -block.update(g, **context)
         )
-        energies, update = inside.energies_and_update(g, m)
-        assert_close(energies.total, inside.energy(g, m), rtol=1e-14)
-        assert_close(update, inside.update(g, m), rtol=1e-14)
-    assert_descends(descend(inside, x, 30, 0.1, mask=mask)[1].energies.total)
-    assert solve(inside, x, Anderson(), tolerance=1e-4, evaluations=200).settled.all()
+        assert_close(block.energies(g, **context)["field"], -jnp.sum(h * g, (1, 2)))
+        assert_descends(descend(block, x, 30, 0.1, **context)[1].energies.total)
+    found = solve(block, x, Anderson(), tolerance=1e-4, evaluations=200, field=h)
+    assert found.settled.all()
 
 
 def test_a_strong_field_wins(x64):
-    block = EnergyTransformer(
-        6, 2, 3, 8, init_scale=0.5, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
-    )
-    x, h = jax.random.normal(jax.random.key(0), (2, 2, 4, 6))
-    end = solve(InField(block, 1e4 * h), x, Anderson(), tolerance=1e-6, evaluations=200)
+    block, x, h = in_field()
+    end = solve(block, x, Anderson(), tolerance=1e-6, evaluations=200, field=1e4 * h)
     assert_close(block.norm(end.x), block.norm(1e4 * h), rtol=1e-2)
 
 
-def test_steps_of_given_sizes_are_steps(x64):
-    block = EnergyTransformer(
-        6, 2, 3, 8, init_scale=0.5, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
-    )
-    x = jax.random.normal(jax.random.key(0), (2, 4, 6))
-    states, sizes = [x], growing(4, 0.1, 2.0)
+@KINDS
+def test_steps_of_given_sizes_are_steps(kind):
+    model, sizes = kind(CONFIG.model, rngs=nnx.Rngs(0)), growing(4, 0.1, 2.0)
     assert_close(sizes, np.array([0.1, 0.2, 0.4, 0.8]), rtol=1e-14)
+    x = jax.random.normal(jax.random.key(0), (2, 16, 12))
+    states, context = [x], model.context(x)
     for alpha in sizes:
-        states.append(descend(block, states[-1], 1, alpha)[0])
+        states.append(descend(model.block, states[-1], 1, alpha, **context)[0])
     for remat in (False, True):
         assert_close(
-            descend_by(block, x, sizes, remat=remat), jnp.stack(states), rtol=1e-12
+            states_by(model, x, sizes, remat=remat), jnp.stack(states), rtol=1e-5
         )
 
 
@@ -110,7 +107,7 @@ def test_the_loss_is_met_where_it_says(kind):
         hide, 64, c.num_tokens, CONFIG.num_occluded, CONFIG.open_fraction
     )
     x = model.encode(patches, masked)
-    states = descend_by(moving(model, x), x, sizes)
+    states = states_by(model, x, sizes)
     at = lambda t: completion_loss(model.decode(states[t]), patches, occluded)
     value, grads = nnx.value_and_grad(
         lambda m: loss_at(CONFIG, sizes)(m, images, key)[0]
@@ -155,11 +152,12 @@ def test_the_loss_at_the_fixed_point_is_met_where_the_descent_has_settled():
     model, images, key, patches, occluded, masked = at_rest()
     x = model.encode(patches, masked)
     end = solve(
-        moving(model, x),
+        model.block,
         x,
         Anderson(CONFIG.model.step_size),
         tolerance=1e-3,
         evaluations=100,
+        **model.context(x),
     )
     assert end.settled.all()
     (value, metrics), grads = nnx.value_and_grad(
@@ -182,9 +180,7 @@ def test_the_gradient_at_the_fixed_point_is_that_of_a_descent_which_gets_there()
     def unrolled(model):
         x = model.encode(patches, masked)
         return completion_loss(
-            model.decode(descend_by(moving(model, x), x, growing(20))[-1]),
-            patches,
-            occluded,
+            model.decode(states_by(model, x, growing(20))[-1]), patches, occluded
         )
 
     flat = lambda grads: np.concatenate(
@@ -229,7 +225,12 @@ def test_errors_in_time_are_those_of_the_model_stopped_there(kind):
     )
     x = model.encode(patches, occluded)
     stopped = solve(
-        moving(model, x), x, Backtracking(c.step_size), evaluations=2, tolerance=0.02
+        model.block,
+        x,
+        Backtracking(c.step_size),
+        evaluations=2,
+        tolerance=0.02,
+        **model.context(x),
     )
     _, _, settled, evaluations = errors_settled(
         model, images, occluded, 0.02, evaluations=2
@@ -269,8 +270,10 @@ def test_without_strength_the_field_model_is_the_plain_one():
         ],
         *[
             (
-                lambda v=v: descend_by(
-                    EnergyTransformer(6, 2, 3, 8, rngs=nnx.Rngs(0)), jnp.ones((4, 6)), v
+                lambda v=v: states_by(
+                    ImageEnergyTransformer(CONFIG.model, rngs=nnx.Rngs(0)),
+                    jnp.ones((1, 16, 12)),
+                    v,
                 ),
                 "^step_sizes: ",
             )

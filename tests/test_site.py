@@ -595,7 +595,7 @@ LONG = "x = " + "1" * 84  # as wide as the column
         (
             [
                 staged_cell(
-                    "markdown", "### check_sizes\n\n[`check_sizes`](#check_sizes)"
+                    "markdown", "### layer_norm\n\n[`layer_norm`](#layer_norm)"
                 )
             ],
             None,
@@ -724,7 +724,7 @@ def test_staging_finishes_a_page(tmp_path):
         '<input id="_anim_slider0" type="range"></div>'
     )
     exported = stage.SHOWN + (
-        "def check_sizes(least: int = 1, **sizes: int):  # pyright: ignore[x]\n"
+        "def layer_norm(least: int = 1, **sizes: int):  # pyright: ignore[x]\n"
         '    "Raise."\n'
     )
     long = stage.SHOWN + "class EnergyLayerNorm:\n" + "    x = 1\n" * 40
@@ -734,7 +734,7 @@ def test_staging_finishes_a_page(tmp_path):
             "markdown", "By `EnergyLayerNorm`, `exp`, `train`, `$x` and\n`jnp`."
         ),
         staged_cell("code", exported),
-        staged_cell("code", "#| echo: false\n#| output: asis\nshow_doc(check_sizes)"),
+        staged_cell("code", "#| echo: false\n#| output: asis\nshow_doc(layer_norm)"),
         staged_cell("code", "#| echo: false\nshow_doc(EnergyLayerNorm)"),
         staged_cell("code", long),
         staged_cell(
@@ -760,7 +760,7 @@ def test_staging_finishes_a_page(tmp_path):
         "By [`EnergyLayerNorm`](#energylayernorm), `exp`, `train`, `$x` and\n`jnp`."
     )
     # code in sight needs no signature above it
-    assert sizes.startswith("### check_sizes\n\n[source](") and "```" not in sizes
+    assert sizes.startswith("### layer_norm\n\n[source](") and "```" not in sizes
     assert "code-fold: show" in code and "pyright" not in code
     # code behind a click has one, as it is written
     assert "\n```python\n@signed\nclass EnergyLayerNorm(" in norm

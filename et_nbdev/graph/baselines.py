@@ -30,7 +30,8 @@ from et_nbdev.graph.anomaly import (
     train_classifier,
 )
 from .data import Graph, load_graph, split
-from ..norm import check_sizes, layer_norm, signed
+from .._checks import check_sizes, signed
+from ..norm import layer_norm
 from ..training import as_command, atomic_write, out_folder, provenance
 
 # %% ../../nbs/22b_graph_baselines.ipynb #86d2b574

@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from .sets import EdgeBatch, GraphBatch
-from ..norm import check_sizes, signed
+from .._checks import check_sizes, signed
 
 # %% ../../nbs/24b_classification_baselines.ipynb #0ce6eef8
 def _sum(

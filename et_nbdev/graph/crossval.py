@@ -38,7 +38,7 @@ from et_nbdev.graph.sets import (
     make_buckets,
     take,
 )
-from ..norm import check_sizes
+from .._checks import check_sizes
 from ..training import _alone, atomic_write, provenance
 
 # %% ../../nbs/20c_cross_validation.ipynb #92ebe28f

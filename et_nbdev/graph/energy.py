@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['SPARE', 'ROOM', 'WIDEST', 'XLA', 'Rows', 'sorted_rows', 'size_classes', 'rows_of', 'check_edges', 'EdgeIndex',
            'over_rows', 'softmax_xla', 'weighted_xla', 'tangent_queries_xla', 'tangent_keys_xla', 'scores_and_tangents',
-           'neighbour_attention', 'edge_energy_and_update', 'node_terms', 'scaled', 'project', 'node_energies',
-           'attention_weights', 'Relations']
+           'neighbour_attention', 'EdgeAttention', 'EdgeTransformer', 'attention_weights']
 
 # %% ../../nbs/21_graph_energy.ipynb #02a15dbf
 from collections.abc import Callable, Sequence
@@ -21,9 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Integer
 
-from ..attention import EnergyAttention
+from .._checks import at_least_float32, check_sizes, signed
+from ..attention import EnergyAttention, normalize_heads, through_normalization
+from ..block import EnergyTransformer
 from . import kernels
-from ..norm import at_least_float32, check_sizes, check_tokens
 
 # %% ../../nbs/21_graph_energy.ipynb #61eddddc
 @partial(
@@ -155,8 +155,8 @@ def check_edges(
 # %% ../../nbs/21_graph_energy.ipynb #f101b467
 @jax.tree_util.register_pytree_node_class
 class EdgeIndex:
-    r"""Who may see whom, as a list of edges instead of a mask: wherever a block or
-    `descend` takes `mask`, it takes this.
+    r"""Who may see whom, as a list of edges instead of a mask: the context `edges=` of
+    a block whose attention is an `EdgeAttention`.
 
     Edge e says that query `receivers[e]` may see key `senders[e]`; an undirected graph
     lists both directions. Made once, outside of `jit`; a pytree, so hand it to compiled
@@ -233,18 +233,39 @@ class EdgeIndex:
             .set(True)
         )
 
-    def energy_and_update(
+    def match_and_pulls(
         self,
-        g: Float[Array, "... N D"],
-        Wq: Float[Array, "H D Y"],
-        Wk: Float[Array, "H D Y"],
+        Q: Float[Array, "N ... H Y"],
+        K: Float[Array, "N ... H Y"],
         beta: Float[Array, "H"],
         self_attention: bool,
-    ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
-        """What `EnergyAttention` asks of a `mask` that is no table: E_ATT and
-        −∂E_ATT/∂g; see `edge_energy_and_update`.
+    ) -> tuple[
+        Float[Array, "N ... H"], Float[Array, "N ... H Y"], Float[Array, "N ... H Y"]
+    ]:
+        r"""What `EdgeAttention` asks of its edges: $\ell_C/\beta$ of every query, and
+        $-\partial E/\partial Q$ and $-\partial E/\partial K$. Raises ValueError where
+        tokens or attention do not fit the graph.
         """
-        return edge_energy_and_update(self, g, Wq, Wk, beta, self_attention)
+        if len(Q) != self.num_nodes:
+            raise ValueError(
+                f"edges: expected a graph of as many nodes as tokens, N = {len(Q)}, got"
+                f" {self.num_nodes}"
+            )
+        if self.self_loops and not self_attention:
+            raise ValueError(
+                "edges: a graph with self_loops=True needs an attention with"
+                " self_attention=True"
+            )
+        beta = beta.reshape((1,) * (Q.ndim - 2) + (-1, 1))
+        heads = (len(Q), prod(Q.shape[1:-1]), Q.shape[-1])
+        lse, as_query, as_key = neighbour_attention(
+            self, (beta * Q).reshape(heads), K.reshape(heads)
+        )
+        return (
+            lse.reshape(Q.shape[:-1]) / beta[..., 0],
+            as_query.reshape(Q.shape),
+            as_key.reshape(K.shape) / beta,
+        )
 
 # %% ../../nbs/21_graph_energy.ipynb #563020d0
 # numbers that a gather may hold at a time on a CPU; accelerators, which like them
@@ -448,121 +469,113 @@ def _backwards(saved, cotangents):
 neighbour_attention.defvjp(_forwards, _backwards)
 
 # %% ../../nbs/21_graph_energy.ipynb #0bf55117
-def edge_energy_and_update(
-    edges: EdgeIndex,
-    g: Float[Array, "... N D"],
-    Wq: Float[Array, "H D Y"],
-    Wk: Float[Array, "H D Y"],
-    beta: Float[Array, "H"],
-    self_attention: bool,
-) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
-    r"""E_ATT of Eq. (3) with the sum over $B\in N(C)$, and $-\partial E/\partial g_A =
-    \sum_h W_Q\sum_B p_{AB}K_B + W_K\sum_C p_{CA}Q_C$.
+@signed
+class EdgeAttention(EnergyAttention):
+    r"""Energy attention along the edges of a graph: Eq. (3) with the sum over $B\in
+    N(C)$.
 
-    Raises ValueError if the tokens are not those of the graph, or if the graph has
-    self-loops and the attention none.
+    Weights, β and options are those of `EnergyAttention`. The edges are context,
+    `edges=`: an `EdgeIndex`, or several in a tuple, whose energies add up. Any object
+    with its `match_and_pulls` will do. Raises TypeError for other edges, and ValueError
+    if the tokens are not those of the graph, if the graph has self-loops and the
+    attention none, for no graph at all, and for edges together with a mask, weights,
+    a bias or positions of pairs.
     """
-    lse, (as_query, as_key) = node_terms(edges, g, Wq, Wk, beta, self_attention)
-    back = lambda pull, W: jnp.einsum(
-        "n...hy,hdy->...nd", pull.astype(W.dtype), W, preferred_element_type=beta.dtype
-    )
-    return -jnp.einsum("n...h,h->...", lse, 1 / beta), back(as_query, Wq) + back(
-        as_key, scaled(Wk, 1 / beta)
-    )
 
-
-def node_terms(edges, g, Wq, Wk, beta, self_attention):
-    """ℓ (N, ..., H) and both pulls (N, ..., H, Y) of tokens g (..., N, D): samples are
-    further heads. Raises ValueError, naming the mask, where the edges do not fit.
-    """
-    if g.shape[-2] != edges.num_nodes:
-        raise ValueError(
-            f"mask: expected a graph of as many nodes as tokens, N = {g.shape[-2]}, got"
-            f" {edges.num_nodes}"
+    def _project(self, g):
+        "Q and K (N, ..., H, Y) as they are compared, β, and what normalized them."
+        Wq, Wk = (W[...].astype(self.dtype or g.dtype) for W in (self.Wq, self.Wk))
+        beta = self.beta.astype(at_least_float32(g.dtype))
+        Q, K = (
+            jnp.einsum(
+                "...nd,hdy->n...hy",
+                g.astype(W.dtype),
+                W,
+                preferred_element_type=beta.dtype,
+            )
+            for W in (Wq, Wk)
         )
-    if edges.self_loops and not self_attention:
-        raise ValueError(
-            "mask: a graph with self_loops=True needs an attention with"
-            " self_attention=True"
+        if not self.normalize:
+            return Q, K, beta, None
+        (Q, rms_Q), (K, rms_K) = normalize_heads(Q), normalize_heads(K)
+        return Q, K, beta, (rms_Q, rms_K)
+
+    def _match_and_update(self, g, mask=None, weights=None, bias=None, edges=None):
+        "Every query's soft match (..., H, N), and −∂E/∂g."
+        if edges is None:
+            return super()._match_and_update(g, mask, weights, bias)
+        if any(a is not None for a in (mask, weights, bias, self.positions)):
+            raise ValueError(
+                "edges: expected no mask, weights, bias or positions beside them, which"
+                " belong to tables of pairs"
+            )
+        graphs = edges if isinstance(edges, tuple) else (edges,)
+        if not all(hasattr(graph, "match_and_pulls") for graph in graphs):
+            raise TypeError("edges: expected an EdgeIndex, or several in a tuple")
+        if not graphs:
+            raise ValueError("edges: expected at least one graph, got none")
+        Q, K, beta, rms = self._project(g)
+        match, as_query, as_key = jax.tree.map(
+            lambda *terms: sum(terms[1:], terms[0]),
+            *(e.match_and_pulls(Q, K, beta, self.self_attention) for e in graphs),
         )
-    Q, K = (
-        jnp.einsum("...nd,hdy->n...hy", g, W, preferred_element_type=beta.dtype)
-        for W in (scaled(Wq, beta), Wk)
-    )
-    lse, *pulls = neighbour_attention(
-        edges, *(x.reshape(len(x), prod(x.shape[1:-1]), x.shape[-1]) for x in (Q, K))
-    )
-    return lse.reshape(Q.shape[:-1]), [pull.reshape(Q.shape) for pull in pulls]
+        if rms is not None:
+            as_query = through_normalization(as_query, Q, rms[0])
+            as_key = through_normalization(as_key, K, rms[1])
+        dtype = self.dtype or g.dtype
+        back = lambda pull, W: jnp.einsum(
+            "n...hy,hdy->...nd",
+            pull.astype(dtype),
+            W[...].astype(dtype),
+            preferred_element_type=beta.dtype,
+        )
+        update = back(as_query, self.Wq) + back(as_key, self.Wk)
+        return jnp.moveaxis(match, 0, -1), update.astype(g.dtype)
 
-
-def scaled(W: Float[Array, "H D Y"], by: Float[Array, "H"]) -> Float[Array, "H D Y"]:
-    "W with every head times a number of its own."
-    return (W.astype(by.dtype) * by[:, None, None]).astype(W.dtype)
-
-# %% ../../nbs/21_graph_energy.ipynb #42d77782
-def project(attention: EnergyAttention, g: Float[Array, "... N D"]):
-    "g, W_Q, W_K and β in the dtypes that `attention` computes in."
-    check_tokens("g", g, attention.dim)
-    Wq, Wk = (
-        W[...].astype(attention.dtype or g.dtype) for W in (attention.Wq, attention.Wk)
-    )
-    return g.astype(Wq.dtype), Wq, Wk, attention.beta.astype(at_least_float32(g.dtype))
-
-
-def node_energies(
-    attention: EnergyAttention, g: Float[Array, "... N D"], edges: EdgeIndex
-) -> Float[Array, "... N"]:
-    r"""$E_C = -\sum_h \ell_{hC}/\beta_h$: every node's share of E_ATT, which is their
-    sum.
-    """
-    g, Wq, Wk, beta = project(attention, g)
-    return -jnp.einsum(
-        "n...h,h->...n",
-        node_terms(edges, g, Wq, Wk, beta, attention.self_attention)[0],
-        1 / beta,
-    )
-
-
-def attention_weights(
-    attention: EnergyAttention,
-    g: Float[Array, "N D"],
-    edges: EdgeIndex,
-    chunk: int = 2**16,
-) -> Float[Array, "E H"]:
-    r"""$p_{CB}$ of every edge, in the order of `edges.edge_list()`; over the edges into
-    a node they sum to 1. Works on `chunk` edges at a time.
-    """
-    g, Wq, Wk, beta = project(attention, g)
-    lse = node_terms(edges, g, Wq, Wk, beta, attention.self_attention)[0]
-    Q, K = (
-        jnp.einsum("nd,hdy->nhy", g, W, preferred_element_type=beta.dtype)
-        for W in (scaled(Wq, beta), Wk)
-    )
-    senders, receivers = map(jnp.asarray, edges.edge_list())
-    weight = lambda edge: jnp.exp(
-        jnp.einsum("hy,hy->h", K[edge[0]], Q[edge[1]]) - lse[edge[1]]
-    )
-    return jax.lax.map(weight, (senders, receivers), batch_size=chunk)
-
-# %% ../../nbs/21_graph_energy.ipynb #1a3e7a89
-@partial(jax.tree_util.register_dataclass, data_fields=["graphs"], meta_fields=[])
-@dataclass(frozen=True)
-class Relations:
-    """Several graphs on the same nodes, for one attention: the energy is the sum of
-    their energies. Goes where `mask` goes. Raises ValueError without any.
-    """
-
-    graphs: tuple[EdgeIndex, ...]
-
-    def __post_init__(self):
-        if self.graphs == ():
-            raise ValueError("graphs: expected at least one EdgeIndex, got none")
+    def token_energy(
+        self, g: Float[Array, "... N D"], mask=None, weights=None, bias=None, edges=None
+    ) -> Float[Array, "... N"]:
+        r"""$E_C = -\sum_h \ell_{hC}/\beta_h$: every node's share of E_ATT, which is
+        their sum.
+        """
+        match, _ = self._match_and_update(g, mask, weights, bias, edges)
+        return -jnp.sum(match, -2)
 
     def energy_and_update(
-        self, *args
+        self, g: Float[Array, "... N D"], mask=None, weights=None, bias=None, edges=None
     ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
-        "E_ATT and −∂E_ATT/∂g, summed over the graphs."
-        return jax.tree.map(
-            lambda *terms: sum(terms[1:], terms[0]),
-            *(graph.energy_and_update(*args) for graph in self.graphs),
-        )
+        r"""E_ATT, and $-\partial E/\partial g_A = \sum_h W_Q\sum_B p_{AB}K_B +
+        W_K\sum_C p_{CA}Q_C$.
+        """
+        match, update = self._match_and_update(g, mask, weights, bias, edges)
+        return -jnp.sum(match, (-2, -1)), update
+
+
+class EdgeTransformer(EnergyTransformer):
+    "The Energy Transformer block with an `EdgeAttention`: for graphs."
+
+    Attention = EdgeAttention
+    attention: EdgeAttention
+
+# %% ../../nbs/21_graph_energy.ipynb #42d77782
+def attention_weights(
+    attention: EdgeAttention,
+    g: Float[Array, "N D"],
+    edges: EdgeIndex,
+    # of the edges; None: all, in the order of `edges.edge_list()`
+    pairs: tuple[Int[ArrayLike, "E"], Int[ArrayLike, "E"]] | None = None,
+    chunk: int = 2**16,
+) -> Float[Array, "E H"]:
+    r"""$p_{CB}$ of every edge; over the edges into a node they sum to 1. `pairs` are
+    senders and receivers. Works on `chunk` edges at a time.
+    """
+    Q, K, beta, _ = attention._project(g)
+    match = edges.match_and_pulls(Q, K, beta, attention.self_attention)[0]
+
+    def weight(edge):
+        sender, receiver = edge
+        score = jnp.einsum("hy,hy->h", K[sender], Q[receiver])
+        return jnp.exp(beta * (score - match[receiver]))
+
+    pairs = edges.edge_list() if pairs is None else pairs
+    return jax.lax.map(weight, tuple(map(jnp.asarray, pairs)), batch_size=chunk)

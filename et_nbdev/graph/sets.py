@@ -42,7 +42,7 @@ from et_nbdev.graph.data import (
     _room,
     _unpack,
 )
-from ..norm import check_sizes
+from .._checks import check_sizes
 from ..training import atomic_write
 
 # %% ../../nbs/20b_graph_sets.ipynb #7cc54a74

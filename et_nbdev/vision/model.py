@@ -22,9 +22,11 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from ..block import Energies, EnergyTransformer, TransformerBlock
+from .._checks import signed
+from ..block import EnergyTransformer, TransformerBlock
 from ..dynamics import Trajectory, descend
-from ..norm import EnergyLayerNorm, signed
+from ..energy import Energies
+from ..norm import EnergyLayerNorm
 from ..training import atomic_write, option, restore, save_checkpoint
 from .data import _need, denormalise, normalise, patchify, unpatchify
 
@@ -277,6 +279,10 @@ class ImageEnergyTransformer(nnx.Module):
         )
         return x + self.positions[...][None]
 
+    def context(self, x: Float[Array, "... N D"]) -> dict[str, Array]:
+        "What the energy is told of the tokens at t = 0: nothing."
+        return {}
+
     def decode(self, x: Float[Array, "... N D"]) -> Float[Array, "... N P"]:
         "Predicted patches of the tokens, at any time of the descent."
         norm = self.block.norm if self.config.shared_norm else self.norm
@@ -294,11 +300,13 @@ class ImageEnergyTransformer(nnx.Module):
         """Encode, then `et_nbdev.dynamics.descend` with the configuration's T and α
         unless told otherwise.
         """
+        x = self.encode(patches, masked)
         return descend(
             self.block,
-            self.encode(patches, masked),
+            x,
             steps=self.config.steps if steps is None else steps,
             step_size=self.config.step_size if step_size is None else step_size,
+            **self.context(x),
             **options,
         )
 
@@ -489,17 +497,17 @@ def plot_completion(
 
 # %% ../../nbs/11_image_model.ipynb #a98aa41b
 def plot_energies(energies: Energies, max_lines: int = 32):
-    """Energy over time, one line a picture: the whole, and its two halves; returns the
+    """Energy over time, one line per picture: the whole, and every term; returns the
     figure.
     """
     import matplotlib.pyplot as plt
 
-    fig, axes = plt.subplots(1, 3, figsize=(10, 3))
-    for ax, title, e in zip(
-        axes,
-        ("$E$", "$E^{ATT}$", "$E^{HN}$"),
-        (energies.total, energies.attention, energies.memory),
-    ):
+    symbols = {"attention": "$E^{ATT}$", "memory": "$E^{HN}$"}
+    panels = {"$E$": energies.total}
+    panels |= {symbols.get(name, name): e for name, e in energies.items()}
+    width = 10 / 3 * len(panels)
+    fig, axes = plt.subplots(1, len(panels), figsize=(width, 3))
+    for ax, (title, e) in zip(axes, panels.items()):
         e = np.asarray(e)[:, :max_lines]
         ax.plot(e, color="#0072B2", alpha=min(1.0, 6 / e.shape[1]), linewidth=1.2)
         ax.set(title=title, xlabel="step $t$", ylabel="energy" if ax is axes[0] else "")

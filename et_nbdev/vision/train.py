@@ -13,7 +13,6 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -100,12 +99,6 @@ class TrainConfig:
     jitter: float = option(
         0.0, "strength of the random changes of brightness, contrast and saturation"
     )
-    gradient: Literal["full", "last_k", "implicit"] = option(
-        "full",
-        "what the gradient goes through: the whole descent, its last k steps, or k"
-        " steps at its end state",
-    )
-    k: int = option(1, "steps that the gradients 'last_k' and 'implicit' go back")
     validate_on: int = option(2000, "validation pictures, at most")
     every: int = option(500, "steps between validations, each with a checkpoint")
     seed: int = option(0, "seed of weights, batches, occlusions and augmentation")
@@ -252,13 +245,7 @@ def loss_for(config: TrainConfig):
             hide, len(images), c.num_tokens, config.num_occluded, config.open_fraction
         )
         return (
-            completion_loss(
-                model(
-                    patches, masked, remat=True, gradient=config.gradient, k=config.k
-                ),
-                patches,
-                occluded,
-            ),
+            completion_loss(model(patches, masked, remat=True), patches, occluded),
             {},
         )
 
@@ -419,6 +406,7 @@ def train(
     folder: Path | str | None = None,
     progress: bool = True,
     mesh: jax.sharding.Mesh | None = None,
+    model: ImageEnergyTransformer | None = None,  # to train; None: a fresh one
 ) -> Fit:
     """Train on images["train"], choose the weights on images["validation"]; resumes
     from `folder`. See `et_nbdev.training.fit`.
@@ -439,7 +427,9 @@ def train(
         }
 
     return fit(
-        image_model(config.model, rngs=nnx.Rngs(config.seed)),
+        image_model(config.model, rngs=nnx.Rngs(config.seed))
+        if model is None
+        else model,
         loss_for(config),
         lambda start: batches(
             images["train"], config.batch_size, seed=config.seed, start=start, part=part

@@ -1,0 +1,299 @@
+"""What a user of the library does: terms and solvers of his own, in a few lines."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from et_nbdev.attention import EnergyAttention
+from et_nbdev.block import Block
+from et_nbdev.dynamics import Euler, descend
+from et_nbdev.energy import Energy, ExternalField, Scaled
+from et_nbdev.memory import HopfieldMemory, SignedMemory
+from et_nbdev.norm import EnergyLayerNorm
+from et_nbdev.solvers import (
+    Anderson,
+    Backtracking,
+    Flow,
+    Growing,
+    LearnedEuler,
+    Momentum,
+    Schedule,
+    solve,
+)
+from et_nbdev.testing import assert_close, assert_descends, assert_gradient
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+
+# ------------------------------------------------------------------------------------
+# terms that the library does not have
+
+
+class ConvolutionalMemory(Energy):
+    "Memories of three neighboring tokens on a ring."
+
+    def __init__(self, dim, num_memories, *, rngs, param_dtype=jnp.float32):
+        init = nnx.initializers.normal((3 * dim) ** -0.5)
+        self.xi = nnx.Param(init(rngs.params(), (num_memories, 3 * dim), param_dtype))
+
+    def token_energy(self, g):
+        around = [jnp.roll(g, shift, -2) for shift in (1, 0, -1)]
+        a = jnp.concatenate(around, -1) @ self.xi[...].T
+        return -jnp.sum(jax.nn.relu(a) ** 2, -1) / 2
+
+
+class Alibi(EnergyAttention):
+    "Attention whose scores fall with the distance between two tokens of a sequence."
+
+    def bias(self, num_tokens):
+        at = jnp.arange(num_tokens)
+        apart = jnp.abs(at[None, :, None] - at[None, None, :]).astype(
+            self.Wq[...].dtype
+        )
+        slope = 2.0 ** -jnp.arange(1, self.num_heads + 1, dtype=apart.dtype)
+        return -slope[:, None, None] * apart
+
+
+def rms(w):
+    return w / jnp.sqrt(jnp.mean(w**2, -1, keepdims=True) + 1e-6)
+
+
+class HyperSphericalAttention(Energy):
+    "Hyper-SET's: one matrix per head, tokens of fixed length that repel each other."
+
+    def __init__(self, dim, num_heads, head_dim, *, rngs, param_dtype=jnp.float32):
+        init = nnx.initializers.normal(dim**-0.5)
+        self.W = nnx.Param(init(rngs.params(), (num_heads, dim, head_dim), param_dtype))
+
+    def token_energy(self, g):
+        w = rms(jnp.einsum("...nd,hdy->...hny", g, self.W[...]))
+        root = w.shape[-1] ** 0.5
+        s = jnp.einsum("...hay,...hby->...hab", w, w) / root
+        return root * jnp.sum(jax.nn.logsumexp(s, -1), -2)
+
+
+class HyperSphericalMemory(Energy):
+    "Hyper-SET's feed-forward energy: overlaps of fixed length, rectified and squared."
+
+    def __init__(self, dim, hidden, *, rngs, param_dtype=jnp.float32):
+        init = nnx.initializers.normal(dim**-0.5)
+        self.W = nnx.Param(init(rngs.params(), (hidden, dim), param_dtype))
+
+    def token_energy(self, g):
+        return -jnp.sum(jax.nn.relu(rms(g @ self.W[...].T)) ** 2, -1) / 2
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class HeavyBall:
+    "A solver of one's own."
+
+    step_size: float = 0.05
+    momentum: float = 0.3
+
+    def init(self, look, x):
+        return x, jnp.zeros_like(x)
+
+    def step(self, look, state):
+        x, v = state
+        view = look(x)
+        v = self.momentum * v + self.step_size * view.update
+        return (x + v, v), view
+
+
+D, H, Y, K, N = 6, 2, 5, 7, 4
+
+
+def parts(seed=0):
+    options = dict(rngs=nnx.Rngs(seed), param_dtype=jnp.float64)
+    return options, {
+        "attention": EnergyAttention(D, H, Y, **options),
+        "normalized": EnergyAttention(D, H, Y, normalize=True, **options),
+        "alibi": Alibi(D, H, Y, **options),
+        "memory": HopfieldMemory(D, K, **options),
+        "signed": SignedMemory(D, K, **options),
+        "convolution": ConvolutionalMemory(D, K, **options),
+        "sphere attention": HyperSphericalAttention(D, H, Y, **options),
+        "sphere memory": HyperSphericalMemory(D, K, **options),
+        "scaled": Scaled(HopfieldMemory(D, K, **options), 0.5),
+        "field": ExternalField(),
+    }
+
+
+def block_of(*names, seed=0):
+    options, terms = parts(seed)
+    norm = EnergyLayerNorm(D, param_dtype=jnp.float64)
+    norm.delta[...] = jax.random.normal(jax.random.key(seed), (D,))
+    if "signed" in names:
+        thresholds = terms["signed"].threshold
+        thresholds[...] = jax.random.normal(jax.random.key(1), (K,))
+    return Block(norm, **{name.replace(" ", "_"): terms[name] for name in names})
+
+
+def tokens(seed=2, batch=3):
+    return jax.random.normal(jax.random.key(seed), (batch, N, D))
+
+
+def context(names, x):
+    return {"field": 0.3 * jnp.ones_like(x)} if "field" in names else {}
+
+
+OURS = ("normalized", "signed", "scaled", "field")
+THEIRS = ("alibi", "convolution", "sphere attention", "sphere memory")
+BLOCKS = [OURS, THEIRS]
+SOLVERS = {
+    "Euler": Euler(0.02),
+    "one per sample": Euler(np.array([0.01, 0.02, 0.03])),
+    "Growing": Growing(0.02, 1.05),
+    "Schedule": Schedule(np.array([0.02, 0.01])),
+    "Momentum": Momentum(0.01, 0.2),
+    "LearnedEuler": LearnedEuler(4, 0.02, gate=D),
+    "Backtracking": Backtracking(0.02),
+    "Anderson": Anderson(0.02),
+    "Flow": Flow(step_size=0.02),
+    "a user's": HeavyBall(0.01, 0.2),
+}
+
+
+@pytest.mark.parametrize("names", BLOCKS, ids=["ours", "theirs"])
+def test_the_update_of_a_mixed_block_is_its_gradient(x64, names):
+    block, x = block_of(*names), tokens()
+    g, data = block.norm(x), context(names, x)
+    energies, update = jax.jit(block.energies_and_update)(g, **data)
+    assert_gradient(jax.jit(lambda g: block.energy(g, **data)), g, -update)
+    assert list(energies) == [name.replace(" ", "_") for name in names]
+    # every term has its share
+    updates = jax.jit(block.updates)(g, **data)
+    assert all(jnp.abs(u).max() > 1e-2 for u in updates.values())
+    assert_close(sum(updates.values()), update)
+
+
+@pytest.mark.parametrize("names", BLOCKS, ids=["ours", "theirs"])
+@pytest.mark.parametrize("name", SOLVERS)
+def test_every_block_descends_under_every_solver(x64, name, names):
+    block, x, solver = block_of(*names), tokens(), SOLVERS[name]
+    data, cost = context(names, x), getattr(solver, "cost", 1)
+
+    @jax.jit
+    def run(x, solver, data):
+        options = dict(states=True, **data)
+        last, path = descend(block, x, 6, solver=solver, **options)
+        found = solve(block, x, solver, evaluations=7 * cost, **options)
+        # what is reported is the energy of the states that are reported
+        seen = jax.lax.map(lambda x: block.energy(block.norm(x), **data), path.states)
+        return last, path, found, seen
+
+    last, path, found, seen = run(x, solver, data)
+    assert_descends(path.energies.total)
+    assert path.states.shape == (7, *x.shape)
+    assert_close(path.states[-1], last)
+    assert_close(path.energies.total, seen, rtol=1e-10)
+    assert_close(found.energies.total[cost - 1 :: cost], path.energies.total)
+    assert_close(found.states[cost - 1 :: cost], path.states)
+    assert found.certificate.holds.all()
+
+
+def test_step_sizes_that_differ_between_channels_may_climb(x64):
+    "Positive step sizes of tokens descend; of channels they need not."
+
+    @jax.tree_util.register_dataclass
+    @dataclass(frozen=True)
+    class PerChannel:
+        alpha: jax.Array
+
+        def init(self, look, x):
+            return x
+
+        def step(self, look, x):
+            view = look(x)
+            return x + self.alpha * view.update, view
+
+    # one token and a constant force u: dE = −uᵀ M diag(α) u, which may be positive
+    block = Block(EnergyLayerNorm(3, param_dtype=jnp.float64), field=ExternalField())
+    x, u = jnp.array([[1.0, 0.0, -1.0]]), jnp.array([[1.0, 1.0, -0.5]])
+    alpha = 1e-3 * jnp.array([[1.0, 1e-3, 1e-3]])
+    climb = jax.jit(
+        lambda alpha, field: jnp.diff(
+            descend(block, x, 1, solver=PerChannel(alpha), field=field)[
+                1
+            ].energies.total
+        )[0]
+    )
+    worst = max(
+        climb(a, f)
+        for a in (alpha, alpha[:, ::-1], jnp.roll(alpha, 1))
+        for f in (u, -u, jnp.roll(u, 1), u[:, ::-1])
+    )
+    assert worst > 1e-6
+    for scale in (1e-3, 1e-2):
+        path = descend(
+            block, x, 20, solver=PerChannel(scale * jnp.ones((1, 1))), field=u
+        )
+        assert_descends(path[1].energies.total)
+
+
+def test_gates_and_sizes_are_trained(x64):
+    block, x = block_of("attention", "memory"), tokens()
+    solver = LearnedEuler(3, 0.1, gate=D, param_dtype=jnp.float64)
+    loss = lambda solver: jnp.sum(descend(block, x, 3, solver=solver)[0] ** 2)
+    for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(solver)):
+        assert jnp.abs(leaf).max() > 0
+
+
+def test_context_that_no_term_takes_is_refused_by_name(x64):
+    block = block_of("memory")
+    for run in (descend, solve):
+        with pytest.raises(TypeError, match="mask: no term of this block takes it"):
+            run(block, jnp.zeros((1, 2, D)), mask=np.ones((2, 2), bool))
+
+
+def test_a_class_without_an_energy_is_refused_when_it_is_defined():
+    with pytest.raises(TypeError, match="Empty: expected a method energy"):
+        type("Empty", (Energy,), {})
+
+
+def test_a_block_needs_terms_with_names_of_their_own():
+    memory, norm = HopfieldMemory(D, K, rngs=nnx.Rngs(0)), EnergyLayerNorm(D)
+    with pytest.raises(ValueError, match="at least one"):
+        Block(norm)
+    for name in ("energy", "names"):
+        with pytest.raises(ValueError, match=f"{name}: the name is taken"):
+            Block(norm, **{name: memory})
+    with pytest.raises(TypeError, match="memory: expected an Energy, got"):
+        Block(norm, memory=norm)
+
+
+def test_the_block_is_a_layer_of_a_flax_model_and_trains():
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            options = dict(rngs=rngs)
+            self.up = nnx.Linear(3, D, **options)
+            self.block = Block(
+                EnergyLayerNorm(D),
+                attention=Alibi(D, H, Y, **options),
+                memory=HopfieldMemory(D, K, **options),
+            )
+            self.down = nnx.Linear(D, 3, **options)
+
+        def __call__(self, y):
+            return self.down(self.block(self.up(y), steps=4, step_size=0.2))
+
+    model = Model(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    y = jax.random.normal(jax.random.key(0), (4, N, 3))
+
+    @nnx.jit
+    def step(model, optimizer):
+        loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(y) - y) ** 2))(model)
+        # optax itself is not written for strict promotion
+        with jax.numpy_dtype_promotion("standard"):
+            optimizer.update(model, grads)
+        return loss
+
+    losses = [float(step(model, optimizer)) for _ in range(60)]
+    assert losses[-1] < losses[0] / 3
