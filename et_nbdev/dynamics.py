@@ -210,10 +210,10 @@ def descend(
     Returns the last state and the trajectory. The state keeps the dtype of x, which
     should be float32 at least: half precision swallows small steps (the block's `dtype`
     speeds up its products without that). Each step takes its energy from the scores
-    that its update needs anyway; only the last state's energy is extra, and Euler's
-    is dropped under `jit` when nobody reads it. Raises TypeError for a `solver` that is
-    none, ValueError if `steps` is negative or `step_size` not positive and finite, and
-    what the block raises on x and context.
+    that its update needs anyway; only the last state's energy is extra, and Euler's is
+    dropped under `jit` when nobody reads it. Raises TypeError for a `solver` without
+    `init` and `step`, ValueError if `steps` is negative or `step_size` not positive and
+    finite, and what the block raises on x and context.
     """
     check_tokens("x", x, block.norm.dim)
     check_sizes(0, steps=steps)

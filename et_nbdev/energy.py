@@ -111,7 +111,8 @@ class Scaled(Energy):
     def __init__(self, term: Energy, factor: float | Float[Array, ""]):
         self.term = term
         # a number is part of the program, an array is data
-        self.factor = factor if isinstance(factor, float) else nnx.data(factor)
+        number = isinstance(factor, (int, float))
+        self.factor = float(factor) if number else nnx.data(factor)
 
     @property
     def takes(self) -> set[str]:

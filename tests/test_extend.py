@@ -50,13 +50,16 @@ class ConvolutionalMemory(Energy):
 class Alibi(EnergyAttention):
     "Attention whose scores fall with the distance between two tokens of a sequence."
 
-    def bias(self, num_tokens):
-        at = jnp.arange(num_tokens)
-        apart = jnp.abs(at[None, :, None] - at[None, None, :]).astype(
-            self.Wq[...].dtype
-        )
-        slope = 2.0 ** -jnp.arange(1, self.num_heads + 1, dtype=apart.dtype)
-        return -slope[:, None, None] * apart
+    def distances(self, g):
+        at = jnp.arange(g.shape[-2], dtype=g.dtype)
+        slope = 2.0 ** -jnp.arange(1, self.num_heads + 1, dtype=g.dtype)
+        return -slope[:, None, None] * jnp.abs(at[:, None] - at[None, :])[None]
+
+    def token_energy(self, g):
+        return super().token_energy(g, bias=self.distances(g))
+
+    def energy_and_update(self, g):
+        return super().energy_and_update(g, bias=self.distances(g))
 
 
 def rms(w):
@@ -143,6 +146,14 @@ def context(names, x):
     return {"field": 0.3 * jnp.ones_like(x)} if "field" in names else {}
 
 
+def gated(steps, step_size):
+    "Steps whose sizes differ from token to token."
+    solver = LearnedEuler(steps, step_size, gate=D)
+    solver.w[...] = jax.random.normal(jax.random.key(5), (D,), jnp.float32)
+    solver.b[...] = jnp.float32(0.3)
+    return solver
+
+
 OURS = ("normalized", "signed", "scaled", "field")
 THEIRS = ("alibi", "convolution", "sphere attention", "sphere memory")
 BLOCKS = [OURS, THEIRS]
@@ -152,7 +163,7 @@ SOLVERS = {
     "Growing": Growing(0.02, 1.05),
     "Schedule": Schedule(np.array([0.02, 0.01])),
     "Momentum": Momentum(0.01, 0.2),
-    "LearnedEuler": LearnedEuler(4, 0.02, gate=D),
+    "LearnedEuler": gated(4, 0.03),
     "Backtracking": Backtracking(0.02),
     "Anderson": Anderson(0.02),
     "Flow": Flow(step_size=0.02),
@@ -160,6 +171,7 @@ SOLVERS = {
 }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("names", BLOCKS, ids=["ours", "theirs"])
 def test_the_update_of_a_mixed_block_is_its_gradient(x64, names):
     block, x = block_of(*names), tokens()
@@ -171,6 +183,46 @@ def test_the_update_of_a_mixed_block_is_its_gradient(x64, names):
     updates = jax.jit(block.updates)(g, **data)
     assert all(jnp.abs(u).max() > 1e-2 for u in updates.values())
     assert_close(sum(updates.values()), update)
+
+
+def test_distances_count(x64):
+    "One token moves away: with distances it is seen less."
+    alibi = parts()[1]["alibi"]
+    plain = EnergyAttention(D, H, Y, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    plain.Wq, plain.Wk = alibi.Wq, alibi.Wk
+    g, swap = tokens(), jnp.array([1, 0, 2, 3])
+    assert_close(plain.energy(g[:, swap]), plain.energy(g))
+    assert (jnp.abs(alibi.energy(g[:, swap]) - alibi.energy(g)) > 1e-3).all()
+
+
+def test_gates_differ_between_tokens(x64):
+    block, x, solver = block_of("memory"), tokens(), gated(1, 0.1)
+    moved = descend(block, x, 1, solver=solver)[0] - x
+    alpha = moved / block.update(block.norm(x))
+    assert_close(alpha, jnp.broadcast_to(alpha[..., :1], alpha.shape), rtol=1e-6)
+    assert alpha.min() > 0 and alpha.max() > 1.5 * alpha.min()
+
+
+def test_a_term_with_one_number_for_a_whole_batch_is_refused():
+    class Whole(Energy):
+        def energy(self, g):
+            return jnp.sum(g**2)
+
+    block = Block(EnergyLayerNorm(D), whole=Whole())
+    for call in (block.energies, block.energies_and_update):
+        with pytest.raises(
+            ValueError, match=r"^whole: .*one energy per sample \(3,\), got \(\)"
+        ):
+            call(tokens().astype(jnp.float32))
+
+
+def test_context_that_the_descent_would_keep_is_refused():
+    class Steps(Energy):
+        def energy(self, g, steps):
+            return jnp.sum(g, (-2, -1))
+
+    with pytest.raises(ValueError, match="^steps: .*descend"):
+        Block(EnergyLayerNorm(D), mine=Steps())
 
 
 @pytest.mark.parametrize("names", BLOCKS, ids=["ours", "theirs"])

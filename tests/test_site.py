@@ -593,11 +593,7 @@ LONG = "x = " + "1" * 84  # as wide as the column
         ),
         # names that are linked
         (
-            [
-                staged_cell(
-                    "markdown", "### layer_norm\n\n[`layer_norm`](#layer_norm)"
-                )
-            ],
+            [staged_cell("markdown", "### layer_norm\n\n[`layer_norm`](#layer_norm)")],
             None,
         ),
         (

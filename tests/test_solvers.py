@@ -14,8 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from conftest import examples
-from et_nbdev.block import EnergyTransformer
+from et_nbdev.block import Block, EnergyTransformer
 from et_nbdev.dynamics import Euler, descend
+from et_nbdev.energy import ExternalField
 from et_nbdev.graph.energy import EdgeIndex, EdgeTransformer
 from et_nbdev.norm import hessian
 from et_nbdev.solvers import (
@@ -595,6 +596,16 @@ def test_a_search_is_not_differentiated_by_accident(x64, method):
     np.testing.assert_array_equal(
         jax.grad(partial(end, f=jax.lax.stop_gradient))(x), 1.0
     )
+
+
+def test_nor_by_its_context_or_its_solver(x64):
+    block, x = Block(block_of().norm, field=ExternalField()), tokens(5, 6)
+    end = lambda field, solver: jnp.sum(
+        solve(block, x, solver, evaluations=5, field=field).x
+    )
+    for by in (0, 1):
+        with pytest.raises(TypeError, match="equilibria"):
+            jax.grad(end, by)(jnp.ones_like(x), LearnedEuler(3, 0.1))
 
 
 # ------------------------------------------------------------------------------------
