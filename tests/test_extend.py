@@ -9,23 +9,29 @@ import optax
 import pytest
 from flax import nnx
 
-from et_nbdev.attention import EnergyAttention
-from et_nbdev.block import Block
-from et_nbdev.dynamics import Euler, descend
-from et_nbdev.energy import Energy, ExternalField, Scaled
-from et_nbdev.memory import HopfieldMemory, SignedMemory
-from et_nbdev.norm import EnergyLayerNorm
-from et_nbdev.solvers import (
+from et_nbdev import (
     Anderson,
     Backtracking,
+    Block,
+    Energy,
+    EnergyAttention,
+    EnergyLayerNorm,
+    Euler,
+    ExternalField,
     Flow,
     Growing,
+    HopfieldMemory,
     LearnedEuler,
     Momentum,
-    Schedule,
+    Scaled,
+    SignedMemory,
+    assert_descends,
+    assert_gradient,
+    descend,
     solve,
 )
-from et_nbdev.testing import assert_close, assert_descends, assert_gradient
+from et_nbdev.solvers import Schedule
+from et_nbdev.testing import assert_close
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
