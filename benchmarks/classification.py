@@ -40,7 +40,7 @@ from et_nbdev.graph.sets import (
 from et_nbdev.training import (
     TrainState,
     atomic_write,
-    make_optimiser,
+    make_optimizer,
     make_step,
     provenance,
 )
@@ -113,9 +113,9 @@ def trainer(make, data, config):
         rngs=nnx.Rngs(0),
     )
     graphdef, params = nnx.split(model, nnx.Param)
-    params, optimiser = nnx.to_pure_dict(params), make_optimiser(config.optim(10**4))
-    state = [TrainState(params, optimiser.init(params), jnp.zeros((), jnp.int32))]
-    step = make_step(graphdef, classification_loss, optimiser, 0)
+    params, optimizer = nnx.to_pure_dict(params), make_optimizer(config.optim(10**4))
+    state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
+    step = make_step(graphdef, classification_loss, optimizer, 0)
 
     def train(batch):
         state[0], metrics = step(state[0], batch)

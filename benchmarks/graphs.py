@@ -156,7 +156,7 @@ def jax_operator(nodes, senders, receivers, training, backend):
     import jax.numpy as jnp
 
     from et_nbdev.graph import kernels
-    from et_nbdev.graph.energy import EdgeIndex, neighbour_attention
+    from et_nbdev.graph.energy import EdgeIndex, neighbor_attention
 
     jax.block_until_ready(jnp.ones(8) + 1)
     # machine code, which other libraries bring with their import
@@ -171,7 +171,7 @@ def jax_operator(nodes, senders, receivers, training, backend):
         for _ in range(4)
     )
     Q = Q * WIDTH**-0.5
-    update = lambda Q, K, edges: neighbour_attention(edges, Q, K)[1:]
+    update = lambda Q, K, edges: neighbor_attention(edges, Q, K)[1:]
 
     def loss(Q, K, edges):
         as_query, as_key = update(Q, K, edges)
@@ -203,7 +203,7 @@ def operator_alone(name: str, kind: str, scale: float, repeats: int) -> dict:
 def scaling_alone(edges: int, repeats: int) -> dict:
     import jax
 
-    from et_nbdev.graph.energy import EdgeIndex, neighbour_attention
+    from et_nbdev.graph.energy import EdgeIndex, neighbor_attention
 
     nodes = max(edges // 25, 300)
     senders, receivers = power_law(nodes, edges)
@@ -214,7 +214,7 @@ def scaling_alone(edges: int, repeats: int) -> dict:
     Q, K = (
         jax.random.normal(jax.random.key(i), (nodes, 1, 64)) / 8**i for i in range(2)
     )
-    call = jax.jit(lambda Q, K, graph: neighbour_attention(graph, Q, K))
+    call = jax.jit(lambda Q, K, graph: neighbor_attention(graph, Q, K))
     run = lambda: jax.block_until_ready(call(Q, K, graph))
     run()
     return {
@@ -254,7 +254,7 @@ def model_alone(part: str, folder: str, repeats: int) -> dict:
     row = {
         "nodes": nodes,
         "edges": graph.num_edges,
-        "most_neighbours": int(np.diff(np.asarray(graph.into.start)).max()),
+        "most_neighbors": int(np.diff(np.asarray(graph.into.start)).max()),
         "build_s": built,
         "build_peak_mib": peak(),
         "steps_of_descent": config.steps,
@@ -275,8 +275,8 @@ def model_alone(part: str, folder: str, repeats: int) -> dict:
             jnp.int32
         )
         batch = Batch(features, (graph,), jnp.arange(nodes), labels)
-        optimiser = optax.adam(1e-3)
-        state = optimiser.init(weights)
+        optimizer = optax.adam(1e-3)
+        state = optimizer.init(weights)
 
         @jax.jit
         def train(weights, state, batch):
@@ -285,7 +285,7 @@ def model_alone(part: str, folder: str, repeats: int) -> dict:
                     nnx.merge(graphdef, weights), batch, jax.random.key(2)
                 )[0]
             )(weights)
-            change, state = optimiser.update(slope, state)
+            change, state = optimizer.update(slope, state)
             return optax.apply_updates(weights, change), state, loss
 
         run = lambda: jax.block_until_ready(train(weights, state, batch))
@@ -427,7 +427,7 @@ def model(part, scale, repeats, rounds) -> dict:
         row = alone("model", part, folder, max(1, repeats // 3))
     print(
         f"{part}: {row['nodes']:,} nodes, {row['edges']:,} edges, at most"
-        f" {row['most_neighbours']:,} a node: {row['seconds']:.2f} s (the first time,"
+        f" {row['most_neighbors']:,} a node: {row['seconds']:.2f} s (the first time,"
         f" with compiling, {row['first_call_s']:.2f} s), built in {row['build_s']:.1f}"
         f" s, peak of the process {row['process_mib'] / 1024:.2f} GiB",
         flush=True,

@@ -24,7 +24,7 @@ from et_nbdev.training import (
     OptimConfig,
     TrainState,
     atomic_write,
-    make_optimiser,
+    make_optimizer,
     make_step,
     provenance,
 )
@@ -88,10 +88,10 @@ def work(kind: str, size: str, name: str):
             {},
         )
 
-    optimiser = make_optimiser(OptimConfig(steps=10**6, warmup=1))
+    optimizer = make_optimizer(OptimConfig(steps=10**6, warmup=1))
     step, state = (
-        make_step(graphdef, loss, optimiser, 0),
-        [TrainState(params, optimiser.init(params), jnp.zeros((), jnp.int32))],
+        make_step(graphdef, loss, optimizer, 0),
+        [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))],
     )
 
     def train():

@@ -21,7 +21,7 @@ from flax import nnx
 from et_nbdev.dynamics import Euler, descend
 from et_nbdev.solvers import Anderson, Backtracking, Flow, solve
 from et_nbdev.training import atomic_write, provenance
-from et_nbdev.vision.data import normalise, occlude, patchify, photographs
+from et_nbdev.vision.data import normalize, occlude, patchify, photographs
 from et_nbdev.vision.model import from_pretrained
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +33,7 @@ def measure(name: str, repeats: int) -> dict:
     c, photos = model.config, photographs(model.config.image_size)
     hidden = occlude(jax.random.key(1), len(photos), c.num_tokens, c.num_tokens // 2)[0]
     start = model.encode(
-        patchify(normalise(photos, c.mean, c.std), c.patch_size), hidden
+        patchify(normalize(photos, c.mean, c.std), c.patch_size), hidden
     )
     energies = solve(
         model.block, start, Euler(c.step_size), evaluations=max(STEPS) + 1

@@ -24,8 +24,8 @@ def lagrangian(
     r"""Eq. (2), one Lagrangian per token: $L = D\gamma\sqrt{\frac1D\sum_j (x_j-\bar
     x)^2+\varepsilon} + \sum_j\delta_j x_j$.
     """
-    centred = x - x.mean(-1, keepdims=True)
-    return x.shape[-1] * gamma * jnp.sqrt(jnp.mean(centred**2, -1) + eps) + x @ delta
+    centered = x - x.mean(-1, keepdims=True)
+    return x.shape[-1] * gamma * jnp.sqrt(jnp.mean(centered**2, -1) + eps) + x @ delta
 
 # %% ../nbs/02_norm.ipynb #99578f5a
 def layer_norm(
@@ -37,9 +37,9 @@ def layer_norm(
     r"""Eq. (1): $g_i = \gamma\,(x_i-\bar x)\big/\sqrt{\frac1D\sum_j (x_j-\bar
     x)^2+\varepsilon} + \delta_i$, which is $\partial L/\partial x_i$.
     """
-    centred = x - x.mean(-1, keepdims=True)
-    return gamma * centred * jax.lax.rsqrt(
-        jnp.mean(centred**2, -1, keepdims=True) + eps
+    centered = x - x.mean(-1, keepdims=True)
+    return gamma * centered * jax.lax.rsqrt(
+        jnp.mean(centered**2, -1, keepdims=True) + eps
     ) + jnp.broadcast_to(delta, x.shape)
 
 # %% ../nbs/02_norm.ipynb #634df5e7
@@ -54,9 +54,9 @@ def hessian(
     token.
     """
     D = x.shape[-1]
-    centred = x - x.mean(-1, keepdims=True)
-    sigma = jnp.sqrt(jnp.mean(centred**2, -1) + eps)[..., None, None]
-    c = centred / sigma[..., 0]
+    centered = x - x.mean(-1, keepdims=True)
+    sigma = jnp.sqrt(jnp.mean(centered**2, -1) + eps)[..., None, None]
+    c = centered / sigma[..., 0]
     projector = jnp.eye(D, dtype=x.dtype) - jnp.full((D, D), 1 / D, x.dtype)
     return (
         gamma

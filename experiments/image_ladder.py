@@ -58,7 +58,7 @@ from et_nbdev.block import EnergyTransformer, TransformerBlock
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.testing import assert_close, assert_gradient, float64
-from et_nbdev.training import OptimConfig, atomic_write, make_optimiser, provenance
+from et_nbdev.training import OptimConfig, atomic_write, make_optimizer, provenance
 from et_nbdev.vision.data import batches, channel_statistics, load_images
 from et_nbdev.vision.model import ImageConfig, ImageTransformer
 from et_nbdev.vision.train import TrainConfig, evaluate, loss_for
@@ -357,7 +357,7 @@ def configured(images: dict[str, np.ndarray], base: TrainConfig = BASE) -> Train
 @lru_cache
 def compiled(config: TrainConfig, design: Design):
     "The optimizer, and one compiled step that serves every learning rate and seed."
-    optimiser, loss = make_optimiser(config.optim), loss_for(config)
+    optimizer, loss = make_optimizer(config.optim), loss_for(config)
     make = lambda: Model(config.model, design, rngs=nnx.Rngs(0))
     graphdef = nnx.split(nnx.eval_shape(make))[0]
 
@@ -367,12 +367,12 @@ def compiled(config: TrainConfig, design: Design):
         objective = lambda p: loss(nnx.merge(graphdef, p), images, key)[0]
         value, grads = jax.value_and_grad(objective)(params)
         with jax.numpy_dtype_promotion("standard"):
-            updates, state = optimiser.update(grads, state, params)
+            updates, state = optimizer.update(grads, state, params)
         # AdamW's update is proportional to the learning rate
         updates = jax.tree.map(lambda u: lr * u, updates)
         return optax.apply_updates(params, updates), state, value
 
-    return optimiser, step, graphdef
+    return optimizer, step, graphdef
 
 
 def run(
@@ -381,12 +381,12 @@ def run(
     "Train once, scoring a few times on the way; what the run's file holds."
     wall, cpu = time.perf_counter(), time.process_time()
     config = replace(config, model=sized(config.model, design))
-    optimiser, step, graphdef = compiled(config, design)
+    optimizer, step, graphdef = compiled(config, design)
     model = Model(config.model, design, rngs=nnx.Rngs(seed))
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
     sizes = {"parameters": size(params), "block_parameters": size(params["block"])}
-    state, losses, training, validation = optimiser.init(params), [], [], []
+    state, losses, training, validation = optimizer.init(params), [], [], []
     stream = batches(images["train"], config.batch_size, seed=seed)
     for number, batch in enumerate(islice(stream, config.optim.steps)):
         params, state, loss = step(

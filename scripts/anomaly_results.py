@@ -79,7 +79,7 @@ SPACES = {
         reg_lambda=[1.0, 10.0],
     ),
 }
-# A line of the table: classifier, how many hops away the neighbours are whose mean
+# A line of the table: classifier, how many hops away the neighbors are whose mean
 # features join a node's own, what becomes of several kinds of edges
 LINES = (
     {kind: (kind, 0, "merged") for kind in SPACES}
@@ -164,7 +164,7 @@ def graph_of(name: str):
 @cache
 def features_of(name: str, hops: int, scale: str, degree: bool = True):
     graph = graph_of(name)
-    if hops:  # the degree is a feature like the others, and neighbours have one too
+    if hops:  # the degree is a feature like the others, and neighbors have one too
         with_degree = replace(
             graph,
             features=np.column_stack([graph.features, np.log1p(graph.degrees)]).astype(
@@ -249,7 +249,7 @@ def slug(line: str) -> str:
 
 
 def merit(run: dict) -> float:
-    "What the search maximises: the mean of macro-F1 and AUROC on validation nodes."
+    "What the search maximizes: the mean of macro-F1 and AUROC on validation nodes."
     return (run["validation"]["macro_f1"] + run["validation"]["auroc"]) / 2
 
 
@@ -326,7 +326,7 @@ def main(argv: list[str] | None = None):
         nargs="+",
         type=float,
         default=[0.01, 0.4],
-        help="shares of the labelled nodes to train on",
+        help="shares of the labeled nodes to train on",
     )
     parser.add_argument(
         "--lines",

@@ -463,10 +463,10 @@ def check_references(page):
             r"(?<![\w@\\])@((?:fig|tbl|eq|sec|lst)-[\w-]+)", MATH.sub("", text)
         ):
             if name not in page.labels and name not in page.anchors:
-                yield f"nothing is labelled {name}"
+                yield f"nothing is labeled {name}"
     twice = {label for label in page.labels if page.labels.count(label) > 1}
     if twice:
-        yield f"labelled more than once: {sorted(twice)}"
+        yield f"labeled more than once: {sorted(twice)}"
 
 
 def check_equations(site):

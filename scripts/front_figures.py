@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image
 
 from et_nbdev.vision.data import (
-    denormalise,
-    normalise,
+    denormalize,
+    normalize,
     occlude,
     patchify,
     photographs,
@@ -45,9 +45,9 @@ def descent():
     hidden = picture(
         np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim))
     )
-    patches = patchify(normalise(photos, c.mean, c.std), c.patch_size)
+    patches = patchify(normalize(photos, c.mean, c.std), c.patch_size)
     states = model.descend(patches, jnp.asarray(occluded), states=True)[1].states
-    decoded = [denormalise(picture(model.decode(x)), c.mean, c.std) for x in states]
+    decoded = [denormalize(picture(model.decode(x)), c.mean, c.std) for x in states]
     decoded = np.clip(np.stack(decoded), 0, 1)
     pasted = np.where(hidden, decoded, photos / 255)
     np.testing.assert_allclose(pasted, done.path, atol=1e-5)

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BASE = CONFIGS["tiny"]
 T, STEPS = BASE.model.steps, BASE.optim.steps
 
-# name: (changes to the model, changes to the optimiser, changes to the rest)
+# name: (changes to the model, changes to the optimizer, changes to the rest)
 TABLE_7 = {
     "ET-Full": ({}, {}, {}),
     "ET-Full+Self": (dict(self_attention=True), {}, {}),
@@ -85,8 +85,8 @@ class Shortened(ImageEnergyTransformer):
         return self.decode(how(self.block, x, c.steps, c.step_size, type(self).k))
 
 
-# A rematerialised step costs 4 forward passes where the gradient goes through it and 1
-# where it does not; the implicit one 2 a term, and 1 for its linearisation. Each is
+# A rematerialized step costs 4 forward passes where the gradient goes through it and 1
+# where it does not; the implicit one 2 a term, and 1 for its linearization. Each is
 # given the steps that the full gradient's 4·T·STEPS would buy, and once the steps of
 # the full one.
 COST = {

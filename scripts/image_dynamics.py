@@ -37,11 +37,11 @@ TINY = CONFIGS["tiny"]
 CONFIG = replace(
     TINY, flip=0.0, every=100, model=replace(TINY.model, patch_size=8, dim=96)
 )
-# of the optimiser in all; and how many of them the last variant takes at rest, at a
+# of the optimizer in all; and how many of them the last variant takes at rest, at a
 # quarter of the learning rate
 STEPS, AT_REST = 1500, 300
 T, GROWING, FIRST = CONFIG.model.steps, growing(14).tolist(), 3
-# name: (model, stages of training: (optimiser steps, share of the learning rate, step
+# name: (model, stages of training: (optimizer steps, share of the learning rate, step
 # sizes of the descent or None: until it has settled,
 #        first step at which a picture may be read or None: the last))
 VARIANTS = {

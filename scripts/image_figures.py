@@ -19,9 +19,9 @@ from flax import nnx
 
 from et_nbdev.training import atomic_write, provenance
 from et_nbdev.vision.data import (
-    denormalise,
+    denormalize,
     load_images,
-    normalise,
+    normalize,
     occlude,
     patchify,
     photographs,
@@ -40,7 +40,7 @@ def follow(model, images, occluded):
     contrast of the hidden ones, likeness of the tokens.
     """
     c = model.config
-    patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
+    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
 
     def halves(x, g, decoded):
         """How far each half of the step alone would move the hidden tokens g and their
@@ -111,9 +111,9 @@ def decoded(model, images, occluded):
     "Pictures in [0, 1] whose tokens all come out of the decoder, the open ones too."
     c = model.config
     patches = model(
-        patchify(normalise(images, c.mean, c.std), c.patch_size), jnp.asarray(occluded)
+        patchify(normalize(images, c.mean, c.std), c.patch_size), jnp.asarray(occluded)
     )
-    picture = denormalise(
+    picture = denormalize(
         unpatchify(patches, c.image_size, c.patch_size), c.mean, c.std
     )
     return np.clip(picture, 0, 1)

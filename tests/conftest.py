@@ -60,7 +60,7 @@ def forget_programs():
 
 
 @contextlib.contextmanager
-def without_optimisations(off):
+def without_optimizations(off):
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", off)
     yield
@@ -72,14 +72,14 @@ def compile_quickly():
     """For tests that spend nearly all their time on compiling small programs that run
     once.
     """
-    with without_optimisations(True):
+    with without_optimizations(True):
         yield
 
 
 @pytest.fixture
 def compile_fully(compile_quickly):
     "For the one test among such that looks at what the compiler makes."
-    with without_optimisations(False):
+    with without_optimizations(False):
         yield
 
 

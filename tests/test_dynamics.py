@@ -84,7 +84,7 @@ VARIANTS = [dict(), dict(unroll=True), dict(remat=True, unroll=2)]
     activation=st.sampled_from(["relu", "power", "softmax"]),
     learn_beta=st.booleans(),
 )
-def test_scan_rematerialised_and_unrolled_are_the_loop_in_values_and_gradients(
+def test_scan_rematerialized_and_unrolled_are_the_loop_in_values_and_gradients(
     x64, seed, lead, steps, step_size, mask, activation, learn_beta
 ):
     rng = np.random.default_rng(seed)
@@ -283,7 +283,7 @@ def test_nothing_is_computed_for_energies_that_nobody_reads(x64):
     assert logs(lambda x: descend(block, x, 3)[0]) == 0
 
 
-def test_rematerialisation_stores_less_and_unrolling_leaves_no_loop(x64):
+def test_rematerialization_stores_less_and_unrolling_leaves_no_loop(x64):
     rng = np.random.default_rng(0)
     block, x = block_of(rng, K=64), jnp.asarray(rng.normal(size=(2, 4, 6)))
     forward = lambda **options: lambda x: descend(block, x, 10, **options)[0]
@@ -457,7 +457,7 @@ def turning_share(block, x):
     return float(jnp.linalg.norm(turning(x, u)) / jnp.linalg.norm(u))
 
 
-def test_states_run_away_while_normalised_tokens_settle(x64):
+def test_states_run_away_while_normalized_tokens_settle(x64):
     """From where g is at rest and the forces point outwards, x grows by the same amount
     in every step, and g stays.
     """
@@ -467,10 +467,10 @@ def test_states_run_away_while_normalised_tokens_settle(x64):
     assert rest.settled.all() and turning_share(block, rest.x) < 1e-7
     _, path = run(block, rest.x, steps=200, step_size=0.1, states=True)
     assert_descends(path.energies.total)
-    centred = path.states - path.states.mean(-1, keepdims=True)
+    centered = path.states - path.states.mean(-1, keepdims=True)
     u = np.asarray(block.update(block.norm(jnp.asarray(path.states[0]))))
-    assert ((centred[0] * u).sum(-1) > 0).all()
-    growth = np.diff(np.linalg.norm(centred, axis=-1), axis=0)
+    assert ((centered[0] * u).sum(-1) > 0).all()
+    growth = np.diff(np.linalg.norm(centered, axis=-1), axis=0)
     assert (growth > 0).all()
     np.testing.assert_allclose(growth, np.broadcast_to(growth[0], growth.shape), 1e-4)
     g = np.asarray(block.norm(jnp.asarray(path.states)))

@@ -99,7 +99,7 @@ blocks = st.fixed_dictionaries(
 
 
 def build(make, rng):
-    """The module with random float64 weights from NumPy; its own initialisers would be
+    """The module with random float64 weights from NumPy; its own initializers would be
     compiled anew for every shape.
     """
     graphdef, state = nnx.split(nnx.eval_shape(make))
@@ -436,7 +436,7 @@ def test_every_option_of_attention_is_its_formula_and_a_gradient(x64, names):
 
 @examples(6)
 @given(c=attentions, mask=st.sampled_from(MASKS))
-def test_attention_knows_no_order_and_no_neighbouring_sample(x64, c, mask):
+def test_attention_knows_no_order_and_no_neighboring_sample(x64, c, mask):
     rng = np.random.default_rng(c["seed"])
     # positions are an order
     attention, g = attention_of(c | dict(positions=False), rng), tokens_of(c, rng)
@@ -1391,9 +1391,9 @@ def test_mistakes_in_memory_are_caught(x64, mistake, caught_by_gradient):
 def test_a_lagrangian_with_one_root_for_all_tokens_is_caught(x64):
     @jax.jit
     def one_root(x, gamma, delta, eps):
-        centred = x - x.mean(-1, keepdims=True)
+        centered = x - x.mean(-1, keepdims=True)
         return x.shape[-1] * gamma * jnp.sqrt(
-            jnp.sum(jnp.mean(centred**2, -1), -1) + eps
+            jnp.sum(jnp.mean(centered**2, -1), -1) + eps
         ) + (x @ delta).sum(-1)
 
     rng = np.random.default_rng(0)

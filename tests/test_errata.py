@@ -62,7 +62,7 @@ def test_nothing_attends_to_itself_unless_asked(x64):
 
 
 def repelling(num_nodes):
-    "A ring of tokens that push their neighbours away."
+    "A ring of tokens that push their neighbors away."
     block = EdgeTransformer(
         4, 1, 4, 2, beta=1.0, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
     )

@@ -36,10 +36,10 @@ from et_nbdev.explore import (
     Settings,
     animate_graph,
     animate_image,
-    dialled,
+    dialed,
     graph_path,
     image_path,
-    neighbourhood,
+    neighborhood,
     read_picture,
 )
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, inputs
@@ -195,7 +195,7 @@ def test_dials_make_an_energy_whose_gradient_is_the_update(x64, learn_beta):
 
     @jax.jit
     def look(g, beta, attention, memory):
-        turned = dialled(block, beta, attention=attention, memory=memory)
+        turned = dialed(block, beta, attention=attention, memory=memory)
         slope = jax.grad(lambda g: turned.energy(g))(g)
         return *turned.energies_and_update(g), slope, turned.attention.term.beta
 
@@ -604,7 +604,7 @@ def test_a_graph_explorer_walks(walker, net, graph, traces):
         assert sorted(b for _, b in walker.walk.options[1:]) == sorted(
             walker.near.nodes
         )
-        assert walker.walk.label == "a neighbour …"
+        assert walker.walk.label == "a neighbor …"
 
     holds()
     for name, value in (
@@ -632,10 +632,10 @@ def test_a_graph_explorer_walks(walker, net, graph, traces):
     walker.reset.click()
 
 
-def test_neighbours_are_those_of_the_edge_list(graph, net):
+def test_neighbors_are_those_of_the_edge_list(graph, net):
     senders, receivers = net.prepare(graph)[0].edge_list()
     for node in range(10):
-        near = neighbourhood(senders, receivers, node, 10)
+        near = neighborhood(senders, receivers, node, 10)
         assert (receivers[near.edges] == node).all() and (
             senders[near.edges] == near.nodes
         ).all()
@@ -648,7 +648,7 @@ def test_neighbours_are_those_of_the_edge_list(graph, net):
             if a in near.nodes and b in near.nodes
         }
     with pytest.raises(ValueError, match="node: .* from 0 to 9, got 10"):
-        neighbourhood(senders, receivers, 10, 10)
+        neighborhood(senders, receivers, 10, 10)
 
 
 # ------------------------------------------------------------------------------------
@@ -853,7 +853,7 @@ def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
         ],
         (
             ValueError,
-            r"channels: expected 1 \(grey\) or 3 \(colours\), got 2",
+            r"channels: expected 1 \(gray\) or 3 \(colors\), got 2",
             lambda: read_picture(stored(), 8, 2),
         ),
         (

@@ -89,7 +89,7 @@ def build(graph, config=SMALL, **options):
     )
 
 
-def test_inputs_are_standardised_and_know_the_degree():
+def test_inputs_are_standardized_and_know_the_degree():
     graph = toy()
     y = inputs(graph)
     assert y.shape == (30, 6) and inputs(graph, degree=False).shape == (30, 5)
@@ -146,7 +146,7 @@ def test_a_model_without_heads_or_without_memories_runs_and_trains(heads, memori
         assert share.shape == (30,) and (share != 0).any() == (count > 0)
 
 
-def test_relabelling_the_nodes_relabels_the_verdicts():
+def test_relabeling_the_nodes_relabels_the_verdicts():
     graph = toy(kinds=1)
     model, y, edges = build(graph)
     order = np.random.default_rng(1).permutation(graph.num_nodes)
@@ -569,7 +569,7 @@ def test_bad_input_is_named():
             replace(SMALL, **{field: value})
     with pytest.raises(ValueError, match="train_fraction"):
         AnomalyTraining(train_fraction=1.0)
-    for field, value in dict(seeds=1, nodes=0, neighbours=0).items():
+    for field, value in dict(seeds=1, nodes=0, neighbors=0).items():
         with pytest.raises(ValueError, match=field):
             SampleConfig(**{field: value})
     with pytest.raises(ValueError, match="seeds: .*nodes = 50"):

@@ -23,14 +23,14 @@ from et_nbdev.graph.baselines import (
     GCN,
     MLP,
     GraphTransformer,
-    Neighbours,
+    Neighbors,
     aggregate,
     beta_wavelets,
     edge_products,
     fit_trees,
-    neighbour_softmax_attention,
-    neighbour_sum,
-    neighbours,
+    neighbor_softmax_attention,
+    neighbor_sum,
+    neighbors,
     propagate,
     weighted_sum,
 )
@@ -69,7 +69,7 @@ def table(graph):
     return A
 
 
-def normalised(A):
+def normalized(A):
     scale = np.where(A.sum(1) > 0, np.maximum(A.sum(1), 1) ** -0.5, 0)
     return scale[:, None] * A * scale[None]
 
@@ -112,21 +112,21 @@ def perceptron(net, x):
 
 
 def layer_norm(norm, x):
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * np.asarray(
-        norm.scale[...]
-    ) + np.asarray(norm.bias[...])
+    centered = x - x.mean(-1, keepdims=True)
+    return centered / np.sqrt(
+        (centered**2).mean(-1, keepdims=True) + 1e-5
+    ) * np.asarray(norm.scale[...]) + np.asarray(norm.bias[...])
 
 
 # ------------------------------------------------------------------------------------
-# sums over neighbours
+# sums over neighbors
 
 
 @given(st.integers(0, 10**6), st.integers(1, 9), st.sampled_from([0.0, 0.3, 1.0]))
 @settings(max_examples=15)
 def test_rows_are_the_graph_and_reverse_turns_every_edge_round(seed, n, p):
     graph = random_graph(seed, n, p, loop=n > 2)
-    edges = neighbours(graph, by_edge=True)
+    edges = neighbors(graph, by_edge=True)
     A = np.zeros((n, n))
     A[np.asarray(edges.receivers), np.asarray(edges.nodes)] = 1
     assert np.array_equal(A, table(graph)) and edges.num_nodes == n
@@ -134,7 +134,7 @@ def test_rows_are_the_graph_and_reverse_turns_every_edge_round(seed, n, p):
     assert np.array_equal(
         edges.receivers[edges.reverse], edges.nodes
     ) and np.array_equal(edges.nodes[edges.reverse], edges.receivers)
-    short = neighbours(graph)
+    short = neighbors(graph)
     assert (
         short.receivers is None
         and short.reverse is None
@@ -144,7 +144,7 @@ def test_rows_are_the_graph_and_reverse_turns_every_edge_round(seed, n, p):
 
 def test_parallel_edges_count_once():
     twice = Graph([0, 1, 0, 1, 1], [1, 0, 1, 0, 0], np.eye(2), [0, 1])
-    assert neighbours(twice).nodes.tolist() == [1, 0]
+    assert neighbors(twice).nodes.tolist() == [1, 0]
 
 
 def test_directed_graphs_are_refused_by_all_that_look_at_edges():
@@ -160,19 +160,19 @@ def test_directed_graphs_are_refused_by_all_that_look_at_edges():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_neighbour_sum_and_its_derivatives(x64, seed):
+def test_neighbor_sum_and_its_derivatives(x64, seed):
     graph = random_graph(seed)
-    A, edges = table(graph), neighbours(graph)
+    A, edges = table(graph), neighbors(graph)
     x, dy = jnp.asarray(np.random.default_rng(seed).normal(size=(2, N, 3)))
-    y, back = jax.vjp(partial(neighbour_sum, edges), x)
+    y, back = jax.vjp(partial(neighbor_sum, edges), x)
     assert_close(y, A @ x)
     assert_close(back(dy)[0], A.T @ dy)
-    cubed = lambda x: jnp.sum(neighbour_sum(edges, x) ** 3)
+    cubed = lambda x: jnp.sum(neighbor_sum(edges, x) ** 3)
     dense = lambda x: jnp.sum((jnp.asarray(A) @ x) ** 3)
     twice = lambda f: jax.grad(lambda x: jnp.vdot(jax.grad(f)(x), dy))(x)
     assert_close(twice(cubed), twice(dense))
-    assert_close(propagate(edges, x), normalised(A) @ x)
-    assert_close(propagate(edges, x, self_loops=True), normalised(A + np.eye(N)) @ x)
+    assert_close(propagate(edges, x), normalized(A) @ x)
+    assert_close(propagate(edges, x, self_loops=True), normalized(A + np.eye(N)) @ x)
 
 
 def test_no_array_of_edges_times_width(compile_fully):
@@ -181,20 +181,20 @@ def test_no_array_of_edges_times_width(compile_fully):
     """
     n, D = 300, 256
     graph = random_graph(0, n, 0.9)
-    edges, x = neighbours(graph, by_edge=True), jnp.ones((n, D), jnp.float32)
+    edges, x = neighbors(graph, by_edge=True), jnp.ones((n, D), jnp.float32)
     memory = lambda f, *args: (
         jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
     )
     whole = 4 * graph.num_edges * D
     assert (
         memory(
-            jax.grad(lambda x, edges: jnp.sum(neighbour_sum(edges, x) ** 2)), x, edges
+            jax.grad(lambda x, edges: jnp.sum(neighbor_sum(edges, x) ** 2)), x, edges
         )
         < whole / 20
     )
     heads = x.reshape(n, 2, D // 2)
     attend = jax.grad(
-        lambda x, edges: jnp.sum(neighbour_softmax_attention(edges, x, x, x) ** 2)
+        lambda x, edges: jnp.sum(neighbor_softmax_attention(edges, x, x, x) ** 2)
     )
     assert memory(attend, heads, edges) < whole / 4
 
@@ -218,7 +218,7 @@ def test_gcn_is_its_definition(x64, hidden):
     """
     graph = random_graph(1)
     model, H = make("gcn", hidden=hidden), graph.features.astype(np.float64)
-    S = normalised(table(graph) + np.eye(N))
+    S = normalized(table(graph) + np.eye(N))
     for l, layer in enumerate(model.layers):
         H = S @ H @ np.asarray(layer.linear.kernel[...]) + np.asarray(layer.bias[...])
         H = relu(H) if l < 2 else H
@@ -233,9 +233,9 @@ def test_beta_wavelets_are_polynomials_of_the_laplacian(x64, order):
     to (C + 1)/2 and each integrates to 1.
     """
     graph = random_graph(2)
-    lam, U = np.linalg.eigh(np.eye(N) - normalised(table(graph)))
+    lam, U = np.linalg.eigh(np.eye(N) - normalized(table(graph)))
     h = np.random.default_rng(0).normal(size=(N, 3))
-    found = beta_wavelets(neighbours(graph), jnp.asarray(h), order)
+    found = beta_wavelets(neighbors(graph), jnp.asarray(h), order)
     assert len(found) == order + 1
     w = np.linspace(0, 2, 20001)
     for p, Wh in enumerate(found):
@@ -252,7 +252,7 @@ def test_beta_wavelets_are_polynomials_of_the_laplacian(x64, order):
 def test_bwgnn_is_its_definition(x64):
     graph = random_graph(3)
     model, X = make("bwgnn", order=2), graph.features.astype(np.float64)
-    lam, U = np.linalg.eigh(np.eye(N) - normalised(table(graph)))
+    lam, U = np.linalg.eigh(np.eye(N) - normalized(table(graph)))
     h = relu(perceptron(model.embed, X))
     bank = [
         U
@@ -294,24 +294,24 @@ def test_attention_is_a_loop_over_nodes_and_so_are_its_derivatives(
     # pieces of one edge, of several with a rest, of all
     monkeypatch.setattr(baselines, "ROOM", room)
     graph = random_graph(4)
-    A, edges = table(graph), neighbours(graph, by_edge=True)
+    A, edges = table(graph), neighbors(graph, by_edge=True)
     Q, K, V, do = jnp.asarray(np.random.default_rng(0).normal(size=(4, N, 2, 3)))
     o, back = jax.jit(
-        lambda *args: jax.vjp(partial(neighbour_softmax_attention, edges), *args)
+        lambda *args: jax.vjp(partial(neighbor_softmax_attention, edges), *args)
     )(Q, K, V)
     expected, expected_back = jax.vjp(partial(attention_by_loop, A), Q, K, V)
     assert_close(o, expected)
     for got, wanted in zip(back(do), expected_back(do)):
         assert_close(got, wanted)
     assert_close(
-        neighbour_softmax_attention(edges, 1e5 * Q, K, V),
+        neighbor_softmax_attention(edges, 1e5 * Q, K, V),
         attention_by_loop(A, 1e5 * Q, K, V),
     )
 
 
 def test_edge_products_and_weighted_sums_are_each_others_derivatives(x64):
     graph = random_graph(5)
-    edges = neighbours(graph, by_edge=True)
+    edges = neighbors(graph, by_edge=True)
     r, s = np.asarray(edges.receivers), np.asarray(edges.nodes)
     rng = np.random.default_rng(0)
     Q, K = jnp.asarray(rng.normal(size=(2, N, 2, 3)))
@@ -369,10 +369,10 @@ def test_graph_transformer_is_its_definition(x64):
 
 
 @each_model
-def test_relabelled_nodes_give_relabelled_logits(x64, name):
+def test_relabeled_nodes_give_relabeled_logits(x64, name):
     graph, perm = random_graph(7), np.random.default_rng(0).permutation(N)
     place, prepare = np.argsort(perm), BASELINES[name].prepare
-    relabelled = Graph(
+    relabeled = Graph(
         place[graph.senders],
         place[graph.receivers],
         graph.features[perm],
@@ -380,7 +380,7 @@ def test_relabelled_nodes_give_relabelled_logits(x64, name):
     )
     X = jnp.asarray(graph.features, jnp.float64)
     logits = run(make(name), X, prepare(graph))
-    assert_close(run(make(name), X[perm], prepare(relabelled)), logits[perm])
+    assert_close(run(make(name), X[perm], prepare(relabeled)), logits[perm])
     # the edges matter
     assert (
         name == "mlp"
@@ -391,7 +391,7 @@ def test_relabelled_nodes_give_relabelled_logits(x64, name):
 @each_model
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_logits_and_gradients_are_finite_in_single_precision(name, p):
-    "Also where nobody has a neighbour, and for enormous features."
+    "Also where nobody has a neighbor, and for enormous features."
     graph = random_graph(8, p=p, loop=False)
     model, edges = make(name, dtype=jnp.float32), BASELINES[name].prepare(graph)
     value = nnx.jit(
@@ -526,13 +526,13 @@ def test_attention_asks_for_edges_one_by_one():
         TypeError,
         match=(
             r"^edges: expected what GraphTransformer.prepare\(graph\) returns, got"
-            r" Neighbours without receivers and reverse"
+            r" Neighbors without receivers and reverse"
         ),
     ):
         make("transformer", dtype=jnp.float32)(
             jnp.ones((N, F)), GCN.prepare(random_graph())
         )
-    assert isinstance(GCN.prepare(random_graph()), Neighbours)
+    assert isinstance(GCN.prepare(random_graph()), Neighbors)
 
 
 # ------------------------------------------------------------------------------------
@@ -605,7 +605,7 @@ def test_aggregated_features_are_those_of_the_table(seed):
 
 @pytest.fixture(scope="module")
 def planted():
-    "Anomalies that only their neighbours give away."
+    "Anomalies that only their neighbors give away."
     rng = np.random.default_rng(0)
     n = 300
     x, hidden = rng.normal(size=(n, 3)), rng.random(n) < 0.1
@@ -616,7 +616,7 @@ def planted():
 
 
 @pytest.mark.parametrize("kind", ["forest", "boosting"])
-def test_trees_are_reproducible_and_use_the_neighbours(planted, kind):
+def test_trees_are_reproducible_and_use_the_neighbors(planted, kind):
     graph, train = planted
     fit = lambda hops, seed=0, **options: fit_trees(
         kind,
@@ -686,7 +686,7 @@ def test_trees_weigh_anomalies_and_learn_from_the_training_nodes_only(planted, k
         (
             dict(train=[0, 2]),
             (
-                r"^train: expected nodes labelled 0 and nodes labelled 1, got the"
+                r"^train: expected nodes labeled 0 and nodes labeled 1, got the"
                 r" labels \[0\]"
             ),
         ),

@@ -229,7 +229,7 @@ def test_no_graph_at_all_is_finite():
         )
 
 
-def test_batch_norm_normalises_what_is_there_and_remembers():
+def test_batch_norm_normalizes_what_is_there_and_remembers():
     x = jax.random.normal(jax.random.key(0), (3, 6, 4)) * 3 + 2
     present = jnp.arange(6)[None] < jnp.array([6, 2, 0])[:, None]
     norm = MaskedBatchNorm(4, momentum=0.5)
@@ -280,17 +280,17 @@ def ring(n, s=0):
 @pytest.mark.parametrize(
     "pair, seen",
     [
-        # the same nodes, other neighbours: a mean over neighbours is 1 everywhere
+        # the same nodes, other neighbors: a mean over neighbors is 1 everywhere
         (fixed((4, [(0, 1), (2, 3)]), (4, [(0, 1), (0, 2), (0, 3)])), True),
         (fixed((3, ring(3)), (6, ring(6))), True),
         (
             fixed((6, ring(3) + ring(3, 3)), (6, ring(6))),
             False,
-        ),  # beyond colour refinement
+        ),  # beyond color refinement
         (fixed((4, [(0, 1), (1, 2), (2, 3)]), (4, [(2, 0), (0, 3), (3, 1)])), False),
     ],
 )
-def test_gin_sees_what_colour_refinement_sees(pair, seen):
+def test_gin_sees_what_color_refinement_sees(pair, seen):
     logits = make(GIN, GINConfig(8, 4), jnp.float32, F=1)(pair)
     assert (float(jnp.abs(logits[0] - logits[1]).max()) > 1e-3) == seen
     blind = make(Agnostic, AgnosticConfig(8), jnp.float32, F=1)(pair)

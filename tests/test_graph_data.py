@@ -118,10 +118,10 @@ def test_graph_keeps_what_it_is_given_in_its_own_types():
     ]
     assert pairs(g.edges) == [(0, 1), (1, 2), (1, 1)]
     assert (g.num_nodes, g.num_edges, g.num_features) == (3, 3, 3)
-    assert g.degrees.tolist() == [0, 2, 1] and g.labelled.tolist() == [0, 1]
+    assert g.degrees.tolist() == [0, 2, 1] and g.labeled.tolist() == [0, 1]
     assert (
         repr(g)
-        == "Graph('small'): 3 nodes, 3 edges, 3 features, 50.0% anomalous of 2 labelled"
+        == "Graph('small'): 3 nodes, 3 edges, 3 features, 50.0% anomalous of 2 labeled"
     )
     assert make(labels=(True, False, False)).labels.tolist() == [1, 0, 0]
     assert "no labels" in repr(make(labels=(-1, -1, -1))) and repr(
@@ -198,7 +198,7 @@ def test_graph_is_read_only_and_leaves_its_arguments_alone():
         (
             dict(labels=(0, 2, 0)),
             (
-                "^labels: must be 1 .anomalous., 0 .normal. or -1 .unlabelled., got 2"
+                "^labels: must be 1 .anomalous., 0 .normal. or -1 .unlabeled., got 2"
                 " at node 1"
             ),
         ),
@@ -697,10 +697,10 @@ def test_mat_files_as_they_are_published(tmp_path, name, file):
         np.testing.assert_array_equal(dense(g.relations[net]), nets[net].toarray())
         assert g.relation(net).is_symmetric
     np.testing.assert_array_equal(g.features, x.astype(np.float32))
-    unlabelled = 3305 if name == "amazon" else 0
+    unlabeled = 3305 if name == "amazon" else 0
     assert (
-        (g.labels[:unlabelled] == -1).all()
-        and (g.labels[unlabelled:] == label[unlabelled:]).all()
+        (g.labels[:unlabeled] == -1).all()
+        and (g.labels[unlabeled:] == label[unlabeled:]).all()
         and g.name == name
     )
 
@@ -718,7 +718,7 @@ def test_amazon_upu_is_one_relation_without_its_isolated_nodes(tmp_path):
     assert g.name == "amazon-upu" and not g.relations
 
 
-def test_amazon_upu_npz_takes_precedence_and_its_first_rows_are_unlabelled(tmp_path):
+def test_amazon_upu_npz_takes_precedence_and_its_first_rows_are_unlabeled(tmp_path):
     n = 2400
     raw = Graph(np.arange(n - 1), np.arange(1, n), np.ones((n, 2)), np.arange(n) % 2)
     write_mat(tmp_path / "Amazon.mat")
@@ -1212,19 +1212,19 @@ def test_its_sibling_with_two_kinds_of_edges():
 
 
 @pytest.mark.parametrize(
-    "name, nodes, edges, features, anomalous, unlabelled",
+    "name, nodes, edges, features, anomalous, unlabeled",
     [
         ("amazon-upu", 10_224, 351_216, 25, 693, 2288),
         ("tolokers", 11_758, 1_038_000, 10, 2566, 0),
     ],
 )
-def test_real_graphs(et_data, name, nodes, edges, features, anomalous, unlabelled):
+def test_real_graphs(et_data, name, nodes, edges, features, anomalous, unlabeled):
     g = load_graph(name, et_data)
     assert (g.num_nodes, g.num_edges, g.num_features) == (nodes, edges, features)
     assert (
         (g.labels == 1).sum() == anomalous
-        and (g.labels == -1).sum() == unlabelled
-        and (g.labels[:unlabelled] == -1).all()
+        and (g.labels == -1).sum() == unlabeled
+        and (g.labels[:unlabeled] == -1).all()
     )
     assert (
         g.is_symmetric
@@ -1234,12 +1234,12 @@ def test_real_graphs(et_data, name, nodes, edges, features, anomalous, unlabelle
     )
     for fraction in (0.01, 0.4):
         parts = split(g.labels, fraction, seed=3)
-        assert min(np.concatenate(parts)) >= unlabelled and len(parts.train) == round(
-            fraction * (nodes - unlabelled)
+        assert min(np.concatenate(parts)) >= unlabeled and len(parts.train) == round(
+            fraction * (nodes - unlabeled)
         )
 
 
-def test_the_first_anomalies_of_amazon_upu_come_right_after_the_unlabelled_nodes(
+def test_the_first_anomalies_of_amazon_upu_come_right_after_the_unlabeled_nodes(
     et_data,
 ):
     anomalous = from_npz(et_data / "graphs/anomaly/amazon_upu.npz").labels == 1
@@ -1259,10 +1259,10 @@ def test_the_first_anomalies_of_amazon_upu_come_right_after_the_unlabelled_nodes
     st.integers(0, 2**32 - 1),
 )
 def test_splits_are_disjoint_covering_and_stratified(
-    n, share, fraction, unlabelled, seed
+    n, share, fraction, unlabeled, seed
 ):
     labels = (np.arange(n) < share * n).astype(np.int8)
-    labels[np.random.default_rng(0).permutation(n)[: int(unlabelled * n)]] = -1
+    labels[np.random.default_rng(0).permutation(n)[: int(unlabeled * n)]] = -1
     counts = np.bincount(labels[labels >= 0], minlength=2)
     if counts.min() * min(fraction, (1 - fraction) / 3) < 2:
         return

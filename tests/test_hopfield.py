@@ -521,10 +521,10 @@ def test_unit_memories(x64):
     xi, mean = unit_memories(pictures)
     assert_close(jnp.linalg.norm(xi, axis=-1), jnp.ones(5), rtol=1e-12)
     assert_close(mean, pictures.reshape(5, 12).mean(0), rtol=1e-12)
-    centred = pictures.reshape(5, 12) - mean[None]
+    centered = pictures.reshape(5, 12) - mean[None]
     # parallel
     assert_close(
-        jnp.sum(xi * centred, -1), jnp.linalg.norm(centred, axis=-1), rtol=1e-12
+        jnp.sum(xi * centered, -1), jnp.linalg.norm(centered, axis=-1), rtol=1e-12
     )
 
 
@@ -758,7 +758,7 @@ def test_the_script_refuses_fewer_queries_than_it_shows(monkeypatch, capsys):
         assert "--queries: expected at least 8" in capsys.readouterr().err
 
 
-def test_mean_energy_has_no_bottom_without_the_normaliser(x64):
+def test_mean_energy_has_no_bottom_without_the_normalizer(x64):
     x, xi = setup(3, lead=(50,))
     x = x - x.mean(0)[None]
     mean = lambda xi, c: float(continuous_energy_and_update(x, c * xi, 2.0)[0].mean())

@@ -25,12 +25,12 @@ from et_nbdev.vision.data import (
     augment,
     batches,
     channel_statistics,
-    denormalise,
+    denormalize,
     fill_biharmonic,
     fill_mean,
     fill_nearest,
     load_images,
-    normalise,
+    normalize,
     occlude,
     patchify,
     unpatchify,
@@ -61,7 +61,7 @@ def encode(img, format="PNG", **options):
     return file.getvalue()
 
 
-def colour(n, size=8):
+def color(n, size=8):
     return [rng.integers(0, 256, (size, size, 3), np.uint8) for _ in range(n)]
 
 
@@ -184,25 +184,25 @@ def test_patches_of_wrong_shapes_are_refused(call, match):
 # units
 
 
-def test_normalise_and_back():
+def test_normalize_and_back():
     x = rng.integers(0, 256, (5, 8, 8, 3), np.uint8)
     mean, std = (
         np.array([0.2, 0.4, 0.6], np.float32),
         np.array([0.1, 0.2, 0.3], np.float32),
     )
-    z = normalise(x, mean, std)
+    z = normalize(x, mean, std)
     assert z.dtype == np.float32 and isinstance(z, np.ndarray)
     np.testing.assert_allclose(z, (x / 255 - mean) / std, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(denormalise(z, mean, std), x / 255, atol=1e-6)
+    np.testing.assert_allclose(denormalize(z, mean, std), x / 255, atol=1e-6)
     np.testing.assert_allclose(
-        normalise((x / 255).astype(np.float64), mean, std), z, atol=1e-5
+        normalize((x / 255).astype(np.float64), mean, std), z, atol=1e-5
     )
-    traced = jax.jit(lambda x: normalise(x, mean, std))(x)
+    traced = jax.jit(lambda x: normalize(x, mean, std))(x)
     assert traced.dtype == jnp.float32
     np.testing.assert_allclose(traced, z, atol=1e-5)
     # one number for all channels
     np.testing.assert_allclose(
-        normalise(jnp.asarray(x[0]), 0.5, 0.5), x[0] / 127.5 - 1, atol=1e-6
+        normalize(jnp.asarray(x[0]), 0.5, 0.5), x[0] / 127.5 - 1, atol=1e-6
     )
 
 
@@ -271,9 +271,9 @@ def test_normalise_and_back():
         ),
     ],
 )
-def test_normalise_refuses(images, mean, std, error, match):
+def test_normalize_refuses(images, mean, std, error, match):
     with pytest.raises(error, match=match):
-        normalise(images, mean, std)
+        normalize(images, mean, std)
 
 
 def test_statistics_are_exact_and_never_zero():
@@ -501,12 +501,12 @@ def test_augmented_pictures_differ_from_each_other_and_depend_on_themselves_alon
     np.testing.assert_allclose(views(jax.random.key(3), x)[0], view[0], atol=1e-6)
 
 
-def test_jitter_of_a_colourless_picture_stays_colourless_and_of_colours_changes_them():
+def test_jitter_of_a_colorless_picture_stays_colorless_and_of_colors_changes_them():
     still = dict(scale=(1, 1), ratio=(1, 1), flip=0)
-    grey = np.repeat(rng.random((4, 8, 8, 1), np.float32), 3, -1)
-    out = np.asarray(views(jax.random.key(0), grey, **still))
+    gray = np.repeat(rng.random((4, 8, 8, 1), np.float32), 3, -1)
+    out = np.asarray(views(jax.random.key(0), gray, **still))
     np.testing.assert_allclose(out, out[..., :1].repeat(3, -1), atol=1e-4)
-    assert np.abs(out - grey).max() > 0.05
+    assert np.abs(out - gray).max() > 0.05
     # no contrast: saturation alone is left to
     flat = np.broadcast_to(np.float32([0.6, 0.5, 0.4]), (50, 8, 8, 3))
     # change the distance between the channels
@@ -905,7 +905,7 @@ def exif(orientation):
 
 KINDS = {
     "rgb.png": encode(HALF[..., None].repeat(3, -1)),
-    "grey.png": encode(HALF),
+    "gray.png": encode(HALF),
     "bits.png": encode(Image.fromarray(HALF).convert("1")),
     "16bit.png": encode(HALF.astype(np.uint16) * 257),
     "32bit.tif": encode(Image.fromarray(HALF.astype(np.int32) * 257), "TIFF"),
@@ -913,7 +913,7 @@ KINDS = {
     "cmyk.jpg": encode(Image.fromarray(HALF).convert("CMYK"), "JPEG", quality=95),
     # black, clear on the right: white shows
     "alpha.png": encode(np.dstack([0 * HALF, 0 * HALF, 0 * HALF, 255 - HALF])),
-    "grey_alpha.png": encode(Image.fromarray(np.dstack([0 * HALF, 255 - HALF]), "LA")),
+    "gray_alpha.png": encode(Image.fromarray(np.dstack([0 * HALF, 255 - HALF]), "LA")),
     "keyed.png": encode(
         np.dstack([HALF, 0 * HALF, 0 * HALF]), transparency=(255, 0, 0)
     ),
@@ -1024,8 +1024,8 @@ def test_size_and_channels_of_a_folder_are_found(tmp_path, shape, mode, want):
 
 
 @pytest.mark.parametrize("place", [0, 3, 5])
-def test_one_grey_picture_among_colours_becomes_rgb(tmp_path, place):
-    pictures = colour(6, 20)
+def test_one_gray_picture_among_colors_becomes_rgb(tmp_path, place):
+    pictures = color(6, 20)
     pictures[place] = HALF[:, 10:30]
     folder = folder_of(
         tmp_path, {f"{i}.png": encode(c) for i, c in enumerate(pictures)}
@@ -1036,7 +1036,7 @@ def test_one_grey_picture_among_colours_becomes_rgb(tmp_path, place):
 
 
 def test_subfolders_named_like_splits_are_the_splits(tmp_path):
-    pics = colour(40)
+    pics = color(40)
     files = {f"train/a/{i}.png": encode(x) for i, x in enumerate(pics[:20])} | {
         f"val/{i}.png": encode(x) for i, x in enumerate(pics[20:30])
     }
@@ -1066,7 +1066,7 @@ def test_a_damaged_picture_is_refused_by_name(tmp_path, bad):
     }[bad]
     folder = folder_of(
         tmp_path,
-        {f"{i}.png": encode(c) for i, c in enumerate(colour(9, 64))}
+        {f"{i}.png": encode(c) for i, c in enumerate(color(9, 64))}
         | {f"class/{bad}": content},
     )
     refused = 0
@@ -1112,7 +1112,7 @@ def test_pictures_are_decoded_only_when_asked_for(tmp_path, monkeypatch):
         raise AssertionError("decoded")
 
     monkeypatch.setattr(data, "_decode", never)
-    images = load_images(write_parquet(tmp_path / "x.parquet", colour(1) * 500))
+    images = load_images(write_parquet(tmp_path / "x.parquet", color(1) * 500))
     assert len(images) == 400
     with pytest.raises(ValueError, match="decoded"):
         images[0]
@@ -1123,7 +1123,7 @@ def test_pictures_are_decoded_only_when_asked_for(tmp_path, monkeypatch):
 
 
 def test_known_names_in_the_layout_of_the_data_folder(tmp_path, monkeypatch, asked):
-    pics = colour(75, 10)
+    pics = color(75, 10)
     root = tmp_path / "data"
     write_parquet(
         root / "images/cifar10/train-00000-of-00002.parquet", pics[:30], "img"
@@ -1170,7 +1170,7 @@ def test_known_names_in_the_layout_of_the_data_folder(tmp_path, monkeypatch, ask
 def test_which_split_is_which(tmp_path, name, files, counts):
     folder, made = tmp_path / "images" / name.split("/")[-1], {}
     for split, n in files.items():
-        made[split] = colour(n)
+        made[split] = color(n)
         write_parquet(folder / f"{split}-00000-of-00001.parquet", made[split])
     sets = all_rows(name, size=8, data_dir=tmp_path)
     assert tuple(len(s) for s in sets.values()) == counts
@@ -1185,7 +1185,7 @@ def test_which_split_is_which(tmp_path, name, files, counts):
 def test_the_column_of_pictures_is_found(tmp_path):
     import pyarrow as pa
 
-    pics = colour(10)
+    pics = color(10)
     features = datasets.Features(
         {"first": datasets.Value("string"), "look": datasets.Image()}
     )
@@ -1215,7 +1215,7 @@ def test_the_column_of_pictures_is_found(tmp_path):
 
 def test_a_row_without_a_picture_is_refused_by_number(tmp_path):
     file = write_parquet(
-        tmp_path / "x.parquet", [*colour(7), None, b"nonsense", *colour(11)]
+        tmp_path / "x.parquet", [*color(7), None, b"nonsense", *color(11)]
     )
     messages = []
     for images in all_rows(file).values():
@@ -1232,7 +1232,7 @@ def test_a_row_without_a_picture_is_refused_by_number(tmp_path):
 
 
 def test_damaged_parquet_is_named(tmp_path):
-    good = write_parquet(tmp_path / "a" / "train-00000-of-00001.parquet", colour(200))
+    good = write_parquet(tmp_path / "a" / "train-00000-of-00001.parquet", color(200))
     cut = tmp_path / "b" / "train.parquet"
     cut.parent.mkdir()
     cut.write_bytes(good.read_bytes()[:-100])
@@ -1252,7 +1252,7 @@ def test_damaged_parquet_is_named(tmp_path):
 
 
 def test_a_damaged_cache_is_named_and_deleting_it_helps(tmp_path):
-    file = write_parquet(tmp_path / "train.parquet", colour(100))
+    file = write_parquet(tmp_path / "train.parquet", color(100))
     assert len(load_images(file)) == 80
     (arrow,) = (tmp_path / "cache").rglob("*.arrow")
     arrow.write_bytes(arrow.read_bytes()[:500])
@@ -1265,13 +1265,13 @@ def test_a_damaged_cache_is_named_and_deleting_it_helps(tmp_path):
 
 def test_a_missing_shard_or_split_is_noticed(tmp_path):
     folder = tmp_path / "images/cifar10"
-    write_parquet(folder / "train-00000-of-00003.parquet", colour(10))
-    write_parquet(folder / "train-00002-of-00003.parquet", colour(10))
+    write_parquet(folder / "train-00000-of-00003.parquet", color(10))
+    write_parquet(folder / "train-00002-of-00003.parquet", color(10))
     with pytest.raises(
         ValueError, match="name: .*cifar10 holds 2 of the 3 shards of 'train'"
     ):
         load_images("cifar10", data_dir=tmp_path)
-    write_parquet(folder / "train-00001-of-00003.parquet", colour(10))
+    write_parquet(folder / "train-00001-of-00003.parquet", color(10))
     with pytest.raises(
         ValueError, match="name: the files found for 'cifar10' lack the split 'test'"
     ):
@@ -1279,8 +1279,8 @@ def test_a_missing_shard_or_split_is_noticed(tmp_path):
     # as a folder of its own it is a set with one split
     assert len(load_images(folder)) == 24
     assert len(load_images(folder / "train-00000-of-00003.parquet")) == 8
-    write_parquet(tmp_path / "odd" / "validation.parquet", colour(10))
-    write_parquet(tmp_path / "odd" / "test.parquet", colour(10))
+    write_parquet(tmp_path / "odd" / "validation.parquet", color(10))
+    write_parquet(tmp_path / "odd" / "test.parquet", color(10))
     with pytest.raises(
         ValueError, match=r"name: .* has the splits \['test', 'validation'\]; train"
     ):
@@ -1318,7 +1318,7 @@ def pretend_cached(tmp_path, repo, splits):
 
 
 def test_the_cache_of_the_hub_is_enough_and_no_network_is_asked(tmp_path, asked):
-    pics = colour(60)
+    pics = color(60)
     home = pretend_cached(
         tmp_path,
         "someone/things",
@@ -1435,14 +1435,14 @@ def test_real_sets(et_data, monkeypatch, name, counts, size):
     assert batch.shape == (64, size, size, 3) and batch.std() > 30
     mean, std = sets["validation"].statistics()
     assert ((0.3 < mean) & (mean < 0.6)).all() and ((0.2 < std) & (std < 0.35)).all()
-    if name == "tiny-imagenet":  # some of its pictures are grey
+    if name == "tiny-imagenet":  # some of its pictures are gray
         stored = sets["test"].fetch(np.arange(2000))
-        grey = [
+        gray = [
             i
             for i, (_, picture) in enumerate(stored)
             if data._open(picture).mode == "L"
         ]
-        assert grey and sets["test"][grey].shape == (len(grey), 64, 64, 3)
+        assert gray and sets["test"][gray].shape == (len(gray), 64, 64, 3)
 
 
 def test_decoding_keeps_up_with_training(et_data, monkeypatch):

@@ -13,7 +13,7 @@ from et_nbdev.dynamics import descend
 from et_nbdev.energy import ExternalField
 from et_nbdev.solvers import Anderson, Backtracking, solve
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient
-from et_nbdev.vision.data import normalise, occlude, patchify
+from et_nbdev.vision.data import normalize, occlude, patchify
 from et_nbdev.vision.dynamics import (
     FieldImageEnergyTransformer,
     errors_after,
@@ -102,7 +102,7 @@ def test_the_loss_is_met_where_it_says(kind):
     )
     c, sizes = CONFIG.model, growing(4, 0.2)
     hide, when = jax.random.split(key)
-    patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
+    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
     occluded, masked = occlude(
         hide, 64, c.num_tokens, CONFIG.num_occluded, CONFIG.open_fraction
     )
@@ -137,7 +137,7 @@ def at_rest(n=8):
         jax.random.key(0),
     )
     c = CONFIG.model
-    patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
+    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
     occluded, masked = occlude(
         jax.random.split(key)[0],
         n,
@@ -202,7 +202,7 @@ def test_errors_in_time_are_those_of_the_model_stopped_there(kind):
     occluded = occlude(jax.random.key(0), 4, c.num_tokens, CONFIG.num_occluded)[0]
     errors, energies = errors_in_time(model, images, occluded, 6, 2)
     assert errors.shape == energies.shape == (4, 4)
-    patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
+    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
     for row, steps in zip(errors, (0, 2, 4, 6)):
         e = jnp.mean((model(patches, occluded, steps=steps) - patches) ** 2, -1)
         np.testing.assert_allclose(
@@ -249,7 +249,7 @@ def test_without_strength_the_field_model_is_the_plain_one():
     )
     images = jnp.asarray(pictures())
     patches, masked = (
-        patchify(normalise(images, (0.5,), (0.5,)), 2),
+        patchify(normalize(images, (0.5,), (0.5,)), 2),
         jnp.zeros((4, 16), bool).at[:, :8].set(True),
     )
     assert not np.allclose(field(patches, masked), plain(patches, masked), rtol=1e-3)

@@ -30,7 +30,7 @@ from et_nbdev.training import (
     save_checkpoint,
 )
 from et_nbdev.vision import train as image_train
-from et_nbdev.vision.data import Images, fill_mean, normalise, patchify, unpatchify
+from et_nbdev.vision.data import Images, fill_mean, normalize, patchify, unpatchify
 from et_nbdev.vision.model import (
     ImageConfig,
     ImageEnergyTransformer,
@@ -76,7 +76,7 @@ CONFIG = ImageConfig(
 )  # N = 4, P = 48
 rng = np.random.default_rng(0)
 PICTURES = rng.integers(0, 256, (5, 8, 8, 3), np.uint8)
-PATCHES = np.asarray(patchify(normalise(PICTURES, CONFIG.mean, CONFIG.std), 4))
+PATCHES = np.asarray(patchify(normalize(PICTURES, CONFIG.mean, CONFIG.std), 4))
 HIDDEN = np.array(
     [[1, 0, 0, 0], [0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 1]], bool
 )
@@ -295,9 +295,9 @@ def test_masked_tokens_never_see_their_pixels(model):
 
 
 def reference_norm(norm, x):
-    centred = x - x.mean(-1, keepdims=True)
-    return float(norm.gamma) * centred / np.sqrt(
-        (centred**2).mean(-1, keepdims=True) + norm.eps
+    centered = x - x.mean(-1, keepdims=True)
+    return float(norm.gamma) * centered / np.sqrt(
+        (centered**2).mean(-1, keepdims=True) + norm.eps
     ) + np.asarray(norm.delta[...])
 
 
@@ -578,10 +578,10 @@ def test_augmented_pictures_are_their_own_targets():
             )
             == 0
         )
-    plain = np.asarray(patchify(normalise(LARGE, BASE.model.mean, BASE.model.std), 16))
+    plain = np.asarray(patchify(normalize(LARGE, BASE.model.mean, BASE.model.std), 16))
     np.testing.assert_allclose(seen["plain"], plain, rtol=1e-4, atol=1e-5)
     flipped = np.asarray(
-        patchify(normalise(LARGE[:, :, ::-1], BASE.model.mean, BASE.model.std), 16)
+        patchify(normalize(LARGE[:, :, ::-1], BASE.model.mean, BASE.model.std), 16)
     )
     np.testing.assert_allclose(seen["flip"], flipped, rtol=1e-3, atol=1e-3)
     assert not np.allclose(seen["crop"], plain, atol=0.1) and not np.allclose(
@@ -814,7 +814,7 @@ def test_the_figures(model):
     }
     np.testing.assert_allclose(shown["original"], PICTURES[0] / 255, atol=1e-6)
     flat, rest = shown["occluded"][:4, :4].reshape(16, 3), np.s_[4:]
-    # one colour, and the original
+    # one color, and the original
     assert (flat == flat[0]).all() and (
         shown["occluded"][rest] == shown["original"][rest]
     ).all()
@@ -1042,13 +1042,13 @@ def test_fills_are_scored_on_the_same_pictures_and_occlusions():
 
 
 def test_a_fill_and_a_model_that_say_the_same_score_the_same():
-    """Mid-grey from a fill is a constant from the model, also when the fill leaves [0,
+    """Mid-gray from a fill is a constant from the model, also when the fill leaves [0,
     1] and is clipped.
     """
-    grey = (0.5 - np.array(CONFIG.mean)) / np.array(CONFIG.std)
+    gray = (0.5 - np.array(CONFIG.mean)) / np.array(CONFIG.std)
     model = Answer(
         lambda patches, masked: jnp.broadcast_to(
-            jnp.tile(jnp.asarray(grey, jnp.float32), 16)[None, None], patches.shape
+            jnp.tile(jnp.asarray(gray, jnp.float32), 16)[None, None], patches.shape
         )
     )
     fill = lambda value: (

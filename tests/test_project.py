@@ -414,7 +414,7 @@ def test_public_names_give_the_shapes_of_their_arrays(module):
         "step_sizes",  # a number or one a head, a number or one a step
         "images",
     }  # `Images`, or an array with the shape of theirs
-    # of `neighbour_attention`, in its shapes; of a solver, as `Solver` annotates them
+    # of `neighbor_attention`, in its shapes; of a solver, as `Solver` annotates them
     kernels = {"tangent_queries_xla", "tangent_keys_xla", "scores_and_tangents"}
     parts = kernels | {"init", "step"}
     bare = lambda kind: (

@@ -223,7 +223,7 @@ def test_the_install_cell_runs_on_colab_alone(tmp_path, monkeypatch, on_colab):
             "no such file in the repository",
         ),
         ("other.qmd#there", "notebooks/99_none.ipynb", "no such notebook"),
-        ("@fig-curve", "@fig-slope", "nothing is labelled fig-slope"),
+        ("@fig-curve", "@fig-slope", "nothing is labeled fig-slope"),
         ("dot.png", "dots.png", "no such file: dots.png"),
         (
             "other.qmd#there",
@@ -287,7 +287,7 @@ def test_numbers_of_equations_are_looked_at(tmp_path, prose, said):
     [
         (
             "#| fig-cap: A curve.\n#| fig-alt: It falls.\nplot()",
-            ["no label", "nothing is labelled fig-curve"],
+            ["no label", "nothing is labeled fig-curve"],
         ),
         ("#| label: fig-curve\n#| fig-alt: It falls.\nplot()", ["no fig-cap"]),
         ("#| label: fig-curve\n#| fig-cap: A curve.\nplot()", ["no fig-alt"]),

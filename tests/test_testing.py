@@ -42,7 +42,7 @@ def test_what_is_close():
     [
         ([1.0, 1.0 + 1e-9], 1e-12, "step 0"),
         ([[3.0, 1.0], [2.0, 1.0], [1.5, 1.1]], 1e-12, r"step 1, sample \(1,\)"),
-        # a large neighbour is no excuse
+        # a large neighbor is no excuse
         ([[1e9, 1.0], [1e9, 1.001]], 1e-6, r"sample \(1,\)"),
         ([1.0, np.nan], 1e-12, "finite"),
     ],

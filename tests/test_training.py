@@ -48,7 +48,7 @@ from et_nbdev.training import (
     fit,
     learning_rate,
     load_checkpoint,
-    make_optimiser,
+    make_optimizer,
     make_step,
     option,
     read_meta,
@@ -513,7 +513,7 @@ def test_a_damaged_line_costs_no_other(tmp_path):
         ]
 
 
-# --- the optimiser
+# --- the optimizer
 # --------------------------------------------------------------------------------------
 
 
@@ -604,7 +604,7 @@ def adamw(params, grads, c):
         ),
     ],
 )
-def test_the_optimiser_is_clipped_adamw_with_a_warm_up_cosine(x64, c):
+def test_the_optimizer_is_clipped_adamw_with_a_warm_up_cosine(x64, c):
     draw = np.random.default_rng(3)
     new = lambda scale: {
         "W": draw.normal(size=(3, 4)) * scale,
@@ -614,10 +614,10 @@ def test_the_optimiser_is_clipped_adamw_with_a_warm_up_cosine(x64, c):
     }
     # clipped and not
     start, grads = new(1.0), [new(scale) for scale in (3, 0.01, 1, 0.02, 10, 0.1, 1, 1)]
-    optimiser = make_optimiser(c)
+    optimizer = make_optimizer(c)
     params = jax.tree.map(jnp.asarray, start)
-    state = optimiser.init(params)
-    update = jax.jit(relaxed()(optimiser.update))
+    state = optimizer.init(params)
+    update = jax.jit(relaxed()(optimizer.update))
     for g, expected in zip(grads, adamw(start, grads, c)):
         updates, state = update(jax.tree.map(jnp.asarray, g), state, params)
         params = jax.tree.map(jnp.add, params, updates)
@@ -629,9 +629,9 @@ def test_the_optimiser_is_clipped_adamw_with_a_warm_up_cosine(x64, c):
 
 def test_weight_decay_touches_matrices_only():
     params = {"W": jnp.ones((2, 2)), "b": jnp.ones(2), "s": jnp.ones(())}
-    optimiser = make_optimiser(OptimConfig(steps=4, warmup=0, lr=0.5, weight_decay=0.2))
-    updates, _ = relaxed()(optimiser.update)(
-        jax.tree.map(jnp.zeros_like, params), optimiser.init(params), params
+    optimizer = make_optimizer(OptimConfig(steps=4, warmup=0, lr=0.5, weight_decay=0.2))
+    updates, _ = relaxed()(optimizer.update)(
+        jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params
     )
     np.testing.assert_allclose(updates["W"], -0.1, rtol=1e-6)
     assert not updates["b"].any() and not updates["s"].any()
@@ -781,10 +781,10 @@ def test_what_it_logs(whole):
 
 
 def test_the_metrics_are_those_of_the_steps(whole):
-    "Row by row, against a loop in NumPy over the library's optimiser."
+    "Row by row, against a loop in NumPy over the library's optimizer."
     params, rows = {"W": jnp.zeros((3, 2)), "b": jnp.ones(2)}, {}
-    optimiser = make_optimiser(OPTIM)
-    state = optimiser.init(params)
+    optimizer = make_optimizer(OPTIM)
+    state = optimizer.init(params)
     for s in range(20):
         x, y = line_batch(s)
         noise = 0.01 * jax.random.normal(
@@ -799,7 +799,7 @@ def test_the_metrics_are_those_of_the_steps(whole):
             (error**2).mean(),
             math.sqrt(sum((np.asarray(g) ** 2).sum() for g in grads.values())),
         )
-        updates, state = relaxed()(optimiser.update)(grads, state, params)
+        updates, state = relaxed()(optimizer.update)(grads, state, params)
         params = jax.tree.map(jnp.add, params, updates)
     for row in whole[0].history:
         np.testing.assert_allclose(
@@ -827,10 +827,10 @@ def test_a_step_donates_its_state_and_draws_a_key_of_its_own():
         {"key": jax.random.key_data(key)},
     )
     graphdef, params = nnx.split(Line(), nnx.Param)
-    optimiser, params = make_optimiser(OPTIM), nnx.to_pure_dict(params)
-    step = make_step(graphdef, keys, optimiser, seed=5)
+    optimizer, params = make_optimizer(OPTIM), nnx.to_pure_dict(params)
+    step = make_step(graphdef, keys, optimizer, seed=5)
     state, seen = (
-        TrainState(params, optimiser.init(params), jnp.zeros((), jnp.int32)),
+        TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32)),
         [],
     )
     for s in range(3):

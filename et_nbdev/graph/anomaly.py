@@ -448,12 +448,12 @@ class SampleConfig:
         " the whole graph",
     )
     nodes: int = option(4096, "nodes of such a part")
-    neighbours: int = option(
-        16, "neighbours of a node that are taken and kept in it, at most"
+    neighbors: int = option(
+        16, "neighbors of a node that are taken and kept in it, at most"
     )
 
     def __post_init__(self):
-        check_sizes(nodes=self.nodes, neighbours=self.neighbours)
+        check_sizes(nodes=self.nodes, neighbors=self.neighbors)
         if not (self.seeds == 0 or 2 <= self.seeds <= self.nodes):
             raise ValueError(
                 f"seeds: expected 0, or 2 ≤ seeds ≤ nodes = {self.nodes}, got"
@@ -468,7 +468,7 @@ def _some(
     rng: np.random.Generator,
     among: Bool[np.ndarray, "N"] | None = None,
 ):
-    """At most `most` random neighbours of each of the nodes `of`, as (neighbour, which
+    """At most `most` random neighbors of each of the nodes `of`, as (neighbor, which
     of them).
     """
     start, nodes = np.asarray(rows.start), np.asarray(rows.nodes)
@@ -496,7 +496,7 @@ def sample(
     N = edges[0].num_nodes
     size, most, nodes, front = (
         min(config.nodes, N),
-        min(config.neighbours, config.nodes),
+        min(config.neighbors, config.nodes),
         seeds,
         seeds,
     )
@@ -568,7 +568,7 @@ def sampled(
 # %% ../../nbs/22_anomaly.ipynb #df7ec684
 @dataclass(frozen=True)
 class AnomalyTraining:
-    """One run: which graph, how much of it is known, the model, the optimiser. Raises
+    """One run: which graph, how much of it is known, the model, the optimizer. Raises
     ValueError on values out of range.
     """
 
@@ -577,7 +577,7 @@ class AnomalyTraining:
     )
     train_fraction: float = option(
         0.4,
-        "share of the labelled nodes to train on; the rest is split 1 : 2 into"
+        "share of the labeled nodes to train on; the rest is split 1 : 2 into"
         " validation and test",
     )
     seed: int = option(0, "of the split, of the weights and of the dropout")

@@ -58,7 +58,7 @@ from et_nbdev.training import (
 def shifted(
     x: Float[Array, "... N D"], size: int, graph: Int[Array, "N"] | None = None
 ) -> Float[Array, "... N {size}*D"]:
-    """Every token beside its `size` − 1 neighbours in the order of the nodes; zeros
+    """Every token beside its `size` − 1 neighbors in the order of the nodes; zeros
     beyond the ends, and beyond those of its own `graph`.
     """
     r, N = size // 2, x.shape[-2]
@@ -591,7 +591,7 @@ def classification_loss(
 # %% ../../nbs/24_classification.ipynb #15391204
 @dataclass(frozen=True)
 class ClassifyTraining:
-    """One run: which graphs, how they are batched, the model, the optimiser. Raises
+    """One run: which graphs, how they are batched, the model, the optimizer. Raises
     ValueError on values out of range.
     """
 
@@ -641,7 +641,7 @@ class ClassifyTraining:
         self.optim(100)
 
     def optim(self, steps_per_epoch: int) -> OptimConfig:
-        "The optimiser for epochs of that many steps."
+        "The optimizer for epochs of that many steps."
         steps = self.epochs * steps_per_epoch
         return OptimConfig(
             steps, int(self.warmup * steps), self.lr, self.lr_floor, self.weight_decay
@@ -953,13 +953,13 @@ def plot_molecule(
                 shrink=0.8,
             )
         dark = [value is not None and value[v] < value.max() / 2 for v in graph]
-        for shade, colour in ((True, "w"), (False, "k")):
+        for shade, color in ((True, "w"), (False, "k")):
             nx.draw_networkx_labels(
                 graph,
                 place,
                 {v: words[v] for v in graph if dark[v] == shade},
                 font_size=8,
-                font_color=colour,
+                font_color=color,
                 ax=ax,
             )
     return fig

@@ -188,9 +188,9 @@ class _LayerNorm(nnx.Module):
     def __call__(
         self, x: Float[Array, "... D"], present: Bool[Array, "..."], training: bool
     ) -> Float[Array, "... D"]:
-        centred = x - x.mean(-1, keepdims=True)
-        return centred * jax.lax.rsqrt(
-            jnp.mean(centred**2, -1, keepdims=True) + 1e-5
+        centered = x - x.mean(-1, keepdims=True)
+        return centered * jax.lax.rsqrt(
+            jnp.mean(centered**2, -1, keepdims=True) + 1e-5
         ) * _lift(self.scale[...], x) + _lift(self.bias[...], x)
 
 # %% ../../nbs/24b_classification_baselines.ipynb #6971a81e

@@ -122,7 +122,7 @@ def _labels(value, num_nodes: int) -> Int8[np.ndarray, "N"]:
     if a.dtype.kind != "b" and (a.min() < -1 or a.max() > 1):
         i = int(np.argmax((a < -1) | (a > 1)))
         raise ValueError(
-            f"labels: must be 1 (anomalous), 0 (normal) or -1 (unlabelled), got {a[i]}"
+            f"labels: must be 1 (anomalous), 0 (normal) or -1 (unlabeled), got {a[i]}"
             f" at node {i}"
         )
     return _frozen(a, np.int8)
@@ -233,7 +233,7 @@ class Graph(_EdgeList):
 
     Edge e goes from senders[e] to receivers[e]: node receivers[e] may see node
     senders[e]. `labels` are 1 (anomalous), 0 (normal) or
-    -1 (unlabelled: in the graph, never trained on or scored); `relations` name the
+    -1 (unlabeled: in the graph, never trained on or scored); `relations` name the
     kinds of edges whose union is the edge list. Raises ValueError naming the argument:
     an id out of range, lengths that disagree, wrong types, features not finite, no
     nodes.
@@ -262,7 +262,7 @@ class Graph(_EdgeList):
         return self.features.shape[1]
 
     @property
-    def labelled(self) -> Int[np.ndarray, "labelled"]:
+    def labeled(self) -> Int[np.ndarray, "labeled"]:
         "The nodes with a label, ascending."
         return np.flatnonzero(self.labels >= 0)
 
@@ -321,7 +321,7 @@ class Graph(_EdgeList):
     def __repr__(self) -> str:
         known = self.labels[self.labels >= 0]
         share = f"{100 * known.mean():.1f}% anomalous" if known.size else "no labels"
-        some = f" of {known.size:,} labelled" if 0 < known.size < self.num_nodes else ""
+        some = f" of {known.size:,} labeled" if 0 < known.size < self.num_nodes else ""
         kinds = f" of {len(self.relations)} kinds" if self.relations else ""
         return (
             f"Graph({self.name!r}): {self.num_nodes:,} nodes, {self.num_edges:,}"
@@ -904,7 +904,7 @@ def _digits(name: str) -> Graph:
 class _Dataset(NamedTuple):
     file: str  # as published
     dgl: str  # the class of dgl.data that downloads it, if there is one
-    unlabelled: int  # how many of the first nodes
+    unlabeled: int  # how many of the first nodes
     source: str  # where the file is published
 
 
@@ -1017,12 +1017,12 @@ def load_graph(name: str, root: str | os.PathLike | None = None) -> Graph:
         return graph
     labels = graph.labels.copy()
     if not (labels < 0).any():
-        labels[: DATASETS[name].unlabelled] = -1
+        labels[: DATASETS[name].unlabeled] = -1
     return replace(graph, labels=labels, name=name)
 
 # %% ../../nbs/20_graph_data.ipynb #15f32b4e
 class Split(NamedTuple):
-    "Node ids, ascending; together all labelled nodes."
+    "Node ids, ascending; together all labeled nodes."
 
     train: Int[np.ndarray, "train"]
     validation: Int[np.ndarray, "validation"]
@@ -1030,7 +1030,7 @@ class Split(NamedTuple):
 
 
 def split(labels: Int8[np.ndarray, "N"], train_fraction: float, seed: int) -> Split:
-    """Labelled nodes (label 0 or 1) in three parts with equal shares of anomalies:
+    """Labeled nodes (label 0 or 1) in three parts with equal shares of anomalies:
     train_fraction of them, and the rest 1 : 2.
 
     Raises ValueError naming the argument, and where a part would hold one class only.

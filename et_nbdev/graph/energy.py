@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SPARE', 'ROOM', 'WIDEST', 'XLA', 'Rows', 'sorted_rows', 'size_classes', 'rows_of', 'check_edges', 'EdgeIndex',
            'over_rows', 'softmax_xla', 'weighted_xla', 'tangent_queries_xla', 'tangent_keys_xla', 'scores_and_tangents',
-           'neighbour_attention', 'EdgeAttention', 'EdgeTransformer', 'attention_weights']
+           'neighbor_attention', 'EdgeAttention', 'EdgeTransformer', 'attention_weights']
 
 # %% ../../nbs/21_graph_energy.ipynb #02a15dbf
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ from . import kernels
 )
 @dataclass(frozen=True)
 class Rows:
-    """Neighbours of every node, row after row: those of node c are
+    """Neighbors of every node, row after row: those of node c are
     `nodes[start[c]:start[c + 1]]`, ascending.
     """
 
@@ -41,7 +41,7 @@ class Rows:
     nodes: Int[Array, "E"]
     # nodes by size of their row, for XLA; see `over_rows`
     order: Int[Array, "N"] | None
-    # (width, how many rows have up to that many neighbours, and more than half)
+    # (width, how many rows have up to that many neighbors, and more than half)
     classes: tuple[tuple[int, int], ...] = ()
 
 # %% ../../nbs/21_graph_energy.ipynb #715aefd1
@@ -258,7 +258,7 @@ class EdgeIndex:
             )
         beta = beta.reshape((1,) * (Q.ndim - 2) + (-1, 1))
         heads = (len(Q), prod(Q.shape[1:-1]), Q.shape[-1])
-        lse, as_query, as_key = neighbour_attention(
+        lse, as_query, as_key = neighbor_attention(
             self, (beta * Q).reshape(heads), K.reshape(heads)
         )
         return (
@@ -271,7 +271,7 @@ class EdgeIndex:
 # numbers that a gather may hold at a time on a CPU; accelerators, which like them
 # large, get 16 times as much
 ROOM = 2**20
-WIDEST = 128  # neighbours of a node that are looked at together
+WIDEST = 128  # neighbors of a node that are looked at together
 
 
 def over_rows(
@@ -279,12 +279,12 @@ def over_rows(
     # of the results for one node; the last is that of what is gathered
     shapes: tuple[tuple[int, ...], ...],
     dtype: jnp.dtype,
-    # nodes (R,), neighbours (R, W), existing (R, W) -> a tuple of arrays (R, ...)
+    # nodes (R,), neighbors (R, W), existing (R, W) -> a tuple of arrays (R, ...)
     part: Callable,
     # arrays (n, pieces, ...) -> results (n, ...)
     merge: Callable = lambda *parts: tuple(p.sum(1) for p in parts),
 ) -> list[Float[Array, "N ..."]]:
-    """A function of every node's neighbours, zero where there are none; size class by
+    """A function of every node's neighbors, zero where there are none; size class by
     size class, chunk by chunk.
     """
     order = rows.order
@@ -305,7 +305,7 @@ def over_rows(
             c = ids[j // pieces]
             slot = (j % pieces * W)[:, None] + jnp.arange(W, dtype=jnp.int32)[None]
             there = slot < (rows.start[c + 1] - rows.start[c])[:, None]
-            # the first neighbour stands in where there is none
+            # the first neighbor stands in where there is none
             b = rows.nodes[rows.start[c][:, None] + jnp.where(there, slot, 0)]
             return part(c, b, there[..., None])
 
@@ -409,7 +409,7 @@ def tangent_keys_xla(rows: Rows, K, dK, Q, dQ, lse, shift) -> Float[Array, "N H 
 
 
 def scores_and_tangents(own, d_own, other, d_other):
-    """The scores of nodes (R, H, Y) with their neighbours (R, W, H, Y), and how they
+    """The scores of nodes (R, H, Y) with their neighbors (R, W, H, Y), and how they
     move: the product rule.
     """
     along = partial(jnp.einsum, "rhy,rwhy->rwh")
@@ -426,7 +426,7 @@ XLA = SimpleNamespace(
 
 
 @jax.custom_vjp
-def neighbour_attention(
+def neighbor_attention(
     edges: EdgeIndex, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]
 ) -> tuple[Float[Array, "N H"], Float[Array, "N H Y"], Float[Array, "N H Y"]]:
     r"""$\ell_C = \log\sum_{B\to C}\exp(K_B\cdot Q_C)$, and the derivatives of its sum
@@ -466,7 +466,7 @@ def _backwards(saved, cotangents):
     )
 
 
-neighbour_attention.defvjp(_forwards, _backwards)
+neighbor_attention.defvjp(_forwards, _backwards)
 
 # %% ../../nbs/21_graph_energy.ipynb #0bf55117
 @signed

@@ -127,7 +127,7 @@ def softmax_rows(lo, hi, start, nodes, own, other, lse, pull, p):
 
 # %% ../../nbs/21_graph_kernels.ipynb #cd7be739
 def weighted_rows(lo, hi, start, nodes, own, other, lse, pull, p):
-    """Σ p·other for the rows lo ≤ b < hi, with the ℓ of the neighbours: the keys' half
+    """Σ p·other for the rows lo ≤ b < hi, with the ℓ of the neighbors: the keys' half
     of the update.
     """
     for b in range(lo, hi):
@@ -169,7 +169,7 @@ def tangent_keys_rows(
     lo, hi, start, nodes, own, d_own, other, d_other, lse, shift, pull, p, ds, w
 ):
     """Σ p·((ds − shift)·other + d_other) for the rows lo ≤ b < hi, with ℓ and shift of
-    the neighbours.
+    the neighbors.
     """
     for b in range(lo, hi):
         for h in range(own.shape[1]):
@@ -190,7 +190,7 @@ def tangent_keys_rows(
 
 # %% ../../nbs/21_graph_kernels.ipynb #7855e2a0
 def first_row(start, i, chunks):
-    """The row at which chunk i begins, when rows and neighbours together are cut into
+    """The row at which chunk i begins, when rows and neighbors together are cut into
     equal chunks.
     """
     n = start.size - 1

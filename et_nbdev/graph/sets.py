@@ -352,7 +352,7 @@ class GraphSet:
 
     def graph(self, i: int) -> Graph:
         """Graph i alone; its features are one-hot node labels and attributes as
-        published, its nodes unlabelled.
+        published, its nodes unlabeled.
         """
         one, names = self[[i]], [np.unique(column) for column in self.node_labels.T]
         hot = [
@@ -1062,7 +1062,7 @@ class Encoding(NamedTuple):
     def __call__(
         self, graphs: GraphSet
     ) -> tuple[Float32[np.ndarray, "N F"], Float32[np.ndarray, "E L"]]:
-        """Features of nodes and of edges: one-hot labels ‖ standardised attributes.
+        """Features of nodes and of edges: one-hot labels ‖ standardized attributes.
         Raises ValueError for a label that the whole set does not have.
         """
         return self.node(
@@ -1133,7 +1133,7 @@ class GraphBatch(NamedTuple):
     present stands for no graph and has the label -1.
     """
 
-    features: Float[Array, "B N F"]  # one-hot node labels ‖ standardised attributes
+    features: Float[Array, "B N F"]  # one-hot node labels ‖ standardized attributes
     positions: Float[Array, "B N k"]
     # 1 where node (row) sees node (column); symmetric, no loops
     adjacency: Float[Array, "B N N"]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Pixels', 'Fetch', 'NAMED', 'Pictures', 'Images', 'load_images', 'photographs', 'batches', 'channel_statistics',
-           'normalise', 'denormalise', 'patchify', 'unpatchify', 'occlude', 'augment', 'fill_mean', 'fill_nearest',
+           'normalize', 'denormalize', 'patchify', 'unpatchify', 'occlude', 'augment', 'fill_mean', 'fill_nearest',
            'fill_biharmonic']
 
 # %% ../../nbs/10_image_data.ipynb #b42ece07
@@ -100,7 +100,7 @@ def _open(stored: bytes | Path | np.ndarray):
     return Image.open(BytesIO(stored) if isinstance(stored, bytes) else stored)
 
 
-def _eight_bits(img, grey: bool):
+def _eight_bits(img, gray: bool):
     "Any PIL picture as mode L or RGB."
     from PIL import Image
 
@@ -112,13 +112,13 @@ def _eight_bits(img, grey: bool):
         values = np.asarray(img).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
             raise ValueError(
-                f"grey levels from {values.min()} to {values.max()} do not fit 16 bits"
+                f"gray levels from {values.min()} to {values.max()} do not fit 16 bits"
             )
         img = Image.fromarray(np.round(values / 257).astype(np.uint8))
     elif img.has_transparency_data:
         img = img.convert("RGBA")
         img = Image.alpha_composite(Image.new("RGBA", img.size, "white"), img)
-    mode = "L" if grey else "RGB"
+    mode = "L" if gray else "RGB"
     return img if img.mode == mode else img.convert(mode)
 
 # %% ../../nbs/10_image_data.ipynb #d30cb332
@@ -140,7 +140,7 @@ def _decode(
             Exception
         ):  # the pixels are sound; a broken tag says nothing about which way is up
             pass
-        img = _eight_bits(img, grey=channels == 1)
+        img = _eight_bits(img, gray=channels == 1)
         if img.size != (size, size):
             img = ImageOps.fit(img, (size, size), method=Resampling.BICUBIC)
         return np.asarray(img).reshape(size, size, channels)
@@ -517,7 +517,7 @@ class _Named(NamedTuple):
     repo: str  # on the hub
     size: int  # S
     held_out: int  # pictures of train that become "validation"
-    # of the source: the one to learn from, and the labelled one to test on
+    # of the source: the one to learn from, and the labeled one to test on
     splits: tuple[str, str]
 
 
@@ -534,9 +534,9 @@ NAMED = {
 
 def _probe(source: dict[str, _Source], name: str) -> tuple[int, int]:
     """(S, C) from up to 256 pictures of each split: their side if they share one square
-    up to 224, else 32; 1 if all are grey, else 3.
+    up to 224, else 32; 1 if all are gray, else 3.
     """
-    shapes, grey, problem = set(), True, "there are none"
+    shapes, gray, problem = set(), True, "there are none"
     for count, fetch in source.values():
         for label, stored in fetch(
             np.unique(np.linspace(0, count - 1, min(count, 256)).round().astype(int))
@@ -544,14 +544,14 @@ def _probe(source: dict[str, _Source], name: str) -> tuple[int, int]:
             try:
                 with _open(stored) as img:
                     shapes.add(img.size)
-                    grey = grey and img.mode in _GREY
+                    gray = gray and img.mode in _GREY
             except Exception as e:  # refused by name if it is ever asked for
                 problem = f"{label}: {_brief(e)}"
     if not shapes:
         raise ValueError(f"name: no picture of {name!r} can be decoded ({problem})")
     width, height = min(shapes)
     return (width if len(shapes) == 1 and width == height <= 224 else 32), (
-        1 if grey else 3
+        1 if gray else 3
     )
 
 # %% ../../nbs/10_image_data.ipynb #f6615c84
@@ -572,8 +572,8 @@ def load_images(
     tiny-imagenet, 10,000 of imagenet-1k, else a tenth up to 10,000); 80:10:10 where it
     has one. Without `size`, S is 8 (digits), 32, 64 or 224 for the known names; for
     others the side that all pictures share if they are square and no larger than 224,
-    else 32. C is 1 where all pictures looked at are grey (a colour one then turns
-    grey), else 3. Raises ValueError for a bad argument or damaged files,
+    else 32. C is 1 where all pictures looked at are gray (a color one then turns
+    gray), else 3. Raises ValueError for a bad argument or damaged files,
     FileNotFoundError with a list of all places tried.
     """
     if not isinstance(name, (str, os.PathLike)) or not str(name):
@@ -601,7 +601,7 @@ def load_images(
 
 # %% ../../nbs/10_image_data.ipynb #2fd74def
 def photographs(size: int = 64) -> UInt8[np.ndarray, "6 S S 3"]:
-    """Six colour photographs that ship with scikit-image and scikit-learn, cut square
+    """Six color photographs that ship with scikit-image and scikit-learn, cut square
     and shrunk to `size` pixels a side.
 
     Raises ValueError for a size that is no positive integer, ImportError where one of
@@ -767,7 +767,7 @@ def _channelwise(images, values, name: str) -> Float32[np.ndarray, "... C"]:
     return np.broadcast_to(values, (1,) * (len(images.shape) - 1) + (C,))
 
 
-def normalise(
+def normalize(
     images: Shaped[Pixels, "*B S S C"], mean, std
 ) -> Float32[Pixels, "*B S S C"]:
     """(images - mean) / std of pixels, uint8 or floating in [0, 1]; mean and std (C,)
@@ -780,7 +780,7 @@ def normalise(
     return (_unit(images) - mean) / std
 
 
-def denormalise(
+def denormalize(
     images: Shaped[Pixels, "*B S S C"], mean, std
 ) -> Float32[Pixels, "*B S S C"]:
     """The inverse, images · std + mean. Not clipped to [0, 1], so nothing is lost: clip
@@ -871,14 +871,14 @@ def _jitter(key, x, strength):
     strength.
     """
     pix = _need("dm_pix")
-    bright, contrast, colour = jax.random.uniform(
+    bright, contrast, color = jax.random.uniform(
         key, (3,), jnp.float32, 1 - strength, 1 + strength
     )
     x = pix.adjust_contrast(jnp.clip(x * bright, 0, 1), contrast)
     if x.shape[-1] != 3:
         return x
-    grey = pix.rgb_to_grayscale(x, keep_dims=True)
-    return grey + colour * (x - grey)
+    gray = pix.rgb_to_grayscale(x, keep_dims=True)
+    return gray + color * (x - gray)
 
 # %% ../../nbs/10_image_data.ipynb #75c40903
 def augment(
@@ -895,7 +895,7 @@ def augment(
 
     A crop, its area uniform in `scale` and its width:height log-uniform in `ratio` (no
     side longer than the picture's), resized to S×S; mirrored with probability `flip`;
-    brightness, contrast and, of colours, saturation times factors uniform in 1 ±
+    brightness, contrast and, of colors, saturation times factors uniform in 1 ±
     `jitter`. `scale` and `ratio` (1, 1), `flip` and `jitter` 0 switch a part off.
     Raises ValueError or TypeError naming the argument.
     """

@@ -21,7 +21,7 @@ from ..dynamics import check_positive, descend
 from ..energy import ExternalField
 from ..equilibria import equilibrium
 from ..solvers import Anderson, Backtracking, Schedule, solve
-from .data import normalise, occlude, patchify
+from .data import normalize, occlude, patchify
 from .model import ImageConfig, ImageEnergyTransformer
 from .train import completion_loss
 
@@ -82,7 +82,7 @@ def loss_at(config, step_sizes=None, first: int | None = None):
 
     def loss(model, images, key):
         hide, when = jax.random.split(key)
-        patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
+        patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
         occluded, masked = occlude(
             hide, len(images), c.num_tokens, config.num_occluded, config.open_fraction
         )
@@ -124,7 +124,7 @@ def errors_in_time(
     steps of the configuration's size.
     """
     c = model.config
-    patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
+    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
     x = model.encode(patches, occluded)
     context = model.context(x)
 
@@ -138,7 +138,7 @@ def errors_in_time(
 @partial(nnx.jit, static_argnames=("step_sizes",))
 def _errors_after(model, images, occluded, step_sizes):
     c = model.config
-    patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
+    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
     x = model.encode(patches, occluded)
     return _errors(model, states_by(model, x, step_sizes)[-1], patches, occluded)
 
@@ -167,7 +167,7 @@ def errors_settled(
     (B,), whether it has (B,), and the evaluations that took (B,).
     """
     c = model.config
-    patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
+    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
     x = model.encode(patches, occluded)
     found = solve(
         model.block,

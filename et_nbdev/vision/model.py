@@ -28,7 +28,7 @@ from ..dynamics import Trajectory, descend
 from ..energy import Energies
 from ..norm import EnergyLayerNorm
 from ..training import atomic_write, option, restore, save_checkpoint
-from .data import _need, denormalise, normalise, patchify, unpatchify
+from .data import _need, denormalize, normalize, patchify, unpatchify
 
 # %% ../../nbs/11_image_model.ipynb #f9e73fd6
 def _check_config(c):
@@ -99,7 +99,7 @@ class ImageConfig:
     """
 
     image_size: int = option(224, "side of the square pictures, in pixels")
-    channels: int = option(3, "colour channels C")
+    channels: int = option(3, "color channels C")
     patch_size: int = option(
         16, "side p of a square patch, in pixels; a token has P = p·p·C numbers"
     )
@@ -130,7 +130,7 @@ class ImageConfig:
     position_init: Literal["normal", "waves"] = option(
         "normal",
         "the positions' start: random numbers, or waves across the picture, alike for"
-        " neighbours; learned either way",
+        " neighbors; learned either way",
     )
     position_scale: float = option(
         1.0,
@@ -227,7 +227,7 @@ class ImageEnergyTransformer(nnx.Module):
     """Masked image completion, Section 3: affine encoder, MASK token, learned
     positions, a descent, norm and affine decoder.
 
-    Patches (B, N, P) in, predictions for every patch (B, N, P) out, both in normalised
+    Patches (B, N, P) in, predictions for every patch (B, N, P) out, both in normalized
     pixels; `masked` is boolean (B, N). Raises ValueError where patches or masked have
     other shapes than the configuration says.
     """
@@ -386,13 +386,13 @@ def _complete(
     path: bool,
 ):
     c = model.config
-    patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
+    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
     x, trajectory = model.descend(
         patches, occluded, steps=steps, step_size=step_size, states=path
     )
 
     def picture(x):
-        predicted = denormalise(
+        predicted = denormalize(
             unpatchify(model.decode(x), c.image_size, c.patch_size), c.mean, c.std
         )
         return jnp.where(hidden, jnp.clip(predicted, 0, 1), images)
@@ -443,7 +443,7 @@ def complete(
         c.patch_size,
     )
     # in [0, 1], checked before they are traced
-    images = normalise(np.where(hidden, np.zeros((), images.dtype), images), 0, 1)
+    images = normalize(np.where(hidden, np.zeros((), images.dtype), images), 0, 1)
     return _complete(
         model, images, hidden, occluded, jnp.float32(step_size), steps, path
     )
@@ -466,11 +466,11 @@ def plot_completion(
     )
     path = complete(model, images, occluded, steps=max(times), path=True).path
     assert path is not None  # since it was asked for
-    # grey pictures too, for the lilac
-    coloured = lambda x: np.broadcast_to(
+    # gray pictures too, for the lilac
+    colored = lambda x: np.broadcast_to(
         np.asarray(x, np.float32), (*np.shape(x)[:-1], 3)
     )
-    shown = coloured(images / np.float32(255) if images.dtype == np.uint8 else images)
+    shown = colored(images / np.float32(255) if images.dtype == np.uint8 else images)
     hidden = unpatchify(
         np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)),
         c.image_size,
@@ -479,7 +479,7 @@ def plot_completion(
     columns = {
         "original": shown,
         "occluded": np.where(hidden, np.float32([0.80, 0.72, 0.90]), shown),
-        **{f"t = {t}": coloured(path[t]) for t in times},
+        **{f"t = {t}": colored(path[t]) for t in times},
     }
     fig, axes = plt.subplots(
         len(images),

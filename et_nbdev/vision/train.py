@@ -41,7 +41,7 @@ from et_nbdev.vision.data import (
     fill_mean,
     fill_nearest,
     load_images,
-    normalise,
+    normalize,
     occlude,
     patchify,
     photographs,
@@ -73,7 +73,7 @@ def completion_loss(
 # %% ../../nbs/12_image_train.ipynb #c233d2e9
 @dataclass(frozen=True)
 class TrainConfig:
-    """A training run: a model, an optimiser, the pictures and what is hidden of them.
+    """A training run: a model, an optimizer, the pictures and what is hidden of them.
 
     Raises ValueError, naming the field, on values outside their range."""
 
@@ -224,7 +224,7 @@ CONFIGS = {  # training runs by name
 # %% ../../nbs/12_image_train.ipynb #7fdfc24a
 def loss_for(config: TrainConfig):
     """The loss (model, uint8 images, key) -> (mean, {}) that `et_nbdev.training.fit`
-    minimises.
+    minimizes.
     """
     c = config.model
 
@@ -240,7 +240,7 @@ def loss_for(config: TrainConfig):
                 flip=config.flip,
                 jitter=config.jitter,
             )
-        patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
+        patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
         occluded, masked = occlude(
             hide, len(images), c.num_tokens, config.num_occluded, config.open_fraction
         )
@@ -304,7 +304,7 @@ def held_out(
 @partial(nnx.jit, static_argnames="steps")
 def _errors(model, images, occluded, steps: int):
     c = model.config
-    patches = patchify(normalise(images, c.mean, c.std), c.patch_size)
+    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
     error = jnp.mean((model(patches, occluded, steps=steps) - patches) ** 2, -1)
     return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error)), -1) / jnp.sum(
         occluded, -1, dtype=error.dtype
@@ -363,7 +363,7 @@ def evaluate_fill(
     errors = []
     for x, occluded in held_out(images, model, num_occluded, seed=seed, limit=limit):
         patches = lambda x: patchify(
-            normalise(x, model.mean, model.std), model.patch_size
+            normalize(x, model.mean, model.std), model.patch_size
         )
         error = np.mean(
             (patches(np.clip(fill(x, occluded, model.patch_size), 0, 1)) - patches(x))
