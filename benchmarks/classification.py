@@ -27,12 +27,12 @@ from et_nbdev.graph.classify import (
     ClassifyConfig,
     ClassifyTraining,
     GraphClassifier,
-    classification_loss,
+    _classification_loss,
 )
 from et_nbdev.graph.sets import (
     EdgeLists,
-    flip_signs,
-    laplacian_positions,
+    _flip_signs,
+    _laplacian_positions,
     learn_encoding,
     load_graphs,
     make_buckets,
@@ -72,7 +72,7 @@ class PlainClassifier(GraphClassifier):
     def __call__(self, batch, rngs=None):
         c, x = (
             self.config,
-            self.tokens(batch if rngs is None else flip_signs(batch, rngs.signs())),
+            self.tokens(batch if rngs is None else _flip_signs(batch, rngs.signs())),
         )
         here = jnp.pad(batch.present, ((0, 0), (1, 0)), constant_values=True)
         mask = (
@@ -115,7 +115,7 @@ def trainer(make, data, config):
     graphdef, params = nnx.split(model, nnx.Param)
     params, optimizer = nnx.to_pure_dict(params), make_optimizer(config.optim(10**4))
     state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
-    step = make_step(graphdef, classification_loss, optimizer, 0)
+    step = make_step(graphdef, _classification_loss, optimizer, 0)
 
     def train(batch):
         state[0], metrics = step(state[0], batch)
@@ -172,7 +172,7 @@ def main():
     ids = np.arange(len(graphs))
     encoding, positions = (
         learn_encoding(graphs, ids),
-        laplacian_positions(graphs, MODEL.num_positions),
+        _laplacian_positions(graphs, MODEL.num_positions),
     )
     config = ClassifyTraining(args.data, model=MODEL)
     x, e = encoding(graphs[:1])
@@ -210,7 +210,7 @@ def main():
         one = make_buckets(
             graphs[some],
             encoding,
-            positions=laplacian_positions(graphs[some], MODEL.num_positions),
+            positions=_laplacian_positions(graphs[some], MODEL.num_positions),
             num_buckets=1,
             batch_size=len(some),
             room=2**40,

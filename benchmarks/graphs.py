@@ -238,8 +238,8 @@ def model_alone(part: str, folder: str, repeats: int) -> dict:
     from et_nbdev.graph.anomaly import (
         AnomalyConfig,
         AnomalyEnergyTransformer,
-        Batch,
-        weighted_loss,
+        _Batch,
+        _weighted_loss,
     )
     from et_nbdev.graph.energy import EdgeIndex
 
@@ -274,14 +274,14 @@ def model_alone(part: str, folder: str, repeats: int) -> dict:
         labels = jax.random.bernoulli(jax.random.key(1), 0.05, (nodes,)).astype(
             jnp.int32
         )
-        batch = Batch(features, (graph,), jnp.arange(nodes), labels)
+        batch = _Batch(features, (graph,), jnp.arange(nodes), labels)
         optimizer = optax.adam(1e-3)
         state = optimizer.init(weights)
 
         @jax.jit
         def train(weights, state, batch):
             loss, slope = jax.value_and_grad(
-                lambda weights: weighted_loss(
+                lambda weights: _weighted_loss(
                     nnx.merge(graphdef, weights), batch, jax.random.key(2)
                 )[0]
             )(weights)

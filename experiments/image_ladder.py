@@ -53,7 +53,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from et_nbdev.attention import queries_and_keys
+from et_nbdev.attention import _queries_and_keys
 from et_nbdev.block import EnergyTransformer, TransformerBlock
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.norm import EnergyLayerNorm
@@ -61,7 +61,7 @@ from et_nbdev.testing import assert_close, assert_gradient, float64
 from et_nbdev.training import OptimConfig, atomic_write, make_optimizer, provenance
 from et_nbdev.vision.data import batches, channel_statistics, load_images
 from et_nbdev.vision.model import ImageConfig, ImageTransformer
-from et_nbdev.vision.train import TrainConfig, evaluate, loss_for
+from et_nbdev.vision.train import TrainConfig, evaluate, _loss_for
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = TrainConfig(
@@ -209,7 +209,7 @@ class Block(nnx.Module):
 
     def attention(self, g):
         d = self.design
-        Q, K = queries_and_keys(g, self.Wq[...], self.Wk[...])
+        Q, K = _queries_and_keys(g, self.Wq[...], self.Wk[...])
         V = K if d.tied_values else jnp.einsum("...nd,hdy->...hny", g, self.Wv[...])
         if d.biases:
             Q, K, V = Q + self.bq[...], K + self.bk[...], V + self.bv[...]
@@ -234,7 +234,7 @@ class Block(nnx.Module):
 
     def energy(self, g):
         "Of the last rung: its update is −∂E/∂g."
-        Q, K = queries_and_keys(g, self.Wq[...], self.Wk[...])
+        Q, K = _queries_and_keys(g, self.Wq[...], self.Wk[...])
         lse = jax.nn.logsumexp(self.scores(Q, K), -1)
         r = jax.nn.relu(jnp.einsum("...nd,kd->...nk", g, self.W1[...]))
         return -(self.head_dim**0.5) * lse.sum((-2, -1)) - 0.5 * (r**2).sum((-2, -1))
@@ -357,7 +357,7 @@ def configured(images: dict[str, np.ndarray], base: TrainConfig = BASE) -> Train
 @lru_cache
 def compiled(config: TrainConfig, design: Design):
     "The optimizer, and one compiled step that serves every learning rate and seed."
-    optimizer, loss = make_optimizer(config.optim), loss_for(config)
+    optimizer, loss = make_optimizer(config.optim), _loss_for(config)
     make = lambda: Model(config.model, design, rngs=nnx.Rngs(0))
     graphdef = nnx.split(nnx.eval_shape(make))[0]
 

@@ -26,12 +26,12 @@ from flax import nnx
 from et_nbdev.graph.anomaly import (
     AnomalyConfig,
     AnomalyEnergyTransformer,
-    best_threshold,
-    inputs,
+    _best_threshold,
+    _inputs,
     scores,
-    train_classifier,
+    _train_classifier,
 )
-from et_nbdev.graph.baselines import BASELINES, aggregate, fit_trees
+from et_nbdev.graph.baselines import BASELINES, _aggregate, fit_trees
 from et_nbdev.graph.data import DATASETS, load_graph, split
 from et_nbdev.training import OptimConfig, as_command, atomic_write, provenance
 
@@ -171,12 +171,12 @@ def features_of(name: str, hops: int, scale: str, degree: bool = True):
                 np.float32
             ),
         )
-        return inputs(
-            replace(graph, features=aggregate(with_degree, hops)),
+        return _inputs(
+            replace(graph, features=_aggregate(with_degree, hops)),
             degree=False,
             scale=scale,
         )
-    return inputs(graph, degree, scale)
+    return _inputs(graph, degree, scale)
 
 
 @cache
@@ -201,7 +201,7 @@ def evaluate(
     start = time.perf_counter()
     if kind in ("forest", "boosting"):
         p = fit_trees(kind, features, graph.labels, parts.train, seed, **options)
-        threshold = best_threshold(graph.labels[parts.validation], p[parts.validation])
+        threshold = _best_threshold(graph.labels[parts.validation], p[parts.validation])
         validation, test = (
             scores(graph.labels[nodes], p[nodes], threshold)
             for nodes in (parts.validation, parts.test)
@@ -227,7 +227,7 @@ def evaluate(
             )
         else:
             model = BASELINES[kind](features.shape[1], **options, rngs=nnx.Rngs(seed))
-        run = train_classifier(
+        run = _train_classifier(
             model, graph, parts, features, edges, optim, seed=seed, progress=False
         )
         validation, test = run.validation, run.test

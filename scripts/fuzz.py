@@ -519,7 +519,7 @@ def read_dgl(path):
         ),
     )
     try:
-        data.from_dgl_file(path)
+        data._from_dgl_file(path)
     finally:
         data.subprocess = real
 

@@ -27,7 +27,7 @@ from et_nbdev.graph.crossval import (
     deal,
     summary,
 )
-from et_nbdev.graph.sets import TU_NAMES, load_graphs
+from et_nbdev.graph.sets import _TU_NAMES, load_graphs
 from et_nbdev.training import as_command, save_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -108,7 +108,7 @@ def parse(argv=None):
         "--data",
         required=True,
         help=(
-            f"rings, one of {', '.join(TU_NAMES)}, or another name of the TU collection"
+            f"rings, one of {', '.join(_TU_NAMES)}, or another name of the TU collection"
         ),
     )
     parser.add_argument(

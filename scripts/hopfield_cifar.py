@@ -22,7 +22,7 @@ import numpy as np
 from et_nbdev.hopfield_continuous import (
     continuous_energy_and_update,
     retrieve,
-    sharing,
+    _sharing,
     unit_memories,
 )
 from et_nbdev.training import atomic_write, provenance
@@ -40,7 +40,7 @@ def ten_steps(x, xi, beta):
     x = retrieve(x, xi, beta, 10)[0]
     return (
         x,
-        sharing(x, xi, beta),
+        _sharing(x, xi, beta),
         jnp.linalg.norm(continuous_energy_and_update(x, xi, beta)[1], axis=-1),
     )
 

@@ -20,7 +20,7 @@ from flax import nnx
 from et_nbdev.dynamics import descend
 from et_nbdev.training import atomic_write, provenance
 from et_nbdev.vision.model import ImageEnergyTransformer, image_model
-from et_nbdev.vision.train import CONFIGS, TrainConfig, evaluate, prepare, train
+from et_nbdev.vision.train import CONFIGS, TrainConfig, evaluate, _prepare, train
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = CONFIGS["tiny"]
@@ -283,7 +283,7 @@ def main():
         )
     if args.test_on < 1:
         parser.error(f"argument --test_on: expected at least 1, got {args.test_on}")
-    base, images = prepare(BASE)
+    base, images = _prepare(BASE)
     # small enough to be decoded once
     images = {split: x[:] for split, x in images.items()}
     for name, seed in [

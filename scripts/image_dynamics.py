@@ -23,13 +23,13 @@ from et_nbdev.vision.data import batches
 from et_nbdev.vision.dynamics import (
     FieldImageEnergyTransformer,
     errors_after,
-    errors_in_time,
-    errors_settled,
-    growing,
-    loss_at,
+    _errors_in_time,
+    _errors_settled,
+    _growing,
+    _loss_at,
 )
 from et_nbdev.vision.model import ImageEnergyTransformer
-from et_nbdev.vision.train import CONFIGS, FILLS, evaluate_fill, held_out, prepare
+from et_nbdev.vision.train import CONFIGS, _FILLS, _evaluate_fill, _held_out, _prepare
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = CONFIGS["tiny"]
@@ -40,7 +40,7 @@ CONFIG = replace(
 # of the optimizer in all; and how many of them the last variant takes at rest, at a
 # quarter of the learning rate
 STEPS, AT_REST = 1500, 300
-T, GROWING, FIRST = CONFIG.model.steps, growing(14).tolist(), 3
+T, GROWING, FIRST = CONFIG.model.steps, _growing(14).tolist(), 3
 # name: (model, stages of training: (optimizer steps, share of the learning rate, step
 # sizes of the descent or None: until it has settled,
 #        first step at which a picture may be read or None: the last))
@@ -95,7 +95,7 @@ def trained(name: str, config, images: dict, folder: Path):
         )
         run = fit(
             model,
-            loss_at(config, step_sizes, first),
+            _loss_at(config, step_sizes, first),
             supply,
             optim,
             seed=config.seed,
@@ -134,16 +134,16 @@ def score(name: str, config, images: dict, fill, test_on: int, folder: Path) -> 
     "`fill`: the errors of the best fill on the same pictures."
     model, stages, made = trained(name, config, images, folder)
     rows, started = [], time.perf_counter()
-    for x, o in held_out(
+    for x, o in _held_out(
         images["test"], config.model, config.num_occluded, limit=test_on, batch_size=100
     ):
         found = (
-            *errors_in_time(model, x, o, LAST, EVERY),
+            *_errors_in_time(model, x, o, LAST, EVERY),
             errors_after(model, x, o, GROWING),
-            *errors_settled(model, x, o),
+            *_errors_settled(model, x, o),
         )
         if stages[-1]["step_sizes"] is None:
-            found += errors_settled(model, x, o, DEEPER)[::2]
+            found += _errors_settled(model, x, o, DEEPER)[::2]
         rows.append([np.asarray(a) for a in found])
     error, energy, long, end, end_energy, settled, evaluations, *deeper = (
         np.concatenate(a, -1) for a in zip(*rows)
@@ -221,17 +221,17 @@ def main():
         )
     if args.test_on < 2:
         parser.error(f"argument --test_on: expected at least 2, got {args.test_on}")
-    base, images = prepare(CONFIG)
+    base, images = _prepare(CONFIG)
     # small enough to be decoded once
     images = {
         "train": images["train"][:],
         "test": images["test"][SEEN : SEEN + args.test_on],
     }
     errors = {
-        name: evaluate_fill(
+        name: _evaluate_fill(
             fill, images["test"], base.model, base.num_occluded, limit=args.test_on
         )
-        for name, fill in FILLS.items()
+        for name, fill in _FILLS.items()
     }
     if i == 0:
         keep(

@@ -28,7 +28,7 @@ from et_nbdev.vision.data import (
     unpatchify,
 )
 from et_nbdev.vision.model import complete, from_pretrained
-from et_nbdev.vision.train import evaluate, held_out
+from et_nbdev.vision.train import evaluate, _held_out
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results/tiny-imagenet"
@@ -87,7 +87,7 @@ def follow(model, images, occluded):
 def dynamics(model, images, pictures=500):
     rows = [
         follow(model, jnp.asarray(x), jnp.asarray(o))
-        for x, o in held_out(
+        for x, o in _held_out(
             images,
             model.config,
             model.config.num_tokens // 2,
@@ -172,7 +172,7 @@ def extremes(model, images, pictures=5000, columns=8):
         [evaluate(model, images, n, seed=seed, limit=pictures) for seed in range(10)], 0
     )
     occlusions = np.concatenate(
-        [o for _, o in held_out(images, model.config, n, limit=pictures)]
+        [o for _, o in _held_out(images, model.config, n, limit=pictures)]
     )
     order = np.argsort(mean)
     for name, chosen in (("best", order[:columns]), ("worst", order[::-1][:columns])):

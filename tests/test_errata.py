@@ -21,7 +21,7 @@ from et_nbdev.graph.anomaly import (
     AnomalyEnergyTransformer,
     AnomalyTraining,
     SampleConfig,
-    inputs,
+    _inputs,
     scores,
     train_anomaly,
 )
@@ -96,7 +96,7 @@ def test_a_step_of_one_can_raise_the_energy_on_a_graph(x64):
 
 def test_the_anomaly_model_takes_the_papers_step_unless_told_otherwise():
     graph = load_graph("digits-knn")
-    edges, y = AnomalyEnergyTransformer.prepare(graph), jnp.asarray(inputs(graph))
+    edges, y = AnomalyEnergyTransformer.prepare(graph), jnp.asarray(_inputs(graph))
     model = AnomalyEnergyTransformer(
         y.shape[1],
         replace(QUICK.model, steps=1, step_size=AnomalyConfig().step_size),
@@ -131,7 +131,7 @@ def test_scores_are_of_every_test_node_and_of_the_model_at_rest(parts):
         graph,
         progress=False,
     )
-    edges, y = AnomalyEnergyTransformer.prepare(graph), jnp.asarray(inputs(graph))
+    edges, y = AnomalyEnergyTransformer.prepare(graph), jnp.asarray(_inputs(graph))
     p = np.asarray(
         nnx.jit(lambda model, y, edges: jax.nn.softmax(model(y, edges))[:, 1])(
             run.model, y, edges

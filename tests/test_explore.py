@@ -29,20 +29,20 @@ from et_nbdev import explore
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import Euler, descend
 from et_nbdev.explore import (
-    LONGEST,
-    SHORT,
+    _LONGEST,
+    _SHORT,
     GraphExplorer,
     ImageExplorer,
-    Settings,
+    _Settings,
     animate_graph,
     animate_image,
-    dialed,
+    _dialed,
     graph_path,
     image_path,
-    neighborhood,
-    read_picture,
+    _neighborhood,
+    _read_picture,
 )
-from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, inputs
+from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, _inputs
 from et_nbdev.graph.data import Graph
 from et_nbdev.graph.energy import attention_weights
 from et_nbdev.solvers import Anderson, Backtracking, solve
@@ -195,7 +195,7 @@ def test_dials_make_an_energy_whose_gradient_is_the_update(x64, learn_beta):
 
     @jax.jit
     def look(g, beta, attention, memory):
-        turned = dialed(block, beta, attention=attention, memory=memory)
+        turned = _dialed(block, beta, attention=attention, memory=memory)
         slope = jax.grad(lambda g: turned.energy(g))(g)
         return *turned.energies_and_update(g), slope, turned.attention.term.beta
 
@@ -218,7 +218,7 @@ def test_dials_make_an_energy_whose_gradient_is_the_update(x64, learn_beta):
 def test_an_image_path_is_the_descent_written_out(model, photos, attention, memory):
     occluded = np.arange(16) % 3 == 0
     path = image_path(
-        model, photos["a"], occluded, Settings(0.4, 1.7, 6, "Euler", attention, memory)
+        model, photos["a"], occluded, _Settings(0.4, 1.7, 6, "Euler", attention, memory)
     )
     e_att, e_hn, pull, recall, read = by_hand(
         model, photos["a"], occluded, 0.4, 1.7, attention, memory, 6
@@ -249,7 +249,7 @@ def test_an_image_path_is_the_descent_written_out(model, photos, attention, memo
 
 
 def test_the_solver_is_the_one_that_is_named(model, photos):
-    assert explore.SOLVERS == {
+    assert explore._SOLVERS == {
         "Euler": Euler,
         "backtracking": Backtracking,
         "Anderson": Anderson,
@@ -257,9 +257,9 @@ def test_the_solver_is_the_one_that_is_named(model, photos):
     occluded = np.arange(16) < 7
     euler, backtracking, anderson = (
         image_path(
-            model, photos["b"], occluded, Settings(5.0, steps=9, solver=name)
+            model, photos["b"], occluded, _Settings(5.0, steps=9, solver=name)
         ).energies.total
-        for name in explore.SOLVERS
+        for name in explore._SOLVERS
     )
     assert_close(backtracking[0], euler[0], rtol=1e-6)
     # refused, or the very same step
@@ -277,7 +277,7 @@ def test_the_solver_is_the_one_that_is_named(model, photos):
 
 
 def test_hidden_pixels_are_not_looked_at_and_without_attention_nobody_is(model, photos):
-    occluded, settings = np.arange(16) % 2 == 0, Settings(0.4, steps=4)
+    occluded, settings = np.arange(16) % 2 == 0, _Settings(0.4, steps=4)
     mask = np.repeat(np.repeat(occluded.reshape(4, 4), 2, 0), 2, 1)[..., None]
     garbage, others = (
         np.where(mask, photos["b"], photos["a"]),
@@ -298,7 +298,7 @@ def test_hidden_pixels_are_not_looked_at_and_without_attention_nobody_is(model, 
 
 
 def test_a_graph_path_is_what_the_model_says(net, graph):
-    features, edges, block = inputs(graph), net.prepare(graph), net.blocks[0]
+    features, edges, block = _inputs(graph), net.prepare(graph), net.blocks[0]
 
     @jax.jit
     def own(features):
@@ -316,7 +316,7 @@ def test_a_graph_path_is_what_the_model_says(net, graph):
             jax.nn.softmax(net(features, edges))[:, 1],
         )
 
-    path = graph_path(net, features, edges, Settings(0.5, steps=2))
+    path = graph_path(net, features, edges, _Settings(0.5, steps=2))
     energies, attention, memory, pull, recall, weights, p = jax.tree.map(
         np.asarray, own(jnp.asarray(features))
     )
@@ -335,7 +335,7 @@ def test_a_graph_path_is_what_the_model_says(net, graph):
         (path.weights, weights.mean(-1)),
     ):
         assert_close(mine[1], theirs, rtol=1e-4, atol=1e-5)
-    off = graph_path(net, features, edges, Settings(0.5, steps=2, attention=False))
+    off = graph_path(net, features, edges, _Settings(0.5, steps=2, attention=False))
     assert (
         (off.weights == 0).all()
         and (off.attention == 0).all()
@@ -348,13 +348,13 @@ def test_a_graph_path_is_what_the_model_says(net, graph):
 def test_a_model_with_one_term_is_shown_and_the_other_pulls_nobody(photos, left_out):
     small = ImageConfig(channels=3, **{**SIZES, left_out: 0})
     model = ImageEnergyTransformer(small, rngs=nnx.Rngs(0))
-    path = image_path(model, photos["a"], np.arange(16) % 3 == 0, Settings(steps=3))
+    path = image_path(model, photos["a"], np.arange(16) % 3 == 0, _Settings(steps=3))
     idle, at_work = path.attention, path.memory
     if left_out == "num_memories":
         idle, at_work = at_work, idle
     assert (idle == 0).all() and (at_work > 0).all() and len(path.energies) == 1
     assert idle.shape == at_work.shape == (4, 16)
-    said = animate_image(model, photos["a"], np.arange(16) % 3 == 0, Settings(steps=3))
+    said = animate_image(model, photos["a"], np.arange(16) % 3 == 0, _Settings(steps=3))
     assert "E never rises" in said
 
 
@@ -362,7 +362,9 @@ def test_a_graph_without_memories_is_shown(graph, net):
     bare = AnomalyEnergyTransformer(
         5, replace(net.config, num_memories=0), rngs=nnx.Rngs(0)
     )
-    path = graph_path(bare, inputs(graph), bare.prepare(graph), Settings(0.5, steps=2))
+    path = graph_path(
+        bare, _inputs(graph), bare.prepare(graph), _Settings(0.5, steps=2)
+    )
     assert (path.memory_energy == 0).all() and (path.memory == 0).all()
     assert_close(
         path.attention_energy.sum(1), path.energies.total, rtol=1e-4, atol=1e-4
@@ -374,7 +376,7 @@ def test_a_model_in_a_field_descends_in_its_field(photos):
         ImageConfig(channels=3, **SIZES), rngs=nnx.Rngs(0)
     )
     occluded = np.arange(16) % 3 == 0
-    path = image_path(model, photos["a"], occluded, Settings(0.3, steps=5))
+    path = image_path(model, photos["a"], occluded, _Settings(0.3, steps=5))
     patches = patchify((photos["a"] / np.float32(255) - 0.5) / np.float32(0.5), 2)
     energies = model.descend(jnp.asarray(patches)[None], jnp.asarray(occluded)[None])[1]
     for name, e in energies.energies.items():
@@ -385,7 +387,7 @@ def test_no_turn_of_a_dial_makes_a_new_program(model, photos, net, graph, traces
     rng = np.random.default_rng(1)
 
     def turn(solver, longest):
-        return Settings(
+        return _Settings(
             float(rng.uniform(0.1, 2)),
             float(rng.uniform(0.2, 4)),
             int(rng.integers(0, longest + 1)),
@@ -394,22 +396,22 @@ def test_no_turn_of_a_dial_makes_a_new_program(model, photos, net, graph, traces
             bool(rng.integers(2)),
         )
 
-    for solver in explore.SOLVERS:
-        image_path(model, photos["a"], np.zeros(16, bool), Settings(solver=solver))
-    edges, features = net.prepare(graph), inputs(graph)
-    graph_path(net, features, edges, Settings(steps=1))
+    for solver in explore._SOLVERS:
+        image_path(model, photos["a"], np.zeros(16, bool), _Settings(solver=solver))
+    edges, features = net.prepare(graph), _inputs(graph)
+    graph_path(net, features, edges, _Settings(steps=1))
     del traces[:]
-    for solver in explore.SOLVERS:
+    for solver in explore._SOLVERS:
         for _ in range(4):
-            image_path(model, photos["c"], rng.random(16) < 0.5, turn(solver, LONGEST))
+            image_path(model, photos["c"], rng.random(16) < 0.5, turn(solver, _LONGEST))
     for _ in range(4):
-        graph_path(net, features, edges, turn("Euler", SHORT))
+        graph_path(net, features, edges, turn("Euler", _SHORT))
     assert traces == []
-    image_path(model, photos["a"], np.zeros(16, bool), Settings(steps=3))
+    image_path(model, photos["a"], np.zeros(16, bool), _Settings(steps=3))
     other = ImageEnergyTransformer(
         ImageConfig(channels=3, **{**SIZES, "dim": 10}), rngs=nnx.Rngs(0)
     )
-    image_path(other, photos["a"], np.zeros(16, bool), Settings(steps=3))
+    image_path(other, photos["a"], np.zeros(16, bool), _Settings(steps=3))
     assert traces == [1]  # the witness: another model does
 
 
@@ -419,7 +421,7 @@ def test_no_turn_of_a_dial_makes_a_new_program(model, photos, net, graph, traces
 
 def test_what_the_image_explorer_shows_is_the_path_of_its_settings(explorer, model):
     explorer.reset.click()
-    assert explorer.settings == Settings(0.3, 1.0, 5, "Euler", True, True)
+    assert explorer.settings == _Settings(0.3, 1.0, 5, "Euler", True, True)
 
     def holds():
         want = image_path(
@@ -576,7 +578,7 @@ def test_an_upload_is_shown_and_a_bad_one_changes_nothing(explorer):
         explorer.upload.value = handed(content)
         assert explorer.picture.value == "mine.png (yours)"
         np.testing.assert_array_equal(
-            explorer.pictures["mine.png (yours)"], read_picture(content, 8)
+            explorer.pictures["mine.png (yours)"], _read_picture(content, 8)
         )
         assert (
             explorer.base.value != base
@@ -591,7 +593,7 @@ def test_a_graph_explorer_walks(walker, net, graph, traces):
     senders, receivers = walker.edges[0].edge_list()
 
     def holds():
-        want = graph_path(net, inputs(graph), net.prepare(graph), walker.settings)
+        want = graph_path(net, _inputs(graph), net.prepare(graph), walker.settings)
         jax.tree.map(np.testing.assert_array_equal, walker.path, want)
         assert (
             f"Node {walker.node.value} (" in walker.message.value
@@ -635,7 +637,7 @@ def test_a_graph_explorer_walks(walker, net, graph, traces):
 def test_neighbors_are_those_of_the_edge_list(graph, net):
     senders, receivers = net.prepare(graph)[0].edge_list()
     for node in range(10):
-        near = neighborhood(senders, receivers, node, 10)
+        near = _neighborhood(senders, receivers, node, 10)
         assert (receivers[near.edges] == node).all() and (
             senders[near.edges] == near.nodes
         ).all()
@@ -648,7 +650,7 @@ def test_neighbors_are_those_of_the_edge_list(graph, net):
             if a in near.nodes and b in near.nodes
         }
     with pytest.raises(ValueError, match="node: .* from 0 to 9, got 10"):
-        neighborhood(senders, receivers, 10, 10)
+        _neighborhood(senders, receivers, 10, 10)
 
 
 # ------------------------------------------------------------------------------------
@@ -686,7 +688,7 @@ class Page(HTMLParser):
 
 @pytest.mark.parametrize("kind", ["image", "graph"])
 def test_a_page_needs_nothing_else(kind, model, photos, net, graph):
-    occluded, settings = np.arange(16) % 2 == 0, Settings(0.3, steps=4)
+    occluded, settings = np.arange(16) % 2 == 0, _Settings(0.3, steps=4)
     pictures = np.random.default_rng(0).random((10, 4, 2))
     made = (
         animate_image(model, photos["a"], occluded, settings)
@@ -728,7 +730,7 @@ def test_a_page_needs_nothing_else(kind, model, photos, net, graph):
 
 
 def test_the_pictures_of_a_page_are_those_of_the_path(model, photos):
-    occluded, settings = np.arange(16) % 2 == 0, Settings(0.3, steps=2)
+    occluded, settings = np.arange(16) % 2 == 0, _Settings(0.3, steps=2)
     path = image_path(model, photos["a"], occluded, settings)
     given, *frames = [
         np.asarray(
@@ -775,8 +777,8 @@ def test_the_pictures_of_a_page_are_those_of_the_path(model, photos):
         (dict(steps=-1), "steps"),
         (dict(steps=2.5), "steps"),
         (
-            dict(steps=LONGEST + 1),
-            f"steps: expected at most {LONGEST}, got {LONGEST + 1}",
+            dict(steps=_LONGEST + 1),
+            f"steps: expected at most {_LONGEST}, got {_LONGEST + 1}",
         ),
         (dict(solver="Newton"), "solver: .* got 'Newton'"),
         (dict(alpha="a"), "alpha: .* got 'a'"),
@@ -788,26 +790,26 @@ def test_the_pictures_of_a_page_are_those_of_the_path(model, photos):
 )
 def test_settings_out_of_range_are_refused(wrong, words):
     with pytest.raises(ValueError, match=words):
-        Settings(**wrong)
+        _Settings(**wrong)
 
 
 def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
-    everything, features, edges = np.zeros(16, bool), inputs(graph), net.prepare(graph)
+    everything, features, edges = np.zeros(16, bool), _inputs(graph), net.prepare(graph)
     for error, words, call in [
         (
             TypeError,
             "image: expected uint8 pixels, got float64",
-            lambda: image_path(model, photos["a"] / 255, everything, Settings()),
+            lambda: image_path(model, photos["a"] / 255, everything, _Settings()),
         ),
         (
             ValueError,
             r"image: expected \(S, S, C\) = \(8, 8, 3\), got \(4, 8, 3\)",
-            lambda: image_path(model, photos["a"][:4], everything, Settings()),
+            lambda: image_path(model, photos["a"][:4], everything, _Settings()),
         ),
         (
             ValueError,
             r"occluded: expected booleans \(N,\) = \(16,\), got int64\(16,\)",
-            lambda: image_path(model, photos["a"], np.zeros(16, int), Settings()),
+            lambda: image_path(model, photos["a"], np.zeros(16, int), _Settings()),
         ),
         (
             TypeError,
@@ -819,7 +821,7 @@ def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
                 ),
                 photos["a"],
                 everything,
-                Settings(),
+                _Settings(),
             ),
         ),
         (TypeError, "model", lambda: ImageExplorer(net)),
@@ -847,14 +849,14 @@ def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
             (
                 ValueError,
                 f"size: .* got {size}",
-                lambda size=size: read_picture(stored(), size),
+                lambda size=size: _read_picture(stored(), size),
             )
             for size in (0, -1, 2.5)
         ],
         (
             ValueError,
             r"channels: expected 1 \(gray\) or 3 \(colors\), got 2",
-            lambda: read_picture(stored(), 8, 2),
+            lambda: _read_picture(stored(), 8, 2),
         ),
         (
             ValueError,
@@ -864,12 +866,12 @@ def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
         (
             ValueError,
             r"features: .* F = 5, got \(10, 3\)",
-            lambda: graph_path(net, features[:, :3], edges, Settings(steps=2)),
+            lambda: graph_path(net, features[:, :3], edges, _Settings(steps=2)),
         ),
         (
             ValueError,
-            f"steps: expected at most {SHORT} on a graph",
-            lambda: graph_path(net, features, edges, Settings(steps=SHORT + 1)),
+            f"steps: expected at most {_SHORT} on a graph",
+            lambda: graph_path(net, features, edges, _Settings(steps=_SHORT + 1)),
         ),
         (
             ValueError,
@@ -878,7 +880,7 @@ def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
                 AnomalyEnergyTransformer(5, net.config, kinds=2, rngs=nnx.Rngs(0)),
                 features,
                 edges * 2,
-                Settings(steps=2),
+                _Settings(steps=2),
             ),
         ),
         (
@@ -890,20 +892,20 @@ def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
                 ),
                 features,
                 edges,
-                Settings(steps=2),
+                _Settings(steps=2),
             ),
         ),
         (
             ValueError,
             "pictures: .* with N = 10, got",
             lambda: animate_graph(
-                net, graph, 0, Settings(steps=1), np.zeros((9, 2, 2))
+                net, graph, 0, _Settings(steps=1), np.zeros((9, 2, 2))
             ),
         ),
         (
             TypeError,
             "content: expected the bytes of a file, got str",
-            lambda: read_picture("a.png", 8),
+            lambda: _read_picture("a.png", 8),
         ),
     ]:
         with pytest.raises(error, match=words):
@@ -921,7 +923,7 @@ def test_files_of_all_sorts_become_pictures_of_one():
         ("jpeg", "CMYK"),
     ):
         for channels in (1, 3):
-            picture = read_picture(stored(kind, mode=mode), 8, channels)
+            picture = _read_picture(stored(kind, mode=mode), 8, channels)
             assert (
                 picture.shape == (8, 8, channels)
                 and picture.dtype == np.uint8
@@ -931,7 +933,7 @@ def test_files_of_all_sorts_become_pictures_of_one():
     wide[:, 10:20] = 255
     stream = BytesIO()
     Image.fromarray(wide).save(stream, "png")
-    assert (read_picture(stream.getvalue(), 10) == 255).all()  # the middle, cut square
+    assert (_read_picture(stream.getvalue(), 10) == 255).all()  # the middle, cut square
 
 
 def test_files_too_large_are_refused_before_they_are_unpacked(monkeypatch):
@@ -942,15 +944,15 @@ def test_files_too_large_are_refused_before_they_are_unpacked(monkeypatch):
     with pytest.raises(
         ValueError, match="^content: .*9000 × 9000 pixels are more than 50,000,000"
     ):
-        read_picture(stream.getvalue(), 8)
+        _read_picture(stream.getvalue(), 8)
     with pytest.raises(ValueError, match="at most 20,000,000 bytes"):
-        read_picture(b"\xff\xd8\xff" + bytes(20_000_000), 8)
+        _read_picture(b"\xff\xd8\xff" + bytes(20_000_000), 8)
 
 
 def test_other_formats_and_any_failure_of_a_decoder_are_value_errors(monkeypatch):
     for kind in ("gif", "bmp", "tiff", "webp"):
         with pytest.raises(ValueError, match="content: expected a PNG or JPEG"):
-            read_picture(stored(kind), 8)
+            _read_picture(stored(kind), 8)
     for error in (
         SyntaxError("broken"),
         zlib.error("broken"),
@@ -964,7 +966,7 @@ def test_other_formats_and_any_failure_of_a_decoder_are_value_errors(monkeypatch
 
         monkeypatch.setattr(explore, "_decode", fail)
         with pytest.raises(ValueError, match="content: .*broken"):
-            read_picture(stored(), 8)
+            _read_picture(stored(), 8)
 
 
 @examples(100)
@@ -976,7 +978,7 @@ def test_damaged_files_end_in_one_kind_of_error(whole, data):
             st.integers(0, 255)
         )
     try:
-        assert read_picture(
+        assert _read_picture(
             bytes(content[: data.draw(st.integers(0, len(content)))]), 8
         ).shape == (8, 8, 3)
     except ValueError as e:

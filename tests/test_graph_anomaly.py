@@ -26,20 +26,20 @@ from et_nbdev.graph.anomaly import (
     AnomalyConfig,
     AnomalyEnergyTransformer,
     AnomalyTraining,
-    Batch,
+    _Batch,
     SampleConfig,
-    best_threshold,
+    _best_threshold,
     explain,
-    inputs,
+    _inputs,
     load_model,
     main,
-    report,
+    _report,
     sample,
-    sampled,
+    _sampled,
     scores,
     train_anomaly,
-    train_classifier,
-    weighted_loss,
+    _train_classifier,
+    _weighted_loss,
 )
 from et_nbdev.graph.data import (
     DATASETS,
@@ -74,7 +74,7 @@ def toy(n=30, seed=0, kinds=2):
 
 def build(graph, config=SMALL, **options):
     edges = AnomalyEnergyTransformer.prepare(graph, config.relations)
-    y = inputs(graph, config.degree)
+    y = _inputs(graph, config.degree)
     return (
         AnomalyEnergyTransformer(
             y.shape[1],
@@ -91,12 +91,12 @@ def build(graph, config=SMALL, **options):
 
 def test_inputs_are_standardized_and_know_the_degree():
     graph = toy()
-    y = inputs(graph)
-    assert y.shape == (30, 6) and inputs(graph, degree=False).shape == (30, 5)
+    y = _inputs(graph)
+    assert y.shape == (30, 6) and _inputs(graph, degree=False).shape == (30, 5)
     assert_close(y.std(0), np.ones(6, np.float32), rtol=1e-5)
     assert np.argmax(y[:, 5]) == np.argmax(graph.degrees)
     flat = replace(graph, features=np.ones_like(graph.features))
-    assert np.all(inputs(flat)[:, :5] == 0)
+    assert np.all(_inputs(flat)[:, :5] == 0)
 
 
 def test_the_model_is_recurrent_and_reads_the_first_and_the_last_state():
@@ -158,7 +158,7 @@ def test_relabeling_the_nodes_relabels_the_verdicts():
         graph.labels[order],
     )
     assert_close(
-        model(jnp.asarray(inputs(shuffled)), model.prepare(shuffled)),
+        model(jnp.asarray(_inputs(shuffled)), model.prepare(shuffled)),
         model(y, edges)[order],
         rtol=1e-3,
         atol=1e-4,
@@ -187,14 +187,14 @@ def test_the_loss_weighs_both_classes_alike():
     model, y, edges = build(graph)
     nodes = np.arange(3, 25)
     l = graph.labels[nodes].astype(np.int32)
-    batch = Batch(y, edges, jnp.asarray(nodes), jnp.asarray(l))
+    batch = _Batch(y, edges, jnp.asarray(nodes), jnp.asarray(l))
     p = np.asarray(jax.nn.softmax(model(y, edges)), np.float64)[nodes]
     sigma = (l == 0).sum() / (l == 1).sum()
     want = -sum((sigma if c else 1) * np.log(row[c]) for row, c in zip(p, l)) / sum(
         sigma if c else 1 for c in l
     )
     assert_close(
-        weighted_loss(model, batch, jax.random.key(0))[0], np.float32(want), rtol=1e-5
+        _weighted_loss(model, batch, jax.random.key(0))[0], np.float32(want), rtol=1e-5
     )
 
 
@@ -204,7 +204,7 @@ def test_scores_on_a_case_done_by_hand():
     got = scores(l, p, 0.5)
     assert got["macro_f1"] == 0.5 and got["auroc"] == 0.75 and got["recall_at_k"] == 0.5
     assert got["auprc"] == pytest.approx(0.5 * 1 + 0.5 * 2 / 3)
-    assert scores(l, p, best_threshold(l, p))["macro_f1"] >= 0.5
+    assert scores(l, p, _best_threshold(l, p))["macro_f1"] >= 0.5
     with pytest.raises(ValueError, match="finite"):
         scores(l, np.full(4, np.nan), 0.5)
     with pytest.raises(ValueError, match="anomalous"):
@@ -225,7 +225,7 @@ def test_training_repeats_and_never_looks_at_the_test_labels():
     flipped[parts.test] = 1 - flipped[parts.test]
     model, y, edges = build(graph)
     a, b = (
-        train_classifier(
+        _train_classifier(
             model,
             replace(graph, labels=labels),
             parts,
@@ -288,7 +288,7 @@ def test_a_run_goes_on_under_another_name_and_its_weights_can_be_loaded(trained)
     again = train_anomaly(QUICK, replace(graph, name="moved"), trained, progress=False)
     model = load_model(trained / "best.safetensors")
     assert_close(
-        jax.nn.softmax(model(jnp.asarray(inputs(graph)), model.prepare(graph)))[:, 1],
+        jax.nn.softmax(model(jnp.asarray(_inputs(graph)), model.prepare(graph)))[:, 1],
         again.p,
         rtol=1e-4,
         atol=1e-5,
@@ -363,7 +363,7 @@ def within(graph, nodes, hops):
 @nnx.jit
 def loss_and_logits(model, batch):
     return (
-        weighted_loss(model, batch, jax.random.key(0))[0],
+        _weighted_loss(model, batch, jax.random.key(0))[0],
         model(batch.features, batch.edges)[batch.nodes],
     )
 
@@ -385,7 +385,7 @@ def test_a_part_with_all_nodes_of_2T_hops_has_the_loss_of_the_whole(
     model, y, edges = build(graph, replace(SMALL, relations=relations, degree=False))
     assert edges[0].backend == backend
     seeds, labels = np.array([7, 60, 61]), jnp.asarray([0, 1, 0])
-    want = loss_and_logits(model, Batch(y, edges, jnp.asarray(seeds), labels))
+    want = loss_and_logits(model, _Batch(y, edges, jnp.asarray(seeds), labels))
     # two a step: whom I see, and whom those who see me see
     for hops, exact in ((SMALL.steps, False), (2 * SMALL.steps, True)):
         ball = within(graph, seeds, hops)
@@ -397,7 +397,7 @@ def test_a_part_with_all_nodes_of_2T_hops_has_the_loss_of_the_whole(
             and np.array_equal(np.sort(nodes), ball)
             and np.array_equal(nodes[:3], seeds)
         )
-        got = loss_and_logits(model, Batch(y[nodes], part, jnp.arange(3), labels))
+        got = loss_and_logits(model, _Batch(y[nodes], part, jnp.arange(3), labels))
         off = max(
             float(jnp.abs(a - b).max() / jnp.abs(b).max())
             for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want))
@@ -451,10 +451,10 @@ def test_batches_keep_both_classes_and_depend_on_their_number_alone():
     graph = load_graph("digits-knn")
     train, y, edges = (
         split(graph.labels, 0.4, 0).train,
-        inputs(graph),
+        _inputs(graph),
         AnomalyEnergyTransformer.prepare(graph),
     )
-    batches = sampled(y, edges, graph.labels, train, SampleConfig(50, 200, 4), seed=1)
+    batches = _sampled(y, edges, graph.labels, train, SampleConfig(50, 200, 4), seed=1)
     first = [batch for batch, _ in zip(batches(0), range(4))]
     for batch, again in zip(first[2:], batches(2)):
         assert all(
@@ -471,7 +471,7 @@ def test_batches_keep_both_classes_and_depend_on_their_number_alone():
     with pytest.raises(
         ValueError, match="seeds: expected at most the 719 training nodes, got 800"
     ):
-        sampled(y, edges, graph.labels, train, SampleConfig(800, 900), seed=1)
+        _sampled(y, edges, graph.labels, train, SampleConfig(800, 900), seed=1)
 
 
 def test_training_on_parts_compiles_once_and_goes_on_where_it_was(
@@ -481,7 +481,7 @@ def test_training_on_parts_compiles_once_and_goes_on_where_it_was(
         load_graph("digits-knn"),
         replace(QUICK, sample=SampleConfig(40, 120, 4)),
     )
-    traced, drawn, plain_loss, plain_sample = [], [], weighted_loss, sample
+    traced, drawn, plain_loss, plain_sample = [], [], _weighted_loss, sample
 
     def loss(*args):
         traced.append(1)
@@ -493,7 +493,7 @@ def test_training_on_parts_compiles_once_and_goes_on_where_it_was(
             raise InterruptedError
         return plain_sample(*args)
 
-    monkeypatch.setattr(anomaly, "weighted_loss", loss)
+    monkeypatch.setattr(anomaly, "_weighted_loss", loss)
     whole = train_anomaly(config, graph, progress=False)
     assert len(traced) == 1
     monkeypatch.setattr(anomaly, "sample", stop_at_the_fifth)
@@ -675,7 +675,7 @@ def test_the_report_is_of_the_best_weights_on_every_split(run):
     for row in metrics["runs"]:
         model = load_model(out / f"seed-{row['seed']}" / "best.safetensors")
         p = np.asarray(
-            jax.nn.softmax(model(jnp.asarray(inputs(graph)), model.prepare(graph)))[
+            jax.nn.softmax(model(jnp.asarray(_inputs(graph)), model.prepare(graph)))[
                 :, 1
             ]
         )
@@ -698,7 +698,7 @@ def test_run_again_it_finishes_at_once(run, monkeypatch, capsys):
     out, metrics = run
     before = {path: path.read_bytes() for path in out.glob("*/*")}
     monkeypatch.setattr(
-        anomaly, "weighted_loss", lambda *args: pytest.fail("trained again")
+        anomaly, "_weighted_loss", lambda *args: pytest.fail("trained again")
     )
     again = main([*TINY, "--splits", "2", "--seed", "3", "--out", str(out)])
     assert again["runs"] == metrics["runs"] and before == {
@@ -865,7 +865,7 @@ def test_a_file_of_ones_own_is_a_graph_like_any_other(run, tmp_path, monkeypatch
 def test_options_reach_the_configuration(monkeypatch):
     seen = []
     monkeypatch.setattr(anomaly, "load_graph", lambda name: name)
-    monkeypatch.setattr(anomaly, "report", lambda *args: seen.append(args) or {})
+    monkeypatch.setattr(anomaly, "_report", lambda *args: seen.append(args) or {})
     for name, config in CONFIGS.items():
         main(["--config", name])
         assert seen.pop() == (config, config.data, Path("runs") / config.data, 1)
@@ -932,7 +932,7 @@ def test_what_is_no_anomaly_model_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="no such checkpoint"):
         load_model(tmp_path / "none")
     with pytest.raises(ValueError, match="splits"):
-        report(QUICK, load_graph("digits-knn"), tmp_path, splits=0)
+        _report(QUICK, load_graph("digits-knn"), tmp_path, splits=0)
 
 
 # --- the demo
@@ -963,9 +963,9 @@ def test_the_demo_trains_three_once_and_shows_them(tmp_path, monkeypatch, capsys
         ), printed
     for module in (anomaly, baselines):
         monkeypatch.setattr(
-            module, "train_classifier", without_training(module.train_classifier)
+            module, "_train_classifier", without_training(module._train_classifier)
         )
-    again = baselines.demo(tmp_path / "out", progress=False)
+    again = baselines._demo(tmp_path / "out", progress=False)
     assert again["test"] == metrics["test"]
     graph = load_graph("digits-knn")
     for name in ("energy", "gcn", "mlp"):
@@ -982,10 +982,10 @@ def test_the_demo_trains_three_once_and_shows_them(tmp_path, monkeypatch, capsys
             lambda name: replace(graph, labels=graph.labels[::-1]),
         )
         with pytest.raises(CheckpointError, match="energy: .*graph.digest"):
-            baselines.demo(tmp_path / "out", progress=False)
+            baselines._demo(tmp_path / "out", progress=False)
         patch.setattr(baselines, "train_anomaly", lambda *args: None)
         with pytest.raises(CheckpointError, match="gcn: .*graph.digest"):
-            baselines.demo(tmp_path / "out", progress=False)
+            baselines._demo(tmp_path / "out", progress=False)
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(SystemExit):
         baselines.demo_main(["--out", str(tmp_path / "file")])

@@ -23,16 +23,16 @@ from et_nbdev.graph.baselines import (
     GCN,
     MLP,
     GraphTransformer,
-    Neighbors,
-    aggregate,
-    beta_wavelets,
-    edge_products,
+    _Neighbors,
+    _aggregate,
+    _beta_wavelets,
+    _edge_products,
     fit_trees,
-    neighbor_softmax_attention,
-    neighbor_sum,
-    neighbors,
-    propagate,
-    weighted_sum,
+    _neighbor_softmax_attention,
+    _neighbor_sum,
+    _neighbors,
+    _propagate,
+    _weighted_sum,
 )
 from et_nbdev.graph.data import Graph
 from et_nbdev.testing import assert_close
@@ -126,7 +126,7 @@ def layer_norm(norm, x):
 @settings(max_examples=15)
 def test_rows_are_the_graph_and_reverse_turns_every_edge_round(seed, n, p):
     graph = random_graph(seed, n, p, loop=n > 2)
-    edges = neighbors(graph, by_edge=True)
+    edges = _neighbors(graph, by_edge=True)
     A = np.zeros((n, n))
     A[np.asarray(edges.receivers), np.asarray(edges.nodes)] = 1
     assert np.array_equal(A, table(graph)) and edges.num_nodes == n
@@ -134,7 +134,7 @@ def test_rows_are_the_graph_and_reverse_turns_every_edge_round(seed, n, p):
     assert np.array_equal(
         edges.receivers[edges.reverse], edges.nodes
     ) and np.array_equal(edges.nodes[edges.reverse], edges.receivers)
-    short = neighbors(graph)
+    short = _neighbors(graph)
     assert (
         short.receivers is None
         and short.reverse is None
@@ -144,7 +144,7 @@ def test_rows_are_the_graph_and_reverse_turns_every_edge_round(seed, n, p):
 
 def test_parallel_edges_count_once():
     twice = Graph([0, 1, 0, 1, 1], [1, 0, 1, 0, 0], np.eye(2), [0, 1])
-    assert neighbors(twice).nodes.tolist() == [1, 0]
+    assert _neighbors(twice).nodes.tolist() == [1, 0]
 
 
 def test_directed_graphs_are_refused_by_all_that_look_at_edges():
@@ -162,17 +162,17 @@ def test_directed_graphs_are_refused_by_all_that_look_at_edges():
 @pytest.mark.parametrize("seed", range(3))
 def test_neighbor_sum_and_its_derivatives(x64, seed):
     graph = random_graph(seed)
-    A, edges = table(graph), neighbors(graph)
+    A, edges = table(graph), _neighbors(graph)
     x, dy = jnp.asarray(np.random.default_rng(seed).normal(size=(2, N, 3)))
-    y, back = jax.vjp(partial(neighbor_sum, edges), x)
+    y, back = jax.vjp(partial(_neighbor_sum, edges), x)
     assert_close(y, A @ x)
     assert_close(back(dy)[0], A.T @ dy)
-    cubed = lambda x: jnp.sum(neighbor_sum(edges, x) ** 3)
+    cubed = lambda x: jnp.sum(_neighbor_sum(edges, x) ** 3)
     dense = lambda x: jnp.sum((jnp.asarray(A) @ x) ** 3)
     twice = lambda f: jax.grad(lambda x: jnp.vdot(jax.grad(f)(x), dy))(x)
     assert_close(twice(cubed), twice(dense))
-    assert_close(propagate(edges, x), normalized(A) @ x)
-    assert_close(propagate(edges, x, self_loops=True), normalized(A + np.eye(N)) @ x)
+    assert_close(_propagate(edges, x), normalized(A) @ x)
+    assert_close(_propagate(edges, x, self_loops=True), normalized(A + np.eye(N)) @ x)
 
 
 def test_no_array_of_edges_times_width(compile_fully):
@@ -181,20 +181,20 @@ def test_no_array_of_edges_times_width(compile_fully):
     """
     n, D = 300, 256
     graph = random_graph(0, n, 0.9)
-    edges, x = neighbors(graph, by_edge=True), jnp.ones((n, D), jnp.float32)
+    edges, x = _neighbors(graph, by_edge=True), jnp.ones((n, D), jnp.float32)
     memory = lambda f, *args: (
         jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
     )
     whole = 4 * graph.num_edges * D
     assert (
         memory(
-            jax.grad(lambda x, edges: jnp.sum(neighbor_sum(edges, x) ** 2)), x, edges
+            jax.grad(lambda x, edges: jnp.sum(_neighbor_sum(edges, x) ** 2)), x, edges
         )
         < whole / 20
     )
     heads = x.reshape(n, 2, D // 2)
     attend = jax.grad(
-        lambda x, edges: jnp.sum(neighbor_softmax_attention(edges, x, x, x) ** 2)
+        lambda x, edges: jnp.sum(_neighbor_softmax_attention(edges, x, x, x) ** 2)
     )
     assert memory(attend, heads, edges) < whole / 4
 
@@ -235,7 +235,7 @@ def test_beta_wavelets_are_polynomials_of_the_laplacian(x64, order):
     graph = random_graph(2)
     lam, U = np.linalg.eigh(np.eye(N) - normalized(table(graph)))
     h = np.random.default_rng(0).normal(size=(N, 3))
-    found = beta_wavelets(neighbors(graph), jnp.asarray(h), order)
+    found = _beta_wavelets(_neighbors(graph), jnp.asarray(h), order)
     assert len(found) == order + 1
     w = np.linspace(0, 2, 20001)
     for p, Wh in enumerate(found):
@@ -292,26 +292,26 @@ def test_attention_is_a_loop_over_nodes_and_so_are_its_derivatives(
     x64, monkeypatch, room
 ):
     # pieces of one edge, of several with a rest, of all
-    monkeypatch.setattr(baselines, "ROOM", room)
+    monkeypatch.setattr(baselines, "_ROOM", room)
     graph = random_graph(4)
-    A, edges = table(graph), neighbors(graph, by_edge=True)
+    A, edges = table(graph), _neighbors(graph, by_edge=True)
     Q, K, V, do = jnp.asarray(np.random.default_rng(0).normal(size=(4, N, 2, 3)))
     o, back = jax.jit(
-        lambda *args: jax.vjp(partial(neighbor_softmax_attention, edges), *args)
+        lambda *args: jax.vjp(partial(_neighbor_softmax_attention, edges), *args)
     )(Q, K, V)
     expected, expected_back = jax.vjp(partial(attention_by_loop, A), Q, K, V)
     assert_close(o, expected)
     for got, wanted in zip(back(do), expected_back(do)):
         assert_close(got, wanted)
     assert_close(
-        neighbor_softmax_attention(edges, 1e5 * Q, K, V),
+        _neighbor_softmax_attention(edges, 1e5 * Q, K, V),
         attention_by_loop(A, 1e5 * Q, K, V),
     )
 
 
 def test_edge_products_and_weighted_sums_are_each_others_derivatives(x64):
     graph = random_graph(5)
-    edges = neighbors(graph, by_edge=True)
+    edges = _neighbors(graph, by_edge=True)
     r, s = np.asarray(edges.receivers), np.asarray(edges.nodes)
     rng = np.random.default_rng(0)
     Q, K = jnp.asarray(rng.normal(size=(2, N, 2, 3)))
@@ -324,8 +324,8 @@ def test_edge_products_and_weighted_sums_are_each_others_derivatives(x64):
         return jnp.einsum("ehy,ehy->eh", Q[r], K[s])
 
     for f, plain, args in (
-        (edge_products, gathered, (Q, K)),
-        (weighted_sum, scattered, (w, K)),
+        (_edge_products, gathered, (Q, K)),
+        (_weighted_sum, scattered, (w, K)),
     ):
         y, back = jax.vjp(partial(f, edges), *args)
         z, plain_back = jax.vjp(plain, *args)
@@ -532,7 +532,7 @@ def test_attention_asks_for_edges_one_by_one():
         make("transformer", dtype=jnp.float32)(
             jnp.ones((N, F)), GCN.prepare(random_graph())
         )
-    assert isinstance(GCN.prepare(random_graph()), Neighbors)
+    assert isinstance(GCN.prepare(random_graph()), _Neighbors)
 
 
 # ------------------------------------------------------------------------------------
@@ -564,20 +564,20 @@ def test_aggregated_features_of_a_toy_graph():
         (2, ("max",), [own, one_max, two_max]),
         (2, ("mean", "max"), [own, one, two, one_max, two_max]),
     ):
-        found = aggregate(path, hops, kinds)
+        found = _aggregate(path, hops, kinds)
         assert found.dtype == np.float32 and np.array_equal(found, np.hstack(expected))
-    assert np.array_equal(aggregate(path), aggregate(path, 2, ("mean",)))
+    assert np.array_equal(_aggregate(path), _aggregate(path, 2, ("mean",)))
 
 
 def test_aggregation_looks_along_the_edge_and_takes_negative_maxima():
     directed = Graph([0, 1], [1, 2], [[-3.0], [-2], [-1]], [0, 1, 0])
-    assert aggregate(directed, 1, ("mean", "max"))[:, 1:].tolist() == [
+    assert _aggregate(directed, 1, ("mean", "max"))[:, 1:].tolist() == [
         [0, 0],
         [-3, -3],
         [-2, -2],
     ]
     alone = Graph([], [], np.ones((2, 1)), [0, 1])
-    assert aggregate(alone, 1, ("mean", "max")).tolist() == [[1, 0, 0], [1, 0, 0]]
+    assert _aggregate(alone, 1, ("mean", "max")).tolist() == [[1, 0, 0], [1, 0, 0]]
 
 
 @given(st.integers(0, 10**6))
@@ -599,7 +599,7 @@ def test_aggregated_features_are_those_of_the_table(seed):
         ]
     )
     assert_close(
-        aggregate(graph, 2, ("mean", "max")), expected.astype(np.float32), rtol=1e-6
+        _aggregate(graph, 2, ("mean", "max")), expected.astype(np.float32), rtol=1e-6
     )
 
 
@@ -620,7 +620,7 @@ def test_trees_are_reproducible_and_use_the_neighbors(planted, kind):
     graph, train = planted
     fit = lambda hops, seed=0, **options: fit_trees(
         kind,
-        aggregate(graph, hops),
+        _aggregate(graph, hops),
         graph.labels,
         train,
         seed,
@@ -644,7 +644,7 @@ def test_trees_are_reproducible_and_use_the_neighbors(planted, kind):
 @pytest.mark.parametrize("kind", ["forest", "boosting"])
 def test_trees_weigh_anomalies_and_learn_from_the_training_nodes_only(planted, kind):
     graph, train = planted
-    X = aggregate(graph)
+    X = _aggregate(graph)
     blind = graph.labels.copy()
     blind[np.setdiff1d(np.arange(graph.num_nodes), train)] = -1
     fit = lambda X, labels, train: fit_trees(
@@ -717,7 +717,7 @@ def test_trees_refuse_by_name(bad, match):
 )
 def test_aggregation_refuses_by_name(bad, match):
     with pytest.raises(ValueError, match=match):
-        aggregate(random_graph(), **bad)
+        _aggregate(random_graph(), **bad)
 
 
 def test_without_xgboost_the_error_says_what_to_install(monkeypatch):

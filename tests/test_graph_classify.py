@@ -18,16 +18,16 @@ from et_nbdev.graph.classify import (
     ClassifyConfig,
     ClassifyTraining,
     GraphClassifier,
-    LearnedAdjacency,
-    WeightedEdges,
-    classification_loss,
+    _LearnedAdjacency,
+    _WeightedEdges,
+    _classification_loss,
     load_classifier,
-    attended,
+    _attended,
     main,
     plot_molecule,
-    reorder,
-    score,
-    stream,
+    _reorder,
+    _score,
+    _stream,
     train_classifier,
 )
 from et_nbdev.graph.crossval import Fold, deal, parts, predict_logits
@@ -35,8 +35,8 @@ from et_nbdev.graph.sets import (
     EdgeLists,
     GraphBatch,
     GraphSet,
-    edge_batch,
-    laplacian_positions,
+    _edge_batch,
+    _laplacian_positions,
     learn_encoding,
     load_graphs,
     make_buckets,
@@ -89,7 +89,7 @@ def prepared(graphs=None, k=3):
     graphs = toys() if graphs is None else graphs
     encoding, positions = (
         learn_encoding(graphs, np.arange(len(graphs))),
-        laplacian_positions(graphs, k),
+        _laplacian_positions(graphs, k),
     )
     buckets = make_buckets(graphs, encoding, positions=positions, num_buckets=1)
     double = lambda batch: jax.tree.map(
@@ -101,7 +101,7 @@ def prepared(graphs=None, k=3):
     # the buckets' order of the graphs
     order = np.asarray(buckets.plan(np.arange(len(graphs)))[0][1])
     ids = np.array([int(np.flatnonzero(buckets.row == row)[0]) for row in order])
-    return double(dense), double(edge_batch(graphs, encoding, positions, ids))
+    return double(dense), double(_edge_batch(graphs, encoding, positions, ids))
 
 
 def build(config=SMALL, L=2, **options):
@@ -184,7 +184,7 @@ def test_edges_are_a_table_written_as_a_list(x64, literal):
     if literal:
         weights, mask = jnp.where(mask[None], weights, 0.0), jnp.ones((5, 5), bool)
     nonzero = (mask[None] & (weights != 0)).astype(weights.dtype)
-    listed = lambda weights: WeightedEdges(
+    listed = lambda weights: _WeightedEdges(
         jnp.asarray(s), jnp.asarray(r), linked, weights[:, r, s], strangers
     )
     along = lambda weights, g: attention.energy_and_update(g, edges=listed(weights))
@@ -214,7 +214,7 @@ def test_huge_weighted_scores_stay_finite():
     )
     r, s = np.nonzero(~np.eye(3, dtype=bool))
     senders, receivers = jnp.asarray(s), jnp.asarray(r)
-    edges = WeightedEdges(senders, receivers, jnp.ones(6, bool), weights[:, r, s])
+    edges = _WeightedEdges(senders, receivers, jnp.ones(6, bool), weights[:, r, s])
     for pairs in (dict(weights=weights), dict(edges=edges)):
         f = lambda g: (
             jnp.sum(attention.energy_and_update(g, **pairs)[1] ** 2)
@@ -252,7 +252,7 @@ def test_blocks_descend_and_large_steps_among_opponents_do_not(x64):
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_the_convolution_is_that_of_the_outer_product(x64, size):
     keys = jax.random.split(jax.random.key(0), 3)
-    learned = LearnedAdjacency(
+    learned = _LearnedAdjacency(
         4, 3, size, num_edge_features=2, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
     )
     learned.bias[...] = jnp.arange(3.0)
@@ -287,11 +287,11 @@ def test_the_convolution_is_that_of_the_outer_product(x64, size):
 
 
 def test_the_untrained_network_attends_evenly_along_edges():
-    learned = LearnedAdjacency(4, 3, rngs=nnx.Rngs(0))
+    learned = _LearnedAdjacency(4, 3, rngs=nnx.Rngs(0))
     assert np.array_equal(learned(jnp.zeros((1, 2, 4))), np.ones((1, 3, 2, 2)))
     for size in (0, 2):
         with pytest.raises(ValueError, match="size"):
-            LearnedAdjacency(4, 3, size, rngs=nnx.Rngs(0))
+            _LearnedAdjacency(4, 3, size, rngs=nnx.Rngs(0))
 
 
 # --- the model ---
@@ -389,7 +389,7 @@ def test_single_precision_is_exact_enough():
     graphs = load_graphs("rings")[np.arange(12)]
     encoding, positions = (
         learn_encoding(graphs, np.arange(12)),
-        laplacian_positions(graphs, 3),
+        _laplacian_positions(graphs, 3),
     )
     batch = next(
         make_buckets(graphs, encoding, positions=positions, num_buckets=1).batches(
@@ -488,7 +488,7 @@ def test_only_the_size_of_the_filters_makes_the_order_matter(x64):
         model = build(replace(SMALL, filter_size=size))
         logits = call(model, dense)
         for seed in range(3):
-            other = reorder(dense, jax.random.key(seed))
+            other = _reorder(dense, jax.random.key(seed))
             assert np.array_equal(other.present, dense.present) and np.array_equal(
                 other.adjacency.sum((1, 2)), dense.adjacency.sum((1, 2))
             )
@@ -526,7 +526,7 @@ def test_positions_computed_anew_depend_on_the_order_where_a_graph_is_symmetric(
             here, there = (
                 call(
                     model,
-                    edge_batch(g, encoding, laplacian_positions(g, k), np.arange(1)),
+                    _edge_batch(g, encoding, _laplacian_positions(g, k), np.arange(1)),
                 )
                 for g in (graphs, other)
             )
@@ -539,7 +539,7 @@ def test_positions_computed_anew_depend_on_the_order_where_a_graph_is_symmetric(
 
 def test_reorder_keeps_features_with_their_nodes(x64):
     dense, _ = prepared(toys((6, 7, 5)))
-    other = reorder(dense, jax.random.key(1))
+    other = _reorder(dense, jax.random.key(1))
     invariant = lambda b: jnp.sort(
         jnp.einsum(
             "bnf,bnm,bmnl,bmk->bnfk",
@@ -565,13 +565,13 @@ def test_the_loss_is_the_mean_over_graphs(x64):
     want = -log_p[np.arange(4), np.asarray(dense.labels)].mean()
     for batch in (dense, widen(dense)):
         assert_close(
-            nnx.jit(classification_loss)(model, batch, jax.random.key(0))[0], want
+            nnx.jit(_classification_loss)(model, batch, jax.random.key(0))[0], want
         )
 
 
 def supplies(ids):
     graphs = load_graphs("rings")
-    encoding, positions = learn_encoding(graphs, ids), laplacian_positions(graphs, 3)
+    encoding, positions = learn_encoding(graphs, ids), _laplacian_positions(graphs, 3)
     return {
         "dense": make_buckets(
             graphs, encoding, positions=positions, num_buckets=2, batch_size=16
@@ -600,7 +600,7 @@ def test_an_epoch_holds_every_graph_once_and_a_batch_is_a_function_of_its_number
             )
     per = len(supply.plan(ids, 0))
     walk = lambda start, n: [
-        np.asarray(b.features) for b, _ in zip(stream(supply, ids, 0, start), range(n))
+        np.asarray(b.features) for b, _ in zip(_stream(supply, ids, 0, start), range(n))
     ]
     for a, b in zip(walk(0, 2 * per + 1)[3:], walk(3, 2 * per - 2)):
         assert np.array_equal(a, b)
@@ -619,15 +619,15 @@ def test_predictions_come_in_the_order_asked_for_and_alike_in_both_layouts():
 
 
 def test_scores_by_hand():
-    got = score(np.array([[2.0, 1.0], [0.0, 1.0], [5.0, 5.0]]), np.array([0, 0, 1]))
+    got = _score(np.array([[2.0, 1.0], [0.0, 1.0], [5.0, 5.0]]), np.array([0, 0, 1]))
     assert got.accuracy == pytest.approx(1 / 3)
     assert got.cross_entropy == pytest.approx(
         (np.log1p(np.exp(-1)) + np.log1p(np.exp(1)) + np.log(2)) / 3
     )
     with pytest.raises(ValueError, match="finite"):
-        score(np.array([[np.nan, 0.0]]), np.array([0]))
+        _score(np.array([[np.nan, 0.0]]), np.array([0]))
     with pytest.raises(ValueError, match="at least one"):
-        score(np.zeros((0, 2)), np.zeros(0, int))
+        _score(np.zeros((0, 2)), np.zeros(0, int))
 
 
 def test_training_repeats_never_looks_at_the_test_labels_and_resumes(tmp_path):
@@ -687,7 +687,7 @@ def test_the_encoding_is_learned_from_the_training_graphs_alone():
     ]
     config, positions = (
         replace(QUICK, epochs=1, model=replace(SMALL, blocks=1, steps=1)),
-        laplacian_positions(graphs, 3),
+        _laplacian_positions(graphs, 3),
     )
     one, other = (
         nnx.state(
@@ -703,10 +703,10 @@ def test_validation_prefers_fewer_errors_to_smaller_losses(monkeypatch):
     """One error less outweighs any cross-entropy, which decides among equal counts; the
     history names what the choice was made by.
     """
-    graphs, S = load_graphs("rings")[np.arange(60)], classify.Scores
+    graphs, S = load_graphs("rings")[np.arange(60)], classify._Scores
     found = [S(2 / 6, 0.1), S(3 / 6, 1e6), S(3 / 6, 1e5), S(3 / 6, 1e5)]
     given = iter([*found, S(0.0, 0.0), S(0.0, 0.0)])  # four validations, two reports
-    monkeypatch.setattr(classify, "score", lambda logits, labels: next(given))
+    monkeypatch.setattr(classify, "_score", lambda logits, labels: next(given))
     run = train_classifier(
         replace(QUICK, epochs=4), graphs, parts(deal(graphs.labels), 0), progress=False
     )
@@ -772,10 +772,10 @@ def test_a_view_adds_up_and_can_be_drawn():
         lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x, prepared()[0]
     )
     model = GraphClassifier(2, 2, SMALL, num_edge_features=2, rngs=nnx.Rngs(0))
-    view = attended(model, dense)
+    view = _attended(model, dense)
     for refuse in (
-        lambda edges: reorder(edges, jax.random.key(0)),
-        lambda edges: attended(model, edges),
+        lambda edges: _reorder(edges, jax.random.key(0)),
+        lambda edges: _attended(model, edges),
     ):
         with pytest.raises(TypeError, match="EdgeBatch"):
             refuse(prepared()[1])
@@ -900,6 +900,6 @@ def test_mutag_is_learned(et_data, tmp_path):
         graphs, learn_encoding(graphs, fold.train), k=8, num_buckets=2
     )
     assert (
-        score(predict_logits(run.model, supply, known), graphs.labels[known]).accuracy
+        _score(predict_logits(run.model, supply, known), graphs.labels[known]).accuracy
         > (graphs.labels[known] == most).mean()
     )

@@ -13,7 +13,7 @@ from et_nbdev.graph.classify_baselines import (
     Agnostic,
     AgnosticConfig,
     GINConfig,
-    MaskedBatchNorm,
+    _MaskedBatchNorm,
 )
 from et_nbdev.graph.sets import EdgeBatch, GraphBatch
 from et_nbdev.testing import assert_close
@@ -92,7 +92,7 @@ def by_hand(model, X, A):
     def normed(norm, x):
         mean, variance = (
             (np.asarray(norm.mean[...]), np.asarray(norm.variance[...]))
-            if isinstance(norm, MaskedBatchNorm)
+            if isinstance(norm, _MaskedBatchNorm)
             else (x.mean(), x.var())
         )
         return (x - mean) / np.sqrt(variance + 1e-5) * np.asarray(
@@ -232,7 +232,7 @@ def test_no_graph_at_all_is_finite():
 def test_batch_norm_normalizes_what_is_there_and_remembers():
     x = jax.random.normal(jax.random.key(0), (3, 6, 4)) * 3 + 2
     present = jnp.arange(6)[None] < jnp.array([6, 2, 0])[:, None]
-    norm = MaskedBatchNorm(4, momentum=0.5)
+    norm = _MaskedBatchNorm(4, momentum=0.5)
     y = norm(jnp.where(present[..., None], x, 1e6), present, True)[present]
     np.testing.assert_allclose(y.mean(0), 0, atol=1e-5)
     np.testing.assert_allclose(y.std(0), 1, rtol=1e-4)

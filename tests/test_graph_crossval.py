@@ -31,7 +31,7 @@ from et_nbdev.graph.crossval import (
     summary,
 )
 from et_nbdev.graph.sets import (
-    TU_NAMES,
+    _TU_NAMES,
     EdgeLists,
     learn_encoding,
     load_graphs,
@@ -174,7 +174,7 @@ def kept_folds():
     }
 
 
-@pytest.mark.parametrize("name", [n for n in TU_NAMES if n != "FRANKENSTEIN"])
+@pytest.mark.parametrize("name", [n for n in _TU_NAMES if n != "FRANKENSTEIN"])
 def test_kept_folds_are_disjoint_and_complete(name):
     fold = kept_folds()[f"{name}/10"]
     counts = {

@@ -22,7 +22,7 @@ from et_nbdev.graph.data import (
     Graph,
     _read_mat,
     from_dgl,
-    from_dgl_file,
+    _from_dgl_file,
     from_mat,
     from_npz,
     from_pyg,
@@ -31,7 +31,7 @@ from et_nbdev.graph.data import (
     load_graph,
     save_graph,
     split,
-    subgraph,
+    _subgraph,
 )
 from et_nbdev.graph.sets import read_tu
 
@@ -316,7 +316,7 @@ def test_subgraph_holds_the_nodes_in_order_and_the_edges_among_them(case, data):
     nodes = data.draw(st.lists(st.integers(0, n - 1), min_size=1, unique=True))
     g = of(n, edges)
     g = from_relations({"a": g.edges, "b": g.edges[::-1]}, g.features, g.labels)
-    part = subgraph(g, nodes)
+    part = _subgraph(g, nodes)
     np.testing.assert_array_equal(part.features, g.features[nodes])
     np.testing.assert_array_equal(part.labels, g.labels[nodes])
     for mine, whole in (
@@ -327,7 +327,7 @@ def test_subgraph_holds_the_nodes_in_order_and_the_edges_among_them(case, data):
             (s, r) for s, r in pairs(whole) if s in nodes and r in nodes
         ]
     mask = np.isin(np.arange(n), nodes)
-    assert_same(subgraph(g, mask), subgraph(g, sorted(nodes)))
+    assert_same(_subgraph(g, mask), _subgraph(g, sorted(nodes)))
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_subgraph_holds_the_nodes_in_order_and_the_edges_among_them(case, data):
 )
 def test_subgraph_refuses_by_name(nodes, match):
     with pytest.raises(ValueError, match=match):
-        subgraph(make(), nodes)
+        _subgraph(make(), nodes)
 
 
 # ------------------------------------------------------------------------------------
@@ -585,7 +585,7 @@ def test_npz_of_other_contents_is_refused(tmp_path, change, match):
         from_npz(tmp_path / "x.npz")
 
 
-@pytest.mark.parametrize("read", [from_npz, from_mat, from_dgl_file])
+@pytest.mark.parametrize("read", [from_npz, from_mat, _from_dgl_file])
 def test_files_that_are_not_there_or_no_files(tmp_path, read):
     with pytest.raises(FileNotFoundError, match="missing"):
         read(tmp_path / "missing")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from et_nbdev.attention import RelativePositions, normalize_heads
+from et_nbdev.attention import RelativePositions, _normalize_heads
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
 from et_nbdev.graph import energy as graph_energy
@@ -348,7 +348,7 @@ def test_explanations(normalize, backend, x64):
     senders, receivers = edges.edge_list()
     Q, K = (jnp.einsum("nd,hdy->hny", g, W[...]) for W in (attention.Wq, attention.Wk))
     if normalize:
-        Q, K = normalize_heads(Q)[0], normalize_heads(K)[0]
+        Q, K = _normalize_heads(Q)[0], _normalize_heads(K)[0]
     scores = jnp.einsum("h,hcy,hby->hcb", attention.beta, Q, K)
     P = jax.nn.softmax(jnp.where(table[None], scores, -jnp.inf), -1)
     assert weights.shape == (edges.num_edges, 2)

@@ -18,12 +18,12 @@ import et_nbdev.graph.sets as sets
 from et_nbdev.graph.sets import (
     EdgeLists,
     GraphSet,
-    bucket_sizes,
-    cached_positions,
-    edge_batch,
-    flip_signs,
+    _bucket_sizes,
+    _cached_positions,
+    _edge_batch,
+    _flip_signs,
     graphs_from_dgl,
-    laplacian_positions,
+    _laplacian_positions,
     learn_encoding,
     load_graphs,
     make_buckets,
@@ -53,7 +53,7 @@ def clean(monkeypatch, tmp_path):
     "No data but the test's own, and no network."
     monkeypatch.delenv("ET_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(sets, "TU_URL", (tmp_path / "server").as_uri() + "/{name}.zip")
+    monkeypatch.setattr(sets, "_TU_URL", (tmp_path / "server").as_uri() + "/{name}.zip")
 
 
 def write(folder, name="SET", inside="SET//", **changes):
@@ -587,7 +587,9 @@ def laplacian(one):
 @pytest.mark.parametrize("large", [200, 3])
 @pytest.mark.parametrize("seed", range(4))
 def test_positions_are_the_smallest_modes_of_each_graph_alone(seed, large, monkeypatch):
-    monkeypatch.setattr(sets, "LARGE", large)  # 3: nearly everything by Lanczos' method
+    monkeypatch.setattr(
+        sets, "_LARGE", large
+    )  # 3: nearly everything by Lanczos' method
     k, graphs = (
         (5, random_set(seed, 12, 12))
         if large == 200
@@ -595,7 +597,7 @@ def test_positions_are_the_smallest_modes_of_each_graph_alone(seed, large, monke
     )
     if large == 3:
         graphs = graphs[graphs.sizes > 8]
-    P = laplacian_positions(graphs, k)
+    P = _laplacian_positions(graphs, k)
     assert P.dtype == np.float32
     for i in range(len(graphs)):
         one, p = graphs[[i]], P[graphs.start[i] : graphs.start[i + 1]].astype(float)
@@ -606,37 +608,39 @@ def test_positions_are_the_smallest_modes_of_each_graph_alone(seed, large, monke
         np.testing.assert_allclose(p.T @ p, np.diag(np.arange(k) < m), atol=1e-5)
         np.testing.assert_allclose(L @ p[:, :m], p[:, :m] * wanted, atol=1e-5)
         # whatever stands beside it in the set
-        np.testing.assert_array_equal(laplacian_positions(one, k), p.astype(np.float32))
+        np.testing.assert_array_equal(
+            _laplacian_positions(one, k), p.astype(np.float32)
+        )
         for v in p[:, :m].T:
             assert v[np.abs(v) > np.abs(v).max() * (1 - 1e-5)][0] > 0
-    np.testing.assert_array_equal(laplacian_positions(graphs, k), P)
+    np.testing.assert_array_equal(_laplacian_positions(graphs, k), P)
 
 
 def test_positions_of_parts_and_of_almost_nothing():
     triangle = lambda s: [(s, s + 1), (s + 1, s + 2), (s + 2, s)]
     edges = np.array(triangle(0) + triangle(3)).T
-    P = laplacian_positions(GraphSet([0, 7, 8, 10], *edges, [0, 0, 0]), 6)
+    P = _laplacian_positions(GraphSet([0, 7, 8, 10], *edges, [0, 0, 0]), 6)
     assert not P[6:].any() and not P[:, 4:].any() and P[:6, :4].any(0).all()
     assert ((P[:3].any(0)).astype(int) + P[3:6].any(0) == (np.arange(6) < 4)).all(), (
         "a mode lives on one part"
     )
     loop = GraphSet([0, 4], [0, 1, 2, 1, 1], [1, 2, 3, 1, 2], [0])
     np.testing.assert_array_equal(
-        laplacian_positions(loop, 2), laplacian_positions(loop.undirected(), 2)
+        _laplacian_positions(loop, 2), _laplacian_positions(loop.undirected(), 2)
     )
-    assert laplacian_positions(loop, 0).shape == (4, 0)
+    assert _laplacian_positions(loop, 0).shape == (4, 0)
     with pytest.raises(ValueError, match="k: expected"):
-        laplacian_positions(loop, -1)
+        _laplacian_positions(loop, -1)
 
 
 def test_all_modes_of_a_large_part_can_be_asked_for():
     ring, tail = GraphSet([0, 205], np.arange(205), (np.arange(205) + 1) % 205, [0]), 2
     for k in (204, 210):  # as many as there are, and more
-        P = laplacian_positions(ring, k)
+        P = _laplacian_positions(ring, k)
         np.testing.assert_allclose(
             P.T.astype(float) @ P, np.diag(np.arange(k) < 204), atol=1e-5
         )
-    few = laplacian_positions(ring, tail)  # by Lanczos' method: the same plane
+    few = _laplacian_positions(ring, tail)  # by Lanczos' method: the same plane
     np.testing.assert_allclose(few @ few.T, P[:, :tail] @ P[:, :tail].T, atol=1e-5)
 
 
@@ -644,8 +648,8 @@ def test_positions_are_kept_and_damage_is_mended(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     graphs = random_set(3)
     want, again = (
-        laplacian_positions(graphs, 3),
-        lambda g=graphs, k=3: cached_positions(g, k, least=1),
+        _laplacian_positions(graphs, 3),
+        lambda g=graphs, k=3: _cached_positions(g, k, least=1),
     )
 
     def boom(*a):
@@ -654,23 +658,23 @@ def test_positions_are_kept_and_damage_is_mended(tmp_path, monkeypatch):
     np.testing.assert_array_equal(again(), want)
     (kept,) = tmp_path.rglob("*.npz")
     with monkeypatch.context() as m:
-        m.setattr(sets, "laplacian_positions", boom)
+        m.setattr(sets, "_laplacian_positions", boom)
         np.testing.assert_array_equal(again(), want)
         # another k, other edges, a small set
         for other in (
             lambda: again(k=2),
             lambda: again(graphs.undirected()),
-            lambda: cached_positions(graphs, 3),
+            lambda: _cached_positions(graphs, 3),
         ):
             with pytest.raises(AssertionError, match="computed again"):
                 other()
-        m.setattr(sets, "POSITIONS_VERSION", -1)  # and another version of the method
+        m.setattr(sets, "_POSITIONS_VERSION", -1)  # and another version of the method
         with pytest.raises(AssertionError, match="computed again"):
             again()
     # the same senders, other receivers
     turned = replace(GraphSet([0, 4], [0, 1], [1, 2], [0]), receivers=[1, 3])
     for g in (replace(turned, receivers=[1, 2]), turned):
-        np.testing.assert_array_equal(again(g), laplacian_positions(g, 3))
+        np.testing.assert_array_equal(again(g), _laplacian_positions(g, 3))
     for other in set(tmp_path.rglob("*.npz")) - {kept}:
         other.unlink()
     for damage in (
@@ -681,7 +685,7 @@ def test_positions_are_kept_and_damage_is_mended(tmp_path, monkeypatch):
         damage()
         np.testing.assert_array_equal(again(), want)
         with monkeypatch.context() as m:
-            m.setattr(sets, "laplacian_positions", boom)
+            m.setattr(sets, "_laplacian_positions", boom)
             np.testing.assert_array_equal(again(), want)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -696,11 +700,11 @@ def test_a_new_order_of_nodes_moves_positions_with_them():
     ends = np.argwhere(A | A.T).T
     order = rng.permutation(9)
     a, b = (
-        laplacian_positions(GraphSet([0, 9], *e, [0]), 4)
+        _laplacian_positions(GraphSet([0, 9], *e, [0]), 4)
         for e in (ends, np.argsort(order)[ends])
     )
     np.testing.assert_allclose(np.abs(b), np.abs(a[order]), atol=1e-5)
-    assert graphs.num_edges == 0 and not laplacian_positions(graphs, 3).any()
+    assert graphs.num_edges == 0 and not _laplacian_positions(graphs, 3).any()
 
 
 # ------------------------------------------------------------------------------------
@@ -776,7 +780,7 @@ def test_only_edges_that_tables_and_lists_agree_on_are_batched(ends, wrong):
     encoding, P = learn_encoding(graphs, [0]), np.zeros((3, 2), np.float32)
     for make in (
         lambda g: make_buckets(g, encoding, positions=P, num_buckets=1),
-        lambda g: edge_batch(g, encoding, P, [0]),
+        lambda g: _edge_batch(g, encoding, P, [0]),
         lambda g: EdgeLists(g, encoding, P),
     ):
         if wrong:
@@ -794,7 +798,7 @@ def test_only_edges_that_tables_and_lists_agree_on_are_batched(ends, wrong):
                 ValueError,
                 match="^positions: expected one row for each of the 3 nodes, got shape",
             ):
-                edge_batch(graphs.undirected(), encoding, p, [0])
+                _edge_batch(graphs.undirected(), encoding, p, [0])
             with pytest.raises(ValueError, match="^positions: expected one row"):
                 make_buckets(graphs.undirected(), encoding, positions=p)
             with pytest.raises(ValueError, match="^positions: expected one row"):
@@ -813,11 +817,11 @@ def test_only_edges_that_tables_and_lists_agree_on_are_batched(ends, wrong):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_no_batch_is_made_of_numbers_that_are_not_finite(layout, bad):
     graphs = random_set(3).undirected()
-    encoding, P = learn_encoding(graphs, [0]), laplacian_positions(graphs, 2)
+    encoding, P = learn_encoding(graphs, [0]), _laplacian_positions(graphs, 2)
     make = (
         (lambda e, p: make_buckets(graphs, e, positions=p))
         if layout == "dense"
-        else (lambda e, p: edge_batch(graphs, e, p, np.arange(len(graphs))))
+        else (lambda e, p: _edge_batch(graphs, e, p, np.arange(len(graphs))))
     )
     make(encoding, P)
     broken = P.copy()
@@ -847,7 +851,7 @@ def test_no_batch_is_made_of_numbers_that_are_not_finite(layout, bad):
     table = (
         (lambda: make_buckets(far, tight, positions=P))
         if layout == "dense"
-        else (lambda: edge_batch(far, tight, P, np.arange(len(far))))
+        else (lambda: _edge_batch(far, tight, P, np.arange(len(far))))
     )
     with (
         np.errstate(over="ignore"),
@@ -898,7 +902,7 @@ def test_bucket_sizes_are_the_best_there_are(sizes, K):
     work = lambda ends: sum(
         n * (n + 64) for n in np.take(ends, np.searchsorted(ends, sizes))
     )
-    ends, all_ends = bucket_sizes(sizes, K, 1), sorted(set(sizes))
+    ends, all_ends = _bucket_sizes(sizes, K, 1), sorted(set(sizes))
     assert len(ends) <= K and set(ends) <= set(sizes) and ends[-1] == max(sizes)
     best = min(
         work(sorted({*c, max(sizes)}))
@@ -906,8 +910,8 @@ def test_bucket_sizes_are_the_best_there_are(sizes, K):
         for c in itertools.combinations(all_ends, min(m, len(all_ends)))
     )
     assert work(ends) == best
-    assert all(n % 4 == 0 for n in bucket_sizes(sizes, K)) and max(
-        bucket_sizes(sizes, K)
+    assert all(n % 4 == 0 for n in _bucket_sizes(sizes, K)) and max(
+        _bucket_sizes(sizes, K)
     ) >= max(sizes)
 
 
@@ -916,7 +920,7 @@ def test_bucket_sizes_are_the_best_there_are(sizes, K):
 def test_a_batch_holds_what_the_set_does_and_an_epoch_every_graph_once(seed, K, B):
     graphs = random_set(seed, 11).undirected()
     encoding = learn_encoding(graphs, np.arange(5))
-    P, (x, e) = laplacian_positions(graphs, 3), encoding(graphs)
+    P, (x, e) = _laplacian_positions(graphs, 3), encoding(graphs)
     buckets = make_buckets(graphs, encoding, positions=P, num_buckets=K, batch_size=B)
     ids, seen = np.array([0, 3, 4, 8, 9, 10]), []
     for b, rows in buckets.plan(ids, seed=1, epoch=2):
@@ -994,7 +998,7 @@ def test_flipped_signs_are_one_for_each_graph_and_column():
             rings, learn_encoding(rings, [0]), k=4, num_buckets=1, batch_size=40
         ).batches(np.arange(40))
     )
-    flipped = flip_signs(batch, jax.random.key(3))
+    flipped = _flip_signs(batch, jax.random.key(3))
     ratio = np.where(
         np.asarray(batch.positions) == 0,
         np.nan,
@@ -1009,11 +1013,11 @@ def test_flipped_signs_are_one_for_each_graph_and_column():
     )
     encoding, P, ids = (
         learn_encoding(rings, [0]),
-        laplacian_positions(rings, 4),
+        _laplacian_positions(rings, 4),
         np.arange(40),
     )
-    sparse = edge_batch(rings, encoding, P, ids, 900, 2000, 41)
-    ratio = np.asarray(flip_signs(sparse, jax.random.key(3)).positions) / np.where(
+    sparse = _edge_batch(rings, encoding, P, ids, 900, 2000, 41)
+    ratio = np.asarray(_flip_signs(sparse, jax.random.key(3)).positions) / np.where(
         sparse.positions == 0, 1, sparse.positions
     )
     # some entries are 0
@@ -1072,7 +1076,7 @@ def test_lists_of_edges_come_in_batches_of_equal_size(seed, B):
 def test_a_batch_of_edges_is_rounded_up_to_one_of_few_sizes():
     rings = load_graphs("rings")
     lists = EdgeLists(
-        rings, learn_encoding(rings, np.arange(240)), laplacian_positions(rings, 2), 8
+        rings, learn_encoding(rings, np.arange(240)), _laplacian_positions(rings, 2), 8
     )
     for part, batch in zip(
         lists.plan(np.arange(60), 0), lists.batches(np.arange(60), 0)
@@ -1110,7 +1114,7 @@ def test_edges_end_to_end_say_what_the_tables_say(seed):
     graphs = random_set(seed).undirected()
     encoding, P, ids = (
         learn_encoding(graphs, np.arange(7)),
-        laplacian_positions(graphs, 2),
+        _laplacian_positions(graphs, 2),
         np.array([5, 0, 2]),
     )
     nodes, edges = (
@@ -1118,7 +1122,7 @@ def test_edges_end_to_end_say_what_the_tables_say(seed):
         int(np.diff(graphs.edge_start)[ids].sum()),
     )
     sparse = jax.tree.map(
-        np.asarray, edge_batch(graphs, encoding, P, ids, nodes + 3, edges + 5, 4)
+        np.asarray, _edge_batch(graphs, encoding, P, ids, nodes + 3, edges + 5, 4)
     )
     buckets = make_buckets(graphs, encoding, positions=P, num_buckets=1)
     assert (
@@ -1146,4 +1150,4 @@ def test_edges_end_to_end_say_what_the_tables_say(seed):
             sparse.edge_features[mine], dense.edge_features[0][r, s]
         )
     with pytest.raises(ValueError, match="need at least"):
-        edge_batch(graphs, encoding, P, ids, nodes)
+        _edge_batch(graphs, encoding, P, ids, nodes)

@@ -16,17 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import examples
-from et_nbdev.attention import EnergyAttention, queries_and_keys, soft_match
+from et_nbdev.attention import EnergyAttention, _queries_and_keys, _soft_match
 from et_nbdev.hopfield import (
     Exponential,
     Polynomial,
     asynchronous,
-    check_memories,
-    check_positive,
-    check_states,
+    _check_memories,
+    _check_positive,
+    _check_states,
     dense_energy,
-    dense_sweep,
-    flip_energies,
+    _dense_sweep,
+    _flip_energies,
     hebb,
     ising_energy,
     settle,
@@ -35,13 +35,13 @@ from et_nbdev.hopfield import (
 from et_nbdev.hopfield_continuous import (
     continuous_energy_and_update,
     retrieve,
-    sharing,
+    _sharing,
     unit_memories,
 )
 from et_nbdev.hopfield_learning import (
     hopfield_attention,
     learn,
-    likelihood_update,
+    _likelihood_update,
     log_partition,
     negative_log_likelihood,
     sample,
@@ -60,7 +60,7 @@ each_beta = pytest.mark.parametrize("beta", BETAS)
 # One compiled program for each shape, whatever the values.
 run_asynchronous, run_sweep = (
     jax.jit(asynchronous),
-    jax.jit(dense_sweep, static_argnames="F"),
+    jax.jit(_dense_sweep, static_argnames="F"),
 )
 run_retrieve, run_learn = (
     jax.jit(retrieve, static_argnames="steps"),
@@ -275,7 +275,7 @@ def test_dense_energy_and_flips_are_the_formulas(x64, F):
         ],
         -1,
     )
-    assert_close(flip_energies(jnp.asarray(x), jnp.asarray(xi), F), flips, rtol=1e-12)
+    assert_close(_flip_energies(jnp.asarray(x), jnp.asarray(xi), F), flips, rtol=1e-12)
 
 
 @each_interaction
@@ -311,7 +311,7 @@ def test_a_settled_state_is_one_from_which_no_flip_pays(x64, seed):
         end, steps = settle(lambda x: run_sweep(x, xi, F=F)[0], jnp.asarray(x))
         assert (
             steps.max() < 100
-            and (flip_energies(end, jnp.asarray(xi), F) > -1e-13).all()
+            and (_flip_energies(end, jnp.asarray(xi), F) > -1e-13).all()
         )
 
 
@@ -335,7 +335,9 @@ def test_the_square_is_the_classical_network(x64):
     )
     h = jnp.asarray(x) @ W  # flipping neuron i costs 2 x h in the classical energy
     assert_close(
-        flip_energies(jnp.asarray(x), xi, Polynomial(2)) * 64 / 2, 2 * x * h, rtol=1e-12
+        _flip_energies(jnp.asarray(x), xi, Polynomial(2)) * 64 / 2,
+        2 * x * h,
+        rtol=1e-12,
     )
 
 
@@ -351,7 +353,7 @@ def test_steeper_energies_hold_more():
     rng = np.random.default_rng(0)
     xi = jnp.asarray(spins(rng, 60, 32), jnp.float32)
     kept = {
-        F: float((flip_energies(xi, xi, F) >= 0).all(-1).mean()) for F in INTERACTIONS
+        F: float((_flip_energies(xi, xi, F) >= 0).all(-1).mean()) for F in INTERACTIONS
     }
     assert kept[Polynomial(2)] < 0.1 and kept[Polynomial(4)] == kept[Exponential()] == 1
 
@@ -360,7 +362,7 @@ def test_nothing_overflows_in_single_precision():
     xi = jnp.asarray(spins(np.random.default_rng(0), 3, 1000), jnp.float32)
     for F in (Polynomial(30), Exponential()):
         assert_close(dense_energy(xi, xi, F), -jnp.ones(3), rtol=1e-6)
-        assert (flip_energies(xi, xi, F) > 0).all()
+        assert (_flip_energies(xi, xi, F) > 0).all()
 
 
 @pytest.mark.parametrize("D, flipped", [(128, 0.4), (256, 0.2), (512, 0.1), (512, 0.3)])
@@ -375,8 +377,8 @@ def test_badly_damaged_patterns_are_recalled_in_single_precision(F, D, flipped):
     ).astype(jnp.float32)
     end = settle(lambda x: run_sweep(x, xi, F=F)[0], damaged)[0]
     assert_close(end, xi)
-    assert (flip_energies(damaged, xi, F).min(-1) < 0).all() and (
-        flip_energies(end, xi, F) > 0
+    assert (_flip_energies(damaged, xi, F).min(-1) < 0).all() and (
+        _flip_energies(end, xi, F) > 0
     ).all()
     energies = run_sweep(damaged, xi, F=F)[1]
     assert_descends(energies)
@@ -399,7 +401,10 @@ def test_a_memory_with_gaps(x64, F):
         -1,
     )
     assert_close(
-        flip_energies(jnp.asarray(x), jnp.asarray(xi), F), flips, rtol=1e-11, atol=1e-15
+        _flip_energies(jnp.asarray(x), jnp.asarray(xi), F),
+        flips,
+        rtol=1e-11,
+        atol=1e-15,
     )
 
 
@@ -498,10 +503,10 @@ def test_two_limits_of_the_fixed_points(x64, seed):
 
 def test_sharing_counts_memories(x64):
     x, xi = setup(0)
-    assert_close(sharing(x, jnp.ones((5, 4)), 2.0), 5 * jnp.ones((2, 3)), rtol=1e-12)
-    assert_close(sharing(x, xi, 1e6), jnp.ones((2, 3)), rtol=1e-9)
+    assert_close(_sharing(x, jnp.ones((5, 4)), 2.0), 5 * jnp.ones((2, 3)), rtol=1e-12)
+    assert_close(_sharing(x, xi, 1e6), jnp.ones((2, 3)), rtol=1e-9)
     p = jax.nn.softmax(0.7 * x @ xi.T, -1)
-    assert_close(sharing(x, xi, 0.7), 1 / (p**2).sum(-1), rtol=1e-12)
+    assert_close(_sharing(x, xi, 0.7), 1 / (p**2).sum(-1), rtol=1e-12)
 
 
 def test_huge_scores_stay_finite():
@@ -511,7 +516,7 @@ def test_huge_scores_stay_finite():
     assert (
         jnp.isfinite(E).all()
         and jnp.isfinite(u).all()
-        and jnp.isfinite(sharing(x, xi, 50.0)).all()
+        and jnp.isfinite(_sharing(x, xi, 50.0)).all()
     )
     assert E.dtype == u.dtype == jnp.float32
 
@@ -564,7 +569,7 @@ def test_likelihood_is_that_of_a_mixture_and_its_gradient_by_hand(x64, beta):
     assert_gradient(
         lambda xi: negative_log_likelihood(x, xi, beta),
         xi,
-        -likelihood_update(x, xi, beta),
+        -_likelihood_update(x, xi, beta),
     )
 
 
@@ -587,7 +592,7 @@ def test_learning_goes_downhill_and_comes_to_the_balance(x64, seed, beta):
     assert_close(
         losses[-1], negative_log_likelihood(0.5 * x, learned, beta), rtol=1e-12
     )
-    assert jnp.abs(likelihood_update(0.5 * x, learned, beta)).max() < 0.02 * beta
+    assert jnp.abs(_likelihood_update(0.5 * x, learned, beta)).max() < 0.02 * beta
     single = run_learn(x, xi[:1], beta=beta, steps=300, step_size=0.2 / beta)[0]
     assert_close(single[0], x.mean(0), rtol=1e-9)
 
@@ -688,10 +693,10 @@ def test_energy_attention_with_still_keys_is_a_hopfield_network(x64):
         attention.Wq[...],
         attention.Wk[...],
     )
-    Q, K = queries_and_keys(g, Wq, Wk)
+    Q, K = _queries_and_keys(g, Wq, Wk)
     E, u = continuous_energy_and_update(Q[0], K[0], 0.8)
     assert_close(attention.energy(g), jnp.sum(E - (Q[0] ** 2).sum(-1) / 2), rtol=1e-12)
-    P = soft_match(Q, K, attention.beta)[1][0]
+    P = _soft_match(Q, K, attention.beta)[1][0]
     assert_close(
         attention.update(g), (u + Q[0]) @ Wq[0].T + P.T @ Q[0] @ Wk[0].T, rtol=1e-12
     )
@@ -722,7 +727,8 @@ def test_real_pictures_are_recalled_from_noise(et_data):
     assert_close(retrieve(noisy, xi, 1000.0, 5)[0], xi, atol=1e-3)
     ends = retrieve(noisy, xi, 0.5, 50)[0]
     assert (
-        sharing(ends, xi, 0.5).min() > 60 and jnp.linalg.norm(ends, axis=-1).max() < 0.1
+        _sharing(ends, xi, 0.5).min() > 60
+        and jnp.linalg.norm(ends, axis=-1).max() < 0.1
     )
 
 
@@ -807,7 +813,8 @@ def test_an_order_may_be_a_jax_array_and_may_be_empty():
         settle(lambda x: asynchronous(x, W, order=order)[0], x)[0], jnp.ones(4)
     )
     assert_close(
-        settle(lambda x: dense_sweep(x, xi, Exponential(), order)[0], x)[0], jnp.ones(4)
+        settle(lambda x: _dense_sweep(x, xi, Exponential(), order)[0], x)[0],
+        jnp.ones(4),
     )
     assert_close(
         jax.jit(lambda x, i: asynchronous(x, W, order=[i, 2])[0])(x, 0), jnp.ones(4)
@@ -846,18 +853,18 @@ xs, xis, W4 = jnp.ones((3, 4)), jnp.ones((2, 4)), jnp.ones((4, 4))
             TypeError,
             "xi: expected an array of floating.*int64",
         ),
-        (lambda: check_memories([1.0]), TypeError, "xi: .*list"),
+        (lambda: _check_memories([1.0]), TypeError, "xi: .*list"),
         (
-            lambda: check_states(jnp.ones(3), 4),
+            lambda: _check_states(jnp.ones(3), 4),
             ValueError,
             r"x: expected states.*D = 4.*\(3,\)",
         ),
         (
-            lambda: check_states(jnp.zeros(4), 4, spins=True),
+            lambda: _check_states(jnp.zeros(4), 4, spins=True),
             ValueError,
             "x: expected entries of -1 and 1 only, got 0.0",
         ),
-        (lambda: check_positive(beta=np.inf), ValueError, "beta: expected a positive"),
+        (lambda: _check_positive(beta=np.inf), ValueError, "beta: expected a positive"),
         (
             lambda: ising_energy(xs, jnp.ones((4, 3))),
             ValueError,
@@ -910,7 +917,7 @@ xs, xis, W4 = jnp.ones((3, 4)), jnp.ones((2, 4)), jnp.ones((4, 4))
             "x: expected an array of states, got list",
         ),
         (
-            lambda: flip_energies(xs, 2 * xis, Polynomial(2)),
+            lambda: _flip_energies(xs, 2 * xis, Polynomial(2)),
             ValueError,
             "xi: expected entries of -1, 0 and 1 only, got 2.0",
         ),
@@ -922,15 +929,15 @@ xs, xis, W4 = jnp.ones((3, 4)), jnp.ones((2, 4)), jnp.ones((4, 4))
         (lambda: retrieve(xs, nans), ValueError, "xi: expected finite"),
         (lambda: learn(xs, half(xis)), TypeError, "x: expected float16 .* got float32"),
         (
-            lambda: sharing(xs, xis, None),
+            lambda: _sharing(xs, xis, None),
             ValueError,
             "beta: expected a positive, finite number, got None",
         ),
-        (lambda: sharing(xs, xis, "1"), ValueError, "beta: expected .*'1'"),
-        (lambda: sharing(xs, xis, 1j), ValueError, "beta: expected .*1j"),
-        (lambda: sharing(xs, xis, True), ValueError, "beta: expected .*True"),
+        (lambda: _sharing(xs, xis, "1"), ValueError, "beta: expected .*'1'"),
+        (lambda: _sharing(xs, xis, 1j), ValueError, "beta: expected .*1j"),
+        (lambda: _sharing(xs, xis, True), ValueError, "beta: expected .*True"),
         (
-            lambda: jax.jit(lambda b: sharing(xs, xis, b))(jnp.ones(2)),
+            lambda: jax.jit(lambda b: _sharing(xs, xis, b))(jnp.ones(2)),
             ValueError,
             "beta: expected",
         ),
@@ -959,10 +966,10 @@ xs, xis, W4 = jnp.ones((3, 4)), jnp.ones((2, 4)), jnp.ones((4, 4))
         ),
         (lambda: Polynomial(2.5), ValueError, "n: expected"),
         (lambda: dense_energy(jnp.ones(3), xis, Polynomial(2)), ValueError, "D = 4"),
-        (lambda: dense_sweep(0 * xs, xis, Polynomial(2)), ValueError, "-1 and 1"),
-        (lambda: dense_sweep(xs, xis, Polynomial(2), [-1]), ValueError, "order: "),
+        (lambda: _dense_sweep(0 * xs, xis, Polynomial(2)), ValueError, "-1 and 1"),
+        (lambda: _dense_sweep(xs, xis, Polynomial(2), [-1]), ValueError, "order: "),
         (
-            lambda: flip_energies(2 * xs, xis, Exponential()),
+            lambda: _flip_energies(2 * xs, xis, Exponential()),
             ValueError,
             "-1 and 1 only, got 2.0",
         ),
@@ -979,7 +986,7 @@ xs, xis, W4 = jnp.ones((3, 4)), jnp.ones((2, 4)), jnp.ones((4, 4))
         (lambda: retrieve(xs, xis, [1.0, 2.0]), ValueError, "beta: expected"),
         (lambda: retrieve(xs, xis, steps=-1), ValueError, "steps: expected"),
         (lambda: retrieve(xs, xis, step_size=-1.0), ValueError, "step_size: expected"),
-        (lambda: sharing(jnp.ones(3), xis), ValueError, "D = 4"),
+        (lambda: _sharing(jnp.ones(3), xis), ValueError, "D = 4"),
         (
             lambda: unit_memories(jnp.ones((1, 4))),
             ValueError,
@@ -994,7 +1001,7 @@ xs, xis, W4 = jnp.ones((3, 4)), jnp.ones((2, 4)), jnp.ones((4, 4))
         (lambda: sample(jax.random.key(0), xis, 0), ValueError, "num: expected"),
         (lambda: negative_log_likelihood(jnp.ones((3, 5)), xis), ValueError, "D = 4"),
         (
-            lambda: likelihood_update(jnp.ones(4), xis),
+            lambda: _likelihood_update(jnp.ones(4), xis),
             ValueError,
             r"x: expected data of shape \(B, D\).*\(4,\)",
         ),

@@ -22,13 +22,13 @@ from scipy import stats
 
 from et_nbdev.vision import data
 from et_nbdev.vision.data import (
-    augment,
+    _augment,
     batches,
     channel_statistics,
     denormalize,
-    fill_biharmonic,
-    fill_mean,
-    fill_nearest,
+    _fill_biharmonic,
+    _fill_mean,
+    _fill_nearest,
     load_images,
     normalize,
     occlude,
@@ -39,7 +39,7 @@ from et_nbdev.vision.data import (
 datasets = pytest.importorskip("datasets")
 pq = pytest.importorskip("pyarrow.parquet")
 SPLITS = ("train", "validation", "test")
-FILLS = (fill_mean, fill_nearest, fill_biharmonic)
+FILLS = (_fill_mean, _fill_nearest, _fill_biharmonic)
 OFFLINE = datasets.config.HF_HUB_OFFLINE
 rng = np.random.default_rng(0)
 
@@ -398,7 +398,7 @@ def test_occlude_refuses(arguments, match):
 # ------------------------------------------------------------------------------------
 # augmentation
 
-views = jax.jit(augment, static_argnames=("scale", "ratio", "flip", "jitter"))
+views = jax.jit(_augment, static_argnames=("scale", "ratio", "flip", "jitter"))
 
 
 ramp = np.stack(
@@ -496,7 +496,7 @@ def test_augmented_pictures_differ_from_each_other_and_depend_on_themselves_alon
         and view.max() <= 1
     )
     assert len(np.unique(np.asarray(view).reshape(8, -1), axis=0)) == 8
-    np.testing.assert_allclose(augment(jax.random.key(3), x), view, atol=1e-5)
+    np.testing.assert_allclose(_augment(jax.random.key(3), x), view, atol=1e-5)
     x[1:] = 0
     np.testing.assert_allclose(views(jax.random.key(3), x)[0], view[0], atol=1e-6)
 
@@ -516,7 +516,7 @@ def test_jitter_of_a_colorless_picture_stays_colorless_and_of_colors_changes_the
 
 
 def test_augment_and_occlude_in_double_precision(x64):
-    assert augment(jax.random.key(0), np.zeros((2, 8, 8, 3))).dtype == jnp.float32
+    assert _augment(jax.random.key(0), np.zeros((2, 8, 8, 3))).dtype == jnp.float32
     assert occlude(jax.random.key(0), 2, 16, 8)[0].sum() == 16
 
 
@@ -546,7 +546,7 @@ def test_augment_and_occlude_in_double_precision(x64):
 )
 def test_augment_refuses(images, options, error, match):
     with pytest.raises(error, match=match):
-        augment(jax.random.key(0), images, **options)
+        _augment(jax.random.key(0), images, **options)
 
 
 # ------------------------------------------------------------------------------------
@@ -599,7 +599,7 @@ def test_fills_do_what_they_are_called():
     x = rng.random((2, 8, 8, 3), np.float32)
     occluded = np.asarray(occlude(jax.random.key(1), 2, 16, 8)[0])
     hidden = hidden_pixels(occluded, 8, 2)
-    mean, nearest = fill_mean(x, occluded, 2), fill_nearest(x, occluded, 2)
+    mean, nearest = _fill_mean(x, occluded, 2), _fill_nearest(x, occluded, 2)
     for b, i, j in np.argwhere(hidden):
         np.testing.assert_allclose(mean[b, i, j], x[b][~hidden[b]].mean(0), atol=1e-6)
         open_ = np.argwhere(~hidden[b])
@@ -609,7 +609,7 @@ def test_fills_do_what_they_are_called():
     inside = np.zeros((1, 64), bool)
     inside[0, [27, 36]] = True  # a plane is biharmonic
     np.testing.assert_allclose(
-        fill_biharmonic(ramp[None], inside, 2)[0], ramp, atol=1e-4
+        _fill_biharmonic(ramp[None], inside, 2)[0], ramp, atol=1e-4
     )
 
 

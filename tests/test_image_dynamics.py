@@ -17,11 +17,11 @@ from et_nbdev.vision.data import normalize, occlude, patchify
 from et_nbdev.vision.dynamics import (
     FieldImageEnergyTransformer,
     errors_after,
-    errors_in_time,
-    errors_settled,
-    growing,
-    loss_at,
-    states_by,
+    _errors_in_time,
+    _errors_settled,
+    _growing,
+    _loss_at,
+    _states_by,
 )
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
 from et_nbdev.vision.train import TrainConfig, completion_loss
@@ -81,7 +81,7 @@ def test_a_strong_field_wins(x64):
 
 @KINDS
 def test_steps_of_given_sizes_are_steps(kind):
-    model, sizes = kind(CONFIG.model, rngs=nnx.Rngs(0)), growing(4, 0.1, 2.0)
+    model, sizes = kind(CONFIG.model, rngs=nnx.Rngs(0)), _growing(4, 0.1, 2.0)
     assert_close(sizes, np.array([0.1, 0.2, 0.4, 0.8]), rtol=1e-14)
     x = jax.random.normal(jax.random.key(0), (2, 16, 12))
     states, context = [x], model.context(x)
@@ -89,7 +89,7 @@ def test_steps_of_given_sizes_are_steps(kind):
         states.append(descend(model.block, states[-1], 1, alpha, **context)[0])
     for remat in (False, True):
         assert_close(
-            states_by(model, x, sizes, remat=remat), jnp.stack(states), rtol=1e-5
+            _states_by(model, x, sizes, remat=remat), jnp.stack(states), rtol=1e-5
         )
 
 
@@ -100,30 +100,30 @@ def test_the_loss_is_met_where_it_says(kind):
         jnp.asarray(pictures(64)),
         jax.random.key(0),
     )
-    c, sizes = CONFIG.model, growing(4, 0.2)
+    c, sizes = CONFIG.model, _growing(4, 0.2)
     hide, when = jax.random.split(key)
     patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
     occluded, masked = occlude(
         hide, 64, c.num_tokens, CONFIG.num_occluded, CONFIG.open_fraction
     )
     x = model.encode(patches, masked)
-    states = states_by(model, x, sizes)
+    states = _states_by(model, x, sizes)
     at = lambda t: completion_loss(model.decode(states[t]), patches, occluded)
     value, grads = nnx.value_and_grad(
-        lambda m: loss_at(CONFIG, sizes)(m, images, key)[0]
+        lambda m: _loss_at(CONFIG, sizes)(m, images, key)[0]
     )(model)
     np.testing.assert_allclose(value, at(4), rtol=1e-5)
     assert all(np.any(leaf) for leaf in jax.tree.leaves(grads)), (
         "every weight has a part in it"
     )
-    some = float(loss_at(CONFIG, sizes, first=2)(model, images, key)[0])
+    some = float(_loss_at(CONFIG, sizes, first=2)(model, images, key)[0])
     assert (
         min(float(at(t)) for t in (2, 3, 4))
         < some
         < max(float(at(t)) for t in (2, 3, 4))
     )
     np.testing.assert_allclose(
-        loss_at(CONFIG, sizes, first=4)(model, images, key)[0], at(4), rtol=1e-5
+        _loss_at(CONFIG, sizes, first=4)(model, images, key)[0], at(4), rtol=1e-5
     )
 
 
@@ -161,7 +161,7 @@ def test_the_loss_at_the_fixed_point_is_met_where_the_descent_has_settled():
     )
     assert end.settled.all()
     (value, metrics), grads = nnx.value_and_grad(
-        lambda m: loss_at(CONFIG)(m, images, key), has_aux=True
+        lambda m: _loss_at(CONFIG)(m, images, key), has_aux=True
     )(model)
     np.testing.assert_allclose(
         value, completion_loss(model.decode(end.x), patches, occluded), rtol=1e-3
@@ -180,14 +180,14 @@ def test_the_gradient_at_the_fixed_point_is_that_of_a_descent_which_gets_there()
     def unrolled(model):
         x = model.encode(patches, masked)
         return completion_loss(
-            model.decode(states_by(model, x, growing(20))[-1]), patches, occluded
+            model.decode(_states_by(model, x, _growing(20))[-1]), patches, occluded
         )
 
     flat = lambda grads: np.concatenate(
         [np.ravel(leaf) for leaf in jax.tree.leaves(grads)]
     )
     implicit, wanted = (
-        flat(nnx.grad(lambda m: loss_at(CONFIG)(m, images, key)[0])(model)),
+        flat(nnx.grad(lambda m: _loss_at(CONFIG)(m, images, key)[0])(model)),
         flat(nnx.grad(unrolled)(model)),
     )
     np.testing.assert_allclose(
@@ -200,7 +200,7 @@ def test_errors_in_time_are_those_of_the_model_stopped_there(kind):
     model, images = kind(CONFIG.model, rngs=nnx.Rngs(0)), jnp.asarray(pictures())
     c = CONFIG.model
     occluded = occlude(jax.random.key(0), 4, c.num_tokens, CONFIG.num_occluded)[0]
-    errors, energies = errors_in_time(model, images, occluded, 6, 2)
+    errors, energies = _errors_in_time(model, images, occluded, 6, 2)
     assert errors.shape == energies.shape == (4, 4)
     patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
     for row, steps in zip(errors, (0, 2, 4, 6)):
@@ -216,7 +216,7 @@ def test_errors_in_time_are_those_of_the_model_stopped_there(kind):
     np.testing.assert_allclose(
         errors_after(model, images, occluded, [c.step_size] * 6), errors[3], rtol=1e-5
     )
-    end, energy, settled, evaluations = errors_settled(model, images, occluded, 0.02)
+    end, energy, settled, evaluations = _errors_settled(model, images, occluded, 0.02)
     assert (
         settled.all()
         and (energy <= path[-1] + 1e-5 * abs(path[-1])).all()
@@ -232,7 +232,7 @@ def test_errors_in_time_are_those_of_the_model_stopped_there(kind):
         tolerance=0.02,
         **model.context(x),
     )
-    _, _, settled, evaluations = errors_settled(
+    _, _, settled, evaluations = _errors_settled(
         model, images, occluded, 0.02, evaluations=2
     )
     assert (
@@ -262,15 +262,15 @@ def test_without_strength_the_field_model_is_the_plain_one():
 @pytest.mark.parametrize(
     "call, match",
     [
-        *[(lambda n=n: growing(n), "^steps: ") for n in (0, -1, 1.5)],
-        *[(lambda v=v: growing(3, v), "^first: ") for v in (0.0, -1.0, float("nan"))],
+        *[(lambda n=n: _growing(n), "^steps: ") for n in (0, -1, 1.5)],
+        *[(lambda v=v: _growing(3, v), "^first: ") for v in (0.0, -1.0, float("nan"))],
         *[
-            (lambda v=v: growing(3, 1.0, v), "^factor: ")
+            (lambda v=v: _growing(3, 1.0, v), "^factor: ")
             for v in (0.0, -1.0, float("inf"))
         ],
         *[
             (
-                lambda v=v: states_by(
+                lambda v=v: _states_by(
                     ImageEnergyTransformer(CONFIG.model, rngs=nnx.Rngs(0)),
                     jnp.ones((1, 16, 12)),
                     v,

@@ -30,7 +30,7 @@ from et_nbdev.training import (
     save_checkpoint,
 )
 from et_nbdev.vision import train as image_train
-from et_nbdev.vision.data import Images, fill_mean, normalize, patchify, unpatchify
+from et_nbdev.vision.data import Images, _fill_mean, normalize, patchify, unpatchify
 from et_nbdev.vision.model import (
     ImageConfig,
     ImageEnergyTransformer,
@@ -40,25 +40,25 @@ from et_nbdev.vision.model import (
     image_model,
     load_model,
     plot_completion,
-    plot_energies,
+    _plot_energies,
     pretrained,
     save_model,
     save_pretrained,
-    waves,
+    _waves,
 )
 from et_nbdev.vision.train import (
     CONFIGS,
-    FILLS,
+    _FILLS,
     TrainConfig,
     completion_loss,
-    demo,
+    _demo,
     demo_main,
     evaluate,
-    evaluate_fill,
-    held_out,
-    loss_for,
+    _evaluate_fill,
+    _held_out,
+    _loss_for,
     main,
-    prepare,
+    _prepare,
 )
 
 CONFIG = ImageConfig(
@@ -513,7 +513,7 @@ LARGE = rng.integers(0, 256, (3, 224, 224, 3), np.uint8)
 
 
 def loss_of(f, config, seed=0):
-    loss, metrics = loss_for(config)(
+    loss, metrics = _loss_for(config)(
         Answer(f, config.model), jnp.asarray(LARGE), jax.random.key(seed)
     )
     assert metrics == {}
@@ -592,7 +592,7 @@ def test_augmented_pictures_are_their_own_targets():
 def test_the_loss_is_a_function_of_its_key():
     tiny = TrainConfig(CONFIG, occluded=0.5, flip=0.5, crop=0.5, jitter=0.2)
     loss = nnx.jit(
-        lambda model, key: loss_for(tiny)(model, jnp.asarray(PICTURES), key)[0]
+        lambda model, key: _loss_for(tiny)(model, jnp.asarray(PICTURES), key)[0]
     )
     a, b, c = (float(loss(build(), jax.random.key(seed))) for seed in (3, 3, 4))
     assert a == b != c and np.isfinite([a, c]).all()
@@ -821,7 +821,7 @@ def test_the_figures(model):
     np.testing.assert_allclose(
         shown["t = 3"], complete(model, PICTURES[:1], HIDDEN[:1]).images[0], atol=1e-5
     )
-    figure = plot_energies(complete(model, PICTURES, HIDDEN).energies, max_lines=4)
+    figure = _plot_energies(complete(model, PICTURES, HIDDEN).energies, max_lines=4)
     assert [len(ax.lines) for ax in figure.axes] == [4, 4, 4] and figure.axes[0].lines[
         0
     ].get_ydata().shape == (4,)
@@ -934,7 +934,7 @@ MANY = rng.integers(0, 256, (260, 8, 8, 3), np.uint8)  # more than one batch of 
 
 def test_held_out_pictures_in_order_with_occlusions_of_their_own():
     first, again, other = (
-        list(held_out(MANY, CONFIG, 2, seed=seed)) for seed in (1, 1, 2)
+        list(_held_out(MANY, CONFIG, 2, seed=seed)) for seed in (1, 1, 2)
     )
     assert [len(x) for x, _ in first] == [250, 10]
     np.testing.assert_array_equal(np.concatenate([x for x, _ in first]), MANY)
@@ -949,7 +949,7 @@ def test_held_out_pictures_in_order_with_occlusions_of_their_own():
     # all six pairs: none is special
     assert len({tuple(o) for o in occluded.tolist()}) == 6
     assert (occluded[250:] != occluded[:10]).any()  # and every batch its own
-    by_sevens = list(held_out(MANY, CONFIG, 2, seed=1, batch_size=7))
+    by_sevens = list(_held_out(MANY, CONFIG, 2, seed=1, batch_size=7))
     assert len(by_sevens) == 38
     # a picture's own, however they are batched
     np.testing.assert_array_equal(np.concatenate([o for _, o in by_sevens]), occluded)
@@ -960,7 +960,7 @@ def test_held_out_pictures_in_order_with_occlusions_of_their_own():
     [(1, 1), (7, 7), (250, 250), (253, 253), (260, 260), (900, 260), (None, 260)],
 )
 def test_a_limit_takes_the_first_pictures_with_the_same_occlusions(limit, expected):
-    whole, part = (list(held_out(MANY, CONFIG, 2, limit=n)) for n in (None, limit))
+    whole, part = (list(_held_out(MANY, CONFIG, 2, limit=n)) for n in (None, limit))
     assert sum(len(x) for x, _ in part) == expected
     np.testing.assert_array_equal(np.concatenate([x for x, _ in part]), MANY[:expected])
     np.testing.assert_array_equal(
@@ -999,7 +999,7 @@ def test_the_score_is_the_mean_square_of_each_picture():
         Answer(lambda patches, masked: 0.5 + 0 * patches), MANY, 3, seed=4
     )
     expected = []
-    for x, occluded in held_out(MANY, CONFIG, 3, seed=4):
+    for x, occluded in _held_out(MANY, CONFIG, 3, seed=4):
         pixels = (x / 255 - np.array(CONFIG.mean)) / np.array(CONFIG.std)
         for picture, hidden in zip(pixels, occluded):
             tokens = [
@@ -1030,15 +1030,15 @@ def test_fills_are_scored_on_the_same_pictures_and_occlusions():
         asked.append((images, occluded, patch_size))
         return images.astype(np.float32) / 255
 
-    scores = evaluate_fill(truth, MANY, CONFIG, 2, seed=3, limit=255)
+    scores = _evaluate_fill(truth, MANY, CONFIG, 2, seed=3, limit=255)
     assert scores.shape == (255,) and scores.max() < 1e-9
     for (x, o, p), (y, q) in zip(
-        asked, held_out(MANY, CONFIG, 2, seed=3, limit=255), strict=True
+        asked, _held_out(MANY, CONFIG, 2, seed=3, limit=255), strict=True
     ):
         np.testing.assert_array_equal(x, y)
         np.testing.assert_array_equal(o, q)
         assert p == 4
-    assert list(FILLS.values())[0] is fill_mean and len(FILLS) == 3
+    assert list(_FILLS.values())[0] is _fill_mean and len(_FILLS) == 3
 
 
 def test_a_fill_and_a_model_that_say_the_same_score_the_same():
@@ -1055,11 +1055,11 @@ def test_a_fill_and_a_model_that_say_the_same_score_the_same():
         lambda images, occluded, patch_size: np.full(images.shape, value, np.float32)
     )
     np.testing.assert_allclose(
-        evaluate_fill(fill(0.5), MANY, CONFIG, 2), evaluate(model, MANY, 2), rtol=1e-4
+        _evaluate_fill(fill(0.5), MANY, CONFIG, 2), evaluate(model, MANY, 2), rtol=1e-4
     )
     np.testing.assert_array_equal(
-        evaluate_fill(fill(1.7), MANY, CONFIG, 2),
-        evaluate_fill(fill(1.0), MANY, CONFIG, 2),
+        _evaluate_fill(fill(1.7), MANY, CONFIG, 2),
+        _evaluate_fill(fill(1.0), MANY, CONFIG, 2),
     )
 
 
@@ -1107,7 +1107,7 @@ def test_training_in_bfloat16_keeps_float32_weights_and_chooses_them_on_validati
 
 def test_prepare_reads_channels_and_statistics_off_the_pictures():
     pytest.importorskip("sklearn")
-    config, images = prepare(replace(CONFIGS["digits"], batch_size=10**6))
+    config, images = _prepare(replace(CONFIGS["digits"], batch_size=10**6))
     assert set(images) == {"train", "validation", "test"} and all(
         isinstance(split, Images) for split in images.values()
     )
@@ -1203,7 +1203,7 @@ def test_a_run_writes_its_weights_log_figures_and_metrics(run):
     assert saved == json.loads(json.dumps(metrics))
     assert (
         set(saved["masked_patch_mse"])
-        == {"Energy Transformer", *FILLS}
+        == {"Energy Transformer", *_FILLS}
         == set(saved["standard_error"])
     )
     assert (
@@ -1226,7 +1226,7 @@ def test_the_reported_scores_are_those_of_the_best_weights(run):
     out, metrics = run
     # a checkpoint of the training is a model file
     model = load_model(out / "best.safetensors")
-    config, images = prepare(replace(CONFIGS["digits"], model=model.config))
+    config, images = _prepare(replace(CONFIGS["digits"], model=model.config))
     scores = evaluate(
         model, images["test"], config.num_occluded, seed=config.seed, limit=12
     )
@@ -1236,8 +1236,8 @@ def test_the_reported_scores_are_those_of_the_best_weights(run):
     assert metrics["standard_error"]["Energy Transformer"] == pytest.approx(
         float(scores.std(ddof=1) / 12**0.5), rel=1e-4
     )
-    fill = evaluate_fill(
-        fill_mean,
+    fill = _evaluate_fill(
+        _fill_mean,
         images["test"],
         model.config,
         config.num_occluded,
@@ -1258,10 +1258,10 @@ def test_run_again_it_finishes_at_once(run, monkeypatch, capsys):
     }
     monkeypatch.setattr(
         image_train,
-        "loss_for",
+        "_loss_for",
         lambda config: lambda *args: pytest.fail("trained again"),
     )
-    for plot in ("plot_completion", "plot_energies"):
+    for plot in ("plot_completion", "_plot_energies"):
         monkeypatch.setattr(image_train, plot, blank)
     again = main([*TINY, "--out", str(out)])
     assert (
@@ -1309,7 +1309,7 @@ def test_a_damaged_run_is_refused(run, tmp_path):
 def test_an_unwritable_folder_is_refused_before_training(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setattr(
-        image_train, "loss_for", lambda config: lambda *args: pytest.fail("trained")
+        image_train, "_loss_for", lambda config: lambda *args: pytest.fail("trained")
     )
     for out, command, options in (
         (tmp_path / "file", main, TINY),
@@ -1377,7 +1377,7 @@ def chosen(monkeypatch, argv):
         seen.append(config)
         raise ValueError("far enough")
 
-    monkeypatch.setattr(image_train, "prepare", grab)
+    monkeypatch.setattr(image_train, "_prepare", grab)
     assert stopped(argv) == (1, "et_train_images: far enough")
     return seen[0]
 
@@ -1451,7 +1451,7 @@ def test_a_dataset_library_that_is_missing_is_named(monkeypatch):
             "No module named 'datasets': pip install 'et_nbdev[images]'"
         )
 
-    monkeypatch.setattr(image_train, "prepare", missing)
+    monkeypatch.setattr(image_train, "_prepare", missing)
     status, message = stopped([])
     assert status and "et_nbdev[images]" in message
 
@@ -1495,10 +1495,10 @@ def test_the_demo_trains_once_and_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         image_train, "CONFIGS", {"digits": TINY_CONFIG, "small": TINY_CONFIG}
     )
-    for plot in ("plot_completion", "plot_energies"):
+    for plot in ("plot_completion", "_plot_energies"):
         monkeypatch.setattr(image_train, plot, blank)
-    monkeypatch.setattr(image_train, "FILLS", {"mean of the open pixels": fill_mean})
-    metrics = demo("digits", tmp_path / "out")
+    monkeypatch.setattr(image_train, "_FILLS", {"mean of the open pixels": _fill_mean})
+    metrics = _demo("digits", tmp_path / "out")
     printed = capsys.readouterr().out
     assert os.listdir(tmp_path / "out") == ["digits"]
     files = {"completion.png", "energy.png", "metrics.json", "run"}
@@ -1511,7 +1511,7 @@ def test_the_demo_trains_once_and_shows(tmp_path, monkeypatch, capsys):
     assert "digits" in printed and "Energy Transformer" in printed and "4/4" in printed
     monkeypatch.setattr(
         image_train,
-        "loss_for",
+        "_loss_for",
         lambda config: lambda *args: pytest.fail("trained again"),
     )
     monkeypatch.setattr(image_train, "_complete_photographs", lambda out: None)
@@ -1535,8 +1535,8 @@ def test_the_demo_begins_with_photographs(tmp_path, monkeypatch, capsys):
         return blank()
 
     monkeypatch.setattr(image_train, "plot_completion", show)
-    monkeypatch.setattr(image_train, "plot_energies", blank)
-    monkeypatch.setattr(image_train, "demo", lambda *args: asked.append(args))
+    monkeypatch.setattr(image_train, "_plot_energies", blank)
+    monkeypatch.setattr(image_train, "_demo", lambda *args: asked.append(args))
     demo_main(["--data", "some/where", "--out", str(out)])
     printed = capsys.readouterr().out
     assert asked == [("some/where", out)] and os.listdir(out) == ["six-photographs"]
@@ -1567,7 +1567,7 @@ def test_the_demo_takes_a_folder_of_pictures(tmp_path, monkeypatch):
         ),
     )
     with pytest.raises(ZeroDivisionError):
-        demo(str(tmp_path / "pics"), tmp_path / "out")
+        _demo(str(tmp_path / "pics"), tmp_path / "out")
     assert (
         asked["folder"] == tmp_path / "out" / "pics" / "run"
         and len(asked["images"]["train"]) == 16
@@ -1615,7 +1615,7 @@ def test_as_a_command_it_ends_with_a_status_and_without_a_traceback(tmp_path):
 # --------------------------------------------------------------------------------------
 def test_waves_have_unit_variance_and_tell_distance_only():
     for side, dim in ((4, 64), (8, 192)):
-        p = np.asarray(waves(side, dim), np.float64)
+        p = np.asarray(_waves(side, dim), np.float64)
         assert (
             p.shape == (side * side, dim)
             and p.dtype == np.float64
@@ -1634,7 +1634,7 @@ def test_waves_have_unit_variance_and_tell_distance_only():
 
 @pytest.mark.parametrize("dim", [2, 3, 5, 6, 7])
 def test_waves_of_any_width(dim):
-    p = np.asarray(waves(3, dim))
+    p = np.asarray(_waves(3, dim))
     assert p.shape == (9, dim) and np.isfinite(p).all()
 
 
@@ -1648,7 +1648,7 @@ def test_how_a_model_starts():
         tied.block.attention.Wk[...], tied.block.attention.Wq[...]
     )
     assert not np.allclose(apart.block.attention.Wk[...], apart.block.attention.Wq[...])
-    np.testing.assert_allclose(plain.positions[...], 0.5 * waves(2, 16), rtol=1e-6)
+    np.testing.assert_allclose(plain.positions[...], 0.5 * _waves(2, 16), rtol=1e-6)
     # a start, not a bond
     tied.block.attention.Wk[...] = tied.block.attention.Wk[...] + 1
     assert not np.allclose(tied.block.attention.Wk[...], tied.block.attention.Wq[...])

@@ -27,13 +27,13 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from tqdm import tqdm
 
 from et_nbdev.graph.sets import (
-    Bucket,
+    _Bucket,
     Buckets,
     EdgeBatch,
     EdgeLists,
     GraphSet,
     _graph_ids,
-    cached_positions,
+    _cached_positions,
     learn_encoding,
     make_buckets,
     take,
@@ -180,8 +180,8 @@ _adam = optax.chain(optax.scale_by_adam(0.9, 0.99))
 def _programs(graphdef: nnx.GraphDef):
     "Compiled training step and scores of all models of this structure."
 
-    def batch_of(data: Bucket | EdgeBatch, rows: Int[Array, "B"] | None):
-        return take(data, rows) if isinstance(data, Bucket) else data
+    def batch_of(data: _Bucket | EdgeBatch, rows: Int[Array, "B"] | None):
+        return take(data, rows) if isinstance(data, _Bucket) else data
 
     def step(
         state: FitState,
@@ -506,7 +506,7 @@ def cross_validate(
         for f in wanted:
             if done[f] is None:
                 if positions is None:
-                    positions = cached_positions(graphs, k)
+                    positions = _cached_positions(graphs, k)
                 begin, before = time.perf_counter(), bar.n
                 row, winner = _one_fold(
                     make_model,

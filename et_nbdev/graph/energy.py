@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Integer
 
 from .._checks import at_least_float32, check_sizes, signed
-from ..attention import EnergyAttention, normalize_heads, through_normalization
+from ..attention import EnergyAttention, _normalize_heads, _through_normalization
 from ..block import EnergyTransformer
 from . import kernels
 
@@ -497,7 +497,7 @@ class EdgeAttention(EnergyAttention):
         )
         if not self.normalize:
             return Q, K, beta, None
-        (Q, rms_Q), (K, rms_K) = normalize_heads(Q), normalize_heads(K)
+        (Q, rms_Q), (K, rms_K) = _normalize_heads(Q), _normalize_heads(K)
         return Q, K, beta, (rms_Q, rms_K)
 
     def _match_and_update(self, g, mask=None, weights=None, bias=None, edges=None):
@@ -520,8 +520,8 @@ class EdgeAttention(EnergyAttention):
             *(e.match_and_pulls(Q, K, beta, self.self_attention) for e in graphs),
         )
         if rms is not None:
-            as_query = through_normalization(as_query, Q, rms[0])
-            as_key = through_normalization(as_key, K, rms[1])
+            as_query = _through_normalization(as_query, Q, rms[0])
+            as_key = _through_normalization(as_key, K, rms[1])
         dtype = self.dtype or g.dtype
         back = lambda pull, W: jnp.einsum(
             "n...hy,hdy->...nd",
