@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, ArrayLike, Float
 
 from ._checks import check_sizes, check_tokens, signed
-from .attention import EnergyAttention, RelativePositions
+from .attention import EnergyAttention, RelativeDistances, RelativePositions
 from .energy import Energies, Energy
 from .memory import HopfieldMemory
 from .norm import EnergyLayerNorm
@@ -24,7 +24,7 @@ from .norm import EnergyLayerNorm
 # options of descend, solve and equilibrium, which would never reach a term
 _RESERVED = {
     *("x", "steps", "step_size", "solver", "states", "remat", "unroll"),
-    *("evaluations", "tolerance", "until", "terms", "leave_out"),
+    *("evaluations", "tolerance", "until", "cg_steps", "leave_out"),
 }
 
 
@@ -161,7 +161,7 @@ class EnergyTransformer(Block):
         learn_beta: bool = False,
         self_attention: bool = False,
         normalize: bool = False,
-        positions: RelativePositions | None = None,
+        positions: RelativePositions | RelativeDistances | None = None,
         activation: Literal["relu", "power", "softmax"] = "relu",
         power: float = 3.0,
         memory_beta: float = 1.0,

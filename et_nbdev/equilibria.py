@@ -58,7 +58,7 @@ class _LinearSolution(NamedTuple):
 
 
 def _conjugate_gradients(
-    product, v: Float[Array, "... N D"], terms: int
+    product, v: Float[Array, "... N D"], cg_steps: int
 ) -> _LinearSolution:
     """w with S w = v after so many steps, for product(p) = S p; a sample stops early
     where w is exact, or where S turns out not to be positive.
@@ -91,7 +91,7 @@ def _conjugate_gradients(
         jnp.full_like(size, jnp.inf),
         jnp.zeros_like(size),
     )
-    (w, _, _, left, _, least, largest), _ = jax.lax.scan(step, start, length=terms)
+    (w, _, _, left, _, least, largest), _ = jax.lax.scan(step, start, length=cg_steps)
     curvature = jnp.where(least < jnp.inf, _over(least, largest), 1)
     return _LinearSolution(
         w, *(a[..., 0, 0] for a in (jnp.sqrt(_over(left, size)), curvature))
@@ -111,7 +111,7 @@ def adjoint(
     x: Float[Array, "... N D"],  # where the descent has settled
     v: Float[Array, "... N D"],  # ∂ℓ/∂x, of a loss that reads directions
     *,
-    terms: int = 30,  # steps of conjugate gradients
+    cg_steps: int = 30,  # steps of conjugate gradients
     **context,
 ) -> _LinearSolution:
     r"""The vector w with $S w = v$ for the stiffness $S = \partial^2E/\partial x^2$ of
@@ -125,23 +125,23 @@ def adjoint(
     pull = jax.vjp(lambda x: _force(graphdef, (params, context), x), x)[1]
     # symmetric, so that pulling back is as good as pushing forward
     stiffness = lambda p: turning(x, -pull(p)[0], still)
-    return _conjugate_gradients(stiffness, turning(x, v, still), terms)
+    return _conjugate_gradients(stiffness, turning(x, v, still), cg_steps)
 
 # %% ../nbs/06c_equilibria.ipynb #cc40c7c8
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _at_rest(graphdef, terms: int, leave_out: bool, given, x, settled):
+def _at_rest(graphdef, cg_steps: int, leave_out: bool, given, x, settled):
     "x, differentiated as the point where the force vanishes."
     return x
 
 
-def _forwards(graphdef, terms, leave_out, given, x, settled):
+def _forwards(graphdef, cg_steps, leave_out, given, x, settled):
     return x, (given, x, settled)
 
 
-def _backwards(graphdef, terms, leave_out, saved, v):
+def _backwards(graphdef, cg_steps, leave_out, saved, v):
     given, x, settled = saved
     params, context = given
-    found = adjoint(nnx.merge(graphdef, params), x, v, terms=terms, **context)
+    found = adjoint(nnx.merge(graphdef, params), x, v, cg_steps=cg_steps, **context)
     # who is not asked need not answer
     holds = settled & found.positive | (v == 0).all((-2, -1))
     w = jnp.where(holds[..., None, None], found.w, 0 if leave_out else jnp.nan)
@@ -160,7 +160,7 @@ def equilibrium(
     # as in `solve`; None: 0.001 in single, 5e-8 in double precision
     tolerance: float | None = None,
     evaluations: int = 500,  # as in `solve`
-    terms: int = 30,  # steps of conjugate gradients
+    cg_steps: int = 30,  # steps of conjugate gradients
     # samples without a valid derivative have the derivative 0, not NaN
     leave_out: bool = False,
     **context,  # for the terms that take it
@@ -173,15 +173,15 @@ def equilibrium(
     have none, and stay at 0). A sample that has not settled, or where $S$ shows
     negative curvature in the backward pass (a saddle), has the derivative NaN, or 0
     with `leave_out`; `adjoint` shows that curvature, and how exactly the linear
-    equations are solved. The derivative is as good as `tolerance` and `terms` make it:
-    the flatter a valley, the smaller the one must be and the larger the other.
+    equations are solved. The derivative is as good as `tolerance` and `cg_steps` make
+    it: the flatter a valley, the smaller the one must be and the larger the other.
 
     The path to it is not stored, so memory depends neither on its length nor on
-    `terms`. The start x receives no derivative: it chooses the valley, and does not
-    move its bottom. Raises what `solve` raises, and ValueError unless `terms` is a
+    `cg_steps`. The start x receives no derivative: it chooses the valley, and does not
+    move its bottom. Raises what `solve` raises, and ValueError unless `cg_steps` is a
     whole number of at least 1.
     """
-    check_sizes(terms=terms)
+    check_sizes(cg_steps=cg_steps)
     _check_precision(block, x)
     if tolerance is None:
         tolerance = 3 * float(jnp.finfo(x.dtype).eps) ** 0.5
@@ -193,7 +193,7 @@ def equilibrium(
     found = found._replace(settled=found.settled & pointed)
     graphdef, params = nnx.split(block)
     given = params, context
-    rest = _at_rest(graphdef, terms, leave_out, given, _unit(found.x), found.settled)
+    rest = _at_rest(graphdef, cg_steps, leave_out, given, _unit(found.x), found.settled)
     return rest, found  # pyright: ignore[reportReturnType]
 
 # %% ../nbs/06c_equilibria.ipynb #be4a6faa

@@ -151,6 +151,10 @@ class SignedMemory(HopfieldMemory):
         self.num_negative = round(negative * num_memories)
         self.threshold = nnx.Param(jnp.zeros(num_memories, param_dtype))
 
+    def hidden(self, g: Float[Array, "... N D"]) -> Float[Array, "... N K"]:
+        "Activity of the memories, h = −∂E/∂a = s r(a + b)."
+        return self._energy_and_hidden(g)[1]
+
     def _energy_and_hidden(self, g):
         a = self.overlap(g)
         b = self.threshold[...].astype(a.dtype)

@@ -55,7 +55,7 @@ class Growing:
         view = look(x)
         return (x + alpha * view.update, self.factor * alpha), view
 
-
+# %% ../nbs/06b_solvers.ipynb #3d8b7353
 @_frozen_pytree
 class Schedule:
     "Euler with a step size for every step; after the last one, that one again."
@@ -181,7 +181,7 @@ def _ulp(energies: Energies):
     size = reduce(jnp.add, map(jnp.abs, energies.values()))
     return jnp.finfo(size.dtype).eps * size
 
-
+# %% ../nbs/06b_solvers.ipynb #30e5e688
 def _total(energies: Energies):
     """E, rounded alike wherever it is computed: a compiler may compute the sum of terms
     again for each use and fuse it differently. Clipping keeps it from that.
@@ -557,6 +557,11 @@ def solve(
     """
     _check_precision(block, x)
     _check_solver(solver, x.dtype)
+    if jax.tree_util.all_leaves([solver]):
+        raise TypeError(
+            "solver: solve compiles with its numbers as data, so it has to be a pytree;"
+            f" put @jax.tree_util.register_dataclass above {type(solver).__name__}"
+        )
     check_sizes(getattr(solver, "cost", 1), evaluations=evaluations)
     if tolerance is not None:
         _check_positive(x.dtype, tolerance=tolerance)

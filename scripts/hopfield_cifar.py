@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from et_nbdev.hopfield_continuous import (
+from et_nbdev.hopfield.continuous import (
     continuous_energy_and_update,
     retrieve,
     _sharing,

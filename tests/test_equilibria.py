@@ -66,7 +66,7 @@ def test_it_is_the_gradient_through_a_long_descent(x64, kind):
                     block,
                     x,
                     Backtracking(1.0, grow=1.5),
-                    terms=24,
+                    cg_steps=24,
                     evaluations=400,
                     **context,
                 )[0]
@@ -158,7 +158,7 @@ def test_what_is_left_of_the_error_is_neither_epsilon_nor_a_kink(x64):
 
     by_differences = (value(1e-5) - value(-1e-5)) / 2e-5
     g = through(
-        lambda block: equilibrium(block, x, terms=60, tolerance=1e-6)[0],
+        lambda block: equilibrium(block, x, cg_steps=60, tolerance=1e-6)[0],
         state,
         graphdef,
         r,
@@ -267,7 +267,7 @@ def test_the_default_call_does_for_a_flat_valley(x64):
     graphdef, state = nnx.split(block)
     found, best = (
         through(lambda block: equilibrium(block, x, **o)[0], state, graphdef, r)
-        for o in ({}, dict(terms=200, tolerance=2e-8, evaluations=600))
+        for o in ({}, dict(cg_steps=200, tolerance=2e-8, evaluations=600))
     )
     assert np.linalg.norm(found - best) < 1e-2 * np.linalg.norm(best)
 
@@ -304,18 +304,18 @@ def test_conjugate_gradients_solve_and_each_sample_for_itself(x64):
     assert_close(few.ravel(), best, rtol=1e-6)
 
 
-def test_memory_knows_neither_the_way_nor_the_number_of_terms():
+def test_memory_knows_neither_the_way_nor_the_number_of_cg_steps():
     block = EnergyTransformer(32, 2, 16, 64, rngs=nnx.Rngs(0))
     graphdef, state = nnx.split(block)
 
-    def peak(evaluations, terms):
+    def peak(evaluations, cg_steps):
         loss = lambda state, x: jnp.sum(
             equilibrium(
                 nnx.merge(graphdef, state),
                 x,
                 Backtracking(),
                 evaluations=evaluations,
-                terms=terms,
+                cg_steps=cg_steps,
             )[0]
             ** 2
         )
@@ -480,7 +480,7 @@ NAN, INF, KEY = float("nan"), float("inf"), jax.random.key(0)
     "call, error, match",
     [
         *[
-            (lambda b, x, n=n: equilibrium(b, x, terms=n), ValueError, "^terms: ")
+            (lambda b, x, n=n: equilibrium(b, x, cg_steps=n), ValueError, "^cg_steps: ")
             for n in (0, -1, 1.5)
         ],
         (lambda b, x: equilibrium(b, x, evaluations=0), ValueError, "^evaluations: "),

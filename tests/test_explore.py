@@ -33,7 +33,7 @@ from et_nbdev.explore import (
     _SHORT,
     GraphExplorer,
     ImageExplorer,
-    _Settings,
+    Settings,
     animate_graph,
     animate_image,
     _dialed,
@@ -218,7 +218,7 @@ def test_dials_make_an_energy_whose_gradient_is_the_update(x64, learn_beta):
 def test_an_image_path_is_the_descent_written_out(model, photos, attention, memory):
     occluded = np.arange(16) % 3 == 0
     path = image_path(
-        model, photos["a"], occluded, _Settings(0.4, 1.7, 6, "Euler", attention, memory)
+        model, photos["a"], occluded, Settings(0.4, 1.7, 6, "Euler", attention, memory)
     )
     e_att, e_hn, pull, recall, read = by_hand(
         model, photos["a"], occluded, 0.4, 1.7, attention, memory, 6
@@ -257,7 +257,7 @@ def test_the_solver_is_the_one_that_is_named(model, photos):
     occluded = np.arange(16) < 7
     euler, backtracking, anderson = (
         image_path(
-            model, photos["b"], occluded, _Settings(5.0, steps=9, solver=name)
+            model, photos["b"], occluded, Settings(5.0, steps=9, solver=name)
         ).energies.total
         for name in explore._SOLVERS
     )
@@ -277,7 +277,7 @@ def test_the_solver_is_the_one_that_is_named(model, photos):
 
 
 def test_hidden_pixels_are_not_looked_at_and_without_attention_nobody_is(model, photos):
-    occluded, settings = np.arange(16) % 2 == 0, _Settings(0.4, steps=4)
+    occluded, settings = np.arange(16) % 2 == 0, Settings(0.4, steps=4)
     mask = np.repeat(np.repeat(occluded.reshape(4, 4), 2, 0), 2, 1)[..., None]
     garbage, others = (
         np.where(mask, photos["b"], photos["a"]),
@@ -316,7 +316,7 @@ def test_a_graph_path_is_what_the_model_says(net, graph):
             jax.nn.softmax(net(features, edges))[:, 1],
         )
 
-    path = graph_path(net, features, edges, _Settings(0.5, steps=2))
+    path = graph_path(net, features, edges, Settings(0.5, steps=2))
     energies, attention, memory, pull, recall, weights, p = jax.tree.map(
         np.asarray, own(jnp.asarray(features))
     )
@@ -335,7 +335,7 @@ def test_a_graph_path_is_what_the_model_says(net, graph):
         (path.weights, weights.mean(-1)),
     ):
         assert_close(mine[1], theirs, rtol=1e-4, atol=1e-5)
-    off = graph_path(net, features, edges, _Settings(0.5, steps=2, attention=False))
+    off = graph_path(net, features, edges, Settings(0.5, steps=2, attention=False))
     assert (
         (off.weights == 0).all()
         and (off.attention == 0).all()
@@ -348,13 +348,13 @@ def test_a_graph_path_is_what_the_model_says(net, graph):
 def test_a_model_with_one_term_is_shown_and_the_other_pulls_nobody(photos, left_out):
     small = ImageConfig(channels=3, **{**SIZES, left_out: 0})
     model = ImageEnergyTransformer(small, rngs=nnx.Rngs(0))
-    path = image_path(model, photos["a"], np.arange(16) % 3 == 0, _Settings(steps=3))
+    path = image_path(model, photos["a"], np.arange(16) % 3 == 0, Settings(steps=3))
     idle, at_work = path.attention, path.memory
     if left_out == "num_memories":
         idle, at_work = at_work, idle
     assert (idle == 0).all() and (at_work > 0).all() and len(path.energies) == 1
     assert idle.shape == at_work.shape == (4, 16)
-    said = animate_image(model, photos["a"], np.arange(16) % 3 == 0, _Settings(steps=3))
+    said = animate_image(model, photos["a"], np.arange(16) % 3 == 0, Settings(steps=3))
     assert "E never rises" in said
 
 
@@ -362,9 +362,7 @@ def test_a_graph_without_memories_is_shown(graph, net):
     bare = AnomalyEnergyTransformer(
         5, replace(net.config, num_memories=0), rngs=nnx.Rngs(0)
     )
-    path = graph_path(
-        bare, _inputs(graph), bare.prepare(graph), _Settings(0.5, steps=2)
-    )
+    path = graph_path(bare, _inputs(graph), bare.prepare(graph), Settings(0.5, steps=2))
     assert (path.memory_energy == 0).all() and (path.memory == 0).all()
     assert_close(
         path.attention_energy.sum(1), path.energies.total, rtol=1e-4, atol=1e-4
@@ -376,7 +374,7 @@ def test_a_model_in_a_field_descends_in_its_field(photos):
         ImageConfig(channels=3, **SIZES), rngs=nnx.Rngs(0)
     )
     occluded = np.arange(16) % 3 == 0
-    path = image_path(model, photos["a"], occluded, _Settings(0.3, steps=5))
+    path = image_path(model, photos["a"], occluded, Settings(0.3, steps=5))
     patches = patchify((photos["a"] / np.float32(255) - 0.5) / np.float32(0.5), 2)
     energies = model.descend(jnp.asarray(patches)[None], jnp.asarray(occluded)[None])[1]
     for name, e in energies.energies.items():
@@ -387,7 +385,7 @@ def test_no_turn_of_a_dial_makes_a_new_program(model, photos, net, graph, traces
     rng = np.random.default_rng(1)
 
     def turn(solver, longest):
-        return _Settings(
+        return Settings(
             float(rng.uniform(0.1, 2)),
             float(rng.uniform(0.2, 4)),
             int(rng.integers(0, longest + 1)),
@@ -397,9 +395,9 @@ def test_no_turn_of_a_dial_makes_a_new_program(model, photos, net, graph, traces
         )
 
     for solver in explore._SOLVERS:
-        image_path(model, photos["a"], np.zeros(16, bool), _Settings(solver=solver))
+        image_path(model, photos["a"], np.zeros(16, bool), Settings(solver=solver))
     edges, features = net.prepare(graph), _inputs(graph)
-    graph_path(net, features, edges, _Settings(steps=1))
+    graph_path(net, features, edges, Settings(steps=1))
     del traces[:]
     for solver in explore._SOLVERS:
         for _ in range(4):
@@ -407,11 +405,11 @@ def test_no_turn_of_a_dial_makes_a_new_program(model, photos, net, graph, traces
     for _ in range(4):
         graph_path(net, features, edges, turn("Euler", _SHORT))
     assert traces == []
-    image_path(model, photos["a"], np.zeros(16, bool), _Settings(steps=3))
+    image_path(model, photos["a"], np.zeros(16, bool), Settings(steps=3))
     other = ImageEnergyTransformer(
         ImageConfig(channels=3, **{**SIZES, "dim": 10}), rngs=nnx.Rngs(0)
     )
-    image_path(other, photos["a"], np.zeros(16, bool), _Settings(steps=3))
+    image_path(other, photos["a"], np.zeros(16, bool), Settings(steps=3))
     assert traces == [1]  # the witness: another model does
 
 
@@ -421,7 +419,7 @@ def test_no_turn_of_a_dial_makes_a_new_program(model, photos, net, graph, traces
 
 def test_what_the_image_explorer_shows_is_the_path_of_its_settings(explorer, model):
     explorer.reset.click()
-    assert explorer.settings == _Settings(0.3, 1.0, 5, "Euler", True, True)
+    assert explorer.settings == Settings(0.3, 1.0, 5, "Euler", True, True)
 
     def holds():
         want = image_path(
@@ -688,7 +686,7 @@ class Page(HTMLParser):
 
 @pytest.mark.parametrize("kind", ["image", "graph"])
 def test_a_page_needs_nothing_else(kind, model, photos, net, graph):
-    occluded, settings = np.arange(16) % 2 == 0, _Settings(0.3, steps=4)
+    occluded, settings = np.arange(16) % 2 == 0, Settings(0.3, steps=4)
     pictures = np.random.default_rng(0).random((10, 4, 2))
     made = (
         animate_image(model, photos["a"], occluded, settings)
@@ -730,7 +728,7 @@ def test_a_page_needs_nothing_else(kind, model, photos, net, graph):
 
 
 def test_the_pictures_of_a_page_are_those_of_the_path(model, photos):
-    occluded, settings = np.arange(16) % 2 == 0, _Settings(0.3, steps=2)
+    occluded, settings = np.arange(16) % 2 == 0, Settings(0.3, steps=2)
     path = image_path(model, photos["a"], occluded, settings)
     given, *frames = [
         np.asarray(
@@ -790,7 +788,7 @@ def test_the_pictures_of_a_page_are_those_of_the_path(model, photos):
 )
 def test_settings_out_of_range_are_refused(wrong, words):
     with pytest.raises(ValueError, match=words):
-        _Settings(**wrong)
+        Settings(**wrong)
 
 
 def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
@@ -799,17 +797,17 @@ def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
         (
             TypeError,
             "image: expected uint8 pixels, got float64",
-            lambda: image_path(model, photos["a"] / 255, everything, _Settings()),
+            lambda: image_path(model, photos["a"] / 255, everything, Settings()),
         ),
         (
             ValueError,
             r"image: expected \(S, S, C\) = \(8, 8, 3\), got \(4, 8, 3\)",
-            lambda: image_path(model, photos["a"][:4], everything, _Settings()),
+            lambda: image_path(model, photos["a"][:4], everything, Settings()),
         ),
         (
             ValueError,
             r"occluded: expected booleans \(N,\) = \(16,\), got int64\(16,\)",
-            lambda: image_path(model, photos["a"], np.zeros(16, int), _Settings()),
+            lambda: image_path(model, photos["a"], np.zeros(16, int), Settings()),
         ),
         (
             TypeError,
@@ -821,7 +819,7 @@ def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
                 ),
                 photos["a"],
                 everything,
-                _Settings(),
+                Settings(),
             ),
         ),
         (TypeError, "model", lambda: ImageExplorer(net)),
@@ -866,12 +864,12 @@ def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
         (
             ValueError,
             r"features: .* F = 5, got \(10, 3\)",
-            lambda: graph_path(net, features[:, :3], edges, _Settings(steps=2)),
+            lambda: graph_path(net, features[:, :3], edges, Settings(steps=2)),
         ),
         (
             ValueError,
             f"steps: expected at most {_SHORT} on a graph",
-            lambda: graph_path(net, features, edges, _Settings(steps=_SHORT + 1)),
+            lambda: graph_path(net, features, edges, Settings(steps=_SHORT + 1)),
         ),
         (
             ValueError,
@@ -880,7 +878,7 @@ def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
                 AnomalyEnergyTransformer(5, net.config, kinds=2, rngs=nnx.Rngs(0)),
                 features,
                 edges * 2,
-                _Settings(steps=2),
+                Settings(steps=2),
             ),
         ),
         (
@@ -892,14 +890,14 @@ def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
                 ),
                 features,
                 edges,
-                _Settings(steps=2),
+                Settings(steps=2),
             ),
         ),
         (
             ValueError,
             "pictures: .* with N = 10, got",
             lambda: animate_graph(
-                net, graph, 0, _Settings(steps=1), np.zeros((9, 2, 2))
+                net, graph, 0, Settings(steps=1), np.zeros((9, 2, 2))
             ),
         ),
         (

@@ -13,6 +13,8 @@ from et_nbdev import (
     Anderson,
     Backtracking,
     Block,
+    EdgeIndex,
+    EdgeTransformer,
     Energy,
     EnergyAttention,
     EnergyLayerNorm,
@@ -30,8 +32,12 @@ from et_nbdev import (
     descend,
     solve,
 )
+from et_nbdev.attention import RelativeDistances
+from et_nbdev.dynamics import plot_energies
+from et_nbdev.explore import ImageExplorer, Settings, animate_image, image_path
 from et_nbdev.solvers import Schedule
 from et_nbdev.testing import assert_close
+from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -355,3 +361,119 @@ def test_the_block_is_a_layer_of_a_flax_model_and_trains():
 
     losses = [float(step(model, optimizer)) for _ in range(60)]
     assert losses[-1] < losses[0] / 3
+
+
+# ------------------------------------------------------------------------------------
+# what shows a descent
+
+
+@pytest.mark.parametrize("shape", [(N, D), (2, N, D), (2, 3, N, D)])
+def test_the_plot_of_a_trajectory_has_a_panel_for_every_term(x64, shape):
+    pytest.importorskip("matplotlib").use("Agg")
+    block = block_of(*THEIRS)
+    x = jax.random.normal(jax.random.key(0), shape)
+    energies = descend(block, x, 3)[1].energies
+    axes = plot_energies(energies, max_lines=5).axes
+    names = [name.replace(" ", "_") for name in THEIRS]
+    assert [ax.get_title() for ax in axes] == ["$E$", *names]
+    samples = min(5, int(np.prod(shape[:-2])))
+    for ax, e in zip(axes, (energies.total, *energies.values())):
+        shown = np.stack([line.get_ydata() for line in ax.lines], -1)
+        np.testing.assert_allclose(shown, np.reshape(e, (4, -1))[:, :samples])
+
+
+def test_the_explorer_shows_terms_that_the_library_does_not_have():
+    config = ImageConfig(
+        image_size=6, patch_size=2, channels=1, dim=D, num_heads=H, head_dim=Y
+    )
+    model = ImageEnergyTransformer(config, rngs=nnx.Rngs(0))
+    terms = {
+        "attention": Alibi(D, H, Y, rngs=nnx.Rngs(1)),
+        "convolution": ConvolutionalMemory(D, K, rngs=nnx.Rngs(2)),
+        "sphere": HyperSphericalMemory(D, K, rngs=nnx.Rngs(3)),
+    }
+    model.block = Block(model.block.norm, **terms)
+    picture = np.arange(36, dtype=np.uint8).reshape(6, 6, 1)
+    occluded = np.arange(9) % 3 == 0
+    for solver in ("Euler", "backtracking", "Anderson"):
+        path = image_path(model, picture, occluded, Settings(steps=4, solver=solver))
+        assert list(path.energies) == list(terms)
+        assert_descends(path.energies.total)
+    without = image_path(model, picture, occluded, Settings(steps=4, attention=False))
+    assert not np.any(without.energies["attention"])
+    assert np.all(without.energies["convolution"])
+    shown = animate_image(model, picture, occluded, Settings(steps=4))
+    assert all(name in shown for name in terms)
+    ImageExplorer(model, {"a picture": picture})
+
+
+# ------------------------------------------------------------------------------------
+# distances in the scores
+
+
+@pytest.mark.parametrize("backend", ["xla", "compiled"])
+def test_distances_along_edges_are_those_of_a_table(x64, backend):
+    block = EdgeTransformer(
+        D,
+        H,
+        Y,
+        K,
+        beta=[0.5, 2.0],
+        learn_beta=True,
+        normalize=True,
+        positions=RelativeDistances(H, param_dtype=jnp.float64),
+        param_dtype=jnp.float64,
+        rngs=nnx.Rngs(0),
+    )
+    x, places = tokens(), jax.random.normal(jax.random.key(1), (N, 2))
+    senders, receivers = np.nonzero(~np.eye(N, dtype=bool))
+    edges = EdgeIndex(senders[2:], receivers[2:], N, backend=backend)
+
+    def loss(block, g, places, pairs):
+        energy, update = block.attention.energy_and_update(g, places=places, **pairs)
+        return jnp.sum(jnp.sin(update)) + jnp.sum(energy**2)
+
+    both = jax.jit(nnx.value_and_grad(loss, argnums=(0, 1, 2)))
+    g = block.norm(x)
+    found = both(block, g, places, {"edges": edges})
+    wanted = both(block, g, places, {"mask": edges.mask()})
+    slope = found[1][0].attention.positions.log_slope
+    assert jnp.abs(slope[...]).min() > 1e-3
+    jax.tree.map(lambda a, b: assert_close(a, b, rtol=1e-9), found, wanted)
+    # places of every sample, or the same for all
+    own = jnp.stack([places] * 3)
+    assert_close(block.energy(g, places=own), block.energy(g, places=places))
+    assert_gradient(
+        lambda g: block.energy(g, edges=edges, places=places),
+        g,
+        -block.update(g, edges=edges, places=places),
+    )
+
+
+def test_places_that_do_not_fit_are_refused():
+    g, places = tokens().astype(jnp.float32), jnp.zeros((N, 2))
+    plain = EnergyAttention(D, H, Y, rngs=nnx.Rngs(0))
+    near = EnergyAttention(D, H, Y, positions=RelativeDistances(H), rngs=nnx.Rngs(0))
+    for attention, given, says in (
+        (plain, places, r"places: expected none.*got \(4, 2\)"),
+        (near, None, r"places: expected \(\.\.\., N, P\), N = 4, got None"),
+        (near, places[1:], r"places: .* got \(3, 2\)"),
+        (near, places[0], r"places: .* got \(2,\)"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            attention.energy(g, places=given)
+
+
+def test_a_solver_that_is_no_pytree_is_named():
+    class Still:
+        def init(self, look, x):
+            return x
+
+        def step(self, look, x):
+            return x, look(x)
+
+    block, x = Block(EnergyLayerNorm(D), field=ExternalField()), tokens()
+    with pytest.raises(
+        TypeError, match="^solver: .* pytree; .*register_dataclass.* Still"
+    ):
+        solve(block, x.astype(jnp.float32), Still(), field=x.astype(jnp.float32))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from conftest import examples
 from et_nbdev.attention import EnergyAttention, _queries_and_keys, _soft_match
-from et_nbdev.hopfield import (
+from et_nbdev.hopfield.classical import (
     Exponential,
     Polynomial,
     asynchronous,
@@ -32,13 +32,13 @@ from et_nbdev.hopfield import (
     settle,
     synchronous,
 )
-from et_nbdev.hopfield_continuous import (
+from et_nbdev.hopfield.continuous import (
     continuous_energy_and_update,
     retrieve,
     _sharing,
     unit_memories,
 )
-from et_nbdev.hopfield_learning import (
+from et_nbdev.hopfield.learning import (
     hopfield_attention,
     learn,
     _likelihood_update,

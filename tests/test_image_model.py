@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import et_nbdev
+from et_nbdev.dynamics import plot_energies
 from et_nbdev.training import (
     CheckpointError,
     OptimConfig,
@@ -40,7 +41,6 @@ from et_nbdev.vision.model import (
     image_model,
     load_model,
     plot_completion,
-    _plot_energies,
     pretrained,
     save_model,
     save_pretrained,
@@ -821,7 +821,7 @@ def test_the_figures(model):
     np.testing.assert_allclose(
         shown["t = 3"], complete(model, PICTURES[:1], HIDDEN[:1]).images[0], atol=1e-5
     )
-    figure = _plot_energies(complete(model, PICTURES, HIDDEN).energies, max_lines=4)
+    figure = plot_energies(complete(model, PICTURES, HIDDEN).energies, max_lines=4)
     assert [len(ax.lines) for ax in figure.axes] == [4, 4, 4] and figure.axes[0].lines[
         0
     ].get_ydata().shape == (4,)
@@ -1261,7 +1261,7 @@ def test_run_again_it_finishes_at_once(run, monkeypatch, capsys):
         "_loss_for",
         lambda config: lambda *args: pytest.fail("trained again"),
     )
-    for plot in ("plot_completion", "_plot_energies"):
+    for plot in ("plot_completion", "plot_energies"):
         monkeypatch.setattr(image_train, plot, blank)
     again = main([*TINY, "--out", str(out)])
     assert (
@@ -1495,7 +1495,7 @@ def test_the_demo_trains_once_and_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         image_train, "CONFIGS", {"digits": TINY_CONFIG, "small": TINY_CONFIG}
     )
-    for plot in ("plot_completion", "_plot_energies"):
+    for plot in ("plot_completion", "plot_energies"):
         monkeypatch.setattr(image_train, plot, blank)
     monkeypatch.setattr(image_train, "_FILLS", {"mean of the open pixels": _fill_mean})
     metrics = _demo("digits", tmp_path / "out")
@@ -1535,7 +1535,7 @@ def test_the_demo_begins_with_photographs(tmp_path, monkeypatch, capsys):
         return blank()
 
     monkeypatch.setattr(image_train, "plot_completion", show)
-    monkeypatch.setattr(image_train, "_plot_energies", blank)
+    monkeypatch.setattr(image_train, "plot_energies", blank)
     monkeypatch.setattr(image_train, "_demo", lambda *args: asked.append(args))
     demo_main(["--data", "some/where", "--out", str(out)])
     printed = capsys.readouterr().out

@@ -140,7 +140,7 @@ def _check_features(features, num_features: int, num_nodes: int | None = None):
             f" {num_features}, got {features.shape}"
         )
 
-
+# %% ../../nbs/22_anomaly.ipynb #b4ab0dd5
 def _check_kinds(features, edges, num_features: int, kinds: int):
     """Raises TypeError or ValueError unless `edges` are one graph, or one mask as
     `sample` makes them, a block, and the features fit each.
@@ -320,7 +320,7 @@ def _best_threshold(labels: Int[np.ndarray, "n"], p: Float[np.ndarray, "n"]) -> 
     # the first is infinite: nothing flagged
     return float(thresholds[1:][np.argmax(macro_f1[1:])])
 
-
+# %% ../../nbs/22_anomaly.ipynb #9cd9eafe
 def scores(
     labels: Int[np.ndarray, "n"], p: Float[np.ndarray, "n"], threshold: float
 ) -> dict[str, float]:

@@ -53,7 +53,7 @@ def _check_rate(dropout: float) -> float:
         raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {dropout!r}")
     return float(dropout)
 
-
+# %% ../../nbs/22b_graph_baselines.ipynb #b8597e7b
 class _Perceptron(nnx.Module):
     "Linear maps between the widths `sizes`, with ReLU and dropout in between."
 
@@ -133,7 +133,7 @@ class _Neighbors(NamedTuple):
 
     num_nodes = property(lambda self: len(self.start) - 1)
 
-
+# %% ../../nbs/22b_graph_baselines.ipynb #c089104a
 def _neighbors(graph: Graph, *, by_edge: bool = False) -> _Neighbors:
     """The rows of a graph, with `receivers` and `reverse` if `by_edge`. Parallel edges
     count once, loops as given. Memory: 4 bytes an edge, or 12.
@@ -161,7 +161,7 @@ def _neighbors(graph: Graph, *, by_edge: bool = False) -> _Neighbors:
         *(jnp.asarray(a) for a in (start, graph.senders, graph.receivers, reverse))
     )
 
-
+# %% ../../nbs/22b_graph_baselines.ipynb #ce1756b5
 def _check_edges(edges, model, *, by_edge: bool = False) -> int:
     "N. Raises TypeError unless `edges` is what the model's `prepare` returns."
     if not isinstance(edges, _Neighbors) or (by_edge and edges.reverse is None):
@@ -375,7 +375,7 @@ def _weighted_sum(
     r"$o_C = \sum_{B\in N(C)} w_{CB} V_B$ in every head."
     return jnp.stack([_matrix(edges, w[:, h]) @ V[:, h] for h in range(V.shape[1])], 1)
 
-
+# %% ../../nbs/22b_graph_baselines.ipynb #706c29b8
 _edge_products.defvjp(
     lambda edges, Q, K: (_edge_products(edges, Q, K), (edges, Q, K)),
     lambda saved, ds: (
@@ -433,7 +433,7 @@ class _LayerNorm(nnx.Module):
             + self.bias[...][None]
         )
 
-
+# %% ../../nbs/22b_graph_baselines.ipynb #62924eab
 class _TransformerLayer(nnx.Module):
     "x + W_O attention(norm(x)), then x + MLP(norm(x))."
 
@@ -617,7 +617,7 @@ def _check_training(
         )
     return features, labels, train
 
-
+# %% ../../nbs/22b_graph_baselines.ipynb #d6d29e29
 def fit_trees(
     kind: Literal["forest", "boosting"],
     features: Float[np.ndarray, "N F"],

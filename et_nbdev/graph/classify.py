@@ -363,7 +363,7 @@ def _with_cls(batch: GraphBatch) -> Bool[Array, "B tokens"]:
     "Which tokens are there: CLS always."
     return jnp.pad(batch.present, ((0, 0), (1, 0)), constant_values=True)
 
-
+# %% ../../nbs/24_classification.ipynb #4a1f2846
 def _tabled_pairs(
     adjacency: _LearnedAdjacency,
     x: Float[Array, "B tokens D"],  # N + 1

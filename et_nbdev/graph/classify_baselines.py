@@ -53,7 +53,7 @@ def _check_config(config):
     if not 0 <= config.dropout < 1:
         raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {config.dropout!r}")
 
-
+# %% ../../nbs/24b_classification_baselines.ipynb #8a76b891
 def _check_batch(batch, num_features: int):
     if not isinstance(batch, GraphBatch | EdgeBatch):
         raise TypeError(
@@ -213,7 +213,7 @@ class GINConfig:
         if self.norm not in ("batch", "layer"):
             raise ValueError(f"norm: expected 'batch' or 'layer', got {self.norm!r}")
 
-
+# %% ../../nbs/24b_classification_baselines.ipynb #459be910
 class _Isomorphism(nnx.Module):
     """One layer: two linear maps with norm and ReLU after each, on $(1+\\epsilon)h_C +
     \\sum_{B\\in N(C)} h_B$.

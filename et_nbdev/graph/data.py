@@ -64,7 +64,7 @@ def _ids(name: str, value, num_nodes: int) -> Int32[np.ndarray, "E"]:
         )
     return _frozen(a, np.int32)
 
-
+# %% ../../nbs/20_graph_data.ipynb #4e9ed4d9
 def _pair(
     edges, names: tuple[str, str], num_nodes: int
 ) -> tuple[Int32[np.ndarray, "E"], Int32[np.ndarray, "E"]]:
@@ -111,7 +111,7 @@ def _features(value) -> Float32[np.ndarray, "N F"]:
         )
     return x
 
-
+# %% ../../nbs/20_graph_data.ipynb #6e69cc7e
 def _labels(value, num_nodes: int) -> Int8[np.ndarray, "N"]:
     a = _array("labels", value)
     if a.shape != (num_nodes,) or a.dtype.kind not in "iub":
@@ -160,7 +160,7 @@ def _merge(
         np.int32, copy=False
     )
 
-
+# %% ../../nbs/20_graph_data.ipynb #1379fed4
 def _union(relations: Mapping[str, _Edges], num_nodes: int) -> _Edges:
     return _merge(
         tuple(np.concatenate(ends) for ends in zip(*relations.values())), num_nodes
@@ -417,7 +417,7 @@ def _rows_of(matrix):
             raise ValueError("index pointer values must form a non-decreasing sequence")
     return matrix.tocsr()
 
-
+# %% ../../nbs/20_graph_data.ipynb #09ba22ca
 def _ends(adjacency) -> _Edges:
     if (
         not hasattr(adjacency, "tocsr")
@@ -464,7 +464,7 @@ def from_pyg(data: Any, name: str = "") -> Graph:
     senders, receivers = edges
     return Graph(senders, receivers, data.x, _one_label_each(data.y), name=name)
 
-
+# %% ../../nbs/20_graph_data.ipynb #a74c1063
 def from_dgl(graph: Any, name: str = "") -> Graph:
     """A graph from a `dgl.DGLGraph` of one type of node, with node data `feature` (or
     `feat`) and `label`; several types of edges become relations.
@@ -528,7 +528,7 @@ def _room(path: str | os.PathLike) -> int:
     """
     return _ROOM + 200 * os.path.getsize(path)
 
-
+# %% ../../nbs/20_graph_data.ipynb #2f1087cb
 def _unpack(
     z: zipfile.ZipFile, members: Iterable[str], room: int
 ) -> Iterator[tuple[str, bytes]]:
@@ -545,7 +545,7 @@ def _unpack(
         with z.open(info) as stream:
             yield info.filename, b"".join(iter(partial(stream.read, 4096), b""))
 
-
+# %% ../../nbs/20_graph_data.ipynb #5886dab8
 def _read_npz(path: str | os.PathLike, wanted: str = ".*") -> dict[str, Any]:
     "The arrays whose names match the pattern `wanted`, and None for all others."
     arrays = {}
@@ -648,7 +648,7 @@ def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
         yield kind, data[begin : begin + size]
         at = at + 8 if small else begin + size + (-size % 8 if kind != 15 else 0)
 
-
+# %% ../../nbs/20_graph_data.ipynb #c934ff76
 def _mat_matrix(data: memoryview, order: str):
     "Name and matrix; None for what is no real matrix: texts, cells, structures."
     from scipy.sparse import csc_array
@@ -937,7 +937,7 @@ def _find(file: str, root: str | os.PathLike | None) -> tuple[Path | None, list[
     places = [r / sub / file for r in roots for sub in ("graphs/anomaly", "")]
     return next((p for p in places if p.is_file()), None), [str(p) for p in places]
 
-
+# %% ../../nbs/20_graph_data.ipynb #35546f3a
 def _read(path: Path) -> Graph:
     return {".mat": from_mat, ".npz": from_npz}.get(path.suffix, _from_dgl_file)(path)
 

@@ -21,7 +21,12 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Integer
 
 from .._checks import at_least_float32, check_sizes, signed
-from ..attention import EnergyAttention, _normalize_heads, _through_normalization
+from et_nbdev.attention import (
+    EnergyAttention,
+    RelativePositions,
+    _normalize_heads,
+    _through_normalization,
+)
 from ..block import EnergyTransformer
 from . import kernels
 
@@ -468,6 +473,21 @@ def _backwards(saved, cotangents):
 
 neighbor_attention.defvjp(_forwards, _backwards)
 
+# %% ../../nbs/21_graph_energy.ipynb #f20a7e90
+def _with_distances(Q, K, places, log_slope, beta):
+    r"""Q and K (N, ..., H, Y + P + 2) whose scores $\beta K_B\cdot Q_C$ hold the bias
+    $-s_h|p_C - p_B|^2 = 2s_h\,p_C\cdot p_B - s_h|p_C|^2 - s_h|p_B|^2$ besides.
+    """
+    # distances from the middle: the differences of large squares would lose digits
+    p = places - jnp.mean(places, -2, keepdims=True)
+    p = jnp.moveaxis(jnp.broadcast_to(p, (*Q.shape[1:-2], *p.shape[-2:])), -2, 0)
+    p = jnp.broadcast_to(p[..., None, :], (*Q.shape[:-1], p.shape[-1]))
+    square, one = jnp.sum(p**2, -1, keepdims=True), jnp.ones_like(p[..., :1])
+    share = jnp.exp(log_slope).astype(Q.dtype) / beta
+    share = share.reshape((1,) * (Q.ndim - 2) + (-1, 1))
+    more_Q = [2 * share * p, -share * square, -share * one]
+    return jnp.concatenate([Q, *more_Q], -1), jnp.concatenate([K, p, one, square], -1)
+
 # %% ../../nbs/21_graph_energy.ipynb #0bf55117
 @signed
 class EdgeAttention(EnergyAttention):
@@ -479,10 +499,10 @@ class EdgeAttention(EnergyAttention):
     with its `match_and_pulls` will do. Raises TypeError for other edges, and ValueError
     if the tokens are not those of the graph, if the graph has self-loops and the
     attention none, for no graph at all, and for edges together with a mask, weights,
-    a bias or positions of pairs.
+    a bias or the positions of a grid.
     """
 
-    def _project(self, g):
+    def _project(self, g, places=None):
         "Q and K (N, ..., H, Y) as they are compared, β, and what normalized them."
         Wq, Wk = (W[...].astype(self.dtype or g.dtype) for W in (self.Wq, self.Wk))
         beta = self.beta.astype(at_least_float32(g.dtype))
@@ -495,29 +515,39 @@ class EdgeAttention(EnergyAttention):
             )
             for W in (Wq, Wk)
         )
-        if not self.normalize:
-            return Q, K, beta, None
-        (Q, rms_Q), (K, rms_K) = _normalize_heads(Q), _normalize_heads(K)
-        return Q, K, beta, (rms_Q, rms_K)
+        rms = None
+        if self.normalize:
+            (Q, rms_Q), (K, rms_K) = _normalize_heads(Q), _normalize_heads(K)
+            rms = rms_Q, rms_K
+        if (places := self._places(g, places, beta.dtype)) is not None:
+            Q, K = _with_distances(Q, K, places, self.positions.log_slope[...], beta)
+        return Q, K, beta, rms
 
-    def _match_and_update(self, g, mask=None, weights=None, bias=None, edges=None):
+    def _match_and_update(
+        self, g, mask=None, weights=None, bias=None, places=None, edges=None
+    ):
         "Every query's soft match (..., H, N), and −∂E/∂g."
         if edges is None:
-            return super()._match_and_update(g, mask, weights, bias)
-        if any(a is not None for a in (mask, weights, bias, self.positions)):
+            return super()._match_and_update(g, mask, weights, bias, places)
+        grid = isinstance(self.positions, RelativePositions)
+        if grid or any(a is not None for a in (mask, weights, bias)):
             raise ValueError(
-                "edges: expected no mask, weights, bias or positions beside them, which"
-                " belong to tables of pairs"
+                "edges: expected no mask, weights, bias or grid of positions beside"
+                " them, which belong to tables of pairs"
             )
         graphs = edges if isinstance(edges, tuple) else (edges,)
         if not all(hasattr(graph, "match_and_pulls") for graph in graphs):
             raise TypeError("edges: expected an EdgeIndex, or several in a tuple")
         if not graphs:
             raise ValueError("edges: expected at least one graph, got none")
-        Q, K, beta, rms = self._project(g)
+        Q, K, beta, rms = self._project(g, places)
         match, as_query, as_key = jax.tree.map(
             lambda *terms: sum(terms[1:], terms[0]),
             *(e.match_and_pulls(Q, K, beta, self.self_attention) for e in graphs),
+        )
+        # what distances have added to the width does not depend on g
+        Q, K, as_query, as_key = (
+            a[..., : self.head_dim] for a in (Q, K, as_query, as_key)
         )
         if rms is not None:
             as_query = _through_normalization(as_query, Q, rms[0])
@@ -533,21 +563,33 @@ class EdgeAttention(EnergyAttention):
         return jnp.moveaxis(match, 0, -1), update.astype(g.dtype)
 
     def token_energy(
-        self, g: Float[Array, "... N D"], mask=None, weights=None, bias=None, edges=None
+        self,
+        g: Float[Array, "... N D"],
+        mask=None,
+        weights=None,
+        bias=None,
+        places=None,
+        edges=None,
     ) -> Float[Array, "... N"]:
         r"""$E_C = -\sum_h \ell_{hC}/\beta_h$: every node's share of E_ATT, which is
         their sum.
         """
-        match, _ = self._match_and_update(g, mask, weights, bias, edges)
+        match, _ = self._match_and_update(g, mask, weights, bias, places, edges)
         return -jnp.sum(match, -2)
 
     def energy_and_update(
-        self, g: Float[Array, "... N D"], mask=None, weights=None, bias=None, edges=None
+        self,
+        g: Float[Array, "... N D"],
+        mask=None,
+        weights=None,
+        bias=None,
+        places=None,
+        edges=None,
     ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
         r"""E_ATT, and $-\partial E/\partial g_A = \sum_h W_Q\sum_B p_{AB}K_B +
         W_K\sum_C p_{CA}Q_C$.
         """
-        match, update = self._match_and_update(g, mask, weights, bias, edges)
+        match, update = self._match_and_update(g, mask, weights, bias, places, edges)
         return -jnp.sum(match, (-2, -1)), update
 
 
@@ -565,11 +607,12 @@ def attention_weights(
     # of the edges; None: all, in the order of `edges.edge_list()`
     pairs: tuple[Int[ArrayLike, "E"], Int[ArrayLike, "E"]] | None = None,
     chunk: int = 2**16,
+    places: Float[Array, "N P"] | None = None,
 ) -> Float[Array, "E H"]:
     r"""$p_{CB}$ of every edge; over the edges into a node they sum to 1. `pairs` are
     senders and receivers. Works on `chunk` edges at a time.
     """
-    Q, K, beta, _ = attention._project(g)
+    Q, K, beta, _ = attention._project(g, places)
     match = edges.match_and_pulls(Q, K, beta, attention.self_attention)[0]
 
     def weight(edge):

@@ -70,7 +70,7 @@ def _table_of(name: str, value, rows: int, kind: type) -> np.ndarray:
         )
     return _frozen(a, dtype)
 
-
+# %% ../../nbs/20b_graph_sets.ipynb #02bcc353
 def _graph_ids(name: str, value, G: int) -> Int32[np.ndarray, "n"]:
     "Ids of graphs, from 0 to G - 1."
     a = _array(name, value)
@@ -119,7 +119,7 @@ def _starts(start) -> Int32[np.ndarray, "starts"]:
         )
     return _frozen(start, np.int32)
 
-
+# %% ../../nbs/20b_graph_sets.ipynb #dc87bd3f
 def _classes_of(
     labels, classes, G: int
 ) -> tuple[Int32[np.ndarray, "G"], Int64[np.ndarray, "C"]]:
@@ -144,7 +144,7 @@ def _classes_of(
         )
     return _frozen(labels, np.int32), classes
 
-
+# %% ../../nbs/20b_graph_sets.ipynb #186ec0d5
 def _graph_by_graph(
     senders, receivers, start: Int32[np.ndarray, "starts"]
 ) -> tuple[
@@ -1077,7 +1077,7 @@ def _attributes(graphs: GraphSet, degrees: bool) -> Float32[np.ndarray, "N A"]:
         else graphs.node_attributes
     )
 
-
+# %% ../../nbs/20b_graph_sets.ipynb #5ef6ab9a
 def learn_encoding(
     graphs: GraphSet, train: Int[np.ndarray, "n"] | Sequence[int]
 ) -> Encoding:
@@ -1184,7 +1184,7 @@ class _Bucket(NamedTuple):
     sizes: Int32[Array, "n"]
     labels: Int32[Array, "n"]
 
-
+# %% ../../nbs/20b_graph_sets.ipynb #0f8d309d
 def take(bucket: _Bucket, rows: Int[Array, "B"]) -> GraphBatch:
     "Some graphs of a bucket as a batch; a row of -1 is no graph."
     N, real = bucket.adjacency.shape[1], rows >= 0

@@ -58,7 +58,7 @@ def _integer(name: str, value, low: int, high: int | None = None) -> int:
         raise ValueError(f"{name}: must be an integer {limits}, got {value!r}")
     return int(value)
 
-
+# %% ../../nbs/10_image_data.ipynb #fc6757a4
 def _square(images, ndim: int | None = None) -> tuple[int, int]:
     "(S, C) of pictures (..., S, S, C)."
     shape = getattr(images, "shape", None)
@@ -233,7 +233,7 @@ class _Source(NamedTuple):
     count: int
     fetch: _Fetch
 
-
+# %% ../../nbs/10_image_data.ipynb #d60746ed
 def _from_digits() -> dict[str, _Source]:
     "scikit-learn's 1,797 handwritten digits, 8×8; levels 0..16 scaled to 0..255."
     pixels = np.round(
@@ -245,7 +245,7 @@ def _from_digits() -> dict[str, _Source]:
         )
     }
 
-
+# %% ../../nbs/10_image_data.ipynb #1bbe64f4
 def _from_pictures(folder: Path) -> dict[str, _Source]:
     """Picture files anywhere below `folder`. If it has subfolders train, valid, test …,
     these are the splits, and all there is.
@@ -473,7 +473,7 @@ _SEED = 2302  # of every carved split; changing it changes them all
 def _permutation(n: int, *seed: int) -> np.ndarray:
     return np.random.RandomState(list(seed)).permutation(n)
 
-
+# %% ../../nbs/10_image_data.ipynb #e0f932b7
 def _split(
     source: dict[str, _Source], split: str, held_out: int, name: str
 ) -> tuple[np.ndarray, _Fetch]:
@@ -530,7 +530,7 @@ _NAMED = {
     "imagenet-1k": _Named("ILSVRC/imagenet-1k", 224, 10_000, ("train", "validation")),
 }
 
-
+# %% ../../nbs/10_image_data.ipynb #e1060e12
 def _probe(source: dict[str, _Source], name: str) -> tuple[int, int]:
     """(S, C) from up to 256 pictures of each split: their side if they share one square
     up to 224, else 32; 1 if all are gray, else 3.
@@ -750,7 +750,7 @@ def _unit(images: _Pixels) -> Float32[_Pixels, "..."]:
             )
     return images.astype(np.float32)
 
-
+# %% ../../nbs/10_image_data.ipynb #a8588e3f
 def _channelwise(images, values, name: str) -> Float32[np.ndarray, "... C"]:
     "mean or std with as many axes as `images`."
     C, values = _square(images)[1], np.asarray(values, np.float32)
@@ -778,7 +778,7 @@ def normalize(
     mean, std = _channelwise(images, mean, "mean"), _channelwise(images, std, "std")
     return (_unit(images) - mean) / std
 
-
+# %% ../../nbs/10_image_data.ipynb #3a3c3b58
 def denormalize(
     images: Shaped[_Pixels, "*B S S C"], mean, std
 ) -> Float32[_Pixels, "*B S S C"]:
@@ -942,7 +942,7 @@ def _fill(
             x[h] = 0.5 if h.all() else fill(x, h)[h]
     return out
 
-
+# %% ../../nbs/10_image_data.ipynb #e850e752
 def _fill_mean(
     images: Shaped[_Pixels, "B S S C"], occluded: Bool[_Pixels, "B N"], patch_size: int
 ) -> Float32[np.ndarray, "B S S C"]:
@@ -974,7 +974,7 @@ def _fill_nearest(
         lambda x, h: x[tuple(nearest(h, return_distances=False, return_indices=True))],
     )
 
-
+# %% ../../nbs/10_image_data.ipynb #a9ed806d
 def _fill_biharmonic(
     images: Shaped[_Pixels, "B S S C"], occluded: Bool[_Pixels, "B N"], patch_size: int
 ) -> Float32[np.ndarray, "B S S C"]:

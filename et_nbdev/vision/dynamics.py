@@ -142,7 +142,7 @@ def _errors_after(model, images, occluded, step_sizes):
     x = model.encode(patches, occluded)
     return _errors(model, _states_by(model, x, step_sizes)[-1], patches, occluded)
 
-
+# %% ../../nbs/15_image_dynamics.ipynb #d75bca10
 def errors_after(
     model: ImageEnergyTransformer,
     images,
@@ -154,7 +154,7 @@ def errors_after(
     """
     return _errors_after(model, images, occluded, tuple(np.ravel(step_sizes).tolist()))
 
-
+# %% ../../nbs/15_image_dynamics.ipynb #b7618c41
 @partial(nnx.jit, static_argnames=("evaluations",))
 def _errors_settled(
     model: ImageEnergyTransformer,

@@ -494,26 +494,6 @@ def plot_completion(
     fig.tight_layout(pad=0.4)
     return fig
 
-# %% ../../nbs/11_image_model.ipynb #a98aa41b
-def _plot_energies(energies: Energies, max_lines: int = 32):
-    """Energy over time, one line per picture: the whole, and every term; returns the
-    figure.
-    """
-    import matplotlib.pyplot as plt
-
-    symbols = {"attention": "$E^{ATT}$", "memory": "$E^{HN}$"}
-    panels = {"$E$": energies.total}
-    panels |= {symbols.get(name, name): e for name, e in energies.items()}
-    width = 10 / 3 * len(panels)
-    fig, axes = plt.subplots(1, len(panels), figsize=(width, 3))
-    for ax, (title, e) in zip(axes, panels.items()):
-        e = np.asarray(e)[:, :max_lines]
-        ax.plot(e, color="#0072B2", alpha=min(1.0, 6 / e.shape[1]), linewidth=1.2)
-        ax.set(title=title, xlabel="step $t$", ylabel="energy" if ax is axes[0] else "")
-        ax.xaxis.get_major_locator().set_params(integer=True)
-    fig.tight_layout()
-    return fig
-
 # %% ../../nbs/11_image_model.ipynb #a90296a2
 def save_model(
     path: Path | str, model: ImageEnergyTransformer, meta: dict | None = None
@@ -555,7 +535,7 @@ def pretrained() -> tuple[str, ...]:
         )
     )
 
-
+# %% ../../nbs/11_image_model.ipynb #0d3dcf1c
 def from_pretrained(
     source: str | Path, *, revision: str | None = None
 ) -> ImageEnergyTransformer:
@@ -591,7 +571,7 @@ def from_pretrained(
         ) from e
     return load_model(path)
 
-
+# %% ../../nbs/11_image_model.ipynb #3c624ba3
 def save_pretrained(
     folder: Path | str, model: ImageEnergyTransformer, meta: dict | None = None
 ):

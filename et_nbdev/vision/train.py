@@ -20,6 +20,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 from tqdm import tqdm
 
+from ..dynamics import plot_energies
 from et_nbdev.training import (
     Fit,
     OptimConfig,
@@ -52,7 +53,6 @@ from et_nbdev.vision.model import (
     from_pretrained,
     image_model,
     plot_completion,
-    _plot_energies,
 )
 
 # %% ../../nbs/12_image_train.ipynb #9a77193e
@@ -265,7 +265,7 @@ def _occlusions(
         )[0][0]
     )(numbers)
 
-
+# %% ../../nbs/12_image_train.ipynb #5e3c853f
 def _held_out(
     images: Pictures,
     model: ImageConfig,
@@ -309,7 +309,7 @@ def _errors(model, images, occluded, steps: int):
         occluded, -1, dtype=error.dtype
     )
 
-
+# %% ../../nbs/12_image_train.ipynb #5ad76332
 def evaluate(
     model: ImageEnergyTransformer,
     images: Pictures,
@@ -496,9 +496,7 @@ def _report(
     )
     figures = {"completion.png": plot_completion(model, shown, occluded)}
     if config.model.block == "energy":
-        figures["energy.png"] = _plot_energies(
-            complete(model, shown, occluded).energies
-        )
+        figures["energy.png"] = plot_energies(complete(model, shown, occluded).energies)
     _save(figures, out)
     metrics = {
         "masked_patch_mse": {name: float(e.mean()) for name, e in errors.items()},
@@ -585,13 +583,13 @@ def _complete_photographs(out: Path):
     _save(
         {
             "completion.png": plot_completion(model, photos, occluded),
-            "energy.png": _plot_energies(energies),
+            "energy.png": plot_energies(energies),
         },
         out,
     )
     print(f"Look at {out / 'completion.png'} and {out / 'energy.png'}", flush=True)
 
-
+# %% ../../nbs/12_image_train.ipynb #1eba2abf
 def _demo(data: str = "digits", out: Path | str = "out") -> dict:
     """Train on `data` for a few minutes, complete held-out pictures, and write figures
     and metrics into the folder of that name in `out`.
@@ -628,7 +626,7 @@ def _demo(data: str = "digits", out: Path | str = "out") -> dict:
     )
     return metrics
 
-
+# %% ../../nbs/12_image_train.ipynb #d23aa139
 def demo_main(argv: list[str] | None = None):
     "Console script `et_demo`."
     parser = argparse.ArgumentParser(
