@@ -228,10 +228,15 @@ class RelativeDistances(nnx.Module):
         slope = 2.0 ** (np.arange(num_heads) % 4 - 2)
         self.log_slope = nnx.Param(jnp.asarray(np.log(slope), param_dtype))
 
+    @property
+    def slope(self) -> Float[Array, "H"]:
+        "s, one value per head."
+        return jnp.exp(self.log_slope[...])
+
     def __call__(self, places: Float[Array, "... N P"]) -> Float[Array, "... H N N"]:
         "b for every pair of tokens: queries in rows, keys in columns."
         apart = places[..., :, None, :] - places[..., None, :, :]
-        slope = jnp.exp(self.log_slope[...]).astype(places.dtype)
+        slope = self.slope.astype(places.dtype)
         return -jnp.einsum("h,...cbp->...hcb", slope, apart**2)
 
 # %% ../nbs/03_attention.ipynb #0fe4d5bd

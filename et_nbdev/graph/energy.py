@@ -23,6 +23,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, Integer
 from .._checks import at_least_float32, check_sizes, signed
 from et_nbdev.attention import (
     EnergyAttention,
+    RelativeDistances,
     RelativePositions,
     _normalize_heads,
     _through_normalization,
@@ -474,7 +475,7 @@ def _backwards(saved, cotangents):
 neighbor_attention.defvjp(_forwards, _backwards)
 
 # %% ../../nbs/21_graph_energy.ipynb #f20a7e90
-def _with_distances(Q, K, places, log_slope, beta):
+def _with_distances(Q, K, places, slope, beta):
     r"""Q and K (N, ..., H, Y + P + 2) whose scores $\beta K_B\cdot Q_C$ hold the bias
     $-s_h|p_C - p_B|^2 = 2s_h\,p_C\cdot p_B - s_h|p_C|^2 - s_h|p_B|^2$ besides.
     """
@@ -483,7 +484,7 @@ def _with_distances(Q, K, places, log_slope, beta):
     p = jnp.moveaxis(jnp.broadcast_to(p, (*Q.shape[1:-2], *p.shape[-2:])), -2, 0)
     p = jnp.broadcast_to(p[..., None, :], (*Q.shape[:-1], p.shape[-1]))
     square, one = jnp.sum(p**2, -1, keepdims=True), jnp.ones_like(p[..., :1])
-    share = jnp.exp(log_slope).astype(Q.dtype) / beta
+    share = slope.astype(Q.dtype) / beta
     share = share.reshape((1,) * (Q.ndim - 2) + (-1, 1))
     more_Q = [2 * share * p, -share * square, -share * one]
     return jnp.concatenate([Q, *more_Q], -1), jnp.concatenate([K, p, one, square], -1)
@@ -519,8 +520,9 @@ class EdgeAttention(EnergyAttention):
         if self.normalize:
             (Q, rms_Q), (K, rms_K) = _normalize_heads(Q), _normalize_heads(K)
             rms = rms_Q, rms_K
-        if (places := self._places(g, places, beta.dtype)) is not None:
-            Q, K = _with_distances(Q, K, places, self.positions.log_slope[...], beta)
+        places = self._places(g, places, beta.dtype)
+        if isinstance(self.positions, RelativeDistances):
+            Q, K = _with_distances(Q, K, places, self.positions.slope, beta)
         return Q, K, beta, rms
 
     def _match_and_update(
