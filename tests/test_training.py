@@ -1510,7 +1510,7 @@ RUN = textwrap.dedent("""
     from et_nbdev.training import OptimConfig, fit
     from et_nbdev.vision.data import batches
     from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
-    from et_nbdev.vision.train import TrainConfig, evaluate, loss_for, prepare
+    from et_nbdev.vision.train import TrainConfig, evaluate, _loss_for, _prepare
 
     def config():
         model = ImageConfig(
@@ -1518,7 +1518,7 @@ RUN = textwrap.dedent("""
             num_memories=16, steps=2, step_size=0.2,
         )
         optim = OptimConfig(steps=120, warmup=10, lr=5e-3, lr_floor=1e-5)
-        return prepare(TrainConfig(
+        return _prepare(TrainConfig(
             model, optim, data="digits",
             batch_size=16, flip=0.5, validate_on=20, every=4,
         ))
@@ -1534,7 +1534,7 @@ RUN = textwrap.dedent("""
             errors = evaluate(m, held_out, c.num_occluded, limit=c.validate_on)
             return {"loss": errors.mean()}
         return fit(
-            ImageEnergyTransformer(c.model, rngs=nnx.Rngs(c.seed)), loss_for(c),
+            ImageEnergyTransformer(c.model, rngs=nnx.Rngs(c.seed)), _loss_for(c),
             slowly, c.optim, seed=c.seed, folder=folder, validate=validate,
             every=c.every, log_every=3, config=asdict(c), progress=False,
         )
