@@ -367,19 +367,19 @@ def test_the_block_is_a_layer_of_a_flax_model_and_trains():
 # what shows a descent
 
 
-@pytest.mark.parametrize("shape", [(N, D), (2, N, D), (2, 3, N, D)])
-def test_the_plot_of_a_trajectory_has_a_panel_for_every_term(x64, shape):
+def test_the_plot_of_a_trajectory_has_a_panel_for_every_term(x64):
     pytest.importorskip("matplotlib").use("Agg")
-    block = block_of(*THEIRS)
-    x = jax.random.normal(jax.random.key(0), shape)
-    energies = descend(block, x, 3)[1].energies
-    axes = plot_energies(energies, max_lines=5).axes
+    x = jax.random.normal(jax.random.key(0), (2, 3, N, D))
+    energies = descend(block_of(*THEIRS), x, 3)[1].energies
     names = [name.replace(" ", "_") for name in THEIRS]
-    assert [ax.get_title() for ax in axes] == ["$E$", *names]
-    samples = min(5, int(np.prod(shape[:-2])))
-    for ax, e in zip(axes, (energies.total, *energies.values())):
-        shown = np.stack([line.get_ydata() for line in ax.lines], -1)
-        np.testing.assert_allclose(shown, np.reshape(e, (4, -1))[:, :samples])
+    # a batch of batches, a batch, one sample
+    for batch, lines in ((), 5), ((0,), 3), ((0, 0), 1):
+        own = jax.tree.map(lambda e: e[:, *batch], energies)
+        axes = plot_energies(own, max_lines=5).axes
+        assert [ax.get_title() for ax in axes] == ["$E$", *names]
+        for ax, e in zip(axes, (own.total, *own.values())):
+            shown = np.stack([line.get_ydata() for line in ax.lines], -1)
+            np.testing.assert_allclose(shown, np.reshape(e, (4, -1))[:, :lines])
 
 
 def test_the_explorer_shows_terms_that_the_library_does_not_have():
