@@ -216,9 +216,9 @@ class RelativePositions(nnx.Module):
 @signed
 class RelativeDistances(nnx.Module):
     r"""A learned bias of every score that falls with the distance of two tokens,
-    $b_{hCB} = -s_h\,|p_C - p_B|^2$, where the token C has the place $p_C$.
+    $b_{hCB} = -m_h\,|z_C - z_B|^2$, where the token C has the place $z_C$.
 
-    Places are context, `places=` (..., N, P). The slopes s are positive, trained as
+    Places are context, `places=` (..., N, Z). The slopes m are positive, trained as
     exp(log_slope), and start at ¼, ½, 1, 2 from head to head, again from ¼ after the
     fourth. Parameters: H. Raises ValueError unless there is a head.
     """
@@ -230,10 +230,10 @@ class RelativeDistances(nnx.Module):
 
     @property
     def slope(self) -> Float[Array, "H"]:
-        "s, one value per head."
+        "m, one value per head."
         return jnp.exp(self.log_slope[...])
 
-    def __call__(self, places: Float[Array, "... N P"]) -> Float[Array, "... H N N"]:
+    def __call__(self, places: Float[Array, "... N Z"]) -> Float[Array, "... H N N"]:
         "b for every pair of tokens: queries in rows, keys in columns."
         apart = places[..., :, None, :] - places[..., None, :, :]
         slope = self.slope.astype(places.dtype)
@@ -256,7 +256,7 @@ class EnergyAttention(Energy):
     None for $1/\sqrt D$; with `tied_start=True` W_K starts as a copy of W_Q, so that a
     token attends to what resembles it. `dtype` is the dtype of the matrix products
     (None: that of g); scores and energies are float32 at least. Context: `mask`
-    (..., N, N), `weights` and `bias` (..., H, N, N), and `places` (..., N, P) for
+    (..., N, N), `weights` and `bias` (..., H, N, N), and `places` (..., N, Z) for
     `positions` that are distances. Parameters: 2·H·Y·D, those of `positions`, and one
     per number in `beta` if it is learned. Raises ValueError for sizes out of range or a
     β that is not positive and finite.
@@ -317,7 +317,7 @@ class EnergyAttention(Energy):
             or shape[:-1] not in (g.shape[:-1], g.shape[-2:-1])
         ):
             want = (
-                f"(..., N, P), N = {g.shape[-2]}"
+                f"(..., N, Z), N = {g.shape[-2]}"
                 if wanted
                 else "none: no distances here"
             )
@@ -360,7 +360,7 @@ class EnergyAttention(Energy):
         mask: Bool[Array | np.ndarray, "... N N"] | None = None,
         weights: Float[Array | np.ndarray, "... N N"] | None = None,
         bias: Float[Array | np.ndarray, "... N N"] | None = None,
-        places: Float[Array | np.ndarray, "... N P"] | None = None,
+        places: Float[Array | np.ndarray, "... N Z"] | None = None,
     ) -> Float[Array, "... N"]:
         "What every query contributes to Eq. (3), or to Eq. (12) with self-attention."
         return -jnp.sum(self._match_and_update(g, mask, weights, bias, places)[0], -2)
@@ -374,8 +374,8 @@ class EnergyAttention(Energy):
         weights: Float[Array | np.ndarray, "... N N"] | None = None,
         # b, added to every score; likewise
         bias: Float[Array | np.ndarray, "... N N"] | None = None,
-        # p, where the tokens are, for `positions` that are distances
-        places: Float[Array | np.ndarray, "... N P"] | None = None,
+        # z, where the tokens are, for `positions` that are distances
+        places: Float[Array | np.ndarray, "... N Z"] | None = None,
     ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
         """E_ATT and −∂E_ATT/∂g, from one set of scores. Raises TypeError on a mask that
         is not boolean, and ValueError on pairs or places of another shape.

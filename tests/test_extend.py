@@ -456,7 +456,7 @@ def test_places_that_do_not_fit_are_refused():
     near = EnergyAttention(D, H, Y, positions=RelativeDistances(H), rngs=nnx.Rngs(0))
     for attention, given, says in (
         (plain, places, r"places: expected none.*got \(4, 2\)"),
-        (near, None, r"places: expected \(\.\.\., N, P\), N = 4, got None"),
+        (near, None, r"places: expected \(\.\.\., N, Z\), N = 4, got None"),
         (near, places[1:], r"places: .* got \(3, 2\)"),
         (near, places[0], r"places: .* got \(2,\)"),
     ):

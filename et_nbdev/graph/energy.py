@@ -476,18 +476,18 @@ neighbor_attention.defvjp(_forwards, _backwards)
 
 # %% ../../nbs/21_graph_energy.ipynb #f20a7e90
 def _with_distances(Q, K, places, slope, beta):
-    r"""Q and K (N, ..., H, Y + P + 2) whose scores $\beta K_B\cdot Q_C$ hold the bias
-    $-s_h|p_C - p_B|^2 = 2s_h\,p_C\cdot p_B - s_h|p_C|^2 - s_h|p_B|^2$ besides.
+    r"""Q and K (N, ..., H, Y + Z + 2) whose scores $\beta K_B\cdot Q_C$ hold the bias
+    $-m_h|z_C - z_B|^2 = 2m_h\,z_C\cdot z_B - m_h|z_C|^2 - m_h|z_B|^2$ besides.
     """
     # distances from the middle: the differences of large squares would lose digits
-    p = places - jnp.mean(places, -2, keepdims=True)
-    p = jnp.moveaxis(jnp.broadcast_to(p, (*Q.shape[1:-2], *p.shape[-2:])), -2, 0)
-    p = jnp.broadcast_to(p[..., None, :], (*Q.shape[:-1], p.shape[-1]))
-    square, one = jnp.sum(p**2, -1, keepdims=True), jnp.ones_like(p[..., :1])
+    z = places - jnp.mean(places, -2, keepdims=True)
+    z = jnp.moveaxis(jnp.broadcast_to(z, (*Q.shape[1:-2], *z.shape[-2:])), -2, 0)
+    z = jnp.broadcast_to(z[..., None, :], (*Q.shape[:-1], z.shape[-1]))
+    square, one = jnp.sum(z**2, -1, keepdims=True), jnp.ones_like(z[..., :1])
     share = slope.astype(Q.dtype) / beta
     share = share.reshape((1,) * (Q.ndim - 2) + (-1, 1))
-    more_Q = [2 * share * p, -share * square, -share * one]
-    return jnp.concatenate([Q, *more_Q], -1), jnp.concatenate([K, p, one, square], -1)
+    more_Q = [2 * share * z, -share * square, -share * one]
+    return jnp.concatenate([Q, *more_Q], -1), jnp.concatenate([K, z, one, square], -1)
 
 # %% ../../nbs/21_graph_energy.ipynb #0bf55117
 @signed
@@ -609,7 +609,7 @@ def attention_weights(
     # of the edges; None: all, in the order of `edges.edge_list()`
     pairs: tuple[Int[ArrayLike, "E"], Int[ArrayLike, "E"]] | None = None,
     chunk: int = 2**16,
-    places: Float[Array, "N P"] | None = None,
+    places: Float[Array, "N Z"] | None = None,
 ) -> Float[Array, "E H"]:
     r"""$p_{CB}$ of every edge; over the edges into a node they sum to 1. `pairs` are
     senders and receivers. Works on `chunk` edges at a time.
