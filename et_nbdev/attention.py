@@ -216,28 +216,31 @@ class RelativePositions(nnx.Module):
 @signed
 class RelativeDistances(nnx.Module):
     r"""A learned bias of every score that falls with the distance of two tokens,
-    $b_{hCB} = -m_h\,|z_C - z_B|^2$, where the token C has the place $z_C$.
+    $b_{hCB} = -m_h\,|z_C - z_B|^2$, where the token C has the coordinates $z_C$.
 
-    Places are context, `places=` (..., N, Z). The slopes m are positive, trained as
-    exp(log_slope), and start at ¼, ½, 1, 2 from head to head, again from ¼ after the
-    fourth. Parameters: H. Raises ValueError unless there is a head.
+    Coordinates are context, `coordinates=` (..., N, Z), best scaled so that neighbors
+    are about 1 apart. The factors m are positive, trained as exp(log_factor), and start
+    at ¼, ½, 1, 2 from head to head, again from ¼ after the fourth. Parameters: H.
+    Raises ValueError unless there is a head.
     """
 
     def __init__(self, num_heads: int, *, param_dtype=jnp.float32):
         check_sizes(num_heads=num_heads)
-        slope = 2.0 ** (np.arange(num_heads) % 4 - 2)
-        self.log_slope = nnx.Param(jnp.asarray(np.log(slope), param_dtype))
+        factor = 2.0 ** (np.arange(num_heads) % 4 - 2)
+        self.log_factor = nnx.Param(jnp.asarray(np.log(factor), param_dtype))
 
     @property
-    def slope(self) -> Float[Array, "H"]:
+    def factor(self) -> Float[Array, "H"]:
         "m, one value per head."
-        return jnp.exp(self.log_slope[...])
+        return jnp.exp(self.log_factor[...])
 
-    def __call__(self, places: Float[Array, "... N Z"]) -> Float[Array, "... H N N"]:
+    def __call__(
+        self, coordinates: Float[Array, "... N Z"]
+    ) -> Float[Array, "... H N N"]:
         "b for every pair of tokens: queries in rows, keys in columns."
-        apart = places[..., :, None, :] - places[..., None, :, :]
-        slope = self.slope.astype(places.dtype)
-        return -jnp.einsum("h,...cbp->...hcb", slope, apart**2)
+        apart = coordinates[..., :, None, :] - coordinates[..., None, :, :]
+        factor = self.factor.astype(coordinates.dtype)
+        return -jnp.einsum("h,...cbz->...hcb", factor, apart**2)
 
 # %% ../nbs/03_attention.ipynb #0fe4d5bd
 @signed
@@ -256,7 +259,7 @@ class EnergyAttention(Energy):
     None for $1/\sqrt D$; with `tied_start=True` W_K starts as a copy of W_Q, so that a
     token attends to what resembles it. `dtype` is the dtype of the matrix products
     (None: that of g); scores and energies are float32 at least. Context: `mask`
-    (..., N, N), `weights` and `bias` (..., H, N, N), and `places` (..., N, Z) for
+    (..., N, N), `weights` and `bias` (..., H, N, N), and `coordinates` (..., N, Z) for
     `positions` that are distances. Parameters: 2·H·Y·D, those of `positions`, and one
     per number in `beta` if it is learned. Raises ValueError for sizes out of range or a
     β that is not positive and finite.
@@ -305,26 +308,26 @@ class EnergyAttention(Energy):
             beta = jnp.asarray(self.fixed_beta, self.Wq[...].dtype)
         return jnp.broadcast_to(beta, (self.num_heads,))
 
-    def _places(self, g, places, dtype):
-        "The places of the tokens; None for an attention that needs none."
-        wanted = isinstance(self.positions, RelativeDistances)
-        if not wanted and places is None:
-            return None
-        shape = np.shape(places)
-        if (
-            not wanted
-            or places is None
-            or shape[:-1] not in (g.shape[:-1], g.shape[-2:-1])
-        ):
-            want = (
-                f"(..., N, Z), N = {g.shape[-2]}"
-                if wanted
-                else "none: no distances here"
-            )
-            raise ValueError(f"places: expected {want}, got {shape or places}")
-        return jnp.asarray(places, dtype)
+    @property
+    def takes(self) -> set[str]:
+        "Coordinates only where distances count."
+        distances = isinstance(self.positions, RelativeDistances)
+        return super().takes - (set() if distances else {"coordinates"})
 
-    def _match_and_update(self, g, mask=None, weights=None, bias=None, places=None):
+    def _centered(self, g, coordinates, dtype):
+        "Coordinates around their mean, with the digits of `dtype` for what is left."
+        shape, batch = np.shape(coordinates), g.shape[:-2]
+        fits = 2 <= len(shape) <= g.ndim and shape[-2] == g.shape[-2]
+        if not fits or any(a not in (1, b) for a, b in zip(shape[-3::-1], batch[::-1])):
+            raise ValueError(
+                f"coordinates: expected (..., N, Z), N = {g.shape[-2]}, for relative"
+                f" distances, got {shape or coordinates}"
+            )
+        return jnp.asarray(coordinates - coordinates.mean(-2, keepdims=True), dtype)
+
+    def _match_and_update(
+        self, g, mask=None, weights=None, bias=None, coordinates=None
+    ):
         "Every query's soft match (..., H, N), and −∂E/∂g, from one set of scores."
         Wq, Wk = (W[...].astype(self.dtype or g.dtype) for W in (self.Wq, self.Wk))
         beta = self.beta.astype(at_least_float32(g.dtype))
@@ -333,9 +336,11 @@ class EnergyAttention(Energy):
             (Q, rms_Q), (K, rms_K) = _normalize_heads(Q), _normalize_heads(K)
         visible = _visible(g, mask, self.self_attention)
         shape = (*Q.shape[:-1], Q.shape[-2])
-        places = self._places(g, places, beta.dtype)
-        where = () if places is None else (places,)
-        positions = None if self.positions is None else self.positions(*where)
+        positions = None
+        if isinstance(self.positions, RelativeDistances):
+            positions = self.positions(self._centered(g, coordinates, beta.dtype))
+        elif self.positions is not None:
+            positions = self.positions()
         given = {"bias": bias, "positions": positions}
         biases = [
             _for_scores(name, b, shape, beta.dtype)
@@ -360,10 +365,12 @@ class EnergyAttention(Energy):
         mask: Bool[Array | np.ndarray, "... N N"] | None = None,
         weights: Float[Array | np.ndarray, "... N N"] | None = None,
         bias: Float[Array | np.ndarray, "... N N"] | None = None,
-        places: Float[Array | np.ndarray, "... N Z"] | None = None,
+        coordinates: Float[Array | np.ndarray, "... N Z"] | None = None,
     ) -> Float[Array, "... N"]:
         "What every query contributes to Eq. (3), or to Eq. (12) with self-attention."
-        return -jnp.sum(self._match_and_update(g, mask, weights, bias, places)[0], -2)
+        return -jnp.sum(
+            self._match_and_update(g, mask, weights, bias, coordinates)[0], -2
+        )
 
     def energy_and_update(
         self,
@@ -374,11 +381,11 @@ class EnergyAttention(Energy):
         weights: Float[Array | np.ndarray, "... N N"] | None = None,
         # b, added to every score; likewise
         bias: Float[Array | np.ndarray, "... N N"] | None = None,
-        # z, where the tokens are, for `positions` that are distances
-        places: Float[Array | np.ndarray, "... N Z"] | None = None,
+        # z, where tokens are, for `positions` that are distances
+        coordinates: Float[Array | np.ndarray, "... N Z"] | None = None,
     ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
         """E_ATT and −∂E_ATT/∂g, from one set of scores. Raises TypeError on a mask that
-        is not boolean, and ValueError on pairs or places of another shape.
+        is not boolean, and ValueError on pairs or coordinates of another shape.
         """
-        match, update = self._match_and_update(g, mask, weights, bias, places)
+        match, update = self._match_and_update(g, mask, weights, bias, coordinates)
         return -jnp.sum(match, (-2, -1)), update

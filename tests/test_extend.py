@@ -1,6 +1,7 @@
 """What a user of the library does: terms and solvers of his own, in a few lines."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from et_nbdev import (
     HopfieldMemory,
     LearnedEuler,
     Momentum,
+    RelativePositions,
     Scaled,
     SignedMemory,
     assert_descends,
@@ -35,6 +37,7 @@ from et_nbdev import (
 from et_nbdev.attention import RelativeDistances
 from et_nbdev.dynamics import plot_energies
 from et_nbdev.explore import ImageExplorer, Settings, animate_image, image_path
+from et_nbdev.graph.energy import EdgeAttention, attention_weights
 from et_nbdev.solvers import Schedule
 from et_nbdev.testing import assert_close
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
@@ -425,43 +428,63 @@ def test_distances_along_edges_are_those_of_a_table(x64, backend):
         param_dtype=jnp.float64,
         rngs=nnx.Rngs(0),
     )
-    x, places = tokens(), jax.random.normal(jax.random.key(1), (N, 2))
+    x, z = tokens(), jax.random.normal(jax.random.key(1), (N, 2))
     senders, receivers = np.nonzero(~np.eye(N, dtype=bool))
     edges = EdgeIndex(senders[2:], receivers[2:], N, backend=backend)
 
-    def loss(block, g, places, pairs):
-        energy, update = block.attention.energy_and_update(g, places=places, **pairs)
+    def loss(block, g, z, pairs):
+        energy, update = block.attention.energy_and_update(g, coordinates=z, **pairs)
         return jnp.sum(jnp.sin(update)) + jnp.sum(energy**2)
 
     both = jax.jit(nnx.value_and_grad(loss, argnums=(0, 1, 2)))
     g = block.norm(x)
-    found = both(block, g, places, {"edges": edges})
-    wanted = both(block, g, places, {"mask": edges.mask()})
-    slope = found[1][0].attention.positions.log_slope
-    assert jnp.abs(slope[...]).min() > 1e-3
+    found = both(block, g, z, {"edges": edges})
+    wanted = both(block, g, z, {"mask": edges.mask()})
+    factor = found[1][0].attention.positions.log_factor
+    assert jnp.abs(factor[...]).min() > 1e-3
     jax.tree.map(lambda a, b: assert_close(a, b, rtol=1e-9), found, wanted)
-    # places of every sample, or the same for all
-    own = jnp.stack([places] * 3)
-    assert_close(block.energy(g, places=own), block.energy(g, places=places))
+    # coordinates of every sample, or the same for all
+    for own in (jnp.stack([z] * 3), z[None]):
+        assert_close(block.energy(g, coordinates=own), block.energy(g, coordinates=z))
     assert_gradient(
-        lambda g: block.energy(g, edges=edges, places=places),
+        lambda g: block.energy(g, edges=edges, coordinates=z),
         g,
-        -block.update(g, edges=edges, places=places),
+        -block.update(g, edges=edges, coordinates=z),
     )
 
 
-def test_places_that_do_not_fit_are_refused():
-    g, places = tokens().astype(jnp.float32), jnp.zeros((N, 2))
-    plain = EnergyAttention(D, H, Y, rngs=nnx.Rngs(0))
-    near = EnergyAttention(D, H, Y, positions=RelativeDistances(H), rngs=nnx.Rngs(0))
-    for attention, given, says in (
-        (plain, places, r"places: expected none.*got \(4, 2\)"),
-        (near, None, r"places: expected \(\.\.\., N, Z\), N = 4, got None"),
-        (near, places[1:], r"places: .* got \(3, 2\)"),
-        (near, places[0], r"places: .* got \(2,\)"),
+def test_distances_in_single_precision_far_from_the_origin():
+    near = EdgeAttention(D, H, Y, positions=RelativeDistances(H), rngs=nnx.Rngs(0))
+    z = 5e6 + np.random.default_rng(0).normal(size=(N, 2))
+    edges = EdgeIndex(*np.nonzero(~np.eye(N, dtype=bool)), N)
+    g = tokens().astype(jnp.float32)
+    found = near.energy(g, edges=edges, coordinates=z)
+    assert_close(found, near.energy(g, coordinates=z - 5e6), rtol=1e-5)
+    assert_close(found, near.energy(g, coordinates=z), rtol=1e-5)
+
+
+def test_coordinates_that_do_not_fit_are_refused():
+    g, z = tokens().astype(jnp.float32), jnp.zeros((N, 2))
+    near = EdgeAttention(D, H, Y, positions=RelativeDistances(H), rngs=nnx.Rngs(0))
+    for given in (None, z[1:], z[0], jnp.zeros((2, N, 2))):
+        with pytest.raises(ValueError, match=r"coordinates: .*N = 4, .* got .+"):
+            near.energy(g, coordinates=given)
+    with pytest.raises(TypeError, match="edges: .*EdgeIndex, which distances need"):
+        near.energy(g, edges=SimpleNamespace(match_and_pulls=None), coordinates=z)
+    grid = EdgeAttention(D, H, Y, positions=RelativePositions(2, H), rngs=nnx.Rngs(0))
+    edges = EdgeIndex([0], [1], N)
+    for call in (
+        lambda: grid.energy(g, edges=edges),
+        lambda: attention_weights(grid, g[0], edges),
     ):
-        with pytest.raises(ValueError, match=says):
-            attention.energy(g, places=given)
+        with pytest.raises(ValueError, match="edges: .* grid"):
+            call()
+    # only distances take them: a plain attention leaves them to other terms
+    plain = Block(
+        EnergyLayerNorm(D), attention=EnergyAttention(D, H, Y, rngs=nnx.Rngs(0))
+    )
+    with pytest.raises(TypeError, match="^coordinates: no term of this block takes it"):
+        plain.energy(g, coordinates=z)
 
 
 def test_a_solver_that_is_no_pytree_is_named():

@@ -475,16 +475,14 @@ def _backwards(saved, cotangents):
 neighbor_attention.defvjp(_forwards, _backwards)
 
 # %% ../../nbs/21_graph_energy.ipynb #f20a7e90
-def _with_distances(Q, K, places, slope, beta):
+def _with_distances(Q, K, z, factor, beta):
     r"""Q and K (N, ..., H, Y + Z + 2) whose scores $\beta K_B\cdot Q_C$ hold the bias
     $-m_h|z_C - z_B|^2 = 2m_h\,z_C\cdot z_B - m_h|z_C|^2 - m_h|z_B|^2$ besides.
     """
-    # distances from the middle: the differences of large squares would lose digits
-    z = places - jnp.mean(places, -2, keepdims=True)
     z = jnp.moveaxis(jnp.broadcast_to(z, (*Q.shape[1:-2], *z.shape[-2:])), -2, 0)
     z = jnp.broadcast_to(z[..., None, :], (*Q.shape[:-1], z.shape[-1]))
     square, one = jnp.sum(z**2, -1, keepdims=True), jnp.ones_like(z[..., :1])
-    share = slope.astype(Q.dtype) / beta
+    share = factor.astype(Q.dtype) / beta
     share = share.reshape((1,) * (Q.ndim - 2) + (-1, 1))
     more_Q = [2 * share * z, -share * square, -share * one]
     return jnp.concatenate([Q, *more_Q], -1), jnp.concatenate([K, z, one, square], -1)
@@ -503,7 +501,7 @@ class EdgeAttention(EnergyAttention):
     a bias or the positions of a grid.
     """
 
-    def _project(self, g, places=None):
+    def _project(self, g, coordinates=None):
         "Q and K (N, ..., H, Y) as they are compared, β, and what normalized them."
         Wq, Wk = (W[...].astype(self.dtype or g.dtype) for W in (self.Wq, self.Wk))
         beta = self.beta.astype(at_least_float32(g.dtype))
@@ -520,29 +518,33 @@ class EdgeAttention(EnergyAttention):
         if self.normalize:
             (Q, rms_Q), (K, rms_K) = _normalize_heads(Q), _normalize_heads(K)
             rms = rms_Q, rms_K
-        places = self._places(g, places, beta.dtype)
+        if isinstance(self.positions, RelativePositions):
+            raise ValueError("edges: expected distances, not the positions of a grid")
         if isinstance(self.positions, RelativeDistances):
-            Q, K = _with_distances(Q, K, places, self.positions.slope, beta)
+            z = self._centered(g, coordinates, beta.dtype)
+            Q, K = _with_distances(Q, K, z, self.positions.factor, beta)
         return Q, K, beta, rms
 
     def _match_and_update(
-        self, g, mask=None, weights=None, bias=None, places=None, edges=None
+        self, g, mask=None, weights=None, bias=None, coordinates=None, edges=None
     ):
         "Every query's soft match (..., H, N), and −∂E/∂g."
         if edges is None:
-            return super()._match_and_update(g, mask, weights, bias, places)
-        grid = isinstance(self.positions, RelativePositions)
-        if grid or any(a is not None for a in (mask, weights, bias)):
+            return super()._match_and_update(g, mask, weights, bias, coordinates)
+        if any(a is not None for a in (mask, weights, bias)):
             raise ValueError(
-                "edges: expected no mask, weights, bias or grid of positions beside"
-                " them, which belong to tables of pairs"
+                "edges: expected no mask, weights or bias beside them, which belong to"
+                " tables of pairs"
             )
         graphs = edges if isinstance(edges, tuple) else (edges,)
         if not all(hasattr(graph, "match_and_pulls") for graph in graphs):
             raise TypeError("edges: expected an EdgeIndex, or several in a tuple")
+        distances = isinstance(self.positions, RelativeDistances)
+        if distances and not all(isinstance(graph, EdgeIndex) for graph in graphs):
+            raise TypeError("edges: expected an EdgeIndex, which distances need")
         if not graphs:
             raise ValueError("edges: expected at least one graph, got none")
-        Q, K, beta, rms = self._project(g, places)
+        Q, K, beta, rms = self._project(g, coordinates)
         match, as_query, as_key = jax.tree.map(
             lambda *terms: sum(terms[1:], terms[0]),
             *(e.match_and_pulls(Q, K, beta, self.self_attention) for e in graphs),
@@ -570,13 +572,13 @@ class EdgeAttention(EnergyAttention):
         mask=None,
         weights=None,
         bias=None,
-        places=None,
+        coordinates=None,
         edges=None,
     ) -> Float[Array, "... N"]:
         r"""$E_C = -\sum_h \ell_{hC}/\beta_h$: every node's share of E_ATT, which is
         their sum.
         """
-        match, _ = self._match_and_update(g, mask, weights, bias, places, edges)
+        match, _ = self._match_and_update(g, mask, weights, bias, coordinates, edges)
         return -jnp.sum(match, -2)
 
     def energy_and_update(
@@ -585,13 +587,15 @@ class EdgeAttention(EnergyAttention):
         mask=None,
         weights=None,
         bias=None,
-        places=None,
+        coordinates=None,
         edges=None,
     ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
         r"""E_ATT, and $-\partial E/\partial g_A = \sum_h W_Q\sum_B p_{AB}K_B +
         W_K\sum_C p_{CA}Q_C$.
         """
-        match, update = self._match_and_update(g, mask, weights, bias, places, edges)
+        match, update = self._match_and_update(
+            g, mask, weights, bias, coordinates, edges
+        )
         return -jnp.sum(match, (-2, -1)), update
 
 
@@ -609,12 +613,12 @@ def attention_weights(
     # of the edges; None: all, in the order of `edges.edge_list()`
     pairs: tuple[Int[ArrayLike, "E"], Int[ArrayLike, "E"]] | None = None,
     chunk: int = 2**16,
-    places: Float[Array, "N Z"] | None = None,
+    coordinates: Float[Array, "N Z"] | None = None,
 ) -> Float[Array, "E H"]:
     r"""$p_{CB}$ of every edge; over the edges into a node they sum to 1. `pairs` are
     senders and receivers. Works on `chunk` edges at a time.
     """
-    Q, K, beta, _ = attention._project(g, places)
+    Q, K, beta, _ = attention._project(g, coordinates)
     match = edges.match_and_pulls(Q, K, beta, attention.self_attention)[0]
 
     def weight(edge):
