@@ -526,7 +526,7 @@ def test_attention_asks_for_edges_one_by_one():
         TypeError,
         match=(
             r"^edges: expected what GraphTransformer.prepare\(graph\) returns, got"
-            r" Neighbors without receivers and reverse"
+            r" _Neighbors without receivers and reverse"
         ),
     ):
         make("transformer", dtype=jnp.float32)(
