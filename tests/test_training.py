@@ -41,6 +41,7 @@ from et_nbdev.training import (
     CheckpointError,
     MetricsLog,
     OptimConfig,
+    Run,
     TrainState,
     as_command,
     atomic_write,
@@ -54,6 +55,7 @@ from et_nbdev.training import (
     read_meta,
     read_metrics,
     save_checkpoint,
+    train_loop,
 )
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -946,6 +948,62 @@ def test_the_progress_bar(capsys):
     train_line(progress=True)
     out = capsys.readouterr().out
     assert "20/20" in out and "loss" in out and "best" in out and "/s" in out
+
+
+def test_hooks_see_every_step_add_to_the_rows_and_end_a_run(tmp_path, whole):
+    seen = []
+
+    def watch(run):
+        seen.append((run.step, run.row is not None))
+        if run.row is not None:
+            run.row["norm"] = float(jnp.linalg.norm(run.state.params["W"]))
+        run.stop |= run.step == 7
+
+    result = train_line(folder=tmp_path, hooks=[watch])
+    assert seen == [(s, s in (2, 4, 5, 6)) for s in range(1, 8)]
+    assert [row["step"] for row in result.history] == [2, 4, 5, 6]
+    assert result.history == read_metrics(tmp_path / "metrics.jsonl")
+    assert all(row["norm"] > 0 for row in result.history) and result.best_step == 5
+    assert read_meta(tmp_path / "last.safetensors")["step"] == 7  # nothing is lost
+    assert same(weights(train_line(folder=tmp_path).model), weights(whole[0].model))
+
+
+def test_what_a_hook_keeps_in_the_progress_comes_back_with_the_state(tmp_path):
+    def count(run):
+        run.progress["count"] = run.progress.get("count", 0) + 1
+
+    def tear(batch):
+        raise RuntimeError("torn")
+
+    with pytest.raises(RuntimeError, match="torn"):
+        train_line(folder=tmp_path, hooks=[count], batches=at_step(12, tear))
+    train_line(folder=tmp_path, hooks=[count])
+    assert read_meta(tmp_path / "last.safetensors")["progress"]["count"] == 20
+
+
+@pytest.mark.parametrize("at", [None, 4])
+def test_the_loop_calls_hooks_in_order_and_closes_its_batches(at):
+    "Whatever the step is, and also after an error."
+    events = []
+
+    def numbers(start):
+        try:
+            yield from range(start, 9)
+        finally:
+            events.append("closed")
+
+    def second(run):
+        events.append(run.step)
+        if run.step == at:
+            raise ZeroDivisionError
+
+    run = Run(100, steps=5, step=3)
+    add = lambda state, n: (state + n, {"n": n})
+    with pytest.raises(ZeroDivisionError) if at == 4 else contextlib.nullcontext():
+        train_loop(run, add, numbers, [lambda run: events.append(run.metrics), second])
+    whole = [{"n": 3}, 4, {"n": 4}, 5, "closed"]
+    assert events == (whole if at is None else whole[:2] + whole[-1:])
+    assert run.state == (107 if at is None else 103) and run.due(7) == (at is None)
 
 
 @pytest.mark.parametrize("bad", [dict(every=0), dict(every=-1), dict(log_every=0)])
