@@ -155,13 +155,10 @@ def jax_operator(nodes, senders, receivers, training, backend):
     import jax
     import jax.numpy as jnp
 
-    from et_nbdev.graph import kernels
     from et_nbdev.graph.energy import EdgeIndex, neighbor_attention
 
     jax.block_until_ready(jnp.ones(8) + 1)
-    # machine code, which other libraries bring with their import
-    if backend == "compiled":
-        kernels.target("float32")
+    # compiles, if need be: other libraries bring machine code with their import
     EdgeIndex([0], [1], 2, backend=backend)
     yield peak()
     edges = EdgeIndex(senders, receivers, nodes, backend=backend)

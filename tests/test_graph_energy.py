@@ -422,7 +422,7 @@ def test_repeats_bit_for_bit(backend):
 def test_chunks_cover_every_row_once_and_cost_alike(degrees):
     start = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int32)
     for chunks in (1, 2, 3, 7):
-        rows = [kernels.first_row(start, i, chunks) for i in range(chunks + 1)]
+        rows = [kernels._first_row(start, i, chunks) for i in range(chunks + 1)]
         assert (rows[0], rows[-1]) == (0, len(degrees)) and rows == sorted(rows)
         costs = [start[b] + b - start[a] - a for a, b in zip(rows, rows[1:])]
         assert max(costs) <= (start[-1] + len(degrees)) / chunks + max(degrees) + 1

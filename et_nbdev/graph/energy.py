@@ -170,9 +170,9 @@ class EdgeIndex:
     attention with `self_attention=True`. `capacity` reserves room for that many edges,
     so that graphs of one size of N and `capacity` share a compiled program. `backend`
     is "compiled" (kernels for the CPU, needs numba) or "xla" (anything XLA runs on);
-    None picks "compiled" on the CPU. Memory: 8 bytes an edge. Raises TypeError or
-    ValueError on bad ids, parallel edges (merge them), self-loops that are not
-    permitted.
+    None picks "compiled" on the CPU, or warns that it is not available. Memory: 8 bytes
+    an edge. Raises TypeError or ValueError on bad ids, parallel edges (merge them),
+    self-loops that are not permitted.
     """
 
     def __init__(
