@@ -41,7 +41,7 @@ from et_nbdev.training import (
     TrainState,
     atomic_write,
     make_optimizer,
-    make_step,
+    _make_step,
     provenance,
 )
 
@@ -115,7 +115,7 @@ def trainer(make, data, config):
     graphdef, params = nnx.split(model, nnx.Param)
     params, optimizer = nnx.to_pure_dict(params), make_optimizer(config.optim(10**4))
     state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
-    step = make_step(graphdef, _classification_loss, optimizer, 0)
+    step = _make_step(graphdef, _classification_loss, optimizer, 0)
 
     def train(batch):
         state[0], metrics = step(state[0], batch)

@@ -155,7 +155,7 @@ def jax_operator(nodes, senders, receivers, training, backend):
     import jax
     import jax.numpy as jnp
 
-    from et_nbdev.graph.energy import EdgeIndex, neighbor_attention
+    from et_nbdev.graph.energy import EdgeIndex, _neighbor_attention
 
     jax.block_until_ready(jnp.ones(8) + 1)
     # compiles, if need be: other libraries bring machine code with their import
@@ -168,7 +168,7 @@ def jax_operator(nodes, senders, receivers, training, backend):
         for _ in range(4)
     )
     Q = Q * WIDTH**-0.5
-    update = lambda Q, K, edges: neighbor_attention(edges, Q, K)[1:]
+    update = lambda Q, K, edges: _neighbor_attention(edges, Q, K)[1:]
 
     def loss(Q, K, edges):
         as_query, as_key = update(Q, K, edges)
@@ -200,7 +200,7 @@ def operator_alone(name: str, kind: str, scale: float, repeats: int) -> dict:
 def scaling_alone(edges: int, repeats: int) -> dict:
     import jax
 
-    from et_nbdev.graph.energy import EdgeIndex, neighbor_attention
+    from et_nbdev.graph.energy import EdgeIndex, _neighbor_attention
 
     nodes = max(edges // 25, 300)
     senders, receivers = power_law(nodes, edges)
@@ -211,7 +211,7 @@ def scaling_alone(edges: int, repeats: int) -> dict:
     Q, K = (
         jax.random.normal(jax.random.key(i), (nodes, 1, 64)) / 8**i for i in range(2)
     )
-    call = jax.jit(lambda Q, K, graph: neighbor_attention(graph, Q, K))
+    call = jax.jit(lambda Q, K, graph: _neighbor_attention(graph, Q, K))
     run = lambda: jax.block_until_ready(call(Q, K, graph))
     run()
     return {

@@ -25,12 +25,12 @@ from et_nbdev.training import (
     TrainState,
     atomic_write,
     make_optimizer,
-    make_step,
+    _make_step,
     provenance,
 )
 from et_nbdev.vision.data import occlude
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
-from et_nbdev.vision.train import completion_loss
+from et_nbdev.vision.train import _completion_loss
 
 SIZES = {  # name: (configuration, batch)
     "small": (
@@ -84,13 +84,13 @@ def work(kind: str, size: str, name: str):
 
     def loss(model, patches, key):
         return (
-            completion_loss(model(patches, masked, remat=remat), patches, occluded),
+            _completion_loss(model(patches, masked, remat=remat), patches, occluded),
             {},
         )
 
     optimizer = make_optimizer(OptimConfig(steps=10**6, warmup=1))
     step, state = (
-        make_step(graphdef, loss, optimizer, 0),
+        _make_step(graphdef, loss, optimizer, 0),
         [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))],
     )
 

@@ -31,8 +31,8 @@ from et_nbdev.graph.anomaly import (
     scores,
     _train_classifier,
 )
-from et_nbdev.graph.baselines import BASELINES, _aggregate, fit_trees
-from et_nbdev.graph.data import DATASETS, load_graph, split
+from et_nbdev.graph.baselines import _BASELINES, _aggregate, fit_trees
+from et_nbdev.graph.data import _DATASETS, load_graph, split
 from et_nbdev.training import OptimConfig, as_command, atomic_write, provenance
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -184,7 +184,7 @@ def edges_of(name: str, kind: str, relations: str):
     return (
         AnomalyEnergyTransformer.prepare(graph_of(name), relations)
         if kind == "et"
-        else BASELINES[kind].prepare(graph_of(name))
+        else _BASELINES[kind].prepare(graph_of(name))
     )
 
 
@@ -226,7 +226,7 @@ def evaluate(
                 rngs=nnx.Rngs(seed),
             )
         else:
-            model = BASELINES[kind](features.shape[1], **options, rngs=nnx.Rngs(seed))
+            model = _BASELINES[kind](features.shape[1], **options, rngs=nnx.Rngs(seed))
         run = _train_classifier(
             model, graph, parts, features, edges, optim, seed=seed, progress=False
         )
@@ -316,10 +316,10 @@ def main(argv: list[str] | None = None):
     parser.add_argument(
         "--data",
         nargs="+",
-        choices=DATASETS,
+        choices=_DATASETS,
         default=["amazon-upu", "tolokers", "digits-relations"],
         metavar="NAME",
-        help=f"of {', '.join(DATASETS)}",
+        help=f"of {', '.join(_DATASETS)}",
     )
     parser.add_argument(
         "--ratios",

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from et_nbdev.graph.classify import load_classifier
-from et_nbdev.graph.crossval import deal, parts
+from et_nbdev.graph.crossval import _deal, parts
 from et_nbdev.graph.sets import learn_encoding, load_graphs, make_buckets
 from et_nbdev.training import atomic_write
 
@@ -41,7 +41,7 @@ def main():
         load_classifier(args.run / "best.safetensors"),
     )
     graphs = load_graphs(config["data"])
-    fold = parts(deal(graphs.labels), config["fold"])
+    fold = parts(_deal(graphs.labels), config["fold"])
     ids = np.sort(fold.test)
     buckets = make_buckets(
         graphs[ids],

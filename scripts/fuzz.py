@@ -352,7 +352,7 @@ def models():
     )
     return [
         kept(
-            vision.image_model(c, rngs=nnx.Rngs(0)),
+            vision._image_model(c, rngs=nnx.Rngs(0)),
             {"model": asdict(c)},
             vision.load_model,
         ),
@@ -389,11 +389,11 @@ def damaged_meta(data: bytes, rng: random.Random) -> bytes:
 
 
 def read_checkpoint(path: Path):
-    from et_nbdev.training import CheckpointError, load_checkpoint, read_meta
+    from et_nbdev.training import CheckpointError, load_checkpoint, _read_meta
 
     loaded, error = 0, None
     for tree, _, load in models():
-        for read in (read_meta, load, lambda path: load_checkpoint(path, tree)):
+        for read in (_read_meta, load, lambda path: load_checkpoint(path, tree)):
             try:
                 loaded += read(path) is not None and read is load
             except CheckpointError as e:
@@ -461,15 +461,15 @@ def inside_json(data: bytes, rng: random.Random) -> bytes:
 
 
 def read_npz(path):
-    from et_nbdev.graph.data import from_npz
+    from et_nbdev.graph.data import _from_npz
 
-    from_npz(path).symmetric().simple()
+    _from_npz(path).symmetric().simple()
 
 
 def read_mat(path):
-    from et_nbdev.graph.data import from_mat
+    from et_nbdev.graph.data import _from_mat
 
-    from_mat(path).symmetric().simple()
+    _from_mat(path).symmetric().simple()
 
 
 def read_tu(path):

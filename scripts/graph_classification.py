@@ -22,9 +22,9 @@ from et_nbdev.graph.classify_baselines import GIN, Agnostic, AgnosticConfig, GIN
 from et_nbdev.graph.crossval import (
     Candidate,
     FitConfig,
-    Sizes,
+    _Sizes,
     cross_validate,
-    deal,
+    _deal,
     summary,
 )
 from et_nbdev.graph.sets import _TU_NAMES, load_graphs
@@ -37,7 +37,7 @@ OUT = ROOT / "results/graph-classification"
 FOLDS = OUT / "folds.json"
 
 
-def et(config, sizes: Sizes, rngs: nnx.Rngs) -> nnx.Module:
+def et(config, sizes: _Sizes, rngs: nnx.Rngs) -> nnx.Module:
     from et_nbdev.graph.classify import GraphClassifier
 
     return GraphClassifier(
@@ -90,7 +90,7 @@ def grid(model: str, k: int) -> list[Candidate]:
 
 def fixed_folds(name: str, labels: np.ndarray, k: int) -> np.ndarray:
     "The folds of a set; ten of them have to be those that are kept, where they are."
-    fold, key = deal(labels, k), f"{name}/10"
+    fold, key = _deal(labels, k), f"{name}/10"
     kept = json.loads(FOLDS.read_text()) if k == 10 and FOLDS.exists() else {}
     if key in kept and kept[key] != "".join(map(str, fold)):
         sys.exit(

@@ -19,7 +19,7 @@ from flax import nnx
 
 from et_nbdev.dynamics import descend
 from et_nbdev.training import atomic_write, provenance
-from et_nbdev.vision.model import ImageEnergyTransformer, image_model
+from et_nbdev.vision.model import ImageEnergyTransformer, _image_model
 from et_nbdev.vision.train import CONFIGS, TrainConfig, evaluate, _prepare, train
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -117,7 +117,7 @@ def start(name: str, config: TrainConfig) -> ImageEnergyTransformer:
     "The model of a variant, freshly drawn."
     rngs = nnx.Rngs(config.seed)
     if name not in WAYS:
-        return image_model(config.model, rngs=rngs)
+        return _image_model(config.model, rngs=rngs)
     how, k, _ = WAYS[name]
     kind = type("Shortened", (Shortened,), dict(gradient=staticmethod(how), k=k))
     return kind(config.model, rngs=rngs)

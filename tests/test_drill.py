@@ -28,7 +28,7 @@ from et_nbdev.training import (
     as_command,
     fit,
     load_checkpoint,
-    read_meta,
+    _read_meta,
     read_metrics,
     save_checkpoint,
 )
@@ -158,7 +158,7 @@ def test_a_checkpoint_whose_meta_is_no_object_is_refused(tmp_path, meta):
     )
     with doors.unchecked():
         save_checkpoint(path, {"params": {"w": np.ones(2)}}, meta)
-    for read in (read_meta, *loads) if meta else ():
+    for read in (_read_meta, *loads) if meta else ():
         with pytest.raises(
             CheckpointError, match="c.safetensors: not a readable checkpoint"
         ):
@@ -341,7 +341,7 @@ def test_without_a_network_what_is_here_works_and_the_rest_says_so(
     from et_nbdev.graph.data import load_graph
     from et_nbdev.graph.sets import load_graphs
     from et_nbdev.vision.data import load_images
-    from et_nbdev.vision.model import from_pretrained, pretrained
+    from et_nbdev.vision.model import from_pretrained, _pretrained
 
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 
@@ -364,7 +364,7 @@ def test_without_a_network_what_is_here_works_and_the_rest_says_so(
         and load_graph("digits-knn").num_nodes == 1797
         and len(load_graphs("rings")) == 240
     )
-    assert from_pretrained(pretrained()[0]).config.num_tokens
+    assert from_pretrained(_pretrained()[0]).config.num_tokens
     with pytest.raises(
         FileNotFoundError, match="MUTAG.*(?s:.)*blocked|blocked.*(?s:.)*MUTAG"
     ):

@@ -49,7 +49,7 @@ from et_nbdev.solvers import Anderson, Backtracking, solve
 from et_nbdev.testing import assert_close
 from et_nbdev.vision.data import patchify
 from et_nbdev.vision.dynamics import FieldImageEnergyTransformer
-from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer, image_model
+from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer, _image_model
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -813,7 +813,7 @@ def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
             TypeError,
             "model: .* got ImageTransformer",
             lambda: image_path(
-                image_model(
+                _image_model(
                     ImageConfig(channels=3, block="transformer", **SIZES),
                     rngs=nnx.Rngs(0),
                 ),

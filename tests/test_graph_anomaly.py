@@ -42,7 +42,7 @@ from et_nbdev.graph.anomaly import (
     _weighted_loss,
 )
 from et_nbdev.graph.data import (
-    DATASETS,
+    _DATASETS,
     Graph,
     from_relations,
     load_graph,
@@ -50,7 +50,7 @@ from et_nbdev.graph.data import (
     split,
 )
 from et_nbdev.testing import assert_close
-from et_nbdev.training import CheckpointError, OptimConfig, read_meta, save_checkpoint
+from et_nbdev.training import CheckpointError, OptimConfig, _read_meta, save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 SMALL = AnomalyConfig(dim=8, num_heads=2, head_dim=4, num_memories=12, hidden=8)
@@ -775,7 +775,7 @@ def same_weights(a, b):
 @pytest.mark.parametrize(
     "argv, says",
     [
-        (["--data", "cora"], ["cora", *DATASETS, ".npz"]),
+        (["--data", "cora"], ["cora", *_DATASETS, ".npz"]),
         (["--data", "tolokers"], ["tolokers.npz", "ET_DATA", "https://"]),
         (["--config", "amazon"], ["Amazon.mat", "dgl", "pip install"]),
         (["--config", "huge"], ["--config", "huge", "amazon", "tfinance"]),
@@ -969,7 +969,7 @@ def test_the_demo_trains_three_once_and_shows_them(tmp_path, monkeypatch, capsys
     assert again["test"] == metrics["test"]
     graph = load_graph("digits-knn")
     for name in ("energy", "gcn", "mlp"):
-        saved = read_meta(tmp_path / "out/digits-knn/run" / name / "last.safetensors")[
+        saved = _read_meta(tmp_path / "out/digits-knn/run" / name / "last.safetensors")[
             "config"
         ]
         assert (

@@ -18,7 +18,7 @@ from scipy.special import beta as beta_function
 
 import et_nbdev.graph.baselines as baselines
 from et_nbdev.graph.baselines import (
-    BASELINES,
+    _BASELINES,
     BWGNN,
     GCN,
     MLP,
@@ -45,7 +45,7 @@ OPTIONS = {
     "transformer": dict(num_heads=2, num_layers=1),
 }
 run = nnx.jit(lambda model, X, edges: model(X, edges))
-each_model = pytest.mark.parametrize("name", list(BASELINES))
+each_model = pytest.mark.parametrize("name", list(_BASELINES))
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 
@@ -76,7 +76,7 @@ def normalized(A):
 
 def make(name, num_features=F, hidden=6, dtype=jnp.float64, seed=0, **options):
     "A model whose parameters are all random: no bias is zero, no scale one."
-    model = BASELINES[name](
+    model = _BASELINES[name](
         num_features,
         hidden,
         param_dtype=dtype,
@@ -371,7 +371,7 @@ def test_graph_transformer_is_its_definition(x64):
 @each_model
 def test_relabeled_nodes_give_relabeled_logits(x64, name):
     graph, perm = random_graph(7), np.random.default_rng(0).permutation(N)
-    place, prepare = np.argsort(perm), BASELINES[name].prepare
+    place, prepare = np.argsort(perm), _BASELINES[name].prepare
     relabeled = Graph(
         place[graph.senders],
         place[graph.receivers],
@@ -393,7 +393,7 @@ def test_relabeled_nodes_give_relabeled_logits(x64, name):
 def test_logits_and_gradients_are_finite_in_single_precision(name, p):
     "Also where nobody has a neighbor, and for enormous features."
     graph = random_graph(8, p=p, loop=False)
-    model, edges = make(name, dtype=jnp.float32), BASELINES[name].prepare(graph)
+    model, edges = make(name, dtype=jnp.float32), _BASELINES[name].prepare(graph)
     value = nnx.jit(
         nnx.value_and_grad(lambda model, X, edges: jnp.mean(jnp.tanh(model(X, edges))))
     )
@@ -412,7 +412,7 @@ def test_logits_and_gradients_are_finite_in_single_precision(name, p):
 @each_model
 def test_edges_are_arguments_of_the_compiled_function(name):
     "Another graph of the same size runs the same program, and gives its own result."
-    prepare, model = BASELINES[name].prepare, make(name, dtype=jnp.float32)
+    prepare, model = _BASELINES[name].prepare, make(name, dtype=jnp.float32)
     ring = lambda step: Graph(
         [*range(N), *((i + step) % N for i in range(N))],
         [*((i + step) % N for i in range(N)), *range(N)],
@@ -440,7 +440,7 @@ def test_dropout_needs_a_key_and_keeps_the_mean(name):
     graph = random_graph(9)
     model, edges, X = (
         make(name, dtype=jnp.float32, dropout=0.5),
-        BASELINES[name].prepare(graph),
+        _BASELINES[name].prepare(graph),
         jnp.asarray(graph.features),
     )
     with_key = jax.jit(lambda key: model(X, edges, rngs=nnx.Rngs(key)))
@@ -462,12 +462,12 @@ def test_dropout_needs_a_key_and_keeps_the_mean(name):
     [
         *[
             (Model, dict(num_features=0), "^num_features: expected a whole number")
-            for Model in BASELINES.values()
+            for Model in _BASELINES.values()
         ],
-        *[(Model, dict(hidden=1.5), "^hidden: ") for Model in BASELINES.values()],
+        *[(Model, dict(hidden=1.5), "^hidden: ") for Model in _BASELINES.values()],
         *[
             (Model, dict(dropout=1.0), "^dropout: expected 0 ≤ dropout < 1, got 1.0")
-            for Model in BASELINES.values()
+            for Model in _BASELINES.values()
         ],
         (MLP, dict(num_layers=0), "^num_layers: "),
         (GCN, dict(num_layers=0), "^num_layers: "),
@@ -494,7 +494,7 @@ def test_models_refuse_by_name(Model, bad, match):
 @each_model
 def test_calls_refuse_by_name(name):
     graph = random_graph()
-    model, edges = make(name, dtype=jnp.float32), BASELINES[name].prepare(graph)
+    model, edges = make(name, dtype=jnp.float32), _BASELINES[name].prepare(graph)
     with pytest.raises(
         TypeError,
         match="^features: expected an array of floating-point numbers, got int32",

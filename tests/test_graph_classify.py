@@ -30,7 +30,7 @@ from et_nbdev.graph.classify import (
     _stream,
     train_classifier,
 )
-from et_nbdev.graph.crossval import Fold, deal, parts, predict_logits
+from et_nbdev.graph.crossval import _Fold, _deal, parts, _predict_logits
 from et_nbdev.graph.sets import (
     EdgeLists,
     GraphBatch,
@@ -610,11 +610,11 @@ def test_predictions_come_in_the_order_asked_for_and_alike_in_both_layouts():
     ids = np.random.default_rng(0).permutation(60)[:30]
     model, given = GraphClassifier(3, 2, SMALL, rngs=nnx.Rngs(0)), supplies(ids)
     dense, along = (
-        predict_logits(model, given[layout], ids) for layout in ("dense", "edges")
+        _predict_logits(model, given[layout], ids) for layout in ("dense", "edges")
     )
     assert_close(along, dense, rtol=1e-5)
     assert_close(
-        predict_logits(model, given["dense"], ids[::-1]), dense[::-1], rtol=1e-6
+        _predict_logits(model, given["dense"], ids[::-1]), dense[::-1], rtol=1e-6
     )
 
 
@@ -632,7 +632,7 @@ def test_scores_by_hand():
 
 def test_training_repeats_never_looks_at_the_test_labels_and_resumes(tmp_path):
     graphs = load_graphs("rings")[np.arange(80)]
-    fold = parts(deal(graphs.labels), 0)
+    fold = parts(_deal(graphs.labels), 0)
     labels = graphs.labels.copy()
     labels[fold.test] = 1 - labels[fold.test]
     one = train_classifier(QUICK, graphs, fold, tmp_path, progress=False)
@@ -663,7 +663,7 @@ def test_the_encoding_is_learned_from_the_training_graphs_alone():
     weights are the same, to the bit.
     """
     graphs = load_graphs("rings")[np.arange(60)]
-    fold = parts(deal(graphs.labels), 0)
+    fold = parts(_deal(graphs.labels), 0)
     graphs = replace(
         graphs,
         node_attributes=np.random.default_rng(0).normal(size=(graphs.num_nodes, 1)),
@@ -708,7 +708,7 @@ def test_validation_prefers_fewer_errors_to_smaller_losses(monkeypatch):
     given = iter([*found, S(0.0, 0.0), S(0.0, 0.0)])  # four validations, two reports
     monkeypatch.setattr(classify, "_score", lambda logits, labels: next(given))
     run = train_classifier(
-        replace(QUICK, epochs=4), graphs, parts(deal(graphs.labels), 0), progress=False
+        replace(QUICK, epochs=4), graphs, parts(_deal(graphs.labels), 0), progress=False
     )
     rows = [row for row in run.history if "validation_loss" in row]
     assert [
@@ -845,7 +845,7 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="shuffle"):
         replace(QUICK, layout="edges", model=replace(SMALL, shuffle=True))
     graphs = load_graphs("rings")[np.arange(20)]
-    zeros = Fold(*(np.flatnonzero(graphs.labels == c)[:4] for c in (0, 1, 1)))
+    zeros = _Fold(*(np.flatnonzero(graphs.labels == c)[:4] for c in (0, 1, 1)))
     with pytest.raises(ValueError, match="one class"):
         train_classifier(QUICK, graphs, zeros, progress=False)
     unknown = replace(graphs, labels=np.where(np.arange(20) == 3, -1, graphs.labels))
@@ -853,7 +853,7 @@ def test_bad_input_is_named():
         train_classifier(
             QUICK,
             unknown,
-            Fold(np.arange(10), np.arange(10, 15), np.arange(15, 20)),
+            _Fold(np.arange(10), np.arange(10, 15), np.arange(15, 20)),
             progress=False,
         )
     model, batch = (
@@ -892,7 +892,7 @@ def test_mutag_is_learned(et_data, tmp_path):
             step_size=1.0,
         ),
     )
-    fold = parts(deal(graphs.labels), 0)
+    fold = parts(_deal(graphs.labels), 0)
     run = train_classifier(config, graphs, fold, tmp_path, progress=False)
     most = np.bincount(graphs.labels[fold.train]).argmax()
     known = np.concatenate([fold.validation, fold.test])
@@ -900,6 +900,6 @@ def test_mutag_is_learned(et_data, tmp_path):
         graphs, learn_encoding(graphs, fold.train), k=8, num_buckets=2
     )
     assert (
-        _score(predict_logits(run.model, supply, known), graphs.labels[known]).accuracy
+        _score(_predict_logits(run.model, supply, known), graphs.labels[known]).accuracy
         > (graphs.labels[known] == most).mean()
     )

@@ -23,11 +23,11 @@ from et_nbdev.graph.crossval import (
     Candidate,
     FitConfig,
     cross_validate,
-    deal,
+    _deal,
     fit_classifier,
     parts,
     predict,
-    predict_logits,
+    _predict_logits,
     summary,
 )
 from et_nbdev.graph.sets import (
@@ -59,7 +59,7 @@ def graphs():
 
 @pytest.fixture(scope="module")
 def fold(graphs):
-    return deal(graphs.labels, 5)
+    return _deal(graphs.labels, 5)
 
 
 def same(a, b):
@@ -106,7 +106,7 @@ def same(a, b):
 @examples(50)
 def test_folds_are_disjoint_complete_and_stratified(labels, k, seed):
     labels = np.array(labels)
-    fold = deal(labels, k, seed)
+    fold = _deal(labels, k, seed)
     assert np.ptp(np.bincount(fold, minlength=k)) <= 1
     for c in np.unique(labels):
         assert np.ptp(np.bincount(fold[labels == c], minlength=k)) <= 1
@@ -122,9 +122,9 @@ def test_folds_are_disjoint_complete_and_stratified(labels, k, seed):
 
 
 def test_folds_never_change():
-    assert "".join(map(str, deal(np.arange(20) % 2, 5))) == "44342013421021320103"
+    assert "".join(map(str, _deal(np.arange(20) % 2, 5))) == "44342013421021320103"
     assert not np.array_equal(
-        deal(np.arange(200) % 2, 10, 0), deal(np.arange(200) % 2, 10, 1)
+        _deal(np.arange(200) % 2, 10, 0), _deal(np.arange(200) % 2, 10, 1)
     )
 
 
@@ -138,14 +138,14 @@ def test_folds_never_change():
 )
 def test_folds_refuse(bad, match):
     with pytest.raises(ValueError, match=match):
-        deal(*bad)
+        _deal(*bad)
     with pytest.raises(ValueError, match="f: expected a fold from 0 to 2"):
         parts(np.arange(3), 3)
     for labels in ([0.0, 1, 0, 1], [0, 1, np.nan, 0], ["a", "b", "c"]):
         with pytest.raises(
             ValueError, match="^labels: expected classes, integers, got"
         ):
-            deal(labels, 3)
+            _deal(labels, 3)
     for fold in (
         [0, 1, 0, 1],
         [0, 2, 3, 0],
@@ -202,7 +202,7 @@ def test_kept_folds_are_disjoint_and_complete(name):
 )
 def test_kept_folds_are_those_of_the_real_labels(et_data, name):
     assert np.array_equal(
-        kept_folds()[f"{name}/10"], deal(load_graphs(name, et_data).labels)
+        kept_folds()[f"{name}/10"], _deal(load_graphs(name, et_data).labels)
     )
 
 
@@ -212,7 +212,7 @@ def test_kept_folds_are_those_of_the_real_labels(et_data, name):
 
 def test_training_is_repeatable_and_compiles_once(graphs):
     easy = replace(graphs, labels=(graphs.sizes > np.median(graphs.sizes)).astype(int))
-    part = parts(deal(easy.labels, 5), 0)
+    part = parts(_deal(easy.labels, 5), 0)
     buckets = make_buckets(
         easy, learn_encoding(easy, part.train), k=0, num_buckets=1, batch_size=16
     )
@@ -340,7 +340,7 @@ def test_training_stops_where_the_loss_is_lost(graphs):
     )
     assert run.epoch == 0 and run.history == []
     fold, train = (
-        deal(graphs.labels, 5),
+        _deal(graphs.labels, 5),
         np.random.default_rng(0).integers(0, 5, 60) == 0,
     )
     # most of the test graphs are of the class that few others are of
@@ -481,7 +481,7 @@ def test_labels_of_the_test_fold_never_reach_the_training_function(
     ):
         with pytest.raises(ValueError, match="^" + match):
             fit_classifier(
-                make(SMALL, crossval.Sizes(3, 2, 0, 0), nnx.Rngs(0)),
+                make(SMALL, crossval._Sizes(3, 2, 0, 0), nnx.Rngs(0)),
                 buckets,
                 train,
                 validation,
@@ -490,7 +490,7 @@ def test_labels_of_the_test_fold_never_reach_the_training_function(
     with pytest.raises(
         ValueError, match="^ids: ids of graphs must lie from 0 to 59, got 99"
     ):
-        predict(make(SMALL, crossval.Sizes(3, 2, 0, 0), nnx.Rngs(0)), buckets, [99])
+        predict(make(SMALL, crossval._Sizes(3, 2, 0, 0), nnx.Rngs(0)), buckets, [99])
 
 
 def test_the_winner_is_the_best_on_the_hold_out(graphs, fold):
@@ -652,16 +652,16 @@ def test_both_layouts_predict_the_same_and_may_be_trained_on(graphs, fold):
     part = parts(fold, 0)
     encoding, model = (
         learn_encoding(graphs, part.train),
-        make(SMALL, crossval.Sizes(3, 2, 0, 0), nnx.Rngs(0)),
+        make(SMALL, crossval._Sizes(3, 2, 0, 0), nnx.Rngs(0)),
     )
     tables, lists = (
         make_buckets(graphs, encoding, k=0, num_buckets=2, batch_size=16),
         EdgeLists(graphs, encoding, np.zeros((graphs.num_nodes, 0), np.float32), 16),
     )
     ids = part.test[::-1]
-    logits = predict_logits(model, tables, ids)
+    logits = _predict_logits(model, tables, ids)
     np.testing.assert_allclose(
-        predict_logits(model, lists, ids), logits, rtol=1e-5, atol=1e-5
+        _predict_logits(model, lists, ids), logits, rtol=1e-5, atol=1e-5
     )
     assert np.array_equal(predict(model, lists, ids), logits.argmax(-1))
     one = next(tables.batches(ids[:1]))
@@ -719,11 +719,11 @@ def test_the_script_runs_and_shares_folds(tmp_path, capsys, monkeypatch):
     )
     labels = load_graphs("rings").labels
     (tmp_path / "folds.json").write_text(
-        json.dumps({"rings/10": "".join(map(str, deal(labels)))})
+        json.dumps({"rings/10": "".join(map(str, _deal(labels)))})
     )
     assert np.array_equal(
-        script["fixed_folds"]("rings", labels, 10), deal(labels)
-    ) and np.array_equal(script["fixed_folds"]("rings", labels, 12), deal(labels, 12))
+        script["fixed_folds"]("rings", labels, 10), _deal(labels)
+    ) and np.array_equal(script["fixed_folds"]("rings", labels, 12), _deal(labels, 12))
     with pytest.raises(
         SystemExit, match="the folds kept for rings/10 are not those of these labels"
     ):

@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from et_nbdev.graph.data import (
-    DATASETS,
+    _DATASETS,
     Graph,
     _read_mat,
     from_dgl,
     _from_dgl_file,
-    from_mat,
-    from_npz,
+    _from_mat,
+    _from_npz,
     from_pyg,
     from_relations,
     from_scipy,
@@ -507,12 +507,12 @@ def hetero():
 def test_npz_keeps_everything(tmp_path):
     g = hetero()
     save_graph(g, tmp_path / "new folder" / "x.npz")
-    assert_same(from_npz(tmp_path / "new folder" / "x.npz"), g)
+    assert_same(_from_npz(tmp_path / "new folder" / "x.npz"), g)
     assert [p.name for p in (tmp_path / "new folder").iterdir()] == ["x.npz"]
     np.savez_compressed(
         tmp_path / "plain.npz", **{key: getattr(g, key) for key in FIELDS}
     )
-    assert from_npz(tmp_path / "plain.npz").name == "plain"
+    assert _from_npz(tmp_path / "plain.npz").name == "plain"
 
 
 def test_npz_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
@@ -526,7 +526,7 @@ def test_npz_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
     monkeypatch.setattr(np, "savez", full)
     with pytest.raises(OSError, match="x.npz"):
         save_graph(hetero(), tmp_path / "x.npz")
-    assert_same(from_npz(tmp_path / "x.npz"), old)
+    assert_same(_from_npz(tmp_path / "x.npz"), old)
     assert [p.name for p in tmp_path.iterdir()] == ["x.npz"]
 
 
@@ -545,7 +545,7 @@ def heterophilous(path, n=60, e=200):
 
 def test_npz_of_the_heterophilous_layout(tmp_path):
     raw = heterophilous(tmp_path / "tolokers.npz")
-    assert pairs(from_npz(tmp_path / "tolokers.npz").edges) == list(
+    assert pairs(_from_npz(tmp_path / "tolokers.npz").edges) == list(
         map(tuple, raw["edges"].tolist())
     )
     g = load_graph("tolokers", tmp_path)
@@ -582,10 +582,10 @@ def test_npz_of_other_contents_is_refused(tmp_path, change, match):
     change(arrays)
     np.savez(tmp_path / "x.npz", **arrays)
     with pytest.raises(ValueError, match=match):
-        from_npz(tmp_path / "x.npz")
+        _from_npz(tmp_path / "x.npz")
 
 
-@pytest.mark.parametrize("read", [from_npz, from_mat, _from_dgl_file])
+@pytest.mark.parametrize("read", [_from_npz, _from_mat, _from_dgl_file])
 def test_files_that_are_not_there_or_no_files(tmp_path, read):
     with pytest.raises(FileNotFoundError, match="missing"):
         read(tmp_path / "missing")
@@ -614,13 +614,13 @@ def test_a_damaged_npz_is_refused_or_unharmed(tmp_path, data):
     raw = bytearray(path.read_bytes())
     if data.draw(st.booleans()):
         path.write_bytes(raw[: data.draw(st.integers(0, len(raw) - 1))])
-        assert not sound_or_refused(from_npz, path, g), "a part passed for the whole"
+        assert not sound_or_refused(_from_npz, path, g), "a part passed for the whole"
     else:
         raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(
             st.integers(0, 7)
         )
         path.write_bytes(raw)
-        sound_or_refused(from_npz, path, g)
+        sound_or_refused(_from_npz, path, g)
 
 
 def test_every_damaged_bit_of_an_array_is_noticed(tmp_path):
@@ -632,7 +632,7 @@ def test_every_damaged_bit_of_an_array_is_noticed(tmp_path):
     for i in range(start - 100, start + g.features.nbytes, 7):
         path.write_bytes(raw[:i] + bytes([raw[i] ^ 4]) + raw[i + 1 :])
         with pytest.raises(ValueError, match="x.npz is damaged"):
-            from_npz(path)
+            _from_npz(path)
 
 
 def test_an_array_read_only_in_part_is_noticed(tmp_path):
@@ -644,7 +644,7 @@ def test_an_array_read_only_in_part_is_noticed(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"(3, 9000)", b"(3, 1000)"))
     assert np.load(path)["features"].shape == (3, 1000)
     with pytest.raises(ValueError, match="x.npz is damaged.*CRC"):
-        from_npz(path)
+        _from_npz(path)
 
 
 # ------------------------------------------------------------------------------------
@@ -773,7 +773,7 @@ def test_a_damaged_mat_is_refused(tmp_path):
 def test_a_mat_that_broke_off_or_has_a_wrong_bit_is_refused_or_unharmed(tmp_path, data):
     path, compressed = tmp_path / "YelpChi.mat", data.draw(st.booleans())
     write_mat(path, n=20, do_compression=compressed)
-    raw, whole = bytearray(path.read_bytes()), from_mat(path)
+    raw, whole = bytearray(path.read_bytes()), _from_mat(path)
     # without compression the format has no checksum
     if compressed and data.draw(st.booleans()):
         raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(
@@ -782,7 +782,7 @@ def test_a_mat_that_broke_off_or_has_a_wrong_bit_is_refused_or_unharmed(tmp_path
     else:
         raw = raw[: data.draw(st.integers(0, len(raw) - 1))]
     path.write_bytes(raw)
-    sound_or_refused(from_mat, path, whole)
+    sound_or_refused(_from_mat, path, whole)
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -843,7 +843,7 @@ def test_a_mat_of_the_other_byte_order_and_of_other_formats(tmp_path):
     with pytest.raises(
         ValueError, match="x.mat is damaged.*an element of [0-9]+ bytes at byte 8 of"
     ):
-        from_mat(path)
+        _from_mat(path)
     for head in (b"\0\2IM", bytes(4), b"\0\1MI"):
         path.write_bytes(bytes(124) + head + matrix)
         with pytest.raises(
@@ -853,7 +853,7 @@ def test_a_mat_of_the_other_byte_order_and_of_other_formats(tmp_path):
                 " or -v7"
             ),
         ):
-            from_mat(path)
+            _from_mat(path)
 
 
 MUCH = 16 * 2**20
@@ -891,7 +891,7 @@ def bomb(kind, path):
 
 @pytest.mark.parametrize(
     "kind, read",
-    [("npz", from_npz), ("lie", from_npz), ("mat", from_mat), ("zip", read_tu)],
+    [("npz", _from_npz), ("lie", _from_npz), ("mat", _from_mat), ("zip", read_tu)],
 )
 def test_a_small_file_that_unpacks_to_a_large_one_is_refused_before_it_does(
     tmp_path, monkeypatch, kind, read
@@ -917,7 +917,7 @@ def test_what_is_not_of_the_graph_is_left_packed(tmp_path, monkeypatch):
         "relations/a/receivers": make().receivers,
     }
     np.savez_compressed(tmp_path / "x.npz", more=np.zeros(MUCH, np.uint8), **arrays)
-    assert list(from_npz(tmp_path / "x.npz").relations) == ["a"]
+    assert list(_from_npz(tmp_path / "x.npz").relations) == ["a"]
 
 
 def test_sparse_features_too_large_to_be_written_out_are_refused(tmp_path):
@@ -934,7 +934,7 @@ def test_sparse_features_too_large_to_be_written_out_are_refused(tmp_path):
     with pytest.raises(
         ValueError, match="x.mat holds no sound graph: features: .*20000 × 20000"
     ):
-        from_mat(tmp_path / "x.mat")
+        _from_mat(tmp_path / "x.mat")
 
 
 def test_indices_that_would_write_anywhere_are_refused():
@@ -964,7 +964,7 @@ def test_a_mat_of_other_contents_is_refused(tmp_path):
     ):
         scipy.io.savemat(tmp_path / "x.mat", contents)
         with pytest.raises(ValueError, match=f"x.mat .*{match}"):
-            from_mat(tmp_path / "x.mat")
+            _from_mat(tmp_path / "x.mat")
 
 
 # ------------------------------------------------------------------------------------
@@ -1059,7 +1059,7 @@ def test_without_dgl_the_error_says_what_to_install(tmp_path, monkeypatch):
     for name in ("tsocial", "amazon", "yelp", "amazon-upu"):
         with pytest.raises(ImportError, match=install) as e:
             load_graph(name, tmp_path)
-        assert DATASETS[name].file in str(e.value)
+        assert _DATASETS[name].file in str(e.value)
 
 
 def test_a_failed_download_says_where_the_file_is_published(tmp_path, false_dgl):
@@ -1104,7 +1104,7 @@ def test_a_missing_file_is_named_with_the_places_looked_at(tmp_path, monkeypatch
     monkeypatch.setenv("ET_DATA", str(tmp_path / "data"))
     with pytest.raises(FileNotFoundError) as e:
         load_graph(name, tmp_path)
-    file = DATASETS[name].file
+    file = _DATASETS[name].file
     for place in (
         tmp_path / "graphs" / "anomaly" / file,
         tmp_path / file,
@@ -1242,7 +1242,7 @@ def test_real_graphs(et_data, name, nodes, edges, features, anomalous, unlabeled
 def test_the_first_anomalies_of_amazon_upu_come_right_after_the_unlabeled_nodes(
     et_data,
 ):
-    anomalous = from_npz(et_data / "graphs/anomaly/amazon_upu.npz").labels == 1
+    anomalous = _from_npz(et_data / "graphs/anomaly/amazon_upu.npz").labels == 1
     assert np.argmax(anomalous) == 2295 and anomalous[2288:2788].sum() == 81
 
 

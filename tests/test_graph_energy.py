@@ -21,7 +21,7 @@ from et_nbdev.graph.energy import (
     EdgeIndex,
     EdgeTransformer,
     attention_weights,
-    neighbor_attention,
+    _neighbor_attention,
 )
 from et_nbdev.testing import assert_close, assert_gradient
 
@@ -120,7 +120,7 @@ def both(attention, g, pairs):
 
 @jax.jit
 def outputs(edges, Q, K):
-    return neighbor_attention(edges, Q, K)
+    return _neighbor_attention(edges, Q, K)
 
 
 def all_close(got, wanted, **options):
@@ -248,7 +248,7 @@ def test_derivative_of_every_output(backend, x64):
         all_close(
             *(
                 jax.jit(jax.grad(loss(f), (0, 1)))(Q, K)
-                for f in (partial(neighbor_attention, edges), dense)
+                for f in (partial(_neighbor_attention, edges), dense)
             )
         )
 
@@ -257,8 +257,8 @@ def test_rectangles_of_every_width(x64, monkeypatch):
     """The XLA path as in a large graph: a class for every power of two, worked off in
     many chunks.
     """
-    monkeypatch.setattr(graph_energy, "SPARE", 0)
-    monkeypatch.setattr(graph_energy, "ROOM", 200)
+    monkeypatch.setattr(graph_energy, "_SPARE", 0)
+    monkeypatch.setattr(graph_energy, "_ROOM", 200)
     rng = np.random.default_rng(15)
     table = np.tril(np.ones((33, 33), bool), -1)
     edges = EdgeIndex(*ids(table), 33, backend="xla")
@@ -267,7 +267,7 @@ def test_rectangles_of_every_width(x64, monkeypatch):
     compiled = EdgeIndex(*ids(table), 33, backend="compiled")
     loss = lambda Q, K, edges: (
         lambda lse, x, y: jnp.sum(jnp.sin(lse)) + jnp.sum(x * a) + jnp.sum(y * b)
-    )(*neighbor_attention(edges, Q, K))
+    )(*_neighbor_attention(edges, Q, K))
     run = jax.jit(jax.value_and_grad(loss, (0, 1)))
     all_close(run(Q, K, edges), run(Q, K, compiled))
 
@@ -387,7 +387,7 @@ def test_repeats_bit_for_bit(backend):
     )
     Q, K = jnp.asarray(rng.normal(size=(2, N, 2, 7)).astype(np.float32))
     loss = lambda Q, K, edges: sum(
-        jnp.sum(jnp.sin(x)) for x in neighbor_attention(edges, Q, K)
+        jnp.sum(jnp.sin(x)) for x in _neighbor_attention(edges, Q, K)
     )
     run = jax.jit(jax.value_and_grad(loss, (0, 1)))
     first = jax.block_until_ready(run(Q, K, edges))
@@ -434,10 +434,10 @@ def test_back_ends_agree_on_a_power_law_graph():
     senders, receivers = power_law(rng, 1000, 40_000)
     Q, K = jnp.asarray(0.5 * rng.normal(size=(2, 1000, 1, 16)).astype(np.float32))
     loss = lambda Q, K, edges: sum(
-        jnp.mean(jnp.sin(x)) for x in neighbor_attention(edges, Q, K)
+        jnp.mean(jnp.sin(x)) for x in _neighbor_attention(edges, Q, K)
     )
     compiled, xla = (EdgeIndex(senders, receivers, 1000, backend=b) for b in BACKENDS)
-    assert max(np.bincount(receivers)) > 2 * graph_energy.WIDEST
+    assert max(np.bincount(receivers)) > 2 * graph_energy._WIDEST
     all_close(outputs(compiled, Q, K), outputs(xla, Q, K), rtol=1e-5)
     slope = jax.jit(jax.grad(loss, (0, 1)))
     all_close(slope(Q, K, compiled), slope(Q, K, xla), rtol=1e-5)
@@ -511,7 +511,7 @@ def test_memory_is_not_edges_times_width(compile_fully):
     train = jax.jit(
         jax.grad(
             lambda Q, K, edges: sum(
-                jnp.sum(x**2) for x in neighbor_attention(edges, Q, K)
+                jnp.sum(x**2) for x in _neighbor_attention(edges, Q, K)
             ),
             (0, 1),
         )
@@ -692,9 +692,9 @@ def test_tensors_that_do_not_fit_are_refused_before_any_is_read(
         next((n for n in shape if not isinstance(n, int)), jnp.float32),
     )
     for call in (
-        neighbor_attention,
-        jax.jit(neighbor_attention),
-        lambda edges, Q, K: jax.vjp(partial(neighbor_attention, edges), Q, K),
+        _neighbor_attention,
+        jax.jit(_neighbor_attention),
+        lambda edges, Q, K: jax.vjp(partial(_neighbor_attention, edges), Q, K),
     ):
         with pytest.raises(error, match=words):
             call(edges, make(*Q), make(*K))

@@ -24,7 +24,7 @@ from et_nbdev.vision.dynamics import (
     _states_by,
 )
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
-from et_nbdev.vision.train import TrainConfig, completion_loss
+from et_nbdev.vision.train import TrainConfig, _completion_loss
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 CONFIG = TrainConfig(
@@ -108,7 +108,7 @@ def test_the_loss_is_met_where_it_says(kind):
     )
     x = model.encode(patches, masked)
     states = _states_by(model, x, sizes)
-    at = lambda t: completion_loss(model.decode(states[t]), patches, occluded)
+    at = lambda t: _completion_loss(model.decode(states[t]), patches, occluded)
     value, grads = nnx.value_and_grad(
         lambda m: _loss_at(CONFIG, sizes)(m, images, key)[0]
     )(model)
@@ -164,7 +164,7 @@ def test_the_loss_at_the_fixed_point_is_met_where_the_descent_has_settled():
         lambda m: _loss_at(CONFIG)(m, images, key), has_aux=True
     )(model)
     np.testing.assert_allclose(
-        value, completion_loss(model.decode(end.x), patches, occluded), rtol=1e-3
+        value, _completion_loss(model.decode(end.x), patches, occluded), rtol=1e-3
     )
     assert metrics["settled"] == 1
     assert all(np.any(leaf) for leaf in jax.tree.leaves(grads)), (
@@ -179,7 +179,7 @@ def test_the_gradient_at_the_fixed_point_is_that_of_a_descent_which_gets_there()
 
     def unrolled(model):
         x = model.encode(patches, masked)
-        return completion_loss(
+        return _completion_loss(
             model.decode(_states_by(model, x, _growing(20))[-1]), patches, occluded
         )
 

@@ -26,7 +26,7 @@ from et_nbdev.dynamics import plot_energies
 from et_nbdev.training import (
     CheckpointError,
     OptimConfig,
-    read_meta,
+    _read_meta,
     read_metrics,
     save_checkpoint,
 )
@@ -38,19 +38,19 @@ from et_nbdev.vision.model import (
     ImageTransformer,
     complete,
     from_pretrained,
-    image_model,
+    _image_model,
     load_model,
     plot_completion,
-    pretrained,
+    _pretrained,
     save_model,
-    save_pretrained,
+    _save_pretrained,
     _waves,
 )
 from et_nbdev.vision.train import (
     CONFIGS,
     _FILLS,
     TrainConfig,
-    completion_loss,
+    _completion_loss,
     _demo,
     demo_main,
     evaluate,
@@ -436,7 +436,7 @@ def test_the_loss_is_the_mean_square_over_occluded_pixels_alone(shape, seed):
                         + (float(predicted[b, n, p]) - float(patches[b, n, p])) ** 2,
                         pixels + 1,
                     )
-    loss, gradient = jax.value_and_grad(completion_loss)(
+    loss, gradient = jax.value_and_grad(_completion_loss)(
         jnp.asarray(predicted), jnp.asarray(patches), jnp.asarray(occluded)
     )
     assert loss.shape == () and float(loss) == pytest.approx(total / pixels, rel=1e-4)
@@ -448,13 +448,13 @@ def test_the_loss_is_the_mean_square_over_occluded_pixels_alone(shape, seed):
 def test_what_stands_in_open_patches_cannot_reach_the_loss():
     predicted = np.where(HIDDEN[..., None], PATCHES + 2, np.float32(np.inf))
     assert float(
-        completion_loss(
+        _completion_loss(
             jnp.asarray(predicted), jnp.asarray(PATCHES), jnp.asarray(HIDDEN)
         )
     ) == pytest.approx(4, rel=1e-5)
     assert (
         float(
-            completion_loss(
+            _completion_loss(
                 jnp.asarray(predicted), jnp.asarray(PATCHES), jnp.zeros_like(HIDDEN)
             )
         )
@@ -465,7 +465,7 @@ def test_what_stands_in_open_patches_cannot_reach_the_loss():
 @nnx.jit
 def gradients(model, patches, masked, occluded):
     return nnx.grad(
-        lambda model: completion_loss(model(patches, masked), patches, occluded)
+        lambda model: _completion_loss(model(patches, masked), patches, occluded)
     )(model)
 
 
@@ -840,7 +840,7 @@ def test_a_model_comes_back_from_its_file(tmp_path, result):
     np.testing.assert_array_equal(
         complete(again, PICTURES, HIDDEN).images, result.images
     )
-    assert read_meta(tmp_path / "m.safetensors")["note"] == "kept"
+    assert _read_meta(tmp_path / "m.safetensors")["note"] == "kept"
     odd = build(
         shared_norm=True,
         learn_beta=True,
@@ -1247,7 +1247,7 @@ def test_the_reported_scores_are_those_of_the_best_weights(run):
     assert metrics["masked_patch_mse"]["mean of the open pixels"] == pytest.approx(
         float(fill.mean()), rel=1e-5
     )
-    assert read_meta(out / "best.safetensors")["step"] == metrics["best_step"]
+    assert _read_meta(out / "best.safetensors")["step"] == metrics["best_step"]
 
 
 def test_run_again_it_finishes_at_once(run, monkeypatch, capsys):
@@ -1657,10 +1657,10 @@ def test_how_a_model_starts():
 # --- the transformer to compare with
 # --------------------------------------------------------------------------------------
 def test_the_transformer_is_its_block_applied_T_times():
-    net = image_model(replace(CONFIG, block="transformer"), rngs=nnx.Rngs(0))
+    net = _image_model(replace(CONFIG, block="transformer"), rngs=nnx.Rngs(0))
     assert (
         type(net) is ImageTransformer
-        and type(image_model(CONFIG, rngs=nnx.Rngs(0))) is ImageEnergyTransformer
+        and type(_image_model(CONFIG, rngs=nnx.Rngs(0))) is ImageEnergyTransformer
     )
     x = net.encode(PATCHES, HIDDEN)
     for _ in range(CONFIG.steps):
@@ -1684,7 +1684,7 @@ def test_it_differs_from_the_energy_model_in_the_block_alone():
         for name, leaf in (
             (jax.tree_util.keystr(p), x)
             for p, x in jax.tree_util.tree_leaves_with_path(
-                weights(image_model(config, rngs=nnx.Rngs(0)))
+                weights(_image_model(config, rngs=nnx.Rngs(0)))
             )
         )
     }
@@ -1715,7 +1715,7 @@ def test_operations_are_those_the_compiler_counts(changes):
         steps=2,
         **changes,
     )
-    graphdef, state = nnx.split(image_model(config, rngs=nnx.Rngs(0)))
+    graphdef, state = nnx.split(_image_model(config, rngs=nnx.Rngs(0)))
     patches, masked = (
         jnp.zeros((3, config.num_tokens, config.patch_dim)),
         jnp.zeros((3, config.num_tokens), bool),
@@ -1739,7 +1739,7 @@ def test_operations_are_those_the_compiler_counts(changes):
 
 # --- weights that come with the library
 # --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", pretrained())
+@pytest.mark.parametrize("name", _pretrained())
 def test_shipped_weights_load_and_complete(name):
     net = from_pretrained(name)
     c = net.config
@@ -1759,7 +1759,7 @@ def test_shipped_weights_load_and_complete(name):
 
 def test_the_hub_layout_there_and_back(tmp_path):
     net = build()
-    save_pretrained(tmp_path / "mine", net, {"note": "trained on noise"})
+    _save_pretrained(tmp_path / "mine", net, {"note": "trained on noise"})
     assert sorted(p.name for p in (tmp_path / "mine").iterdir()) == [
         "config.json",
         "model.safetensors",
@@ -1776,7 +1776,7 @@ def test_a_hub_repository_is_fetched_by_name_and_revision(tmp_path, monkeypatch)
     import huggingface_hub
 
     net, asked = build(), []
-    save_pretrained(tmp_path, net)
+    _save_pretrained(tmp_path, net)
 
     def fetch(repo, file, revision=None):
         asked.append((repo, file, revision))
@@ -1804,7 +1804,7 @@ def test_an_unknown_source_lists_what_there_is(source):
 
 
 def test_damaged_weights_are_refused(tmp_path):
-    save_pretrained(tmp_path, build())
+    _save_pretrained(tmp_path, build())
     file = tmp_path / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-7] + bytes([whole[-7] ^ 1]) + whole[-6:])

@@ -45,14 +45,14 @@ from et_nbdev.training import (
     TrainState,
     as_command,
     atomic_write,
-    configure,
+    _configure,
     fit,
-    learning_rate,
+    _learning_rate,
     load_checkpoint,
     make_optimizer,
-    make_step,
-    option,
-    read_meta,
+    _make_step,
+    _option,
+    _read_meta,
     read_metrics,
     save_checkpoint,
     train_loop,
@@ -111,7 +111,7 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path):
     tree, meta = load_checkpoint(
         str(tmp_path / "new" / "folder" / "c.safetensors"), TREE
     )
-    assert same(tree, TREE) and meta == META == read_meta(
+    assert same(tree, TREE) and meta == META == _read_meta(
         tmp_path / "new" / "folder" / "c.safetensors"
     )
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
@@ -119,7 +119,7 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path):
     assert (
         load_checkpoint(tmp_path / "bare.safetensors", {"a": jnp.ones(2)})[1]
         == {}
-        == read_meta(tmp_path / "bare.safetensors")
+        == _read_meta(tmp_path / "bare.safetensors")
     )
 
 
@@ -194,7 +194,7 @@ def test_every_truncation_is_refused(tmp_path):
         path.write_bytes(content[:length])
         refused(path)
         if length < len(content) - 12:
-            refused(path, read=read_meta)
+            refused(path, read=_read_meta)
     path.write_bytes(content + b"\0")
     refused(path)
 
@@ -212,7 +212,7 @@ def test_a_flip_anywhere_is_refused(tmp_path):
             refused(path)
             # it reads no arrays, so it cannot vouch for them
             try:
-                assert isinstance(read_meta(path), dict)
+                assert isinstance(_read_meta(path), dict)
             except CheckpointError as e:
                 assert str(path) in str(e)
 
@@ -279,7 +279,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, kind):
     if kind == "no folder":
         path = tmp_path / "nowhere" / "c.safetensors"
     message = refused(path)
-    refused(path, read=read_meta)
+    refused(path, read=_read_meta)
     assert not sprung.exists()
     if kind in ("missing", "no folder"):
         assert "no such checkpoint" in message
@@ -542,7 +542,7 @@ def schedule(c, s):
     ],
 )
 def test_the_schedule(c):
-    rate = learning_rate(c)
+    rate = _learning_rate(c)
     for s in {
         0,
         1,
@@ -665,7 +665,7 @@ def test_weight_decay_touches_matrices_only():
 def test_an_impossible_schedule_names_the_field(bad):
     name = list(bad)[-1]
     with pytest.raises(ValueError, match=rf"\b{name}\b"):
-        learning_rate(OptimConfig(**bad))
+        _learning_rate(OptimConfig(**bad))
 
 
 # --- the loop
@@ -830,7 +830,7 @@ def test_a_step_donates_its_state_and_draws_a_key_of_its_own():
     )
     graphdef, params = nnx.split(Line(), nnx.Param)
     optimizer, params = make_optimizer(OPTIM), nnx.to_pure_dict(params)
-    step = make_step(graphdef, keys, optimizer, seed=5)
+    step = _make_step(graphdef, keys, optimizer, seed=5)
     state, seen = (
         TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32)),
         [],
@@ -885,7 +885,7 @@ def test_the_best_weights_on_validation_are_kept(tmp_path, with_folder):
             load_checkpoint(folder / "last.safetensors", {"params": measured[0][1]})[0],
             {"params": measured[-1][1]},
         )
-        assert read_meta(folder / "best.safetensors")["step"] == result.best_step
+        assert _read_meta(folder / "best.safetensors")["step"] == result.best_step
 
 
 def test_of_equals_the_first_is_best():
@@ -964,7 +964,7 @@ def test_hooks_see_every_step_add_to_the_rows_and_end_a_run(tmp_path, whole):
     assert [row["step"] for row in result.history] == [2, 4, 5, 6]
     assert result.history == read_metrics(tmp_path / "metrics.jsonl")
     assert all(row["norm"] > 0 for row in result.history) and result.best_step == 5
-    assert read_meta(tmp_path / "last.safetensors")["step"] == 7  # nothing is lost
+    assert _read_meta(tmp_path / "last.safetensors")["step"] == 7  # nothing is lost
     assert same(weights(train_line(folder=tmp_path).model), weights(whole[0].model))
 
 
@@ -978,7 +978,7 @@ def test_what_a_hook_keeps_in_the_progress_comes_back_with_the_state(tmp_path):
     with pytest.raises(RuntimeError, match="torn"):
         train_line(folder=tmp_path, hooks=[count], batches=at_step(12, tear))
     train_line(folder=tmp_path, hooks=[count])
-    assert read_meta(tmp_path / "last.safetensors")["progress"]["count"] == 20
+    assert _read_meta(tmp_path / "last.safetensors")["progress"]["count"] == 20
 
 
 @pytest.mark.parametrize("at", [None, 4])
@@ -1098,9 +1098,9 @@ def test_a_validation_that_is_not_finite_is_never_the_best(tmp_path, at):
     assert (tmp_path / "best.safetensors").exists() == (at > 1)
     if at > 1:
         assert (
-            read_meta(tmp_path / "best.safetensors")["step"]
+            _read_meta(tmp_path / "best.safetensors")["step"]
             == 10
-            == read_meta(tmp_path / "last.safetensors")["step"]
+            == _read_meta(tmp_path / "last.safetensors")["step"]
         )
 
 
@@ -1121,7 +1121,7 @@ def test_a_full_disk_leaves_a_run_that_resumes(tmp_path, monkeypatch, whole):
     with pytest.raises(OSError) as e:
         train_line(folder=tmp_path)
     assert e.value.errno == errno.ENOSPC and str(tmp_path) in str(e.value)
-    assert read_meta(tmp_path / "last.safetensors")["step"] == 5
+    assert _read_meta(tmp_path / "last.safetensors")["step"] == 5
     assert same(weights(train_line(folder=tmp_path).model), weights(whole[0].model))
 
 
@@ -1153,7 +1153,7 @@ def test_a_disk_that_fills_up_during_training_ends_it_in_a_line_and_a_run_that_r
         and "\n" not in e.value.code
     )
     filler.unlink(missing_ok=True)
-    assert read_meta(folder / "last.safetensors")["step"] in (5, 10) and sorted(
+    assert _read_meta(folder / "last.safetensors")["step"] in (5, 10) and sorted(
         os.listdir(folder)
     ) == ["best.safetensors", "last.safetensors", "metrics.jsonl"]
     load_checkpoint(folder / "best.safetensors", {"params": weights(Line())})
@@ -1263,7 +1263,7 @@ def test_ctrl_c_stops_cleanly_and_costs_nothing(tmp_path, at, with_folder, whole
             return
         assert (
             str(tmp_path) in str(e.value)
-            and read_meta(tmp_path / "last.safetensors")["step"] == at
+            and _read_meta(tmp_path / "last.safetensors")["step"] == at
         )
         result = train_line(folder=folder)
     else:
@@ -1286,7 +1286,7 @@ def test_ctrl_c_stops_cleanly_and_costs_nothing(tmp_path, at, with_folder, whole
 
 def test_a_second_ctrl_c_interrupts_at_once():
     with pytest.raises(KeyboardInterrupt):
-        with training.interruptible() as asked:
+        with training._interruptible() as asked:
             signal.raise_signal(signal.SIGINT)
             assert asked.is_set()
             signal.raise_signal(signal.SIGINT)
@@ -1432,7 +1432,7 @@ class Inner:
     "Inside."
 
     optim: OptimConfig = OptimConfig()
-    depth: int = option(2, "how deep it is")
+    depth: int = _option(2, "how deep it is")
 
 
 @dataclass(frozen=True)
@@ -1440,16 +1440,16 @@ class Outer:
     "Outside."
 
     inner: Inner = Inner()
-    shape: Literal["round", "square"] = option("round", "what it looks like")
-    loud: bool = option(False, "whether it is heard")
-    scale: float | None = option(None, "how large it is")
-    hidden: tuple = option((1,), "no option of the command line")
+    shape: Literal["round", "square"] = _option("round", "what it looks like")
+    loud: bool = _option(False, "whether it is heard")
+    scale: float | None = _option(None, "how large it is")
+    hidden: tuple = _option((1,), "no option of the command line")
 
 
 def configured(*words):
     parser = argparse.ArgumentParser("outer")
     parser.add_argument("--times", type=int, default=1)
-    return configure(
+    return _configure(
         parser,
         {"small": Outer(), "large": Outer(scale=9.0)},
         "small",
@@ -1547,9 +1547,9 @@ def test_commands_say_at_once_that_out_is_no_folder(module, main, tmp_path, caps
             f"argument --out: expected a folder.*{says}", capsys.readouterr().err
         )
     assert (
-        training.out_folder(str(tmp_path / "new/one")) == tmp_path / "new/one"
+        training._out_folder(str(tmp_path / "new/one")) == tmp_path / "new/one"
         and not (tmp_path / "new").exists()
-        and training.out_folder(".") == Path()
+        and training._out_folder(".") == Path()
     )
 
 
@@ -1674,7 +1674,7 @@ def test_killed_again_and_again_it_ends_in_the_very_weights_of_an_uninterrupted_
         tmp_path / "best.safetensors",
     )
     like = {"params": weights(uninterrupted.model)}
-    steps = lambda: read_meta(last)["step"]
+    steps = lambda: _read_meta(last)["step"]
 
     def sound():
         """Whatever the moment: every checkpoint that is there is whole, and the log's

@@ -24,16 +24,16 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._checks import check_sizes, signed
 from ..dynamics import descend
-from .data import DATASETS, Graph, Split, load_graph, split
-from .energy import EdgeIndex, EdgeTransformer, Rows, attention_weights
+from .data import _DATASETS, Graph, Split, load_graph, split
+from .energy import EdgeIndex, EdgeTransformer, _Rows, attention_weights
 from et_nbdev.training import (
     OptimConfig,
     as_command,
     atomic_write,
-    configure,
+    _configure,
     fit,
-    option,
-    out_folder,
+    _option,
+    _out_folder,
     provenance,
     restore,
 )
@@ -75,22 +75,22 @@ class AnomalyConfig:
     out of range.
     """
 
-    dim: int = option(64, "D, width of a token")
-    num_heads: int = option(1, "H, heads of the attention; 0 leaves it out")
-    head_dim: int = option(64, "Y, width of a head")
-    num_memories: int = option(128, "K, memories; 0 leaves them out")
-    steps: int = option(2, "T, steps of the descent")
-    step_size: float = option(1.0, "α, the paper's residual connection is α = 1")
-    beta: float | None = option(None, "β, inverse temperature; none for 1/√Y")
-    learn_beta: bool = option(True, "train β")
-    positions: bool = option(False, "a learned position for every node")
-    degree: bool = option(True, "log(1 + degree) as one more feature")
-    scale: Literal["standard", "rank", "both"] = option(
+    dim: int = _option(64, "D, width of a token")
+    num_heads: int = _option(1, "H, heads of the attention; 0 leaves it out")
+    head_dim: int = _option(64, "Y, width of a head")
+    num_memories: int = _option(128, "K, memories; 0 leaves them out")
+    steps: int = _option(2, "T, steps of the descent")
+    step_size: float = _option(1.0, "α, the paper's residual connection is α = 1")
+    beta: float | None = _option(None, "β, inverse temperature; none for 1/√Y")
+    learn_beta: bool = _option(True, "train β")
+    positions: bool = _option(False, "a learned position for every node")
+    degree: bool = _option(True, "log(1 + degree) as one more feature")
+    scale: Literal["standard", "rank", "both"] = _option(
         "standard", "features by their values, their ranks, or both side by side"
     )
-    hidden: int = option(64, "width of the head's hidden layer")
-    dropout: float = option(0.0, "share of the readout that is dropped in training")
-    relations: Literal["merged", "max", "concat"] = option(
+    hidden: int = _option(64, "width of the head's hidden layer")
+    dropout: float = _option(0.0, "share of the readout that is dropped in training")
+    relations: Literal["merged", "max", "concat"] = _option(
         "merged",
         "several kinds of edges: as one, or a block each and their readouts' maximum or"
         " concatenation",
@@ -441,13 +441,13 @@ class SampleConfig:
     out of range.
     """
 
-    seeds: int = option(
+    seeds: int = _option(
         0,
         "training nodes a step, on a part of the graph around them; 0: all of them, on"
         " the whole graph",
     )
-    nodes: int = option(4096, "nodes of such a part")
-    neighbors: int = option(
+    nodes: int = _option(4096, "nodes of such a part")
+    neighbors: int = _option(
         16, "neighbors of a node that are taken and kept in it, at most"
     )
 
@@ -461,7 +461,7 @@ class SampleConfig:
 
 # %% ../../nbs/22_anomaly.ipynb #422d4804
 def _some(
-    rows: Rows,
+    rows: _Rows,
     of: Int[np.ndarray, "n"],
     most: int,
     rng: np.random.Generator,
@@ -571,16 +571,17 @@ class AnomalyTraining:
     ValueError on values out of range.
     """
 
-    data: str = option(
-        "digits-knn", f"{', '.join(DATASETS)}, or the path of an .npz, .mat or DGL file"
+    data: str = _option(
+        "digits-knn",
+        f"{', '.join(_DATASETS)}, or the path of an .npz, .mat or DGL file",
     )
-    train_fraction: float = option(
+    train_fraction: float = _option(
         0.4,
         "share of the labeled nodes to train on; the rest is split 1 : 2 into"
         " validation and test",
     )
-    seed: int = option(0, "of the split, of the weights and of the dropout")
-    every: int = option(5, "steps between validations")
+    seed: int = _option(0, "of the split, of the weights and of the dropout")
+    every: int = _option(5, "steps between validations")
     model: AnomalyConfig = AnomalyConfig()
     optim: OptimConfig = OptimConfig(
         steps=100,
@@ -814,7 +815,7 @@ def main(argv: list[str] | None = None) -> dict:
     parser = argparse.ArgumentParser("et_train_anomaly", description=main.__doc__)
     parser.add_argument(
         "--out",
-        type=out_folder,
+        type=_out_folder,
         default=None,
         help=(
             "folder of checkpoints, logs and report (default: runs/DATA); training"
@@ -828,7 +829,7 @@ def main(argv: list[str] | None = None) -> dict:
         help="splits to train on, with the seeds SEED, SEED + 1 and so on (default: 1)",
     )
     with as_command(parser.prog):
-        config, args = configure(parser, CONFIGS, "digits-knn", argv)
+        config, args = _configure(parser, CONFIGS, "digits-knn", argv)
         if args.splits < 1:
             parser.error(f"argument --splits: expected at least 1, got {args.splits}")
         return _report(

@@ -26,7 +26,7 @@ from ..attention import _queries_and_keys, _soft_match
 from ..dynamics import descend
 from ..energy import Energies
 from ..equilibria import Noisy
-from .crossval import Fold, deal, parts, predict_logits
+from .crossval import _Fold, _deal, parts, _predict_logits
 from et_nbdev.graph.sets import (
     Buckets,
     EdgeBatch,
@@ -45,10 +45,10 @@ from et_nbdev.training import (
     OptimConfig,
     as_command,
     atomic_write,
-    configure,
+    _configure,
     fit,
-    option,
-    out_folder,
+    _option,
+    _out_folder,
     provenance,
     restore,
 )
@@ -268,32 +268,32 @@ class ClassifyConfig:
     out of range.
     """
 
-    dim: int = option(64, "D, width of a token")
-    num_heads: int = option(
+    dim: int = _option(64, "D, width of a token")
+    num_heads: int = _option(
         4, "H, heads of the attention and filters of the learned adjacency"
     )
-    head_dim: int = option(16, "Y, width of a head")
-    num_memories: int = option(256, "K, memories of a block; 0 leaves them out")
-    num_positions: int = option(
+    head_dim: int = _option(16, "Y, width of a head")
+    num_memories: int = _option(256, "K, memories of a block; 0 leaves them out")
+    num_positions: int = _option(
         15, "k, eigenvectors of the Laplacian; 0 leaves them out"
     )
-    blocks: int = option(2, "S, blocks in a stack")
-    steps: int = option(1, "T, steps of the descent in each block")
-    step_size: float = option(0.1, "α, step size")
-    beta: float | None = option(None, "β, inverse temperature; none for 1/√Y")
-    filter_size: int = option(
+    blocks: int = _option(2, "S, blocks in a stack")
+    steps: int = _option(1, "T, steps of the descent in each block")
+    step_size: float = _option(0.1, "α, step size")
+    beta: float | None = _option(None, "β, inverse temperature; none for 1/√Y")
+    filter_size: int = _option(
         3,
         "side of the filters over X ⊗ X; with 1 the order of the nodes matters no more,"
         " given their positions",
     )
-    strangers: Literal["out", "zero"] = option(
+    strangers: Literal["out", "zero"] = _option(
         "out",
         "a pair without an edge: out of the sum, or in it with a score of zero, as the"
         " paper's formula says literally",
     )
-    noise: float = option(0.02, "deviation of the noise on the gradient, in training")
-    dropout: float = option(0.0, "share of the CLS token that is dropped in training")
-    shuffle: bool = option(
+    noise: float = _option(0.02, "deviation of the noise on the gradient, in training")
+    dropout: float = _option(0.0, "share of the CLS token that is dropped in training")
+    shuffle: bool = _option(
         False, "a new random order of the nodes at every training step"
     )
 
@@ -594,24 +594,24 @@ class ClassifyTraining:
     ValueError on values out of range.
     """
 
-    data: str = option("MUTAG", "rings, or a name of the TU collection")
-    epochs: int = option(60, "passes over the training graphs")
-    batch_size: int = option(32, "graphs a step, at most")
-    layout: Literal["dense", "edges"] = option(
+    data: str = _option("MUTAG", "rings, or a name of the TU collection")
+    epochs: int = _option(60, "passes over the training graphs")
+    batch_size: int = _option(32, "graphs a step, at most")
+    layout: Literal["dense", "edges"] = _option(
         "dense", "tables in buckets, or lists of edges, which large graphs need"
     )
-    num_buckets: int = option(
+    num_buckets: int = _option(
         4, "sizes that graphs are padded to, at most; each is compiled once"
     )
-    lr: float = option(1e-3, "peak learning rate")
-    lr_floor: float = option(5e-8, "learning rate at the start and at the end")
-    warmup: float = option(0.15, "share of the steps in which the learning rate rises")
-    weight_decay: float = option(0.05, "decoupled weight decay, on matrices only")
-    every: int = option(1, "epochs between validations")
-    fold: int = option(
+    lr: float = _option(1e-3, "peak learning rate")
+    lr_floor: float = _option(5e-8, "learning rate at the start and at the end")
+    warmup: float = _option(0.15, "share of the steps in which the learning rate rises")
+    weight_decay: float = _option(0.05, "decoupled weight decay, on matrices only")
+    every: int = _option(1, "epochs between validations")
+    fold: int = _option(
         0, "the fold of ten that is tested on; the next one chooses the weights"
     )
-    seed: int = option(0, "of the weights, the batches and all noise")
+    seed: int = _option(0, "of the weights, the batches and all noise")
     model: ClassifyConfig = ClassifyConfig()
 
     def __post_init__(self):
@@ -700,7 +700,7 @@ class Classified(NamedTuple):
 def train_classifier(
     config: ClassifyTraining,
     graphs: GraphSet,
-    fold: Fold,
+    fold: _Fold,
     folder: Path | str | None = None,
     *,
     positions: Float[np.ndarray, "N k"] | None = None,
@@ -742,7 +742,7 @@ def train_classifier(
 
     def judge(model):
         found = _score(
-            predict_logits(model, supply, validation), graphs.labels[validation]
+            _predict_logits(model, supply, validation), graphs.labels[validation]
         )
         # below that of a single error
         tie = found.cross_entropy / (1 + found.cross_entropy) / len(validation)
@@ -762,7 +762,7 @@ def train_classifier(
         progress=progress,
     )
     on_validation, on_test = (
-        _score(predict_logits(result.model, supply, ids), graphs.labels[ids])
+        _score(_predict_logits(result.model, supply, ids), graphs.labels[ids])
         for ids in (validation, test)
     )
     return Classified(
@@ -802,7 +802,7 @@ def main(argv: list[str] | None = None) -> dict:
     parser = argparse.ArgumentParser("et_train_graphs", description=main.__doc__)
     parser.add_argument(
         "--out",
-        type=out_folder,
+        type=_out_folder,
         default=None,
         help=(
             "folder of checkpoints, log and report (default: runs/DATA); training"
@@ -810,10 +810,10 @@ def main(argv: list[str] | None = None) -> dict:
         ),
     )
     with as_command(parser.prog):
-        config, args = configure(parser, CONFIGS, "small", argv)
+        config, args = _configure(parser, CONFIGS, "small", argv)
         graphs, out = load_graphs(config.data), args.out or Path("runs") / config.data
         print(graphs)
-        fold = parts(deal(graphs.labels), config.fold)
+        fold = parts(_deal(graphs.labels), config.fold)
         run = train_classifier(config, graphs, fold, out)
         most = int(np.bincount(graphs.labels[fold.train]).argmax())
         metrics = {

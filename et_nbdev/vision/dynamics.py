@@ -23,7 +23,7 @@ from ..equilibria import equilibrium
 from ..solvers import Anderson, Backtracking, Schedule, solve
 from .data import normalize, occlude, patchify
 from .model import ImageConfig, ImageEnergyTransformer
-from .train import completion_loss
+from .train import _completion_loss
 
 # %% ../../nbs/15_image_dynamics.ipynb #64ed12fd
 @signed
@@ -97,7 +97,7 @@ def _loss_at(config, step_sizes=None, first: int | None = None):
                 leave_out=True,
                 **model.context(x),
             )
-            return completion_loss(model.decode(x), patches, occluded), {
+            return _completion_loss(model.decode(x), patches, occluded), {
                 "settled": jnp.mean(found.settled, dtype=x.dtype)
             }
         states = _states_by(model, x, step_sizes, remat=True)
@@ -107,7 +107,7 @@ def _loss_at(config, step_sizes=None, first: int | None = None):
             else jax.random.randint(when, len(x), first, len(step_sizes) + 1)
         )
         return (
-            completion_loss(
+            _completion_loss(
                 model.decode(states[t, jnp.arange(len(x))]), patches, occluded
             ),
             {},
