@@ -74,10 +74,8 @@ class OptimConfig:
                 f"warmup: expected 0 ≤ warmup < steps = {self.steps}, got {self.warmup}"
             )
         if not 0 <= self.lr_floor <= self.lr < float("inf"):
-            raise ValueError(
-                f"lr, lr_floor: expected 0 ≤ lr_floor ≤ lr, got {self.lr_floor} and"
-                f" {self.lr}"
-            )
+            got = f"{self.lr_floor} and {self.lr}"
+            raise ValueError(f"lr, lr_floor: expected 0 ≤ lr_floor ≤ lr, got {got}")
         if not 0 <= self.weight_decay < float("inf"):
             raise ValueError(
                 f"weight_decay: expected at least 0, got {self.weight_decay}"
@@ -386,8 +384,8 @@ def restore(
 
     It is made without memory for its arrays, so that a small file may claim any shapes;
     of a number of layers `build` has to see that it fits the file. Raises
-    CheckpointError, which calls the model `kind`, if the file is missing, damaged or of
-    another kind.
+    CheckpointError, which calls the model `kind`, if the file is missing, damaged, of
+    another kind, or holds more than this model: a term of one's own, say.
     """
     config = _read_meta(path).get("config")
     try:
@@ -400,10 +398,17 @@ def restore(
             f"{path}: holds no {kind} that this version knows ({type(e).__name__}:"
             f" {e}); its configuration reads {str(config)[:1000]}"
         ) from e
-    return nnx.merge(
-        graphdef,
-        load_checkpoint(path, {"params": nnx.to_pure_dict(abstract)})[0]["params"],
-    )
+    like = {"params": nnx.to_pure_dict(abstract)}
+    with _opened(path) as f:
+        more = [
+            k for k in f.keys() if k.startswith("params.") and k not in _named(like)
+        ]
+    if more:
+        raise CheckpointError(
+            f"{path}: holds {more[0]!r}, too, which this {kind} does not have; build the"
+            " model as it was trained, and read its weights with load_checkpoint"
+        )
+    return nnx.merge(graphdef, load_checkpoint(path, like)[0]["params"])
 
 # %% ../nbs/07_training.ipynb #b8ef96ac
 class MetricsLog:

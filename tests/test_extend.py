@@ -40,7 +40,13 @@ from et_nbdev.explore import ImageExplorer, Settings, animate_image, image_path
 from et_nbdev.graph.energy import EdgeAttention, attention_weights
 from et_nbdev.solvers import Schedule
 from et_nbdev.testing import assert_close
-from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
+from et_nbdev.training import CheckpointError, load_checkpoint
+from et_nbdev.vision.model import (
+    ImageConfig,
+    ImageEnergyTransformer,
+    load_model,
+    save_model,
+)
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -500,3 +506,21 @@ def test_a_solver_that_is_no_pytree_is_named():
         TypeError, match="^solver: .* pytree; .*register_dataclass.* Still"
     ):
         solve(block, x.astype(jnp.float32), Still(), field=x.astype(jnp.float32))
+
+
+def test_a_model_with_a_term_of_its_own_is_not_read_without_it(tmp_path):
+    config = ImageConfig(
+        image_size=6, patch_size=2, channels=1, dim=D, num_heads=H, head_dim=Y
+    )
+    model = ImageEnergyTransformer(config, rngs=nnx.Rngs(0))
+    save_model(tmp_path / "plain.safetensors", model)
+    load_model(tmp_path / "plain.safetensors")
+    own = ConvolutionalMemory(D, K, rngs=nnx.Rngs(2))
+    model.block = Block(model.block.norm, **model.block.terms, own=own)
+    save_model(tmp_path / "own.safetensors", model)
+    with pytest.raises(CheckpointError, match="holds 'params.block.own.xi', too"):
+        load_model(tmp_path / "own.safetensors")
+    # built as it was trained, it comes back
+    like = {"params": nnx.to_pure_dict(nnx.state(model, nnx.Param))}
+    found, _ = load_checkpoint(tmp_path / "own.safetensors", like)
+    jax.tree.map(np.testing.assert_array_equal, found, like)
