@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from et_nbdev.graph import kernels
+from et_nbdev.graph import _kernels as kernels
 from et_nbdev.graph.energy import EdgeAttention, EdgeIndex
 
 HEADER = Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h").read_text("utf-8")

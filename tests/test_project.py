@@ -351,7 +351,7 @@ each_module = pytest.mark.parametrize(
     sorted(
         name
         for name in modules(LIB)
-        if not name.endswith(("_modidx.py", "__init__.py", "graph/kernels.py"))
+        if not name.endswith(("_modidx.py", "__init__.py", "graph/_kernels.py"))
     ),
 )
 # JAX's own protocol

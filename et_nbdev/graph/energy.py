@@ -27,7 +27,7 @@ from et_nbdev.attention import (
     _through_normalization,
 )
 from ..block import EnergyTransformer
-from . import kernels
+from . import _kernels as kernels
 
 # %% ../../nbs/21_graph_energy.ipynb #61eddddc
 @partial(
