@@ -405,8 +405,8 @@ def restore(
         ]
     if more:
         raise CheckpointError(
-            f"{path}: holds {more[0]!r}, too, which this {kind} does not have; build the"
-            " model as it was trained, and read its weights with load_checkpoint"
+            f"{path}: holds {more[0]!r}, too, which this {kind} does not have; build"
+            " the model as it was trained, and read its weights with load_checkpoint"
         )
     return nnx.merge(graphdef, load_checkpoint(path, like)[0]["params"])
 

@@ -36,7 +36,8 @@ def api_page():
         "---\ntitle: API\ndescription: Every public name of et_nbdev, and where it is"
         " derived, documented and tested.\nrepo-actions: false\n---\n"
     ]
-    for module in modules():
+    public = [m for m in modules() if not m.path.name.startswith("_")]
+    for module in public:
         rows = []
         for name, (node, comment) in module.public.items():
             anchor = module.anchor(name)
@@ -63,7 +64,7 @@ def api_page():
             f" [{page.replace('_', ' ')}]({module.notebook}).\n\n| name | what it is"
             " |\n|---|---|\n" + "\n".join(rows) + "\n"
         )
-    count = sum(len(module.public) for module in modules())
+    count = sum(len(module.public) for module in public)
     print(f"api.qmd lists {count} public names")
     return "\n".join(parts)
 
