@@ -75,10 +75,8 @@ class OptimConfig:
                 f"warmup: expected 0 ≤ warmup < steps = {self.steps}, got {self.warmup}"
             )
         if not 0 <= self.lr_floor <= self.lr < float("inf"):
-            raise ValueError(
-                f"lr, lr_floor: expected 0 ≤ lr_floor ≤ lr, got {self.lr_floor} and"
-                f" {self.lr}"
-            )
+            got = f"{self.lr_floor} and {self.lr}"
+            raise ValueError(f"lr, lr_floor: expected 0 ≤ lr_floor ≤ lr, got {got}")
         if not 0 <= self.weight_decay < float("inf"):
             raise ValueError(
                 f"weight_decay: expected at least 0, got {self.weight_decay}"
