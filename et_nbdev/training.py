@@ -399,6 +399,7 @@ def restore(
             f" {e}); its configuration reads {str(config)[:1000]}"
         ) from e
     like = {"params": nnx.to_pure_dict(abstract)}
+    params = load_checkpoint(path, like)[0]["params"]
     with _opened(path) as f:
         more = [
             k for k in f.keys() if k.startswith("params.") and k not in _named(like)
@@ -408,7 +409,7 @@ def restore(
             f"{path}: holds {more[0]!r}, too, which this {kind} does not have; build"
             " the model as it was trained, and read its weights with load_checkpoint"
         )
-    return nnx.merge(graphdef, load_checkpoint(path, like)[0]["params"])
+    return nnx.merge(graphdef, params)
 
 # %% ../nbs/07_training.ipynb #b8ef96ac
 class MetricsLog:
