@@ -37,13 +37,8 @@ from et_nbdev.graph.sets import (
     load_graphs,
     make_buckets,
 )
-from et_nbdev.training import (
-    TrainState,
-    atomic_write,
-    make_optimizer,
-    _make_step,
-    provenance,
-)
+from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training.loop import TrainState, make_optimizer, _make_step
 
 MODEL = ClassifyConfig(
     dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=8, blocks=2

@@ -20,14 +20,8 @@ import numpy as np
 from flax import nnx
 from reference import PlainEnergyTransformer
 
-from et_nbdev.training import (
-    OptimConfig,
-    TrainState,
-    atomic_write,
-    make_optimizer,
-    _make_step,
-    provenance,
-)
+from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training.loop import OptimConfig, TrainState, make_optimizer, _make_step
 from et_nbdev.vision.data import occlude
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
 from et_nbdev.vision.train import _completion_loss

@@ -33,7 +33,9 @@ from et_nbdev.graph.anomaly import (
 )
 from et_nbdev.graph.baselines import _BASELINES, _aggregate, fit_trees
 from et_nbdev.graph.data import _DATASETS, load_graph, split
-from et_nbdev.training import OptimConfig, as_command, atomic_write, provenance
+from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training.command import as_command
+from et_nbdev.training.loop import OptimConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 

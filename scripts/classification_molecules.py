@@ -14,7 +14,7 @@ import numpy as np
 from et_nbdev.graph.classify import load_classifier
 from et_nbdev.graph.crossval import _deal, parts
 from et_nbdev.graph.sets import learn_encoding, load_graphs, make_buckets
-from et_nbdev.training import atomic_write
+from et_nbdev.training.checkpoint import atomic_write
 
 RESULTS = Path(__file__).resolve().parent.parent / "results/graph-classification"
 

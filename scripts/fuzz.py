@@ -370,7 +370,7 @@ def models():
 
 
 def safetensors_seeds():
-    from et_nbdev.training import save_checkpoint
+    from et_nbdev.training.checkpoint import save_checkpoint
 
     return [
         written(lambda path: save_checkpoint(path, tree, meta))
@@ -380,7 +380,7 @@ def safetensors_seeds():
 
 def damaged_meta(data: bytes, rng: random.Random) -> bytes:
     "A checkpoint whose configuration is odd, but whose checksum is right."
-    from et_nbdev.training import save_checkpoint
+    from et_nbdev.training.checkpoint import save_checkpoint
 
     tree, meta, _ = models()[seeds("config").index(data)]
     for _ in range(rng.choice((1, 1, 2, 5))):
@@ -389,7 +389,11 @@ def damaged_meta(data: bytes, rng: random.Random) -> bytes:
 
 
 def read_checkpoint(path: Path):
-    from et_nbdev.training import CheckpointError, load_checkpoint, _read_meta
+    from et_nbdev.training.checkpoint import (
+        CheckpointError,
+        load_checkpoint,
+        _read_meta,
+    )
 
     loaded, error = 0, None
     for tree, _, load in models():
@@ -413,7 +417,7 @@ def log_seeds():
 
 def read_log(path: Path):
     "Whatever has become of a log, it stops no run: it is read as far as it is one."
-    from et_nbdev.training import MetricsLog, read_metrics
+    from et_nbdev.training.fit import MetricsLog, read_metrics
 
     before = read_metrics(path)
     assert all(isinstance(row["step"], int) for row in before)
@@ -547,7 +551,7 @@ def read_parquet(path):
 
 
 def checkpoint_error():
-    from et_nbdev.training import CheckpointError
+    from et_nbdev.training.checkpoint import CheckpointError
 
     return CheckpointError
 
@@ -749,7 +753,7 @@ def main():
     ).most_common(20):
         print(f"{count:6d} × {where}")
     if args.record:
-        from et_nbdev.training import atomic_write, provenance
+        from et_nbdev.training.checkpoint import atomic_write, provenance
 
         rows = json.loads(args.record.read_text()) if args.record.exists() else {}
         rows[args.reader] = {

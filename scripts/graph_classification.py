@@ -28,7 +28,8 @@ from et_nbdev.graph.crossval import (
     summary,
 )
 from et_nbdev.graph.sets import _TU_NAMES, load_graphs
-from et_nbdev.training import as_command, save_checkpoint
+from et_nbdev.training.checkpoint import save_checkpoint
+from et_nbdev.training.command import as_command
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results/graph-classification"

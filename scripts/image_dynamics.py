@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 from flax import nnx
 
-from et_nbdev.training import atomic_write, fit, provenance
+from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training.fit import fit
 from et_nbdev.vision.data import batches
 from et_nbdev.vision.dynamics import (
     FieldImageEnergyTransformer,

@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from flax import nnx
 
-from et_nbdev.training import atomic_write, provenance
+from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.vision.data import (
     denormalize,
     load_images,

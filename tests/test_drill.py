@@ -20,18 +20,15 @@ from hypothesis import strategies as st
 
 import et_nbdev
 from conftest import examples
-from et_nbdev.training import (
+from et_nbdev.training.checkpoint import (
     CheckpointError,
-    MetricsLog,
-    OptimConfig,
-    _alone,
-    as_command,
-    fit,
     load_checkpoint,
     _read_meta,
-    read_metrics,
     save_checkpoint,
 )
+from et_nbdev.training.command import as_command
+from et_nbdev.training.fit import MetricsLog, _alone, fit, read_metrics
+from et_nbdev.training.loop import OptimConfig
 
 ROOT = Path(et_nbdev.__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -243,7 +240,8 @@ OTHER = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from et_nbdev.training import _alone, save_checkpoint
+from et_nbdev.training.checkpoint import save_checkpoint
+from et_nbdev.training.fit import _alone
 path = Path(sys.argv[1])
 with _alone(path.parent):
     print("held", flush=True)

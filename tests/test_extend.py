@@ -40,7 +40,7 @@ from et_nbdev.explore import ImageExplorer, Settings, animate_image, image_path
 from et_nbdev.graph.energy import EdgeAttention, attention_weights
 from et_nbdev.solvers import Schedule
 from et_nbdev.testing import assert_close
-from et_nbdev.training import CheckpointError, load_checkpoint
+from et_nbdev.training.checkpoint import CheckpointError, load_checkpoint
 from et_nbdev.vision.model import (
     ImageConfig,
     ImageEnergyTransformer,

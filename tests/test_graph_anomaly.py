@@ -50,7 +50,8 @@ from et_nbdev.graph.data import (
     split,
 )
 from et_nbdev.testing import assert_close
-from et_nbdev.training import CheckpointError, OptimConfig, _read_meta, save_checkpoint
+from et_nbdev.training.checkpoint import CheckpointError, _read_meta, save_checkpoint
+from et_nbdev.training.loop import OptimConfig
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 SMALL = AnomalyConfig(dim=8, num_heads=2, head_dim=4, num_memories=12, hidden=8)

@@ -43,7 +43,7 @@ from et_nbdev.graph.sets import (
 )
 from et_nbdev.graph.energy import EdgeAttention
 from et_nbdev.testing import assert_close, assert_descends
-from et_nbdev.training import CheckpointError
+from et_nbdev.training.checkpoint import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 SMALL = ClassifyConfig(

@@ -37,7 +37,7 @@ from et_nbdev.graph.sets import (
     load_graphs,
     make_buckets,
 )
-from et_nbdev.training import _alone
+from et_nbdev.training.fit import _alone
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("compile_quickly")

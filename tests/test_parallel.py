@@ -12,17 +12,18 @@ import textwrap
 import numpy as np
 import pytest
 
+from et_nbdev.training.command import _all_devices
 from et_nbdev.vision.data import batches
 
 STEPS = 12
 PROGRAM = textwrap.dedent("""
     import json, sys
     import jax
-    address, process, processes, folder, out, steps = sys.argv[1:]
-    process, processes, steps = int(process), int(processes), int(steps)
-    if processes > 1: jax.distributed.initialize(address, processes, process)
+    from et_nbdev.training.command import _all_devices
+    devices, folder, out, steps = sys.argv[1:]
+    mesh, steps = _all_devices() if devices == "all" else None, int(steps)
     import numpy as np
-    from et_nbdev.training import OptimConfig
+    from et_nbdev.training.loop import OptimConfig
     from et_nbdev.vision.model import ImageConfig
     from et_nbdev.vision.train import TrainConfig, evaluate, train
 
@@ -42,10 +43,9 @@ PROGRAM = textwrap.dedent("""
         model, OptimConfig(steps=steps, warmup=2, lr=1e-2), data="-",
         batch_size=16, jitter=0.2, crop=0.5, validate_on=32, every=4,
     )
-    mesh = jax.make_mesh((jax.device_count(),), ("batch",)) if jax.device_count() > 1 else None
     result = train(config, images, folder if folder != "-" else None, progress=False, mesh=mesh)
     error = float(evaluate(result.model, images["validation"], 8).mean())
-    if process == 0:
+    if jax.process_index() == 0:
         kept = "step", "loss", "grad_norm", "validation_loss"
         rows = [[r[key] for key in kept] for r in result.history]
         found = {"rows": rows, "devices": jax.device_count(), "error": error}
@@ -53,28 +53,34 @@ PROGRAM = textwrap.dedent("""
 """)
 
 
-def start(out, devices=1, processes=1, process=0, address="-", folder="-", steps=STEPS):
+COMMAND = "from et_nbdev.vision.train import main; main()"
+FEW_STEPS = (
+    "--config digits --optim.steps 4 --optim.warmup 1 --every 4 --model.dim 8"
+    " --model.num_memories 16 --model.steps 2 --test_on 16"
+).split()
+
+
+def python(program, *args, devices=1, cluster=None):
     env = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")
         + f" --xla_force_host_platform_device_count={devices}",
+        **(cluster or {}),
     }
-    command = [
-        sys.executable,
-        "-c",
-        PROGRAM,
-        address,
-        str(process),
-        str(processes),
-        str(folder),
-        str(out),
-        str(steps),
-    ]
     return subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-c", program, *map(str, args)],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
+
+
+def start(out, devices=1, cluster=None, folder="-", steps=STEPS):
+    args = "one" if devices == 1 else "all", folder, out, steps
+    return python(PROGRAM, *args, devices=devices, cluster=cluster)
 
 
 def finish(*running):
@@ -113,21 +119,17 @@ def test_eight_devices_give_the_loss_curve_of_one(tmp_path, alone):
     agree(tmp_path / "rows.json", alone, 8)
 
 
+def two():
+    "What the environment says to each of two processes."
+    both = {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
+        "JAX_NUM_PROCESSES": "2",
+    }
+    return [{**both, "JAX_PROCESS_ID": str(i)} for i in (0, 1)]
+
+
 def two_processes(tmp_path, **options):
-    address = f"127.0.0.1:{free_port()}"
-    finish(
-        *[
-            start(
-                tmp_path / "rows.json",
-                processes=2,
-                process=i,
-                devices=2,
-                address=address,
-                **options,
-            )
-            for i in (0, 1)
-        ]
-    )
+    finish(*[start(tmp_path / "rows.json", 2, c, **options) for c in two()])
 
 
 def test_two_processes_give_the_loss_curve_of_one_and_resume(tmp_path, alone):
@@ -143,6 +145,23 @@ def test_two_processes_give_the_loss_curve_of_one_and_resume(tmp_path, alone):
     ]
     two_processes(tmp_path, folder=folder)  # nothing left to do: both return at once
     assert (folder / "metrics.jsonl").read_text().splitlines() == lines
+
+
+def test_the_command_trains_on_all_devices_of_all_processes(tmp_path):
+    args = *FEW_STEPS, "--devices", "all", "--out", tmp_path
+    running = [python(COMMAND, *args, devices=2, cluster=c) for c in two()]
+    finish(*running)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics["device"].startswith("4 ×") and metrics["best_step"] == 4
+
+
+def test_a_cluster_that_cannot_be_is_refused(monkeypatch):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
+    with pytest.raises(ValueError, match="JAX_NUM_PROCESSES: expected a whole number"):
+        _all_devices()
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")  # of whom?
+    with pytest.raises((ValueError, OSError), match="coordinator|each other"):
+        _all_devices()
 
 
 def test_the_parts_of_a_batch_are_the_batch():

@@ -36,25 +36,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import et_nbdev
-from et_nbdev import training
-from et_nbdev.training import (
+from et_nbdev.training.checkpoint import (
     CheckpointError,
-    MetricsLog,
+    atomic_write,
+    load_checkpoint,
+    _read_meta,
+    provenance,
+    save_checkpoint,
+)
+from et_nbdev.training.command import _configure, _out_folder, as_command
+from et_nbdev.training.fit import MetricsLog, _interruptible, fit, read_metrics
+from et_nbdev.training.loop import (
     OptimConfig,
     Run,
     TrainState,
-    as_command,
-    atomic_write,
-    _configure,
-    fit,
     _learning_rate,
-    load_checkpoint,
     make_optimizer,
     _make_step,
     _option,
-    _read_meta,
-    read_metrics,
-    save_checkpoint,
     train_loop,
 )
 
@@ -1286,7 +1285,7 @@ def test_ctrl_c_stops_cleanly_and_costs_nothing(tmp_path, at, with_folder, whole
 
 def test_a_second_ctrl_c_interrupts_at_once():
     with pytest.raises(KeyboardInterrupt):
-        with training._interruptible() as asked:
+        with _interruptible() as asked:
             signal.raise_signal(signal.SIGINT)
             assert asked.is_set()
             signal.raise_signal(signal.SIGINT)
@@ -1417,7 +1416,7 @@ def test_tuples_in_a_configuration_survive_json(tmp_path):
 
 
 def test_provenance():
-    p = training.provenance()
+    p = provenance()
     json.dumps(p)
     assert p["jax"] == jax.__version__ and p["cores"] == os.cpu_count() and p["commit"]
     assert {"device", "machine", "python", "date"} <= set(p)
@@ -1547,9 +1546,9 @@ def test_commands_say_at_once_that_out_is_no_folder(module, main, tmp_path, caps
             f"argument --out: expected a folder.*{says}", capsys.readouterr().err
         )
     assert (
-        training._out_folder(str(tmp_path / "new/one")) == tmp_path / "new/one"
+        _out_folder(str(tmp_path / "new/one")) == tmp_path / "new/one"
         and not (tmp_path / "new").exists()
-        and training._out_folder(".") == Path()
+        and _out_folder(".") == Path()
     )
 
 
@@ -1565,7 +1564,8 @@ RUN = textwrap.dedent("""
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     from flax import nnx
-    from et_nbdev.training import OptimConfig, fit
+    from et_nbdev.training.fit import fit
+    from et_nbdev.training.loop import OptimConfig
     from et_nbdev.vision.data import batches
     from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
     from et_nbdev.vision.train import TrainConfig, evaluate, _loss_for, _prepare

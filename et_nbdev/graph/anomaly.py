@@ -26,17 +26,10 @@ from .._checks import check_sizes, signed
 from ..dynamics import descend
 from .data import _DATASETS, Graph, Split, load_graph, split
 from .energy import EdgeIndex, EdgeTransformer, _Rows, attention_weights
-from et_nbdev.training import (
-    OptimConfig,
-    as_command,
-    atomic_write,
-    _configure,
-    fit,
-    _option,
-    _out_folder,
-    provenance,
-    restore,
-)
+from ..training.checkpoint import atomic_write, provenance, restore
+from ..training.command import as_command, _configure, _out_folder
+from ..training.fit import fit
+from ..training.loop import OptimConfig, _option
 
 # %% ../../nbs/22_anomaly.ipynb #d0cf111e
 def _inputs(

@@ -30,7 +30,8 @@ from et_nbdev.graph.anomaly import (
 from .data import Graph, load_graph, split
 from .._checks import check_sizes, signed
 from ..norm import layer_norm
-from ..training import as_command, atomic_write, _out_folder, provenance
+from ..training.checkpoint import atomic_write, provenance
+from ..training.command import as_command, _out_folder
 
 # %% ../../nbs/22b_graph_baselines.ipynb #86d2b574
 def _drop(

@@ -41,17 +41,10 @@ from et_nbdev.graph.sets import (
     take,
 )
 from .energy import EdgeTransformer
-from et_nbdev.training import (
-    OptimConfig,
-    as_command,
-    atomic_write,
-    _configure,
-    fit,
-    _option,
-    _out_folder,
-    provenance,
-    restore,
-)
+from ..training.checkpoint import atomic_write, provenance, restore
+from ..training.command import as_command, _configure, _out_folder
+from ..training.fit import fit
+from ..training.loop import OptimConfig, _option
 
 # %% ../../nbs/24_classification.ipynb #a2590176
 def _shifted(

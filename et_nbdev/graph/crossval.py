@@ -38,15 +38,13 @@ from et_nbdev.graph.sets import (
     take,
 )
 from .._checks import check_sizes
-from et_nbdev.training import (
-    MetricsLog,
+from ..training.checkpoint import atomic_write, provenance
+from ..training.fit import MetricsLog, _alone
+from et_nbdev.training.loop import (
     Run,
     TrainState,
-    _alone,
-    atomic_write,
     _clipped_adamw,
     _gradient_step,
-    provenance,
     train_loop,
 )
 

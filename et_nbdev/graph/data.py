@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Int, Int8, Int32
 
-from ..training import atomic_write
+from ..training.checkpoint import atomic_write
 
 # %% ../../nbs/20_graph_data.ipynb #50a07c85
 def _array(name: str, value) -> np.ndarray:

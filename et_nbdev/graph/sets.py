@@ -41,7 +41,7 @@ from et_nbdev.graph.data import (
     _unpack,
 )
 from .._checks import check_sizes
-from ..training import atomic_write
+from ..training.checkpoint import atomic_write
 
 # %% ../../nbs/20b_graph_sets.ipynb #7cc54a74
 def _table_of(name: str, value, rows: int, kind: type) -> np.ndarray:

@@ -26,7 +26,8 @@ from ..block import EnergyTransformer, TransformerBlock
 from ..dynamics import Trajectory, descend
 from ..energy import Energies
 from ..norm import EnergyLayerNorm
-from ..training import atomic_write, _option, restore, save_checkpoint
+from ..training.checkpoint import atomic_write, restore, save_checkpoint
+from ..training.loop import _option
 from .data import _need, denormalize, normalize, patchify, unpatchify
 
 # %% ../../nbs/11_image_model.ipynb #f9e73fd6

@@ -21,17 +21,10 @@ from jaxtyping import Array, Bool, Float
 from tqdm import tqdm
 
 from ..dynamics import plot_energies
-from et_nbdev.training import (
-    Fit,
-    OptimConfig,
-    as_command,
-    atomic_write,
-    _configure,
-    fit,
-    _option,
-    _out_folder,
-    provenance,
-)
+from ..training.checkpoint import atomic_write, provenance
+from ..training.command import _all_devices, as_command, _configure, _out_folder
+from ..training.fit import Fit, fit
+from ..training.loop import OptimConfig, _option
 from et_nbdev.vision.data import (
     Images,
     Pictures,
@@ -222,7 +215,7 @@ CONFIGS = {  # training runs by name
 
 # %% ../../nbs/12_image_train.ipynb #7fdfc24a
 def _loss_for(config: TrainConfig):
-    """The loss (model, uint8 images, key) -> (mean, {}) that `et_nbdev.training.fit`
+    """The loss (model, uint8 images, key) -> (mean, {}) that `training.fit.fit`
     minimizes.
     """
     c = config.model
@@ -408,7 +401,7 @@ def train(
     model: ImageEnergyTransformer | None = None,  # to train; None: a fresh one
 ) -> Fit:
     """Train on images["train"], choose the weights on images["validation"]; resumes
-    from `folder`. See `et_nbdev.training.fit`.
+    from `folder`. See `et_nbdev.training.fit.fit`.
     """
     part = (jax.process_index(), jax.process_count())
 
@@ -530,7 +523,7 @@ def _report(
 # %% ../../nbs/12_image_train.ipynb #f59bfbb1
 def main(argv: list[str] | None = None) -> dict:
     """Console script `et_train_images`: train a configuration, resume it if it was
-    stopped, and report on the test split.
+    stopped, and report on the test split. Returns what metrics.json holds.
     """
     parser = argparse.ArgumentParser("et_train_images", description=main.__doc__)
     parser.add_argument(
@@ -548,6 +541,12 @@ def main(argv: list[str] | None = None) -> dict:
         default=1000,
         help="test pictures to report on, at most (default: 1000)",
     )
+    parser.add_argument(
+        "--devices",
+        choices=("one", "all"),
+        default="one",
+        help="one device, or all of all processes (default: one)",
+    )
     with as_command(parser.prog):
         # these are read off the pictures
         config, args = _configure(
@@ -556,8 +555,11 @@ def main(argv: list[str] | None = None) -> dict:
         if args.test_on < 1:
             parser.error(f"argument --test_on: expected at least 1, got {args.test_on}")
         out = args.out or Path("runs") / args.config
+        mesh = _all_devices() if args.devices == "all" else None
         config, images = _prepare(config)
-        result = train(config, images, out)
+        result = train(config, images, out, mesh=mesh)
+        if jax.process_index() > 0:  # the first one reports
+            return {}
         return _report(
             result.model, config, images["test"], out, limit=args.test_on, fit=result
         )
