@@ -47,10 +47,8 @@ MODEL = ClassifyConfig(
 
 def energy(block, g, A, mask):
     "E of all graphs, as in the paper."
-    Q, K = (
-        jnp.einsum("bnd,hdy->bhny", g, block.attention.Wq[...]),
-        jnp.einsum("bnd,hdy->bhny", g, block.attention.Wk[...]),
-    )
+    Q = jnp.einsum("bnd,hdy->bhny", g, block.attention.Wq[...])
+    K = jnp.einsum("bnd,hdy->bhny", g, block.attention.Wk[...])
     beta = block.attention.beta[None, :, None]
     scores = jnp.where(
         mask, beta[..., None] * A * jnp.einsum("bhcy,bhny->bhcn", Q, K), -1e9
@@ -65,10 +63,8 @@ class PlainClassifier(GraphClassifier):
     "The same weights and the same function; nothing is saved."
 
     def __call__(self, batch, rngs=None):
-        c, x = (
-            self.config,
-            self.tokens(batch if rngs is None else _flip_signs(batch, rngs.signs())),
-        )
+        c = self.config
+        x = self.tokens(batch if rngs is None else _flip_signs(batch, rngs.signs()))
         here = jnp.pad(batch.present, ((0, 0), (1, 0)), constant_values=True)
         mask = (
             here[:, :, None]
@@ -165,10 +161,8 @@ def main():
         )
         args.data, graphs = "rings", load_graphs("rings")
     ids = np.arange(len(graphs))
-    encoding, positions = (
-        learn_encoding(graphs, ids),
-        _laplacian_positions(graphs, MODEL.num_positions),
-    )
+    encoding = learn_encoding(graphs, ids)
+    positions = _laplacian_positions(graphs, MODEL.num_positions)
     config = ClassifyTraining(args.data, model=MODEL)
     x, e = encoding(graphs[:1])
     data = dict(features=x.shape[1], classes=graphs.num_classes, edge_features=0)
@@ -178,19 +172,17 @@ def main():
             " has some"
         )
 
-    ways, suppliers = (
-        {},
-        {
-            "buckets": make_buckets(
-                graphs,
-                encoding,
-                positions=positions,
-                num_buckets=config.num_buckets,
-                batch_size=config.batch_size,
-            ),
-            "edges": EdgeLists(graphs, encoding, positions, config.batch_size),
-        },
-    )
+    ways = {}
+    suppliers = {
+        "buckets": make_buckets(
+            graphs,
+            encoding,
+            positions=positions,
+            num_buckets=config.num_buckets,
+            batch_size=config.batch_size,
+        ),
+        "edges": EdgeLists(graphs, encoding, positions, config.batch_size),
+    }
     for name, supply in suppliers.items():
         train, per_epoch = trainer(GraphClassifier, data, config), iter(range(10**6))
 

@@ -408,10 +408,8 @@ def model(part, scale, repeats, rounds) -> dict:
         "tsocial": (5_781_065, 146_211_016, 0.5),
         "tfinance": (39_357, 42_445_086, 0.2),
     }[part]
-    nodes, edges = (
-        max(200, int(nodes * (scale if part == "tsocial" else scale**0.5))),
-        int(edges * scale),
-    )
+    nodes = max(200, int(nodes * (scale if part == "tsocial" else scale**0.5)))
+    edges = int(edges * scale)
     with tempfile.TemporaryDirectory() as folder:
         make = (
             f"import numpy as np, graphs; s, r = graphs.power_law({nodes}, {edges},"

@@ -83,10 +83,8 @@ def work(kind: str, size: str, name: str):
         )
 
     optimizer = make_optimizer(OptimConfig(steps=10**6, warmup=1))
-    step, state = (
-        _make_step(graphdef, loss, optimizer, 0),
-        [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))],
-    )
+    step = _make_step(graphdef, loss, optimizer, 0)
+    state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
 
     def train():
         state[0], metrics = step(state[0], patches)
@@ -97,10 +95,8 @@ def work(kind: str, size: str, name: str):
 
 def product(n: int, k: int, m: int):
     "A thunk that multiplies two matrices."
-    a, b = (
-        jax.random.normal(jax.random.key(0), (n, k)),
-        jax.random.normal(jax.random.key(1), (k, m)),
-    )
+    a = jax.random.normal(jax.random.key(0), (n, k))
+    b = jax.random.normal(jax.random.key(1), (k, m))
     call = jax.jit(jnp.matmul)
     return lambda: jax.block_until_ready(call(a, b))
 

@@ -11,12 +11,10 @@ from et_nbdev.vision.model import ImageEnergyTransformer
 
 def energy(block, g):
     "Eq. (3) and (5), summed over the batch."
-    Wq, Wk, xi, beta = (
-        block.attention.Wq[...],
-        block.attention.Wk[...],
-        block.memory.xi[...],
-        block.attention.beta,
-    )
+    Wq = block.attention.Wq[...]
+    Wk = block.attention.Wk[...]
+    xi = block.memory.xi[...]
+    beta = block.attention.beta
     Q, K = jnp.einsum("bnd,hdy->bhny", g, Wq), jnp.einsum("bnd,hdy->bhny", g, Wk)
     scores = beta[None, :, None, None] * jnp.einsum("bhcy,bhny->bhcn", Q, K)
     scores = jnp.where(jnp.eye(g.shape[1], dtype=bool)[None, None], -jnp.inf, scores)

@@ -765,15 +765,13 @@ def _canvas(side: int, pixels: int = 296):
     """A grid of transparent toggle buttons over a picture: (buttons in reading order,
     picture, both together).
     """
-    w, here = (
-        _widgets(),
-        dict(
-            grid_area="1 / 1 / 2 / 2",
-            width=f"{pixels}px",
-            height=f"{pixels}px",
-            margin="0",
-            overflow="hidden",
-        ),
+    w = _widgets()
+    here = dict(
+        grid_area="1 / 1 / 2 / 2",
+        width=f"{pixels}px",
+        height=f"{pixels}px",
+        margin="0",
+        overflow="hidden",
     )
     patches = [
         w.ToggleButton(
@@ -1333,12 +1331,10 @@ class _Walk(_Explorer):
         return graph_path(self.model, self._features, self.edges, settings)
 
     def _draw(self):
-        path, t, labels, node = (
-            self.path,
-            self.t.value,
-            self.graph.labels,
-            self.node.value,
-        )
+        path = self.path
+        t = self.t.value
+        labels = self.graph.labels
+        node = self.node.value
         if self.near is None or self.near.node != node:
             self.near = near = _neighborhood(
                 *self.edges[0].edge_list(), node, self.graph.num_nodes

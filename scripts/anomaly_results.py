@@ -196,9 +196,9 @@ def evaluate(
     "One split, one training: scores on validation and test nodes."
     kind, hops, relations = LINES[line]
     graph, options = graph_of(data), dict(config)
-    parts, features = (
-        split(graph.labels, ratio, seed),
-        features_of(data, hops, options.pop("scale"), options.pop("degree", True)),
+    parts = split(graph.labels, ratio, seed)
+    features = features_of(
+        data, hops, options.pop("scale"), options.pop("degree", True)
     )
     start = time.perf_counter()
     if kind in ("forest", "boosting"):

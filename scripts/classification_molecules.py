@@ -36,10 +36,8 @@ def main():
     labels = {name: "".join(map(str, load_graphs(name).labels)) for name in names}
     with atomic_write(RESULTS / "labels.json") as path:
         path.write_text(json.dumps(labels, indent=0) + "\n")
-    config, model = (
-        json.loads((args.run / "metrics.json").read_text())["config"],
-        load_classifier(args.run / "best.safetensors"),
-    )
+    config = json.loads((args.run / "metrics.json").read_text())["config"]
+    model = load_classifier(args.run / "best.safetensors")
     graphs = load_graphs(config["data"])
     fold = parts(_deal(graphs.labels), config["fold"])
     ids = np.sort(fold.test)

@@ -346,10 +346,8 @@ def models():
     g = classify.ClassifyConfig(
         dim=4, num_heads=2, head_dim=2, num_memories=4, num_positions=2
     )
-    sizes, shapes = (
-        {"num_features": 3, "num_nodes": 12, "kinds": 1},
-        {"num_features": 3, "num_classes": 2, "num_edge_features": 1},
-    )
+    sizes = {"num_features": 3, "num_nodes": 12, "kinds": 1}
+    shapes = {"num_features": 3, "num_classes": 2, "num_edge_features": 1}
     return [
         kept(
             vision._image_model(c, rngs=nnx.Rngs(0)),
@@ -689,13 +687,11 @@ def main():
     args = parser.parse_args()
     if args.worker:
         return work(args.reader, args.first, args.inputs, args.worker)
-    begin, first, ended, failures, most = (
-        time.perf_counter(),
-        args.first,
-        Counter(),
-        [],
-        (0, 0),
-    )
+    begin = time.perf_counter()
+    first = args.first
+    ended = Counter()
+    failures = []
+    most = (0, 0)
     with tempfile.TemporaryDirectory() as folder:
         while first < args.inputs:
             Path(folder, "at").write_text("-1")
@@ -718,10 +714,8 @@ def main():
             )
             for line in map(json.loads, run.stdout.splitlines()):
                 if "ended" in line:
-                    ended, most = (
-                        ended + Counter(line["ended"]),
-                        max(most, (line["most"] - line["usual"], line["usual"])),
-                    )
+                    ended = ended + Counter(line["ended"])
+                    most = max(most, (line["most"] - line["usual"], line["usual"]))
                 else:
                     failures.append(line)
             n = int(Path(folder, "at").read_text())

@@ -43,10 +43,8 @@ def test_a_row_of_yelpchi_from_its_file(data, script, monkeypatch):
     monkeypatch.setitem(script.SPACES, "et", script.SPACES["et"] | small)
     write_mat(data / "YelpChi.mat", n=300)
     hops = ["et-2hop", "bwgnn-2hop", "forest-2hop"]
-    lines, out = (
-        ["et", "et-max", *hops, "et-no-attention"],
-        ["--out", str(data / "out")],
-    )
+    lines = ["et", "et-max", *hops, "et-no-attention"]
+    out = ["--out", str(data / "out")]
     script.main(["--data", "yelp", *FEW, *out, "--lines", "mlp"])
     script.main(["--data", "yelp", *FEW, *out, "--trials", "1", "--lines", *lines])
     found = rows(data / "out")
@@ -218,10 +216,8 @@ def test_the_choice_looks_at_validation_alone(script):
 
 def test_more_trials_begin_with_the_same_ones(script):
     for space in script.SPACES.values():
-        few, many = (
-            script.draws(space, script.BATCH),
-            script.draws(space, 3 * script.BATCH),
-        )
+        few = script.draws(space, script.BATCH)
+        many = script.draws(space, 3 * script.BATCH)
         assert (
             many[: script.BATCH] == few
             and len({json.dumps(point) for point in many}) == 3 * script.BATCH

@@ -149,10 +149,8 @@ def test_a_checkpoint_whose_meta_is_no_object_is_refused(tmp_path, meta):
     from et_nbdev.graph import anomaly, classify
     from et_nbdev.vision import model
 
-    path, loads = (
-        tmp_path / "c.safetensors",
-        (model.load_model, anomaly.load_model, classify.load_classifier),
-    )
+    path = tmp_path / "c.safetensors"
+    loads = (model.load_model, anomaly.load_model, classify.load_classifier)
     with doors.unchecked():
         save_checkpoint(path, {"params": {"w": np.ones(2)}}, meta)
     for read in (_read_meta, *loads) if meta else ():

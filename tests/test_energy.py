@@ -795,11 +795,9 @@ def _block(graphdef, state, x, context):
 @given(c=blocks, names=st.sampled_from(PAIRS))
 def test_block_descends_the_sum_of_its_energies(x64, c, names):
     rng = np.random.default_rng(c["seed"])
-    block, x, mask = (
-        block_of(c, rng),
-        tokens_of(c, rng),
-        mask_of(c["mask"], c["lead"], c["N"], rng),
-    )
+    block = block_of(c, rng)
+    x = tokens_of(c, rng)
+    mask = mask_of(c["mask"], c["lead"], c["N"], rng)
     assert np.any(block.norm.delta[...])
     assert_close(block.norm.gamma, jnp.asarray(c["gamma"]), rtol=1e-12)
     run = lambda x, pairs: jax.device_get(_block(*nnx.split(block), x, pairs))
@@ -831,11 +829,9 @@ def test_energy_falls_at_the_rate_that_the_hessian_of_the_norm_gives(x64, c):
     never positive.
     """
     rng = np.random.default_rng(c["seed"])
-    block, x, mask = (
-        block_of(c, rng),
-        tokens_of(c, rng),
-        mask_of(c["mask"], c["lead"], c["N"], rng),
-    )
+    block = block_of(c, rng)
+    x = tokens_of(c, rng)
+    mask = mask_of(c["mask"], c["lead"], c["N"], rng)
 
     def along_the_update(x):
         u = block.update(block.norm(x), mask=mask)
@@ -1033,11 +1029,9 @@ def test_derivatives_of_the_block_update_in_every_parameter(x64):
         activation=SIGNED,
         gamma=1.7,
     )
-    block, x, mask = (
-        block_of(c, rng),
-        jnp.asarray(tokens_of(c, rng)),
-        mask_of("blind rows", (2,), 4, rng),
-    )
+    block = block_of(c, rng)
+    x = jnp.asarray(tokens_of(c, rng))
+    mask = mask_of("blind rows", (2,), 4, rng)
     v = rng.normal(size=x.shape)
     graphdef, state = nnx.split(block)
 
@@ -1182,10 +1176,8 @@ def test_half_precision_is_close_and_keeps_energies_in_single(
     block = make(**options)
     reference, _ = nnx.split(make(normalize=block.attention.normalize))
     graphdef, state = nnx.split(block)
-    x, mask = (
-        rng.normal(size=(2, 6, 32)).astype(np.float32),
-        mask_of("blind rows", (2,), 6, rng),
-    )
+    x = rng.normal(size=(2, 6, 32)).astype(np.float32)
+    mask = mask_of("blind rows", (2,), 6, rng)
     E, u = _energies_and_update(reference, cast(state, F32), x, mask)
     energies, update = _energies_and_update(
         graphdef, state, jnp.asarray(x, tokens), mask
@@ -1228,10 +1220,8 @@ def test_half_precision_trains(tokens, options):
     )
     graphdef, state = nnx.split(block)
     rng = np.random.default_rng(3)
-    x, mask = (
-        jnp.asarray(rng.normal(size=(2, 3, 8)), tokens),
-        mask_of("blind rows", (2,), 3, rng),
-    )
+    x = jnp.asarray(rng.normal(size=(2, 3, 8)), tokens)
+    mask = mask_of("blind rows", (2,), 3, rng)
     loss = lambda state: jnp.sum(
         _energies_and_update(graphdef, state, x, mask)[1].astype(F32) ** 2
     )
@@ -1253,10 +1243,8 @@ class WrongAttention(EnergyAttention):
         see = jnp.ones((g.shape[-2],) * 2, bool) if mask is None else mask
         if m != "the diagonal stays":
             see = see & ~jnp.eye(g.shape[-2], dtype=bool)
-        Q, K = (
-            jnp.einsum("nd,hdy->hny", g, self.Wq[...]),
-            jnp.einsum("nd,hdy->hny", g, self.Wk[...]),
-        )
+        Q = jnp.einsum("nd,hdy->hny", g, self.Wq[...])
+        K = jnp.einsum("nd,hdy->hny", g, self.Wk[...])
         s = beta * jnp.einsum("hcy,hby->hcb", Q, K)
         s = (
             s * see[None].astype(s.dtype)

@@ -169,10 +169,8 @@ def test_what_is_left_of_the_error_is_neither_epsilon_nor_a_kink(x64):
 
 def test_masks_may_be_traced(x64):
     block, _, _ = setting()
-    masks, x = (
-        jnp.asarray(np.random.default_rng(0).random((3, 4, 4)) < 0.7),
-        jax.random.normal(jax.random.key(3), (3, 4, 6)),
-    )
+    masks = jnp.asarray(np.random.default_rng(0).random((3, 4, 4)) < 0.7)
+    x = jax.random.normal(jax.random.key(3), (3, 4, 6))
     graphdef, state = nnx.split(block)
 
     def at_rest(state, mask, x):
@@ -208,10 +206,8 @@ def test_masks_may_be_traced(x64):
 def test_where_the_formula_does_not_hold_it_says_so(x64):
     # two memories, 120 degrees apart
     block = EnergyTransformer(6, 0, 1, 2, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
-    one, two = (
-        np.array([1.0, -1, 0, 0, 0, 0]) / 2**0.5,
-        np.array([0.0, 0, 1, -1, 0, 0]) / 2**0.5,
-    )
+    one = np.array([1.0, -1, 0, 0, 0, 0]) / 2**0.5
+    two = np.array([0.0, 0, 1, -1, 0, 0]) / 2**0.5
     block.memory.xi[...] = jnp.asarray(
         [0.5 * one + 0.75**0.5 * two, 0.5 * one - 0.75**0.5 * two]
     )

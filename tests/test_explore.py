@@ -232,10 +232,8 @@ def test_an_image_path_is_the_descent_written_out(model, photos, attention, memo
         assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
     tokens = np.clip(0.5 + 0.5 * read, 0, 1)
     assert_close(patchify(path.tokens, 2), tokens, atol=1e-4)
-    shown, given = (
-        patchify(path.completed, 2),
-        patchify(photos["a"][None] / np.float32(255), 2),
-    )
+    shown = patchify(path.completed, 2)
+    given = patchify(photos["a"][None] / np.float32(255), 2)
     np.testing.assert_array_equal(
         shown[:, ~occluded],
         np.broadcast_to(given[:, ~occluded], shown[:, ~occluded].shape),
@@ -279,10 +277,8 @@ def test_the_solver_is_the_one_that_is_named(model, photos):
 def test_hidden_pixels_are_not_looked_at_and_without_attention_nobody_is(model, photos):
     occluded, settings = np.arange(16) % 2 == 0, Settings(0.4, steps=4)
     mask = np.repeat(np.repeat(occluded.reshape(4, 4), 2, 0), 2, 1)[..., None]
-    garbage, others = (
-        np.where(mask, photos["b"], photos["a"]),
-        np.where(mask, photos["a"], photos["b"]),
-    )
+    garbage = np.where(mask, photos["b"], photos["a"])
+    others = np.where(mask, photos["a"], photos["b"])
     jax.tree.map(
         np.testing.assert_array_equal,
         image_path(model, photos["a"], occluded, settings),

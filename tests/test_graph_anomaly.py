@@ -450,11 +450,9 @@ def test_where_nobody_else_can_be_reached_others_fill_up():
 
 def test_batches_keep_both_classes_and_depend_on_their_number_alone():
     graph = load_graph("digits-knn")
-    train, y, edges = (
-        split(graph.labels, 0.4, 0).train,
-        _inputs(graph),
-        AnomalyEnergyTransformer.prepare(graph),
-    )
+    train = split(graph.labels, 0.4, 0).train
+    y = _inputs(graph)
+    edges = AnomalyEnergyTransformer.prepare(graph)
     batches = _sampled(y, edges, graph.labels, train, SampleConfig(50, 200, 4), seed=1)
     first = [batch for batch, _ in zip(batches(0), range(4))]
     for batch, again in zip(first[2:], batches(2)):
@@ -478,10 +476,8 @@ def test_batches_keep_both_classes_and_depend_on_their_number_alone():
 def test_training_on_parts_compiles_once_and_goes_on_where_it_was(
     tmp_path, monkeypatch
 ):
-    graph, config = (
-        load_graph("digits-knn"),
-        replace(QUICK, sample=SampleConfig(40, 120, 4)),
-    )
+    graph = load_graph("digits-knn")
+    config = replace(QUICK, sample=SampleConfig(40, 120, 4))
     traced, drawn, plain_loss, plain_sample = [], [], _weighted_loss, sample
 
     def loss(*args):

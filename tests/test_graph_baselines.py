@@ -438,11 +438,9 @@ def test_edges_are_arguments_of_the_compiled_function(name):
 @each_model
 def test_dropout_needs_a_key_and_keeps_the_mean(name):
     graph = random_graph(9)
-    model, edges, X = (
-        make(name, dtype=jnp.float32, dropout=0.5),
-        _BASELINES[name].prepare(graph),
-        jnp.asarray(graph.features),
-    )
+    model = make(name, dtype=jnp.float32, dropout=0.5)
+    edges = _BASELINES[name].prepare(graph)
+    X = jnp.asarray(graph.features)
     with_key = jax.jit(lambda key: model(X, edges, rngs=nnx.Rngs(key)))
     a, b = with_key(jax.random.key(0)), with_key(jax.random.key(1))
     assert_close(with_key(jax.random.key(0)), a)
@@ -548,15 +546,11 @@ def test_aggregated_features_of_a_toy_graph():
         [[0.0, 1], [10, 2], [4, 5], [7, 6]],
         [0, 0, 1, 0],
     )
-    own, one, two = (
-        [[0, 1], [10, 2], [4, 5], [7, 6]],
-        [[10, 2], [2, 3], [10, 2], [0, 0]],
-        [[2, 3], [10, 2], [2, 3], [0, 0]],
-    )
-    one_max, two_max = (
-        [[10, 2], [4, 5], [10, 2], [0, 0]],
-        [[4, 5], [10, 2], [4, 5], [0, 0]],
-    )
+    own = [[0, 1], [10, 2], [4, 5], [7, 6]]
+    one = [[10, 2], [2, 3], [10, 2], [0, 0]]
+    two = [[2, 3], [10, 2], [2, 3], [0, 0]]
+    one_max = [[10, 2], [4, 5], [10, 2], [0, 0]]
+    two_max = [[4, 5], [10, 2], [4, 5], [0, 0]]
     for hops, kinds, expected in (
         (0, ("mean",), [own]),
         (1, ("mean",), [own, one]),

@@ -87,10 +87,8 @@ def prepared(graphs=None, k=3):
     precision.
     """
     graphs = toys() if graphs is None else graphs
-    encoding, positions = (
-        learn_encoding(graphs, np.arange(len(graphs))),
-        _laplacian_positions(graphs, k),
-    )
+    encoding = learn_encoding(graphs, np.arange(len(graphs)))
+    positions = _laplacian_positions(graphs, k)
     buckets = make_buckets(graphs, encoding, positions=positions, num_buckets=1)
     double = lambda batch: jax.tree.map(
         lambda x: jnp.asarray(x, jnp.float64 if x.dtype == np.float32 else x.dtype),
@@ -208,10 +206,8 @@ def test_edges_are_a_table_written_as_a_list(x64, literal):
 
 def test_huge_weighted_scores_stay_finite():
     attention = EdgeAttention(4, 1, 4, beta=1.0, rngs=nnx.Rngs(0))
-    g, weights = (
-        100 * jnp.eye(4)[:3],
-        1e3 * jnp.array([[[0.0, 1, -1], [1, 0, 1], [-1, 1, 0]]]),
-    )
+    g = 100 * jnp.eye(4)[:3]
+    weights = 1e3 * jnp.array([[[0.0, 1, -1], [1, 0, 1], [-1, 1, 0]]])
     r, s = np.nonzero(~np.eye(3, dtype=bool))
     senders, receivers = jnp.asarray(s), jnp.asarray(r)
     edges = _WeightedEdges(senders, receivers, jnp.ones(6, bool), weights[:, r, s])
@@ -256,10 +252,8 @@ def test_the_convolution_is_that_of_the_outer_product(x64, size):
         4, 3, size, num_edge_features=2, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
     )
     learned.bias[...] = jnp.arange(3.0)
-    X, e = (
-        jax.random.normal(keys[0], (2, 5, 4)),
-        jax.random.normal(keys[1], (2, 5, 5, 2)),
-    )
+    X = jax.random.normal(keys[0], (2, 5, 4))
+    e = jax.random.normal(keys[1], (2, 5, 5, 2))
     conv = jax.lax.conv_general_dilated(
         X[:, :, None] * X[:, None],
         learned.filters[...],
@@ -274,10 +268,8 @@ def test_the_convolution_is_that_of_the_outer_product(x64, size):
     )
     assert_close(learned(X, e), want)
     r, s = np.nonzero(np.ones((5, 5)))
-    graph, flat = (
-        jnp.repeat(jnp.arange(2), 5),
-        lambda ends: jnp.asarray(np.concatenate([ends, ends + 5])),
-    )
+    graph = jnp.repeat(jnp.arange(2), 5)
+    flat = lambda ends: jnp.asarray(np.concatenate([ends, ends + 5]))
     assert_close(
         learned.along(
             X.reshape(10, 4), graph, flat(s), flat(r), e.reshape(50, 2)
@@ -387,10 +379,8 @@ def test_each_block_has_parameters_of_its_own():
 
 def test_single_precision_is_exact_enough():
     graphs = load_graphs("rings")[np.arange(12)]
-    encoding, positions = (
-        learn_encoding(graphs, np.arange(12)),
-        _laplacian_positions(graphs, 3),
-    )
+    encoding = learn_encoding(graphs, np.arange(12))
+    positions = _laplacian_positions(graphs, 3)
     batch = next(
         make_buckets(graphs, encoding, positions=positions, num_buckets=1).batches(
             np.arange(12)
@@ -418,18 +408,14 @@ def test_noise_signs_and_dropout_are_for_training_alone():
         quiet,
         replace(quiet, num_positions=0, shuffle=True),
     ):
-        batch, model = (
-            dense._replace(positions=dense.positions[..., : config.num_positions]),
-            make(config),
-        )
+        batch = dense._replace(positions=dense.positions[..., : config.num_positions])
+        model = make(config)
         assert not np.array_equal(
             train_call(model, batch, 0), train_call(model, batch, 1)
         )
         assert np.array_equal(call(model, batch), call(model, batch))
-    bare, model = (
-        dense._replace(positions=dense.positions[..., :0]),
-        make(replace(quiet, num_positions=0)),
-    )
+    bare = dense._replace(positions=dense.positions[..., :0])
+    model = make(replace(quiet, num_positions=0))
     assert_close(train_call(model, bare, 1), call(model, bare), rtol=1e-6)
 
 
@@ -685,10 +671,8 @@ def test_the_encoding_is_learned_from_the_training_graphs_alone():
         )
         for g in (graphs, wild)
     ]
-    config, positions = (
-        replace(QUICK, epochs=1, model=replace(SMALL, blocks=1, steps=1)),
-        _laplacian_positions(graphs, 3),
-    )
+    config = replace(QUICK, epochs=1, model=replace(SMALL, blocks=1, steps=1))
+    positions = _laplacian_positions(graphs, 3)
     one, other = (
         nnx.state(
             train_classifier(config, g, fold, positions=positions, progress=False).model
@@ -856,13 +840,11 @@ def test_bad_input_is_named():
             _Fold(np.arange(10), np.arange(10, 15), np.arange(15, 20)),
             progress=False,
         )
-    model, batch = (
-        GraphClassifier(3, 2, SMALL, rngs=nnx.Rngs(0)),
-        next(
-            make_buckets(
-                graphs, learn_encoding(graphs, np.arange(20)), k=3, num_buckets=1
-            ).batches(np.arange(20))
-        ),
+    model = GraphClassifier(3, 2, SMALL, rngs=nnx.Rngs(0))
+    batch = next(
+        make_buckets(
+            graphs, learn_encoding(graphs, np.arange(20)), k=3, num_buckets=1
+        ).batches(np.arange(20))
     )
     for name in ("features", "positions", "edge_features"):
         x = getattr(batch, name)

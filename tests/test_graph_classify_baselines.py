@@ -156,11 +156,9 @@ def end_to_end(batch, spare=3):
     "The same graphs along edges."
     sizes = [int(n) for n in batch.present.sum(1)]
     start, B = np.concatenate([[0], np.cumsum(sizes)]), len(sizes)
-    n, ends = (
-        start[-1] + spare,
-        np.concatenate(
-            [np.argwhere(np.asarray(batch.adjacency[i])) + start[i] for i in range(B)]
-        ),
+    n = start[-1] + spare
+    ends = np.concatenate(
+        [np.argwhere(np.asarray(batch.adjacency[i])) + start[i] for i in range(B)]
     )
     ends = np.concatenate([ends, np.full((4, 2), n - 1)])
     rows = lambda x: jnp.concatenate(
@@ -209,10 +207,8 @@ def test_training_knows_neither_padding_nor_graphs_that_are_not_there(
         ), nnx.state(model, nnx.BatchStat)
 
     config = type(config)(**{**vars(config), "dropout": 0.0})
-    tight, wide = (
-        gradient(batch_of((5, 1, 7))),
-        gradient(batch_of((5, 1, 7), N=11, B=5)),
-    )
+    tight = gradient(batch_of((5, 1, 7)))
+    wide = gradient(batch_of((5, 1, 7), N=11, B=5))
     jax.tree.map(lambda a, b: assert_close(b, a, rtol=1e-9, atol=1e-12), tight, wide)
     assert all(bool(jnp.any(g != 0)) for g in jax.tree.leaves(tight[0]))
 
@@ -334,10 +330,8 @@ def test_dropout_leaves_the_mean_where_it_is(config):
     model = make(
         GIN if isinstance(config, GINConfig) else Agnostic, config, jnp.float32
     )
-    logits, used = (
-        np.asarray(model(many, rngs=nnx.Rngs(0))),
-        np.asarray(model(batch))[0],
-    )
+    logits = np.asarray(model(many, rngs=nnx.Rngs(0)))
+    used = np.asarray(model(batch))[0]
     error = logits.std(0) / np.sqrt(len(logits))
     assert (error > 0).all() and (np.abs(logits.mean(0) - used) < 5 * error).all()
 

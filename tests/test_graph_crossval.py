@@ -277,11 +277,9 @@ def test_one_step_is_adamw_of_the_summed_loss(graphs):
         def __call__(self, batch, rngs=None):
             return self.linear(batch.features.sum(1))
 
-    ids, config = (
-        np.arange(20),
-        FitConfig(
-            epochs=1, batch_size=64, lr=0.1, warmup=0.0, weight_decay=0.5, clip=1e6
-        ),
+    ids = np.arange(20)
+    config = FitConfig(
+        epochs=1, batch_size=64, lr=0.1, warmup=0.0, weight_decay=0.5, clip=1e6
     )
     before = Linear()
     batch = next(buckets.batches(ids))
@@ -339,10 +337,8 @@ def test_training_stops_where_the_loss_is_lost(graphs):
         Explodes(), buckets, np.arange(40), np.arange(40, 50), FitConfig(epochs=3)
     )
     assert run.epoch == 0 and run.history == []
-    fold, train = (
-        _deal(graphs.labels, 5),
-        np.random.default_rng(0).integers(0, 5, 60) == 0,
-    )
+    fold = _deal(graphs.labels, 5)
+    train = np.random.default_rng(0).integers(0, 5, 60) == 0
     # most of the test graphs are of the class that few others are of
     labels = np.where(fold == 0, 1, np.where(train, 1, 0))
     rows = cross_validate(
@@ -650,14 +646,10 @@ def test_results_are_written_whole_and_read_again(graphs, fold, tmp_path, monkey
 
 def test_both_layouts_predict_the_same_and_may_be_trained_on(graphs, fold):
     part = parts(fold, 0)
-    encoding, model = (
-        learn_encoding(graphs, part.train),
-        make(SMALL, crossval._Sizes(3, 2, 0, 0), nnx.Rngs(0)),
-    )
-    tables, lists = (
-        make_buckets(graphs, encoding, k=0, num_buckets=2, batch_size=16),
-        EdgeLists(graphs, encoding, np.zeros((graphs.num_nodes, 0), np.float32), 16),
-    )
+    encoding = learn_encoding(graphs, part.train)
+    model = make(SMALL, crossval._Sizes(3, 2, 0, 0), nnx.Rngs(0))
+    tables = make_buckets(graphs, encoding, k=0, num_buckets=2, batch_size=16)
+    lists = EdgeLists(graphs, encoding, np.zeros((graphs.num_nodes, 0), np.float32), 16)
     ids = part.test[::-1]
     logits = _predict_logits(model, tables, ids)
     np.testing.assert_allclose(

@@ -787,10 +787,8 @@ def test_a_mat_that_broke_off_or_has_a_wrong_bit_is_refused_or_unharmed(tmp_path
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_every_kind_of_matrix_is_read_as_scipy_reads_it(tmp_path, compressed):
-    noise, s = (
-        np.random.default_rng(0),
-        sp.random(30, 20, 0.2, format="csc", random_state=0),
-    )
+    noise = np.random.default_rng(0)
+    s = sp.random(30, 20, 0.2, format="csc", random_state=0)
     kinds = {
         f"of_{t}": noise.integers(0, 100, (3, 4)).astype(t)
         for t in "i1 u1 i2 u2 i4 u4 i8 u8 f4 f8 ?".split()

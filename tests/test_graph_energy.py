@@ -287,10 +287,8 @@ def test_a_directed_graph_is_not_its_reverse(backend, x64):
             jnp.einsum("nd,hdy->nhy", g, W[...]) for W in (attention.Wq, attention.Wk)
         )
         Q = Q * attention.beta[None, :, None]
-        as_query, as_key = (
-            outputs(edges, Q, K)[1],
-            outputs(edges if right else turned, Q, K)[2],
-        )
+        as_query = outputs(edges, Q, K)[1]
+        as_key = outputs(edges if right else turned, Q, K)[2]
         one_way = jnp.einsum("nhy,hdy->nd", as_query, attention.Wq[...]) + jnp.einsum(
             "nhy,h,hdy->nd", as_key, 1 / attention.beta, attention.Wk[...]
         )
@@ -492,10 +490,8 @@ def test_half_precision_is_summed_in_single(backend):
     edges, table = make("directed", rng, backend)
     attention = EdgeAttention(8, 2, 4, rngs=nnx.Rngs(0))
     g = jnp.asarray(rng.normal(size=(23, 8)), jnp.bfloat16)
-    (E, u), (E32, u32) = (
-        both(attention, g, edges),
-        both(attention, g.astype(jnp.float32), table),
-    )
+    E, u = both(attention, g, edges)
+    E32, u32 = both(attention, g.astype(jnp.float32), table)
     assert (E.dtype, u.dtype) == (jnp.float32, jnp.bfloat16)
     assert_close(E, E32, rtol=0.02)
     assert_close(u.astype(jnp.float32), u32, rtol=0.05)

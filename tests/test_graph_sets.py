@@ -647,10 +647,8 @@ def test_all_modes_of_a_large_part_can_be_asked_for():
 def test_positions_are_kept_and_damage_is_mended(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     graphs = random_set(3)
-    want, again = (
-        _laplacian_positions(graphs, 3),
-        lambda g=graphs, k=3: _cached_positions(g, k, least=1),
-    )
+    want = _laplacian_positions(graphs, 3)
+    again = lambda g=graphs, k=3: _cached_positions(g, k, least=1)
 
     def boom(*a):
         raise AssertionError("computed again")
@@ -924,10 +922,8 @@ def test_a_batch_holds_what_the_set_does_and_an_epoch_every_graph_once(seed, K, 
     buckets = make_buckets(graphs, encoding, positions=P, num_buckets=K, batch_size=B)
     ids, seen = np.array([0, 3, 4, 8, 9, 10]), []
     for b, rows in buckets.plan(ids, seed=1, epoch=2):
-        batch, members = (
-            jax.tree.map(np.asarray, jit_take(buckets.buckets[b], rows)),
-            np.flatnonzero(buckets.bucket == b),
-        )
+        batch = jax.tree.map(np.asarray, jit_take(buckets.buckets[b], rows))
+        members = np.flatnonzero(buckets.bucket == b)
         assert len(rows) == buckets.batch_sizes[b] <= B
         for i, row in enumerate(rows):
             one = jax.tree.map(lambda a: a[i], batch)
@@ -1011,11 +1007,9 @@ def test_flipped_signs_are_one_for_each_graph_and_column():
     assert all(
         a is b for key, a, b in zip(batch._fields, batch, flipped) if key != "positions"
     )
-    encoding, P, ids = (
-        learn_encoding(rings, [0]),
-        _laplacian_positions(rings, 4),
-        np.arange(40),
-    )
+    encoding = learn_encoding(rings, [0])
+    P = _laplacian_positions(rings, 4)
+    ids = np.arange(40)
     sparse = _edge_batch(rings, encoding, P, ids, 900, 2000, 41)
     ratio = np.asarray(_flip_signs(sparse, jax.random.key(3)).positions) / np.where(
         sparse.positions == 0, 1, sparse.positions
@@ -1043,15 +1037,13 @@ def test_lists_of_edges_come_in_batches_of_equal_size(seed, B):
     graphs = GraphSet(
         np.concatenate([[0], np.cumsum(sizes)]), [], [], np.zeros(41, int)
     )
-    lists, ids = (
-        EdgeLists(
-            graphs,
-            learn_encoding(graphs, [0]),
-            np.zeros((graphs.num_nodes, 0), np.float32),
-            B,
-        ),
-        rng.permutation(41)[:33],
+    lists = EdgeLists(
+        graphs,
+        learn_encoding(graphs, [0]),
+        np.zeros((graphs.num_nodes, 0), np.float32),
+        B,
     )
+    ids = rng.permutation(41)[:33]
     plan = lambda *a: [part.tolist() for part in lists.plan(ids, *a)]
     assert (
         plan(seed, 1) == plan(seed, 1)
@@ -1081,10 +1073,8 @@ def test_a_batch_of_edges_is_rounded_up_to_one_of_few_sizes():
     for part, batch in zip(
         lists.plan(np.arange(60), 0), lists.batches(np.arange(60), 0)
     ):
-        nodes, edges = (
-            int(rings.sizes[part].sum()),
-            int(np.diff(rings.edge_start)[part].sum()),
-        )
+        nodes = int(rings.sizes[part].sum())
+        edges = int(np.diff(rings.edge_start)[part].sum())
         assert (
             nodes < len(batch.graph) <= 1.26 * (nodes + 1) + 1
             and edges <= len(batch.senders) <= 1.26 * edges + 1
@@ -1112,15 +1102,11 @@ def test_a_batch_of_edges_is_rounded_up_to_one_of_few_sizes():
 @examples(5)
 def test_edges_end_to_end_say_what_the_tables_say(seed):
     graphs = random_set(seed).undirected()
-    encoding, P, ids = (
-        learn_encoding(graphs, np.arange(7)),
-        _laplacian_positions(graphs, 2),
-        np.array([5, 0, 2]),
-    )
-    nodes, edges = (
-        int(graphs.sizes[ids].sum()),
-        int(np.diff(graphs.edge_start)[ids].sum()),
-    )
+    encoding = learn_encoding(graphs, np.arange(7))
+    P = _laplacian_positions(graphs, 2)
+    ids = np.array([5, 0, 2])
+    nodes = int(graphs.sizes[ids].sum())
+    edges = int(np.diff(graphs.edge_start)[ids].sum())
     sparse = jax.tree.map(
         np.asarray, _edge_batch(graphs, encoding, P, ids, nodes + 3, edges + 5, 4)
     )

@@ -58,14 +58,10 @@ each_interaction = pytest.mark.parametrize("F", INTERACTIONS, ids=str)
 each_beta = pytest.mark.parametrize("beta", BETAS)
 
 # One compiled program for each shape, whatever the values.
-run_asynchronous, run_sweep = (
-    jax.jit(asynchronous),
-    jax.jit(_dense_sweep, static_argnames="F"),
-)
-run_retrieve, run_learn = (
-    jax.jit(retrieve, static_argnames="steps"),
-    jax.jit(learn, static_argnames=("steps", "beta")),
-)
+run_asynchronous = jax.jit(asynchronous)
+run_sweep = jax.jit(_dense_sweep, static_argnames="F")
+run_retrieve = jax.jit(retrieve, static_argnames="steps")
+run_learn = jax.jit(learn, static_argnames=("steps", "beta"))
 
 
 def spins(rng, *shape):
@@ -164,11 +160,9 @@ def test_one_neuron_at_a_time_goes_downhill(x64, seed, hebbian, biased):
         if hebbian
         else couplings(rng, 7)
     )
-    b, x, order = (
-        rng.normal(size=7) * biased,
-        spins(rng, 2, 3, 7),
-        rng.integers(0, 7, 20),
-    )
+    b = rng.normal(size=7) * biased
+    x = spins(rng, 2, 3, 7)
+    order = rng.integers(0, 7, 20)
     end, energies = run_asynchronous(x, W, b, order)
     assert energies.shape == (21, 2, 3)
     assert_descends(energies, rtol=1e-12)
@@ -318,11 +312,9 @@ def test_a_settled_state_is_one_from_which_no_flip_pays(x64, seed):
 def test_the_square_is_the_classical_network(x64):
     # D = 8: a power of two, so that undecided neurons are exactly that
     rng = np.random.default_rng(3)
-    x, xi, order = (
-        spins(rng, 2, 30, 8),
-        jnp.asarray(spins(rng, 4, 8)),
-        rng.integers(0, 8, 20),
-    )
+    x = spins(rng, 2, 30, 8)
+    xi = jnp.asarray(spins(rng, 4, 8))
+    order = rng.integers(0, 8, 20)
     W = hebb(xi)
     assert_close(
         run_sweep(x, xi, F=Polynomial(2), order=order)[0],
@@ -635,10 +627,8 @@ def weights(seed, H=3, D=6, Y=2):
 @pytest.mark.parametrize("beta", [None, 0.3, 2.0])
 def test_attention_by_index(x64, beta):
     rng = np.random.default_rng(0)
-    (x, y), (Wq, Wk, Wv) = (
-        (rng.normal(size=(2, n, 6)) for n in (3, 5)),
-        np.asarray(weights(1)),
-    )
+    x, y = (rng.normal(size=(2, n, 6)) for n in (3, 5))
+    Wq, Wk, Wv = np.asarray(weights(1))
     b = 2**-0.5 if beta is None else beta
     expected = np.zeros((2, 3, 3, 2))
     for s, h, n in np.ndindex(2, 3, 3):
@@ -688,11 +678,9 @@ def test_energy_attention_with_still_keys_is_a_hopfield_network(x64):
         param_dtype=jnp.float64,
         rngs=nnx.Rngs(0),
     )
-    g, Wq, Wk = (
-        jnp.asarray(np.random.default_rng(2).normal(size=(5, 6))),
-        attention.Wq[...],
-        attention.Wk[...],
-    )
+    g = jnp.asarray(np.random.default_rng(2).normal(size=(5, 6)))
+    Wq = attention.Wq[...]
+    Wk = attention.Wk[...]
     Q, K = _queries_and_keys(g, Wq, Wk)
     E, u = continuous_energy_and_update(Q[0], K[0], 0.8)
     assert_close(attention.energy(g), jnp.sum(E - (Q[0] ** 2).sum(-1) / 2), rtol=1e-12)
@@ -784,10 +772,8 @@ def test_mean_energy_has_no_bottom_without_the_normalizer(x64):
 
 
 def test_numbers_may_be_jax_arrays():
-    x, xi = (
-        jnp.ones((3, 4)),
-        jnp.asarray(np.random.default_rng(0).normal(size=(2, 4)), jnp.float32),
-    )
+    x = jnp.ones((3, 4))
+    xi = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4)), jnp.float32)
     expected = retrieve(x, xi, 2.0, 3, 0.5)[0]
     for two, half in (
         (jnp.array(2.0), jnp.array(0.5)),

@@ -186,10 +186,8 @@ def test_patches_of_wrong_shapes_are_refused(call, match):
 
 def test_normalize_and_back():
     x = rng.integers(0, 256, (5, 8, 8, 3), np.uint8)
-    mean, std = (
-        np.array([0.2, 0.4, 0.6], np.float32),
-        np.array([0.1, 0.2, 0.3], np.float32),
-    )
+    mean = np.array([0.2, 0.4, 0.6], np.float32)
+    std = np.array([0.1, 0.2, 0.3], np.float32)
     z = normalize(x, mean, std)
     assert z.dtype == np.float32 and isinstance(z, np.ndarray)
     np.testing.assert_allclose(z, (x / 255 - mean) / std, rtol=1e-5, atol=1e-5)
@@ -431,10 +429,8 @@ def test_a_crop_has_the_area_and_shape_asked_for_and_lies_inside(seed, options):
     )
     inner = view[4:12, 4:12]  # rims are extended, not extrapolated
     # parts of the picture
-    height, width = (
-        16 * np.diff(inner[..., 0], axis=0).mean(),
-        16 * np.diff(inner[..., 1], axis=1).mean(),
-    )
+    height = 16 * np.diff(inner[..., 0], axis=0).mean()
+    width = 16 * np.diff(inner[..., 1], axis=1).mean()
     clipped = max(height, width) > 1 - 1e-3
     assert height * width <= scale[1] + 1e-3 and (
         clipped or height * width >= scale[0] - 1e-3

@@ -95,11 +95,9 @@ def test_steps_of_given_sizes_are_steps(kind):
 
 @KINDS
 def test_the_loss_is_met_where_it_says(kind):
-    model, images, key = (
-        kind(CONFIG.model, rngs=nnx.Rngs(0)),
-        jnp.asarray(pictures(64)),
-        jax.random.key(0),
-    )
+    model = kind(CONFIG.model, rngs=nnx.Rngs(0))
+    images = jnp.asarray(pictures(64))
+    key = jax.random.key(0)
     c, sizes = CONFIG.model, _growing(4, 0.2)
     hide, when = jax.random.split(key)
     patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
@@ -131,11 +129,9 @@ def at_rest(n=8):
     """A model in a field, pictures, a key, and what its loss at rest should come from:
     tokens, patches and which of them are hidden.
     """
-    model, images, key = (
-        FieldImageEnergyTransformer(CONFIG.model, rngs=nnx.Rngs(0)),
-        jnp.asarray(pictures(n)),
-        jax.random.key(0),
-    )
+    model = FieldImageEnergyTransformer(CONFIG.model, rngs=nnx.Rngs(0))
+    images = jnp.asarray(pictures(n))
+    key = jax.random.key(0)
     c = CONFIG.model
     patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
     occluded, masked = occlude(
@@ -186,10 +182,8 @@ def test_the_gradient_at_the_fixed_point_is_that_of_a_descent_which_gets_there()
     flat = lambda grads: np.concatenate(
         [np.ravel(leaf) for leaf in jax.tree.leaves(grads)]
     )
-    implicit, wanted = (
-        flat(nnx.grad(lambda m: _loss_at(CONFIG)(m, images, key)[0])(model)),
-        flat(nnx.grad(unrolled)(model)),
-    )
+    implicit = flat(nnx.grad(lambda m: _loss_at(CONFIG)(m, images, key)[0])(model))
+    wanted = flat(nnx.grad(unrolled)(model))
     np.testing.assert_allclose(
         np.linalg.norm(implicit - wanted) / np.linalg.norm(wanted), 0, atol=0.003
     )
@@ -248,10 +242,8 @@ def test_without_strength_the_field_model_is_the_plain_one():
         for kind in (ImageEnergyTransformer, FieldImageEnergyTransformer)
     )
     images = jnp.asarray(pictures())
-    patches, masked = (
-        patchify(normalize(images, (0.5,), (0.5,)), 2),
-        jnp.zeros((4, 16), bool).at[:, :8].set(True),
-    )
+    patches = patchify(normalize(images, (0.5,), (0.5,)), 2)
+    masked = jnp.zeros((4, 16), bool).at[:, :8].set(True)
     assert not np.allclose(field(patches, masked), plain(patches, masked), rtol=1e-3)
     field.strength[...] = jnp.float32(0)
     np.testing.assert_allclose(

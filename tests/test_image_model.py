@@ -427,11 +427,11 @@ def test_the_loss_is_the_mean_square_over_occluded_pixels_alone(shape, seed):
         for n in range(N):
             for p in range(P):
                 if occluded[b, n]:
-                    total, pixels = (
+                    total = (
                         total
-                        + (float(predicted[b, n, p]) - float(patches[b, n, p])) ** 2,
-                        pixels + 1,
+                        + (float(predicted[b, n, p]) - float(patches[b, n, p])) ** 2
                     )
+                    pixels = pixels + 1
     loss, gradient = jax.value_and_grad(_completion_loss)(
         jnp.asarray(predicted), jnp.asarray(patches), jnp.asarray(occluded)
     )
@@ -1635,11 +1635,9 @@ def test_waves_of_any_width(dim):
 
 
 def test_how_a_model_starts():
-    tied, apart, plain = (
-        build(tied_start=True),
-        build(),
-        build(position_init="waves", position_scale=0.5),
-    )
+    tied = build(tied_start=True)
+    apart = build()
+    plain = build(position_init="waves", position_scale=0.5)
     np.testing.assert_array_equal(
         tied.block.attention.Wk[...], tied.block.attention.Wq[...]
     )
@@ -1712,10 +1710,8 @@ def test_operations_are_those_the_compiler_counts(changes):
         **changes,
     )
     graphdef, state = nnx.split(_image_model(config, rngs=nnx.Rngs(0)))
-    patches, masked = (
-        jnp.zeros((3, config.num_tokens, config.patch_dim)),
-        jnp.zeros((3, config.num_tokens), bool),
-    )
+    patches = jnp.zeros((3, config.num_tokens, config.patch_dim))
+    masked = jnp.zeros((3, config.num_tokens), bool)
 
     # a compiler counts the inside of a loop once, so the loop is left out
     def once(state):

@@ -157,10 +157,8 @@ def test_samples_descend_as_if_alone_each_with_its_own_step_size_and_its_own_tab
     x64, name
 ):
     block, sizes = block_of(opposed=True, scale=1.0), jnp.asarray([0.01, 0.3, 50.0])
-    x, tables = (
-        tokens(3, 5, 6) * jnp.asarray([1.0, 5.0, 0.2])[:, None, None],
-        jnp.asarray(np.random.default_rng(2).random((3, 5, 5)) < 0.7),
-    )
+    x = tokens(3, 5, 6) * jnp.asarray([1.0, 5.0, 0.2])[:, None, None]
+    tables = jnp.asarray(np.random.default_rng(2).random((3, 5, 5)) < 0.7)
     make = lambda size: replace(METHODS[name], step_size=size)
     together = solve(block, x, make(sizes), evaluations=60, tolerance=1e-2, mask=tables)
     for b in range(3):
@@ -369,10 +367,8 @@ def test_no_energy_rises_whatever_the_weights_and_step_sizes(
         seed, gamma=gamma, scale=scale, opposed=opposed, activation=activation
     )
     # ten thousand starts in all
-    x, sizes = (
-        jnp.asarray(10 ** rng.uniform(-1, 1) * rng.normal(size=(800, 5, 6))),
-        jnp.asarray(10 ** rng.uniform(-3, 5, 800)),
-    )
+    x = jnp.asarray(10 ** rng.uniform(-1, 1) * rng.normal(size=(800, 5, 6)))
+    sizes = jnp.asarray(10 ** rng.uniform(-3, 5, 800))
     context = {"edges": ring()} if edges else {}
     found = solve(
         block,

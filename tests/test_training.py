@@ -135,10 +135,8 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path):
 )
 @settings(max_examples=30)
 def test_any_tree_comes_back_bit_for_bit(tmp_path_factory, dtypes, shapes, seed):
-    draw, path = (
-        np.random.default_rng(seed),
-        tmp_path_factory.getbasetemp() / "any.safetensors",
-    )
+    draw = np.random.default_rng(seed)
+    path = tmp_path_factory.getbasetemp() / "any.safetensors"
 
     def array(dtype, shape):
         dtype = jnp.dtype(dtype)
@@ -830,10 +828,8 @@ def test_a_step_donates_its_state_and_draws_a_key_of_its_own():
     graphdef, params = nnx.split(Line(), nnx.Param)
     optimizer, params = make_optimizer(OPTIM), nnx.to_pure_dict(params)
     step = _make_step(graphdef, keys, optimizer, seed=5)
-    state, seen = (
-        TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32)),
-        [],
-    )
+    state = TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
+    seen = []
     for s in range(3):
         old = state
         state, metrics = step(old, line_batch(s))
@@ -1668,11 +1664,9 @@ def test_killed_again_and_again_it_ends_in_the_very_weights_of_an_uninterrupted_
     resumed after each, and compared bit for bit.
     """
     module, whole, uninterrupted, start = script
-    log, last, best = (
-        tmp_path / "metrics.jsonl",
-        tmp_path / "last.safetensors",
-        tmp_path / "best.safetensors",
-    )
+    log = tmp_path / "metrics.jsonl"
+    last = tmp_path / "last.safetensors"
+    best = tmp_path / "best.safetensors"
     like = {"params": weights(uninterrupted.model)}
     steps = lambda: _read_meta(last)["step"]
 

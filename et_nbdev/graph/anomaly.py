@@ -382,11 +382,9 @@ def _train_classifier(
         raise ValueError(f"graph: {graph!r} has no edges to attend along")
     if not np.isfinite(features).all():
         raise ValueError("features: expected finite numbers")
-    features, labels, (train, validation, test) = (
-        jnp.asarray(features),
-        graph.labels.astype(np.int32),
-        parts,
-    )
+    features = jnp.asarray(features)
+    labels = graph.labels.astype(np.int32)
+    train, validation, test = parts
     batch = _Batch(features, edges, jnp.asarray(train), jnp.asarray(labels[train]))
 
     def judge(model):
@@ -486,12 +484,10 @@ def sample(
     arrays of the same shapes for any seeds.
     """
     N = edges[0].num_nodes
-    size, most, nodes, front = (
-        min(config.nodes, N),
-        min(config.neighbors, config.nodes),
-        seeds,
-        seeds,
-    )
+    size = min(config.nodes, N)
+    most = min(config.neighbors, config.nodes)
+    nodes = seeds
+    front = seeds
     while len(nodes) < size:
         near = np.concatenate(
             [
@@ -615,10 +611,8 @@ def train_anomaly(
     Raises as `split`, `AnomalyEnergyTransformer` and `train_classifier`.
     """
     c, parts = config.model, split(graph.labels, config.train_fraction, config.seed)
-    features, edges = (
-        _inputs(graph, c.degree, c.scale),
-        AnomalyEnergyTransformer.prepare(graph, c.relations),
-    )
+    features = _inputs(graph, c.degree, c.scale)
+    edges = AnomalyEnergyTransformer.prepare(graph, c.relations)
     sizes = {
         "num_features": features.shape[1],
         "num_nodes": graph.num_nodes,
@@ -744,12 +738,10 @@ def _report(
     for seed in range(config.seed, config.seed + splits):
         if progress:
             print(f"Split {len(runs) + 1} of {splits} (seed {seed})", flush=True)
-        run, parts = (
-            train_anomaly(
-                replace(config, seed=seed), graph, Path(out) / f"seed-{seed}", progress
-            ),
-            split(graph.labels, config.train_fraction, seed),
+        run = train_anomaly(
+            replace(config, seed=seed), graph, Path(out) / f"seed-{seed}", progress
         )
+        parts = split(graph.labels, config.train_fraction, seed)
         judged = [row for row in run.history if "validation_loss" in row]
         runs.append(
             {

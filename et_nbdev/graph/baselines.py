@@ -668,10 +668,8 @@ def _demo(out: Path | str = "out", progress: bool = True) -> dict:
     config, graph = CONFIGS["digits-knn"], load_graph("digits-knn")
     folder = Path(out) / graph.name
     run = folder / "run"
-    parts, features = (
-        split(graph.labels, config.train_fraction, config.seed),
-        _inputs(graph),
-    )
+    parts = split(graph.labels, config.train_fraction, config.seed)
+    features = _inputs(graph)
     print(f"Looking for the anomalous nodes of {graph!r}", flush=True)
     found = {
         "Energy Transformer": train_anomaly(config, graph, run / "energy", progress)

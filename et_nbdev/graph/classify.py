@@ -569,10 +569,8 @@ def _classification_loss(
     (`fit_classifier` divides by the intended number); a label of -1 stands for no
     graph.
     """
-    log_p, real = (
-        jax.nn.log_softmax(model(batch, rngs=nnx.Rngs(key))),
-        batch.labels >= 0,
-    )
+    log_p = jax.nn.log_softmax(model(batch, rngs=nnx.Rngs(key)))
+    real = batch.labels >= 0
     own = jnp.take_along_axis(log_p, jnp.maximum(batch.labels, 0)[:, None], 1)[:, 0]
     return (
         -jnp.sum(jnp.where(real, own, jnp.zeros_like(own)))
@@ -885,10 +883,8 @@ def plot_molecule(
     import matplotlib.pyplot as plt
     import networkx as nx
 
-    view, n = (
-        _attended(model, jax.tree.map(lambda a: a[i : i + 1], batch)),
-        int(batch.present[i].sum()),
-    )
+    view = _attended(model, jax.tree.map(lambda a: a[i : i + 1], batch))
+    n = int(batch.present[i].sum())
     graph = nx.from_numpy_array(np.asarray(batch.adjacency[i, :n, :n]))
     place = nx.kamada_kawai_layout(graph)
     weight = view.adjacency[0, :, 1 : n + 1, 1 : n + 1].mean(0)

@@ -341,10 +341,8 @@ def _predict_logits(
     """
     ids = _graph_ids("ids", ids, len(graphs.labels))
     graphdef, params, rest = _taken_apart(model)
-    logits, found = (
-        _programs(graphdef)[1],
-        np.zeros((len(graphs.labels), graphs.num_classes), np.float32),
-    )
+    logits = _programs(graphdef)[1]
+    found = np.zeros((len(graphs.labels), graphs.num_classes), np.float32)
     for part in graphs.plan(ids):
         of = graphs.members(part)
         found[of[of >= 0]] = np.asarray(logits(params, rest, *graphs.load(part))[0])[
@@ -626,10 +624,8 @@ def _one_fold(
     assert best is not None  # there is a candidate
     _, i, run, given = best
     classes = predict(run.model, given, part.test)
-    right, most = (
-        int((classes == graphs.labels[part.test]).sum()),
-        np.bincount(graphs.labels[part.train]).argmax(),
-    )
+    right = int((classes == graphs.labels[part.test]).sum())
+    most = np.bincount(graphs.labels[part.train]).argmax()
     return {
         "test_accuracy": right / len(part.test),
         "test_correct": right,

@@ -170,11 +170,9 @@ def _fields(senders, receivers, features, labels, relations: Mapping) -> dict:
     "What a `Graph` is made of, checked and read-only."
     features = _features(features)
     N = len(features)
-    labels, edges, relations = (
-        _labels(labels, N),
-        _pair((senders, receivers), ("senders", "receivers"), N),
-        _kinds(relations, N),
-    )
+    labels = _labels(labels, N)
+    edges = _pair((senders, receivers), ("senders", "receivers"), N)
+    relations = _kinds(relations, N)
     if relations and not all(
         map(np.array_equal, _union(relations, N), _merge(edges, N))
     ):
@@ -659,11 +657,9 @@ def _mat_matrix(data: memoryview, order: str):
         return np.frombuffer(data, order + _MAT[kind]).astype(_MAT[kind])
 
     flags, shape, (_, name), *parts = _elements(data, order)
-    (flags, _), shape, name = (
-        numbers(flags, "u"),
-        tuple(numbers(shape, "i").tolist()),
-        str(name, "latin-1"),
-    )
+    flags, _ = numbers(flags, "u")
+    shape = tuple(numbers(shape, "i").tolist())
+    name = str(name, "latin-1")
     if flags & 0xFF == 5 and not flags & 0x800:
         (rows, ends), values = (numbers(p, "iu") for p in parts[:2]), numbers(parts[2])
         if (
@@ -759,10 +755,8 @@ def _limit_memory(more: int):
     if status.exists():
         import resource
 
-        used, hard = (
-            1024 * int(re.findall(r"VmData:\s+(\d+)", status.read_text())[0]),
-            resource.getrlimit(resource.RLIMIT_DATA)[1],
-        )
+        used = 1024 * int(re.findall(r"VmData:\s+(\d+)", status.read_text())[0])
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(
             resource.RLIMIT_DATA,
             (used + more if hard < 0 else min(used + more, hard), hard),

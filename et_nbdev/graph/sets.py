@@ -530,11 +530,9 @@ def read_tu(path: str | os.PathLike, name: str | None = None) -> GraphSet:
                 f" {what.format(f'from 1 to {most}')}, got {a[tuple(wrong[0])]}"
             )
 
-    graph_labels, indicator, A = (
-        read("graph_labels", columns=1)[:, 0],
-        read("graph_indicator", columns=1)[:, 0],
-        read("A", columns=2),
-    )
+    graph_labels = read("graph_labels", columns=1)[:, 0]
+    indicator = read("graph_indicator", columns=1)[:, 0]
+    A = read("A", columns=2)
     G, N, E = len(graph_labels), len(indicator), len(A)
     if not G or not N:
         raise ValueError(
@@ -902,10 +900,8 @@ def _laplacian_positions(graphs: GraphSet, k: int = 15) -> Float32[np.ndarray, "
     )
     part = connected_components(A, directed=False)[1]
     # nodes and edges, part by part
-    order, by_part = (
-        np.argsort(part, kind="stable"),
-        np.argsort(part[both.receivers], kind="stable"),
-    )
+    order = np.argsort(part, kind="stable")
+    by_part = np.argsort(part[both.receivers], kind="stable")
     start, edge_start = (
         np.concatenate(
             [[0], np.cumsum(np.bincount(p, minlength=part.max(initial=-1) + 1))]
@@ -1246,10 +1242,8 @@ class Buckets:
         In random order, the same for the same seed and epoch; without a seed in
         ascending order. A bucket's batches are equally full, but for one graph.
         """
-        ids, rng = (
-            _graph_ids("ids", ids, len(self.row)),
-            (None if seed is None else np.random.default_rng((seed, epoch))),
-        )
+        ids = _graph_ids("ids", ids, len(self.row))
+        rng = None if seed is None else np.random.default_rng((seed, epoch))
         found = []
         for b, B in enumerate(self.batch_sizes):
             rows = np.sort(self.row[ids[self.bucket[ids] == b]])
@@ -1305,40 +1299,26 @@ def make_buckets(
     numbers that are not finite.
     """
     check_sizes(batch_size=batch_size, room=room)
-    (x, e), p = (
-        encoding(graphs),
-        (
-            _laplacian_positions(graphs, k)
-            if positions is None
-            else np.asarray(positions)
-        ),
-    )
+    x, e = encoding(graphs)
+    p = _laplacian_positions(graphs, k) if positions is None else np.asarray(positions)
     _check_parts(graphs, p)
     _check_finite(features=x, edge_features=e, positions=p)
     ends = _bucket_sizes(graphs.sizes, num_buckets)
-    where, row, found, batch_sizes = (
-        np.searchsorted(ends, graphs.sizes),
-        np.zeros(len(graphs), np.int64),
-        [],
-        [],
-    )
+    where = np.searchsorted(ends, graphs.sizes)
+    row = np.zeros(len(graphs), np.int64)
+    found = []
+    batch_sizes = []
     for b, N in enumerate(ends):
         ids = np.flatnonzero(where == b)
         row[ids] = np.arange(len(ids))
         part = graphs[ids]
-        nodes, edges, counts = (
-            _ranges(graphs.start, ids),
-            _ranges(graphs.edge_start, ids),
-            np.diff(graphs.edge_start)[ids],
-        )
-        g, v = (
-            np.repeat(np.arange(len(ids)), part.sizes),
-            np.arange(part.num_nodes) - np.repeat(part.start[:-1], part.sizes),
-        )
-        h, j = (
-            np.repeat(np.arange(len(ids)), counts),
-            np.arange(part.num_edges) - np.repeat(np.cumsum(counts) - counts, counts),
-        )
+        nodes = _ranges(graphs.start, ids)
+        edges = _ranges(graphs.edge_start, ids)
+        counts = np.diff(graphs.edge_start)[ids]
+        g = np.repeat(np.arange(len(ids)), part.sizes)
+        v = np.arange(part.num_nodes) - np.repeat(part.start[:-1], part.sizes)
+        h = np.repeat(np.arange(len(ids)), counts)
+        j = np.arange(part.num_edges) - np.repeat(np.cumsum(counts) - counts, counts)
         ends_of = np.stack([v[part.receivers], v[part.senders]], -1)
         E = counts.max(initial=0) if e.shape[1] else 0
         bucket = _Bucket(
@@ -1391,11 +1371,9 @@ def _edge_batch(
     """
     _check_parts(graphs, positions)
     part, nodes = graphs[ids], _ranges(graphs.start, np.asarray(ids))
-    n, E, B = (
-        part.num_nodes + 1 if num_nodes is None else num_nodes,
-        part.num_edges if num_edges is None else num_edges,
-        len(part) if num_graphs is None else num_graphs,
-    )
+    n = part.num_nodes + 1 if num_nodes is None else num_nodes
+    E = part.num_edges if num_edges is None else num_edges
+    B = len(part) if num_graphs is None else num_graphs
     if n <= part.num_nodes or E < part.num_edges or B < len(part):
         raise ValueError(
             f"num_nodes, num_edges, num_graphs: need at least {part.num_nodes + 1},"
@@ -1474,9 +1452,9 @@ class EdgeLists:
         """A batch of the plan, padded to one of few sizes, each a quarter above the one
         before; and nothing, where `Buckets` have rows.
         """
-        some, room = (
-            self.graphs[part],
-            lambda n: int(np.ceil(1.25 ** np.ceil(np.log(max(n, 16)) / np.log(1.25)))),
+        some = self.graphs[part]
+        room = lambda n: int(
+            np.ceil(1.25 ** np.ceil(np.log(max(n, 16)) / np.log(1.25)))
         )
         return (
             _edge_batch(

@@ -94,10 +94,8 @@ def save_checkpoint(
 
     Raises OSError (unwritable folder, full disk) with the previous file still in place.
     """
-    tensors, text = (
-        {name: np.array(leaf, order="C") for name, leaf in _named(tree).items()},
-        json.dumps(meta or {}),
-    )
+    tensors = {name: np.array(leaf, order="C") for name, leaf in _named(tree).items()}
+    text = json.dumps(meta or {})
     # written by Python: safetensors' own errors on a full disk are no OSErrors
     with atomic_write(path) as temporary:
         temporary.write_bytes(

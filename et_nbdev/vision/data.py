@@ -348,11 +348,9 @@ def _from_parquet(path: Path) -> dict[str, _Source]:
     """A parquet file or a folder of shards. A shard's name, or that of its folder,
     begins with its split: train-00000-of-00002.parquet.
     """
-    datasets, splits, root = (
-        _need("datasets"),
-        {},
-        path.parent if path.is_file() else path,
-    )
+    datasets = _need("datasets")
+    splits = {}
+    root = path.parent if path.is_file() else path
     for file in [path] if path.is_file() else sorted(path.rglob("*.parquet")):
         try:
             _need("pyarrow.parquet").read_metadata(file)
@@ -607,11 +605,9 @@ def photographs(size: int = 64) -> UInt8[np.ndarray, "6 S S 3"]:
     the two libraries is missing.
     """
     size = _integer("size", size, 1)
-    skimage, sklearn, pillow = (
-        _need("skimage.data"),
-        _need("sklearn.datasets"),
-        _need("PIL.Image"),
-    )
+    skimage = _need("skimage.data")
+    sklearn = _need("sklearn.datasets")
+    pillow = _need("PIL.Image")
     # photo, top, left, side
     squares = [
         (skimage.astronaut(), 0, 100, 256),
@@ -652,11 +648,9 @@ def batches(
     argument.
     """
     n = len(images)
-    B, seed, start = (
-        _integer("batch_size", batch_size, 1, n),
-        _integer("seed", seed, 0, 2**32 - 1),
-        _integer("start", start, 0),
-    )
+    B = _integer("batch_size", batch_size, 1, n)
+    seed = _integer("seed", seed, 0, 2**32 - 1)
+    start = _integer("start", start, 0)
     i, parts = part
     if not 0 <= i < parts or B % parts:
         raise ValueError(

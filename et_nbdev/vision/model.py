@@ -174,12 +174,10 @@ class ImageConfig:
         """Floating-point operations of all matrix products in one forward pass of one
         picture, a multiply-add being two.
         """
-        N, D, K, HY = (
-            self.num_tokens,
-            self.dim,
-            self.num_memories,
-            self.num_heads * self.head_dim,
-        )
+        N = self.num_tokens
+        D = self.dim
+        K = self.num_memories
+        HY = self.num_heads * self.head_dim
         # products over pairs of tokens: scores, and two softmaxes to one
         pairs = 6 if self.block == "energy" else 4
         return (
@@ -235,10 +233,8 @@ class ImageEnergyTransformer(nnx.Module):
     """
 
     def __init__(self, config: ImageConfig, *, rngs: nnx.Rngs):
-        c, affine = (
-            config,
-            lambda fan_in, fan_out: nnx.Linear(fan_in, fan_out, rngs=rngs),
-        )
+        c = config
+        affine = lambda fan_in, fan_out: nnx.Linear(fan_in, fan_out, rngs=rngs)
         self.config = config
         self.encoder = affine(c.patch_dim, c.dim)
         self.mask_token = nnx.Param(
@@ -422,10 +418,8 @@ def complete(
     positive and finite.
     """
     c, images, occluded = model.config, np.asarray(images), np.asarray(occluded)
-    step_size, steps = (
-        c.step_size if step_size is None else step_size,
-        (c.steps if steps is None else steps),
-    )
+    step_size = c.step_size if step_size is None else step_size
+    steps = c.steps if steps is None else steps
     if not 0 < step_size < float("inf"):
         raise ValueError(f"step_size: expected a positive, finite α, got {step_size}")
     want = (c.image_size, c.image_size, c.channels)
