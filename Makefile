@@ -6,6 +6,7 @@ DATA   ?= digits
 ARGS   ?=
 DGL    ?=
 PYTHON ?=
+override DATA := $(or $(strip $(DATA)),digits)
 
 BIN     := .venv/bin
 PYTHONS := $(shell sed -n 's/^pythons = //p' settings.ini)
@@ -27,6 +28,16 @@ help:
 	@echo 'make readme                               README.md from nbs/index.ipynb'
 	@echo 'make bench                                run every script of benchmarks/'
 	@echo 'make clean | distclean                    remove what was built | and .venv'
+
+# A .venv stays on the Python that it was made with; to name another one is an error.
+ifneq ($(and $(PYTHON),$(wildcard $(BIN)/python),$(filter-out help clean distclean,$(or $(MAKECMDGOALS),demo))),)
+  version = $(shell { "$(1)" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; } 2>/dev/null)
+  MADE_WITH := $(call version,$(BIN)/python)
+  ASKED_FOR := $(or $(call version,$(PYTHON)),no Python that runs)
+  ifneq ($(filter-out $(ASKED_FOR),$(MADE_WITH)),)
+    $(error .venv was made with Python $(MADE_WITH), and PYTHON=$(PYTHON) is $(ASKED_FOR): run `make distclean` first)
+  endif
+endif
 
 .venv/.made: settings.ini
 	@if ! { $(BIN)/python -c '$(SUITABLE)' && $(BIN)/python -m pip --version; } >/dev/null 2>&1; then \
@@ -63,16 +74,16 @@ HOLDS_dev    = .venv/.demo .venv/.images
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[$*]'
 	@touch $(HOLDS_$*) $@
 
-demo: .venv/.$(if $(filter digits,$(DATA)),demo,images)
+demo: .venv/.$(if $(filter-out digits,$(DATA)),images,demo)
 	$(BIN)/et_demo --data "$(DATA)" --out out
-	$(if $(filter digits,$(DATA)),$(BIN)/et_demo_graphs --out out)
+	$(if $(filter-out digits,$(DATA)),,$(BIN)/et_demo_graphs --out out)
 
 check: .venv/.dev .venv/.check
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest -m "core and not long" $(ARGS)
 
-test: .venv/.dev $(if $(DGL),.venv/.dgl)
+test: .venv/.dev $(if $(filter 1,$(DGL)),.venv/.dgl)
 	@$(BIN)/python -c 'import sys; from importlib.util import find_spec; sys.exit(not find_spec("dgl"))' || \
 	  echo 'Tests that compare with DGL are skipped, since it is not installed: DGL=1 installs it, on Python 3.11 alone'
 	$(BIN)/python -m pytest $(ARGS)

@@ -116,7 +116,7 @@ class Block(nnx.Module):
         self,
         x: Float[Array, "... N D"],
         steps: int = 12,  # T
-        step_size: Float[ArrayLike, ""] = 0.1,  # α
+        step_size: Float[ArrayLike, ""] | None = None,  # α; None: 0.1
         **context,
     ) -> Float[Array, "... N D"]:
         "The normalized tokens after T steps downhill; see `et_nbdev.dynamics.descend`."

@@ -194,8 +194,8 @@ def descend(
     block: Block,
     x: Float[Array, "... N D"],  # token states at t = 0
     steps: int = 12,  # T
-    step_size: Float[ArrayLike, ""] = 0.1,  # α = dt/τ
-    solver: Solver | None = None,  # instead of Euler steps of that size
+    step_size: Float[ArrayLike, ""] | None = None,  # α = dt/τ; None: 0.1
+    solver: Solver | None = None,  # instead of Euler steps of one size
     *,
     states: bool = False,  # keep every state, not only the energies
     # in training, recompute each step instead of storing its inside
@@ -211,13 +211,16 @@ def descend(
     speeds up its products without that). Each step takes its energy from the scores
     that its update needs anyway; only the last state's energy is extra, and Euler's is
     dropped under `jit` when nobody reads it. Raises TypeError for a `solver` without
-    `init` and `step`, ValueError if `steps` is negative or `step_size` not positive and
-    finite, and what the block raises on x and context.
+    `init` and `step`, ValueError if `steps` is negative, `step_size` not positive and
+    finite or given beside a solver, and what the block raises on x and context.
     """
     check_tokens("x", x, block.norm.dim)
     check_sizes(0, steps=steps)
     look = Look(block, context)
-    way: Solver = Euler(step_size) if solver is None else solver
+    if solver is not None and step_size is not None:
+        raise ValueError("step_size: the solver has its own; give one of the two")
+    alpha = 0.1 if step_size is None else step_size
+    way: Solver = Euler(alpha) if solver is None else solver
     _check_solver(way, x.dtype)
 
     def step(state, _):

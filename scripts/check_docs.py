@@ -121,6 +121,8 @@ def add_prose(page, text):
     "Record what a piece of markdown shows, links to and offers as an anchor."
     text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
     page.fences += [m[0] for m in FENCE.finditer(text) if not RAW.match(m[0])]
+    raw = "\n".join(m[0] for m in FENCE.finditer(text) if RAW.match(m[0]))
+    page.faults += [f"the page loads {m[1]}" for m in re.finditer(LOADS, raw)]
     text = FENCE.sub("", text)
     page.named += [(m[0], *m.groups()) for m in NAMED.finditer(text)]
     for line in re.findall(r"^#{1,6}\s+(.+)$", CODE.sub(r"\2", text), re.M):
@@ -527,16 +529,19 @@ def check_figures(page, staged):
             yield f"a figure's label begins with fig-: {cell['directives']['label']}"
 
 
+LOADS = (
+    r"(?:<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)\s*=|@import|\bimport\s*\("
+    r"|\burl\s*\()[\s\"']*((?:url\()?[\"']?(?:https?:)?//[^\"'\s>)]+)"
+)
+
+
 def check_html(html, staged):
     """An output in HTML needs nothing from another site, and says in words what its
     pictures show; staging mends matplotlib's animations.
     """
     if not staged and "_anim_img" in html:
         return
-    for m in re.finditer(
-        r"(?:<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)\s*=|@import|\bimport\s*\(|\burl\s*\()[\s\"']*((?:url\()?[\"']?(?:https?:)?//[^\"'\s>)]+)",
-        html,
-    ):
+    for m in re.finditer(LOADS, html):
         yield f"an output loads {m[1]}"
     for m in re.finditer(r"<(?:img|svg)\b[^>]*>", html):
         alt = re.search(r"\b(?:alt|aria-label)=(?:\"([^\"]*)\"|'([^']*)')", m[0])
@@ -557,6 +562,10 @@ def check_rendering(page, staged):
     "What Quarto would show as it is written."
     for text in page.prose:
         plain = MATH.sub("x", text)
+        for m in re.finditer(
+            LOADS + r"|!\[[^]]*\]\(<?((?:https?:)?//[^)\s>]+)", text
+        ):
+            yield f"the page loads {m[1] or m[2]}"
         if m := re.search(r"!\[\s*\]\([^)]*\)", plain):
             yield f"a picture has no caption: {m[0]}"
         if m := re.search(r"\\(?:eq)?ref\{[^}]*\}|\\\(.{0,40}", text):

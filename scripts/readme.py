@@ -1,11 +1,10 @@
 """README.md from nbs/index.ipynb: the same text, with links that hold from the top of
-the repository; pages that only the site has are linked there.
+the repository; pages that only the site has are named, not linked.
 """
 
 import json
 import posixpath
 import re
-from configparser import ConfigParser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,16 +18,9 @@ def source(cell):
     return "".join(cell["source"]).strip("\n")
 
 
-def site(root=ROOT):
-    "Where settings.ini says that the site is."
-    config = ConfigParser()
-    config.read(root / "settings.ini", encoding="utf-8")
-    return config["DEFAULT"]["doc_host"] + config["DEFAULT"]["doc_baseurl"]
-
-
 def relink(text, folder="nbs"):
-    """Targets relative to `folder`, rewritten to be relative to its parent, pages of
-    the site alone to be absolute; code is left alone.
+    """Targets relative to `folder`, rewritten to be relative to its parent; pages of
+    the site alone are named. Code is left alone.
     """
 
     def move(m):
@@ -36,12 +28,11 @@ def relink(text, folder="nbs"):
         # an address, an anchor or an absolute path
         if re.match(r"[a-z][a-z+.-]*:|[#/]", target):
             return m[0]
-        if ".qmd" in target:
-            return f"{before}{site()}/{target.replace('.qmd', '.html')}{after}"
         return before + posixpath.normpath(posixpath.join(folder, target)) + after
 
     pieces = re.split(r"(^```.*?^```|`[^`\n]*`)", text, flags=re.M | re.S)
     for i in range(0, len(pieces), 2):
+        pieces[i] = re.sub(r"\[([^]]*)\]\([^)]*\.qmd[^)]*\)", r"\1", pieces[i])
         pieces[i] = re.sub(r"(\]\()([^)\s]+)([^)]*\))", move, pieces[i])
         pieces[i] = re.sub(r"((?:src|href)=\")([^\"]+)(\")", move, pieces[i])
         pieces[i] = re.sub(r"^:::.*\n?", "", pieces[i], flags=re.M)  # Quarto's divs,

@@ -79,7 +79,7 @@ def test_both_ends_of_jax_are_tested():
 
 def test_the_address_is_stated_once():
     """What holds it otherwise is made from it: the settings of the site, the index of
-    the names, the link of the README to a page of the site, and the cell that
+    the names, and the cell that
     scripts/colab.py writes into notebooks.
     """
     home, repository = SETTINGS["doc_host"], SETTINGS["git_url"]
@@ -99,8 +99,6 @@ def test_the_address_is_stated_once():
         if path.suffix in (".gif", ".png", ".jpg", ".safetensors", ".npz", ".woff2"):
             continue
         text = path.read_text(encoding="utf-8")
-        if name == "README.md":
-            text = re.sub(r"\[[^]]*\]\([^)]*/(?:\w+)\.html\)", "", text)
         if path.suffix == ".ipynb":
             cells = json.loads(text)["cells"]
             text = "\n".join("".join(c["source"]) for c in cells)
@@ -173,6 +171,29 @@ def test_without_a_suitable_python_make_says_which(alone):
     run = make(alone, "demo", "PYTHON=/bin/false")
     assert run.returncode and f"Python {PYTHONS[0]} to {PYTHONS[-1]}" in run.stderr
     assert "/bin/false" in run.stderr and not (alone / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    "asked, said", [("other", "is 3.99"), ("/bin/false", "is no Python that runs")]
+)
+def test_a_python_that_is_not_that_of_the_environment_is_refused(alone, asked, said):
+    (alone / ".venv/bin").mkdir(parents=True)
+    for path, version in (
+        (alone / ".venv/bin/python", "3.11"),
+        (alone / "other", "3.99"),
+    ):
+        path.write_text(f"#!/bin/sh\necho {version}\n")
+        path.chmod(0o755)
+    asked = str(alone / asked)  # an absolute path stays what it is
+    run = make(alone, "test", f"PYTHON={asked}")
+    assert run.returncode and f"Python 3.11, and PYTHON={asked} {said}" in run.stderr
+    assert not (alone / ".venv/.made").exists()
+    assert make(alone, "-n", "distclean", f"PYTHON={asked}").returncode == 0
+
+
+def test_words_that_are_empty_or_zero_say_nothing(alone):
+    assert ".dgl" not in make(alone, "-n", "test", "DGL=0").stdout
+    assert '--data "digits"' in make(alone, "-n", "demo", "DATA=").stdout
 
 
 def test_python_is_found_where_pyenv_keeps_it(alone):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from conftest import examples
 from et_nbdev.block import EnergyTransformer
-from et_nbdev.dynamics import descend
+from et_nbdev.dynamics import Euler, descend
 from et_nbdev.norm import EnergyLayerNorm, layer_norm, turning
 from et_nbdev.solvers import Anderson, solve
 from et_nbdev.testing import assert_close, assert_descends
@@ -619,6 +619,12 @@ TOKENS = np.ones((2, 3, 4), np.float32)
             )
             for a in (0.0, -0.1, NAN, INF)
         ],
+        (
+            TOKENS,
+            dict(step_size=0.2, solver=Euler(0.2)),
+            ValueError,
+            r"^step_size: the solver has its own",
+        ),
         (np.ones(4, np.float32), {}, ValueError, r"^x: .*got \(4,\)"),
         (
             np.ones((2, 3, 5), np.float32),

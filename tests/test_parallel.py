@@ -147,6 +147,7 @@ def test_two_processes_give_the_loss_curve_of_one_and_resume(tmp_path, alone):
     assert (folder / "metrics.jsonl").read_text().splitlines() == lines
 
 
+@pytest.mark.long
 def test_the_command_trains_on_all_devices_of_all_processes(tmp_path):
     args = *FEW_STEPS, "--devices", "all", "--out", tmp_path
     running = [python(COMMAND, *args, devices=2, cluster=c) for c in two()]

@@ -225,10 +225,13 @@ def test_sidebar_lists_the_notebooks_in_order():
     ).read_bytes()
 
 
-def test_version_is_stated_once():
+def test_the_version_is_that_of_the_settings():
     config = ConfigParser()
     config.read(ROOT / "settings.ini", encoding="utf-8")
-    assert et_nbdev.__version__ == config["DEFAULT"]["version"]
+    version = config["DEFAULT"]["version"]
+    assert et_nbdev.__version__ == version
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {version}\n" in citation
 
 
 # --- what a user may rely on ---

@@ -238,6 +238,21 @@ def test_the_install_cell_runs_on_colab_alone(tmp_path, monkeypatch, on_colab):
             "no link is defined for [another page][there]",
         ),
         ("Noted.", "[there]: another.qmd", "no such file: another.qmd"),
+        (
+            "Noted.",
+            '<script src="https://cdn.else/a.js"></script>',
+            "the page loads https://cdn.else/a.js",
+        ),
+        (
+            "Noted.",
+            "```{=html}\n<link href=https://cdn.else/a.css>\n```",
+            "the page loads https://cdn.else/a.css",
+        ),
+        (
+            "Noted.",
+            '![A picture](https://cdn.else/a.png){fig-alt="Two dots."}',
+            "the page loads https://cdn.else/a.png",
+        ),
         ("Noted.", f"<{SITE}/another.html>", "leads away from a preview or a fork"),
         ("Noted.", "Noted.[^below]", "no footnote [^below]"),
         ("Noted.", "## Noted {#a}\n\n## Again {#a}", "two headings are called #a"),

@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from .._checks import check_sizes, signed
 from ..attention import _queries_and_keys, _soft_match
-from ..dynamics import descend
+from ..dynamics import Euler, descend
 from ..energy import Energies
 from ..equilibria import Noisy
 from .crossval import _Fold, _deal, parts, _predict_logits
@@ -503,10 +503,10 @@ class GraphClassifier(nnx.Module):
         x = self.tokens(batch)
         pairs = self.pairs(x, batch)
         for block in self.blocks:
-            solver = None
+            solver = Euler(c.step_size)
             if rngs is not None and c.noise:
                 solver = Noisy(rngs.noise(), c.step_size, c.noise)
-            x = descend(block, x, c.steps, c.step_size, solver, **pairs)[0]
+            x = descend(block, x, c.steps, solver=solver, **pairs)[0]
         read = x[_places(batch).cls] if isinstance(batch, EdgeBatch) else x[:, 0]
         return self.head(_drop(read, c.dropout, rngs))
 

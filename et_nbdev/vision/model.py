@@ -296,14 +296,16 @@ class ImageEnergyTransformer(nnx.Module):
         **options,
     ) -> tuple[Float[Array, "B N D"], Trajectory]:
         """Encode, then `et_nbdev.dynamics.descend` with the configuration's T and α
-        unless told otherwise.
+        unless `options` say otherwise, by a solver, say.
         """
         x = self.encode(patches, masked)
+        if step_size is None and "solver" not in options:
+            step_size = self.config.step_size
         return descend(
             self.block,
             x,
             steps=self.config.steps if steps is None else steps,
-            step_size=self.config.step_size if step_size is None else step_size,
+            step_size=step_size,
             **self.context(x),
             **options,
         )

@@ -569,6 +569,7 @@ def _complete_photographs(out: Path):
     """Complete six photographs with the Tiny ImageNet model of the library: print their
     mean energy at each step, write the figures into `out`.
     """
+    out.mkdir(parents=True, exist_ok=True)
     model = from_pretrained("tiny-imagenet")
     c, photos = model.config, photographs(model.config.image_size)
     draw = jax.jit(occlude, static_argnums=(1, 2, 3))
@@ -581,7 +582,6 @@ def _complete_photographs(out: Path):
     energies = complete(model, photos, occluded, path=True).energies
     for t, energy in enumerate(np.mean(energies.total, 1)):
         print(f"  step {t}   mean energy {energy:12,.0f}", flush=True)
-    out.mkdir(parents=True, exist_ok=True)
     _save(
         {
             "completion.png": plot_completion(model, photos, occluded),
