@@ -33,12 +33,12 @@ from et_nbdev.explore import (
     _SHORT,
     GraphExplorer,
     ImageExplorer,
-    Settings,
+    ExplorerSettings,
     animate_graph,
     animate_image,
     _dialed,
-    graph_path,
-    image_path,
+    descend_graph,
+    descend_picture,
     _neighborhood,
     _read_picture,
 )
@@ -217,8 +217,11 @@ def test_dials_make_an_energy_whose_gradient_is_the_update(x64, learn_beta):
 )
 def test_an_image_path_is_the_descent_written_out(model, photos, attention, memory):
     occluded = np.arange(16) % 3 == 0
-    path = image_path(
-        model, photos["a"], occluded, Settings(0.4, 1.7, 6, "Euler", attention, memory)
+    path = descend_picture(
+        model,
+        photos["a"],
+        occluded,
+        ExplorerSettings(0.4, 1.7, 6, "Euler", attention, memory),
     )
     e_att, e_hn, pull, recall, read = by_hand(
         model, photos["a"], occluded, 0.4, 1.7, attention, memory, 6
@@ -254,8 +257,8 @@ def test_the_solver_is_the_one_that_is_named(model, photos):
     }
     occluded = np.arange(16) < 7
     euler, backtracking, anderson = (
-        image_path(
-            model, photos["b"], occluded, Settings(5.0, steps=9, solver=name)
+        descend_picture(
+            model, photos["b"], occluded, ExplorerSettings(5.0, steps=9, solver=name)
         ).energies.total
         for name in explore._SOLVERS
     )
@@ -275,17 +278,17 @@ def test_the_solver_is_the_one_that_is_named(model, photos):
 
 
 def test_hidden_pixels_are_not_looked_at_and_without_attention_nobody_is(model, photos):
-    occluded, settings = np.arange(16) % 2 == 0, Settings(0.4, steps=4)
+    occluded, settings = np.arange(16) % 2 == 0, ExplorerSettings(0.4, steps=4)
     mask = np.repeat(np.repeat(occluded.reshape(4, 4), 2, 0), 2, 1)[..., None]
     garbage = np.where(mask, photos["b"], photos["a"])
     others = np.where(mask, photos["a"], photos["b"])
     jax.tree.map(
         np.testing.assert_array_equal,
-        image_path(model, photos["a"], occluded, settings),
-        image_path(model, garbage, occluded, settings),
+        descend_picture(model, photos["a"], occluded, settings),
+        descend_picture(model, garbage, occluded, settings),
     )
     shown = lambda photo, **change: patchify(
-        image_path(model, photo, occluded, replace(settings, **change)).tokens, 2
+        descend_picture(model, photo, occluded, replace(settings, **change)).tokens, 2
     )[-1][occluded]
     assert np.abs(shown(photos["a"]) - shown(others)).max() > 1e-3
     assert_close(
@@ -312,7 +315,7 @@ def test_a_graph_path_is_what_the_model_says(net, graph):
             jax.nn.softmax(net(features, edges))[:, 1],
         )
 
-    path = graph_path(net, features, edges, Settings(0.5, steps=2))
+    path = descend_graph(net, features, edges, ExplorerSettings(0.5, steps=2))
     energies, attention, memory, pull, recall, weights, p = jax.tree.map(
         np.asarray, own(jnp.asarray(features))
     )
@@ -331,7 +334,9 @@ def test_a_graph_path_is_what_the_model_says(net, graph):
         (path.weights, weights.mean(-1)),
     ):
         assert_close(mine[1], theirs, rtol=1e-4, atol=1e-5)
-    off = graph_path(net, features, edges, Settings(0.5, steps=2, attention=False))
+    off = descend_graph(
+        net, features, edges, ExplorerSettings(0.5, steps=2, attention=False)
+    )
     assert (
         (off.weights == 0).all()
         and (off.attention == 0).all()
@@ -344,13 +349,17 @@ def test_a_graph_path_is_what_the_model_says(net, graph):
 def test_a_model_with_one_term_is_shown_and_the_other_pulls_nobody(photos, left_out):
     small = ImageConfig(channels=3, **{**SIZES, left_out: 0})
     model = ImageEnergyTransformer(small, rngs=nnx.Rngs(0))
-    path = image_path(model, photos["a"], np.arange(16) % 3 == 0, Settings(steps=3))
+    path = descend_picture(
+        model, photos["a"], np.arange(16) % 3 == 0, ExplorerSettings(steps=3)
+    )
     idle, at_work = path.attention, path.memory
     if left_out == "num_memories":
         idle, at_work = at_work, idle
     assert (idle == 0).all() and (at_work > 0).all() and len(path.energies) == 1
     assert idle.shape == at_work.shape == (4, 16)
-    said = animate_image(model, photos["a"], np.arange(16) % 3 == 0, Settings(steps=3))
+    said = animate_image(
+        model, photos["a"], np.arange(16) % 3 == 0, ExplorerSettings(steps=3)
+    )
     assert "E never rises" in said
 
 
@@ -358,7 +367,9 @@ def test_a_graph_without_memories_is_shown(graph, net):
     bare = AnomalyEnergyTransformer(
         5, replace(net.config, num_memories=0), rngs=nnx.Rngs(0)
     )
-    path = graph_path(bare, _inputs(graph), bare.prepare(graph), Settings(0.5, steps=2))
+    path = descend_graph(
+        bare, _inputs(graph), bare.prepare(graph), ExplorerSettings(0.5, steps=2)
+    )
     assert (path.memory_energy == 0).all() and (path.memory == 0).all()
     assert_close(
         path.attention_energy.sum(1), path.energies.total, rtol=1e-4, atol=1e-4
@@ -370,7 +381,7 @@ def test_a_model_in_a_field_descends_in_its_field(photos):
         ImageConfig(channels=3, **SIZES), rngs=nnx.Rngs(0)
     )
     occluded = np.arange(16) % 3 == 0
-    path = image_path(model, photos["a"], occluded, Settings(0.3, steps=5))
+    path = descend_picture(model, photos["a"], occluded, ExplorerSettings(0.3, steps=5))
     patches = patchify((photos["a"] / np.float32(255) - 0.5) / np.float32(0.5), 2)
     energies = model.descend(jnp.asarray(patches)[None], jnp.asarray(occluded)[None])[1]
     for name, e in energies.energies.items():
@@ -381,7 +392,7 @@ def test_no_turn_of_a_dial_makes_a_new_program(model, photos, net, graph, traces
     rng = np.random.default_rng(1)
 
     def turn(solver, longest):
-        return Settings(
+        return ExplorerSettings(
             float(rng.uniform(0.1, 2)),
             float(rng.uniform(0.2, 4)),
             int(rng.integers(0, longest + 1)),
@@ -391,21 +402,25 @@ def test_no_turn_of_a_dial_makes_a_new_program(model, photos, net, graph, traces
         )
 
     for solver in explore._SOLVERS:
-        image_path(model, photos["a"], np.zeros(16, bool), Settings(solver=solver))
+        descend_picture(
+            model, photos["a"], np.zeros(16, bool), ExplorerSettings(solver=solver)
+        )
     edges, features = net.prepare(graph), _inputs(graph)
-    graph_path(net, features, edges, Settings(steps=1))
+    descend_graph(net, features, edges, ExplorerSettings(steps=1))
     del traces[:]
     for solver in explore._SOLVERS:
         for _ in range(4):
-            image_path(model, photos["c"], rng.random(16) < 0.5, turn(solver, _LONGEST))
+            descend_picture(
+                model, photos["c"], rng.random(16) < 0.5, turn(solver, _LONGEST)
+            )
     for _ in range(4):
-        graph_path(net, features, edges, turn("Euler", _SHORT))
+        descend_graph(net, features, edges, turn("Euler", _SHORT))
     assert traces == []
-    image_path(model, photos["a"], np.zeros(16, bool), Settings(steps=3))
+    descend_picture(model, photos["a"], np.zeros(16, bool), ExplorerSettings(steps=3))
     other = ImageEnergyTransformer(
         ImageConfig(channels=3, **{**SIZES, "dim": 10}), rngs=nnx.Rngs(0)
     )
-    image_path(other, photos["a"], np.zeros(16, bool), Settings(steps=3))
+    descend_picture(other, photos["a"], np.zeros(16, bool), ExplorerSettings(steps=3))
     assert traces == [1]  # the witness: another model does
 
 
@@ -415,10 +430,10 @@ def test_no_turn_of_a_dial_makes_a_new_program(model, photos, net, graph, traces
 
 def test_what_the_image_explorer_shows_is_the_path_of_its_settings(explorer, model):
     explorer.reset.click()
-    assert explorer.settings == Settings(0.3, 1.0, 5, "Euler", True, True)
+    assert explorer.settings == ExplorerSettings(0.3, 1.0, 5, "Euler", True, True)
 
     def holds():
-        want = image_path(
+        want = descend_picture(
             model,
             explorer.pictures[explorer.picture.value],
             explorer.occluded,
@@ -470,7 +485,7 @@ def test_a_click_hides_a_patch_and_one_computation_serves_many(explorer, monkeyp
     np.testing.assert_array_equal(explorer.path.completed[:, :2], bare.completed[:, :2])
     calls = []
     monkeypatch.setattr(
-        explore, "image_path", lambda *a: calls.append(1) or image_path(*a)
+        explore, "descend_picture", lambda *a: calls.append(1) or descend_picture(*a)
     )
     explorer.random.click()
     assert explorer.occluded.sum() == 8 and len(calls) == 1
@@ -587,7 +602,7 @@ def test_a_graph_explorer_walks(walker, net, graph, traces):
     senders, receivers = walker.edges[0].edge_list()
 
     def holds():
-        want = graph_path(net, _inputs(graph), net.prepare(graph), walker.settings)
+        want = descend_graph(net, _inputs(graph), net.prepare(graph), walker.settings)
         jax.tree.map(np.testing.assert_array_equal, walker.path, want)
         assert (
             f"Node {walker.node.value} (" in walker.message.value
@@ -682,7 +697,7 @@ class Page(HTMLParser):
 
 @pytest.mark.parametrize("kind", ["image", "graph"])
 def test_a_page_needs_nothing_else(kind, model, photos, net, graph):
-    occluded, settings = np.arange(16) % 2 == 0, Settings(0.3, steps=4)
+    occluded, settings = np.arange(16) % 2 == 0, ExplorerSettings(0.3, steps=4)
     pictures = np.random.default_rng(0).random((10, 4, 2))
     made = (
         animate_image(model, photos["a"], occluded, settings)
@@ -724,8 +739,8 @@ def test_a_page_needs_nothing_else(kind, model, photos, net, graph):
 
 
 def test_the_pictures_of_a_page_are_those_of_the_path(model, photos):
-    occluded, settings = np.arange(16) % 2 == 0, Settings(0.3, steps=2)
-    path = image_path(model, photos["a"], occluded, settings)
+    occluded, settings = np.arange(16) % 2 == 0, ExplorerSettings(0.3, steps=2)
+    path = descend_picture(model, photos["a"], occluded, settings)
     given, *frames = [
         np.asarray(
             Image.open(BytesIO(base64.b64decode(attrs["src"].partition(",")[2])))
@@ -784,7 +799,7 @@ def test_the_pictures_of_a_page_are_those_of_the_path(model, photos):
 )
 def test_settings_out_of_range_are_refused(wrong, words):
     with pytest.raises(ValueError, match=words):
-        Settings(**wrong)
+        ExplorerSettings(**wrong)
 
 
 def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
@@ -793,29 +808,35 @@ def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
         (
             TypeError,
             "image: expected uint8 pixels, got float64",
-            lambda: image_path(model, photos["a"] / 255, everything, Settings()),
+            lambda: descend_picture(
+                model, photos["a"] / 255, everything, ExplorerSettings()
+            ),
         ),
         (
             ValueError,
             r"image: expected \(S, S, C\) = \(8, 8, 3\), got \(4, 8, 3\)",
-            lambda: image_path(model, photos["a"][:4], everything, Settings()),
+            lambda: descend_picture(
+                model, photos["a"][:4], everything, ExplorerSettings()
+            ),
         ),
         (
             ValueError,
             r"occluded: expected booleans \(N,\) = \(16,\), got int64\(16,\)",
-            lambda: image_path(model, photos["a"], np.zeros(16, int), Settings()),
+            lambda: descend_picture(
+                model, photos["a"], np.zeros(16, int), ExplorerSettings()
+            ),
         ),
         (
             TypeError,
             "model: .* got ImageTransformer",
-            lambda: image_path(
+            lambda: descend_picture(
                 _image_model(
                     ImageConfig(channels=3, block="transformer", **SIZES),
                     rngs=nnx.Rngs(0),
                 ),
                 photos["a"],
                 everything,
-                Settings(),
+                ExplorerSettings(),
             ),
         ),
         (TypeError, "model", lambda: ImageExplorer(net)),
@@ -826,13 +847,13 @@ def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
         ),
         (
             TypeError,
-            "settings: expected Settings, got NoneType",
-            lambda: image_path(model, photos["a"], everything, None),
+            "settings: expected ExplorerSettings, got NoneType",
+            lambda: descend_picture(model, photos["a"], everything, None),
         ),
         (
             TypeError,
-            "settings: expected Settings, got dict",
-            lambda: graph_path(net, features, edges, {}),
+            "settings: expected ExplorerSettings, got dict",
+            lambda: descend_graph(net, features, edges, {}),
         ),
         (
             TypeError,
@@ -860,40 +881,44 @@ def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
         (
             ValueError,
             r"features: .* F = 5, got \(10, 3\)",
-            lambda: graph_path(net, features[:, :3], edges, Settings(steps=2)),
+            lambda: descend_graph(
+                net, features[:, :3], edges, ExplorerSettings(steps=2)
+            ),
         ),
         (
             ValueError,
             f"steps: expected at most {_SHORT} on a graph",
-            lambda: graph_path(net, features, edges, Settings(steps=_SHORT + 1)),
+            lambda: descend_graph(
+                net, features, edges, ExplorerSettings(steps=_SHORT + 1)
+            ),
         ),
         (
             ValueError,
             "one block",
-            lambda: graph_path(
+            lambda: descend_graph(
                 AnomalyEnergyTransformer(5, net.config, kinds=2, rngs=nnx.Rngs(0)),
                 features,
                 edges * 2,
-                Settings(steps=2),
+                ExplorerSettings(steps=2),
             ),
         ),
         (
             ValueError,
             "got 0 heads",
-            lambda: graph_path(
+            lambda: descend_graph(
                 AnomalyEnergyTransformer(
                     5, replace(net.config, num_heads=0), rngs=nnx.Rngs(0)
                 ),
                 features,
                 edges,
-                Settings(steps=2),
+                ExplorerSettings(steps=2),
             ),
         ),
         (
             ValueError,
             "pictures: .* with N = 10, got",
             lambda: animate_graph(
-                net, graph, 0, Settings(steps=1), np.zeros((9, 2, 2))
+                net, graph, 0, ExplorerSettings(steps=1), np.zeros((9, 2, 2))
             ),
         ),
         (

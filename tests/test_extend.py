@@ -36,7 +36,12 @@ from et_nbdev import (
 )
 from et_nbdev.attention import RelativeDistances
 from et_nbdev.dynamics import plot_energies
-from et_nbdev.explore import ImageExplorer, Settings, animate_image, image_path
+from et_nbdev.explore import (
+    ImageExplorer,
+    ExplorerSettings,
+    animate_image,
+    descend_picture,
+)
 from et_nbdev.graph.energy import EdgeAttention, attention_weights
 from et_nbdev.solvers import Schedule
 from et_nbdev.testing import assert_close
@@ -405,13 +410,17 @@ def test_the_explorer_shows_terms_that_the_library_does_not_have():
     picture = np.arange(36, dtype=np.uint8).reshape(6, 6, 1)
     occluded = np.arange(9) % 3 == 0
     for solver in ("Euler", "backtracking", "Anderson"):
-        path = image_path(model, picture, occluded, Settings(steps=4, solver=solver))
+        path = descend_picture(
+            model, picture, occluded, ExplorerSettings(steps=4, solver=solver)
+        )
         assert list(path.energies) == list(terms)
         assert_descends(path.energies.total)
-    without = image_path(model, picture, occluded, Settings(steps=4, attention=False))
+    without = descend_picture(
+        model, picture, occluded, ExplorerSettings(steps=4, attention=False)
+    )
     assert not np.any(without.energies["attention"])
     assert np.all(without.energies["convolution"])
-    shown = animate_image(model, picture, occluded, Settings(steps=4))
+    shown = animate_image(model, picture, occluded, ExplorerSettings(steps=4))
     assert all(name in shown for name in terms)
     ImageExplorer(model, {"a picture": picture})
 
