@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -389,7 +389,27 @@ def _number(field: str, kind: type):
         else kind(field)
     )
 
+# %% ../../nbs/20b_graph_sets.ipynb #1f2cbba5
+def _rows(lines: list[str], where: str, kind: type) -> list[list]:
+    "The numbers of each line. Raises ValueError naming file and line."
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append([_number(f, kind) for f in line.split(",")])
+        except ValueError:
+            raise ValueError(
+                f"{where}, line {number}: expected"
+                f" {'integers' if kind is int else 'finite numbers'} separated by"
+                f" commas, got {line[:60]!r}"
+            ) from None
+        if len(rows[-1]) != len(rows[0]):
+            raise ValueError(
+                f"{where}, line {number}: expected {len(rows[0])} numbers as in line 1,"
+                f" got {len(rows[-1])}"
+            )
+    return rows
 
+# %% ../../nbs/20b_graph_sets.ipynb #1f11e557
 def _table(data: bytes, where: str, kind: type) -> np.ndarray:
     """The numbers of a file, a row a line, separated by commas. Raises ValueError
     naming file and line.
@@ -412,55 +432,43 @@ def _table(data: bytes, where: str, kind: type) -> np.ndarray:
             return a
     except (ValueError, Warning):
         pass  # line by line, to say which one; or because a label is written as 1.0
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append([_number(f, kind) for f in line.split(",")])
-        except ValueError:
-            raise ValueError(
-                f"{where}, line {number}: expected"
-                f" {'integers' if kind is int else 'finite numbers'} separated by"
-                f" commas, got {line[:60]!r}"
-            ) from None
-        if len(rows[-1]) != len(rows[0]):
-            raise ValueError(
-                f"{where}, line {number}: expected {len(rows[0])} numbers as in line 1,"
-                f" got {len(rows[-1])}"
-            )
+    rows = _rows(lines, where, kind)
     return np.array(rows, dtype).reshape(len(rows), -1 if rows else 0)
 
+# %% ../../nbs/20b_graph_sets.ipynb #8d34c42e
+# not ._NAME_A.txt, as macOS adds
+_OURS = re.compile(
+    r"(?:.*/)?[^./][^/]*_(?:A|graph_indicator|(?:graph|node|edge)_(?:labels|attributes))\.txt"
+)
 
+
+def _unzipped(path: Path) -> list[tuple[str, bytes]]:
+    "The text files in a zip, each read to its end, where its checksum is."
+    with open(path, "rb") as f:
+        try:
+            with zipfile.ZipFile(f) as z:
+                ours = (
+                    m
+                    for m in sorted(z.namelist())
+                    if _OURS.fullmatch(m) and not m.startswith("__MACOSX")
+                )
+                return list(_unpack(z, ours, _room(path)))
+        except Exception as e:  # zipfile and zlib raise a dozen kinds
+            raise _damaged(path, e) from e
+
+# %% ../../nbs/20b_graph_sets.ipynb #0cbacd83
 def _members(path: Path) -> dict[str, bytes]:
-    """The text files of a folder or a zip, by name without folders; those of a zip are
-    read to their end, where their checksum is. Raises ValueError for two of one name.
+    """The text files of a folder or a zip, by name without folders. Raises ValueError
+    for two of one name.
     """
-    # not ._NAME_A.txt, as macOS adds
-    ours = re.compile(
-        r"(?:.*/)?[^./][^/]*_(?:A|graph_indicator|(?:graph|node|edge)_(?:labels|attributes))\.txt"
-    ).fullmatch
     if path.is_dir():
         found = [
             (p.relative_to(path).as_posix(), p.read_bytes())
             for p in sorted(path.rglob("*.txt"))
-            if ours(p.name) and p.is_file()
+            if _OURS.fullmatch(p.name) and p.is_file()
         ]
     else:
-        with open(path, "rb") as f:
-            try:
-                with zipfile.ZipFile(f) as z:
-                    found = list(
-                        _unpack(
-                            z,
-                            (
-                                m
-                                for m in sorted(z.namelist())
-                                if ours(m) and not m.startswith("__MACOSX")
-                            ),
-                            _room(path),
-                        )
-                    )
-            except Exception as e:  # zipfile and zlib raise a dozen kinds
-                raise _damaged(path, e) from e
+        found = _unzipped(path)
     files, places = {}, {}
     for place, data in found:
         name = PurePosixPath(place).name
@@ -472,15 +480,66 @@ def _members(path: Path) -> dict[str, bytes]:
         files[name], places[name] = data, place
     return files
 
-# %% ../../nbs/20b_graph_sets.ipynb #77fced1e
-def read_tu(path: str | os.PathLike, name: str | None = None) -> GraphSet:
-    """A set in the TU text format, from a zip or a folder, at any depth in it; `name`
-    is needed where it holds several. Edges as in the file.
+# %% ../../nbs/20b_graph_sets.ipynb #da3c4ad4
+class _Texts(NamedTuple):
+    "The text files of one set. Errors name the file and the line."
 
-    Raises ValueError naming file and line where the text is malformed, ids are out of
-    range or counts disagree; OSError where nothing can be opened.
+    path: Path
+    name: str
+    files: dict[str, bytes]
+
+    def where(self, part: str) -> str:
+        return f"{self.path}: {self.name}_{part}.txt"
+
+    def required(self, part: str, columns: int) -> Int64[np.ndarray, "rows {columns}"]:
+        "Integers of a file that must be there."
+        file = f"{self.name}_{part}.txt"
+        if file not in self.files:
+            more = (
+                "; targets that are no classes (graph_attributes) are not read"
+                if part == "graph_labels"
+                and f"{self.name}_graph_attributes.txt" in self.files
+                else ""
+            )
+            raise ValueError(f"path: {self.path} lacks {file}{more}")
+        a = _table(self.files[file], self.where(part), int)
+        if a.size and a.shape[1] != columns:
+            raise ValueError(
+                f"{self.where(part)}, line 1: expected {columns}"
+                f" number{'s' * (columns > 1)}, got {a.shape[1]}"
+            )
+        return a.reshape(-1, columns)
+
+    def optional(
+        self, part: str, kind: type, rows: int, what: str
+    ) -> np.ndarray | None:
+        "Numbers of a file with a line for each of `rows` things, if it is there."
+        file = f"{self.name}_{part}.txt"
+        if file not in self.files:
+            return None
+        a = _table(self.files[file], self.where(part), kind)
+        if len(a) != rows:
+            raise ValueError(
+                f"{self.where(part)} has {len(a)} lines, but there are {rows} {what}"
+            )
+        return a
+
+    def within(
+        self, part: str, a: Int64[np.ndarray, "..."], most: int, what: str, of: str
+    ):
+        "Raise ValueError unless all ids in `a` lie from 1 to `most`."
+        if len(wrong := np.argwhere((a < 1) | (a > most))):
+            raise ValueError(
+                f"{self.where(part)}, line {wrong[0][0] + 1}:"
+                f" {what} must lie from 1 to {most}, as many as {of} has lines, got"
+                f" {a[tuple(wrong[0])]}"
+            )
+
+# %% ../../nbs/20b_graph_sets.ipynb #75973fd5
+def _texts_of(path: Path, name: str | None) -> _Texts:
+    """The files of the set `name`, or of the only one there is. Raises ValueError if it
+    is not there, or if there are several.
     """
-    path = Path(path)
     files = _members(path)
     names = sorted(f.removesuffix("_A.txt") for f in files if f.endswith("_A.txt"))
     if name is None and len(names) != 1:
@@ -493,97 +552,87 @@ def read_tu(path: str | os.PathLike, name: str | None = None) -> GraphSet:
             f"path: {path} holds no {name}_A.txt and so no set {name!r}; sets there:"
             f" {', '.join(names) or 'none'}"
         )
-    name = names[0] if name is None else name
+    return _Texts(path, names[0] if name is None else name, files)
 
-    def read(
-        part: str,
-        kind: type = int,
-        columns: int | None = None,
-        rows: tuple[int, str] | None = None,
-    ) -> Any:
-        file = f"{name}_{part}.txt"
-        if file not in files:
-            if columns is None:
-                return None
-            more = (
-                "; targets that are no classes (graph_attributes) are not read"
-                if part == "graph_labels" and f"{name}_graph_attributes.txt" in files
-                else ""
-            )
-            raise ValueError(f"path: {path} lacks {file}{more}")
-        a = _table(files[file], f"{path}: {file}", kind)
-        if columns and a.size and a.shape[1] != columns:
-            raise ValueError(
-                f"{path}: {file}, line 1: expected {columns}"
-                f" number{'s' * (columns > 1)}, got {a.shape[1]}"
-            )
-        if rows and len(a) != rows[0]:
-            raise ValueError(
-                f"{path}: {file} has {len(a)} lines, but there are {rows[0]} {rows[1]}"
-            )
-        return a.reshape(-1, columns) if columns else a
-
-    def within(a, part: str, most: int, what: str):
-        if len(wrong := np.argwhere((a < 1) | (a > most))):
-            raise ValueError(
-                f"{path}: {name}_{part}.txt, line {wrong[0][0] + 1}:"
-                f" {what.format(f'from 1 to {most}')}, got {a[tuple(wrong[0])]}"
-            )
-
-    graph_labels = read("graph_labels", columns=1)[:, 0]
-    indicator = read("graph_indicator", columns=1)[:, 0]
-    A = read("A", columns=2)
-    G, N, E = len(graph_labels), len(indicator), len(A)
-    if not G or not N:
-        raise ValueError(
-            f"{path}: {name}_{'graph_labels' if not G else 'graph_indicator'}.txt is"
-            " empty"
-        )
-    within(
-        indicator,
-        "graph_indicator",
-        G,
-        "graphs must lie {}, as many as graph_labels has lines",
-    )
-    within(A, "A", N, "nodes must lie {}, as many as graph_indicator has lines")
+# %% ../../nbs/20b_graph_sets.ipynb #07b8de98
+def _check_texts(
+    texts: _Texts,
+    G: int,
+    indicator: Int64[np.ndarray, "N"],
+    A: Int64[np.ndarray, "E 2"],
+):
+    "Raise ValueError unless classes, nodes and edges belong together."
+    if not G or not len(indicator):
+        part = "graph_indicator" if G else "graph_labels"
+        raise ValueError(f"{texts.where(part)} is empty")
+    texts.within("graph_indicator", indicator, G, "graphs", "graph_labels")
+    texts.within("A", A, len(indicator), "nodes", "graph_indicator")
     sizes = np.bincount(indicator - 1, minlength=G)
     if not sizes.all():
         raise ValueError(
-            f"{path}: {name}_graph_labels.txt, line {sizes.argmin() + 1}: no node"
+            f"{texts.where('graph_labels')}, line {sizes.argmin() + 1}: no node"
             f" belongs to this graph; the indicator lists {np.count_nonzero(sizes)} of"
             f" {G} graphs"
         )
     if len(wrong := np.flatnonzero(np.diff(indicator[A - 1], axis=1))):
         raise ValueError(
-            f"{path}: {name}_A.txt, line {wrong[0] + 1}: the edge"
+            f"{texts.where('A')}, line {wrong[0] + 1}: the edge"
             f" {A[wrong[0]].tolist()} leads from graph {indicator[A[wrong[0], 0] - 1]}"
             f" to graph {indicator[A[wrong[0], 1] - 1]}"
         )
+
+# %% ../../nbs/20b_graph_sets.ipynb #77fced1e
+def read_tu(path: str | os.PathLike, name: str | None = None) -> GraphSet:
+    """A set in the TU text format, from a zip or a folder, at any depth in it; `name`
+    is needed where it holds several. Edges as in the file.
+
+    Raises ValueError naming file and line where the text is malformed, ids are out of
+    range or counts disagree; OSError where nothing can be opened.
+    """
+    texts = _texts_of(Path(path), name)
+    graph_labels = texts.required("graph_labels", 1)[:, 0]
+    indicator = texts.required("graph_indicator", 1)[:, 0]
+    A = texts.required("A", 2)
+    G, N, E = len(graph_labels), len(indicator), len(A)
+    _check_texts(texts, G, indicator, A)
     nodes, edges = (N, "nodes in the indicator"), (E, "edges")
-    tables = dict(
-        node_labels=read("node_labels", rows=nodes),
-        node_attributes=read("node_attributes", float, rows=nodes),
-        edge_labels=read("edge_labels", rows=edges),
-        edge_attributes=read("edge_attributes", float, rows=edges),
-    )
+    node_tables = {
+        "node_labels": texts.optional("node_labels", int, *nodes),
+        "node_attributes": texts.optional("node_attributes", float, *nodes),
+    }
+    edge_tables = {
+        "edge_labels": texts.optional("edge_labels", int, *edges),
+        "edge_attributes": texts.optional("edge_attributes", float, *edges),
+    }
     order = np.argsort(indicator, kind="stable")  # as a rule they are in order already
     place = np.empty(N, np.int64)
     place[order] = np.arange(N)
-    classes, labels = np.unique(graph_labels, return_inverse=True)
-    tables |= {
-        key: tables[key][order]
-        for key in ("node_labels", "node_attributes")
-        if tables[key] is not None
-    }
     senders, receivers = place[A - 1].T
+    classes, labels = np.unique(graph_labels, return_inverse=True)
     return GraphSet(
-        np.concatenate([[0], np.cumsum(sizes)]),
+        np.concatenate([[0], np.cumsum(np.bincount(indicator)[1:])]),
         senders,
         receivers,
         labels,
         classes,
-        **tables,
-        name=name,
+        **{key: a if a is None else a[order] for key, a in node_tables.items()},
+        **edge_tables,
+        name=texts.name,
+    )
+
+# %% ../../nbs/20b_graph_sets.ipynb #edf4b775
+def _of_dgl(graph) -> tuple:
+    "Nodes, senders, receivers and the four tables of a DGLGraph, None for no table."
+    take = lambda data, key: (
+        _array(key, data[key]).reshape(len(data[key]), -1) if key in data else None
+    )
+    return (
+        graph.num_nodes(),
+        *(_array("edges", e) for e in graph.edges()),
+        take(graph.ndata, "node_labels"),
+        take(graph.ndata, "node_attr"),
+        take(graph.edata, "edge_labels"),
+        take(graph.edata, "node_labels"),
     )
 
 # %% ../../nbs/20b_graph_sets.ipynb #5fa3a812
@@ -593,21 +642,9 @@ def graphs_from_dgl(dataset: Iterable, name: str = "") -> GraphSet:
 
     Classes are the distinct values, ascending. Raises ValueError where it is empty.
     """
-    take = lambda data, key: (
-        _array(key, data[key]).reshape(len(data[key]), -1) if key in data else None
-    )
     parts, labels = [], []
     for graph, label in dataset:
-        parts.append(
-            (
-                graph.num_nodes(),
-                *(_array("edges", e) for e in graph.edges()),
-                take(graph.ndata, "node_labels"),
-                take(graph.ndata, "node_attr"),
-                take(graph.edata, "edge_labels"),
-                take(graph.edata, "node_labels"),
-            )
-        )
+        parts.append(_of_dgl(graph))
         labels.append(int(np.ravel(_array("label", label))[0]))
     if not parts:
         raise ValueError("dataset: holds no graph")
@@ -631,7 +668,7 @@ def graphs_from_dgl(dataset: Iterable, name: str = "") -> GraphSet:
         name=name,
     )
 
-
+# %% ../../nbs/20b_graph_sets.ipynb #8a20fe05
 def _dgl_worker(source: str, name: str, target: str):
     """Runs in a process of its own: the text of a set becomes an .npz by way of DGL, in
     a fresh folder, so that no pickle of an earlier run is opened.
@@ -659,7 +696,7 @@ def _dgl_worker(source: str, name: str, target: str):
         graphs = graphs_from_dgl(Local(name, raw_dir=folder, force_reload=True))
     np.savez(target, **{key: getattr(graphs, key) for key in _FIELDS})
 
-
+# %% ../../nbs/20b_graph_sets.ipynb #bfa179de
 def _by_dgl(path: Path, name: str) -> GraphSet:
     _need_dgl("via: 'dgl'")
     with tempfile.TemporaryDirectory() as folder:
@@ -734,7 +771,7 @@ def make_rings(num_graphs: int = 240, seed: int = 0) -> GraphSet:
         name="rings",
     ).undirected()
 
-# %% ../../nbs/20b_graph_sets.ipynb #67adc453
+# %% ../../nbs/20b_graph_sets.ipynb #c20fb722
 # where a TU set is fetched from
 _TU_URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
 _COUNTS = {  # graphs, nodes, directed edges
@@ -757,7 +794,7 @@ def _cache(folder: str) -> Path:
         / folder
     )
 
-
+# %% ../../nbs/20b_graph_sets.ipynb #a30182a0
 def _checked(path: Path, name: str, via: str = "text") -> GraphSet:
     graphs = read_tu(path, name) if via == "text" else _by_dgl(path, name)
     found = len(graphs), graphs.num_nodes, graphs.num_edges
@@ -770,7 +807,7 @@ def _checked(path: Path, name: str, via: str = "text") -> GraphSet:
         )
     return graphs
 
-
+# %% ../../nbs/20b_graph_sets.ipynb #c9f555b7
 def _download(name: str, target: Path) -> Path:
     """NAME.zip as published, checked before it is put in its place. Raises OSError
     without network, ValueError for a file that is no such set.
@@ -785,7 +822,33 @@ def _download(name: str, target: Path) -> Path:
         _checked(temporary, name)
     return target
 
+# %% ../../nbs/20b_graph_sets.ipynb #6ee40b61
+def _places_of(name: str, root: str | os.PathLike | None, store: Path) -> list[Path]:
+    "Where NAME.zip or a folder NAME is looked for, in this order."
+    folders = [
+        Path(r).expanduser() / sub
+        for r in (root, os.environ.get("ET_DATA"))
+        if r
+        for sub in ("graphs/tu", "")
+    ] + [store]
+    places = (folder / form for folder in folders for form in (f"{name}.zip", name))
+    return list(dict.fromkeys(places))
 
+
+def _downloaded(name: str, store: Path, places: list[Path]) -> Path:
+    "NAME.zip in `store`. Raises FileNotFoundError with all places tried before."
+    try:
+        return _download(name, store / f"{name}.zip")
+    except (OSError, ValueError) as e:
+        tried = "\n  - ".join(["Looked for", *map(str, places)])
+        raise FileNotFoundError(
+            f"name: {name!r} was not found, and could not be downloaded from"
+            f" {_TU_URL.format(name=name)} ({type(e).__name__}: {e}).\n{tried}\nPut"
+            " the zip into one of these places, or name its folder by root or"
+            " ET_DATA"
+        ) from e
+
+# %% ../../nbs/20b_graph_sets.ipynb #67adc453
 def load_graphs(
     name: str,
     root: str | os.PathLike | None = None,
@@ -812,36 +875,9 @@ def load_graphs(
     if root is not None and not Path(root).expanduser().is_dir():
         raise ValueError(f"root: {root} is not a folder")
     store = Path(root).expanduser() if root is not None else _cache("tu")
-    folders = [
-        Path(r).expanduser() / sub
-        for r in (root, os.environ.get("ET_DATA"))
-        if r
-        for sub in ("graphs/tu", "")
-    ] + [store]
-    places = list(
-        dict.fromkeys(
-            folder / form for folder in folders for form in (f"{name}.zip", name)
-        )
-    )
-    path = next(
-        (
-            p
-            for p in places
-            if p.is_file() or (p.is_dir() and any(p.rglob(f"{name}_A.txt")))
-        ),
-        None,
-    )
-    if path is None:
-        try:
-            path = _download(name, store / f"{name}.zip")
-        except (OSError, ValueError) as e:
-            tried = "\n  - ".join(["Looked for", *map(str, places)])
-            raise FileNotFoundError(
-                f"name: {name!r} was not found, and could not be downloaded from"
-                f" {_TU_URL.format(name=name)} ({type(e).__name__}: {e}).\n{tried}\nPut"
-                " the zip into one of these places, or name its folder by root or"
-                " ET_DATA"
-            ) from e
+    places = _places_of(name, root, store)
+    is_set = lambda p: p.is_file() or (p.is_dir() and any(p.rglob(f"{name}_A.txt")))
+    path = next(filter(is_set, places), None) or _downloaded(name, store, places)
     return replace(_checked(path, name, via).undirected(), name=name)
 
 # %% ../../nbs/20b_graph_sets.ipynb #abc2df3c
@@ -881,6 +917,77 @@ def _modes_of_large(
 _LARGE = 200  # nodes of a part from which on the sparse method is faster
 
 # %% ../../nbs/20b_graph_sets.ipynb #8aae8ef1
+class _Parts(NamedTuple):
+    "The connected parts of all graphs: nodes and edges, part by part."
+
+    nodes: Int[np.ndarray, "N"]
+    start: Int[np.ndarray, "starts"]  # where the nodes of each part begin
+    # numbers of nodes within their part
+    receivers: Int[np.ndarray, "E"]
+    senders: Int[np.ndarray, "E"]
+    edge_start: Int[np.ndarray, "starts"]  # where the edges of each part begin
+
+
+def _connected_parts(graphs: GraphSet) -> _Parts:
+    "The connected parts; edges count in both directions, once."
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    N, both = graphs.num_nodes, graphs.undirected()
+    A = coo_array(
+        (np.ones(both.num_edges, bool), (both.receivers, both.senders)), shape=(N, N)
+    )
+    count, part = connected_components(A, directed=False)
+    of_edge = part[both.receivers]
+    starts = lambda p: np.concatenate([[0], np.cumsum(np.bincount(p, minlength=count))])
+    start, edge_start = starts(part), starts(of_edge)
+    nodes = np.argsort(part, kind="stable")
+    edges = np.argsort(of_edge, kind="stable")
+    local = np.empty(N, np.int64)  # the number of a node in its part
+    local[nodes] = np.arange(N) - np.repeat(start[:-1], np.diff(start))
+    receivers, senders = local[both.receivers[edges]], local[both.senders[edges]]
+    return _Parts(nodes, start, receivers, senders, edge_start)
+
+# %% ../../nbs/20b_graph_sets.ipynb #9ab0eaed
+def _is_dense(m: int, k: int) -> bool:
+    return m < _LARGE or k >= m - 1  # Lanczos' method does not find all
+
+
+def _modes_of(
+    parts: _Parts, some: Int[np.ndarray, "n"], m: int, k: int
+) -> tuple[Float[np.ndarray, "n k2"], Float[np.ndarray, "n m k2"]]:
+    """Eigenvalues and vectors of the parts `some`, all of m nodes; in each vector the
+    entry of largest magnitude is positive.
+    """
+    from scipy.sparse import coo_array
+
+    edges = _ranges(parts.edge_start, some)
+    rows, columns = parts.receivers[edges], parts.senders[edges]
+    if _is_dense(m, k):
+        table = np.zeros((len(some), m, m))
+        of_part = np.repeat(np.arange(len(some)), np.diff(parts.edge_start)[some])
+        table[of_part, rows, columns] = 1
+        values, vectors = _modes(table, k)
+    else:
+        A = coo_array((np.ones(len(edges)), (rows, columns)), shape=(m, m))
+        values, vectors = _modes_of_large(A, k)
+    top = np.abs(vectors)
+    first = (top > (1 - 1e-6) * top.max(1, keepdims=True)).argmax(1)[:, None]
+    return values, vectors * np.sign(np.take_along_axis(vectors, first, 1))
+
+# %% ../../nbs/20b_graph_sets.ipynb #11bb19eb
+def _modes_by_part(parts: _Parts, k: int) -> Iterator[tuple]:
+    "Nodes, eigenvalues and vectors of each part of at least two nodes."
+    sizes = np.diff(parts.start)
+    for m in np.unique(sizes[sizes > 1]).tolist():
+        same = np.flatnonzero(sizes == m)
+        # at most 128 MiB at a time
+        room = max(1, 2**24 // m**2) if _is_dense(m, k) else 1
+        for some in (same[i : i + room] for i in range(0, len(same), room)):
+            nodes = parts.nodes[parts.start[some][:, None] + np.arange(m)]
+            yield from zip(nodes, *_modes_of(parts, some, m, k))
+
+# %% ../../nbs/20b_graph_sets.ipynb #467e06f5
 def _laplacian_positions(graphs: GraphSet, k: int = 15) -> Float32[np.ndarray, "N k"]:
     r"""For every node its entries in the k eigenvectors of $\mathcal L = I - D^{-1/2} A
     D^{-1/2}$ with the smallest eigenvalues above 0, of its own graph alone.
@@ -889,62 +996,17 @@ def _laplacian_positions(graphs: GraphSet, k: int = 15) -> Float32[np.ndarray, "
     be larger than any graph. Edges count in both directions, once. Raises ValueError
     for negative k.
     """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     check_sizes(0, k=k)
-    N, positions = graphs.num_nodes, np.zeros((graphs.num_nodes, k), np.float32)
-    both = graphs.undirected()
-    A = coo_array(
-        (np.ones(both.num_edges, bool), (both.receivers, both.senders)), shape=(N, N)
-    )
-    part = connected_components(A, directed=False)[1]
-    # nodes and edges, part by part
-    order = np.argsort(part, kind="stable")
-    by_part = np.argsort(part[both.receivers], kind="stable")
-    start, edge_start = (
-        np.concatenate(
-            [[0], np.cumsum(np.bincount(p, minlength=part.max(initial=-1) + 1))]
-        )
-        for p in (part, part[both.receivers])
-    )
-    local = np.empty(N, np.int64)  # the number of a node in its part
-    local[order] = np.arange(N) - np.repeat(start[:-1], np.diff(start))
-    rows, columns = local[both.receivers[by_part]], local[both.senders[by_part]]
-    # found: (graph, eigenvalue, first node of the part, nodes, vector)
-    sizes, found = np.diff(start), []
+    positions = np.zeros((graphs.num_nodes, k), np.float32)
+    if not k:
+        return positions
     of_node = np.repeat(np.arange(len(graphs)), graphs.sizes)
-    for m in np.unique(sizes[sizes > 1]) if k else ():
-        same = np.flatnonzero(sizes == m)
-        dense = m < _LARGE or k >= m - 1  # Lanczos' method does not find all
-        room = max(1, 2**24 // m**2) if dense else 1  # at most 128 MiB at a time
-        for some in (same[i : i + room] for i in range(0, len(same), room)):
-            edges = _ranges(edge_start, some)
-            if dense:
-                table = np.zeros((len(some), m, m))
-                table[
-                    np.repeat(np.arange(len(some)), np.diff(edge_start)[some]),
-                    rows[edges],
-                    columns[edges],
-                ] = 1
-                values, vectors = _modes(table, k)
-            else:
-                values, vectors = _modes_of_large(
-                    coo_array(
-                        (np.ones(len(edges)), (rows[edges], columns[edges])),
-                        shape=(m, m),
-                    ),
-                    k,
-                )
-            top = np.abs(vectors)
-            first = (top > (1 - 1e-6) * top.max(1, keepdims=True)).argmax(1)[:, None]
-            vectors = vectors * np.sign(np.take_along_axis(vectors, first, 1))
-            nodes_of = order[start[some][:, None] + np.arange(m)]
-            found += [
-                (of_node[nodes[0]], round(value, 9), nodes[0], nodes, vector)
-                for nodes, vals, vecs in zip(nodes_of, values, vectors)
-                for value, vector in zip(vals, vecs.T)
-            ]
+    # (graph, eigenvalue, first node of the part, nodes, vector)
+    found = [
+        (of_node[nodes[0]], round(value, 9), nodes[0], nodes, vector)
+        for nodes, values, vectors in _modes_by_part(_connected_parts(graphs), k)
+        for value, vector in zip(values, vectors.T)
+    ]
     found.sort(key=lambda mode: mode[:3])
     taken = np.zeros(len(graphs), int)
     for i, _, _, nodes, vector in found:
@@ -958,6 +1020,18 @@ def _laplacian_positions(graphs: GraphSet, k: int = 15) -> Float32[np.ndarray, "
 _POSITIONS_VERSION = 1
 
 
+def _positions_file(graphs: GraphSet, k: int) -> Path:
+    "Where positions of these edges are kept."
+    digest = hashlib.sha256(
+        np.concatenate(
+            [[_POSITIONS_VERSION, k], graphs.start, graphs.senders, graphs.receivers]
+        )
+        .astype("<i8")
+        .tobytes()
+    ).hexdigest()[:24]
+    return _cache("positions") / f"{digest}.npz"
+
+# %% ../../nbs/20b_graph_sets.ipynb #b2472313
 def _cached_positions(
     graphs: GraphSet, k: int = 15, least: int = 2**14
 ) -> Float32[np.ndarray, "N k"]:
@@ -967,14 +1041,7 @@ def _cached_positions(
     """
     if graphs.num_nodes < least:
         return _laplacian_positions(graphs, k)
-    digest = hashlib.sha256(
-        np.concatenate(
-            [[_POSITIONS_VERSION, k], graphs.start, graphs.senders, graphs.receivers]
-        )
-        .astype("<i8")
-        .tobytes()
-    ).hexdigest()[:24]
-    path = _cache("positions") / f"{digest}.npz"
+    path = _positions_file(graphs, k)
     try:
         kept = _read_npz(path).get("positions")
         if (
@@ -1279,6 +1346,44 @@ class Buckets:
         for part in self.plan(ids, seed, epoch):
             yield _take(*self.load(part))
 
+# %% ../../nbs/20b_graph_sets.ipynb #b198b516
+def _numbered(
+    counts: Int[np.ndarray, "n"],
+) -> tuple[Int[np.ndarray, "m"], Int[np.ndarray, "m"]]:
+    "For things that come in groups of these sizes: the group, and the number in it."
+    group = np.repeat(np.arange(len(counts)), counts)
+    first = np.cumsum(counts) - counts
+    return group, np.arange(len(group)) - np.repeat(first, counts)
+
+# %% ../../nbs/20b_graph_sets.ipynb #5d3ab218
+def _filled_bucket(
+    graphs: GraphSet,
+    N: int,
+    x: Float32[np.ndarray, "n F"],
+    p: Float32[np.ndarray, "n k"],
+    e: Float32[np.ndarray, "E L"],
+) -> _Bucket:
+    "Graphs of at most N nodes, their features, positions and features of edges."
+    counts = np.diff(graphs.edge_start)
+    g, v = _numbered(graphs.sizes)
+    h, j = _numbered(counts)
+    ends = np.stack([v[graphs.receivers], v[graphs.senders]], -1)
+    n, E = len(graphs), counts.max(initial=0) if e.shape[1] else 0
+    bucket = _Bucket(
+        np.zeros((n, N, x.shape[1]), np.float32),
+        np.zeros((n, N, p.shape[1]), np.float32),
+        np.zeros((n, N, N), bool),
+        np.full((n, E, 2), N, np.int32),
+        np.zeros((n, E, e.shape[1]), np.float32),
+        graphs.sizes.astype(np.int32),
+        graphs.labels,
+    )
+    bucket.features[g, v], bucket.positions[g, v] = x, p
+    bucket.adjacency[h, ends[:, 0], ends[:, 1]] = True
+    if E:
+        bucket.edges[h, j], bucket.edge_features[h, j] = ends, e
+    return _Bucket(*map(jnp.asarray, bucket))
+
 # %% ../../nbs/20b_graph_sets.ipynb #a34a9545
 def make_buckets(
     graphs: GraphSet,
@@ -1306,35 +1411,12 @@ def make_buckets(
     ends = _bucket_sizes(graphs.sizes, num_buckets)
     where = np.searchsorted(ends, graphs.sizes)
     row = np.zeros(len(graphs), np.int64)
-    found = []
-    batch_sizes = []
+    found, batch_sizes = [], []
     for b, N in enumerate(ends):
         ids = np.flatnonzero(where == b)
         row[ids] = np.arange(len(ids))
-        part = graphs[ids]
-        nodes = _ranges(graphs.start, ids)
-        edges = _ranges(graphs.edge_start, ids)
-        counts = np.diff(graphs.edge_start)[ids]
-        g = np.repeat(np.arange(len(ids)), part.sizes)
-        v = np.arange(part.num_nodes) - np.repeat(part.start[:-1], part.sizes)
-        h = np.repeat(np.arange(len(ids)), counts)
-        j = np.arange(part.num_edges) - np.repeat(np.cumsum(counts) - counts, counts)
-        ends_of = np.stack([v[part.receivers], v[part.senders]], -1)
-        E = counts.max(initial=0) if e.shape[1] else 0
-        bucket = _Bucket(
-            np.zeros((len(ids), N, x.shape[1]), np.float32),
-            np.zeros((len(ids), N, p.shape[1]), np.float32),
-            np.zeros((len(ids), N, N), bool),
-            np.full((len(ids), E, 2), N, np.int32),
-            np.zeros((len(ids), E, e.shape[1]), np.float32),
-            part.sizes.astype(np.int32),
-            part.labels,
-        )
-        bucket.features[g, v], bucket.positions[g, v] = x[nodes], p[nodes]
-        bucket.adjacency[h, ends_of[:, 0], ends_of[:, 1]] = True
-        if E:
-            bucket.edges[h, j], bucket.edge_features[h, j] = ends_of, e[edges]
-        found.append(_Bucket(*map(jnp.asarray, bucket)))
+        nodes, edges = _ranges(graphs.start, ids), _ranges(graphs.edge_start, ids)
+        found.append(_filled_bucket(graphs[ids], N, x[nodes], p[nodes], e[edges]))
         batch_sizes.append(max(1, min(batch_size, room // N**2, len(ids))))
     return Buckets(
         tuple(found), tuple(batch_sizes), where, row, graphs.labels, graphs.num_classes
@@ -1355,7 +1437,7 @@ class EdgeBatch(NamedTuple):
     present: Bool[Array, "n"]
     labels: Int[Array, "B"]  # -1 for padding
 
-
+# %% ../../nbs/20b_graph_sets.ipynb #88e4f388
 def _edge_batch(
     graphs: GraphSet,
     encoding: Encoding,
