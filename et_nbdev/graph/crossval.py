@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,11 +30,12 @@ from et_nbdev.graph.sets import (
     Buckets,
     EdgeBatch,
     EdgeLists,
+    Encoding,
     GraphSet,
     _graph_ids,
     _cached_positions,
+    _in_layout,
     learn_encoding,
-    make_buckets,
     take,
 )
 from .._checks import check_sizes
@@ -48,7 +49,7 @@ from et_nbdev.training.loop import (
     train_loop,
 )
 
-# %% ../../nbs/20c_cross_validation.ipynb #92ebe28f
+# %% ../../nbs/20c_cross_validation.ipynb #febcb84d
 class _Fold(NamedTuple):
     "Ids of graphs, ascending; together all of them."
 
@@ -56,7 +57,7 @@ class _Fold(NamedTuple):
     validation: Int[np.ndarray, "validation"]
     test: Int[np.ndarray, "test"]
 
-
+# %% ../../nbs/20c_cross_validation.ipynb #e8159c31
 def _deal(
     labels: Int[np.ndarray, "G"], k: int = 10, seed: int = 0
 ) -> Int[np.ndarray, "G"]:
@@ -84,7 +85,7 @@ def _deal(
     fold[order] = np.arange(len(labels)) % k
     return fold
 
-
+# %% ../../nbs/20c_cross_validation.ipynb #92ebe28f
 def parts(fold: Int[np.ndarray, "G"] | Sequence[int], f: int) -> _Fold:
     """Outer fold f: its graphs to test on, those of the next fold to choose by, the
     others to train on. Raises ValueError unless `fold` has at least three folds, 0, 1,
@@ -163,7 +164,7 @@ class FitConfig:
                     f" {getattr(self, name)}"
                 )
 
-
+# %% ../../nbs/20c_cross_validation.ipynb #a9512980
 class Candidate(NamedTuple):
     "One point of a grid."
 
@@ -366,25 +367,72 @@ class _Sizes(NamedTuple):
     num_positions: int
     num_edge_features: int
 
+# %% ../../nbs/20c_cross_validation.ipynb #831e4c46
+@dataclass(frozen=True, repr=False, eq=False)
+class _Protocol:
+    """A cross-validation without its results. Raises ValueError without candidates, for
+    folds of another number of graphs, and for an unknown layout.
+    """
 
-def _settings(graphs: GraphSet, fold, candidates, options: dict) -> dict:
+    make_model: Callable[[Any, _Sizes, nnx.Rngs], nnx.Module]
+    graphs: GraphSet
+    fold: Int[np.ndarray, "G"]
+    candidates: list[Candidate]
+    k: int
+    layout: Literal["dense", "edges"]
+    num_buckets: int
+    room: int
+    seed: int
+
+    def __post_init__(self):
+        if not self.candidates:
+            raise ValueError("candidates: at least one is needed")
+        if self.fold.shape != (len(self.graphs),):
+            raise ValueError(
+                f"fold: expected one for each of the {len(self.graphs)} graphs, got"
+                f" shape {self.fold.shape}"
+            )
+        if self.layout not in ("dense", "edges"):
+            raise ValueError(f"layout: must be 'dense' or 'edges', got {self.layout!r}")
+
+    @cached_property
+    def positions(self) -> Float32[np.ndarray, "N k"]:
+        return _cached_positions(self.graphs, self.k)
+
+    @property
+    def epochs(self) -> int:
+        "Epochs of all candidates, in one fold."
+        return sum(c.fit.epochs for c in self.candidates)
+
+    def supply(
+        self, graphs: GraphSet, encoding: Encoding, batch_size: int
+    ) -> Buckets | EdgeLists:
+        "The same graphs, with other labels, for a training with such batches."
+        layout, shapes = self.layout, (self.num_buckets, self.room)
+        return _in_layout(layout, graphs, encoding, self.positions, batch_size, *shapes)
+
+# %% ../../nbs/20c_cross_validation.ipynb #1a8a07cf
+def _settings(protocol: _Protocol) -> dict:
+    "What a result depends on, but for the code of the model."
     plain = lambda x: asdict(x) if is_dataclass(x) else x
+    fold, dense = protocol.fold, protocol.layout == "dense"
+    names = ("k", "layout", "seed", *(("num_buckets", "room") if dense else ()))
     settings = {
-        "data": graphs.name,
-        "graphs": graphs.digest,
+        "data": protocol.graphs.name,
+        "graphs": protocol.graphs.digest,
         "folds": (
             "".join(map(str, fold))
             if len(fold) < 1000
             else hashlib.sha256(bytes(fold.astype(np.uint8))).hexdigest()[:16]
         ),
         "candidates": [
-            {"model": plain(c.model), "fit": asdict(c.fit)} for c in candidates
+            {"model": plain(c.model), "fit": asdict(c.fit)} for c in protocol.candidates
         ],
-        **options,
+        **{name: getattr(protocol, name) for name in names},
     }
     return json.loads(json.dumps(settings))
 
-
+# %% ../../nbs/20c_cross_validation.ipynb #a3b00a6d
 def _kept(path: Path, settings: dict) -> dict | None:
     """The result of a fold, if there is one. Raises ValueError if it is of another run
     or no result.
@@ -409,6 +457,48 @@ def _kept(path: Path, settings: dict) -> dict | None:
             " folder, or delete it"
         )
     return row
+
+# %% ../../nbs/20c_cross_validation.ipynb #77b52b4d
+@dataclass(frozen=True)
+class _Results:
+    "The results of folds, in files, or nowhere without a folder."
+
+    out: str | os.PathLike | None
+    settings: dict
+
+    def read(self) -> dict[str, dict | None]:
+        "All that are there, by the name of the file. Raises ValueError as `_kept`."
+        if self.out is None:
+            return {}
+        files = sorted(Path(self.out).glob("fold-*.json"))
+        return {path.name: _kept(path, self.settings) for path in files}
+
+    def get(self, f: int) -> dict | None:
+        return self.read().get(f"fold-{f}.json")
+
+    def row(self, f: int, found: dict, seconds: float) -> dict:
+        "What was found in fold f, as it is kept."
+        return {
+            "fold": f,
+            **found,
+            "seconds": seconds,
+            "settings": self.settings,
+            **provenance(),
+        }
+
+    def add(self, f: int, row: dict, keep: Callable[[], None]) -> dict:
+        """Write the result of a fold after `keep` is called; or give back the one that
+        was written meanwhile.
+        """
+        folder = Path(self.out) if self.out is not None else None
+        with _alone(folder, wait=True):
+            if already := self.get(f):
+                return already
+            keep()
+            if folder is not None:
+                with atomic_write(folder / f"fold-{f}.json") as temporary:
+                    temporary.write_text(json.dumps(row) + "\n")
+        return row
 
 # %% ../../nbs/20c_cross_validation.ipynb #6c8f1e72
 def cross_validate(
@@ -437,41 +527,35 @@ def cross_validate(
     the winner of a fold. Raises ValueError naming what is wrong, and for a file of
     another run in `out`.
     """
-    candidates, fold = [Candidate(*c) for c in candidates], np.asarray(fold)
-    if not candidates:
-        raise ValueError("candidates: at least one is needed")
-    if fold.shape != (len(graphs),):
-        raise ValueError(
-            f"fold: expected one for each of the {len(graphs)} graphs, got shape"
-            f" {fold.shape}"
-        )
-    if layout not in ("dense", "edges"):
-        raise ValueError(f"layout: must be 'dense' or 'edges', got {layout!r}")
-    settings = _settings(
+    protocol = _Protocol(
+        make_model,
         graphs,
-        fold,
-        candidates,
-        dict(k=k, layout=layout, seed=seed)
-        | (dict(num_buckets=num_buckets, room=room) if layout == "dense" else {}),
+        np.asarray(fold),
+        [Candidate(*c) for c in candidates],
+        k,
+        layout,
+        num_buckets,
+        room,
+        seed,
     )
-    rows, positions = [], None
-    wanted = list(range(int(fold.max()) + 1)) if folds is None else list(folds)
-    name = lambda f: f"fold-{f}.json"
-    # all of them: a folder holds one run
-    kept = lambda: (
-        {
-            path.name: _kept(path, settings)
-            for path in sorted(Path(out).glob("fold-*.json"))
-        }
-        if out is not None
-        else {}
-    )
-    there = kept()
-    done = {f: there.get(name(f)) for f in wanted}
-    epochs = sum(c.fit.epochs for c in candidates)
+    results = _Results(out, _settings(protocol))
+    wanted = range(int(protocol.fold.max()) + 1) if folds is None else list(folds)
+    return _all_folds(protocol, results, wanted, keep, progress)
+
+# %% ../../nbs/20c_cross_validation.ipynb #6ffeafed
+def _all_folds(
+    protocol: _Protocol,
+    results: _Results,
+    wanted: Sequence[int],
+    keep: Callable[[int, nnx.Module], None],
+    progress: bool,
+) -> list[dict]:
+    "The results of the folds `wanted`, from files or computed."
+    there, epochs, rows = results.read(), protocol.epochs, []
+    done = {f: there.get(f"fold-{f}.json") for f in wanted}
     bar = tqdm(
         total=len(wanted) * epochs,
-        initial=epochs * sum(r is not None for r in done.values()),
+        initial=epochs * sum(row is not None for row in done.values()),
         disable=not progress,
         unit="epoch",
         file=sys.stdout,
@@ -481,45 +565,18 @@ def cross_validate(
     with bar:
         for f in wanted:
             if done[f] is None:
-                if positions is None:
-                    positions = _cached_positions(graphs, k)
+                _ = protocol.positions  # computed once, and not on a fold's clock
                 begin, before = time.perf_counter(), bar.n
-                row, winner = _one_fold(
-                    make_model,
-                    graphs,
-                    parts(fold, f),
-                    candidates,
-                    positions,
-                    layout,
-                    num_buckets,
-                    room,
-                    _seed_of(seed, f),
-                    bar,
-                    f,
-                )
-                done[f] = {
-                    "fold": f,
-                    **row,
-                    "seconds": time.perf_counter() - begin,
-                    "settings": settings,
-                    **provenance(),
-                }
-                # others may have written since
-                with _alone(Path(out) if out is not None else None, wait=True):
-                    if already := kept().get(name(f)):
-                        done[f] = already
-                    else:
-                        keep(f, winner)
-                        if out is not None:
-                            with atomic_write(Path(out, name(f))) as temporary:
-                                temporary.write_text(json.dumps(done[f]) + "\n")
+                found, winner = _one_fold(protocol, f, bar)
+                row = results.row(f, found, time.perf_counter() - begin)
+                done[f] = results.add(f, row, lambda: keep(f, winner))
                 # those of a candidate that was stopped
                 bar.update(before + epochs - bar.n)
             rows.append(done[f])
             bar.set_postfix_str(f"accuracy {summary(rows)}")
     return rows
 
-
+# %% ../../nbs/20c_cross_validation.ipynb #a39f6d3c
 def summary(rows: list[dict]) -> str:
     """Mean ± deviation over folds, in per cent; of one fold its accuracy alone. Raises
     ValueError for none.
@@ -543,48 +600,75 @@ def _seed_of(*parts) -> int:
         >> 1
     )
 
+# %% ../../nbs/20c_cross_validation.ipynb #6b0c3c2e
+class _Tried(NamedTuple):
+    "A candidate after training, and the batches that it was trained on."
 
-def _one_fold(
-    make_model,
-    graphs,
+    fitted: Fitted
+    supply: Buckets | EdgeLists
+    row: dict  # for the file
+
+    @property
+    def mark(self) -> tuple[float, float]:
+        "The better the larger, on the validation part."
+        return self.row["validation_accuracy"], -self.row["validation_loss"]
+
+# %% ../../nbs/20c_cross_validation.ipynb #27293410
+def _tried(
+    candidate: Candidate,
+    make_model: Callable[[Any, _Sizes, nnx.Rngs], nnx.Module],
+    supply: Buckets | EdgeLists,
     part: _Fold,
-    candidates,
-    positions,
-    layout,
-    num_buckets,
-    room,
-    seed,
-    bar,
-    f,
-) -> tuple[dict, nnx.Module]:
+    seed: int,
+    each_epoch: Callable[[dict], None],
+) -> _Tried:
+    "A candidate, trained; one without a finite loss is worse than all others."
+    begin = time.perf_counter()
+    sizes = _Sizes(*(getattr(supply, name) for name in _Sizes._fields))
+    model = make_model(candidate.model, sizes, nnx.Rngs(seed))
+    run = fit_classifier(
+        model, supply, part.train, part.validation, candidate.fit, seed, each_epoch
+    )
+    none = {"validation_accuracy": 0.0, "validation_loss": 1e9}
+    best = run.history[run.epoch - 1] if run.epoch else none
+    params = jax.tree.leaves(nnx.state(run.model, nnx.Param))
+    row = {
+        **{name: best[name] for name in none},
+        "epoch": run.epoch,
+        "epochs": len(run.history),
+        "seconds": time.perf_counter() - begin,
+        "parameters": sum(p.size for p in params),
+    }
+    return _Tried(run, supply, row)
+
+# %% ../../nbs/20c_cross_validation.ipynb #88e8ed44
+def _tested(
+    winner: _Tried, labels: Int[np.ndarray, "G"], part: _Fold
+) -> tuple[dict, Int[np.ndarray, "test"]]:
+    "Scores of the winner on the test part, and the classes it gives to these graphs."
+    classes = predict(winner.fitted.model, winner.supply, part.test)
+    right = int((classes == labels[part.test]).sum())
+    most = np.bincount(labels[part.train]).argmax()
+    return {
+        "test_accuracy": right / len(part.test),
+        "test_correct": right,
+        "test_graphs": len(part.test),
+        "largest_class": float((labels[part.test] == most).mean()),
+    }, classes
+
+# %% ../../nbs/20c_cross_validation.ipynb #d28acaa9
+def _one_fold(protocol: _Protocol, f: int, bar: tqdm) -> tuple[dict, nnx.Module]:
+    "What the protocol finds in outer fold f, and the winner."
+    graphs, candidates = protocol.graphs, protocol.candidates
+    part, seed = parts(protocol.fold, f), _seed_of(protocol.seed, f)
     hidden = graphs.labels.copy()
     hidden[part.test] = -1
     blind = replace(graphs, labels=hidden)
-    encoding, made, best, tried = learn_encoding(blind, part.train), {}, None, []
+    encoding, supplies, best, rows = learn_encoding(blind, part.train), {}, None, []
     for i, candidate in enumerate(candidates):
         B = candidate.fit.batch_size
-        if B not in made:
-            made = {
-                B: (
-                    EdgeLists(blind, encoding, positions, B)
-                    if layout == "edges"
-                    else make_buckets(
-                        blind,
-                        encoding,
-                        positions=positions,
-                        num_buckets=num_buckets,
-                        batch_size=B,
-                        room=room,
-                    )
-                )
-            }
-        given, begin = made[B], time.perf_counter()
-        sizes = _Sizes(
-            given.num_features,
-            given.num_classes,
-            given.num_positions,
-            given.num_edge_features,
-        )
+        if B not in supplies:  # one at a time: large sets fill the memory
+            supplies = {B: protocol.supply(blind, encoding, B)}
 
         def each_epoch(row):
             bar.update()
@@ -592,48 +676,20 @@ def _one_fold(
                 f"fold {f}, {i + 1}/{len(candidates)}", refresh=False
             )
 
-        run = fit_classifier(
-            make_model(candidate.model, sizes, nnx.Rngs(seed)),
-            given,
-            part.train,
-            part.validation,
-            candidate.fit,
-            seed,
-            each_epoch,
+        one = _tried(
+            candidate, protocol.make_model, supplies[B], part, seed, each_epoch
         )
-        at = (
-            run.history[run.epoch - 1]
-            if run.epoch
-            else {"validation_accuracy": 0.0, "validation_loss": 1e9}
-        )
-        tried.append(
-            {
-                "validation_accuracy": at["validation_accuracy"],
-                "validation_loss": at["validation_loss"],
-                "epoch": run.epoch,
-                "epochs": len(run.history),
-                "seconds": time.perf_counter() - begin,
-                "parameters": sum(
-                    p.size for p in jax.tree.leaves(nnx.state(run.model, nnx.Param))
-                ),
-            }
-        )
-        mark = (at["validation_accuracy"], -at["validation_loss"])
-        if best is None or mark > best[0]:
-            best = (mark, i, run, given)
+        rows.append(one.row)
+        if best is None or one.mark > best.mark:
+            best, chosen = one, i
     assert best is not None  # there is a candidate
-    _, i, run, given = best
-    classes = predict(run.model, given, part.test)
-    right = int((classes == graphs.labels[part.test]).sum())
-    most = np.bincount(graphs.labels[part.train]).argmax()
+    scores, classes = _tested(best, graphs.labels, part)
+    history = best.fitted.history
     return {
-        "test_accuracy": right / len(part.test),
-        "test_correct": right,
-        "test_graphs": len(part.test),
-        "largest_class": float((graphs.labels[part.test] == most).mean()),
-        "chosen": i,
-        "candidates": tried,
+        **scores,
+        "chosen": chosen,
+        "candidates": rows,
         "predictions": classes.tolist(),
-        "loss": [round(r["loss"], 5) for r in run.history],
-        "validation": [round(r["validation_accuracy"], 5) for r in run.history],
-    }, run.model
+        "loss": [round(r["loss"], 5) for r in history],
+        "validation": [round(r["validation_accuracy"], 5) for r in history],
+    }, best.fitted.model

@@ -1558,6 +1558,30 @@ class EdgeLists:
         for part in self.plan(ids, seed, epoch):
             yield self.load(part)[0]
 
+# %% ../../nbs/20b_graph_sets.ipynb #63bfb112
+def _in_layout(
+    layout: Literal["dense", "edges"],
+    graphs: GraphSet,
+    encoding: Encoding,
+    positions: Float32[np.ndarray, "N k"],
+    batch_size: int,
+    num_buckets: int = 4,
+    room: int = 2**20,
+) -> Buckets | EdgeLists:
+    """A set for training: buckets of tables, or lists of edges, which have no use for
+    `num_buckets` and `room`. Raises ValueError as `make_buckets`.
+    """
+    if layout == "edges":
+        return EdgeLists(graphs, encoding, positions, batch_size)
+    return make_buckets(
+        graphs,
+        encoding,
+        positions=positions,
+        num_buckets=num_buckets,
+        batch_size=batch_size,
+        room=room,
+    )
+
 # %% ../../nbs/20b_graph_sets.ipynb #1c576cca
 def _flip_signs(
     batch: GraphBatch | EdgeBatch, key: PRNGKeyArray
