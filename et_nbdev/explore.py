@@ -240,14 +240,46 @@ def _check_image_model(model):
 _BLUE, _ORANGE, _LILAC = "#0072B2", "#D55E00", "#ccb8e6"
 
 _STYLE = """<style>
-.et-panels { display: flex; flex-wrap: wrap; gap: 14px 18px; align-items: flex-start; margin: 0 0 4px; font: 13px/1.35 system-ui, sans-serif; }
+.et-panels {
+  display: flex;
+  flex-wrap: wrap;
+  gap: 14px 18px;
+  align-items: flex-start;
+  margin: 0 0 4px;
+  font: 13px/1.35 system-ui, sans-serif;
+}
 .et-frame { display: contents; }
 .et-frame[hidden] { display: none; }
 .et-panels figure { margin: 0; max-width: 100%; }
-.et-panels figcaption { margin: 3px 0 0; max-width: 100%; color: inherit; font-size: 13px; text-align: left; }
-.et-panels img { display: block; width: 100%; height: auto; margin: 0; image-rendering: pixelated; border-radius: 2px; }
-.et-panels svg { display: block; width: 100%; height: auto; font: 12px system-ui, sans-serif; }
-.et-controls { display: flex; flex-wrap: wrap; gap: 10px; align-items: center; margin: 8px 0 2px; font: 14px/1.4 system-ui, sans-serif; }
+.et-panels figcaption {
+  margin: 3px 0 0;
+  max-width: 100%;
+  color: inherit;
+  font-size: 13px;
+  text-align: left;
+}
+.et-panels img {
+  display: block;
+  width: 100%;
+  height: auto;
+  margin: 0;
+  image-rendering: pixelated;
+  border-radius: 2px;
+}
+.et-panels svg {
+  display: block;
+  width: 100%;
+  height: auto;
+  font: 12px system-ui, sans-serif;
+}
+.et-controls {
+  display: flex;
+  flex-wrap: wrap;
+  gap: 10px;
+  align-items: center;
+  margin: 8px 0 2px;
+  font: 14px/1.4 system-ui, sans-serif;
+}
 .et-controls input { flex: 1 1 180px; max-width: 420px; accent-color: #0072B2; }
 .et-controls button { min-width: 5.5em; padding: 4px 10px; }
 .et-controls output { flex: 1 0 100%; font-variant-numeric: tabular-nums; }
@@ -318,10 +350,9 @@ def _key(names) -> str:
 
 def _panel(inside: str, caption: str, width: int) -> str:
     "A figure; on a phone two small ones share a row."
-    return (
-        "<figure"
-        f' style="width:min({width}px,{46 if width < 200 else 100}%)">{inside}<figcaption>{caption}</figcaption></figure>'
-    )
+    style = f"width:min({width}px,{46 if width < 200 else 100}%)"
+    below = f"<figcaption>{caption}</figcaption>"
+    return f'<figure style="{style}">{inside}{below}</figure>'
 
 
 # + 0.0: no −0
@@ -457,16 +488,38 @@ def _image_frame(path: _ImagePath, t: int) -> str:
 
 # %% ../nbs/30_explorer.ipynb #35b3da38
 _SCRIPT = """<script>(() => {
-const root = document.getElementById("ID"), frames = [...root.querySelectorAll(".et-frame")], last = frames.length - 1;
-const slider = root.querySelector("input"), button = root.querySelector("button"), out = root.querySelector("output");
+const root = document.getElementById("ID");
+const frames = [...root.querySelectorAll(".et-frame")];
+const last = frames.length - 1;
+const slider = root.querySelector("input");
+const button = root.querySelector("button");
+const out = root.querySelector("output");
 let timer = null;
-const show = t => { frames.forEach((f, i) => { f.hidden = i !== t; }); slider.value = t;
-  out.textContent = frames[t].dataset.says; slider.setAttribute("aria-valuetext", frames[t].dataset.says); };
-const stop = () => { clearInterval(timer); timer = null; button.textContent = "Play"; };
-slider.addEventListener("input", () => { stop(); show(+slider.value); });
-button.addEventListener("click", () => { if (timer) return stop();
-  button.textContent = "Pause"; if (+slider.value === last) show(0);
-  timer = setInterval(() => { if (+slider.value === last) return stop(); show(+slider.value + 1); }, 800); });
+const show = t => {
+  frames.forEach((f, i) => { f.hidden = i !== t; });
+  slider.value = t;
+  out.textContent = frames[t].dataset.says;
+  slider.setAttribute("aria-valuetext", frames[t].dataset.says);
+};
+const stop = () => {
+  clearInterval(timer);
+  timer = null;
+  button.textContent = "Play";
+};
+const turn = () => {
+  if (+slider.value === last) return stop();
+  show(+slider.value + 1);
+};
+slider.addEventListener("input", () => {
+  stop();
+  show(+slider.value);
+});
+button.addEventListener("click", () => {
+  if (timer) return stop();
+  button.textContent = "Pause";
+  if (+slider.value === last) show(0);
+  timer = setInterval(turn, 800);
+});
 })();</script>"""
 
 
@@ -531,21 +584,46 @@ def animate_image(
 
 # %% ../nbs/30_explorer.ipynb #4f30111c
 _DRAG = """<style>
-.et-patch.jupyter-button { background: transparent; margin: 0; padding: 0; width: auto; height: auto; min-width: 0; border: 1px solid rgba(128,128,128,.35); box-shadow: none; touch-action: none; }
+.et-patch.jupyter-button {
+  background: transparent;
+  margin: 0;
+  padding: 0;
+  width: auto;
+  height: auto;
+  min-width: 0;
+  border: 1px solid rgba(128,128,128,.35);
+  box-shadow: none;
+  touch-action: none;
+}
 .et-patch.jupyter-button.mod-active { background: _LILAC; }
-.et-patch.jupyter-button:hover, .et-patch.jupyter-button:focus { outline: 2px solid _BLUE; outline-offset: -2px; box-shadow: none; }
+.et-patch.jupyter-button:hover,
+.et-patch.jupyter-button:focus {
+  outline: 2px solid _BLUE;
+  outline-offset: -2px;
+  box-shadow: none;
+}
 .et-base img { display: block; width: 100%; image-rendering: pixelated; }
 </style>""".replace("_LILAC", _LILAC).replace("_BLUE", _BLUE)
 
-_DRAG_SCRIPT = """<script>if (!window.etDrag) { window.etDrag = true;
+_DRAG_SCRIPT = """<script>if (!window.etDrag) {
+window.etDrag = true;
 let start = null, paint = false, moved = false;
-const patch = e => e.target.closest && e.target.closest(".et-patch"), on = b => b.classList.contains("mod-active");
-addEventListener("pointerdown", e => { start = patch(e); moved = false;
-  if (start) { paint = !on(start); if (e.target.hasPointerCapture(e.pointerId)) e.target.releasePointerCapture(e.pointerId); } }, true);
-addEventListener("pointerover", e => { const b = patch(e);
+const patch = e => e.target.closest && e.target.closest(".et-patch");
+const on = button => button.classList.contains("mod-active");
+addEventListener("pointerdown", e => {
+  start = patch(e);
+  moved = false;
+  if (!start) return;
+  paint = !on(start);
+  const held = e.target.hasPointerCapture(e.pointerId);
+  if (held) e.target.releasePointerCapture(e.pointerId);
+}, true);
+addEventListener("pointerover", e => {
+  const b = patch(e);
   if (!start || !b || !(e.buttons & 1) || (b === start && !moved)) return;
   if (!moved) { moved = true; start.click(); }
-  if (on(b) !== paint) b.click(); }, true);
+  if (on(b) !== paint) b.click();
+}, true);
 addEventListener("pointerup", () => { start = null; }, true);
 }</script>"""
 

@@ -356,7 +356,8 @@ def _softmax_xla(
         z = (scale * z).sum(1)
         return highest + jnp.log(z), (scale[..., None] * pull).sum(1) / z[..., None]
 
-    return tuple(_over_rows(rows, (Q.shape[1:2], Q.shape[1:]), Q.dtype, part, merge))  # pyright: ignore[reportReturnType]
+    lse, pull = _over_rows(rows, (Q.shape[1:2], Q.shape[1:]), Q.dtype, part, merge)
+    return lse, pull
 
 
 def _weighted_xla(
