@@ -35,9 +35,9 @@ from et_nbdev.graph.sets import (
     GraphSet,
     _cached_positions,
     _flip_signs,
+    _in_layout,
     learn_encoding,
     load_graphs,
-    make_buckets,
     take,
 )
 from .energy import EdgeTransformer
@@ -351,7 +351,7 @@ def _listed_pairs(
     weights = adjacency.along(x, at.graph, senders, receivers, features)
     return {"edges": _WeightedEdges(senders, receivers, linked, weights, strangers)}
 
-
+# %% ../../nbs/24_classification.ipynb #34739f1c
 def _with_cls(batch: GraphBatch) -> Bool[Array, "B tokens"]:
     "Which tokens are there: CLS always."
     return jnp.pad(batch.present, ((0, 0), (1, 0)), constant_values=True)
@@ -677,6 +677,29 @@ def _score(logits: Float[np.ndarray, "n C"], labels: Int[np.ndarray, "n"]) -> _S
         float((lse - logits[np.arange(len(labels)), labels]).mean()),
     )
 
+# %% ../../nbs/24_classification.ipynb #341ea296
+def _check_classes(graphs: GraphSet, fold: _Fold):
+    "Raise ValueError unless all labels are known, and training has several classes."
+    if (graphs.labels[np.concatenate(fold)] < 0).any():
+        raise ValueError("graphs: some of the graphs have no label")
+    if len(np.unique(graphs.labels[fold.train])) < 2:
+        raise ValueError(
+            f"fold: the {len(fold.train)} training graphs are all of one class"
+        )
+
+
+def _scored(
+    model: GraphClassifier, supply: Buckets | EdgeLists, ids: Int[np.ndarray, "n"]
+) -> _Scores:
+    return _score(_predict_logits(model, supply, ids), supply.labels[ids])
+
+
+def _judged(found: _Scores, n: int) -> dict:
+    "What `fit` chooses by: the errors among n graphs, and between ties the loss."
+    # below that of a single error
+    tie = found.cross_entropy / (1 + found.cross_entropy) / n
+    return {"loss": 1 - found.accuracy + tie, **found._asdict()}
+
 # %% ../../nbs/24_classification.ipynb #65ff516e
 class Classified(NamedTuple):
     "A trained classifier and how good it is. The test graphs have chosen nothing."
@@ -687,7 +710,7 @@ class Classified(NamedTuple):
     history: list[dict]
     best_step: int
 
-
+# %% ../../nbs/24_classification.ipynb #69d77197
 def train_classifier(
     config: ClassifyTraining,
     graphs: GraphSet,
@@ -704,41 +727,17 @@ def train_classifier(
     they are at hand. Raises ValueError for labels that are unknown or of one class only
     in training, and what `load_graphs`, `make_buckets` and `fit` raise.
     """
-    c, (train, validation, test) = config.model, (np.asarray(ids) for ids in fold)
-    if (graphs.labels[np.concatenate([train, validation, test])] < 0).any():
-        raise ValueError("graphs: some of the graphs have no label")
-    if len(np.unique(graphs.labels[train])) < 2:
-        raise ValueError(f"fold: the {len(train)} training graphs are all of one class")
-    positions = (
-        _cached_positions(graphs, c.num_positions) if positions is None else positions
-    )
+    c, fold = config.model, _Fold(*map(np.asarray, fold))
+    train, validation, test = fold
+    _check_classes(graphs, fold)
+    if positions is None:
+        positions = _cached_positions(graphs, c.num_positions)
     encoding = learn_encoding(graphs, train)
-    sizes = dict(
-        num_features=encoding.node.size,
-        num_classes=graphs.num_classes,
-        num_edge_features=encoding.edge.size,
-    )
-    supply = (
-        EdgeLists(graphs, encoding, positions, config.batch_size)
-        if config.layout == "edges"
-        else make_buckets(
-            graphs,
-            encoding,
-            positions=positions,
-            num_buckets=config.num_buckets,
-            batch_size=config.batch_size,
-        )
-    )
+    shapes = config.batch_size, config.num_buckets
+    supply = _in_layout(config.layout, graphs, encoding, positions, *shapes)
     per = len(supply.plan(train, config.seed))
-
-    def judge(model):
-        found = _score(
-            _predict_logits(model, supply, validation), graphs.labels[validation]
-        )
-        # below that of a single error
-        tie = found.cross_entropy / (1 + found.cross_entropy) / len(validation)
-        return {"loss": 1 - found.accuracy + tie, **found._asdict()}
-
+    known = ("num_features", "num_classes", "num_edge_features")
+    sizes = {name: getattr(supply, name) for name in known}
     result = fit(
         GraphClassifier(**sizes, config=c, rngs=nnx.Rngs(config.seed)),
         _classification_loss,
@@ -746,19 +745,15 @@ def train_classifier(
         config.optim(per),
         seed=config.seed,
         folder=folder,
-        validate=judge,
+        validate=lambda m: _judged(_scored(m, supply, validation), len(validation)),
         every=config.every * per,
         log_every=config.every * per,
         config=json.loads(json.dumps({**asdict(config), "sizes": sizes})),
         progress=progress,
     )
-    on_validation, on_test = (
-        _score(_predict_logits(result.model, supply, ids), graphs.labels[ids])
-        for ids in (validation, test)
-    )
-    return Classified(
-        result.model, on_validation, on_test, result.history, result.best_step
-    )
+    model = result.model
+    held_out, tested = (_scored(model, supply, ids) for ids in (validation, test))
+    return Classified(model, held_out, tested, result.history, result.best_step)
 
 # %% ../../nbs/24_classification.ipynb #899addd7
 CONFIGS = {  # training runs by name
@@ -785,7 +780,7 @@ def load_classifier(path: Path | str) -> GraphClassifier:
 
     return restore(path, "graph classifier", build)
 
-
+# %% ../../nbs/24_classification.ipynb #a31abfe1
 def main(argv: list[str] | None = None) -> dict:
     """Console script `et_train_graphs`: train a classifier of graphs on one split,
     resume it if it was stopped, and report on the test graphs.
@@ -840,7 +835,7 @@ class _Attended(NamedTuple):
     listens: Float[np.ndarray, "S B H N+1"]  # what CLS pays to each token, in sum 1
     heard: Float[np.ndarray, "S B H N+1"]  # what each token pays to CLS
 
-
+# %% ../../nbs/24_classification.ipynb #1284233e
 def _attended(model: GraphClassifier, batch: GraphBatch) -> _Attended:
     """The learned adjacency and the attention of CLS, block by block. Raises TypeError
     for graphs laid end to end, which have no tables to look at.
@@ -867,6 +862,67 @@ def _attended(model: GraphClassifier, batch: GraphBatch) -> _Attended:
         P[..., :, 0],
     )
 
+# %% ../../nbs/24_classification.ipynb #0edb6142
+def _node_names(
+    batch: GraphBatch, i: int, n: int, names: dict[int, str]
+) -> dict[int, str]:
+    "The first of `names` whose feature a node has, or nothing, for nodes 0 to n - 1."
+    has = lambda v, column: batch.features[i, v, column] == 1
+    return {
+        v: next((name for column, name in names.items() if has(v, column)), "")
+        for v in range(n)
+    }
+
+
+def _draw_weights(ax, graph, place: dict, weights: list):
+    "Edges colored by their weight, with a scale symmetric about zero."
+    import matplotlib.pyplot as plt
+    import networkx as nx
+
+    reach = max(np.abs(weights).max(initial=0), 1e-6)
+    lines = nx.draw_networkx_edges(
+        graph,
+        place,
+        ax=ax,
+        edge_color=weights,
+        width=3,
+        edge_cmap=plt.cm.PuOr_r,
+        edge_vmin=-reach,
+        edge_vmax=reach,
+    )
+    nx.draw_networkx_nodes(graph, place, ax=ax, node_color="0.9", node_size=180)
+    if graph.edges:
+        ax.figure.colorbar(lines, ax=ax, shrink=0.8)
+
+# %% ../../nbs/24_classification.ipynb #895b1ade
+def _draw_values(ax, graph, place: dict, values: Float[np.ndarray, "n"]):
+    "Nodes colored by a value of at least 0."
+    import matplotlib.pyplot as plt
+    import networkx as nx
+
+    nx.draw_networkx_edges(graph, place, ax=ax, edge_color="0.7")
+    dots = nx.draw_networkx_nodes(
+        graph,
+        place,
+        ax=ax,
+        node_color=values,
+        cmap=plt.cm.viridis,
+        vmin=0,
+        node_size=180,
+    )
+    ax.figure.colorbar(dots, ax=ax, shrink=0.8)
+
+
+def _draw_names(ax, graph, place: dict, words: dict[int, str], dark: list):
+    "Names on the nodes, white where these are dark."
+    import networkx as nx
+
+    for shade, color in ((True, "w"), (False, "k")):
+        some = {v: words[v] for v in graph if dark[v] == shade}
+        nx.draw_networkx_labels(
+            graph, place, some, font_size=8, font_color=color, ax=ax
+        )
+
 # %% ../../nbs/24_classification.ipynb #280c5068
 def plot_molecule(
     model: GraphClassifier,
@@ -887,67 +943,22 @@ def plot_molecule(
     n = int(batch.present[i].sum())
     graph = nx.from_numpy_array(np.asarray(batch.adjacency[i, :n, :n]))
     place = nx.kamada_kawai_layout(graph)
-    weight = view.adjacency[0, :, 1 : n + 1, 1 : n + 1].mean(0)
-    strength = [(weight[a, b] + weight[b, a]) / 2 for a, b in graph.edges]
-    words = {
-        v: next(
-            (
-                name
-                for column, name in (names or {}).items()
-                if batch.features[i, v, column] == 1
-            ),
-            "",
-        )
-        for v in range(n)
-    }
+    words = _node_names(batch, i, n, names or {})
+    A = view.adjacency[0, :, 1 : n + 1, 1 : n + 1].mean(0)
+    weights = [(A[a, b] + A[b, a]) / 2 for a, b in graph.edges]
     fig, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    panels = (
-        (r"$\hat A$, mean of both directions and all heads", None),
-        ("what CLS pays to the nodes", view.listens[-1, 0, :, 1 : n + 1].mean(0)),
-        ("what the nodes pay to CLS", view.heard[-1, 0, :, 1 : n + 1].mean(0)),
-    )
-    for ax, (title, value) in zip(axes, panels):
-        ax.set_title(title, fontsize=10)
+    for ax in axes:
         ax.axis("off")
         ax.margins(0.12)
-        if value is None:
-            reach = max(np.abs(strength).max(initial=0), 1e-6)
-            lines = nx.draw_networkx_edges(
-                graph,
-                place,
-                ax=ax,
-                edge_color=strength,
-                width=3,
-                edge_cmap=plt.cm.PuOr_r,
-                edge_vmin=-reach,
-                edge_vmax=reach,
-            )
-            nx.draw_networkx_nodes(graph, place, ax=ax, node_color="0.9", node_size=180)
-            if graph.edges:
-                fig.colorbar(lines, ax=ax, shrink=0.8)
-        else:
-            nx.draw_networkx_edges(graph, place, ax=ax, edge_color="0.7")
-            fig.colorbar(
-                nx.draw_networkx_nodes(
-                    graph,
-                    place,
-                    ax=ax,
-                    node_color=value,
-                    cmap=plt.cm.viridis,
-                    vmin=0,
-                    node_size=180,
-                ),
-                ax=ax,
-                shrink=0.8,
-            )
-        dark = [value is not None and value[v] < value.max() / 2 for v in graph]
-        for shade, color in ((True, "w"), (False, "k")):
-            nx.draw_networkx_labels(
-                graph,
-                place,
-                {v: words[v] for v in graph if dark[v] == shade},
-                font_size=8,
-                font_color=color,
-                ax=ax,
-            )
+    axes[0].set_title(r"$\hat A$, mean of both directions and all heads", fontsize=10)
+    _draw_weights(axes[0], graph, place, weights)
+    _draw_names(axes[0], graph, place, words, [False] * n)
+    for ax, title, paid in (
+        (axes[1], "what CLS pays to the nodes", view.listens),
+        (axes[2], "what the nodes pay to CLS", view.heard),
+    ):
+        values = paid[-1, 0, :, 1 : n + 1].mean(0)
+        ax.set_title(title, fontsize=10)
+        _draw_values(ax, graph, place, values)
+        _draw_names(ax, graph, place, words, [v < values.max() / 2 for v in values])
     return fig
