@@ -158,7 +158,7 @@ def _check_kinds(features, edges, num_features: int, kinds: int):
             kind.num_nodes if isinstance(kind, EdgeIndex) else len(kind),
         )
 
-# %% ../../nbs/22_anomaly.ipynb #17d966b4
+# %% ../../nbs/22_anomaly.ipynb #7562971f
 def _along(
     block: EdgeTransformer, kind: EdgeIndex | Bool[Array, "n n"]
 ) -> dict[str, EdgeIndex | Array]:
@@ -167,7 +167,7 @@ def _along(
         return {}
     return {"edges": kind} if isinstance(kind, EdgeIndex) else {"mask": kind}
 
-
+# %% ../../nbs/22_anomaly.ipynb #17d966b4
 @signed
 class AnomalyEnergyTransformer(nnx.Module):
     """Section 4 and Appendix B: affine encoder, descent along the edges, g(0) ‖ g(T),
@@ -350,12 +350,48 @@ class Anomaly(NamedTuple):
     test: dict[str, float]
     history: list[dict]
 
-
+# %% ../../nbs/22_anomaly.ipynb #8017a1c3
 @partial(nnx.jit)
 def _predict(model, features, edges):
     return jax.nn.softmax(model(features, edges))[:, 1]
 
 
+def _check_trainable(graph: Graph, features: Float[np.ndarray, "N F"]):
+    if not graph.num_edges:
+        raise ValueError(f"graph: {graph!r} has no edges to attend along")
+    if not np.isfinite(features).all():
+        raise ValueError("features: expected finite numbers")
+
+# %% ../../nbs/22_anomaly.ipynb #45237f51
+def _judged(
+    p: Float[np.ndarray, "N"],
+    labels: Int[np.ndarray, "N"],
+    validation: Int[np.ndarray, "n"],
+    lr: float,
+) -> dict[str, float]:
+    """What `fit` chooses the weights by, from the validation nodes. Raises
+    FloatingPointError where a prediction is not finite.
+    """
+    if not np.isfinite(p).all():
+        raise FloatingPointError(
+            f"predictions are no longer finite; lower the learning rate (lr = {lr}) or"
+            " the step size"
+        )
+    labels, p = labels[validation], p[validation]
+    found = scores(labels, p, _best_threshold(labels, p))
+    return {"loss": 1 - found["macro_f1"], "auroc": found["auroc"]}
+
+
+def _held_out(
+    p: Float[np.ndarray, "N"], labels: Int[np.ndarray, "N"], parts: Split
+) -> tuple[float, dict[str, float], dict[str, float]]:
+    "A threshold from the validation nodes, and the scores of these and the test nodes."
+    _, validation, test = parts
+    threshold = _best_threshold(labels[validation], p[validation])
+    at = lambda ids: scores(labels[ids], p[ids], threshold)
+    return threshold, at(validation), at(test)
+
+# %% ../../nbs/22_anomaly.ipynb #4d20355e
 def _train_classifier(
     model: nnx.Module,
     graph: Graph,
@@ -378,29 +414,11 @@ def _train_classifier(
     Raises ValueError for a graph without edges or features that are not finite,
     FloatingPointError where predictions no longer are, and what `fit` raises.
     """
-    if not graph.num_edges:
-        raise ValueError(f"graph: {graph!r} has no edges to attend along")
-    if not np.isfinite(features).all():
-        raise ValueError("features: expected finite numbers")
-    features = jnp.asarray(features)
-    labels = graph.labels.astype(np.int32)
-    train, validation, test = parts
+    _check_trainable(graph, features)
+    features, labels = jnp.asarray(features), graph.labels.astype(np.int32)
+    train, validation, _ = parts
     batch = _Batch(features, edges, jnp.asarray(train), jnp.asarray(labels[train]))
-
-    def judge(model):
-        p = np.asarray(_predict(model, features, edges))
-        if not np.isfinite(p).all():
-            raise FloatingPointError(
-                "predictions are no longer finite; lower the learning rate (lr ="
-                f" {optim.lr}) or the step size"
-            )
-        found = scores(
-            labels[validation],
-            p[validation],
-            _best_threshold(labels[validation], p[validation]),
-        )
-        return {"loss": 1 - found["macro_f1"], "auroc": found["auroc"]}
-
+    predict = lambda model: np.asarray(_predict(model, features, edges))
     result = fit(
         model,
         _weighted_loss,
@@ -408,22 +426,14 @@ def _train_classifier(
         optim,
         seed=seed,
         folder=folder,
-        validate=judge,
+        validate=lambda model: _judged(predict(model), labels, validation, optim.lr),
         every=every,
         log_every=every,
         config=config,
         progress=progress,
     )
-    p = np.asarray(_predict(result.model, features, edges))
-    threshold = _best_threshold(labels[validation], p[validation])
-    return Anomaly(
-        result.model,
-        p,
-        threshold,
-        scores(labels[validation], p[validation], threshold),
-        scores(labels[test], p[test], threshold),
-        result.history,
-    )
+    p = predict(result.model)
+    return Anomaly(result.model, p, *_held_out(p, labels, parts), result.history)
 
 # %% ../../nbs/22_anomaly.ipynb #aa1e8434
 @dataclass(frozen=True)
@@ -598,7 +608,7 @@ class AnomalyTraining:
             )
         check_sizes(every=self.every)
 
-
+# %% ../../nbs/22_anomaly.ipynb #97c50a92
 def train_anomaly(
     config: AnomalyTraining,
     graph: Graph,
@@ -639,7 +649,7 @@ def train_anomaly(
         batches=batches,
     )
 
-
+# %% ../../nbs/22_anomaly.ipynb #4ff39dc0
 def load_model(path: Path | str) -> AnomalyEnergyTransformer:
     """The model of a checkpoint that `train_anomaly` wrote. Raises CheckpointError if
     it is missing, damaged or of another kind.
@@ -711,6 +721,65 @@ def explain(
     return Explanation(*map(np.asarray, found))
 
 # %% ../../nbs/22_anomaly.ipynb #fac36f68
+def _one_split(
+    config: AnomalyTraining, graph: Graph, folder: Path, progress: bool
+) -> tuple[dict, nnx.Module]:
+    "Train on one split: its part of a report, and the model."
+    run = train_anomaly(config, graph, folder, progress)
+    parts = split(graph.labels, config.train_fraction, config.seed)._asdict()
+    judged = [row for row in run.history if "validation_loss" in row]
+    best = min(judged, key=lambda row: row["validation_loss"])
+    return {
+        "seed": config.seed,
+        "nodes": {part: len(nodes) for part, nodes in parts.items()},
+        "anomalous": {
+            part: int(graph.labels[nodes].sum()) for part, nodes in parts.items()
+        },
+        "best_step": best["step"],
+        "training_seconds": run.history[-1]["seconds"],
+        "threshold": run.threshold,
+        "validation": run.validation,
+        "test": run.test,
+    }, run.model
+
+# %% ../../nbs/22_anomaly.ipynb #7ce19823
+def _metrics(
+    config: AnomalyTraining, graph: Graph, runs: list[dict], model: nnx.Module
+) -> dict:
+    "Mean and standard deviation of the test scores over the splits, and every run."
+    over = lambda f: {
+        score: float(f([run["test"][score] for run in runs]))
+        for score in runs[0]["test"]
+    }
+    params = jax.tree.leaves(nnx.state(model, nnx.Param))
+    return {
+        "test": over(np.mean),
+        "deviation": over(partial(np.std, ddof=min(1, len(runs) - 1))),
+        "splits": len(runs),
+        "runs": runs,
+        "data": graph.name,
+        "nodes": graph.num_nodes,
+        "edges": graph.num_edges,
+        "training_seconds": sum(run["training_seconds"] for run in runs),
+        "parameters": sum(p.size for p in params),
+        "config": asdict(config),
+        **provenance(),
+    }
+
+# %% ../../nbs/22_anomaly.ipynb #ff4aa067
+def _print_scores(metrics: dict, graph: Graph):
+    splits = metrics["splits"]
+    print(
+        f"{graph!r}\n{metrics['runs'][0]['nodes']['test']:,} test nodes, "
+        + (f"mean ± deviation over {splits} splits" if splits > 1 else "one split")
+    )
+    for score, mean in metrics["test"].items():
+        print(
+            f"  {score:<12}{mean:.4f}"
+            + (f" ± {metrics['deviation'][score]:.4f}" if splits > 1 else "")
+        )
+
+# %% ../../nbs/22_anomaly.ipynb #ec5bba86
 def _report(
     config: AnomalyTraining,
     graph: Graph,
@@ -727,69 +796,25 @@ def _report(
     and OSError if `out` cannot be written.
     """
     check_sizes(splits=splits)
-    if config.seed + splits > 2**32:
+    seeds = range(config.seed, config.seed + splits)
+    if seeds[-1] >= 2**32:
         raise ValueError(
             "seed, splits: the last split would have the seed"
-            f" {config.seed + splits - 1}, expected less than 2³²"
+            f" {seeds[-1]}, expected less than 2³²"
         )
     # whether it can be divided depends on how many there are, not on the seed
     split(graph.labels, config.train_fraction, config.seed)
     runs = []
-    for seed in range(config.seed, config.seed + splits):
+    for seed in seeds:
         if progress:
             print(f"Split {len(runs) + 1} of {splits} (seed {seed})", flush=True)
-        run = train_anomaly(
-            replace(config, seed=seed), graph, Path(out) / f"seed-{seed}", progress
-        )
-        parts = split(graph.labels, config.train_fraction, seed)
-        judged = [row for row in run.history if "validation_loss" in row]
-        runs.append(
-            {
-                "seed": seed,
-                "nodes": {part: len(nodes) for part, nodes in parts._asdict().items()},
-                "anomalous": {
-                    part: int(graph.labels[nodes].sum())
-                    for part, nodes in parts._asdict().items()
-                },
-                "best_step": min(judged, key=lambda row: row["validation_loss"])[
-                    "step"
-                ],
-                "training_seconds": run.history[-1]["seconds"],
-                "threshold": run.threshold,
-                "validation": run.validation,
-                "test": run.test,
-            }
-        )
-    over = lambda f: {
-        score: float(f([run["test"][score] for run in runs]))
-        for score in runs[0]["test"]
-    }
-    metrics = {
-        "test": over(np.mean),
-        "deviation": over(partial(np.std, ddof=min(1, splits - 1))),
-        "splits": splits,
-        "runs": runs,
-        "data": graph.name,
-        "nodes": graph.num_nodes,
-        "edges": graph.num_edges,
-        "training_seconds": sum(run["training_seconds"] for run in runs),
-        "parameters": sum(
-            p.size for p in jax.tree.leaves(nnx.state(run.model, nnx.Param))
-        ),
-        "config": asdict(config),
-        **provenance(),
-    }
+        own, folder = replace(config, seed=seed), Path(out) / f"seed-{seed}"
+        row, model = _one_split(own, graph, folder, progress)
+        runs.append(row)
+    metrics = _metrics(config, graph, runs, model)
     with atomic_write(Path(out) / "metrics.json") as path:
         path.write_text(json.dumps(metrics, indent=2) + "\n")
-    print(
-        f"{graph!r}\n{runs[0]['nodes']['test']:,} test nodes, "
-        + (f"mean ± deviation over {splits} splits" if splits > 1 else "one split")
-    )
-    for score, mean in metrics["test"].items():
-        print(
-            f"  {score:<12}{mean:.4f}"
-            + (f" ± {metrics['deviation'][score]:.4f}" if splits > 1 else "")
-        )
+    _print_scores(metrics, graph)
     return metrics
 
 # %% ../../nbs/22_anomaly.ipynb #592a3373
