@@ -562,9 +562,7 @@ def check_rendering(page, staged):
     "What Quarto would show as it is written."
     for text in page.prose:
         plain = MATH.sub("x", text)
-        for m in re.finditer(
-            LOADS + r"|!\[[^]]*\]\(<?((?:https?:)?//[^)\s>]+)", text
-        ):
+        for m in re.finditer(LOADS + r"|!\[[^]]*\]\(<?((?:https?:)?//[^)\s>]+)", text):
             yield f"the page loads {m[1] or m[2]}"
         if m := re.search(r"!\[\s*\]\([^)]*\)", plain):
             yield f"a picture has no caption: {m[0]}"

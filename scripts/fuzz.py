@@ -357,7 +357,7 @@ def models():
         kept(
             anomaly.AnomalyEnergyTransformer(config=a, **sizes, rngs=nnx.Rngs(0)),
             {"model": asdict(a), "graph": sizes | {"digest": "0"}},
-            anomaly.load_model,
+            anomaly.load_detector,
         ),
         kept(
             classify.GraphClassifier(config=g, **shapes, rngs=nnx.Rngs(0)),

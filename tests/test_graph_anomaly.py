@@ -31,10 +31,10 @@ from et_nbdev.graph.anomaly import (
     _best_threshold,
     explain,
     _inputs,
-    load_model,
+    load_detector,
     main,
     _report,
-    sample,
+    sample_nodes,
     _sampled,
     scores,
     train_anomaly,
@@ -287,7 +287,7 @@ def test_a_run_on_other_data_does_not_go_on(trained, field, i):
 def test_a_run_goes_on_under_another_name_and_its_weights_can_be_loaded(trained):
     graph = load_graph("digits-knn")
     again = train_anomaly(QUICK, replace(graph, name="moved"), trained, progress=False)
-    model = load_model(trained / "best.safetensors")
+    model = load_detector(trained / "best.safetensors")
     assert_close(
         jax.nn.softmax(model(jnp.asarray(_inputs(graph)), model.prepare(graph)))[:, 1],
         again.p,
@@ -390,7 +390,7 @@ def test_a_part_with_all_nodes_of_2T_hops_has_the_loss_of_the_whole(
     # two a step: whom I see, and whom those who see me see
     for hops, exact in ((SMALL.steps, False), (2 * SMALL.steps, True)):
         ball = within(graph, seeds, hops)
-        nodes, part = sample(
+        nodes, part = sample_nodes(
             edges, seeds, SampleConfig(3, len(ball), 50), np.random.default_rng(0)
         )
         assert (
@@ -412,7 +412,7 @@ def test_a_part_is_drawn_at_random_from_the_graph_and_keeps_its_size():
     has = set(zip(*(ends.tolist() for ends in graph.edges)))
     seeds, seen, shapes = np.array([5, 900, 1700]), [], set()
     for draw in range(3):
-        nodes, (part,) = sample(
+        nodes, (part,) = sample_nodes(
             edges, seeds, SampleConfig(3, 100, 4), np.random.default_rng(draw)
         )
         senders, receivers = part.edge_list()
@@ -430,7 +430,9 @@ def test_a_part_is_drawn_at_random_from_the_graph_and_keeps_its_size():
         seen.append(set(nodes.tolist()))
         shapes.add(tuple(leaf.shape for leaf in jax.tree.leaves(part)))
     assert len(shapes) == 1 and seen[0] != seen[1] != seen[2]
-    nodes, _ = sample(edges, seeds, SampleConfig(3, 5000, 4), np.random.default_rng(0))
+    nodes, _ = sample_nodes(
+        edges, seeds, SampleConfig(3, 5000, 4), np.random.default_rng(0)
+    )
     # no larger than the graph
     assert np.array_equal(np.sort(nodes), np.arange(graph.num_nodes))
 
@@ -439,7 +441,7 @@ def test_where_nobody_else_can_be_reached_others_fill_up():
     alone = replace(
         chain(40), senders=np.array([0, 1]), receivers=np.array([1, 0]), relations={}
     )
-    nodes, (part,) = sample(
+    nodes, (part,) = sample_nodes(
         AnomalyEnergyTransformer.prepare(alone),
         np.array([0, 9]),
         SampleConfig(2, 12, 3),
@@ -478,7 +480,7 @@ def test_training_on_parts_compiles_once_and_goes_on_where_it_was(
 ):
     graph = load_graph("digits-knn")
     config = replace(QUICK, sample=SampleConfig(40, 120, 4))
-    traced, drawn, plain_loss, plain_sample = [], [], _weighted_loss, sample
+    traced, drawn, plain_loss, plain_sample = [], [], _weighted_loss, sample_nodes
 
     def loss(*args):
         traced.append(1)
@@ -493,10 +495,10 @@ def test_training_on_parts_compiles_once_and_goes_on_where_it_was(
     monkeypatch.setattr(anomaly, "_weighted_loss", loss)
     whole = train_anomaly(config, graph, progress=False)
     assert len(traced) == 1
-    monkeypatch.setattr(anomaly, "sample", stop_at_the_fifth)
+    monkeypatch.setattr(anomaly, "sample_nodes", stop_at_the_fifth)
     with pytest.raises(InterruptedError):
         train_anomaly(config, graph, tmp_path, progress=False)
-    monkeypatch.setattr(anomaly, "sample", plain_sample)
+    monkeypatch.setattr(anomaly, "sample_nodes", plain_sample)
     resumed = train_anomaly(config, graph, tmp_path, progress=False)
     assert (
         [row["step"] for row in resumed.history] == [3, 6]
@@ -670,7 +672,7 @@ def test_the_report_is_of_the_best_weights_on_every_split(run):
     out, metrics = run
     graph = load_graph("digits-knn")
     for row in metrics["runs"]:
-        model = load_model(out / f"seed-{row['seed']}" / "best.safetensors")
+        model = load_detector(out / f"seed-{row['seed']}" / "best.safetensors")
         p = np.asarray(
             jax.nn.softmax(model(jnp.asarray(_inputs(graph)), model.prepare(graph)))[
                 :, 1
@@ -925,9 +927,9 @@ def test_what_is_no_anomaly_model_is_refused(tmp_path):
     with pytest.raises(
         CheckpointError, match="x.safetensors: holds no anomaly model.*depth"
     ):
-        load_model(tmp_path / "x.safetensors")
+        load_detector(tmp_path / "x.safetensors")
     with pytest.raises(CheckpointError, match="no such checkpoint"):
-        load_model(tmp_path / "none")
+        load_detector(tmp_path / "none")
     with pytest.raises(ValueError, match="splits"):
         _report(QUICK, load_graph("digits-knn"), tmp_path, splits=0)
 
