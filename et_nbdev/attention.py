@@ -168,7 +168,7 @@ def _through_normalization(
     rms: Float[Array, "... H N 1"],
 ) -> Float[Array, "... H N Y"]:
     r"""$-\partial E/\partial Q = \frac1\rho\big(v - \hat Q\,\tfrac1Y\hat Q\cdot
-    v\big)$ for $v = -\partial E/\partial\hat Q$: the Jacobian of `normalize_heads`.
+    v\big)$ for $v = -\partial E/\partial\hat Q$: the Jacobian of `_normalize_heads`.
     """
     Q_hat, wide = Q_hat.astype(rms.dtype), pull.astype(rms.dtype)
     along = jnp.mean(Q_hat * wide, -1, keepdims=True)

@@ -21,11 +21,11 @@ from .memory import HopfieldMemory
 from .norm import EnergyLayerNorm
 
 # %% ../nbs/05_block.ipynb #8748247b
-# options of descend, solve and equilibrium, which would never reach a term
-_RESERVED = {
-    *("x", "steps", "step_size", "solver", "states", "remat", "unroll"),
-    *("evaluations", "tolerance", "until", "cg_steps", "leave_out"),
-}
+# arguments of descend, solve and equilibrium, which would never reach a term
+_RESERVED = set(
+    "self block g v x steps step_size solver states remat unroll evaluations tolerance"
+    " until cg_steps leave_out".split()
+)
 
 
 @signed
@@ -91,7 +91,10 @@ class Block(nnx.Module):
     ) -> dict[str, Float[Array, "... N D"]]:
         "−∂E/∂g of every term, by name."
         terms = self._with_context(g, context)
-        return {name: term.update(g, **own) for name, term, own in terms}
+        return {
+            name: _of_tokens(name, term.update(g, **own), g)
+            for name, term, own in terms
+        }
 
     def energies_and_update(
         self, g: Float[Array, "... N D"], **context
@@ -101,7 +104,7 @@ class Block(nnx.Module):
         for name, term, own in self._with_context(g, context):
             energy, update = term.energy_and_update(g, **own)
             energies[name] = _per_sample(name, energy, g)
-            updates.append(update)
+            updates.append(_of_tokens(name, update, g))
         return energies, sum(updates[1:], updates[0])
 
     def energy(self, g: Float[Array, "... N D"], **context) -> Float[Array, "..."]:
@@ -133,6 +136,16 @@ def _per_sample(name, energy, g):
             f" {jnp.shape(energy)}"
         )
     return energy
+
+
+def _of_tokens(name, update, g):
+    "The update of a term, once it is seen to have the shape of the tokens."
+    if jnp.shape(update) != g.shape:
+        raise ValueError(
+            f"{name}: expected an update of the tokens' shape {g.shape}, got"
+            f" {jnp.shape(update)}"
+        )
+    return update
 
 # %% ../nbs/05_block.ipynb #5c9bcd17
 @signed

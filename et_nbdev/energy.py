@@ -28,8 +28,10 @@ class Energy(nnx.Module):
     A subclass defines `token_energy` (..., N), if the term is a sum over tokens, or
     `energy` (...) otherwise. The update −∂E/∂g is found by automatic differentiation
     unless the subclass derives `energy_and_update` by hand. Keyword parameters of these
-    methods (`mask`, say) are context: a `Block` hands them the data of that name.
-    Raises TypeError, when the class is defined, if it has neither method.
+    methods (`mask`, say) are context: a `Block` hands them the data of that name;
+    a term that only forwards `**context` says in `takes` what it takes. A subclass of a
+    term that changes the energy and derives no update has the automatic one, not that
+    of its parent. Raises TypeError, when the class is defined, if it has neither method.
     """
 
     token_energy: Callable[..., Array]  # where the energy is a sum over tokens
@@ -41,6 +43,12 @@ class Energy(nnx.Module):
                 f"{cls.__name__}: expected a method energy(self, g) that returns one"
                 " number per sample, or token_energy(self, g) with one per token"
             )
+        # what a parent derived by hand belongs to the parent's energy
+        own = vars(cls).keys()
+        derived = ["energy_and_update"] if own & {"token_energy", "energy"} else []
+        derived += ["energy"] if "token_energy" in own else []
+        for method in set(derived) - own:
+            setattr(cls, method, getattr(Energy, method))
 
     @property
     def takes(self) -> set[str]:

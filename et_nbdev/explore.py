@@ -22,6 +22,7 @@ from flax import nnx
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, UInt8
 
 from ._checks import check_sizes
+from .attention import EnergyAttention
 from .block import Block
 from .dynamics import Euler
 from .energy import Energies, Scaled
@@ -50,8 +51,10 @@ def _dialed(
     A copy: the model that is played with stays as it is. All numbers may be traced.
     """
     terms = nnx.merge(*nnx.split(block)).terms
-    if "attention" in terms:
-        heads = terms["attention"]
+    heads = terms.get("attention")
+    while isinstance(heads, Scaled):
+        heads = heads.term
+    if isinstance(heads, EnergyAttention):
         heads.log_beta = nnx.Param(
             jnp.log(heads.beta) + jnp.log(jnp.asarray(beta, heads.beta.dtype))
         )
@@ -429,11 +432,11 @@ def _says(energies: Energies, t: int) -> str:
     "The energies at t in words, and whether they fall until the end."
     total = np.asarray(energies.total, np.float64)
     rises = int(np.sum(np.diff(total) > 1e-6 * np.abs(total).max()))
-    course = (
-        "E never rises"
-        if rises == 0
-        else f"E rises in {rises} of {len(total) - 1} steps"
-    )
+    course = f"E rises in {rises} of {len(total) - 1} steps"
+    if rises == 0:
+        course = "E never rises"
+    if not np.isfinite(total).all():
+        course = "E is not finite at every step"
     if not any(map(np.any, energies.values())):
         course = "there is nothing to descend"
     parts = " and ".join(
@@ -1119,7 +1122,7 @@ def descend_graph(
     edges: tuple[EdgeIndex, ...],
     settings: ExplorerSettings,
 ) -> _GraphPath:
-    """The descent of all nodes; `features` and `edges` as `inputs` and `prepare` of
+    """The descent of all nodes; `features` and `edges` as `_inputs` and `prepare` of
     `et_nbdev.graph.anomaly` make them.
 
     Raises TypeError or ValueError as `model.check`, ValueError for a model of several
@@ -1356,7 +1359,7 @@ def animate_graph(
     """A node and its neighbors during the descent as one self-contained piece of HTML;
     `pictures` in [0, 1] stand for nodes, their numbers if left out.
 
-    Raises as `descend_graph` and `neighborhood`, ValueError for pictures of another
+    Raises as `descend_graph`, ValueError for pictures of another
     number or out of range.
     """
     c, pictures = model.config, _check_node_pictures(pictures, graph.num_nodes)

@@ -28,6 +28,7 @@ from conftest import examples
 from et_nbdev import explore
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import Euler, descend
+from et_nbdev.energy import Energies
 from et_nbdev.explore import (
     _LONGEST,
     _SHORT,
@@ -294,6 +295,12 @@ def test_hidden_pixels_are_not_looked_at_and_without_attention_nobody_is(model, 
     assert_close(
         shown(photos["a"], attention=False), shown(others, attention=False), atol=1e-6
     )
+
+
+def test_an_energy_that_is_not_finite_is_not_said_to_fall():
+    for wrong in (np.nan, np.inf):
+        said = explore._says(Energies(a=np.array([1.0, 0.5, wrong])), 0)
+        assert "not finite" in said and "never" not in said
 
 
 def test_a_graph_path_is_what_the_model_says(net, graph):

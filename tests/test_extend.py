@@ -242,13 +242,55 @@ def test_a_term_with_one_number_for_a_whole_batch_is_refused():
             call(tokens().astype(jnp.float32))
 
 
+def test_a_changed_energy_does_not_keep_the_update_of_its_parent(x64):
+    class Doubled(HopfieldMemory):
+        def token_energy(self, g):
+            return 2 * super().token_energy(g)
+
+    class Squared(HopfieldMemory):
+        def energy(self, g):
+            return super().energy(g) ** 2
+
+    class Slower(Doubled):
+        "Changes no energy, and keeps what its parent has."
+
+        def hidden(self, g):
+            return super().hidden(g)
+
+    for kind in (Doubled, Squared, Slower):
+        term = kind(D, K, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+        assert_gradient(term.energy, tokens(), -term.update(tokens()))
+    assert_close(
+        Slower(D, K, rngs=nnx.Rngs(0)).energy(tokens()),
+        2 * HopfieldMemory(D, K, rngs=nnx.Rngs(0)).energy(tokens()),
+    )
+
+
+def test_an_update_of_another_shape_is_refused():
+    class Shared(ConvolutionalMemory):
+        def energy_and_update(self, g):
+            energy, update = super().energy_and_update(g)
+            return energy, update[:1]
+
+    block = Block(EnergyLayerNorm(D), mine=Shared(D, K, rngs=nnx.Rngs(0)))
+    for call in (block.updates, block.energies_and_update):
+        with pytest.raises(ValueError, match=r"^mine: .*update .*\(3, 4, 6\), got"):
+            call(tokens().astype(jnp.float32))
+
+
 def test_context_that_the_descent_would_keep_is_refused():
     class Steps(Energy):
         def energy(self, g, steps):
             return jnp.sum(g, (-2, -1))
 
+    class Own(Energy):
+        def energy(self, g, block):
+            return jnp.sum(g, (-2, -1))
+
     with pytest.raises(ValueError, match="^steps: .*descend"):
         Block(EnergyLayerNorm(D), mine=Steps())
+    with pytest.raises(ValueError, match="^block: .*descend"):
+        Block(EnergyLayerNorm(D), mine=Own())
 
 
 @pytest.mark.parametrize("names", BLOCKS, ids=["ours", "theirs"])
@@ -423,6 +465,9 @@ def test_the_explorer_shows_terms_that_the_library_does_not_have():
     shown = animate_image(model, picture, occluded, ExplorerSettings(steps=4))
     assert all(name in shown for name in terms)
     ImageExplorer(model, {"a picture": picture})
+    # the dial of β has nothing to turn at a term that merely has the name
+    model.block = Block(model.block.norm, attention=terms["convolution"])
+    descend_picture(model, picture, occluded, ExplorerSettings(beta=2.0))
 
 
 # ------------------------------------------------------------------------------------

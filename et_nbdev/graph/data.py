@@ -491,7 +491,7 @@ def from_dgl(graph: Any, name: str = "") -> Graph:
 
 # %% ../../nbs/20_graph_data.ipynb #92a261f1
 def save_graph(graph: Graph, path: str | os.PathLike):
-    """Write an .npz that `from_npz` reads, atomically. Raises OSError with whatever was
+    """Write an .npz that `load_graph` reads, atomically. Raises OSError with whatever was
     at `path` still in place.
     """
     arrays = {
@@ -978,7 +978,7 @@ def _raw(name: str, root: str | os.PathLike | None) -> Graph:
 
 # %% ../../nbs/20_graph_data.ipynb #076f5b59
 def load_graph(name: str, root: str | os.PathLike | None = None) -> Graph:
-    """A graph by its name in `DATASETS`, with both directions of every edge, neither
+    """A graph by its name, with both directions of every edge, neither
     loops nor parallel edges, and features as published.
 
     `root` is a folder to look in before that of the environment variable ET_DATA;

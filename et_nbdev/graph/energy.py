@@ -43,7 +43,7 @@ class _Rows:
 
     start: Int[Array, "starts"]  # N+1
     nodes: Int[Array, "E"]
-    # nodes by size of their row, for XLA; see `over_rows`
+    # nodes by size of their row, for XLA; see `_over_rows`
     order: Int[Array, "N"] | None
     # (width, how many rows have up to that many neighbors, and more than half)
     classes: tuple[tuple[int, int], ...] = ()

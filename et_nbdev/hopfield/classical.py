@@ -226,7 +226,7 @@ class Polynomial:
 @dataclass(frozen=True)
 class Exponential:
     """F(a) = exp(a) in units of exp(D). Rounds to 0 where single precision has no
-    number so small; `dense_sweep` and `flip_energies` do not mind.
+    number so small; `_dense_sweep` and `_flip_energies` do not mind.
     """
 
     def __call__(

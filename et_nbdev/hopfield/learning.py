@@ -104,7 +104,7 @@ def learn(
 
     α = `step_size`; None: $1/(\beta + \frac12\beta^2 R^2)$ with R the length of the
     longest memory at each step, one over the largest possible curvature. Raises as
-    `likelihood_update`, and ValueError on bad steps.
+    `_likelihood_update`, and ValueError on bad steps.
     """
     check_sizes(0, steps=steps)
     _check_positive(beta=beta, step_size=1.0 if step_size is None else step_size)

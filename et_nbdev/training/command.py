@@ -65,7 +65,7 @@ def _add_options(
 
 # %% ../../nbs/43_command_line.ipynb #857e5301
 def _with_options(config, options: dict, prefix: str = ""):
-    """`config` with the values that the options of `add_options` were given. Raises
+    """`config` with the values that the options of `_add_options` were given. Raises
     what the dataclass raises on them.
     """
 

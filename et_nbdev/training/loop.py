@@ -86,7 +86,7 @@ def _clipped_adamw(
 
 
 def make_optimizer(config: OptimConfig) -> optax.GradientTransformation:
-    "`clipped_adamw` with the schedule and the numbers of `config`."
+    "`_clipped_adamw` with the schedule and the numbers of `config`."
     c = config
     return _clipped_adamw(_learning_rate(c), c.weight_decay, c.clip, c.b1, c.b2)
 

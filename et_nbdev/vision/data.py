@@ -958,7 +958,7 @@ def _fill_nearest(
     images: Shaped[_Pixels, "B S S C"], occluded: Bool[_Pixels, "B N"], patch_size: int
 ) -> Float32[np.ndarray, "B S S C"]:
     """Occluded pixels replaced by the nearest open pixel (Euclidean). Arguments, result
-    and errors as for `fill_mean`.
+    and errors as for `_fill_mean`.
     """
     nearest = _need("scipy.ndimage").distance_transform_edt
     return _fill(
@@ -973,7 +973,7 @@ def _fill_biharmonic(
     images: Shaped[_Pixels, "B S S C"], occluded: Bool[_Pixels, "B N"], patch_size: int
 ) -> Float32[np.ndarray, "B S S C"]:
     """Occluded pixels from Δ²u = 0 with the open ones given (scikit-image). Arguments,
-    result and errors as for `fill_mean`.
+    result and errors as for `_fill_mean`.
     """
     inpaint = _need("skimage.restoration").inpaint_biharmonic
     return _fill(

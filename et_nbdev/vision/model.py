@@ -538,7 +538,7 @@ def _pretrained() -> tuple[str, ...]:
 def from_pretrained(
     source: str | Path, *, revision: str | None = None
 ) -> ImageEnergyTransformer:
-    """A trained model: a name from `pretrained()`, a folder that holds a
+    """A trained model: the name of one that comes along, a folder that holds a
     model.safetensors, or a hub repository "user/name" at a `revision`.
 
     Raises ValueError on anything else, CheckpointError if the file is missing or
