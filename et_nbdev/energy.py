@@ -31,7 +31,8 @@ class Energy(nnx.Module):
     methods (`mask`, say) are context: a `Block` hands them the data of that name;
     a term that only forwards `**context` says in `takes` what it takes. A subclass of a
     term that changes the energy and derives no update has the automatic one, not that
-    of its parent. Raises TypeError, when the class is defined, if it has neither method.
+    of its parent. Raises TypeError, when the class is defined, if it has neither
+    method.
     """
 
     token_energy: Callable[..., Array]  # where the energy is a sum over tokens

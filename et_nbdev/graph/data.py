@@ -491,8 +491,8 @@ def from_dgl(graph: Any, name: str = "") -> Graph:
 
 # %% ../../nbs/20_graph_data.ipynb #92a261f1
 def save_graph(graph: Graph, path: str | os.PathLike):
-    """Write an .npz that `load_graph` reads, atomically. Raises OSError with whatever was
-    at `path` still in place.
+    """Write an .npz that `load_graph` reads, atomically. Raises OSError with whatever
+    was at `path` still in place.
     """
     arrays = {
         key: getattr(graph, key)
