@@ -149,7 +149,7 @@ def _number(variable: str) -> int | None:
 def _all_devices() -> Mesh:
     """A mesh of all devices of all processes, one axis, "batch". The environment says
     who the processes are: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-    JAX_PROCESS_ID, or whatever a cluster that JAX knows sets.
+    JAX_PROCESS_ID, or Slurm or Open MPI.
 
     To be called before anything is computed. Raises ValueError, naming the variable,
     for what is no number, OSError if the processes do not find each other.
