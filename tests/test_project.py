@@ -456,7 +456,7 @@ def test_importing_the_library_imports_no_optional_package():
     code = """
 import builtins, pkgutil, sys
 optional = set(
-    "torch dgl numba xgboost datasets PIL matplotlib sklearn skimage"
+    "torch dgl numba xgboost datasets PIL matplotlib sklearn skimage pandas networkx"
     " grain dm_pix IPython nbdev".split()
 )
 real, asked = builtins.__import__, []
