@@ -10,6 +10,7 @@ from .equilibria import equilibrium
 from .graph.anomaly import AnomalyEnergyTransformer
 from .graph.classify import GraphClassifier
 from .graph.data import Graph, load_graph
+from .graph.detector import AnomalyDetector
 from .graph.energy import EdgeIndex, EdgeTransformer
 from .memory import HopfieldMemory, SignedMemory
 from .norm import EnergyLayerNorm
@@ -26,6 +27,7 @@ from .testing import assert_descends, assert_gradient
 from .vision.model import ImageEnergyTransformer, from_pretrained
 
 __all__ = [
+    "AnomalyDetector",
     "AnomalyEnergyTransformer",
     "Anderson",
     "Backtracking",

@@ -8,6 +8,7 @@ __all__ = ['CONFIGS', 'AnomalyConfig', 'AnomalyEnergyTransformer', 'scores', 'An
 
 # %% ../../nbs/22_anomaly.ipynb #93890f49
 import argparse
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -20,13 +21,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Float64, Int
 
 from .._checks import check_sizes, signed
 from ..dynamics import descend
 from .data import _DATASETS, Graph, Split, load_graph, split
 from .energy import EdgeIndex, EdgeTransformer, _Rows, attention_weights
-from ..training.checkpoint import atomic_write, provenance, restore
+from et_nbdev.training.checkpoint import (
+    CheckpointError,
+    _opened,
+    _read_meta,
+    atomic_write,
+    provenance,
+    restore,
+    save_checkpoint,
+)
 from ..training.command import as_command, _configure, _out_folder
 from ..training.fit import fit
 from ..training.loop import OptimConfig, _option
@@ -58,8 +67,82 @@ def _inputs(
         y = QuantileTransformer(
             n_quantiles=min(1000, len(y)), output_distribution="normal", subsample=None
         ).fit_transform(y)
-    spread = y.std(0)
-    return ((y - y.mean(0)) / np.where(spread > 0, spread, 1)).astype(np.float32)
+    # the deviation of equal numbers may be a rounding error instead of 0
+    varies = y.max(0) > y.min(0)
+    return ((y - y.mean(0)) / np.where(varies, y.std(0), 1)).astype(np.float32)
+
+# %% ../../nbs/22_anomaly.ipynb #f6f9a105
+def _spread_ranks(
+    y: Float64[np.ndarray, "N F"], quantiles: Float64[np.ndarray, "Q F"]
+) -> Float64[np.ndarray, "N F"]:
+    """Each value's place among the quantiles of its column, from 0 to 1, as a quantile
+    of the normal distribution; ends are cut off at 10⁻⁷.
+    """
+    from scipy.special import ndtri
+
+    tiny = 1e-7
+    at = np.linspace(0, 1, len(quantiles))
+    # equal values may be many quantiles: the mean of the first and the last of them
+    place = np.column_stack(
+        [
+            (np.interp(v, q, at) - np.interp(-v, -q[::-1], -at[::-1])) / 2
+            for v, q in zip(y.T, quantiles.T)
+        ]
+    )
+    place = np.where(y + tiny > quantiles[-1], 1, place)
+    place = np.where(y - tiny < quantiles[0], 0, place)
+    return ndtri(np.clip(place, tiny, 1 - tiny))
+
+# %% ../../nbs/22_anomaly.ipynb #b4a52e97
+class _Statistics(NamedTuple):
+    """What makes inputs of the features of any graph: those of one graph. On that graph
+    the result is that of `_inputs`.
+    """
+
+    degree: bool
+    scale: str
+    mean: Float64[np.ndarray, "C"]
+    std: Float64[np.ndarray, "C"]  # 0 where a column is constant
+    quantiles: Float64[np.ndarray, "Q F"]  # without rows unless there are ranks
+
+    @classmethod
+    def learn(cls, graph: Graph, degree: bool = True, scale: str = "standard"):
+        "From all nodes of a graph; labels are not looked at."
+        none = cls(degree, scale, np.zeros(0), np.zeros(0), np.zeros((0, 0)))
+        raw = none.raw(graph)
+        if scale != "standard":
+            at = np.linspace(0, 1, min(1000, len(raw)))
+            # by percentiles, as scikit-learn: another rounding breaks ties differently
+            quantiles = np.percentile(raw, 100 * at, axis=0)
+            none = none._replace(quantiles=np.maximum.accumulate(quantiles))
+        y = none.columns(raw)
+        std = np.where(y.max(0) > y.min(0), y.std(0), 0)
+        return none._replace(mean=y.mean(0), std=std)
+
+    def check(self, num_features: int, width: int):
+        "Raise ValueError unless they make `width` columns of so many features."
+        ranked = self.scale != "standard"
+        if (
+            {self.mean.shape, self.std.shape} != {(width,)}
+            or self.quantiles.shape[1:] != (ranked * (num_features + self.degree),)
+            or ranked != (len(self.quantiles) > 0)
+        ):
+            raise ValueError(f"its statistics are not those of {num_features} features")
+
+    def raw(self, graph: Graph) -> Float64[np.ndarray, "N F"]:
+        y = np.asarray(graph.features, np.float64)
+        return np.column_stack([y, np.log1p(graph.degrees)]) if self.degree else y
+
+    def columns(self, raw: Float64[np.ndarray, "N F"]) -> Float64[np.ndarray, "N C"]:
+        if self.scale == "standard":
+            return raw
+        ranks = _spread_ranks(raw, self.quantiles)
+        return ranks if self.scale == "rank" else np.concatenate([raw, ranks], 1)
+
+    def __call__(self, graph: Graph) -> Float[np.ndarray, "N C"]:
+        y = self.columns(self.raw(graph)) - self.mean
+        y = np.where(self.std > 0, y / np.where(self.std > 0, self.std, 1), 0)
+        return y.astype(np.float32)
 
 # %% ../../nbs/22_anomaly.ipynb #b46cd576
 @dataclass(frozen=True)
@@ -614,14 +697,17 @@ def train_anomaly(
     graph: Graph,
     folder: Path | str | None = None,
     progress: bool = True,
+    parts: Split | None = None,
 ) -> Anomaly:
-    """Split, build, train and score an Energy Transformer on `graph` as `config` says;
-    a `folder` with a run on other data is refused.
+    """Split (or take the `parts` given), build, train and score an Energy Transformer
+    on `graph` as `config` says; a `folder` with a run on other data is refused, and
+    gets a detector.safetensors that can score other graphs.
 
     Raises as `split`, `AnomalyEnergyTransformer` and `train_classifier`.
     """
-    c, parts = config.model, split(graph.labels, config.train_fraction, config.seed)
-    features = _inputs(graph, c.degree, c.scale)
+    c, own = config.model, {} if parts is None else {"split": _split_digest(parts)}
+    parts = parts or split(graph.labels, config.train_fraction, config.seed)
+    features = _Statistics.learn(graph, c.degree, c.scale)(graph)
     edges = AnomalyEnergyTransformer.prepare(graph, c.relations)
     sizes = {
         "num_features": features.shape[1],
@@ -634,7 +720,8 @@ def train_anomaly(
         if config.sample.seeds
         else None
     )
-    return _train_classifier(
+    identity = {**asdict(config), "graph": sizes | {"digest": graph.digest}, **own}
+    run = _train_classifier(
         model,
         graph,
         parts,
@@ -644,10 +731,13 @@ def train_anomaly(
         seed=config.seed,
         every=config.every,
         folder=folder,
-        config={**asdict(config), "graph": sizes | {"digest": graph.digest}},
+        config=identity,
         progress=progress,
         batches=batches,
     )
+    if folder is not None:
+        _detector_of(config, graph, run).save(Path(folder) / "detector.safetensors")
+    return run
 
 # %% ../../nbs/22_anomaly.ipynb #4ff39dc0
 def load_detector(path: Path | str) -> AnomalyEnergyTransformer:
@@ -665,6 +755,100 @@ def load_detector(path: Path | str) -> AnomalyEnergyTransformer:
         )
 
     return restore(path, "anomaly model", build)
+
+# %% ../../nbs/22_anomaly.ipynb #042a64cd
+def _without_labels(graph: Graph) -> str:
+    "The digest of a graph whose labels are not known."
+    return replace(graph, labels=np.full(graph.num_nodes, -1, np.int8)).digest
+
+
+def _split_digest(parts: Split) -> str:
+    nodes = [np.asarray(ids, np.int64) for ids in parts]
+    return hashlib.sha256(b"/".join(ids.tobytes() for ids in nodes)).hexdigest()[:16]
+
+
+def _about(config: AnomalyTraining, graph: Graph, run: Anomaly) -> dict:
+    "What a detector's file says beside its weights and statistics, JSON-able."
+    return {
+        "threshold": run.threshold,
+        "validation": run.validation,
+        "test": run.test,
+        "num_features": graph.num_features,
+        "feature_names": list(graph.feature_names),
+        "relations": (
+            [] if config.model.relations == "merged" else list(graph.relations)
+        ),
+        "graph": {
+            "name": graph.name,
+            "nodes": graph.num_nodes,
+            "edges": graph.num_edges,
+            "digest": _without_labels(graph),
+        },
+        **provenance(),
+    }
+
+
+def _check_about(about: dict):
+    "Raise KeyError, TypeError or ValueError unless it is of the kind of `_about`'s."
+    float(about["threshold"])
+    names = [*about["feature_names"], *about["relations"], about["graph"]["digest"]]
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"names that are none: {names}")
+
+# %% ../../nbs/22_anomaly.ipynb #acef4052
+class _Detector(NamedTuple):
+    "A trained model and what it takes to use it on another graph."
+
+    model: AnomalyEnergyTransformer
+    statistics: _Statistics
+    made: dict  # the configuration, as `train_anomaly` writes it
+    about: dict  # as `_about` gives it
+
+    def save(self, path: Path | str):
+        "Raises OSError as `save_checkpoint`."
+        params = nnx.to_pure_dict(nnx.split(self.model)[1])
+        numbers = ("mean", "std", "quantiles")
+        statistics = {name: getattr(self.statistics, name) for name in numbers}
+        save_checkpoint(
+            path,
+            {"params": params, "statistics": statistics},
+            {"config": self.made, "detector": self.about},
+        )
+
+    @classmethod
+    def load(cls, path: Path | str) -> "_Detector":
+        "Raises CheckpointError as `load_detector`, and for a model alone."
+        model, meta = load_detector(path), _read_meta(path)
+        with _opened(path) as f:
+            names = [name for name in f.keys() if name.startswith("statistics.")]
+            own = {name.partition(".")[2]: f.get_tensor(name) for name in names}
+        about, c = meta.get("detector"), model.config
+        try:
+            statistics = _Statistics(c.degree, c.scale, **own)
+            _check_about(about)
+            statistics.check(about["num_features"], model.encoder.in_features)
+        except (TypeError, ValueError, KeyError) as e:
+            raise CheckpointError(
+                f"{path}: holds weights but no detector ({e}); a training run leaves"
+                " one in detector.safetensors"
+            ) from e
+        return cls(model, statistics, meta["config"], about)
+
+# %% ../../nbs/22_anomaly.ipynb #2ca95e0a
+def _detector_of(config: AnomalyTraining, graph: Graph, run: Anomaly) -> _Detector:
+    "What a run on a graph has learned."
+    c, model = config.model, run.model
+    sizes = {
+        "num_features": model.encoder.in_features,
+        "num_nodes": graph.num_nodes,
+        "kinds": len(model.blocks),
+    }
+    return _Detector(
+        model,
+        _Statistics.learn(graph, c.degree, c.scale),
+        {**asdict(config), "graph": sizes | {"digest": graph.digest}},
+        _about(config, graph, run),
+    )
 
 # %% ../../nbs/22_anomaly.ipynb #ee18f8ab
 _PAPER = {  # the sizes of the paper’s public commands, by graph
