@@ -822,7 +822,7 @@ class _Detector(NamedTuple):
         with _opened(path) as f:
             names = [name for name in f.keys() if name.startswith("statistics.")]
             own = {name.partition(".")[2]: f.get_tensor(name) for name in names}
-        about, c = meta.get("detector"), model.config
+        about, c = meta.get("detector") or {}, model.config
         try:
             statistics = _Statistics(c.degree, c.scale, **own)
             _check_about(about)
@@ -838,6 +838,7 @@ class _Detector(NamedTuple):
 def _detector_of(config: AnomalyTraining, graph: Graph, run: Anomaly) -> _Detector:
     "What a run on a graph has learned."
     c, model = config.model, run.model
+    assert isinstance(model, AnomalyEnergyTransformer)
     sizes = {
         "num_features": model.encoder.in_features,
         "num_nodes": graph.num_nodes,

@@ -206,13 +206,15 @@ def _explained(kept: _Detector, graph: Graph, node: int) -> NodeExplanation:
     paid = seen.edge_weights[into]
     paid = paid.mean(1) if paid.shape[1] else np.zeros(len(into), np.float32)
     order = np.argsort(-paid, kind="stable")
-    energies = seen.attention_energy, seen.memory_energy
+    rank = lambda energy: float((energy < energy[node]).mean())
     return NodeExplanation(
         int(node),
         float(p[node]),
         bool(p[node] >= kept.about["threshold"]),
-        *(float(energy[node]) for energy in energies),
-        *(float((energy < energy[node]).mean()) for energy in energies),
+        float(seen.attention_energy[node]),
+        float(seen.memory_energy[node]),
+        rank(seen.attention_energy),
+        rank(seen.memory_energy),
         senders[into][order],
         paid[order],
         seen.memories[node],

@@ -89,7 +89,7 @@ class _KeptClassifier(NamedTuple):
         with _opened(path) as f:
             names = [name for name in f.keys() if name.startswith("encoding.")]
             own = {name.partition(".")[2]: f.get_tensor(name) for name in names}
-        about = meta.get("classifier")
+        about = meta.get("classifier") or {}
         try:
             encoding = _encoding_of(own, about["degrees"])
             sizes = encoding.node.size, encoding.edge.size, len(about["classes"])
@@ -151,7 +151,7 @@ def _probabilities(
         labels=np.full(len(graphs), -1),
         classes=np.array(kept.about["classes"], np.int64),
     )
-    positions = _cached_positions(graphs, config.model.num_positions)
+    positions = _cached_positions(graphs, kept.model.config.num_positions)
     sizes = config.batch_size, config.num_buckets
     supply = _in_layout(config.layout, blank, kept.encoding, positions, *sizes)
     logits = _predict_logits(kept.model, supply, np.arange(len(graphs)))
@@ -228,7 +228,7 @@ class GraphSetClassifier(_ClassifierParams):
 
     def predict_proba(self, graphs: GraphSet) -> Float[np.ndarray, "G C"]:
         "The probability of each of `classes_`, of every graph."
-        return _probabilities(self._fitted(), self._training(graphs.name), graphs)
+        return _probabilities(self._fitted(), self._training(""), graphs)
 
     def predict(self, graphs: GraphSet) -> Int[np.ndarray, "G"]:
         "The most likely of `classes_`, of every graph."
