@@ -635,6 +635,7 @@ def test_a_run_leaves_weights_logs_and_metrics(run, capsys):
     for seed in (3, 4):
         assert sorted(os.listdir(out / f"seed-{seed}")) == [
             "best.safetensors",
+            "detector.safetensors",
             "last.safetensors",
             "metrics.jsonl",
         ]

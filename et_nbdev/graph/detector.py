@@ -342,9 +342,11 @@ class AnomalyDetector(_DetectorParams):
     parts), `OptimConfig` (its `steps` are `training_steps`, and `lr_floor=None` is a
     constant rate) and `AnomalyTraining`. Learned, with a final underscore: `model_`,
     `threshold_`, `classes_`, `n_features_in_`, `feature_names_in_`, the scores
-    `validation_` and `test_`, and `provenance_`. `fit` raises as `train_anomaly`, all others
-    NotFittedError, and ValueError, naming what differs, for a graph with other features
-    or relations than the training graph.
+    `validation_` and `test_`, and `provenance_`.
+
+    `fit` raises as `train_anomaly`. All others raise NotFittedError before it, and
+    ValueError, naming what differs, for a graph with other features or relations than
+    the training graph.
     """
 
     def fit(
