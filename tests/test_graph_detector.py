@@ -521,7 +521,7 @@ def test_a_command_trains_on_a_file_and_another_scores_one(
     save_graph(toy(kinds=1), "march.npz")
     other = toy(n=40, seed=1, kinds=1)
     save_graph(replace(other, labels=np.full(40, -1)), "april.npz")
-    anomaly.main([*TINY, "--data", "march.npz", "--splits", "2", "--out", "runs"])
+    anomaly._main([*TINY, "--data", "march.npz", "--splits", "2", "--out", "runs"])
     Path("scores.csv").write_text("old")
     argv = ["--model", "runs/seed-1", "--data", "april.npz", "--out", "scores.csv"]
     capsys.readouterr()

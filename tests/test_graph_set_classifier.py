@@ -23,10 +23,10 @@ from et_nbdev.graph.classify import ClassifyConfig, ClassifyTraining, train_clas
 from et_nbdev.graph.crossval import _deal, _Fold, _predict_logits
 from et_nbdev.graph.set_classifier import GraphSetClassifier
 from et_nbdev.graph.sets import (
-    EdgeLists,
+    _EdgeLists,
     _laplacian_positions,
+    _make_rings,
     learn_encoding,
-    make_rings,
 )
 from et_nbdev.training.checkpoint import CheckpointError, _read_meta, save_checkpoint
 
@@ -45,7 +45,7 @@ SMALL = dict(
 
 def rings(n=40, seed=0, shift=0.0):
     "With an attribute whose mean is `shift`, and classes that a file calls 3 and 7."
-    graphs = make_rings(n, seed)
+    graphs = _make_rings(n, seed)
     rng = np.random.default_rng(seed)
     attributes = shift + rng.normal(size=(graphs.num_nodes, 1)).astype(np.float32)
     return replace(graphs, node_attributes=attributes, classes=np.array([3, 7]))
@@ -93,7 +93,7 @@ def test_another_set_is_encoded_by_the_training_set(fitted):
     there = rings(12, seed=1, shift=5.0)
     train = np.flatnonzero(_deal(rings().labels) != 0)
     encoding = learn_encoding(rings(), train)
-    supply = EdgeLists(there, encoding, _laplacian_positions(there, 3))
+    supply = _EdgeLists(there, encoding, _laplacian_positions(there, 3))
     logits = _predict_logits(fitted.model_, supply, np.arange(12))
     want = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     p = fitted.predict_proba(there)

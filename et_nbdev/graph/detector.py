@@ -29,8 +29,8 @@ from et_nbdev.graph.anomaly import (
     train_anomaly,
 )
 from .data import Graph, Split, load_graph
-from ..training.checkpoint import CheckpointError, atomic_write
-from ..training.command import as_command
+from ..training.checkpoint import CheckpointError, _atomic_write
+from ..training.command import _as_command
 from ..training.loop import OptimConfig
 
 # %% ../../nbs/22c_detector.ipynb #bf757531
@@ -446,7 +446,7 @@ class AnomalyDetector(_DetectorParams):
 def _write_scores(path: Path, p: Float[np.ndarray, "N"], flagged: Int[np.ndarray, "N"]):
     "A CSV with a row for each node, whole or not at all."
     rows = [f"{i},{x:.9g},{f}" for i, (x, f) in enumerate(zip(p, flagged))]
-    with atomic_write(path) as temporary:
+    with _atomic_write(path) as temporary:
         temporary.write_text("\n".join(["node,p,flagged", *rows]) + "\n")
 
 # %% ../../nbs/22c_detector.ipynb #cdc71cb1
@@ -473,7 +473,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.out.is_dir():
         parser.error(f"argument --out: expected a file, got the folder {args.out}")
-    with as_command(parser.prog):
+    with _as_command(parser.prog):
         detector = AnomalyDetector.load(args.model)
         graph = load_graph(args.data)
         p = detector.predict_proba(graph)[:, 1]

@@ -25,23 +25,23 @@ from et_nbdev.graph.classify import (
 from .crossval import _deal, _Fold, _predict_logits
 from .detector import _check_y, _configuration, _Estimator
 from et_nbdev.graph.sets import (
-    Encoding,
     GraphSet,
     _cached_positions,
     _Columns,
+    _Encoding,
     _in_layout,
     learn_encoding,
 )
 from et_nbdev.training.checkpoint import (
     CheckpointError,
     _opened,
+    _provenance,
     _read_meta,
-    provenance,
     save_checkpoint,
 )
 
 # %% ../../nbs/24c_set_classifier.ipynb #fd4a729b
-def _tables(encoding: Encoding) -> dict[str, dict]:
+def _tables(encoding: _Encoding) -> dict[str, dict]:
     "An encoding as a tree of arrays."
     return {
         side: {key: [*part] if isinstance(part, tuple) else part for key, part in parts}
@@ -52,7 +52,7 @@ def _tables(encoding: Encoding) -> dict[str, dict]:
     }
 
 
-def _encoding_of(arrays: dict[str, np.ndarray], degrees: bool) -> Encoding:
+def _encoding_of(arrays: dict[str, np.ndarray], degrees: bool) -> _Encoding:
     "The encoding from arrays by name. Raises KeyError or ValueError where it is none."
 
     def columns(side):
@@ -65,14 +65,14 @@ def _encoding_of(arrays: dict[str, np.ndarray], degrees: bool) -> Encoding:
             raise ValueError(f"an encoding of the {side}s whose columns disagree")
         return _Columns(values, known, mean, scale)
 
-    return Encoding(columns("node"), columns("edge"), bool(degrees))
+    return _Encoding(columns("node"), columns("edge"), bool(degrees))
 
 # %% ../../nbs/24c_set_classifier.ipynb #096922d9
 class _KeptClassifier(NamedTuple):
     "A trained model and what it takes to use it on other graphs."
 
     model: GraphClassifier
-    encoding: Encoding
+    encoding: _Encoding
     made: dict  # the configuration, as `train_classifier` writes it
     about: dict  # classes, scores, provenance; JSON-able
 
@@ -129,7 +129,7 @@ def _trained(
         "degrees": encoding.degrees,
         "validation": run.validation._asdict(),
         "graphs": {"name": graphs.name, "graphs": len(known), "digest": graphs.digest},
-        **provenance(),
+        **_provenance(),
     }
     made = {**asdict(config), "sizes": sizes}
     return _KeptClassifier(run.model, encoding, made, about)
