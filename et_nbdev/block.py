@@ -222,8 +222,9 @@ class TransformerBlock(nnx.Module):
     W_2\,\mathrm{gelu}(W_1\,\mathrm{norm}(x))$. Tokens (..., N, D) in and out; H heads
     of width Y, K hidden units.
 
-    Parameters: 4·H·Y·D + 2·K·D, 2·D for the norms, and 3·H·Y + 4·D + K biases unless
-    `use_bias=False`. Raises ValueError for sizes below 1.
+    `positions` adds a bias to every score, as in `EnergyAttention`. Parameters:
+    4·H·Y·D + 2·K·D, 2·D for the norms, 3·H·Y + 4·D + K biases unless `use_bias=False`,
+    and those of `positions`. Raises ValueError for sizes below 1.
     """
 
     def __init__(
@@ -234,6 +235,7 @@ class TransformerBlock(nnx.Module):
         hidden: int,
         *,
         use_bias: bool = True,
+        positions: RelativePositions | None = None,
         dtype=None,
         rngs: nnx.Rngs,
     ):
@@ -249,10 +251,20 @@ class TransformerBlock(nnx.Module):
             nnx.Linear(dim, hidden, **options),
             nnx.Linear(hidden, dim, **options),
         )
+        self.positions = positions
+
+    def _attend(self, g):
+        "What attention adds to the tokens, with the bias of `positions` if there are."
+        if self.positions is None:
+            return self.attention(g)
+        layer, bias = self.attention, self.positions()
+        bias = bias.reshape((1,) * (g.ndim - 2) + bias.shape)
+        Q, K, V = layer.query(g), layer.key(g), layer.value(g)
+        return layer.out(nnx.dot_product_attention(Q, K, V, bias, dtype=layer.dtype))
 
     def __call__(self, x: Float[Array, "... N D"]) -> Float[Array, "... N D"]:
         "The tokens after one block, in the type they came in."
         # mixed precision is refused inside the layers otherwise
         with jax.numpy_dtype_promotion("standard"):
-            x = x + self.attention(self.norm1(x)).astype(x.dtype)
+            x = x + self._attend(self.norm1(x)).astype(x.dtype)
             return x + self.down(nnx.gelu(self.up(self.norm2(x)))).astype(x.dtype)

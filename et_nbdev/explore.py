@@ -118,16 +118,17 @@ def _check_settings(settings):
         )
 
 # %% ../nbs/30_explorer.ipynb #39cd4503
-def _descend(block, x, numbers, solver: str, longest: int, **context):
+def _descend(block, x, numbers, solver: str, longest: int, learned=None, **context):
     """The dialed block, the states (longest + 1, ..., N, D) of a descent with it, and
-    their energies.
+    their energies. `learned` steps take the place of Euler's.
     """
     alpha, beta, attention, memory = numbers
     block = _dialed(block, beta, attention=attention, memory=memory)
+    euler = solver == "Euler"
     found = solve(
         block,
         x,
-        _SOLVERS[solver](alpha),
+        learned if euler and learned is not None else _SOLVERS[solver](alpha),
         evaluations=longest + 1,
         states=True,
         **context,
@@ -152,6 +153,15 @@ class _ImagePath(NamedTuple):
     memory: Float[np.ndarray, "T+1 N"]  # |u_HN|
 
 # %% ../nbs/30_explorer.ipynb #263c1eee
+def _learned_steps(model, alpha: Float[Array, ""]):
+    "The steps a model has learned, as much longer as α is than its start; or None."
+    if not hasattr(model, "solver"):
+        return None
+    solver = nnx.merge(*nnx.split(model.solver))
+    solver.log_alpha[...] += jnp.log(alpha / model.config.step_size)
+    return solver
+
+
 @partial(nnx.jit, static_argnames=("solver", "longest"))
 def _image_path(
     model, image, hidden, occluded, numbers, *, solver: str, longest: int
@@ -161,8 +171,9 @@ def _image_path(
         patchify(normalize(image, c.mean, c.std), c.patch_size)[None], occluded[None]
     )[0]
     context = model.context(x)
+    learned = _learned_steps(model, numbers[0])
     block, states, energies = _descend(
-        model.block, x, numbers, solver, longest, **context
+        model.block, x, numbers, solver, longest, learned, **context
     )
     many = jax.tree.map(lambda a: jnp.broadcast_to(a, states.shape), context)
     updates = block.updates(block.norm(states), **many)

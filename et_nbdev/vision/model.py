@@ -22,10 +22,13 @@ from flax import nnx
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from .._checks import signed
+from ..attention import RelativePositions
 from ..block import EnergyTransformer, TransformerBlock
 from ..dynamics import Trajectory, descend
 from ..energy import Energies
+from ..memory import SignedMemory
 from ..norm import EnergyLayerNorm
+from ..solvers import LearnedEuler
 from ..training.checkpoint import atomic_write, restore, save_checkpoint
 from ..training.loop import _option
 from .data import _need, denormalize, normalize, patchify, unpatchify
@@ -88,6 +91,31 @@ def _per_channel(c, name: str) -> tuple[float, ...]:
         )
     return values
 
+# %% ../../nbs/11_image_model.ipynb #5c1e70aa
+def _check_terms(c):
+    """Raise ValueError, naming the field, unless the terms and steps of an
+    `ImageConfig` go together.
+    """
+    if c.relative_positions not in ("none", "zero", "distance"):
+        raise ValueError(
+            "relative_positions: expected 'none' or 'zero' or 'distance', got"
+            f" {c.relative_positions!r}"
+        )
+    if c.gate_steps and not c.learn_steps:
+        raise ValueError("gate_steps: a gate needs learned steps, learn_steps=True")
+    if c.negative_memories is None:
+        return
+    if not 0 <= c.negative_memories <= 1:
+        raise ValueError(
+            "negative_memories: expected none or a share in [0, 1], got"
+            f" {c.negative_memories}"
+        )
+    if c.activation != "relu":
+        raise ValueError(
+            "negative_memories: memories with signs are ReLU memories, got activation"
+            f" {c.activation!r}"
+        )
+
 # %% ../../nbs/11_image_model.ipynb #36cbb79c
 @dataclass(frozen=True)
 class ImageConfig:
@@ -146,6 +174,28 @@ class ImageConfig:
     tied_start: bool = _option(
         False, "start with W_K = W_Q: tokens first attend to what resembles them"
     )
+    relative_positions: Literal["none", "zero", "distance"] = _option(
+        "none",
+        "learned bias of the scores by where two patches stand to each other: none, a"
+        " table of zeros at the start, or of minus distances",
+    )
+    normalize_heads: bool = _option(
+        False, "divide queries and keys by their root mean square inside a head"
+    )
+    beta_per_head: bool = _option(
+        False, "an inverse temperature for every head, all with the same start"
+    )
+    negative_memories: float | None = _option(
+        None,
+        "share of memories that repel; the memories then have thresholds, too; none:"
+        " the paper's memories",
+    )
+    learn_steps: bool = _option(
+        False, "learn the size of every step, starting at step_size"
+    )
+    gate_steps: bool = _option(
+        False, "and the share of it that a token takes, starting at a half"
+    )
     dtype: Literal["float32", "bfloat16"] = _option(
         "float32", "dtype of the matrix products of the block"
     )
@@ -156,6 +206,7 @@ class ImageConfig:
 
     def __post_init__(self):
         _check_config(self)
+        _check_terms(self)
         for name in ("mean", "std"):
             object.__setattr__(self, name, _per_channel(self, name))
 
@@ -180,8 +231,9 @@ class ImageConfig:
         HY = self.num_heads * self.head_dim
         # products over pairs of tokens: scores, and two softmaxes to one
         pairs = 6 if self.block == "energy" else 4
+        gate = 2 * N * D if self.gate_steps and self.block == "energy" else 0
         return (
-            self.steps * (8 * N * D * HY + pairs * N * N * HY + 4 * N * D * K)
+            self.steps * (8 * N * D * HY + pairs * N * N * HY + 4 * N * D * K + gate)
             + 4 * N * self.patch_dim * D
         )
 
@@ -205,6 +257,14 @@ def _first_positions(c: ImageConfig, rngs: nnx.Rngs) -> Float[Array, "N D"]:
     return nnx.initializers.normal(c.position_scale)(
         rngs.params(), (c.num_tokens, c.dim), jnp.float32
     )
+
+
+def _relative_positions(c: ImageConfig) -> RelativePositions | None:
+    "The bias of the scores at the start, as the configuration says."
+    if c.relative_positions == "none" or not c.num_heads:
+        return None
+    side = c.image_size // c.patch_size
+    return RelativePositions(side, c.num_heads, c.relative_positions)
 
 
 def _check_patches(c: ImageConfig, patches, masked):
@@ -242,28 +302,46 @@ class ImageEnergyTransformer(nnx.Module):
         )
         self.positions = nnx.Param(_first_positions(c, rngs))
         self.block = self._make_block(rngs)
+        if c.learn_steps and c.block == "energy":
+            gate = c.dim if c.gate_steps else None
+            self.solver = LearnedEuler(c.steps, c.step_size, gate)
         if not c.shared_norm:
             self.norm = EnergyLayerNorm(c.dim, rngs=rngs)
         self.decoder = affine(c.dim, c.patch_dim)
 
     def _make_block(self, rngs: nnx.Rngs) -> Any:
-        c = self.config
-        return EnergyTransformer(
+        c, beta = self.config, self.config.beta
+        if c.beta_per_head:
+            beta = np.full(c.num_heads, c.head_dim**-0.5 if beta is None else beta)
+        dtype = jnp.dtype(c.dtype) if c.dtype != "float32" else None
+        block = EnergyTransformer(
             c.dim,
             c.num_heads,
             c.head_dim,
             c.num_memories,
-            beta=c.beta,
+            beta=beta,
             learn_beta=c.learn_beta,
             self_attention=c.self_attention,
+            normalize=c.normalize_heads,
+            positions=_relative_positions(c),
             activation=c.activation,
             power=c.power,
             memory_beta=c.memory_beta,
             init_scale=c.init_scale,
             tied_start=c.tied_start,
-            dtype=jnp.dtype(c.dtype) if c.dtype != "float32" else None,
+            dtype=dtype,
             rngs=rngs,
         )
+        if c.negative_memories is not None and c.num_memories:
+            block.memory = SignedMemory(
+                c.dim,
+                c.num_memories,
+                c.negative_memories,
+                init_scale=c.init_scale,
+                dtype=dtype,
+                rngs=rngs,
+            )
+        return block
 
     def encode(
         self, patches: Float[Array, "B N P"], masked: Bool[Array, "B N"]
@@ -295,12 +373,15 @@ class ImageEnergyTransformer(nnx.Module):
         step_size: Float[ArrayLike, ""] | None = None,
         **options,
     ) -> tuple[Float[Array, "B N D"], Trajectory]:
-        """Encode, then `et_nbdev.dynamics.descend` with the configuration's T and α
-        unless `options` say otherwise, by a solver, say.
+        """Encode, then `et_nbdev.dynamics.descend` with the configuration's T and α, or
+        the learned steps, unless `options` say otherwise, by a solver, say.
         """
         x = self.encode(patches, masked)
         if step_size is None and "solver" not in options:
-            step_size = self.config.step_size
+            if hasattr(self, "solver"):
+                options["solver"] = self.solver
+            else:
+                step_size = self.config.step_size
         return descend(
             self.block,
             x,
@@ -329,6 +410,7 @@ class ImageTransformer(ImageEnergyTransformer):
             c.num_heads,
             c.head_dim,
             c.num_memories,
+            positions=_relative_positions(c),
             dtype=jnp.dtype(c.dtype) if c.dtype != "float32" else None,
             rngs=rngs,
         )
@@ -412,7 +494,7 @@ def complete(
     occluded,  # (B, N) booleans: the patches to complete, in reading order
     *,
     steps: int | None = None,  # T; None: the configuration's
-    step_size: float | None = None,  # α; None: the configuration's
+    step_size: float | None = None,  # α; None: the model's, learned or not
     path: bool = False,  # also read the picture off at every time
 ) -> Completion:
     """Complete pictures by descent. Raises ValueError or TypeError naming the argument:
@@ -420,6 +502,7 @@ def complete(
     positive and finite.
     """
     c, images, occluded = model.config, np.asarray(images), np.asarray(occluded)
+    learned = step_size is None and hasattr(model, "solver")
     step_size = c.step_size if step_size is None else step_size
     steps = c.steps if steps is None else steps
     if not 0 < step_size < float("inf"):
@@ -442,9 +525,8 @@ def complete(
     )
     # in [0, 1], checked before they are traced
     images = normalize(np.where(hidden, np.zeros((), images.dtype), images), 0, 1)
-    return _complete(
-        model, images, hidden, occluded, jnp.float32(step_size), steps, path
-    )
+    alpha = None if learned else jnp.float32(step_size)
+    return _complete(model, images, hidden, occluded, alpha, steps, path)
 
 # %% ../../nbs/11_image_model.ipynb #986fc6a0
 def plot_completion(
