@@ -114,7 +114,8 @@ class Plan:
     @property
     def kind(self) -> str:
         "How the results of this plan are told from those of others."
-        return f"{Path(self.data).stem}-{self.size}"
+        dtype = "" if self.dtype == "float32" else f"-{self.dtype}"
+        return f"{Path(self.data).stem}-{self.size}-{self.batch_size}{dtype}"
 
     @property
     def base(self) -> ImageConfig:

@@ -1791,6 +1791,14 @@ def test_with_every_option_the_update_is_the_gradient(x64):
     assert build(**OPTIONS).block.attention.log_beta.shape == (2,)
 
 
+def test_the_gate_is_the_only_option_with_products():
+    c = replace(CONFIG, **OPTIONS)
+    gate = 3 * 2 * 4 * 16  # T products of N tokens with w, D multiplications each
+    assert c.flops - CONFIG.flops == gate
+    conventional = replace(CONFIG, block="transformer")
+    assert replace(c, block="transformer").flops == conventional.flops
+
+
 def test_learned_steps_are_taken_everywhere(tmp_path):
     net, patches, hidden = build(**OPTIONS), jnp.asarray(PATCHES), jnp.asarray(HIDDEN)
     net.solver.log_alpha[...] = jnp.log(jnp.asarray([0.3, 0.1, 0.2], jnp.float32))
