@@ -54,10 +54,10 @@ from et_nbdev.block import Block
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.energy import Energy
 from et_nbdev.norm import EnergyLayerNorm
-from et_nbdev.training.checkpoint import atomic_write, load_checkpoint, provenance
+from et_nbdev.training.checkpoint import _atomic_write, _provenance, load_checkpoint
 from et_nbdev.training.fit import fit
 from et_nbdev.training.loop import OptimConfig
-from et_nbdev.vision.data import batches, channel_statistics, load_images
+from et_nbdev.vision.data import _channel_statistics, batches, load_images
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer, ImageTransformer
 from et_nbdev.vision.train import TrainConfig, _loss_for, evaluate
 
@@ -409,7 +409,7 @@ def pictures(plan: Plan, folder: Path) -> dict[str, np.ndarray]:
             if not path.exists():
                 images = load_images(plan.data, split, size=plan.base.image_size)
                 images = images[:] if split == "train" else images[: plan.validate_on]
-                with atomic_write(path) as temporary, open(temporary, "wb") as file:
+                with _atomic_write(path) as temporary, open(temporary, "wb") as file:
                     np.save(file, images)
             found[split] = np.load(path, mmap_mode="r")
     return found | {"validation": found["validation"][: plan.validate_on]}
@@ -449,7 +449,7 @@ class Clock:
 
 def configured(plan: Plan, job: Job, images: dict) -> TrainConfig:
     "All that fixes a training, the channels and statistics of the pictures included."
-    mean, std = (tuple(v.tolist()) for v in channel_statistics(images["train"]))
+    mean, std = (tuple(v.tolist()) for v in _channel_statistics(images["train"]))
     channels = images["train"].shape[-1]
     base = replace(plan.base, channels=channels, mean=mean, std=std)
     return TrainConfig(
@@ -522,7 +522,7 @@ def run(plan: Plan, job: Job, images: dict, folder: Path, clock: Clock) -> dict 
 
 
 def _origin(config: TrainConfig) -> dict:
-    return {"config": asdict(config), "backend": jax.default_backend(), **provenance()}
+    return {"config": asdict(config), "backend": jax.default_backend(), **_provenance()}
 
 
 def read(out: Path, plan: Plan) -> dict[Job, dict]:
@@ -624,7 +624,7 @@ def work(
         name = job.file(plan)
         row = run(plan, job, images, runs / name, clock)
         if row is not None:
-            with atomic_write(out / f"{name}.json") as temporary:
+            with _atomic_write(out / f"{name}.json") as temporary:
                 temporary.write_text(json.dumps(row, allow_nan=False) + "\n")
             seconds = row.get("seconds", 0)
             print(f"{name:<52} {score(row):.4f}  {seconds:.0f} s", flush=True)
@@ -658,7 +658,7 @@ def parcel(folder: Path, out: Path, runs: Path, plan: Plan):
     whole = stream.getvalue()
     parts = [whole[i : i + PART] for i in range(0, len(whole), PART)]
     for number, part in enumerate(parts):
-        with atomic_write(folder / f"parcel.{number:02}") as temporary:
+        with _atomic_write(folder / f"parcel.{number:02}") as temporary:
             temporary.write_bytes(part)
     for path in sorted(folder.glob("parcel.*"))[len(parts) :]:
         path.unlink()
@@ -678,7 +678,7 @@ def take(folder: Path, out: Path, runs: Path):
                 continue
             path = places[first].joinpath(*rest)
             if not path.exists():
-                with atomic_write(path) as temporary:
+                with _atomic_write(path) as temporary:
                     temporary.write_bytes(content.read())
 
 
@@ -726,9 +726,9 @@ def test(plan: Plan, names, out: Path, runs: Path, images=None) -> dict:
             for job, e in errors.items()
         ],
         "to_the_transformer": _differences(errors),
-        **provenance(),
+        **_provenance(),
     }
-    with atomic_write(path) as temporary:
+    with _atomic_write(path) as temporary:
         temporary.write_text(json.dumps(found, indent=2) + "\n")
     return found
 
