@@ -27,7 +27,7 @@ _RESERVED = set(
     " until cg_steps leave_out".split()
 )
 
-
+# %% ../nbs/05_block.ipynb #55be64de
 @signed
 class Block(nnx.Module):
     r"""A norm and named terms of one energy, $E(g) = \sum_i E_i(g)$ with $g = g(x)$.
@@ -127,7 +127,7 @@ class Block(nnx.Module):
 
         return self.norm(descend(self, x, steps, step_size, **context)[0])
 
-
+# %% ../nbs/05_block.ipynb #e83b0d86
 def _per_sample(name, energy, g):
     "The energy of a term, once it is seen to be one number per sample."
     if jnp.shape(energy) != g.shape[:-2]:
@@ -137,7 +137,7 @@ def _per_sample(name, energy, g):
         )
     return energy
 
-
+# %% ../nbs/05_block.ipynb #f92c5aad
 def _of_tokens(name, update, g):
     "The update of a term, once it is seen to have the shape of the tokens."
     if jnp.shape(update) != g.shape:

@@ -42,7 +42,7 @@ def _spread(x: Float[Array, "... N D"], axes=(-2, -1)) -> Float[Array, "..."]:
     """
     return jnp.sqrt(jnp.mean((x - x.mean(-1, keepdims=True)) ** 2, axes, keepdims=True))
 
-
+# %% ../nbs/06c_equilibria.ipynb #9f3e0da5
 class _LinearSolution(NamedTuple):
     "What conjugate gradients came to, sample by sample."
 
@@ -56,7 +56,7 @@ class _LinearSolution(NamedTuple):
         "Whether S has shown no negative curvature, beyond rounding."
         return self.curvature > -(jnp.finfo(self.w.dtype).eps ** 0.5)
 
-
+# %% ../nbs/06c_equilibria.ipynb #9ce37e01
 def _conjugate_gradients(
     product, v: Float[Array, "... N D"], cg_steps: int
 ) -> _LinearSolution:

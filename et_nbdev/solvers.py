@@ -265,7 +265,7 @@ class Backtracking:
         alpha = jnp.where(ok, used * self.grow, alpha * self.shrink)
         return (kept, alpha), kept._replace(accepted=ok, stuck=~ok & resolved)
 
-
+# %% ../nbs/06b_solvers.ipynb #0a55393c
 def _keep(ok: Bool[Array, "..."], new: View, old: View) -> View:
     "Of two views the new one where `ok`, sample by sample."
     return View(*_pick(ok, new[:4], old[:4]))
@@ -428,7 +428,7 @@ class _Run(NamedTuple):
     residual: Array
     kept: tuple  # energies, and states if asked, after every step
 
-
+# %% ../nbs/06b_solvers.ipynb #19d797ad
 def _advance(look, solver, cost, goes_on, run: _Run) -> _Run:
     "One step of the solver, and the books."
     state, view = solver.step(look, run.state)
@@ -453,7 +453,7 @@ def _advance(look, solver, cost, goes_on, run: _Run) -> _Run:
         kept=jax.tree.map(lambda kept, new: kept.at[run.k].set(new), run.kept, now),
     )
 
-
+# %% ../nbs/06b_solvers.ipynb #fbb92d67
 @partial(jax.jit, static_argnames=("evaluations", "states"))
 def _solve(block, solver, x, context, tolerance, until, *, evaluations, states):
     look, cost, samples = Look(block, context), getattr(solver, "cost", 1), x.shape[:-2]

@@ -34,7 +34,7 @@ def log_partition(
         beta * jnp.sum(xi * xi, -1) / 2
     )
 
-
+# %% ../../nbs/01c_hopfield_learning.ipynb #66eb579f
 def sample(
     key: PRNGKeyArray,
     xi: Float[Array, "K D"],

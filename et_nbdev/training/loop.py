@@ -22,7 +22,7 @@ def _option(default, text: str):
     "A field of a configuration with the sentence that `--help` shows for it."
     return field(default=default, metadata=dict(help=text))
 
-
+# %% ../../nbs/07_training.ipynb #242ab41f
 @dataclass(frozen=True)
 class OptimConfig:
     """AdamW with a warm-up cosine schedule and a bound on the global norm of the
