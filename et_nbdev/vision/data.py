@@ -157,7 +157,7 @@ class Pictures(Protocol):
 # row numbers -> [(label, picture as stored)]
 _Fetch = Callable[[np.ndarray], list[tuple[str, bytes | Path | np.ndarray]]]
 
-
+# %% ../../nbs/10_image_data.ipynb #83d6d9e5
 @dataclass(frozen=True, repr=False, eq=False)
 class Images:
     """A split of a set of pictures: random access, decoded when asked for. Made by
@@ -397,7 +397,7 @@ def _from_parquet(path: Path) -> dict[str, _Source]:
         if len(table)
     }
 
-
+# %% ../../nbs/10_image_data.ipynb #c65787cb
 def _from_folder(path: Path) -> dict[str, _Source]:
     "A parquet file, a folder of parquet shards, or a folder of pictures."
     source = (
@@ -677,7 +677,7 @@ def batches(
         ),
     )
 
-
+# %% ../../nbs/10_image_data.ipynb #620ac06b
 def _ahead(
     make: Callable[[int], np.ndarray], steps, workers: int = min(8, os.cpu_count() or 1)
 ) -> Iterator[np.ndarray]:

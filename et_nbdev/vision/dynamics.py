@@ -58,7 +58,7 @@ def _states_by(
     path = descend(model.block, x, len(step_sizes), **options)[1]
     return path.states  # pyright: ignore[reportReturnType]
 
-
+# %% ../../nbs/15_image_dynamics.ipynb #c8c48eea
 def _growing(
     steps: int = 9, first: float = 1.0, factor: float = 2.0
 ) -> Float[np.ndarray, "T"]:
@@ -69,7 +69,7 @@ def _growing(
     _check_positive(first=first, factor=factor)
     return first * factor ** np.arange(steps)
 
-
+# %% ../../nbs/15_image_dynamics.ipynb #874e195c
 def _loss_at(config, step_sizes=None, first: int | None = None):
     """The loss (model, uint8 images, key) -> (mean, metrics) after steps of the given
     sizes, or without any where the descent has settled; `config` is a `TrainConfig`.
@@ -184,7 +184,7 @@ def _errors_settled(
         found.evaluations,
     )
 
-
+# %% ../../nbs/15_image_dynamics.ipynb #89a42ffd
 def _errors(model, x, patches, occluded):
     error = jnp.mean((model.decode(x) - patches) ** 2, -1)
     return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error)), -1) / jnp.sum(

@@ -72,7 +72,7 @@ def _check_config(c):
     if c.init_scale is not None and not 0 <= c.init_scale < float("inf"):
         raise ValueError(f"init_scale: expected none or at least 0, got {c.init_scale}")
 
-
+# %% ../../nbs/11_image_model.ipynb #5d757582
 def _per_channel(c, name: str) -> tuple[float, ...]:
     "The field mean or std as floats, one or C of them."
     # a list, after a trip through JSON
@@ -358,7 +358,7 @@ class ImageTransformer(ImageEnergyTransformer):
             None, jnp.concatenate([passed, x[None]]) if states else None
         )
 
-
+# %% ../../nbs/11_image_model.ipynb #74b86e98
 def _image_model(config: ImageConfig, *, rngs: nnx.Rngs) -> ImageEnergyTransformer:
     "The model that `config.block` names, freshly drawn."
     return (ImageEnergyTransformer if config.block == "energy" else ImageTransformer)(
@@ -403,7 +403,7 @@ def _complete(
         jax.lax.map(picture, trajectory.states) if path else None,
     )
 
-
+# %% ../../nbs/11_image_model.ipynb #4042c5fc
 def complete(
     model: ImageEnergyTransformer,
     # (B, S, S, C): uint8, or floating in [0, 1]; what is under an occluded patch is

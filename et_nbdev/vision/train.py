@@ -446,7 +446,7 @@ def _save(figures: dict, out: Path):
             fig.savefig(path, format="png", dpi=150)
         plt.close(fig)
 
-
+# %% ../../nbs/12_image_train.ipynb #433340e8
 def _report(
     model: ImageEnergyTransformer,
     config: TrainConfig,
