@@ -231,7 +231,7 @@ class _Convolution(nnx.Module):
             self.linear(average(x)) if narrow_first else average(self.linear(x))
         ) + self.bias[...][None]
 
-
+# %% ../../nbs/22b_graph_baselines.ipynb #280d32d4
 @signed
 class GCN(nnx.Module):
     r"""Graph convolutional network (Kipf and Welling, 2017): `num_layers` times $\hat A
@@ -538,7 +538,7 @@ class GraphTransformer(nnx.Module):
             x = layer(x, edges, rngs)
         return self.head(self.norm(x))
 
-
+# %% ../../nbs/22b_graph_baselines.ipynb #cfd2a5d5
 # what the energy is compared with, by name
 _BASELINES = {"mlp": MLP, "gcn": GCN, "bwgnn": BWGNN, "transformer": GraphTransformer}
 
@@ -716,7 +716,7 @@ def _demo(out: Path | str = "out", progress: bool = True) -> dict:
         )
     return metrics
 
-
+# %% ../../nbs/22b_graph_baselines.ipynb #fd00c8a7
 def demo_main(argv: list[str] | None = None):
     "Console script `et_demo_graphs`."
     parser = argparse.ArgumentParser(

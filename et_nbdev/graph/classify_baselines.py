@@ -28,7 +28,7 @@ def _sum(
         else jnp.sum(x, 1)
     )
 
-
+# %% ../../nbs/24b_classification_baselines.ipynb #cc859311
 def _drop(
     x: Float[Array, "B D"], rate: float, rngs: nnx.Rngs | None
 ) -> Float[Array, "B D"]:
@@ -41,7 +41,7 @@ def _drop(
         jnp.zeros_like(x),
     )
 
-
+# %% ../../nbs/24b_classification_baselines.ipynb #8da1d234
 def _check_config(config):
     check_sizes(
         **{
@@ -85,7 +85,7 @@ class AgnosticConfig:
     def __post_init__(self):
         _check_config(self)
 
-
+# %% ../../nbs/24b_classification_baselines.ipynb #d8f1b562
 @signed
 class Agnostic(nnx.Module):
     r"""The structure-agnostic baseline of Errica et al. (2020): an MLP on $\sum_C x_C$,
@@ -130,7 +130,7 @@ class Agnostic(nnx.Module):
 def _lift(v, x):
     return v.reshape((1,) * (x.ndim - 1) + v.shape)
 
-
+# %% ../../nbs/24b_classification_baselines.ipynb #3ecd4231
 @signed
 class _MaskedBatchNorm(nnx.Module):
     r"""$\gamma\,(x-\mu)/\sqrt{\sigma^2+\varepsilon}+\beta$ for each entry; μ and σ²
@@ -175,7 +175,7 @@ class _MaskedBatchNorm(nnx.Module):
         scale = self.scale[...] * jax.lax.rsqrt(variance + self.eps)
         return (x - _lift(mean, x)) * _lift(scale, x) + _lift(self.bias[...], x)
 
-
+# %% ../../nbs/24b_classification_baselines.ipynb #c30b6f1f
 class _LayerNorm(nnx.Module):
     "The same over the entries of each node, without statistics."
 

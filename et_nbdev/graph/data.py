@@ -342,7 +342,7 @@ def from_relations(
     relations = _kinds(relations, N)
     return Graph(*_union(relations, N), features, labels, relations, name)
 
-
+# %% ../../nbs/20_graph_data.ipynb #00623739
 def _subgraph(
     graph: Graph, nodes: Int[np.ndarray, "n"] | Bool[np.ndarray, "N"] | Sequence[int]
 ) -> Graph:
@@ -746,7 +746,7 @@ def _need_dgl(what: str):
         )
         raise ImportError(f"{what} needs DGL: pip install 'et_nbdev[dgl]'{old}")
 
-
+# %% ../../nbs/20_graph_data.ipynb #ab0f4b85
 def _limit_memory(more: int):
     """To so many bytes more than are in use now, where the system can (Linux): a
     damaged file may ask for any amount.
@@ -762,7 +762,7 @@ def _limit_memory(more: int):
             (used + more if hard < 0 else min(used + more, hard), hard),
         )
 
-
+# %% ../../nbs/20_graph_data.ipynb #fdb55713
 def _dgl_worker(kind: str, source: str, target: str):
     """Runs in a process of its own: a file, or a data set of `dgl.data`, becomes an
     .npz.
@@ -791,7 +791,7 @@ def _dgl_worker(kind: str, source: str, target: str):
             )
         )
 
-
+# %% ../../nbs/20_graph_data.ipynb #13ff3e51
 def _by_dgl(kind: str, source: str, timeout: float | None = None) -> Graph:
     """What `_dgl_worker` makes of it, by way of a temporary file (TMPDIR says where).
     Raises ImportError where DGL does not work, RuntimeError with the reason otherwise.
@@ -923,7 +923,7 @@ _DATASETS = {
     ),
 }
 
-
+# %% ../../nbs/20_graph_data.ipynb #d968951b
 def _find(file: str, root: str | os.PathLike | None) -> tuple[Path | None, list[str]]:
     "The first place that has the file, and all places looked at."
     roots = [Path(r).expanduser() for r in (root, os.environ.get("ET_DATA")) if r]
@@ -1021,7 +1021,7 @@ class Split(NamedTuple):
     validation: Int[np.ndarray, "validation"]
     test: Int[np.ndarray, "test"]
 
-
+# %% ../../nbs/20_graph_data.ipynb #5bd37195
 def split(labels: Int8[np.ndarray, "N"], train_fraction: float, seed: int) -> Split:
     """Labeled nodes (label 0 or 1) in three parts with equal shares of anomalies:
     train_fraction of them, and the rest 1 : 2.

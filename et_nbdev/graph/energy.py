@@ -102,7 +102,7 @@ def _size_classes(
         count = 0
     return np.argsort(power, kind="stable").astype(np.int32), tuple(classes)
 
-
+# %% ../../nbs/21_graph_energy.ipynb #60131220
 def _rows_of(
     start: Int[np.ndarray, "starts"], nodes: Int[np.ndarray, "E"], backend: str
 ) -> _Rows:
@@ -359,7 +359,7 @@ def _softmax_xla(
     lse, pull = _over_rows(rows, (Q.shape[1:2], Q.shape[1:]), Q.dtype, part, merge)
     return lse, pull
 
-
+# %% ../../nbs/21_graph_energy.ipynb #66836f76
 def _weighted_xla(
     rows: _Rows,
     K: Float[Array, "N H Y"],
@@ -396,7 +396,7 @@ def _tangent_queries_xla(
     slope, pull = _over_rows(rows, (Q.shape[1:2], Q.shape[1:]), Q.dtype, part)
     return pull, slope
 
-
+# %% ../../nbs/21_graph_energy.ipynb #4806d934
 def _tangent_keys_xla(rows: _Rows, K, dK, Q, dQ, lse, shift) -> Float[Array, "N H Y"]:
     r"""$\sum_C p_{CB}((\dot s_{CB} - \mathrm{shift}_C)\,Q'_C + \dot Q'_C)$ over the
     receivers of every sender.
@@ -412,7 +412,7 @@ def _tangent_keys_xla(rows: _Rows, K, dK, Q, dQ, lse, shift) -> Float[Array, "N 
 
     return _over_rows(rows, (Q.shape[1:],), Q.dtype, part)[0]
 
-
+# %% ../../nbs/21_graph_energy.ipynb #66a6b65c
 def _scores_and_tangents(own, d_own, other, d_other):
     """The scores of nodes (R, H, Y) with their neighbors (R, W, H, Y), and how they
     move: the product rule.
@@ -429,7 +429,7 @@ _XLA = SimpleNamespace(
     tangent_keys=_tangent_keys_xla,
 )
 
-
+# %% ../../nbs/21_graph_energy.ipynb #8f6c85c8
 @jax.custom_vjp
 def _neighbor_attention(
     edges: EdgeIndex, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]
@@ -443,7 +443,7 @@ def _neighbor_attention(
     """
     return _forwards(edges, Q, K)[0]
 
-
+# %% ../../nbs/21_graph_energy.ipynb #850d3e2b
 def _forwards(edges, Q, K):
     kernels.check_rows(edges.into, Q=Q, K=K)
     if K.ndim != 3:
@@ -458,7 +458,7 @@ def _forwards(edges, Q, K):
         as_query,
     )
 
-
+# %% ../../nbs/21_graph_energy.ipynb #2d5d0950
 def _backwards(saved, cotangents):
     (edges, Q, K, lse, as_query), (c, a, b) = saved, cotangents
     run = kernels if edges.backend == "compiled" else _XLA
@@ -597,7 +597,7 @@ class EdgeAttention(EnergyAttention):
         )
         return -jnp.sum(match, (-2, -1)), update
 
-
+# %% ../../nbs/21_graph_energy.ipynb #a9a8b0d4
 class EdgeTransformer(EnergyTransformer):
     "The Energy Transformer block with an `EdgeAttention`: for graphs."
 
