@@ -70,7 +70,7 @@ _LONGEST = (
     16  # evaluations after the first that are computed; T shows the first of them
 )
 
-
+# %% ../nbs/30_explorer.ipynb #1a1d1354
 @dataclass(frozen=True)
 class ExplorerSettings:
     "What the dials say. Raises ValueError, naming the field, on values out of range."
@@ -110,7 +110,7 @@ class ExplorerSettings:
             jnp.float32(v) for v in (self.alpha, self.beta, self.attention, self.memory)
         )
 
-
+# %% ../nbs/30_explorer.ipynb #47a263c5
 def _check_settings(settings):
     if not isinstance(settings, ExplorerSettings):
         raise TypeError(
@@ -227,7 +227,7 @@ def descend_picture(
         settings.steps,
     )
 
-
+# %% ../nbs/30_explorer.ipynb #e01c3af7
 def _check_image_model(model):
     if not (
         isinstance(model, ImageEnergyTransformer) and isinstance(model.block, Block)
@@ -242,6 +242,7 @@ def _check_image_model(model):
 # color-blind, too
 _BLUE, _ORANGE, _LILAC = "#0072B2", "#D55E00", "#ccb8e6"
 
+# %% ../nbs/30_explorer.ipynb #28f434d1
 _STYLE = """<style>
 .et-panels {
   display: flex;
@@ -288,7 +289,7 @@ _STYLE = """<style>
 .et-controls output { flex: 1 0 100%; font-variant-numeric: tabular-nums; }
 </style>"""
 
-
+# %% ../nbs/30_explorer.ipynb #84db5572
 def _png(pixels: UInt8[np.ndarray, "h w c"]) -> str:
     "Pixels, gray or in colors, as an address that holds them."
     stream, pixels = BytesIO(), np.asarray(pixels)
@@ -350,7 +351,7 @@ def _key(names) -> str:
         for name in names
     )
 
-
+# %% ../nbs/30_explorer.ipynb #bde3c242
 def _panel(inside: str, caption: str, width: int) -> str:
     "A figure; on a phone two small ones share a row."
     style = f"width:min({width}px,{46 if width < 200 else 100}%)"
@@ -373,7 +374,7 @@ def _text(x: float, y: float, words, anchor: str = "middle") -> str:
         f' text-anchor="{anchor}">{words}</text>'
     )
 
-
+# %% ../nbs/30_explorer.ipynb #2ec34ca7
 def _curves(
     curves: dict[str, Float[np.ndarray, "times"]],
     t: int,
@@ -447,7 +448,7 @@ def _says(energies: Energies, t: int) -> str:
         f" {course}"
     )
 
-
+# %% ../nbs/30_explorer.ipynb #a73e9d47
 def _image_frame(path: _ImagePath, t: int) -> str:
     "All that is known of time t: two pictures, two maps of sizes, the curves."
     a, m = path.attention[t], path.memory[t]
@@ -525,7 +526,7 @@ button.addEventListener("click", () => {
 });
 })();</script>"""
 
-
+# %% ../nbs/30_explorer.ipynb #d041ede3
 def _page(label: str, before: str, frames: list[str], says: list[str]) -> str:
     "Frames under a slider, in one piece of HTML that needs nothing else."
     last, body = len(frames) - 1, ""
@@ -608,6 +609,7 @@ _DRAG = """<style>
 .et-base img { display: block; width: 100%; image-rendering: pixelated; }
 </style>""".replace("_LILAC", _LILAC).replace("_BLUE", _BLUE)
 
+# %% ../nbs/30_explorer.ipynb #80830b49
 _DRAG_SCRIPT = """<script>if (!window.etDrag) {
 window.etDrag = true;
 let start = null, paint = false, moved = false;
@@ -630,7 +632,7 @@ addEventListener("pointerover", e => {
 addEventListener("pointerup", () => { start = null; }, true);
 }</script>"""
 
-
+# %% ../nbs/30_explorer.ipynb #b49e426f
 def _widgets():
     "ipywidgets, imported when an instrument is built."
     try:
@@ -890,7 +892,7 @@ def _canvas(side: int, pixels: int = 296):
         ),
     )
 
-
+# %% ../nbs/30_explorer.ipynb #d2970503
 def _pictures(model, pictures):
     """Named pictures that fit a model. Raises TypeError unless they have names,
     ValueError, naming the one that does not fit.
@@ -1168,7 +1170,7 @@ class _Neighborhood(NamedTuple):
     places: Float[np.ndarray, "n 2"]  # on a circle of radius 1 around it
     links: list[tuple[int, int]]  # pairs of places whose nodes are linked, either way
 
-
+# %% ../nbs/30_explorer.ipynb #950b18b9
 def _neighborhood(
     senders: Int[np.ndarray, "E"],
     receivers: Int[np.ndarray, "E"],
@@ -1241,7 +1243,7 @@ def _node(x, y, name, label, picture, words, size) -> str:
         f' stroke-width="2.5"{dashes}/></g>'
     )
 
-
+# %% ../nbs/30_explorer.ipynb #da4ee79f
 def _ring(
     path: _GraphPath, t: int, near: _Neighborhood, labels, pictures, size: int = 400
 ) -> str:
@@ -1308,7 +1310,7 @@ def _graph_says(
         f" {_says(path.energies, t).partition(': ')[2]}"
     )
 
-
+# %% ../nbs/30_explorer.ipynb #17d841b6
 def _graph_frame(
     path: _GraphPath, t: int, near: _Neighborhood, labels, pictures
 ) -> str:
