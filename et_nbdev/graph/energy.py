@@ -23,6 +23,7 @@ from et_nbdev.attention import (
     EnergyAttention,
     RelativeDistances,
     RelativePositions,
+    _centered,
     _normalize_heads,
     _through_normalization,
 )
@@ -520,7 +521,7 @@ class EdgeAttention(EnergyAttention):
         if isinstance(self.positions, RelativePositions):
             raise ValueError("edges: expected distances, not the positions of a grid")
         if isinstance(self.positions, RelativeDistances):
-            z = self._centered(g, coordinates, beta.dtype)
+            z = _centered(g, coordinates, beta.dtype)
             Q, K = _with_distances(Q, K, z, self.positions.factor, beta)
         return Q, K, beta, rms
 

@@ -51,9 +51,8 @@ class OptimConfig:
             got = f"{self.lr_floor} and {self.lr}"
             raise ValueError(f"lr, lr_floor: expected 0 ≤ lr_floor ≤ lr, got {got}")
         if not 0 <= self.weight_decay < float("inf"):
-            raise ValueError(
-                f"weight_decay: expected at least 0, got {self.weight_decay}"
-            )
+            got = self.weight_decay
+            raise ValueError(f"weight_decay: expected at least 0, got {got}")
         for name, decay in (("b1", self.b1), ("b2", self.b2)):
             if not 0 <= decay < 1:
                 raise ValueError(f"{name}: expected 0 ≤ {name} < 1, got {decay}")
