@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -150,6 +151,21 @@ def _make_step(
         lambda state, batch: take(state, batch, jax.random.key(seed)),
         donate_argnums=0,
         out_shardings=mesh and NamedSharding(mesh, PartitionSpec()),
+    )
+
+# %% ../../nbs/07_training.ipynb #388ccd39
+def _drop(
+    x: Float[Array, "... D"], rate: float, rngs: nnx.Rngs | None
+) -> Float[Array, "... D"]:
+    """Dropout, in training only: entries become 0 with probability `rate`, the others
+    are scaled up to keep the mean. Without `rngs` nothing happens.
+    """
+    if rngs is None or rate == 0:
+        return x
+    return jnp.where(
+        jax.random.bernoulli(rngs.dropout(), 1 - rate, x.shape),
+        x / (1 - rate),
+        jnp.zeros_like(x),
     )
 
 # %% ../../nbs/07_training.ipynb #2a3898e4
