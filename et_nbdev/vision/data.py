@@ -666,6 +666,17 @@ def photographs(size: int = 64) -> UInt8[np.ndarray, "6 S S 3"]:
         ]
     )
 
+# %% ../../nbs/10_image_data.ipynb #245ff869
+def _part_of(B: int, part: tuple[int, int]) -> slice:
+    "The i-th of n equal parts of a batch of B. Raises ValueError if there is none."
+    i, n = part
+    if not 0 <= i < n or B % n:
+        raise ValueError(
+            f"part: must be (i, n) with 0 ≤ i < n and n dividing batch_size = {B}, got"
+            f" {part}"
+        )
+    return slice(i * B // n, (i + 1) * B // n)
+
 # %% ../../nbs/10_image_data.ipynb #324e0d1e
 def batches(
     images: Pictures,
@@ -690,12 +701,7 @@ def batches(
     B = _integer("batch_size", batch_size, 1, n)
     seed = _integer("seed", seed, 0, 2**32 - 1)
     start = _integer("start", start, 0)
-    i, parts = part
-    if not 0 <= i < parts or B % parts:
-        raise ValueError(
-            f"part: must be (i, n) with 0 ≤ i < n and n dividing batch_size = {B}, got"
-            f" {part}"
-        )
+    own = _part_of(B, part)
     per_epoch = -(-n // B) if not shuffle and epochs == 1 else n // B
     order = lru_cache(2)(
         lambda epoch: _permutation(n, seed, epoch) if shuffle else np.arange(n)
@@ -704,7 +710,7 @@ def batches(
     def batch(s):
         epoch, b = divmod(s, per_epoch)
         whole = order(epoch)[b * B : (b + 1) * B]
-        return images[whole[i * B // parts : (i + 1) * B // parts]]
+        return images[whole[own]]
 
     if epochs is None:
         return _ahead(batch, itertools.count(start))

@@ -424,8 +424,8 @@ def _check_pictures(c: ImageConfig, images, occluded):
         )
 
 
-def _hidden_pixels(c: ImageConfig, occluded: Bool[np.ndarray, "B N"]):
-    "Which numbers of the pictures (B, S, S, C) are those of occluded patches."
+def _hidden_pixels(c: ImageConfig, occluded: Bool[np.ndarray, "... N"]):
+    "Which numbers of the pictures (..., S, S, C) are those of occluded patches."
     return unpatchify(
         np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)),
         c.image_size,

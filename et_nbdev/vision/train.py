@@ -403,7 +403,7 @@ def _prepare(config: TrainConfig) -> tuple[TrainConfig, dict[str, Images]]:
 
 # %% ../../nbs/12_image_train.ipynb #0217ddcd
 def _validation_for(config: TrainConfig, images: Pictures):
-    "What `training.fit.fit` chooses the best weights by: the error on held-out pictures."
+    "The error on held-out pictures, by which `fit` chooses the best weights."
     options = dict(seed=config.seed, limit=config.validate_on)
     score = lambda model: evaluate(model, images, config.num_occluded, **options)
     return lambda model: {"loss": score(model).mean()}
