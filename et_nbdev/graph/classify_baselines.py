@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from .._checks import check_sizes, signed
 from .baselines import _LayerNorm
 from .sets import EdgeBatch, GraphBatch
-from .._checks import check_sizes, signed
 from ..training.loop import _drop, _option
 
 # %% ../../nbs/24b_classification_baselines.ipynb #0ce6eef8
