@@ -818,7 +818,7 @@ def _report(
     return metrics
 
 # %% ../../nbs/22_anomaly.ipynb #592a3373
-def main(argv: list[str] | None = None) -> dict:
+def main(argv: list[str] | None = None) -> None:
     """Console script `et_train_anomaly`: train an anomaly detector on a graph, resume
     it if it was stopped, and report on the test nodes.
     """
@@ -842,7 +842,7 @@ def main(argv: list[str] | None = None) -> dict:
         config, args = _configure(parser, CONFIGS, "digits-knn", argv)
         if args.splits < 1:
             parser.error(f"argument --splits: expected at least 1, got {args.splits}")
-        return _report(
+        _report(
             config,
             load_graph(config.data),
             args.out or Path("runs") / Path(config.data).stem,

@@ -781,7 +781,7 @@ def load_classifier(path: Path | str) -> GraphClassifier:
     return restore(path, "graph classifier", build)
 
 # %% ../../nbs/24_classification.ipynb #a31abfe1
-def main(argv: list[str] | None = None) -> dict:
+def main(argv: list[str] | None = None) -> None:
     """Console script `et_train_graphs`: train a classifier of graphs on one split,
     resume it if it was stopped, and report on the test graphs.
     """
@@ -822,7 +822,6 @@ def main(argv: list[str] | None = None) -> dict:
         f" nothing (always the most frequent class: {metrics['largest_class']:.3f})."
         f" Weights and metrics.json are in {out}/"
     )
-    return metrics
 
 # %% ../../nbs/24_classification.ipynb #036a306e
 class _Attended(NamedTuple):

@@ -521,9 +521,9 @@ def _report(
     return metrics
 
 # %% ../../nbs/12_image_train.ipynb #f59bfbb1
-def main(argv: list[str] | None = None) -> dict:
+def main(argv: list[str] | None = None) -> None:
     """Console script `et_train_images`: train a configuration, resume it if it was
-    stopped, and report on the test split. Returns what metrics.json holds.
+    stopped, and report on the test split.
     """
     parser = argparse.ArgumentParser("et_train_images", description=main.__doc__)
     parser.add_argument(
@@ -558,11 +558,15 @@ def main(argv: list[str] | None = None) -> dict:
         mesh = _all_devices() if args.devices == "all" else None
         config, images = _prepare(config)
         result = train(config, images, out, mesh=mesh)
-        if jax.process_index() > 0:  # the first one reports
-            return {}
-        return _report(
-            result.model, config, images["test"], out, limit=args.test_on, fit=result
-        )
+        if jax.process_index() == 0:
+            _report(
+                result.model,
+                config,
+                images["test"],
+                out,
+                limit=args.test_on,
+                fit=result,
+            )
 
 # %% ../../nbs/12_image_train.ipynb #31c83aff
 def _complete_photographs(out: Path):
