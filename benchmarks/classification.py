@@ -30,15 +30,15 @@ from et_nbdev.graph.classify import (
     _classification_loss,
 )
 from et_nbdev.graph.sets import (
-    EdgeLists,
+    _EdgeLists,
     _flip_signs,
     _laplacian_positions,
+    _make_buckets,
     learn_encoding,
     load_graphs,
-    make_buckets,
 )
-from et_nbdev.training.checkpoint import atomic_write, provenance
-from et_nbdev.training.loop import TrainState, make_optimizer, _make_step
+from et_nbdev.training.checkpoint import _atomic_write, _provenance
+from et_nbdev.training.loop import TrainState, _make_step, make_optimizer
 
 MODEL = ClassifyConfig(
     dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=8, blocks=2
@@ -174,14 +174,14 @@ def main():
 
     ways = {}
     suppliers = {
-        "buckets": make_buckets(
+        "buckets": _make_buckets(
             graphs,
             encoding,
             positions=positions,
             num_buckets=config.num_buckets,
             batch_size=config.batch_size,
         ),
-        "edges": EdgeLists(graphs, encoding, positions, config.batch_size),
+        "edges": _EdgeLists(graphs, encoding, positions, config.batch_size),
     }
     for name, supply in suppliers.items():
         train, per_epoch = trainer(GraphClassifier, data, config), iter(range(10**6))
@@ -194,7 +194,7 @@ def main():
 
     def padded(some):
         "These graphs as one batch, padded to the largest of them."
-        one = make_buckets(
+        one = _make_buckets(
             graphs[some],
             encoding,
             positions=_laplacian_positions(graphs[some], MODEL.num_positions),
@@ -256,9 +256,9 @@ def main():
             for kind, batches in kinds.items()
         },
         "rounds": args.rounds,
-        **provenance(),
+        **_provenance(),
     }
-    with atomic_write(args.out) as path:
+    with _atomic_write(args.out) as path:
         path.write_text(json.dumps(result, indent=2) + "\n")
     for name, r in rate.items():
         print(f"{name:<32}{r:10.1f} graphs/s{r / plain:10.1f} × plain")

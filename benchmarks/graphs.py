@@ -459,7 +459,7 @@ def main(argv=None):
         else:
             result = model_alone(rest[0], rest[1], int(rest[2]))
         return print(json.dumps(result))
-    from et_nbdev.training.checkpoint import atomic_write, provenance
+    from et_nbdev.training.checkpoint import _atomic_write, _provenance
 
     report = json.loads(args.out.read_text()) if args.out.exists() else {}
     for part in args.parts or ["operator", "scaling", "tsocial", "tfinance"]:
@@ -469,10 +469,10 @@ def main(argv=None):
         report[part] = run(args.scale, args.repeats, args.rounds)
         report["provenance"] = {
             **report.get("provenance", {}),
-            part: {**provenance(), "scale": args.scale},
+            part: {**_provenance(), "scale": args.scale},
         }
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(args.out) as path:
+        with _atomic_write(args.out) as path:
             path.write_text(json.dumps(report, indent=2) + "\n")
 
 

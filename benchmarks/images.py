@@ -20,8 +20,8 @@ import numpy as np
 from flax import nnx
 from reference import PlainEnergyTransformer
 
-from et_nbdev.training.checkpoint import atomic_write, provenance
-from et_nbdev.training.loop import OptimConfig, TrainState, make_optimizer, _make_step
+from et_nbdev.training.checkpoint import _atomic_write, _provenance
+from et_nbdev.training.loop import OptimConfig, TrainState, _make_step, make_optimizer
 from et_nbdev.vision.data import occlude
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
 from et_nbdev.vision.train import _completion_loss
@@ -172,7 +172,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     if args.alone:
         return print(json.dumps(measure_alone(*args.alone)))
-    report = {"import_s": import_seconds("et_nbdev.vision.model"), **provenance()}
+    report = {"import_s": import_seconds("et_nbdev.vision.model"), **_provenance()}
     print(f"import et_nbdev.vision.model: {report['import_s']:.2f} s")
     multiply = {shape: product(*shape) for shape in PRODUCTS}
     for size, (config, B) in SIZES.items():
@@ -245,7 +245,7 @@ def main(argv=None):
                 flush=True,
             )
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(args.out) as path:
+    with _atomic_write(args.out) as path:
         path.write_text(json.dumps(report, indent=2) + "\n")
 
 

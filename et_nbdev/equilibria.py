@@ -29,9 +29,9 @@ from et_nbdev.solvers import (
     _LONGEST,
     Anderson,
     Solution,
+    _check_precision,
     _over,
     _unit,
-    _check_precision,
     solve,
 )
 

@@ -29,8 +29,8 @@ from et_nbdev.dynamics import (
     _check_positive,
     _check_range,
     _check_solver,
-    _per_sample,
     _frozen_pytree,
+    _per_sample,
 )
 from .energy import Energies
 

@@ -58,11 +58,11 @@ from et_nbdev.block import EnergyTransformer, TransformerBlock
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.testing import assert_close, assert_gradient, float64
-from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.loop import OptimConfig, make_optimizer
-from et_nbdev.vision.data import batches, channel_statistics, load_images
+from et_nbdev.vision.data import _channel_statistics, batches, load_images
 from et_nbdev.vision.model import ImageConfig, ImageTransformer
-from et_nbdev.vision.train import TrainConfig, evaluate, _loss_for
+from et_nbdev.vision.train import TrainConfig, _loss_for, evaluate
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = TrainConfig(
@@ -340,7 +340,7 @@ def pictures(folder: Path) -> dict[str, np.ndarray]:
         if not path.exists():
             images = load_images(BASE.data, split)
             images = images[:] if split == "train" else images[: BASE.validate_on]
-            with atomic_write(path) as temporary, open(temporary, "wb") as file:
+            with _atomic_write(path) as temporary, open(temporary, "wb") as file:
                 np.save(file, images)
         found[split] = np.load(path, mmap_mode="r")
     return found
@@ -348,7 +348,7 @@ def pictures(folder: Path) -> dict[str, np.ndarray]:
 
 def configured(images: dict[str, np.ndarray], base: TrainConfig = BASE) -> TrainConfig:
     "With the channels and the statistics of the training pictures."
-    mean, std = (tuple(v.tolist()) for v in channel_statistics(images["train"]))
+    mean, std = (tuple(v.tolist()) for v in _channel_statistics(images["train"]))
     channels = images["train"].shape[-1]
     return replace(
         base, model=replace(base.model, channels=channels, mean=mean, std=std)
@@ -423,7 +423,7 @@ def run(
         "seconds": time.perf_counter() - wall,
         "cpu_seconds": time.process_time() - cpu,
         "config": asdict(replace(config, optim=optim, seed=seed)),
-        **provenance(),
+        **_provenance(),
     }
 
 
@@ -479,7 +479,7 @@ def work(out: Path, names: list[str], images: dict, base: TrainConfig = BASE):
     while job := next_run(read(out), names):
         name, lr, seed = job
         row = {"name": name, **run(config, designs()[name], lr, seed, images)}
-        with atomic_write(out / f"{name}-{lr:g}-{seed}.json") as temporary:
+        with _atomic_write(out / f"{name}-{lr:g}-{seed}.json") as temporary:
             temporary.write_text(json.dumps(row) + "\n")
         print(
             f"{name:<30} lr {lr:<7g} seed {seed}  {score(row):.4f}  "

@@ -28,13 +28,13 @@ from et_nbdev.graph.anomaly import (
     AnomalyEnergyTransformer,
     _best_threshold,
     _inputs,
-    scores,
     _train_classifier,
+    scores,
 )
 from et_nbdev.graph.baselines import _BASELINES, _aggregate, fit_trees
 from et_nbdev.graph.data import _DATASETS, load_graph, split
-from et_nbdev.training.checkpoint import atomic_write, provenance
-from et_nbdev.training.command import as_command
+from et_nbdev.training.checkpoint import _atomic_write, _provenance
+from et_nbdev.training.command import _as_command
 from et_nbdev.training.loop import OptimConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -288,8 +288,8 @@ def fill(
             {"config": config, **evaluate(data, ratio, line, config, seed, epochs)}
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(record | provenance()) + "\n")
+        with _atomic_write(path) as temporary:
+            temporary.write_text(json.dumps(record | _provenance()) + "\n")
         run = record[to][-1]
         print(
             f"{path.stem:<34} {to:<6} {len(record[to]):>2}  validation {merit(run):.4f}"
@@ -390,7 +390,7 @@ def main(argv: list[str] | None = None):
     fits = lambda data, line: (
         line in CHANGES or LINES[line][2] == "merged" or graph_of(data).relations
     )
-    with as_command(parser.prog):
+    with _as_command(parser.prog):
         for data, ratio, line in [
             task
             for task in product(args.data, args.ratios, args.lines)

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from et_nbdev.graph.classify import load_classifier
-from et_nbdev.graph.crossval import _deal, parts
-from et_nbdev.graph.sets import learn_encoding, load_graphs, make_buckets
-from et_nbdev.training.checkpoint import atomic_write
+from et_nbdev.graph.crossval import _deal, _parts
+from et_nbdev.graph.sets import _make_buckets, learn_encoding, load_graphs
+from et_nbdev.training.checkpoint import _atomic_write
 
 RESULTS = Path(__file__).resolve().parent.parent / "results/graph-classification"
 
@@ -34,21 +34,21 @@ def main():
         if key.endswith("/10")
     ]
     labels = {name: "".join(map(str, load_graphs(name).labels)) for name in names}
-    with atomic_write(RESULTS / "labels.json") as path:
+    with _atomic_write(RESULTS / "labels.json") as path:
         path.write_text(json.dumps(labels, indent=0) + "\n")
     config = json.loads((args.run / "metrics.json").read_text())["config"]
     model = load_classifier(args.run / "best.safetensors")
     graphs = load_graphs(config["data"])
-    fold = parts(_deal(graphs.labels), config["fold"])
+    fold = _parts(_deal(graphs.labels), config["fold"])
     ids = np.sort(fold.test)
-    buckets = make_buckets(
+    buckets = _make_buckets(
         graphs[ids],
         learn_encoding(graphs, fold.train),
         config["model"]["num_positions"],
         num_buckets=1,
     )
     batch = next(buckets.batches(np.arange(len(ids))))
-    with atomic_write(args.run / "molecules.npz") as path, open(path, "wb") as f:
+    with _atomic_write(args.run / "molecules.npz") as path, open(path, "wb") as f:
         np.savez_compressed(
             f,
             ids=ids,

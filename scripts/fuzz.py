@@ -389,8 +389,8 @@ def damaged_meta(data: bytes, rng: random.Random) -> bytes:
 def read_checkpoint(path: Path):
     from et_nbdev.training.checkpoint import (
         CheckpointError,
-        load_checkpoint,
         _read_meta,
+        load_checkpoint,
     )
 
     loaded, error = 0, None
@@ -415,11 +415,11 @@ def log_seeds():
 
 def read_log(path: Path):
     "Whatever has become of a log, it stops no run: it is read as far as it is one."
-    from et_nbdev.training.fit import MetricsLog, read_metrics
+    from et_nbdev.training.fit import _MetricsLog, read_metrics
 
     before = read_metrics(path)
     assert all(isinstance(row["step"], int) for row in before)
-    log = MetricsLog(path, 3)
+    log = _MetricsLog(path, 3)
     log.append({"step": 6})
     assert read_metrics(path) == [row for row in before if row["step"] <= 3] + [
         {"step": 6}
@@ -445,10 +445,10 @@ def fold_seeds():
 
 
 def read_fold(path: Path):
-    from et_nbdev.graph.crossval import _kept, summary
+    from et_nbdev.graph.crossval import _kept, _summary
 
     row = _kept(path, SETTINGS)
-    assert "%" not in summary([row, row]) and 0 <= row["test_accuracy"] <= 1
+    assert "%" not in _summary([row, row]) and 0 <= row["test_accuracy"] <= 1
 
 
 def inside_json(data: bytes, rng: random.Random) -> bytes:
@@ -747,7 +747,7 @@ def main():
     ).most_common(20):
         print(f"{count:6d} × {where}")
     if args.record:
-        from et_nbdev.training.checkpoint import atomic_write, provenance
+        from et_nbdev.training.checkpoint import _atomic_write, _provenance
 
         rows = json.loads(args.record.read_text()) if args.record.exists() else {}
         rows[args.reader] = {
@@ -757,9 +757,9 @@ def main():
             "usual_MiB": most[1],
             "more_MiB": most[0],
             "seconds": round(time.perf_counter() - begin),
-            **provenance(),
+            **_provenance(),
         }
-        with atomic_write(args.record) as path:
+        with _atomic_write(args.record) as path:
             path.write_text(json.dumps(rows, indent=1) + "\n")
     print(
         f"{args.reader}: {args.inputs - args.first} inputs in"

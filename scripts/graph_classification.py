@@ -22,14 +22,14 @@ from et_nbdev.graph.classify_baselines import GIN, Agnostic, AgnosticConfig, GIN
 from et_nbdev.graph.crossval import (
     Candidate,
     FitConfig,
-    _Sizes,
-    cross_validate,
     _deal,
-    summary,
+    _Sizes,
+    _summary,
+    cross_validate,
 )
 from et_nbdev.graph.sets import _TU_NAMES, load_graphs
 from et_nbdev.training.checkpoint import save_checkpoint
-from et_nbdev.training.command import as_command
+from et_nbdev.training.command import _as_command
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results/graph-classification"
@@ -202,7 +202,7 @@ def parse(argv=None):
 
 def main(argv=None):
     args = parse(argv)
-    with as_command("graph_classification"):
+    with _as_command("graph_classification"):
         run(args)
 
 
@@ -252,7 +252,7 @@ def run(args):
             f" {row['candidates'][row['chosen']]['epoch']}, {row['seconds']:.0f} s"
         )
     if rows:
-        print(f"{args.data}, {args.model}: {summary(rows)} %")
+        print(f"{args.data}, {args.model}: {_summary(rows)} %")
 
 
 if __name__ == "__main__":

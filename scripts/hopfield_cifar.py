@@ -20,12 +20,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from et_nbdev.hopfield.continuous import (
+    _sharing,
+    _unit_memories,
     continuous_energy_and_update,
     retrieve,
-    _sharing,
-    unit_memories,
 )
-from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.vision.data import load_images
 
 OUT = Path(__file__).resolve().parent.parent / "results/hopfield"
@@ -76,7 +76,7 @@ def main():
     images = load_images("cifar10", "train")
     chosen = np.random.default_rng(0).choice(len(images), args.stored, replace=False)
     pictures = jnp.asarray(images[chosen] / np.float32(255))  # (K, 32, 32, 3)
-    xi, mean = unit_memories(pictures)
+    xi, mean = _unit_memories(pictures)
     queries = np.linspace(0, args.stored - 1, args.queries).round().astype(int)
     x = xi[queries].reshape(-1, 32, 32, 3).at[:, 16:].set(0).reshape(len(queries), -1)
     betas = 10 ** np.linspace(-1, 4, 26)
@@ -95,7 +95,7 @@ def main():
             flush=True,
         )
     OUT.mkdir(parents=True, exist_ok=True)
-    with atomic_write(OUT / "cifar10.json") as temporary:
+    with _atomic_write(OUT / "cifar10.json") as temporary:
         temporary.write_text(
             json.dumps(
                 {
@@ -112,7 +112,7 @@ def main():
                         " memory of unit length"
                     ),
                     "seconds": round(time.time() - start),
-                    **provenance(),
+                    **_provenance(),
                 },
                 indent=1,
             )
@@ -131,7 +131,7 @@ def main():
                 1,
             )
         )
-    with atomic_write(OUT / "cifar10.png") as temporary:
+    with _atomic_write(OUT / "cifar10.png") as temporary:
         plt.imsave(temporary, np.concatenate(rows, 0), format="png")
 
 

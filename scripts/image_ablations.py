@@ -18,12 +18,12 @@ import numpy as np
 from flax import nnx
 
 from et_nbdev.dynamics import descend
-from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.vision.model import ImageEnergyTransformer, _image_model
-from et_nbdev.vision.train import CONFIGS, TrainConfig, evaluate, _prepare, train
+from et_nbdev.vision.train import _CONFIGS, TrainConfig, _prepare, evaluate, train
 
 ROOT = Path(__file__).resolve().parent.parent
-BASE = CONFIGS["tiny"]
+BASE = _CONFIGS["tiny"]
 T, STEPS = BASE.model.steps, BASE.optim.steps
 
 # name: (changes to the model, changes to the optimizer, changes to the rest)
@@ -256,7 +256,7 @@ def score(base: TrainConfig, name: str, seed: int, images: dict, test_on: int) -
         ),
         "likeness": likeness(np.asarray(run.model.positions[...])),
         "config": asdict(config),
-        **provenance(),
+        **_provenance(),
     }
 
 
@@ -294,7 +294,7 @@ def main():
             continue
         row = score(base, name, seed, images, args.test_on)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as temporary:
+        with _atomic_write(path) as temporary:
             temporary.write_text(json.dumps(row) + "\n")
         print(
             f"{name:<26} seed {seed}  {np.mean(row['mse']):.4f} "

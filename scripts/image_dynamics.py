@@ -18,22 +18,22 @@ from pathlib import Path
 import numpy as np
 from flax import nnx
 
-from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.fit import fit
 from et_nbdev.vision.data import batches
 from et_nbdev.vision.dynamics import (
     FieldImageEnergyTransformer,
-    errors_after,
     _errors_in_time,
     _errors_settled,
     _growing,
     _loss_at,
+    errors_after,
 )
 from et_nbdev.vision.model import ImageEnergyTransformer
-from et_nbdev.vision.train import CONFIGS, _FILLS, _evaluate_fill, _held_out, _prepare
+from et_nbdev.vision.train import _CONFIGS, _FILLS, _evaluate_fill, _held_out, _prepare
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = CONFIGS["tiny"]
+TINY = _CONFIGS["tiny"]
 # 16 tokens a picture: a small fraction of the time of 64
 CONFIG = replace(
     TINY, flip=0.0, every=100, model=replace(TINY.model, patch_size=8, dim=96)
@@ -86,7 +86,7 @@ def trained(name: str, config, images: dict, folder: Path):
     model, logs = kind(config.model, rngs=nnx.Rngs(config.seed)), []
     made = folder / "provenance.json"
     if not made.exists():
-        keep(made, provenance())
+        keep(made, _provenance())
     for n, (steps, share, step_sizes, first) in enumerate(stages):
         optim = replace(
             config.optim, steps=steps, warmup=steps // 10, lr=share * config.optim.lr
@@ -186,13 +186,13 @@ def score(name: str, config, images: dict, fill, test_on: int, folder: Path) -> 
             key: value for key, value in asdict(config).items() if key != "optim"
         },
         "command": "python scripts/image_dynamics.py",
-        **provenance(),
+        **_provenance(),
     }
 
 
 def keep(path: Path, row: dict):
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary:
+    with _atomic_write(path) as temporary:
         temporary.write_text(json.dumps(row) + "\n")
 
 
@@ -241,7 +241,7 @@ def main():
                 "test_pictures": len(images["test"]),
                 "first_test_picture": SEEN,
                 "fills": {k: about(e) for k, e in errors.items()},
-                **provenance(),
+                **_provenance(),
             },
         )
     best = min(errors.values(), key=mean)

@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from flax import nnx
 
-from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.vision.data import (
     denormalize,
     load_images,
@@ -28,7 +28,7 @@ from et_nbdev.vision.data import (
     unpatchify,
 )
 from et_nbdev.vision.model import complete, from_pretrained
-from et_nbdev.vision.train import evaluate, _held_out
+from et_nbdev.vision.train import _held_out, evaluate
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results/tiny-imagenet"
@@ -103,7 +103,7 @@ def dynamics(model, images, pictures=500):
         },
         "pictures": pictures,
         "split": images.split,
-        **provenance(),
+        **_provenance(),
     }
 
 
@@ -150,7 +150,7 @@ def gallery(path, model, images, occluded, titles=()):
     for ax, title in zip(axes[0], titles):
         ax.set_title(title, fontsize=8)
     fig.tight_layout(pad=0.2)
-    with atomic_write(path) as temporary:
+    with _atomic_write(path) as temporary:
         fig.savefig(
             temporary,
             format=path.suffix[1:].replace("jpg", "jpeg"),
@@ -199,7 +199,7 @@ def main():
         model.config.num_tokens // 2,
     )[0]
     gallery(ROOT / "nbs/images/photographs.png", model, photos, np.asarray(occluded))
-    with atomic_write(OUT / "dynamics.json") as path:
+    with _atomic_write(OUT / "dynamics.json") as path:
         path.write_text(json.dumps(dynamics(model, test)) + "\n")
     extremes(model, validation)
 

@@ -14,20 +14,20 @@ from pathlib import Path
 import doors
 import numpy as np
 import pytest
+from conftest import examples
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
 import et_nbdev
-from conftest import examples
 from et_nbdev.training.checkpoint import (
     CheckpointError,
-    load_checkpoint,
     _read_meta,
+    load_checkpoint,
     save_checkpoint,
 )
-from et_nbdev.training.command import as_command
-from et_nbdev.training.fit import MetricsLog, _alone, fit, read_metrics
+from et_nbdev.training.command import _as_command
+from et_nbdev.training.fit import _alone, _MetricsLog, fit, read_metrics
 from et_nbdev.training.loop import OptimConfig
 
 ROOT = Path(et_nbdev.__file__).parents[1]
@@ -140,7 +140,7 @@ def test_a_log_that_is_none_stops_no_run(tmp_path):
         with pytest.warns(UserWarning, match="metrics.jsonl: 1 of its 4 lines"):
             assert read_metrics(path) == [*rows, {"step": 4}], line
         with pytest.warns(UserWarning):
-            MetricsLog(path, 1)
+            _MetricsLog(path, 1)
         assert read_metrics(path) == rows[:1]
 
 
@@ -273,7 +273,7 @@ def test_one_run_at_a_time_in_a_folder_and_a_killed_one_lets_go(tmp_path):
         (tmp_path / ".last.safetensors.1.partial").write_bytes(
             b"which the other is writing"
         )
-        with pytest.raises(SystemExit) as e, as_command("tool"):
+        with pytest.raises(SystemExit) as e, _as_command("tool"):
             fit(
                 nnx.Linear(2, 2, rngs=nnx.Rngs(0)),
                 None,
@@ -337,7 +337,7 @@ def test_without_a_network_what_is_here_works_and_the_rest_says_so(
     from et_nbdev.graph.data import load_graph
     from et_nbdev.graph.sets import load_graphs
     from et_nbdev.vision.data import load_images
-    from et_nbdev.vision.model import from_pretrained, _pretrained
+    from et_nbdev.vision.model import _pretrained, from_pretrained
 
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 

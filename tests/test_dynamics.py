@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import examples
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import examples
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import Euler, descend
 from et_nbdev.norm import EnergyLayerNorm, layer_norm, turning

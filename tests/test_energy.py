@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import examples
 from flax import nnx
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from conftest import examples
 from et_nbdev.attention import EnergyAttention, RelativePositions
 from et_nbdev.block import Block, EnergyTransformer, TransformerBlock
 from et_nbdev.energy import ExternalField, Scaled

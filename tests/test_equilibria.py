@@ -15,10 +15,10 @@ from et_nbdev.dynamics import descend
 from et_nbdev.equilibria import (
     Langevin,
     Noisy,
-    adjoint,
     _conjugate_gradients,
-    equilibrium,
     _spread,
+    adjoint,
+    equilibrium,
 )
 from et_nbdev.graph.energy import EdgeIndex, EdgeTransformer
 from et_nbdev.norm import hessian

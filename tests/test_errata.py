@@ -29,7 +29,7 @@ from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
 from et_nbdev.graph.crossval import _predict_logits
 from et_nbdev.graph.data import load_graph, split
 from et_nbdev.graph.energy import EdgeIndex, EdgeTransformer
-from et_nbdev.graph.sets import learn_encoding, load_graphs, make_buckets
+from et_nbdev.graph.sets import _make_buckets, learn_encoding, load_graphs
 from et_nbdev.testing import assert_close, assert_descends
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.model import ImageConfig
@@ -151,7 +151,7 @@ def test_graphs_are_evaluated_without_noise():
     training: not even a fixed draw is left.
     """
     graphs = load_graphs("rings")[np.arange(6)]
-    data = make_buckets(
+    data = _make_buckets(
         graphs, learn_encoding(graphs, np.arange(6)), k=2, num_buckets=1
     )
     noisy = ClassifyConfig(

@@ -14,7 +14,7 @@ from flax import nnx
 from et_nbdev.testing import assert_close
 from et_nbdev.training.fit import fit
 from et_nbdev.vision.data import batches
-from et_nbdev.vision.train import evaluate, _loss_for
+from et_nbdev.vision.train import _loss_for, evaluate
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("compile_quickly")

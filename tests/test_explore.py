@@ -19,12 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import examples
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from conftest import examples
 from et_nbdev import explore
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import Euler, descend
@@ -32,16 +32,16 @@ from et_nbdev.energy import Energies
 from et_nbdev.explore import (
     _LONGEST,
     _SHORT,
+    ExplorerSettings,
     GraphExplorer,
     ImageExplorer,
-    ExplorerSettings,
-    animate_graph,
-    animate_image,
     _dialed,
-    descend_graph,
-    descend_picture,
     _neighborhood,
     _read_picture,
+    animate_graph,
+    animate_image,
+    descend_graph,
+    descend_picture,
 )
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, _inputs
 from et_nbdev.graph.data import Graph

@@ -37,8 +37,8 @@ from et_nbdev import (
 from et_nbdev.attention import RelativeDistances
 from et_nbdev.dynamics import plot_energies
 from et_nbdev.explore import (
-    ImageExplorer,
     ExplorerSettings,
+    ImageExplorer,
     animate_image,
     descend_picture,
 )

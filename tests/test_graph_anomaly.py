@@ -22,24 +22,24 @@ import et_nbdev
 from et_nbdev.dynamics import descend
 from et_nbdev.graph import anomaly, baselines, energy
 from et_nbdev.graph.anomaly import (
-    CONFIGS,
+    _CONFIGS,
     AnomalyConfig,
     AnomalyEnergyTransformer,
     AnomalyTraining,
-    _Batch,
     SampleConfig,
+    _Batch,
     _best_threshold,
-    explain,
     _inputs,
-    load_detector,
-    main,
+    _main,
     _report,
-    sample_nodes,
+    _sample_nodes,
     _sampled,
-    scores,
-    train_anomaly,
     _train_classifier,
     _weighted_loss,
+    explain,
+    load_detector,
+    scores,
+    train_anomaly,
 )
 from et_nbdev.graph.data import (
     _DATASETS,
@@ -390,7 +390,7 @@ def test_a_part_with_all_nodes_of_2T_hops_has_the_loss_of_the_whole(
     # two a step: whom I see, and whom those who see me see
     for hops, exact in ((SMALL.steps, False), (2 * SMALL.steps, True)):
         ball = within(graph, seeds, hops)
-        nodes, part = sample_nodes(
+        nodes, part = _sample_nodes(
             edges, seeds, SampleConfig(3, len(ball), 50), np.random.default_rng(0)
         )
         assert (
@@ -412,7 +412,7 @@ def test_a_part_is_drawn_at_random_from_the_graph_and_keeps_its_size():
     has = set(zip(*(ends.tolist() for ends in graph.edges)))
     seeds, seen, shapes = np.array([5, 900, 1700]), [], set()
     for draw in range(3):
-        nodes, (part,) = sample_nodes(
+        nodes, (part,) = _sample_nodes(
             edges, seeds, SampleConfig(3, 100, 4), np.random.default_rng(draw)
         )
         senders, receivers = part.edge_list()
@@ -430,7 +430,7 @@ def test_a_part_is_drawn_at_random_from_the_graph_and_keeps_its_size():
         seen.append(set(nodes.tolist()))
         shapes.add(tuple(leaf.shape for leaf in jax.tree.leaves(part)))
     assert len(shapes) == 1 and seen[0] != seen[1] != seen[2]
-    nodes, _ = sample_nodes(
+    nodes, _ = _sample_nodes(
         edges, seeds, SampleConfig(3, 5000, 4), np.random.default_rng(0)
     )
     # no larger than the graph
@@ -441,7 +441,7 @@ def test_where_nobody_else_can_be_reached_others_fill_up():
     alone = replace(
         chain(40), senders=np.array([0, 1]), receivers=np.array([1, 0]), relations={}
     )
-    nodes, (part,) = sample_nodes(
+    nodes, (part,) = _sample_nodes(
         AnomalyEnergyTransformer.prepare(alone),
         np.array([0, 9]),
         SampleConfig(2, 12, 3),
@@ -480,7 +480,7 @@ def test_training_on_parts_compiles_once_and_goes_on_where_it_was(
 ):
     graph = load_graph("digits-knn")
     config = replace(QUICK, sample=SampleConfig(40, 120, 4))
-    traced, drawn, plain_loss, plain_sample = [], [], _weighted_loss, sample_nodes
+    traced, drawn, plain_loss, plain_sample = [], [], _weighted_loss, _sample_nodes
 
     def loss(*args):
         traced.append(1)
@@ -495,10 +495,10 @@ def test_training_on_parts_compiles_once_and_goes_on_where_it_was(
     monkeypatch.setattr(anomaly, "_weighted_loss", loss)
     whole = train_anomaly(config, graph, progress=False)
     assert len(traced) == 1
-    monkeypatch.setattr(anomaly, "sample_nodes", stop_at_the_fifth)
+    monkeypatch.setattr(anomaly, "_sample_nodes", stop_at_the_fifth)
     with pytest.raises(InterruptedError):
         train_anomaly(config, graph, tmp_path, progress=False)
-    monkeypatch.setattr(anomaly, "sample_nodes", plain_sample)
+    monkeypatch.setattr(anomaly, "_sample_nodes", plain_sample)
     resumed = train_anomaly(config, graph, tmp_path, progress=False)
     assert (
         [row["step"] for row in resumed.history] == [3, 6]
@@ -618,13 +618,13 @@ def stopped(argv):
     a traceback.
     """
     with pytest.raises(SystemExit) as e:
-        main(argv)
+        _main(argv)
     return (1, e.value.code) if isinstance(e.value.code, str) else (e.value.code, "")
 
 
 def reported(argv, out):
     "What the command writes about its run."
-    main([*argv, "--out", str(out)])
+    _main([*argv, "--out", str(out)])
     return json.loads(
         (out / "metrics.json").read_text(),
         parse_constant=lambda s: pytest.fail(f"{s} is no JSON"),
@@ -711,12 +711,12 @@ def test_run_again_it_finishes_at_once(run, monkeypatch, capsys):
     with pytest.raises(
         SystemExit, match=re.escape(str(out)) + ".*model.beta: None there, 2.0 here"
     ):
-        main([*TINY, "--seed", "3", "--out", str(out), "--model.beta", "2"])
+        _main([*TINY, "--seed", "3", "--out", str(out), "--model.beta", "2"])
 
 
 KILLED = """
 import os, signal, sys
-from et_nbdev.graph.anomaly import main
+from et_nbdev.graph.anomaly import _main
 target, seen, replace = sys.argv[1], [], os.replace
 def die_in_the_middle(source, path):
     seen.extend([path] if str(path).endswith(target) else [])
@@ -725,7 +725,7 @@ def die_in_the_middle(source, path):
         os.kill(os.getpid(), signal.SIGKILL)
     replace(source, path)
 if target: os.replace = die_in_the_middle
-for name in ("killed", "whole"): main([*sys.argv[3:], "--out", f"{sys.argv[2]}/{name}"])
+for name in ("killed", "whole"): _main([*sys.argv[3:], "--out", f"{sys.argv[2]}/{name}"])
 """
 
 
@@ -851,7 +851,7 @@ def test_a_file_of_ones_own_is_a_graph_like_any_other(run, tmp_path, monkeypatch
         replace(graph, senders=graph.senders[once], receivers=graph.receivers[once]),
         "mine.npz",
     )
-    main([*TINY, "--seed", "3", "--data", "mine.npz"])
+    _main([*TINY, "--seed", "3", "--data", "mine.npz"])
     metrics = json.loads(Path("runs/mine/metrics.json").read_text())
     assert metrics["edges"] == graph.num_edges
     assert (
@@ -865,10 +865,10 @@ def test_options_reach_the_configuration(monkeypatch):
     seen = []
     monkeypatch.setattr(anomaly, "load_graph", lambda name: name)
     monkeypatch.setattr(anomaly, "_report", lambda *args: seen.append(args))
-    for name, config in CONFIGS.items():
-        main(["--config", name])
+    for name, config in _CONFIGS.items():
+        _main(["--config", name])
         assert seen.pop() == (config, config.data, Path("runs") / config.data, 1)
-    main(
+    _main(
         [
             "--config",
             "amazon",
@@ -886,7 +886,7 @@ def test_options_reach_the_configuration(monkeypatch):
             "x",
         ]
     )
-    base = CONFIGS["amazon"]
+    base = _CONFIGS["amazon"]
     want = replace(
         base,
         data="amazon-upu",
@@ -897,7 +897,7 @@ def test_options_reach_the_configuration(monkeypatch):
 
 
 def test_help_explains_every_option_with_its_default(capsys):
-    for name, config in CONFIGS.items():
+    for name, config in _CONFIGS.items():
         assert stopped(["--config", name, "--help"]) == (0, "")
         text = re.sub(r"\s+", "", capsys.readouterr().out)
 
@@ -939,8 +939,8 @@ def test_what_is_no_anomaly_model_is_refused(tmp_path):
 
 
 def test_the_demo_trains_three_once_and_shows_them(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(baselines, "CONFIGS", {"digits-knn": QUICK})
-    baselines.demo_main(["--out", str(tmp_path / "out")])
+    monkeypatch.setattr(baselines, "_CONFIGS", {"digits-knn": QUICK})
+    baselines._demo_main(["--out", str(tmp_path / "out")])
     printed = capsys.readouterr().out
     metrics = json.loads((tmp_path / "out/digits-knn/anomaly.json").read_text())
     assert list(metrics["test"]) == ["Energy Transformer", "GCN", "MLP"] and {
@@ -987,7 +987,7 @@ def test_the_demo_trains_three_once_and_shows_them(tmp_path, monkeypatch, capsys
             baselines._demo(tmp_path / "out", progress=False)
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(SystemExit):
-        baselines.demo_main(["--out", str(tmp_path / "file")])
+        baselines._demo_main(["--out", str(tmp_path / "file")])
     assert re.search(
         "argument --out: expected a folder, .*file", capsys.readouterr().err
     )

@@ -23,16 +23,16 @@ from et_nbdev.graph.baselines import (
     GCN,
     MLP,
     GraphTransformer,
-    _Neighbors,
     _aggregate,
     _beta_wavelets,
     _edge_products,
-    fit_trees,
     _neighbor_softmax_attention,
     _neighbor_sum,
+    _Neighbors,
     _neighbors,
     _propagate,
     _weighted_sum,
+    fit_trees,
 )
 from et_nbdev.graph.data import Graph
 from et_nbdev.testing import assert_close

@@ -18,30 +18,30 @@ from et_nbdev.graph.classify import (
     ClassifyConfig,
     ClassifyTraining,
     GraphClassifier,
-    _LearnedAdjacency,
-    _WeightedEdges,
-    _classification_loss,
-    load_classifier,
     _attended,
-    main,
-    plot_molecule,
+    _classification_loss,
+    _LearnedAdjacency,
+    _main,
     _reorder,
     _score,
     _stream,
+    _WeightedEdges,
+    load_classifier,
+    plot_molecule,
     train_classifier,
 )
-from et_nbdev.graph.crossval import _Fold, _deal, parts, _predict_logits
+from et_nbdev.graph.crossval import _deal, _Fold, _parts, _predict_logits
+from et_nbdev.graph.energy import EdgeAttention
 from et_nbdev.graph.sets import (
-    EdgeLists,
     GraphBatch,
     GraphSet,
     _edge_batch,
+    _EdgeLists,
     _laplacian_positions,
+    _make_buckets,
     learn_encoding,
     load_graphs,
-    make_buckets,
 )
-from et_nbdev.graph.energy import EdgeAttention
 from et_nbdev.testing import assert_close, assert_descends
 from et_nbdev.training.checkpoint import CheckpointError
 
@@ -89,7 +89,7 @@ def prepared(graphs=None, k=3):
     graphs = toys() if graphs is None else graphs
     encoding = learn_encoding(graphs, np.arange(len(graphs)))
     positions = _laplacian_positions(graphs, k)
-    buckets = make_buckets(graphs, encoding, positions=positions, num_buckets=1)
+    buckets = _make_buckets(graphs, encoding, positions=positions, num_buckets=1)
     double = lambda batch: jax.tree.map(
         lambda x: jnp.asarray(x, jnp.float64 if x.dtype == np.float32 else x.dtype),
         batch,
@@ -382,7 +382,7 @@ def test_single_precision_is_exact_enough():
     encoding = learn_encoding(graphs, np.arange(12))
     positions = _laplacian_positions(graphs, 3)
     batch = next(
-        make_buckets(graphs, encoding, positions=positions, num_buckets=1).batches(
+        _make_buckets(graphs, encoding, positions=positions, num_buckets=1).batches(
             np.arange(12)
         )
     )
@@ -559,10 +559,10 @@ def supplies(ids):
     graphs = load_graphs("rings")
     encoding, positions = learn_encoding(graphs, ids), _laplacian_positions(graphs, 3)
     return {
-        "dense": make_buckets(
+        "dense": _make_buckets(
             graphs, encoding, positions=positions, num_buckets=2, batch_size=16
         ),
-        "edges": EdgeLists(graphs, encoding, positions, 16),
+        "edges": _EdgeLists(graphs, encoding, positions, 16),
     }
 
 
@@ -618,7 +618,7 @@ def test_scores_by_hand():
 
 def test_training_repeats_never_looks_at_the_test_labels_and_resumes(tmp_path):
     graphs = load_graphs("rings")[np.arange(80)]
-    fold = parts(_deal(graphs.labels), 0)
+    fold = _parts(_deal(graphs.labels), 0)
     labels = graphs.labels.copy()
     labels[fold.test] = 1 - labels[fold.test]
     one = train_classifier(QUICK, graphs, fold, tmp_path, progress=False)
@@ -649,7 +649,7 @@ def test_the_encoding_is_learned_from_the_training_graphs_alone():
     weights are the same, to the bit.
     """
     graphs = load_graphs("rings")[np.arange(60)]
-    fold = parts(_deal(graphs.labels), 0)
+    fold = _parts(_deal(graphs.labels), 0)
     graphs = replace(
         graphs,
         node_attributes=np.random.default_rng(0).normal(size=(graphs.num_nodes, 1)),
@@ -692,7 +692,10 @@ def test_validation_prefers_fewer_errors_to_smaller_losses(monkeypatch):
     given = iter([*found, S(0.0, 0.0), S(0.0, 0.0)])  # four validations, two reports
     monkeypatch.setattr(classify, "_score", lambda logits, labels: next(given))
     run = train_classifier(
-        replace(QUICK, epochs=4), graphs, parts(_deal(graphs.labels), 0), progress=False
+        replace(QUICK, epochs=4),
+        graphs,
+        _parts(_deal(graphs.labels), 0),
+        progress=False,
     )
     rows = [row for row in run.history if "validation_loss" in row]
     assert [
@@ -730,7 +733,7 @@ def test_the_script_trains_reports_and_resumes(tmp_path, capsys):
         "64",
     ]
     report = tmp_path / "metrics.json"
-    main(args)
+    _main(args)
     metrics = json.loads(report.read_text())
     assert (
         metrics["config"]["model"]["dim"] == 8
@@ -738,14 +741,14 @@ def test_the_script_trains_reports_and_resumes(tmp_path, capsys):
         and "commit" in metrics
     )
     assert f"{metrics['test']['accuracy']:.3f}" in capsys.readouterr().out
-    main(args)
+    _main(args)
     assert json.loads(report.read_text())["test"] == metrics["test"]
     for bad, message in (
         (["--data", "rings", "--lr", "-1"], "lr"),
         ([*args, "--epochs", "2"], "epochs"),
     ):
         with pytest.raises(SystemExit, match=message):
-            main([*bad, "--out", str(tmp_path)])
+            _main([*bad, "--out", str(tmp_path)])
 
 
 def test_a_view_adds_up_and_can_be_drawn():
@@ -842,7 +845,7 @@ def test_bad_input_is_named():
         )
     model = GraphClassifier(3, 2, SMALL, rngs=nnx.Rngs(0))
     batch = next(
-        make_buckets(
+        _make_buckets(
             graphs, learn_encoding(graphs, np.arange(20)), k=3, num_buckets=1
         ).batches(np.arange(20))
     )
@@ -874,11 +877,11 @@ def test_mutag_is_learned(et_data, tmp_path):
             step_size=1.0,
         ),
     )
-    fold = parts(_deal(graphs.labels), 0)
+    fold = _parts(_deal(graphs.labels), 0)
     run = train_classifier(config, graphs, fold, tmp_path, progress=False)
     most = np.bincount(graphs.labels[fold.train]).argmax()
     known = np.concatenate([fold.validation, fold.test])
-    supply = make_buckets(
+    supply = _make_buckets(
         graphs, learn_encoding(graphs, fold.train), k=8, num_buckets=2
     )
     assert (

@@ -22,20 +22,20 @@ from et_nbdev.graph.classify_baselines import GIN, GINConfig
 from et_nbdev.graph.crossval import (
     Candidate,
     FitConfig,
-    cross_validate,
     _deal,
-    fit_classifier,
-    parts,
-    predict,
+    _fit_classifier,
+    _parts,
+    _predict,
     _predict_logits,
-    summary,
+    _summary,
+    cross_validate,
 )
 from et_nbdev.graph.sets import (
     _TU_NAMES,
-    EdgeLists,
+    _EdgeLists,
+    _make_buckets,
     learn_encoding,
     load_graphs,
-    make_buckets,
 )
 from et_nbdev.training.fit import _alone
 
@@ -112,7 +112,7 @@ def test_folds_are_disjoint_complete_and_stratified(labels, k, seed):
         assert np.ptp(np.bincount(fold[labels == c], minlength=k)) <= 1
     tested = []
     for f in range(k):
-        train, validation, test = parts(fold, f)
+        train, validation, test = _parts(fold, f)
         assert np.array_equal(
             np.sort(np.concatenate([train, validation, test])), np.arange(len(labels))
         )
@@ -140,7 +140,7 @@ def test_folds_refuse(bad, match):
     with pytest.raises(ValueError, match=match):
         _deal(*bad)
     with pytest.raises(ValueError, match="f: expected a fold from 0 to 2"):
-        parts(np.arange(3), 3)
+        _parts(np.arange(3), 3)
     for labels in ([0.0, 1, 0, 1], [0, 1, np.nan, 0], ["a", "b", "c"]):
         with pytest.raises(
             ValueError, match="^labels: expected classes, integers, got"
@@ -158,11 +158,11 @@ def test_folds_refuse(bad, match):
             ValueError,
             match="^fold: expected a fold for each graph, integers 0, 1, …, k - 1",
         ):
-            parts(fold, 0)
-    assert parts([0, 1, 2], 0).test.tolist() == [0]
+            _parts(fold, 0)
+    assert _parts([0, 1, 2], 0).test.tolist() == [0]
     with pytest.raises(ValueError, match="^rows: at least one fold"):
-        summary([])
-    assert summary([{"test_accuracy": 0.5}]) == "50.0 (1 fold)"
+        _summary([])
+    assert _summary([{"test_accuracy": 0.5}]) == "50.0 (1 fold)"
 
 
 def kept_folds():
@@ -193,7 +193,7 @@ def test_kept_folds_are_disjoint_and_complete(name):
     )
     for f in range(10):
         assert np.array_equal(
-            np.sort(np.concatenate(parts(fold, f))), np.arange(len(fold))
+            np.sort(np.concatenate(_parts(fold, f))), np.arange(len(fold))
         )
 
 
@@ -212,14 +212,14 @@ def test_kept_folds_are_those_of_the_real_labels(et_data, name):
 
 def test_training_is_repeatable_and_compiles_once(graphs):
     easy = replace(graphs, labels=(graphs.sizes > np.median(graphs.sizes)).astype(int))
-    part = parts(_deal(easy.labels, 5), 0)
-    buckets = make_buckets(
+    part = _parts(_deal(easy.labels, 5), 0)
+    buckets = _make_buckets(
         easy, learn_encoding(easy, part.train), k=0, num_buckets=1, batch_size=16
     )
     config, rows = FitConfig(epochs=12, lr=1e-2, batch_size=16, weight_decay=0.0), []
     build = lambda seed: GIN(3, 2, SMALL, rngs=nnx.Rngs(seed))
     runs = [
-        fit_classifier(
+        _fit_classifier(
             build(0), buckets, part.train, part.validation, config, 0, rows.append
         )
         for _ in range(2)
@@ -240,16 +240,16 @@ def test_training_is_repeatable_and_compiles_once(graphs):
     )
     assert best["epoch"] == runs[0].epoch
     # the weights of that epoch, not the last ones
-    found = predict(runs[0].model, buckets, part.validation)
+    found = _predict(runs[0].model, buckets, part.validation)
     assert (found == easy.labels[part.validation]).mean() == pytest.approx(
         best["validation_accuracy"]
     )
     programs = crossval._programs(nnx.split(build(5))[0])
     before = [p._cache_size() for p in programs]
-    other = make_buckets(
+    other = _make_buckets(
         easy, learn_encoding(easy, part.validation), k=0, num_buckets=1, batch_size=16
     )
-    fit_classifier(
+    _fit_classifier(
         build(7),
         other,
         part.train[3:],
@@ -258,7 +258,7 @@ def test_training_is_repeatable_and_compiles_once(graphs):
     )
     assert [p._cache_size() for p in programs] == before and before[0] == 1
     assert (
-        fit_classifier(
+        _fit_classifier(
             build(0), buckets, part.train, part.validation, config, 1
         ).history
         != runs[0].history
@@ -266,7 +266,7 @@ def test_training_is_repeatable_and_compiles_once(graphs):
 
 
 def test_one_step_is_adamw_of_the_summed_loss(graphs):
-    buckets = make_buckets(
+    buckets = _make_buckets(
         graphs, learn_encoding(graphs, [0]), k=0, num_buckets=1, batch_size=64
     )
 
@@ -297,7 +297,7 @@ def test_one_step_is_adamw_of_the_summed_loss(graphs):
 
     slope = nnx.grad(loss)(before)
     for clip in (1e6, 1e-8):
-        after = fit_classifier(
+        after = _fit_classifier(
             Linear(), buckets, ids, np.arange(20, 25), replace(config, clip=clip)
         ).model
         shrink = min(
@@ -324,7 +324,7 @@ def test_one_step_is_adamw_of_the_summed_loss(graphs):
 
 
 def test_training_stops_where_the_loss_is_lost(graphs):
-    buckets = make_buckets(graphs, learn_encoding(graphs, [0]), k=0, num_buckets=1)
+    buckets = _make_buckets(graphs, learn_encoding(graphs, [0]), k=0, num_buckets=1)
 
     class Explodes(nnx.Module):
         def __init__(self):
@@ -333,7 +333,7 @@ def test_training_stops_where_the_loss_is_lost(graphs):
         def __call__(self, batch, rngs=None):
             return self.map(batch.features.sum(1)) * jnp.float32(jnp.inf)
 
-    run = fit_classifier(
+    run = _fit_classifier(
         Explodes(), buckets, np.arange(40), np.arange(40, 50), FitConfig(epochs=3)
     )
     assert run.epoch == 0 and run.history == []
@@ -376,7 +376,7 @@ def test_training_cannot_see_the_test_fold(graphs, fold):
     """Every label of the test fold wrong, and its attributes absurd: training, choice
     and weights are the same to the last bit.
     """
-    test, kept = parts(fold, 1).test, []
+    test, kept = _parts(fold, 1).test, []
     poisoned = graphs.labels.copy()
     poisoned[test] = 1 - poisoned[test]
     run = lambda g: cross_validate(
@@ -393,7 +393,7 @@ def test_training_cannot_see_the_test_fold(graphs, fold):
     jax.tree.map(np.testing.assert_array_equal, *kept)
     # it is scored all the same
     assert clean["test_correct"] + dirty["test_correct"] == len(test)
-    held = parts(fold, 1).validation
+    held = _parts(fold, 1).validation
     poisoned = graphs.labels.copy()
     poisoned[held] = 1 - poisoned[held]
     # the comparison can fail
@@ -441,12 +441,12 @@ def test_labels_of_the_test_fold_never_reach_the_training_function(
 
     def watch(model, buckets, train, validation, *rest):
         seen.append((buckets, train, validation))
-        return fit_classifier(model, buckets, train, validation, *rest)
+        return _fit_classifier(model, buckets, train, validation, *rest)
 
-    monkeypatch.setattr(crossval, "fit_classifier", watch)
+    monkeypatch.setattr(crossval, "_fit_classifier", watch)
     cross_validate(make, graphs, fold, GRID[:1], folds=[2], **OPTIONS)
     ((buckets, train, validation),) = seen
-    part = parts(fold, 2)
+    part = _parts(fold, 2)
     assert np.array_equal(train, part.train) and np.array_equal(
         validation, part.validation
     )
@@ -476,7 +476,7 @@ def test_labels_of_the_test_fold_never_reach_the_training_function(
         ),
     ):
         with pytest.raises(ValueError, match="^" + match):
-            fit_classifier(
+            _fit_classifier(
                 make(SMALL, crossval._Sizes(3, 2, 0, 0), nnx.Rngs(0)),
                 buckets,
                 train,
@@ -486,7 +486,7 @@ def test_labels_of_the_test_fold_never_reach_the_training_function(
     with pytest.raises(
         ValueError, match="^ids: ids of graphs must lie from 0 to 59, got 99"
     ):
-        predict(make(SMALL, crossval._Sizes(3, 2, 0, 0), nnx.Rngs(0)), buckets, [99])
+        _predict(make(SMALL, crossval._Sizes(3, 2, 0, 0), nnx.Rngs(0)), buckets, [99])
 
 
 def test_the_winner_is_the_best_on_the_hold_out(graphs, fold):
@@ -510,7 +510,7 @@ def test_the_winner_is_the_best_on_the_hold_out(graphs, fold):
         "validation",
     } <= set(row)
     assert (
-        summary([{"test_accuracy": 0.5}, {"test_accuracy": 0.7}])
+        _summary([{"test_accuracy": 0.5}, {"test_accuracy": 0.7}])
         == "60.0 ± 14.1 (2 folds)"
     )
 
@@ -645,17 +645,19 @@ def test_results_are_written_whole_and_read_again(graphs, fold, tmp_path, monkey
 
 
 def test_both_layouts_predict_the_same_and_may_be_trained_on(graphs, fold):
-    part = parts(fold, 0)
+    part = _parts(fold, 0)
     encoding = learn_encoding(graphs, part.train)
     model = make(SMALL, crossval._Sizes(3, 2, 0, 0), nnx.Rngs(0))
-    tables = make_buckets(graphs, encoding, k=0, num_buckets=2, batch_size=16)
-    lists = EdgeLists(graphs, encoding, np.zeros((graphs.num_nodes, 0), np.float32), 16)
+    tables = _make_buckets(graphs, encoding, k=0, num_buckets=2, batch_size=16)
+    lists = _EdgeLists(
+        graphs, encoding, np.zeros((graphs.num_nodes, 0), np.float32), 16
+    )
     ids = part.test[::-1]
     logits = _predict_logits(model, tables, ids)
     np.testing.assert_allclose(
         _predict_logits(model, lists, ids), logits, rtol=1e-5, atol=1e-5
     )
-    assert np.array_equal(predict(model, lists, ids), logits.argmax(-1))
+    assert np.array_equal(_predict(model, lists, ids), logits.argmax(-1))
     one = next(tables.batches(ids[:1]))
     # in the order asked for
     np.testing.assert_allclose(model(one)[0], logits[0], rtol=1e-5, atol=1e-5)

@@ -20,18 +20,18 @@ from hypothesis import strategies as st
 from et_nbdev.graph.data import (
     _DATASETS,
     Graph,
-    _read_mat,
-    from_dgl,
     _from_dgl_file,
     _from_mat,
     _from_npz,
+    _read_mat,
+    _subgraph,
+    from_dgl,
     from_pyg,
     from_relations,
     from_scipy,
     load_graph,
     save_graph,
     split,
-    _subgraph,
 )
 from et_nbdev.graph.sets import read_tu
 

@@ -14,14 +14,14 @@ from flax import nnx
 from et_nbdev.attention import RelativePositions, _normalize_heads
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
-from et_nbdev.graph import energy as graph_energy
 from et_nbdev.graph import _kernels as kernels
+from et_nbdev.graph import energy as graph_energy
 from et_nbdev.graph.energy import (
     EdgeAttention,
     EdgeIndex,
     EdgeTransformer,
-    attention_weights,
     _neighbor_attention,
+    attention_weights,
 )
 from et_nbdev.testing import assert_close, assert_gradient
 

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 
 import et_nbdev.graph.sets as sets
 from et_nbdev.graph.sets import (
-    EdgeLists,
     GraphSet,
     _bucket_sizes,
     _cached_positions,
     _edge_batch,
+    _EdgeLists,
     _flip_signs,
-    graphs_from_dgl,
     _laplacian_positions,
+    _make_buckets,
+    graphs_from_dgl,
     learn_encoding,
     load_graphs,
-    make_buckets,
     read_tu,
     take,
 )
@@ -777,9 +777,9 @@ def test_only_edges_that_tables_and_lists_agree_on_are_batched(ends, wrong):
     graphs = GraphSet([0, 3], *ends, [0])
     encoding, P = learn_encoding(graphs, [0]), np.zeros((3, 2), np.float32)
     for make in (
-        lambda g: make_buckets(g, encoding, positions=P, num_buckets=1),
+        lambda g: _make_buckets(g, encoding, positions=P, num_buckets=1),
         lambda g: _edge_batch(g, encoding, P, [0]),
-        lambda g: EdgeLists(g, encoding, P),
+        lambda g: _EdgeLists(g, encoding, P),
     ):
         if wrong:
             with pytest.raises(
@@ -798,11 +798,11 @@ def test_only_edges_that_tables_and_lists_agree_on_are_batched(ends, wrong):
             ):
                 _edge_batch(graphs.undirected(), encoding, p, [0])
             with pytest.raises(ValueError, match="^positions: expected one row"):
-                make_buckets(graphs.undirected(), encoding, positions=p)
+                _make_buckets(graphs.undirected(), encoding, positions=p)
             with pytest.raises(ValueError, match="^positions: expected one row"):
-                EdgeLists(graphs.undirected(), encoding, p)
+                _EdgeLists(graphs.undirected(), encoding, p)
     with pytest.raises(ValueError, match="^batch_size: expected"):
-        EdgeLists(graphs.undirected(), encoding, P, 0)
+        _EdgeLists(graphs.undirected(), encoding, P, 0)
     with pytest.raises(
         ValueError, match="^train: ids of graphs must lie from 0 to 0, got 7"
     ):
@@ -817,7 +817,7 @@ def test_no_batch_is_made_of_numbers_that_are_not_finite(layout, bad):
     graphs = random_set(3).undirected()
     encoding, P = learn_encoding(graphs, [0]), _laplacian_positions(graphs, 2)
     make = (
-        (lambda e, p: make_buckets(graphs, e, positions=p))
+        (lambda e, p: _make_buckets(graphs, e, positions=p))
         if layout == "dense"
         else (lambda e, p: _edge_batch(graphs, e, p, np.arange(len(graphs))))
     )
@@ -829,7 +829,7 @@ def test_no_batch_is_made_of_numbers_that_are_not_finite(layout, bad):
     ):
         make(encoding, broken)
     with pytest.raises(ValueError, match="^positions: must be finite"):
-        EdgeLists(graphs, encoding, broken)
+        _EdgeLists(graphs, encoding, broken)
     # learned from graph 0 alone
     described = replace(
         graphs,
@@ -847,7 +847,7 @@ def test_no_batch_is_made_of_numbers_that_are_not_finite(layout, bad):
     )
     tight = measured._replace(node=measured.node._replace(scale=np.float32([1e-6])))
     table = (
-        (lambda: make_buckets(far, tight, positions=P))
+        (lambda: _make_buckets(far, tight, positions=P))
         if layout == "dense"
         else (lambda: _edge_batch(far, tight, P, np.arange(len(far))))
     )
@@ -919,7 +919,7 @@ def test_a_batch_holds_what_the_set_does_and_an_epoch_every_graph_once(seed, K, 
     graphs = random_set(seed, 11).undirected()
     encoding = learn_encoding(graphs, np.arange(5))
     P, (x, e) = _laplacian_positions(graphs, 3), encoding(graphs)
-    buckets = make_buckets(graphs, encoding, positions=P, num_buckets=K, batch_size=B)
+    buckets = _make_buckets(graphs, encoding, positions=P, num_buckets=K, batch_size=B)
     ids, seen = np.array([0, 3, 4, 8, 9, 10]), []
     for b, rows in buckets.plan(ids, seed=1, epoch=2):
         batch = jax.tree.map(np.asarray, jit_take(buckets.buckets[b], rows))
@@ -957,7 +957,7 @@ def test_a_batch_holds_what_the_set_does_and_an_epoch_every_graph_once(seed, K, 
 
 def test_plans_are_random_and_repeatable_and_bounded():
     rings = load_graphs("rings")
-    buckets = make_buckets(
+    buckets = _make_buckets(
         rings,
         learn_encoding(rings, [0]),
         k=0,
@@ -990,7 +990,7 @@ def test_plans_are_random_and_repeatable_and_bounded():
 def test_flipped_signs_are_one_for_each_graph_and_column():
     rings = load_graphs("rings")
     batch = next(
-        make_buckets(
+        _make_buckets(
             rings, learn_encoding(rings, [0]), k=4, num_buckets=1, batch_size=40
         ).batches(np.arange(40))
     )
@@ -1037,7 +1037,7 @@ def test_lists_of_edges_come_in_batches_of_equal_size(seed, B):
     graphs = GraphSet(
         np.concatenate([[0], np.cumsum(sizes)]), [], [], np.zeros(41, int)
     )
-    lists = EdgeLists(
+    lists = _EdgeLists(
         graphs,
         learn_encoding(graphs, [0]),
         np.zeros((graphs.num_nodes, 0), np.float32),
@@ -1067,7 +1067,7 @@ def test_lists_of_edges_come_in_batches_of_equal_size(seed, B):
 
 def test_a_batch_of_edges_is_rounded_up_to_one_of_few_sizes():
     rings = load_graphs("rings")
-    lists = EdgeLists(
+    lists = _EdgeLists(
         rings, learn_encoding(rings, np.arange(240)), _laplacian_positions(rings, 2), 8
     )
     for part, batch in zip(
@@ -1110,7 +1110,7 @@ def test_edges_end_to_end_say_what_the_tables_say(seed):
     sparse = jax.tree.map(
         np.asarray, _edge_batch(graphs, encoding, P, ids, nodes + 3, edges + 5, 4)
     )
-    buckets = make_buckets(graphs, encoding, positions=P, num_buckets=1)
+    buckets = _make_buckets(graphs, encoding, positions=P, num_buckets=1)
     assert (
         sparse.labels.tolist() == [*graphs.labels[ids], -1]
         and int(sparse.present.sum()) == nodes

@@ -11,37 +11,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import examples
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import examples
 from et_nbdev.attention import EnergyAttention, _queries_and_keys, _soft_match
 from et_nbdev.hopfield.classical import (
     Exponential,
     Polynomial,
-    asynchronous,
     _check_memories,
     _check_positive,
     _check_states,
-    dense_energy,
     _dense_sweep,
     _flip_energies,
+    asynchronous,
+    dense_energy,
     hebb,
     ising_energy,
     settle,
     synchronous,
 )
 from et_nbdev.hopfield.continuous import (
+    _sharing,
+    _unit_memories,
     continuous_energy_and_update,
     retrieve,
-    _sharing,
-    unit_memories,
 )
 from et_nbdev.hopfield.learning import (
+    _likelihood_update,
     hopfield_attention,
     learn,
-    _likelihood_update,
     log_partition,
     negative_log_likelihood,
     sample,
@@ -515,7 +515,7 @@ def test_huge_scores_stay_finite():
 
 def test_unit_memories(x64):
     pictures = jnp.asarray(np.random.default_rng(0).normal(size=(5, 2, 3, 2)) + 4)
-    xi, mean = unit_memories(pictures)
+    xi, mean = _unit_memories(pictures)
     assert_close(jnp.linalg.norm(xi, axis=-1), jnp.ones(5), rtol=1e-12)
     assert_close(mean, pictures.reshape(5, 12).mean(0), rtol=1e-12)
     centered = pictures.reshape(5, 12) - mean[None]
@@ -708,7 +708,7 @@ def test_real_pictures_are_recalled_from_noise(et_data):
     from et_nbdev.vision.data import load_images
 
     images = load_images("cifar10", "test", data_dir=et_data)
-    xi, _ = unit_memories(jnp.asarray(images[np.arange(64)] / np.float32(255)))
+    xi, _ = _unit_memories(jnp.asarray(images[np.arange(64)] / np.float32(255)))
     noisy = xi + 0.5 / xi.shape[1] ** 0.5 * jax.random.normal(
         jax.random.key(0), xi.shape
     )
@@ -812,8 +812,8 @@ def test_an_order_may_be_a_jax_array_and_may_be_empty():
 def test_pictures_known_while_tracing():
     pictures = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)), jnp.float32)
     assert_close(
-        jax.jit(lambda s: s * unit_memories(pictures)[0])(jnp.float32(1)),
-        unit_memories(pictures)[0],
+        jax.jit(lambda s: s * _unit_memories(pictures)[0])(jnp.float32(1)),
+        _unit_memories(pictures)[0],
         rtol=1e-5,
     )
 
@@ -974,12 +974,12 @@ xs, xis, W4 = jnp.ones((3, 4)), jnp.ones((2, 4)), jnp.ones((4, 4))
         (lambda: retrieve(xs, xis, step_size=-1.0), ValueError, "step_size: expected"),
         (lambda: _sharing(jnp.ones(3), xis), ValueError, "D = 4"),
         (
-            lambda: unit_memories(jnp.ones((1, 4))),
+            lambda: _unit_memories(jnp.ones((1, 4))),
             ValueError,
             "pictures: expected at least two",
         ),
         (
-            lambda: unit_memories(jnp.array([[1.0, 0], [0, 1], [0.5, 0.5]])),
+            lambda: _unit_memories(jnp.array([[1.0, 0], [0, 1], [0.5, 0.5]])),
             ValueError,
             "pictures: number 2 equals the mean",
         ),

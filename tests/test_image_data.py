@@ -23,12 +23,12 @@ from scipy import stats
 from et_nbdev.vision import data
 from et_nbdev.vision.data import (
     _augment,
-    batches,
-    channel_statistics,
-    denormalize,
+    _channel_statistics,
     _fill_biharmonic,
     _fill_mean,
     _fill_nearest,
+    batches,
+    denormalize,
     load_images,
     normalize,
     occlude,
@@ -276,12 +276,12 @@ def test_normalize_refuses(images, mean, std, error, match):
 
 def test_statistics_are_exact_and_never_zero():
     x = rng.integers(0, 256, (300, 4, 4, 3), np.uint8)
-    mean, std = channel_statistics(x)
+    mean, std = _channel_statistics(x)
     assert mean.dtype == std.dtype == np.float32 and mean.shape == std.shape == (3,)
     np.testing.assert_allclose(mean, (x / 255).mean((0, 1, 2)), rtol=1e-6)
     np.testing.assert_allclose(std, (x / 255).std((0, 1, 2)), rtol=1e-6)
     np.testing.assert_allclose(
-        channel_statistics(np.full((3, 4, 4, 1), 255, np.uint8)),
+        _channel_statistics(np.full((3, 4, 4, 1), 255, np.uint8)),
         [[1], [1 / 255]],
         rtol=1e-6,
     )
@@ -298,7 +298,7 @@ def test_statistics_look_at_5000_pictures_at_most_a_few_at_a_time_from_end_to_en
             asked.append(rows)
             return np.zeros((len(rows), 2, 2, 1), np.uint8)
 
-    channel_statistics(Many())
+    _channel_statistics(Many())
     rows = np.concatenate(asked)
     assert (
         len(np.unique(rows)) == len(rows) == 5000

@@ -16,12 +16,12 @@ from et_nbdev.testing import assert_close, assert_descends, assert_gradient
 from et_nbdev.vision.data import normalize, occlude, patchify
 from et_nbdev.vision.dynamics import (
     FieldImageEnergyTransformer,
-    errors_after,
     _errors_in_time,
     _errors_settled,
     _growing,
     _loss_at,
     _states_by,
+    errors_after,
 )
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
 from et_nbdev.vision.train import TrainConfig, _completion_loss

@@ -32,29 +32,29 @@ from et_nbdev.vision.model import (
     ImageConfig,
     ImageEnergyTransformer,
     ImageTransformer,
-    complete,
-    from_pretrained,
     _image_model,
-    load_model,
-    plot_completion,
     _pretrained,
-    save_model,
     _save_pretrained,
     _waves,
+    complete,
+    from_pretrained,
+    load_model,
+    plot_completion,
+    save_model,
 )
 from et_nbdev.vision.train import (
-    CONFIGS,
+    _CONFIGS,
     _FILLS,
     TrainConfig,
     _completion_loss,
     _demo,
-    demo_main,
-    evaluate,
+    _demo_main,
     _evaluate_fill,
     _held_out,
     _loss_for,
-    main,
+    _main,
     _prepare,
+    evaluate,
 )
 
 CONFIG = ImageConfig(
@@ -518,8 +518,8 @@ def loss_of(f, config, seed=0):
 
 def test_the_papers_occlusion():
     assert (
-        BASE.num_occluded == CONFIGS["et-base"].num_occluded == 100
-        and CONFIGS["et-base"].open_fraction == 0.1
+        BASE.num_occluded == _CONFIGS["et-base"].num_occluded == 100
+        and _CONFIGS["et-base"].open_fraction == 0.1
     )
     seen = []
     loss_of(lambda patches, masked: (seen.append(np.asarray(masked)), patches)[1], BASE)
@@ -623,15 +623,15 @@ def test_occluded_is_a_share_of_the_tokens(share, number):
 
 
 def test_the_named_configurations_are_sound():
-    assert {"digits", "small", "et-base"} <= set(CONFIGS)
-    for config in CONFIGS.values():
+    assert {"digits", "small", "et-base"} <= set(_CONFIGS)
+    for config in _CONFIGS.values():
         nnx.eval_shape(lambda: build(config.model))
         assert (
             0 < config.num_occluded <= config.model.num_tokens
             and TrainConfig(**{f.name: getattr(config, f.name) for f in fields(config)})
             == config
         )
-    base = CONFIGS["et-base"]
+    base = _CONFIGS["et-base"]
     assert (
         base.batch_size,
         base.optim.lr,
@@ -1103,7 +1103,7 @@ def test_training_in_bfloat16_keeps_float32_weights_and_chooses_them_on_validati
 
 def test_prepare_reads_channels_and_statistics_off_the_pictures():
     pytest.importorskip("sklearn")
-    config, images = _prepare(replace(CONFIGS["digits"], batch_size=10**6))
+    config, images = _prepare(replace(_CONFIGS["digits"], batch_size=10**6))
     assert set(images) == {"train", "validation", "test"} and all(
         isinstance(split, Images) for split in images.values()
     )
@@ -1146,13 +1146,18 @@ TINY = [
 
 
 TINY_CONFIG = replace(
-    CONFIGS["digits"],
+    _CONFIGS["digits"],
     batch_size=8,
     every=2,
     validate_on=10,
-    optim=replace(CONFIGS["digits"].optim, steps=4, warmup=1),
+    optim=replace(_CONFIGS["digits"].optim, steps=4, warmup=1),
     model=replace(
-        CONFIGS["digits"].model, dim=8, num_heads=2, head_dim=4, num_memories=8, steps=2
+        _CONFIGS["digits"].model,
+        dim=8,
+        num_heads=2,
+        head_dim=4,
+        num_memories=8,
+        steps=2,
     ),
 )
 
@@ -1164,7 +1169,7 @@ def blank(*args):
     return plt.figure(figsize=(1, 1))
 
 
-def stopped(argv, command=main):
+def stopped(argv, command=_main):
     """(status, message) of a command that ends itself; anything but SystemExit would be
     a traceback.
     """
@@ -1175,7 +1180,7 @@ def stopped(argv, command=main):
 
 def reported(out):
     "What the command writes about its run."
-    main([*TINY, "--out", str(out)])
+    _main([*TINY, "--out", str(out)])
     return json.loads(
         (out / "metrics.json").read_text(),
         parse_constant=lambda s: pytest.fail(f"{s} is no JSON"),
@@ -1226,7 +1231,7 @@ def test_the_reported_scores_are_those_of_the_best_weights(run):
     out, metrics = run
     # a checkpoint of the training is a model file
     model = load_model(out / "best.safetensors")
-    config, images = _prepare(replace(CONFIGS["digits"], model=model.config))
+    config, images = _prepare(replace(_CONFIGS["digits"], model=model.config))
     scores = evaluate(
         model, images["test"], config.num_occluded, seed=config.seed, limit=12
     )
@@ -1312,8 +1317,8 @@ def test_an_unwritable_folder_is_refused_before_training(tmp_path, monkeypatch, 
         image_train, "_loss_for", lambda config: lambda *args: pytest.fail("trained")
     )
     for out, command, options in (
-        (tmp_path / "file", main, TINY),
-        (tmp_path / "file" / "below", demo_main, []),
+        (tmp_path / "file", _main, TINY),
+        (tmp_path / "file" / "below", _demo_main, []),
     ):
         status, message = stopped([*options, "--out", str(out)], command)
         said = message + capsys.readouterr().err
@@ -1383,8 +1388,8 @@ def chosen(monkeypatch, argv):
 
 
 def test_options_reach_the_configuration(monkeypatch):
-    assert chosen(monkeypatch, []) == CONFIGS["small"]
-    for name, config in CONFIGS.items():
+    assert chosen(monkeypatch, []) == _CONFIGS["small"]
+    for name, config in _CONFIGS.items():
         assert chosen(monkeypatch, ["--config", name]) == config
     c = chosen(
         monkeypatch,
@@ -1411,13 +1416,13 @@ def test_options_reach_the_configuration(monkeypatch):
         ],
     )
     expected = replace(
-        CONFIGS["digits"],
+        _CONFIGS["digits"],
         data="cifar10",
         seed=7,
         occluded=0.75,
-        optim=replace(CONFIGS["digits"].optim, lr=1e-2),
+        optim=replace(_CONFIGS["digits"].optim, lr=1e-2),
         model=replace(
-            CONFIGS["digits"].model,
+            _CONFIGS["digits"].model,
             learn_beta=True,
             beta=0.25,
             self_attention=True,
@@ -1441,7 +1446,7 @@ def test_options_reach_the_configuration(monkeypatch):
         ],
     )
     assert c == replace(
-        CONFIGS["et-base"], model=replace(CONFIGS["et-base"].model, init_scale=None)
+        _CONFIGS["et-base"], model=replace(_CONFIGS["et-base"].model, init_scale=None)
     )
 
 
@@ -1456,7 +1461,7 @@ def test_a_dataset_library_that_is_missing_is_named(monkeypatch):
     assert status and "et_nbdev[images]" in message
 
 
-@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize("name", list(_CONFIGS))
 def test_help_explains_every_option_with_its_default(capsys, name):
     assert stopped(["--config", name, "--help"]) == (0, "")
     text = re.sub(r"\s+", "", capsys.readouterr().out)
@@ -1473,13 +1478,13 @@ def test_help_explains_every_option_with_its_default(capsys, name):
                     in text
                 ), f.name
 
-    check(CONFIGS[name])
+    check(_CONFIGS[name])
     for option in ("--config", "--out", "--test_on"):
         assert option in text
 
 
 def test_the_demos_help(capsys):
-    assert stopped(["--help"], demo_main) == (0, "")
+    assert stopped(["--help"], _demo_main) == (0, "")
     text = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert (
         "--data" in text
@@ -1493,7 +1498,7 @@ def test_the_demo_trains_once_and_shows(tmp_path, monkeypatch, capsys):
     pytest.importorskip("sklearn"), pytest.importorskip("skimage")
     pytest.importorskip("matplotlib").use("Agg")
     monkeypatch.setattr(
-        image_train, "CONFIGS", {"digits": TINY_CONFIG, "small": TINY_CONFIG}
+        image_train, "_CONFIGS", {"digits": TINY_CONFIG, "small": TINY_CONFIG}
     )
     for plot in ("plot_completion", "plot_energies"):
         monkeypatch.setattr(image_train, plot, blank)
@@ -1515,8 +1520,8 @@ def test_the_demo_trains_once_and_shows(tmp_path, monkeypatch, capsys):
         lambda config: lambda *args: pytest.fail("trained again"),
     )
     monkeypatch.setattr(image_train, "_complete_photographs", lambda out: None)
-    demo_main(["--out", str(tmp_path / "out")])
-    assert stopped(["--data", "nosuchset", "--out", str(tmp_path / "out")], demo_main)[
+    _demo_main(["--out", str(tmp_path / "out")])
+    assert stopped(["--data", "nosuchset", "--out", str(tmp_path / "out")], _demo_main)[
         0
     ]
 
@@ -1537,7 +1542,7 @@ def test_the_demo_begins_with_photographs(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(image_train, "plot_completion", show)
     monkeypatch.setattr(image_train, "plot_energies", blank)
     monkeypatch.setattr(image_train, "_demo", lambda *args: asked.append(args))
-    demo_main(["--data", "some/where", "--out", str(out)])
+    _demo_main(["--data", "some/where", "--out", str(out)])
     printed = capsys.readouterr().out
     assert asked == [("some/where", out)] and os.listdir(out) == ["six-photographs"]
     for file in ("completion.png", "energy.png"):
@@ -1579,7 +1584,7 @@ def test_the_demo_takes_a_folder_of_pictures(tmp_path, monkeypatch):
         and c.model.image_size == 32
         and c.batch_size == 16
     )
-    assert c.optim.steps < CONFIGS["small"].optim.steps
+    assert c.optim.steps < _CONFIGS["small"].optim.steps
 
 
 def test_as_a_command_it_ends_with_a_status_and_without_a_traceback(tmp_path):
@@ -1593,7 +1598,7 @@ def test_as_a_command_it_ends_with_a_status_and_without_a_traceback(tmp_path):
         [
             sys.executable,
             "-c",
-            "from et_nbdev.vision.train import main; main()",
+            "from et_nbdev.vision.train import _main; _main()",
             *TINY,
             "--model.step_size",
             "nan",

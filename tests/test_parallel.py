@@ -53,7 +53,7 @@ PROGRAM = textwrap.dedent("""
 """)
 
 
-COMMAND = "from et_nbdev.vision.train import main; main()"
+COMMAND = "from et_nbdev.vision.train import _main; _main()"
 FEW_STEPS = (
     "--config digits --optim.steps 4 --optim.warmup 1 --every 4 --model.dim 8"
     " --model.num_memories 16 --model.steps 2 --test_on 16"

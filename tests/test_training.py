@@ -38,22 +38,22 @@ from hypothesis import strategies as st
 import et_nbdev
 from et_nbdev.training.checkpoint import (
     CheckpointError,
-    atomic_write,
-    load_checkpoint,
+    _atomic_write,
+    _provenance,
     _read_meta,
-    provenance,
+    load_checkpoint,
     save_checkpoint,
 )
-from et_nbdev.training.command import _configure, _out_folder, as_command
-from et_nbdev.training.fit import MetricsLog, _interruptible, fit, read_metrics
+from et_nbdev.training.command import _as_command, _configure, _out_folder
+from et_nbdev.training.fit import _interruptible, _MetricsLog, fit, read_metrics
 from et_nbdev.training.loop import (
     OptimConfig,
     Run,
     TrainState,
     _learning_rate,
-    make_optimizer,
     _make_step,
     _option,
+    make_optimizer,
     train_loop,
 )
 
@@ -304,20 +304,20 @@ def test_a_checkpoint_of_another_model_names_the_tensor(tmp_path, like, says):
 
 def test_atomic_write_replaces_only_on_success(tmp_path):
     path = tmp_path / "a" / "b" / "file"
-    with atomic_write(path) as temporary:
+    with _atomic_write(path) as temporary:
         temporary.write_text("old")
         assert temporary.parent == path.parent and not path.exists()
     assert path.read_text() == "old"
     for problem in (ValueError, KeyboardInterrupt, OSError):
         with pytest.raises(problem):
-            with atomic_write(path) as temporary:
+            with _atomic_write(path) as temporary:
                 temporary.write_text("half of the n")
                 raise problem
         assert path.read_text() == "old" and os.listdir(path.parent) == ["file"]
     with pytest.raises(OSError):
-        with atomic_write(path):
+        with _atomic_write(path):
             pass  # nothing was written
-    with atomic_write(str(path)) as temporary:
+    with _atomic_write(str(path)) as temporary:
         temporary.write_text("new")
     assert path.read_text() == "new" and os.listdir(path.parent) == ["file"]
 
@@ -327,7 +327,7 @@ def test_writers_of_one_name_do_not_meet(tmp_path):
     file of its own, and the last one's is what remains.
     """
     path = tmp_path / "file"
-    with atomic_write(path) as first, atomic_write(path) as second:
+    with _atomic_write(path) as first, _atomic_write(path) as second:
         assert first != second
         first.write_text("first")
         second.write_text("second")
@@ -352,7 +352,7 @@ def test_a_new_name_is_flushed_to_the_disk_after_the_file(tmp_path, monkeypatch)
         flush(fd)
 
     monkeypatch.setattr(os, "fsync", watch)
-    with atomic_write(tmp_path / "file") as temporary:
+    with _atomic_write(tmp_path / "file") as temporary:
         temporary.write_text("x")
     assert seen == [
         (False, (tmp_path / "file").stat().st_ino, False),
@@ -379,7 +379,7 @@ def test_an_unwritable_folder_is_named(tmp_path, number):
     folder = found[number]
     for write in (
         lambda: save_checkpoint(folder / "c.safetensors", TREE),
-        lambda: MetricsLog(folder / "metrics.jsonl"),
+        lambda: _MetricsLog(folder / "metrics.jsonl"),
         lambda: train_line(folder=folder),
     ):
         with pytest.raises(OSError) as e:
@@ -460,17 +460,17 @@ def test_a_disk_that_fails_while_the_file_is_flushed(tmp_path, monkeypatch):
 
 
 def test_the_log_forgets_what_comes_after_its_step(tmp_path):
-    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log = _MetricsLog(tmp_path / "metrics.jsonl")
     rows = [{"step": s, "loss": 1 / s} for s in (10, 20, 30)]
     for n, row in enumerate(rows):
         log.append(row)
         assert read_metrics(log.path) == rows[: n + 1]  # on the disk at once
-    assert read_metrics(MetricsLog(log.path, 30).path) == rows
-    log = MetricsLog(log.path, 25)
+    assert read_metrics(_MetricsLog(log.path, 30).path) == rows
+    log = _MetricsLog(log.path, 25)
     assert read_metrics(log.path) == rows[:2]
     log.append(rows[2])
     assert read_metrics(log.path) == rows
-    assert read_metrics(MetricsLog(log.path).path) == []  # a new run
+    assert read_metrics(_MetricsLog(log.path).path) == []  # a new run
 
 
 @pytest.mark.parametrize(
@@ -481,7 +481,7 @@ def test_a_last_line_cut_in_half_is_left_out(tmp_path, tail):
     rows = [{"step": 10, "loss": 0.5}, {"step": 20, "loss": 0.25}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + tail)
     assert read_metrics(path) == rows
-    log = MetricsLog(path, 20)
+    log = _MetricsLog(path, 20)
     log.append({"step": 30})
     assert read_metrics(path) == [*rows, {"step": 30}] and path.read_text().endswith(
         '{"step": 30}\n'
@@ -505,7 +505,7 @@ def test_a_damaged_line_costs_no_other(tmp_path):
     ):
         path.write_bytes(b"\n".join([*lines[:at], damaged, *lines[at + 1 :]]) + b"\n")
         with pytest.warns(UserWarning, match="metrics.jsonl: 1 of its 100 lines"):
-            log = MetricsLog(path, 80)
+            log = _MetricsLog(path, 80)
         # and is sound again
         assert read_metrics(log.path) == [
             row for row in rows[:at] + rows[at + 1 :] if row["step"] <= 80
@@ -1137,7 +1137,7 @@ def test_a_disk_that_fills_up_during_training_ends_it_in_a_line_and_a_run_that_r
                     f.write(bytes(512))
         return batch
 
-    with pytest.raises(SystemExit) as e, as_command("tool"):
+    with pytest.raises(SystemExit) as e, _as_command("tool"):
         try:
             train_line(folder=folder, batches=at_step(at, fill))
         finally:
@@ -1412,7 +1412,7 @@ def test_tuples_in_a_configuration_survive_json(tmp_path):
 
 
 def test_provenance():
-    p = provenance()
+    p = _provenance()
     json.dumps(p)
     assert p["jax"] == jax.__version__ and p["cores"] == os.cpu_count() and p["commit"]
     assert {"device", "machine", "python", "date"} <= set(p)
@@ -1511,22 +1511,22 @@ def test_what_makes_no_sense_is_the_configurations_to_say():
 )
 def test_a_command_ends_in_a_line(error, message):
     with pytest.raises(SystemExit) as e:
-        with as_command("tool"):
+        with _as_command("tool"):
             raise error
     assert e.value.code == message
     with pytest.raises(ZeroDivisionError):
-        with as_command("tool"):
+        with _as_command("tool"):
             1 / 0  # a mistake of ours keeps its traceback
 
 
 @pytest.mark.parametrize(
     "module, main",
     [
-        ("vision.train", "main"),
-        ("vision.train", "demo_main"),
-        ("graph.anomaly", "main"),
-        ("graph.baselines", "demo_main"),
-        ("graph.classify", "main"),
+        ("vision.train", "_main"),
+        ("vision.train", "_demo_main"),
+        ("graph.anomaly", "_main"),
+        ("graph.baselines", "_demo_main"),
+        ("graph.classify", "_main"),
     ],
 )
 def test_commands_say_at_once_that_out_is_no_folder(module, main, tmp_path, capsys):

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from .sets import EdgeBatch, GraphBatch
 from .._checks import check_sizes, signed
+from .sets import EdgeBatch, GraphBatch
 
 # %% ../../nbs/24b_classification_baselines.ipynb #0ce6eef8
 def _sum(

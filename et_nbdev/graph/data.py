@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Int, Int8, Int32
 
-from ..training.checkpoint import atomic_write
+from ..training.checkpoint import _atomic_write
 
 # %% ../../nbs/20_graph_data.ipynb #50a07c85
 def _array(name: str, value) -> np.ndarray:
@@ -503,7 +503,7 @@ def save_graph(graph: Graph, path: str | os.PathLike):
             f"relations/{kind}/senders": senders,
             f"relations/{kind}/receivers": receivers,
         }
-    with atomic_write(path) as temporary, open(temporary, "wb") as f:
+    with _atomic_write(path) as temporary, open(temporary, "wb") as f:
         np.savez(f, **arrays)
 
 

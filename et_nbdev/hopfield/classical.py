@@ -7,8 +7,8 @@ __all__ = ['hebb', 'ising_energy', 'synchronous', 'asynchronous', 'settle', 'Pol
 
 # %% ../../nbs/01_hopfield.ipynb #cdac762e
 from collections.abc import Callable, Sequence
-from typing import Any
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
+from .._checks import check_sizes, check_tokens
 from et_nbdev.hopfield.classical import (
     _check_floating,
     _check_memories,
@@ -17,7 +18,6 @@ from et_nbdev.hopfield.classical import (
     _check_states,
 )
 from .continuous import continuous_energy_and_update
-from .._checks import check_sizes, check_tokens
 
 # %% ../../nbs/01c_hopfield_learning.ipynb #e9532203
 def log_partition(

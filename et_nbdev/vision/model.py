@@ -26,7 +26,7 @@ from ..block import EnergyTransformer, TransformerBlock
 from ..dynamics import Trajectory, descend
 from ..energy import Energies
 from ..norm import EnergyLayerNorm
-from ..training.checkpoint import atomic_write, restore, save_checkpoint
+from ..training.checkpoint import _atomic_write, _restore, save_checkpoint
 from ..training.loop import _option
 from .data import _need, denormalize, normalize, patchify, unpatchify
 
@@ -521,7 +521,7 @@ def load_model(path: Path | str) -> ImageEnergyTransformer:
             raise ValueError("its positions alone would be larger than the file")
         return _image_model(config, rngs=nnx.Rngs(0))
 
-    return restore(path, "image model", build)
+    return _restore(path, "image model", build)
 
 # %% ../../nbs/11_image_model.ipynb #6f45b7a8
 def _pretrained() -> tuple[str, ...]:
@@ -580,7 +580,7 @@ def _save_pretrained(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     save_model(folder / "model.safetensors", model, meta)
-    with atomic_write(folder / "config.json") as path:
+    with _atomic_write(folder / "config.json") as path:
         path.write_text(
             json.dumps({**(meta or {}), "model": asdict(model.config)}, indent=2) + "\n"
         )
