@@ -247,23 +247,62 @@ def test_a_changed_energy_does_not_keep_the_update_of_its_parent(x64):
         def token_energy(self, g):
             return 2 * super().token_energy(g)
 
-    class Squared(HopfieldMemory):
-        def energy(self, g):
-            return super().energy(g) ** 2
-
     class Slower(Doubled):
         "Changes no energy, and keeps what its parent has."
 
         def hidden(self, g):
             return super().hidden(g)
 
-    for kind in (Doubled, Squared, Slower):
+    class Doubling:
+        "A mixin that is no term by itself."
+
+        def token_energy(self, g):
+            return 2 * super().token_energy(g)
+
+    class Mixed(Doubling, HopfieldMemory):
+        pass
+
+    class Whole(Energy):
+        def __init__(self, *sizes, **options):
+            self.term = HopfieldMemory(*sizes, **options)
+
+        def energy(self, g):
+            return self.term.energy(g) ** 2
+
+    class Halved(Whole):
+        def energy(self, g):
+            return super().energy(g) / 2
+
+    class Split(Whole):
+        "Its sum is its energy, not that of its parent."
+
+        def token_energy(self, g):
+            return 2 * self.term.token_energy(g)
+
+    memory = HopfieldMemory(D, K, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+    energy = memory.energy(tokens())
+    for kind, wanted in {
+        Doubled: 2 * energy,
+        Slower: 2 * energy,
+        Mixed: 2 * energy,
+        Halved: energy**2 / 2,
+        Split: 2 * energy,
+    }.items():
         term = kind(D, K, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
         assert_gradient(term.energy, tokens(), -term.update(tokens()))
-    assert_close(
-        Slower(D, K, rngs=nnx.Rngs(0)).energy(tokens()),
-        2 * HopfieldMemory(D, K, rngs=nnx.Rngs(0)).energy(tokens()),
-    )
+        assert_close(term.energy(tokens()), wanted)
+
+
+def test_a_changed_energy_beside_the_parts_of_another_is_refused():
+    def define():
+        class Squared(HopfieldMemory):
+            def energy(self, g):
+                return super().energy(g) ** 2
+
+    with pytest.raises(
+        TypeError, match="^Squared: .*token_energy is that of HopfieldMemory"
+    ):
+        define()
 
 
 def test_an_update_of_another_shape_is_refused():
