@@ -586,6 +586,46 @@ def test_coordinates_that_do_not_fit_are_refused():
         plain.energy(g, coordinates=z)
 
 
+@jax.tree_util.register_pytree_node_class
+class Tenths:
+    "A solver whose constructor does not take its fields."
+
+    def __init__(self, tenths):
+        self.alpha = tenths / 10
+
+    def init(self, look, x):
+        return x
+
+    def step(self, look, x):
+        view = look(x)
+        return x + self.alpha * view.update, view
+
+    def tree_flatten(self):
+        return (self.alpha,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, leaves):
+        made = object.__new__(cls)
+        (made.alpha,) = leaves
+        return made
+
+
+@pytest.mark.parametrize(
+    "solver, same",
+    [
+        (Tenths(0.2), Euler(0.02)),
+        (Euler([0.01, 0.02, 0.03]), SOLVERS["one per sample"]),
+        (Schedule([0.02, 0.01]), SOLVERS["Schedule"]),
+    ],
+    ids=["any constructor", "a list of sizes", "a list of steps"],
+)
+def test_solvers_may_be_made_in_any_way(x64, solver, same):
+    block, x = block_of("memory"), tokens()
+    moved, wanted = (descend(block, x, 3, solver=s)[0] for s in (solver, same))
+    assert_close(moved, wanted)
+    assert_close(solve(block, x, solver, evaluations=4).x, wanted)
+
+
 def test_a_solver_that_is_no_pytree_is_named():
     class Still:
         def init(self, look, x):
