@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
@@ -425,37 +424,6 @@ def test_a_block_needs_terms_with_names_of_their_own():
             Block(norm, **{name: memory})
     with pytest.raises(TypeError, match="memory: expected an Energy, got"):
         Block(norm, memory=norm)
-
-
-def test_the_block_is_a_layer_of_a_flax_model_and_trains():
-    class Model(nnx.Module):
-        def __init__(self, rngs):
-            options = dict(rngs=rngs)
-            self.up = nnx.Linear(3, D, **options)
-            self.block = Block(
-                EnergyLayerNorm(D),
-                attention=Alibi(D, H, Y, **options),
-                memory=HopfieldMemory(D, K, **options),
-            )
-            self.down = nnx.Linear(D, 3, **options)
-
-        def __call__(self, y):
-            return self.down(self.block(self.up(y), steps=4, step_size=0.2))
-
-    model = Model(nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
-    y = jax.random.normal(jax.random.key(0), (4, N, 3))
-
-    @nnx.jit
-    def step(model, optimizer):
-        loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(y) - y) ** 2))(model)
-        # optax itself is not written for strict promotion
-        with jax.numpy_dtype_promotion("standard"):
-            optimizer.update(model, grads)
-        return loss
-
-    losses = [float(step(model, optimizer)) for _ in range(60)]
-    assert losses[-1] < losses[0] / 3
 
 
 # ------------------------------------------------------------------------------------
