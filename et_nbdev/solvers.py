@@ -39,7 +39,7 @@ from .energy import Energies
 class Growing:
     "Euler whose step size grows by a factor from step to step, unguarded."
 
-    step_size: Float[ArrayLike, "..."] = 0.1  # α of the first step
+    step_size: _PerSample = 0.1  # α of the first step
     factor: float = 2.0
 
     def __post_init__(self):
@@ -129,7 +129,7 @@ class Momentum:
     the way; for small steps $E+\frac12v^\top Mv$ falls, unless tokens shrink fast.
     """
 
-    step_size: Float[ArrayLike, "..."] = 0.1  # α
+    step_size: _PerSample = 0.1  # α
     momentum: float = 0.5  # μ, what is left of the velocity after a step
 
     def __post_init__(self):
@@ -229,7 +229,7 @@ class Backtracking:
     after one that is rejected.
     """
 
-    step_size: Float[ArrayLike, "..."] = 0.1  # α of the first trial
+    step_size: _PerSample = 0.1  # α of the first trial
     grow: float = 2.0
     shrink: float = 0.5
     sufficient: float = 0.1  # c: the share of the predicted decrease that is required
@@ -356,7 +356,7 @@ class Flow:
 
     rtol: float = 1e-3  # error of a step, as a fraction of x …
     atol: float = 1e-3  # … and in its units
-    step_size: Float[ArrayLike, "..."] = 0.1  # first step, in units of τ
+    step_size: _PerSample = 0.1  # first step, in units of τ
     time: float = float("inf")  # where to stop, in units of τ
 
     cost = 3

@@ -622,9 +622,18 @@ def stopped(argv):
     return (1, e.value.code) if isinstance(e.value.code, str) else (e.value.code, "")
 
 
+def reported(argv, out):
+    "What the command writes about its run."
+    _main([*argv, "--out", str(out)])
+    return json.loads(
+        (out / "metrics.json").read_text(),
+        parse_constant=lambda s: pytest.fail(f"{s} is no JSON"),
+    )
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    "(folder, what main returned) of a tiny run on two splits."
+    "(folder, metrics) of a tiny run on two splits."
     out = tmp_path_factory.mktemp("cli") / "deep" / "run"
     return out, _main([*TINY, "--splits", "2", "--seed", "3", "--out", str(out)])
 
@@ -638,23 +647,15 @@ def test_a_run_leaves_weights_logs_and_metrics(run, capsys):
             "last.safetensors",
             "metrics.jsonl",
         ]
-    saved = json.loads(
-        (out / "metrics.json").read_text(),
-        parse_constant=lambda s: pytest.fail(f"{s} is no JSON"),
-    )
+    assert metrics["config"]["model"]["dim"] == 8
+    assert metrics["config"]["seed"] == 3 and metrics["splits"] == 2
     assert (
-        saved == json.loads(json.dumps(metrics))
-        and saved["config"]["model"]["dim"] == 8
-        and saved["config"]["seed"] == 3
-        and saved["splits"] == 2
-    )
-    assert (
-        {"commit", "device", "cores", "jax", "date", "training_seconds"} <= set(saved)
-        and saved["data"] == "digits-knn"
-        and saved["nodes"] == 1797
+        {"commit", "device", "cores", "jax", "date", "training_seconds"} <= set(metrics)
+        and metrics["data"] == "digits-knn"
+        and metrics["nodes"] == 1797
     )
     graph = load_graph("digits-knn")
-    for row, seed in zip(saved["runs"], (3, 4)):
+    for row, seed in zip(metrics["runs"], (3, 4)):
         parts = split(graph.labels, 0.4, seed)
         assert (
             row["seed"] == seed

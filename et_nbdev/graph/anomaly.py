@@ -854,7 +854,7 @@ def _main(argv: list[str] | None = None) -> dict:
         config, args = _configure(parser, _CONFIGS, "digits-knn", argv)
         if args.splits < 1:
             parser.error(f"argument --splits: expected at least 1, got {args.splits}")
-        return _report(
+        _report(
             config,
             load_graph(config.data),
             args.out or Path("runs") / Path(config.data).stem,

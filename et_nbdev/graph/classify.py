@@ -814,7 +814,6 @@ def _main(argv: list[str] | None = None) -> dict:
         f" nothing (always the most frequent class: {metrics['largest_class']:.3f})."
         f" Weights and metrics.json are in {out}/"
     )
-    return metrics
 
 # %% ../../nbs/24_classification.ipynb #036a306e
 class _Attended(NamedTuple):

@@ -582,11 +582,15 @@ def _main(argv: list[str] | None = None) -> dict:
         mesh = _all_devices() if args.devices == "all" else None
         config, images = _prepare(config)
         result = train(config, images, out, mesh=mesh)
-        if jax.process_index() > 0:  # the first one reports
-            return {}
-        return _report(
-            result.model, config, images["test"], out, limit=args.test_on, fit=result
-        )
+        if jax.process_index() == 0:
+            _report(
+                result.model,
+                config,
+                images["test"],
+                out,
+                limit=args.test_on,
+                fit=result,
+            )
 
 # %% ../../nbs/12_image_train.ipynb #31c83aff
 def _complete_photographs(out: Path):
