@@ -31,6 +31,7 @@ from et_nbdev.dynamics import (
     _check_solver,
     _frozen_pytree,
     _per_sample,
+    _PerSample,
 )
 from .energy import Energies
 

@@ -1193,7 +1193,7 @@ def run(tmp_path_factory):
     pytest.importorskip("sklearn"), pytest.importorskip("skimage")
     pytest.importorskip("matplotlib").use("Agg")
     out = tmp_path_factory.mktemp("cli") / "deep" / "run"
-    return out, _main([*TINY, "--out", str(out)])
+    return out, reported(out)
 
 
 def test_a_run_writes_its_weights_log_figures_and_metrics(run):
@@ -1268,7 +1268,7 @@ def test_run_again_it_finishes_at_once(run, monkeypatch, capsys):
     )
     for plot in ("plot_completion", "plot_energies"):
         monkeypatch.setattr(image_train, plot, blank)
-    again = _main([*TINY, "--out", str(out)])
+    again = reported(out)
     assert (
         again["masked_patch_mse"] == metrics["masked_patch_mse"]
         and again["best_step"] == metrics["best_step"]

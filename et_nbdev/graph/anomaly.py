@@ -830,7 +830,7 @@ def _report(
     return metrics
 
 # %% ../../nbs/22_anomaly.ipynb #592a3373
-def _main(argv: list[str] | None = None) -> dict:
+def _main(argv: list[str] | None = None) -> None:
     """Console script `et_train_anomaly`: train an anomaly detector on a graph, resume
     it if it was stopped, and report on the test nodes.
     """

@@ -786,7 +786,7 @@ def _metrics(
     }
 
 # %% ../../nbs/24_classification.ipynb #a31abfe1
-def _main(argv: list[str] | None = None) -> dict:
+def _main(argv: list[str] | None = None) -> None:
     """Console script `et_train_graphs`: train a classifier of graphs on one split,
     resume it if it was stopped, and report on the test graphs.
     """

@@ -566,9 +566,9 @@ def _train_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 # %% ../../nbs/12_image_train.ipynb #f59bfbb1
-def _main(argv: list[str] | None = None) -> dict:
+def _main(argv: list[str] | None = None) -> None:
     """Console script `et_train_images`: train a configuration, resume it if it was
-    stopped, and report on the test split. Returns what metrics.json holds.
+    stopped, and report on the test split.
     """
     parser = _train_parser(_main.__doc__)
     with _as_command(parser.prog):
