@@ -35,7 +35,7 @@ from .data import _need, denormalize, normalize, patchify, unpatchify
 
 # %% ../../nbs/11_image_model.ipynb #f9e73fd6
 def _check_config(c):
-    """Raise ValueError, naming the field, unless the sizes, choices and scales of an
+    """Raise ValueError, naming the field, unless the sizes and choices of an
     `ImageConfig` are possible ones.
     """
     # an energy without its attention or its memory is still one
@@ -67,6 +67,10 @@ def _check_config(c):
         raise ValueError(
             f"patch_size: {c.patch_size} does not divide image_size {c.image_size}"
         )
+
+# %% ../../nbs/11_image_model.ipynb #91bdb2d9
+def _check_scales(c):
+    "The same for its step size and the scales of what training starts from."
     if not 0 < c.step_size < float("inf"):
         raise ValueError(f"step_size: expected a positive α, got {c.step_size}")
     for name in ("position_scale", "mask_scale"):
@@ -75,7 +79,7 @@ def _check_config(c):
     if c.init_scale is not None and not 0 <= c.init_scale < float("inf"):
         raise ValueError(f"init_scale: expected none or at least 0, got {c.init_scale}")
 
-
+# %% ../../nbs/11_image_model.ipynb #5d757582
 def _per_channel(c, name: str) -> tuple[float, ...]:
     "The field mean or std as floats, one or C of them."
     # a list, after a trip through JSON
@@ -207,6 +211,7 @@ class ImageConfig:
     def __post_init__(self):
         _check_config(self)
         _check_terms(self)
+        _check_scales(self)
         for name in ("mean", "std"):
             object.__setattr__(self, name, _per_channel(self, name))
 
@@ -440,7 +445,7 @@ class ImageTransformer(ImageEnergyTransformer):
             None, jnp.concatenate([passed, x[None]]) if states else None
         )
 
-
+# %% ../../nbs/11_image_model.ipynb #74b86e98
 def _image_model(config: ImageConfig, *, rngs: nnx.Rngs) -> ImageEnergyTransformer:
     "The model that `config.block` names, freshly drawn."
     return (ImageEnergyTransformer if config.block == "energy" else ImageTransformer)(
@@ -485,7 +490,31 @@ def _complete(
         jax.lax.map(picture, trajectory.states) if path else None,
     )
 
+# %% ../../nbs/11_image_model.ipynb #02fbadaf
+def _check_pictures(c: ImageConfig, images, occluded):
+    "Raise ValueError unless images are (B, S, S, C) and occluded are booleans (B, N)."
+    want = (c.image_size, c.image_size, c.channels)
+    if images.ndim != 4 or images.shape[1:] != want:
+        raise ValueError(
+            f"images: expected (B, S, S, C) = (B, {', '.join(map(str, want))}), got"
+            f" {images.shape}"
+        )
+    if occluded.dtype != bool or occluded.shape != (len(images), c.num_tokens):
+        raise ValueError(
+            f"occluded: expected booleans (B, N) = ({len(images)}, {c.num_tokens}), got"
+            f" {occluded.dtype}{occluded.shape}"
+        )
 
+
+def _hidden_pixels(c: ImageConfig, occluded: Bool[np.ndarray, "... N"]):
+    "Which numbers of the pictures (..., S, S, C) are those of occluded patches."
+    return unpatchify(
+        np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)),
+        c.image_size,
+        c.patch_size,
+    )
+
+# %% ../../nbs/11_image_model.ipynb #4042c5fc
 def complete(
     model: ImageEnergyTransformer,
     # (B, S, S, C): uint8, or floating in [0, 1]; what is under an occluded patch is
@@ -507,26 +536,29 @@ def complete(
     steps = c.steps if steps is None else steps
     if not 0 < step_size < float("inf"):
         raise ValueError(f"step_size: expected a positive, finite α, got {step_size}")
-    want = (c.image_size, c.image_size, c.channels)
-    if images.ndim != 4 or images.shape[1:] != want:
-        raise ValueError(
-            f"images: expected (B, S, S, C) = (B, {', '.join(map(str, want))}), got"
-            f" {images.shape}"
-        )
-    if occluded.dtype != bool or occluded.shape != (len(images), c.num_tokens):
-        raise ValueError(
-            f"occluded: expected booleans (B, N) = ({len(images)}, {c.num_tokens}), got"
-            f" {occluded.dtype}{occluded.shape}"
-        )
-    hidden = unpatchify(
-        np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)),
-        c.image_size,
-        c.patch_size,
-    )
+    _check_pictures(c, images, occluded)
+    hidden = _hidden_pixels(c, occluded)
     # in [0, 1], checked before they are traced
     images = normalize(np.where(hidden, np.zeros((), images.dtype), images), 0, 1)
     alpha = None if learned else jnp.float32(step_size)
     return _complete(model, images, hidden, occluded, alpha, steps, path)
+
+# %% ../../nbs/11_image_model.ipynb #7f427e94
+def _plot_columns(columns: dict):
+    "Pictures below each other in columns with titles; returns the figure."
+    import matplotlib.pyplot as plt
+
+    rows = len(next(iter(columns.values())))
+    fig, axes = plt.subplots(
+        rows, len(columns), figsize=(1.3 * len(columns), 1.3 * rows), squeeze=False
+    )
+    for col, (title, pictures) in enumerate(columns.items()):
+        axes[0, col].set_title(title, fontsize=11)
+        for row, picture in enumerate(pictures):
+            axes[row, col].imshow(picture)
+            axes[row, col].axis("off")
+    fig.tight_layout(pad=0.4)
+    return fig
 
 # %% ../../nbs/11_image_model.ipynb #986fc6a0
 def plot_completion(
@@ -535,7 +567,6 @@ def plot_completion(
     """Rows of original · occluded · completed at several times of the descent; returns
     the figure.
     """
-    import matplotlib.pyplot as plt
 
     images, occluded = np.asarray(images)[:max_rows], np.asarray(occluded)[:max_rows]
     c = model.config
@@ -551,29 +582,13 @@ def plot_completion(
         np.asarray(x, np.float32), (*np.shape(x)[:-1], 3)
     )
     shown = colored(images / np.float32(255) if images.dtype == np.uint8 else images)
-    hidden = unpatchify(
-        np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)),
-        c.image_size,
-        c.patch_size,
-    )
+    hidden = _hidden_pixels(c, occluded)
     columns = {
         "original": shown,
         "occluded": np.where(hidden, np.float32([0.80, 0.72, 0.90]), shown),
         **{f"t = {t}": colored(path[t]) for t in times},
     }
-    fig, axes = plt.subplots(
-        len(images),
-        len(columns),
-        figsize=(1.3 * len(columns), 1.3 * len(images)),
-        squeeze=False,
-    )
-    for col, (title, pictures) in enumerate(columns.items()):
-        axes[0, col].set_title(title, fontsize=11)
-        for row, picture in enumerate(pictures):
-            axes[row, col].imshow(picture)
-            axes[row, col].axis("off")
-    fig.tight_layout(pad=0.4)
-    return fig
+    return _plot_columns(columns)
 
 # %% ../../nbs/11_image_model.ipynb #a90296a2
 def save_model(
