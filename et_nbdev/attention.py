@@ -120,7 +120,7 @@ def _visible(g, mask, self_attention: bool):
         (1,) * (g.ndim - mask.ndim) + (*mask.shape[:-2], 1, *mask.shape[-2:])
     )
 
-
+# %% ../nbs/03_attention.ipynb #783149bf
 def _for_scores(name: str, a, scores_shape: tuple[int, ...], dtype):
     "An array of pairs with the axes and the dtype of the scores, which it must fit."
     a = jnp.asarray(a)
@@ -134,6 +134,16 @@ def _for_scores(name: str, a, scores_shape: tuple[int, ...], dtype):
         )
     axes = (1,) * (len(scores_shape) - a.ndim)
     return a.astype(dtype).reshape(axes + a.shape)
+
+# %% ../nbs/03_attention.ipynb #18c8ffa9
+def _sum_for_scores(pairs: dict, scores_shape: tuple[int, ...], dtype):
+    "The sum of those arrays of pairs, by name, that are not None; without any None."
+    there = [
+        _for_scores(name, a, scores_shape, dtype)
+        for name, a in pairs.items()
+        if a is not None
+    ]
+    return sum(there[1:], there[0]) if there else None
 
 # %% ../nbs/03_attention.ipynb #0004cf3b
 def _check_beta(beta, num_heads: int, head_dim: int) -> np.ndarray:
@@ -173,6 +183,20 @@ def _through_normalization(
     Q_hat, wide = Q_hat.astype(rms.dtype), pull.astype(rms.dtype)
     along = jnp.mean(Q_hat * wide, -1, keepdims=True)
     return ((wide - Q_hat * along) / rms).astype(pull.dtype)
+
+# %% ../nbs/03_attention.ipynb #843122e0
+def _match_and_pulls(Q, K, beta, visible=None, weights=None, bias=None):
+    "Every query's soft match, and −∂E/∂Q and −∂E/∂K, from one set of scores."
+    match, P = _soft_match(Q, K, beta, visible, weights, bias)
+    return match, *_pulls(P if weights is None else P * weights, Q, K)
+
+
+def _match_and_normalized_pulls(Q, K, beta, visible=None, weights=None, bias=None):
+    "The same where queries and keys are compared after `_normalize_heads`."
+    (Q, rms_Q), (K, rms_K) = _normalize_heads(Q), _normalize_heads(K)
+    match, as_query, as_key = _match_and_pulls(Q, K, beta, visible, weights, bias)
+    as_query = _through_normalization(as_query, Q, rms_Q)
+    return match, as_query, _through_normalization(as_key, K, rms_K)
 
 # %% ../nbs/03_attention.ipynb #b66f90ba
 @signed
@@ -241,6 +265,18 @@ class RelativeDistances(nnx.Module):
         apart = coordinates[..., :, None, :] - coordinates[..., None, :, :]
         factor = self.factor.astype(coordinates.dtype)
         return -jnp.einsum("h,...cbz->...hcb", factor, apart**2)
+
+# %% ../nbs/03_attention.ipynb #9e2b7cb0
+def _centered(g, coordinates, dtype):
+    "Coordinates around their mean, with the digits of `dtype` for what is left."
+    shape, batch = np.shape(coordinates), g.shape[:-2]
+    fits = 2 <= len(shape) <= g.ndim and shape[-2] == g.shape[-2]
+    if not fits or any(a not in (1, b) for a, b in zip(shape[-3::-1], batch[::-1])):
+        raise ValueError(
+            f"coordinates: expected (..., N, Z), N = {g.shape[-2]}, for relative"
+            f" distances, got {shape or coordinates}"
+        )
+    return jnp.asarray(coordinates - coordinates.mean(-2, keepdims=True), dtype)
 
 # %% ../nbs/03_attention.ipynb #0fe4d5bd
 @signed
@@ -314,16 +350,11 @@ class EnergyAttention(Energy):
         distances = isinstance(self.positions, RelativeDistances)
         return super().takes - (set() if distances else {"coordinates"})
 
-    def _centered(self, g, coordinates, dtype):
-        "Coordinates around their mean, with the digits of `dtype` for what is left."
-        shape, batch = np.shape(coordinates), g.shape[:-2]
-        fits = 2 <= len(shape) <= g.ndim and shape[-2] == g.shape[-2]
-        if not fits or any(a not in (1, b) for a, b in zip(shape[-3::-1], batch[::-1])):
-            raise ValueError(
-                f"coordinates: expected (..., N, Z), N = {g.shape[-2]}, for relative"
-                f" distances, got {shape or coordinates}"
-            )
-        return jnp.asarray(coordinates - coordinates.mean(-2, keepdims=True), dtype)
+    def _position_bias(self, g, coordinates, dtype):
+        "The bias of `positions`, None without any."
+        if isinstance(self.positions, RelativeDistances):
+            return self.positions(_centered(g, coordinates, dtype))
+        return None if self.positions is None else self.positions()
 
     def _match_and_update(
         self, g, mask=None, weights=None, bias=None, coordinates=None
@@ -332,30 +363,14 @@ class EnergyAttention(Energy):
         Wq, Wk = (W[...].astype(self.dtype or g.dtype) for W in (self.Wq, self.Wk))
         beta = self.beta.astype(at_least_float32(g.dtype))
         Q, K = _queries_and_keys(g.astype(Wq.dtype), Wq, Wk)
-        if self.normalize:
-            (Q, rms_Q), (K, rms_K) = _normalize_heads(Q), _normalize_heads(K)
         visible = _visible(g, mask, self.self_attention)
         shape = (*Q.shape[:-1], Q.shape[-2])
-        positions = None
-        if isinstance(self.positions, RelativeDistances):
-            positions = self.positions(self._centered(g, coordinates, beta.dtype))
-        elif self.positions is not None:
-            positions = self.positions()
-        given = {"bias": bias, "positions": positions}
-        biases = [
-            _for_scores(name, b, shape, beta.dtype)
-            for name, b in given.items()
-            if b is not None
-        ]
-        if weights is not None:
-            weights = _for_scores("weights", weights, shape, beta.dtype)
-        match, P = _soft_match(
-            Q, K, beta, visible, weights, sum(biases) if biases else None
-        )
-        as_query, as_key = _pulls(P if weights is None else P * weights, Q, K)
-        if self.normalize:
-            as_query = _through_normalization(as_query, Q, rms_Q)
-            as_key = _through_normalization(as_key, K, rms_K)
+        of_scores = lambda **pairs: _sum_for_scores(pairs, shape, beta.dtype)
+        positions = self._position_bias(g, coordinates, beta.dtype)
+        bias = of_scores(bias=bias, positions=positions)
+        weights = of_scores(weights=weights)
+        attend = _match_and_normalized_pulls if self.normalize else _match_and_pulls
+        match, as_query, as_key = attend(Q, K, beta, visible, weights, bias)
         update = _two_term_update(as_query, as_key, Wq, Wk, beta.dtype)
         return match, update.astype(g.dtype)
 

@@ -27,7 +27,30 @@ _RESERVED = set(
     " until cg_steps leave_out".split()
 )
 
+# %% ../nbs/05_block.ipynb #b06285f4
+def _check_term(name: str, term: Energy):
+    "Raise TypeError or ValueError unless a block may have such a term by that name."
+    if not isinstance(term, Energy):
+        raise TypeError(f"{name}: expected an Energy, got {type(term).__name__}")
+    if name == "names" or hasattr(Block, name):
+        raise ValueError(f"{name}: the name is taken; give the term another")
+    if own := term.takes & _RESERVED:
+        raise ValueError(
+            f"{', '.join(sorted(own))}: context of {name} by that name would be"
+            " an option of descend or solve; give it another"
+        )
 
+# %% ../nbs/05_block.ipynb #9fda3a0c
+def _check_context(context: dict, terms: dict[str, Any]):
+    "Raise TypeError for context that no term takes."
+    known = set().union(*(term.takes for term in terms.values()))
+    if unknown := set(context) - known:
+        raise TypeError(
+            f"{', '.join(sorted(unknown))}: no term of this block takes it; the"
+            f" terms take {', '.join(sorted(known)) or 'no context'}"
+        )
+
+# %% ../nbs/05_block.ipynb #55be64de
 @signed
 class Block(nnx.Module):
     r"""A norm and named terms of one energy, $E(g) = \sum_i E_i(g)$ with $g = g(x)$.
@@ -44,17 +67,7 @@ class Block(nnx.Module):
         if not terms:
             raise ValueError("terms: expected at least one, as a keyword argument")
         for name, term in terms.items():
-            if not isinstance(term, Energy):
-                raise TypeError(
-                    f"{name}: expected an Energy, got {type(term).__name__}"
-                )
-            if name == "names" or hasattr(Block, name):
-                raise ValueError(f"{name}: the name is taken; give the term another")
-            if own := term.takes & _RESERVED:
-                raise ValueError(
-                    f"{', '.join(sorted(own))}: context of {name} by that name would be"
-                    " an option of descend or solve; give it another"
-                )
+            _check_term(name, term)
             setattr(self, name, term)
         self.norm, self.names = norm, tuple(terms)
 
@@ -66,12 +79,7 @@ class Block(nnx.Module):
     def _with_context(self, g, context):
         "Every term with its name and the context it takes, once g and names are right."
         check_tokens("g", g, self.norm.dim)
-        known = set().union(*(term.takes for term in self.terms.values()))
-        if unknown := set(context) - known:
-            raise TypeError(
-                f"{', '.join(sorted(unknown))}: no term of this block takes it; the"
-                f" terms take {', '.join(sorted(known)) or 'no context'}"
-            )
+        _check_context(context, self.terms)
         for name, term in self.terms.items():
             own = {key: context[key] for key in term.takes if key in context}
             yield name, term, own
@@ -127,7 +135,7 @@ class Block(nnx.Module):
 
         return self.norm(descend(self, x, steps, step_size, **context)[0])
 
-
+# %% ../nbs/05_block.ipynb #e83b0d86
 def _per_sample(name, energy, g):
     "The energy of a term, once it is seen to be one number per sample."
     if jnp.shape(energy) != g.shape[:-2]:
@@ -137,7 +145,7 @@ def _per_sample(name, energy, g):
         )
     return energy
 
-
+# %% ../nbs/05_block.ipynb #f92c5aad
 def _of_tokens(name, update, g):
     "The update of a term, once it is seen to have the shape of the tokens."
     if jnp.shape(update) != g.shape:
@@ -222,8 +230,9 @@ class TransformerBlock(nnx.Module):
     W_2\,\mathrm{gelu}(W_1\,\mathrm{norm}(x))$. Tokens (..., N, D) in and out; H heads
     of width Y, K hidden units.
 
-    Parameters: 4·H·Y·D + 2·K·D, 2·D for the norms, and 3·H·Y + 4·D + K biases unless
-    `use_bias=False`. Raises ValueError for sizes below 1.
+    `positions` adds a bias to every score, as in `EnergyAttention`. Parameters:
+    4·H·Y·D + 2·K·D, 2·D for the norms, 3·H·Y + 4·D + K biases unless `use_bias=False`,
+    and those of `positions`. Raises ValueError for sizes below 1.
     """
 
     def __init__(
@@ -234,6 +243,7 @@ class TransformerBlock(nnx.Module):
         hidden: int,
         *,
         use_bias: bool = True,
+        positions: RelativePositions | None = None,
         dtype=None,
         rngs: nnx.Rngs,
     ):
@@ -249,10 +259,20 @@ class TransformerBlock(nnx.Module):
             nnx.Linear(dim, hidden, **options),
             nnx.Linear(hidden, dim, **options),
         )
+        self.positions = positions
+
+    def _attend(self, g):
+        "What attention adds to the tokens, with the bias of `positions` if there are."
+        if self.positions is None:
+            return self.attention(g)
+        layer, bias = self.attention, self.positions()
+        bias = bias.reshape((1,) * (g.ndim - 2) + bias.shape)
+        Q, K, V = layer.query(g), layer.key(g), layer.value(g)
+        return layer.out(nnx.dot_product_attention(Q, K, V, bias, dtype=layer.dtype))
 
     def __call__(self, x: Float[Array, "... N D"]) -> Float[Array, "... N D"]:
         "The tokens after one block, in the type they came in."
         # mixed precision is refused inside the layers otherwise
         with jax.numpy_dtype_promotion("standard"):
-            x = x + self.attention(self.norm1(x)).astype(x.dtype)
+            x = x + self._attend(self.norm1(x)).astype(x.dtype)
             return x + self.down(nnx.gelu(self.up(self.norm2(x)))).astype(x.dtype)

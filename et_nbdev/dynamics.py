@@ -6,7 +6,8 @@
 __all__ = ['View', 'Look', 'Solver', 'Euler', 'Trajectory', 'descend', 'plot_energies']
 
 # %% ../nbs/06_dynamics.ipynb #0b529038
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import (
     Any,
     NamedTuple,
@@ -71,20 +72,22 @@ class Solver(Protocol):
 
 # %% ../nbs/06_dynamics.ipynb #15fcfe1d
 _Solver = TypeVar("_Solver")
+_OURS = set()  # the solvers of the library
 
 
 @dataclass_transform(frozen_default=True)
 def _frozen_pytree(cls: type[_Solver]) -> type[_Solver]:
     """A frozen dataclass and pytree: its numbers may change without compiling anew. A
-    field with `metadata=dict(static=True)` may not.
+    field with `metadata=dict(static=True)` may not. A list of numbers is one array.
     """
     cls = dataclass(frozen=True)(cls)
     static = [f.name for f in fields(cls) if f.metadata.get("static")]
     names = [f.name for f in fields(cls) if f.name not in static]
 
     def flatten(made):
-        take = lambda names: tuple(getattr(made, name) for name in names)
-        return take(names), take(static)
+        values = (getattr(made, name) for name in names)
+        arrays = (np.asarray(v) if isinstance(v, (list, tuple)) else v for v in values)
+        return tuple(arrays), tuple(getattr(made, name) for name in static)
 
     def unflatten(fixed, values):  # unchecked: they may be tracers or gradients
         made = object.__new__(cls)
@@ -92,6 +95,7 @@ def _frozen_pytree(cls: type[_Solver]) -> type[_Solver]:
         return made
 
     jax.tree_util.register_pytree_node(cls, flatten, unflatten)
+    _OURS.add(cls)
     return cls
 
 # %% ../nbs/06_dynamics.ipynb #7439fd52
@@ -121,23 +125,23 @@ def _check_range(name: str, value, low: float, high: float):
 # %% ../nbs/06_dynamics.ipynb #22451ba2
 def _check_solver(solver: Any, dtype):
     """Raise TypeError unless `solver` has the methods of a `Solver`, and ValueError,
-    naming the field, if its own checks refuse its numbers as `dtype` holds them.
+    naming the field, if one of ours refuses its numbers as `dtype` holds them.
     """
     if isinstance(solver, type) or not isinstance(solver, Solver):
         raise TypeError(
             "solver: expected an object with methods init and step, such as Euler(0.1),"
             f" got {solver!r}"
         )
-    kinds = (float, np.floating, np.ndarray, jax.Array)  # no keys, no parameters
+    if type(solver) not in _OURS:  # a user's may be made in any way
+        return
+    kinds = (float, list, tuple, np.floating, np.ndarray, jax.Array)  # no keys
     numbers = {
         name: np.asarray(value)
-        for name, value in getattr(solver, "__dict__", {}).items()
+        for name, value in vars(solver).items()
         if isinstance(value, kinds)
         and not isinstance(value, Tracer)
         and jnp.issubdtype(getattr(value, "dtype", float), jnp.floating)
     }
-    if not is_dataclass(solver):
-        return
     try:
         with np.errstate(all="ignore"):
             replace(solver, **{name: a.astype(dtype) for name, a in numbers.items()})
@@ -154,8 +158,11 @@ def _check_per_sample(name: str, a, x: Float[Array, "... N D"]):
         )
 
 # %% ../nbs/06_dynamics.ipynb #06e440e3
+_PerSample = Float[ArrayLike, "..."] | Sequence[float]
+
+
 def _per_sample(
-    a: Float[ArrayLike, "..."], x: Float[Array, "... N D"], name: str = "step_size"
+    a: _PerSample, x: Float[Array, "... N D"], name: str = "step_size"
 ) -> Float[Array, "... 1 1"]:
     "One number, or one per sample, shaped to multiply tokens."
     _check_per_sample(name, a, x)
@@ -166,7 +173,7 @@ def _per_sample(
 class Euler:
     "The paper's solver: every step is αu as it comes, whatever the energy does."
 
-    step_size: Float[ArrayLike, "..."] = 0.1  # α; one number, or one per sample
+    step_size: _PerSample = 0.1  # α; one number, or one per sample
 
     def __post_init__(self):
         _check_positive(step_size=self.step_size)

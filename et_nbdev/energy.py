@@ -20,6 +20,33 @@ from jaxtyping import Array, Float
 
 from ._checks import at_least_float32, signed
 
+# %% ../nbs/02a_energy.ipynb #5e771e02
+def _settle(cls: type, base: type):
+    """Raise TypeError unless the class defines one energy; drop what it inherits that
+    belongs to another: a parent's sum, and a parent's update.
+    """
+    lineage = cls.__mro__[: cls.__mro__.index(base)]
+    depth = lambda method: next(
+        (i for i, kind in enumerate(lineage) if method in vars(kind)), len(lineage)
+    )
+    parts, whole = depth("token_energy"), depth("energy")
+    if min(parts, whole) == len(lineage):
+        raise TypeError(
+            f"{cls.__name__}: expected a method energy(self, g) that returns one"
+            " number per sample, or token_energy(self, g) with one per token"
+        )
+    if whole < parts < len(lineage):
+        raise TypeError(
+            f"{cls.__name__}: changes energy, but token_energy is that of"
+            f" {lineage[parts].__name__} and would sum to another number; change"
+            " token_energy, too, or give a term of its own this one to call"
+        )
+    # what a parent sums, or derives by hand, belongs to the parent's energy
+    if parts < whole:
+        cls.energy = base.energy
+    if min(parts, whole) < depth("energy_and_update"):
+        cls.energy_and_update = base.energy_and_update
+
 # %% ../nbs/02a_energy.ipynb #7cc570f6
 class Energy(nnx.Module):
     r"""A term of the energy: a function of the normalized tokens g (..., N, D) with one
@@ -30,26 +57,16 @@ class Energy(nnx.Module):
     unless the subclass derives `energy_and_update` by hand. Keyword parameters of these
     methods (`mask`, say) are context: a `Block` hands them the data of that name;
     a term that only forwards `**context` says in `takes` what it takes. A subclass of a
-    term that changes the energy and derives no update has the automatic one, not that
-    of its parent. Raises TypeError, when the class is defined, if it has neither
-    method.
+    term, or a mixin, that changes the energy and derives no update has the automatic
+    one, not its parent's. Raises TypeError, when the class is defined, if it has
+    neither method, or changes `energy` beside a parent's `token_energy`.
     """
 
     token_energy: Callable[..., Array]  # where the energy is a sum over tokens
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
-        if not (hasattr(cls, "token_energy") or cls.energy is not Energy.energy):
-            raise TypeError(
-                f"{cls.__name__}: expected a method energy(self, g) that returns one"
-                " number per sample, or token_energy(self, g) with one per token"
-            )
-        # what a parent derived by hand belongs to the parent's energy
-        own = vars(cls).keys()
-        derived = ["energy_and_update"] if own & {"token_energy", "energy"} else []
-        derived += ["energy"] if "token_energy" in own else []
-        for method in set(derived) - own:
-            setattr(cls, method, getattr(Energy, method))
+        _settle(cls, Energy)
 
     @property
     def takes(self) -> set[str]:

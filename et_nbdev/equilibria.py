@@ -42,7 +42,7 @@ def _spread(x: Float[Array, "... N D"], axes=(-2, -1)) -> Float[Array, "..."]:
     """
     return jnp.sqrt(jnp.mean((x - x.mean(-1, keepdims=True)) ** 2, axes, keepdims=True))
 
-
+# %% ../nbs/06c_equilibria.ipynb #9f3e0da5
 class _LinearSolution(NamedTuple):
     "What conjugate gradients came to, sample by sample."
 
@@ -56,31 +56,40 @@ class _LinearSolution(NamedTuple):
         "Whether S has shown no negative curvature, beyond rounding."
         return self.curvature > -(jnp.finfo(self.w.dtype).eps ** 0.5)
 
+# %% ../nbs/06c_equilibria.ipynb #d5ce22e8
+def _dot(a: Float[Array, "... N D"], b: Float[Array, "... N D"]):
+    "Inner product of all tokens of a sample together, with the axes kept."
+    return jnp.sum(a * b, (-2, -1), keepdims=True)
 
+
+def _conjugate_step(product, enough, carry):
+    """From w, the residual r, the direction p, |r|², who goes on, and the extremes of
+    the curvature met, to those after one step.
+    """
+    w, r, p, left, on, least, largest = carry
+    Sp = product(p)
+    bend, on = _dot(p, Sp), on & (left > enough)
+    least = jnp.where(on, jnp.minimum(least, _over(bend, _dot(p, p))), least)
+    largest = jnp.where(
+        on, jnp.maximum(largest, jnp.sqrt(_over(_dot(Sp, Sp), _dot(p, p)))), largest
+    )
+    on = on & (bend > 0)
+    share = jnp.where(on, left / jnp.where(on, bend, 1), 0)
+    w, r = w + share * p, r - share * Sp
+    now = _dot(r, r)
+    p = jnp.where(on, r + now / jnp.where(on, left, 1) * p, p)
+    return w, r, p, now, on, least, largest
+
+# %% ../nbs/06c_equilibria.ipynb #9ce37e01
 def _conjugate_gradients(
     product, v: Float[Array, "... N D"], cg_steps: int
 ) -> _LinearSolution:
     """w with S w = v after so many steps, for product(p) = S p; a sample stops early
     where w is exact, or where S turns out not to be positive.
     """
-    dot = lambda a, b: jnp.sum(a * b, (-2, -1), keepdims=True)
-    size = dot(v, v)
+    size = _dot(v, v)
     enough = (4 * jnp.finfo(v.dtype).eps) ** 2 * size
-
-    def step(carry, _):
-        w, r, p, left, on, least, largest = carry
-        Sp = product(p)
-        bend, on = dot(p, Sp), on & (left > enough)
-        least = jnp.where(on, jnp.minimum(least, _over(bend, dot(p, p))), least)
-        largest = jnp.where(
-            on, jnp.maximum(largest, jnp.sqrt(_over(dot(Sp, Sp), dot(p, p)))), largest
-        )
-        on = on & (bend > 0)
-        share = jnp.where(on, left / jnp.where(on, bend, 1), 0)
-        w, r = w + share * p, r - share * Sp
-        now = dot(r, r)
-        p = jnp.where(on, r + now / jnp.where(on, left, 1) * p, p)
-        return (w, r, p, now, on, least, largest), None
+    step = lambda carry, _: (_conjugate_step(product, enough, carry), None)
 
     start = (
         jnp.zeros_like(v),
@@ -185,10 +194,8 @@ def equilibrium(
     _check_precision(block, x)
     if tolerance is None:
         tolerance = 3 * float(jnp.finfo(x.dtype).eps) ** 0.5
-    found = solve(
-        block, x, solver, evaluations=evaluations, tolerance=tolerance, **context
-    )
-    found = jax.lax.stop_gradient(found)
+    options = dict(evaluations=evaluations, tolerance=tolerance)
+    found = jax.lax.stop_gradient(solve(block, x, solver, **options, **context))
     pointed = (_spread(found.x, -1)[..., 0] ** 2 > block.norm.eps).all(-1)
     found = found._replace(settled=found.settled & pointed)
     graphdef, params = nnx.split(block)

@@ -39,7 +39,11 @@ from et_nbdev.vision.data import (
     photographs,
     unpatchify,
 )
-from .vision.model import ImageEnergyTransformer, from_pretrained
+from et_nbdev.vision.model import (
+    ImageEnergyTransformer,
+    _hidden_pixels,
+    from_pretrained,
+)
 
 # %% ../nbs/30_explorer.ipynb #a69c9782
 def _dialed(
@@ -70,7 +74,29 @@ _LONGEST = (
     16  # evaluations after the first that are computed; T shows the first of them
 )
 
+# %% ../nbs/30_explorer.ipynb #9f245bec
+def _check_dials(c):
+    "Raise ValueError, naming the field, for `ExplorerSettings` out of range."
+    for name in ("alpha", "beta"):
+        value = np.asarray(getattr(c, name))
+        if value.dtype.kind not in "iuf" or value.ndim or not 0 < value < np.inf:
+            raise ValueError(
+                f"{name}: expected a positive, finite number, got {getattr(c, name)!r}"
+            )
+    for name in ("attention", "memory"):
+        if not isinstance(getattr(c, name), (bool, np.bool_)):
+            raise ValueError(
+                f"{name}: expected True or False, got {getattr(c, name)!r}"
+            )
+    check_sizes(0, steps=c.steps)
+    if c.steps > _LONGEST:
+        raise ValueError(f"steps: expected at most {_LONGEST}, got {c.steps}")
+    if c.solver not in list(_SOLVERS):
+        raise ValueError(
+            f"solver: expected one of {', '.join(_SOLVERS)}, got {c.solver!r}"
+        )
 
+# %% ../nbs/30_explorer.ipynb #1a1d1354
 @dataclass(frozen=True)
 class ExplorerSettings:
     "What the dials say. Raises ValueError, naming the field, on values out of range."
@@ -83,25 +109,7 @@ class ExplorerSettings:
     memory: bool = True  # False: w_HN = 0
 
     def __post_init__(self):
-        for name in ("alpha", "beta"):
-            value = np.asarray(getattr(self, name))
-            if value.dtype.kind not in "iuf" or value.ndim or not 0 < value < np.inf:
-                raise ValueError(
-                    f"{name}: expected a positive, finite number, got"
-                    f" {getattr(self, name)!r}"
-                )
-        for name in ("attention", "memory"):
-            if not isinstance(getattr(self, name), (bool, np.bool_)):
-                raise ValueError(
-                    f"{name}: expected True or False, got {getattr(self, name)!r}"
-                )
-        check_sizes(0, steps=self.steps)
-        if self.steps > _LONGEST:
-            raise ValueError(f"steps: expected at most {_LONGEST}, got {self.steps}")
-        if self.solver not in list(_SOLVERS):
-            raise ValueError(
-                f"solver: expected one of {', '.join(_SOLVERS)}, got {self.solver!r}"
-            )
+        _check_dials(self)
 
     @property
     def numbers(self) -> tuple[Float[Array, ""], ...]:
@@ -110,7 +118,7 @@ class ExplorerSettings:
             jnp.float32(v) for v in (self.alpha, self.beta, self.attention, self.memory)
         )
 
-
+# %% ../nbs/30_explorer.ipynb #47a263c5
 def _check_settings(settings):
     if not isinstance(settings, ExplorerSettings):
         raise TypeError(
@@ -118,16 +126,17 @@ def _check_settings(settings):
         )
 
 # %% ../nbs/30_explorer.ipynb #39cd4503
-def _descend(block, x, numbers, solver: str, longest: int, **context):
+def _descend(block, x, numbers, solver: str, longest: int, learned=None, **context):
     """The dialed block, the states (longest + 1, ..., N, D) of a descent with it, and
-    their energies.
+    their energies. `learned` steps take the place of Euler's.
     """
     alpha, beta, attention, memory = numbers
     block = _dialed(block, beta, attention=attention, memory=memory)
+    euler = solver == "Euler"
     found = solve(
         block,
         x,
-        _SOLVERS[solver](alpha),
+        learned if euler and learned is not None else _SOLVERS[solver](alpha),
         evaluations=longest + 1,
         states=True,
         **context,
@@ -152,6 +161,15 @@ class _ImagePath(NamedTuple):
     memory: Float[np.ndarray, "T+1 N"]  # |u_HN|
 
 # %% ../nbs/30_explorer.ipynb #263c1eee
+def _learned_steps(model, alpha: Float[Array, ""]):
+    "The steps a model has learned, as much longer as α is than its start; or None."
+    if not hasattr(model, "solver"):
+        return None
+    solver = nnx.merge(*nnx.split(model.solver))
+    solver.log_alpha[...] += jnp.log(alpha / model.config.step_size)
+    return solver
+
+
 @partial(nnx.jit, static_argnames=("solver", "longest"))
 def _image_path(
     model, image, hidden, occluded, numbers, *, solver: str, longest: int
@@ -161,8 +179,9 @@ def _image_path(
         patchify(normalize(image, c.mean, c.std), c.patch_size)[None], occluded[None]
     )[0]
     context = model.context(x)
+    learned = _learned_steps(model, numbers[0])
     block, states, energies = _descend(
-        model.block, x, numbers, solver, longest, **context
+        model.block, x, numbers, solver, longest, learned, **context
     )
     many = jax.tree.map(lambda a: jnp.broadcast_to(a, states.shape), context)
     updates = block.updates(block.norm(states), **many)
@@ -183,6 +202,20 @@ def _image_path(
         size.get("memory", none),
     )
 
+# %% ../nbs/30_explorer.ipynb #167e6645
+def _check_picture(c, image, occluded):
+    "Raise TypeError or ValueError unless a model so configured can complete this."
+    want = (c.image_size, c.image_size, c.channels)
+    if image.dtype != np.uint8:
+        raise TypeError(f"image: expected uint8 pixels, got {image.dtype}")
+    if image.shape != want:
+        raise ValueError(f"image: expected (S, S, C) = {want}, got {image.shape}")
+    if occluded.dtype != bool or occluded.shape != (c.num_tokens,):
+        raise ValueError(
+            f"occluded: expected booleans (N,) = ({c.num_tokens},), got"
+            f" {occluded.dtype}{occluded.shape}"
+        )
+
 # %% ../nbs/30_explorer.ipynb #44f6bb62
 def descend_picture(
     model: ImageEnergyTransformer,
@@ -198,36 +231,14 @@ def descend_picture(
     _check_image_model(model)
     _check_settings(settings)
     c, image, occluded = model.config, np.asarray(image), np.asarray(occluded)
-    want = (c.image_size, c.image_size, c.channels)
-    if image.dtype != np.uint8:
-        raise TypeError(f"image: expected uint8 pixels, got {image.dtype}")
-    if image.shape != want:
-        raise ValueError(f"image: expected (S, S, C) = {want}, got {image.shape}")
-    if occluded.dtype != bool or occluded.shape != (c.num_tokens,):
-        raise ValueError(
-            f"occluded: expected booleans (N,) = ({c.num_tokens},), got"
-            f" {occluded.dtype}{occluded.shape}"
-        )
-    hidden = unpatchify(
-        np.broadcast_to(occluded[:, None], (c.num_tokens, c.patch_dim)),
-        c.image_size,
-        c.patch_size,
-    )
+    _check_picture(c, image, occluded)
+    hidden = _hidden_pixels(c, occluded)
     seen = normalize(np.where(hidden, np.uint8(0), image), 0, 1)
-    return _upto(
-        _image_path(
-            model,
-            seen,
-            hidden,
-            occluded,
-            settings.numbers,
-            solver=settings.solver,
-            longest=_LONGEST,
-        ),
-        settings.steps,
-    )
+    given = seen, hidden, occluded, settings.numbers
+    path = _image_path(model, *given, solver=settings.solver, longest=_LONGEST)
+    return _upto(path, settings.steps)
 
-
+# %% ../nbs/30_explorer.ipynb #e01c3af7
 def _check_image_model(model):
     if not (
         isinstance(model, ImageEnergyTransformer) and isinstance(model.block, Block)
@@ -242,6 +253,7 @@ def _check_image_model(model):
 # color-blind, too
 _BLUE, _ORANGE, _LILAC = "#0072B2", "#D55E00", "#ccb8e6"
 
+# %% ../nbs/30_explorer.ipynb #28f434d1
 _STYLE = """<style>
 .et-panels {
   display: flex;
@@ -288,7 +300,7 @@ _STYLE = """<style>
 .et-controls output { flex: 1 0 100%; font-variant-numeric: tabular-nums; }
 </style>"""
 
-
+# %% ../nbs/30_explorer.ipynb #84db5572
 def _png(pixels: UInt8[np.ndarray, "h w c"]) -> str:
     "Pixels, gray or in colors, as an address that holds them."
     stream, pixels = BytesIO(), np.asarray(pixels)
@@ -350,7 +362,7 @@ def _key(names) -> str:
         for name in names
     )
 
-
+# %% ../nbs/30_explorer.ipynb #bde3c242
 def _panel(inside: str, caption: str, width: int) -> str:
     "A figure; on a phone two small ones share a row."
     style = f"width:min({width}px,{46 if width < 200 else 100}%)"
@@ -373,7 +385,65 @@ def _text(x: float, y: float, words, anchor: str = "middle") -> str:
         f' text-anchor="{anchor}">{words}</text>'
     )
 
+# %% ../nbs/30_explorer.ipynb #9690d3e2
+class _Frame(NamedTuple):
+    "Where curves are drawn: between these edges, from time 0 to T, from low to high."
 
+    left: int
+    right: int
+    top: int
+    bottom: int
+    T: int
+    low: float
+    high: float
+
+    @classmethod
+    def around(cls, curves: dict[str, np.ndarray], width: int, height: int):
+        "The frame of a figure of such a size that holds all these curves."
+        every = np.concatenate(list(curves.values()))
+        low, high = -1.0, 1.0
+        if np.isfinite(every).all() and every.min() < every.max():
+            low, high = every.min(), every.max()
+        T = max(len(every) // len(curves) - 1, 1)
+        return cls(66, width - 10, 10, height - 34, T, low, high)
+
+    def x(self, time) -> float:
+        return self.left + (self.right - self.left) * time / self.T
+
+    def y(self, value) -> float:
+        below, height = self.high - np.nan_to_num(value), self.bottom - self.top
+        return self.top + height * below / (self.high - self.low)
+
+# %% ../nbs/30_explorer.ipynb #3734fadf
+def _axes(f: _Frame, t: int) -> str:
+    "Two edges of the frame, and the cursor."
+    return (
+        f'<path d="M{f.left} {f.top}V{f.bottom}H{f.right}" fill="none"'
+        ' stroke="currentColor" opacity=".4"/>'
+        f'<path d="M{f.x(t):.1f} {f.top}V{f.bottom}" stroke="currentColor"'
+        ' opacity=".6"/>'
+    )
+
+
+def _line(f: _Frame, values, t: int, color: str, dashes: str) -> str:
+    "A curve, with a dot where the cursor is."
+    dashes = f' stroke-dasharray="{dashes}"' * bool(dashes)
+    points = " ".join(f"{f.x(s):.1f},{f.y(v):.1f}" for s, v in enumerate(values))
+    return (
+        f'<polyline fill="none" stroke="{color}" stroke-width="2"{dashes}'
+        f' points="{points}"/>'
+        f'<circle cx="{f.x(t):.1f}" cy="{f.y(values[t]):.1f}" r="3.5" fill="{color}"/>'
+    )
+
+
+def _scale(f: _Frame, t: int) -> str:
+    "The largest and the smallest value, and the times 0, t and T."
+    ends = [_text(f.left - 6, f.y(v) + 4, _number(v), "end") for v in (f.high, f.low)]
+    times = [_text(f.x(s), f.bottom + 15, s) for s in {0, t, f.T}]
+    middle = f.left + (f.right - f.left) / 2
+    return "".join([*ends, *times, _text(middle, f.bottom + 30, "time t")])
+
+# %% ../nbs/30_explorer.ipynb #2ec34ca7
 def _curves(
     curves: dict[str, Float[np.ndarray, "times"]],
     t: int,
@@ -389,42 +459,13 @@ def _curves(
         name: np.asarray(e, np.float64) - (e[0] if from_start else 0)
         for name, e in curves.items()
     }
-    every = np.concatenate(list(moved.values()))
-    low, high = (
-        (every.min(), every.max())
-        if np.isfinite(every).all() and every.min() < every.max()
-        else (-1.0, 1.0)
-    )
-    left, right, top, bottom, T = 66, 10, 10, 34, max(len(every) // len(moved) - 1, 1)
-    X = lambda s: left + (width - left - right) * s / T
-    Y = lambda v: (
-        top + (height - top - bottom) * (high - np.nan_to_num(v)) / (high - low)
-    )
-    line = (
-        f'<path d="M{left} {top}V{height - bottom}H{width - right}" fill="none"'
-        ' stroke="currentColor" opacity=".4"/>'
-    )
-    line += (
-        f'<path d="M{X(t):.1f} {top}V{height - bottom}" stroke="currentColor"'
-        ' opacity=".6"/>'
-    )
+    frame = _Frame.around(moved, width, height)
+    drawn = _axes(frame, t)
     for name, e in moved.items():
-        color, dashes, _ = _looks(moved)[name]
-        dashes = f' stroke-dasharray="{dashes}"' * bool(dashes)
-        line += (
-            f'<polyline fill="none" stroke="{color}" stroke-width="2"{dashes}'
-            f' points="{" ".join(f"{X(s):.1f},{Y(v):.1f}" for s, v in enumerate(e))}"/>'
-        )
-        line += f'<circle cx="{X(t):.1f}" cy="{Y(e[t]):.1f}" r="3.5" fill="{color}"/>'
-    line += _text(left - 6, Y(high) + 4, _number(high), "end") + _text(
-        left - 6, Y(low) + 4, _number(low), "end"
-    )
-    line += "".join(_text(X(s), height - bottom + 15, s) for s in {0, t, T}) + _text(
-        left + (width - left - right) / 2, height - 4, "time t"
-    )
+        drawn += _line(frame, e, t, *_looks(moved)[name][:2])
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img"'
-        f' aria-label="{escape(alt)}">{line}</svg>'
+        f' aria-label="{escape(alt)}">{drawn}{_scale(frame, t)}</svg>'
     )
 
 # %% ../nbs/30_explorer.ipynb #2b75b149
@@ -447,40 +488,32 @@ def _says(energies: Energies, t: int) -> str:
         f" {course}"
     )
 
+# %% ../nbs/30_explorer.ipynb #ed682eea
+def _pull_map(name: str, sizes: Float[np.ndarray, "N"], color: str) -> str:
+    "How strongly a term pulls at every patch, as shades."
+    said = (
+        f": |−∂E/∂g| of each patch, from {_number(sizes.min())} (white) to"
+        f" {_number(sizes.max())} (darkest)"
+    )
+    return _panel(_img(_shades(sizes, color), name + said), f"<b>{name}</b>{said}", 190)
 
+# %% ../nbs/30_explorer.ipynb #a73e9d47
 def _image_frame(path: _ImagePath, t: int) -> str:
     "All that is known of time t: two pictures, two maps of sizes, the curves."
-    a, m = path.attention[t], path.memory[t]
     curves = {"E": path.energies.total, **path.energies}
-    length = lambda name, u: (
-        f"{name}: |−∂E/∂g| of each patch, from {_number(u.min())} (white) to"
-        f" {_number(u.max())} (darkest)"
+    completed, tokens = (
+        _img(_bytes(pixels[t]), alt)
+        for pixels, alt in (
+            (path.completed, f"The completed picture at time {t}"),
+            (path.tokens, f"All tokens at time {t}, decoded into patches"),
+        )
     )
     return "".join(
         [
-            _panel(
-                _img(_bytes(path.completed[t]), f"The completed picture at time {t}"),
-                "completed picture",
-                190,
-            ),
-            _panel(
-                _img(_shades(a, _BLUE), length("attention", a)),
-                length("<b>attention</b>", a),
-                190,
-            ),
-            _panel(
-                _img(_shades(m, _ORANGE), length("memory", m)),
-                length("<b>memory</b>", m),
-                190,
-            ),
-            _panel(
-                _img(
-                    _bytes(path.tokens[t]),
-                    f"All tokens at time {t}, decoded into patches",
-                ),
-                "all tokens, decoded",
-                190,
-            ),
+            _panel(completed, "completed picture", 190),
+            _pull_map("attention", path.attention[t], _BLUE),
+            _pull_map("memory", path.memory[t], _ORANGE),
+            _panel(tokens, "all tokens, decoded", 190),
             _panel(
                 _curves(curves, t, _says(path.energies, t)),
                 f"change of energy since t = 0: {_key(curves)}",
@@ -525,7 +558,7 @@ button.addEventListener("click", () => {
 });
 })();</script>"""
 
-
+# %% ../nbs/30_explorer.ipynb #d041ede3
 def _page(label: str, before: str, frames: list[str], says: list[str]) -> str:
     "Frames under a slider, in one piece of HTML that needs nothing else."
     last, body = len(frames) - 1, ""
@@ -608,6 +641,7 @@ _DRAG = """<style>
 .et-base img { display: block; width: 100%; image-rendering: pixelated; }
 </style>""".replace("_LILAC", _LILAC).replace("_BLUE", _BLUE)
 
+# %% ../nbs/30_explorer.ipynb #80830b49
 _DRAG_SCRIPT = """<script>if (!window.etDrag) {
 window.etDrag = true;
 let start = null, paint = false, moved = false;
@@ -630,7 +664,7 @@ addEventListener("pointerover", e => {
 addEventListener("pointerup", () => { start = null; }, true);
 }</script>"""
 
-
+# %% ../nbs/30_explorer.ipynb #b49e426f
 def _widgets():
     "ipywidgets, imported when an instrument is built."
     try:
@@ -641,23 +675,18 @@ def _widgets():
         ) from e
     return ipywidgets
 
-# %% ../nbs/30_explorer.ipynb #6132381c
-def _dials(alpha: float, steps: int, longest: int) -> dict:
-    "The dials that both instruments have, by the names they are known by."
-    w, wide = _widgets(), dict(style=dict(description_width="76px"))
-    wide["layout"] = w.Layout(width="330px")
-    made = dict(
-        t=w.IntSlider(value=steps, min=0, max=steps, description="time t", **wide),
-        play=w.Play(value=steps, min=0, max=steps, interval=600, repeat=True),
-        steps=w.IntSlider(value=steps, min=1, max=longest, description="T", **wide),
+# %% ../nbs/30_explorer.ipynb #04391960
+def _solver_dials(w, alpha: float, style: dict) -> dict:
+    "Step size, factor on β, and solver."
+    return dict(
         alpha=w.FloatLogSlider(
             value=alpha,
             min=-2,
             max=1.5,
             step=0.05,
-            readout_format=".3g",
             description="step size α",
-            **wide,
+            readout_format=".3g",
+            **style,
         ),
         beta=w.FloatLogSlider(
             value=1.0,
@@ -665,23 +694,31 @@ def _dials(alpha: float, steps: int, longest: int) -> dict:
             min=-4,
             max=4,
             step=0.25,
-            readout_format=".3g",
             description="β, times",
-            **wide,
+            readout_format=".3g",
+            **style,
         ),
-        solver=w.Dropdown(options=list(_SOLVERS), description="solver", **wide),
-        attention=w.Checkbox(
-            value=True,
-            description="attention",
-            indent=False,
-            layout=w.Layout(width="120px"),
-        ),
-        memory=w.Checkbox(
-            value=True,
-            description="memory",
-            indent=False,
-            layout=w.Layout(width="120px"),
-        ),
+        solver=w.Dropdown(options=list(_SOLVERS), description="solver", **style),
+    )
+
+
+def _switch(w, term: str):
+    "A box that takes a term of the energy out, or back in."
+    narrow = w.Layout(width="120px")
+    return w.Checkbox(value=True, description=term, indent=False, layout=narrow)
+
+# %% ../nbs/30_explorer.ipynb #6132381c
+def _dials(alpha: float, steps: int, longest: int) -> dict:
+    "The dials that both instruments have, by the names they are known by."
+    w = _widgets()
+    style = dict(style=dict(description_width="76px"), layout=w.Layout(width="330px"))
+    made = dict(
+        t=w.IntSlider(value=steps, min=0, max=steps, description="time t", **style),
+        play=w.Play(value=steps, min=0, max=steps, interval=600, repeat=True),
+        steps=w.IntSlider(value=steps, min=1, max=longest, description="T", **style),
+        **_solver_dials(w, alpha, style),
+        attention=_switch(w, "attention"),
+        memory=_switch(w, "memory"),
         reset=w.Button(
             description="as trained", tooltip="all dials back to the model’s own values"
         ),
@@ -689,17 +726,9 @@ def _dials(alpha: float, steps: int, longest: int) -> dict:
         message=w.HTML(),
     )
     w.jslink((made["play"], "value"), (made["t"], "value"))
-    rows = [
-        ("play", "reset"),
-        ("t",),
-        ("steps",),
-        ("alpha",),
-        ("beta",),
-        ("solver",),
-        ("attention", "memory"),
-    ]
+    rows = "play reset", "t", "steps", "alpha", "beta", "solver", "attention memory"
     made["panel"] = w.VBox(
-        [w.HBox([made[name] for name in row]) for row in rows],
+        [w.HBox([made[name] for name in row.split()]) for row in rows],
         layout=w.Layout(width="350px"),
     )
     return made
@@ -722,11 +751,8 @@ class _Dials:
     _lengthened: Any  # methods of the classes below
 
     def __init__(self, alpha: float, steps: int):
-        self._own, self._held, self._compiled = (
-            ExplorerSettings(alpha, steps=min(steps, self.longest)),
-            False,
-            set(),
-        )
+        self._own = ExplorerSettings(alpha, steps=min(steps, self.longest))
+        self._held, self._compiled = False, set()
         vars(self).update(_dials(self._own.alpha, self._own.steps, self.longest))
         for name in vars(self._own):
             getattr(self, name).observe(
@@ -802,23 +828,13 @@ class _Explorer(_Dials):
 
         display(HTML(_DRAG_SCRIPT), self.widget)
 
-# %% ../nbs/30_explorer.ipynb #440c660c
+# %% ../nbs/30_explorer.ipynb #2eb1b373
 # of an uploaded picture; larger ones are refused
 _MOST_BYTES, _MOST_PIXELS = 20_000_000, 50_000_000
 
 
-def _read_picture(
-    content: bytes | memoryview, size: int, channels: int = 3
-) -> UInt8[np.ndarray, "S S C"]:
-    """The pixels of a PNG or JPEG file, cut square around the middle and resized to
-    `size` pixels a side; gray if `channels` is 1.
-
-    Raises TypeError unless `content` is bytes, ValueError if it is of another format,
-    damaged, or larger than 20 MB or 50 megapixels, or for other sizes or channels.
-    """
-    check_sizes(size=size)
-    if channels not in (1, 3):
-        raise ValueError(f"channels: expected 1 (gray) or 3 (colors), got {channels!r}")
+def _checked_bytes(content: bytes | memoryview) -> bytes:
+    "Raises TypeError or ValueError unless they begin like a PNG or JPEG of fair size."
     if not isinstance(content, (bytes, bytearray, memoryview)):
         raise TypeError(
             f"content: expected the bytes of a file, got {type(content).__name__}"
@@ -833,6 +849,22 @@ def _read_picture(
         raise ValueError(
             f"content: expected at most {_MOST_BYTES:,} bytes, got {len(content):,}"
         )
+    return content
+
+# %% ../nbs/30_explorer.ipynb #440c660c
+def _read_picture(
+    content: bytes | memoryview, size: int, channels: int = 3
+) -> UInt8[np.ndarray, "S S C"]:
+    """The pixels of a PNG or JPEG file, cut square around the middle and resized to
+    `size` pixels a side; gray if `channels` is 1.
+
+    Raises TypeError unless `content` is bytes, ValueError if it is of another format,
+    damaged, or larger than 20 MB or 50 megapixels, or for other sizes or channels.
+    """
+    check_sizes(size=size)
+    if channels not in (1, 3):
+        raise ValueError(f"channels: expected 1 (gray) or 3 (colors), got {channels!r}")
+    content = _checked_bytes(content)
     try:
         with _need("PIL.Image").open(BytesIO(content)) as picture:
             width, height = picture.size
@@ -849,6 +881,15 @@ def _read_picture(
             f" {str(e)[:150]})"
         ) from e
 
+# %% ../nbs/30_explorer.ipynb #ee15c2bd
+def _patch(w, row: int, column: int):
+    "The button over a patch."
+    button = w.ToggleButton(
+        tooltip=f"row {row + 1}, column {column + 1}",
+        layout=w.Layout(width="auto", height="auto", margin="0"),
+    )
+    return button.add_class("et-patch")
+
 # %% ../nbs/30_explorer.ipynb #072fa54b
 def _canvas(side: int, pixels: int = 296):
     """A grid of transparent toggle buttons over a picture: (buttons in reading order,
@@ -862,15 +903,7 @@ def _canvas(side: int, pixels: int = 296):
         margin="0",
         overflow="hidden",
     )
-    patches = [
-        w.ToggleButton(
-            tooltip=f"row {i // side + 1}, column {i % side + 1}",
-            layout=w.Layout(width="auto", height="auto", margin="0"),
-        )
-        for i in range(side**2)
-    ]
-    for button in patches:
-        button.add_class("et-patch")
+    patches = [_patch(w, *divmod(i, side)) for i in range(side**2)]
     base = w.HTML(layout=w.Layout(**here)).add_class("et-base")
     grid = w.GridBox(
         patches,
@@ -881,16 +914,19 @@ def _canvas(side: int, pixels: int = 296):
             **here,
         ),
     )
-    return (
-        patches,
-        base,
-        w.GridBox(
-            [base, grid],
-            layout=w.Layout(width=f"{pixels}px", height=f"{pixels}px", margin="2px"),
-        ),
-    )
+    around = w.Layout(width=f"{pixels}px", height=f"{pixels}px", margin="2px")
+    return patches, base, w.GridBox([base, grid], layout=around)
 
+# %% ../nbs/30_explorer.ipynb #cbf1cd9c
+def _photographs(size: int, channels: int) -> dict[str, UInt8[np.ndarray, "S S C"]]:
+    "The photographs of scikit-image and scikit-learn by name, gray with one channel."
+    names = ("astronaut", "cat", "coffee", "temple", "flower", "rocket")
+    pixels = photographs(size)
+    if channels != 3:
+        pixels = np.round(pixels.mean(-1, keepdims=True)).astype(np.uint8)
+    return dict(zip(names, pixels))
 
+# %% ../nbs/30_explorer.ipynb #d2970503
 def _pictures(model, pictures):
     """Named pictures that fit a model. Raises TypeError unless they have names,
     ValueError, naming the one that does not fit.
@@ -898,19 +934,7 @@ def _pictures(model, pictures):
     c = model.config
     want = (c.image_size, c.image_size, c.channels)
     if pictures is None:
-        names = ("astronaut", "cat", "coffee", "temple", "flower", "rocket")
-        pictures = dict(
-            zip(
-                names,
-                (
-                    photographs(c.image_size)
-                    if c.channels == 3
-                    else np.round(
-                        photographs(c.image_size).mean(-1, keepdims=True)
-                    ).astype(np.uint8)
-                ),
-            )
-        )
+        pictures = _photographs(c.image_size, c.channels)
     if not isinstance(pictures, dict):
         raise TypeError(
             "pictures: expected a dict of named pictures, got"
@@ -971,15 +995,11 @@ class _Canvas(_Explorer):
 
     def _draw(self):
         path, t, image = self.path, self.t.value, self.pictures[self.picture.value]
-        if self._shown != self.picture.value:
-            self.base.value, self._shown = (
-                _img(image, f"{self.picture.value}: click a patch to hide it"),
-                self.picture.value,
-            )
-        self.view.value, self.message.value = (
-            f'<div class="et-panels">{_image_frame(path, t)}</div>',
-            escape(_says(path.energies, t)),
-        )
+        if self._shown != (name := self.picture.value):
+            self.base.value = _img(image, f"{name}: click a patch to hide it")
+            self._shown = name
+        self.view.value = f'<div class="et-panels">{_image_frame(path, t)}</div>'
+        self.message.value = escape(_says(path.energies, t))
 
     def _uploaded(self, change):
         if not change.new:
@@ -1021,13 +1041,8 @@ class ImageExplorer(_Canvas):
         model = from_pretrained(model) if isinstance(model, str) else model
         _check_image_model(model)
         super().__init__(model.config.step_size, model.config.steps)
-        self._shown, self.model, self.pictures, w, N = (
-            None,
-            model,
-            _pictures(model, pictures),
-            _widgets(),
-            model.config.num_tokens,
-        )
+        self._shown, self.model, self.pictures = None, model, _pictures(model, pictures)
+        w, N = _widgets(), model.config.num_tokens
         self.picture = w.Dropdown(
             options=list(self.pictures),
             description="picture",
@@ -1039,10 +1054,8 @@ class ImageExplorer(_Canvas):
             description="your own (PNG, JPEG)",
             layout=w.Layout(width="200px"),
         )
-        self.random, self.clear = (
-            w.Button(description="hide half"),
-            w.Button(description="show all"),
-        )
+        self.random = w.Button(description="hide half")
+        self.clear = w.Button(description="show all")
         self.patches, self.base, canvas = _canvas(int(N**0.5))
         left = w.VBox(
             [self.picture, self.upload, canvas, w.HBox([self.random, self.clear])],
@@ -1112,6 +1125,18 @@ def _graph_path(
 
     return _GraphPath(energies, *jax.lax.map(at, states))
 
+# %% ../nbs/30_explorer.ipynb #5ae97d01
+def _check_graph_model(model):
+    if len(getattr(model, "blocks", ())) != 1:
+        raise ValueError(
+            "model: expected an AnomalyEnergyTransformer with one block, got"
+            f" {type(model).__name__} with {len(getattr(model, 'blocks', ()))}"
+        )
+    if model.config.num_heads < 1:
+        raise ValueError(
+            "model: expected a model with attention, num_heads ≥ 1, got 0 heads"
+        )
+
 # %% ../nbs/30_explorer.ipynb #606b66e4
 _SHORT = 6  # evaluations that a graph's descent is followed for
 
@@ -1128,15 +1153,7 @@ def descend_graph(
     Raises TypeError or ValueError as `model.check`, ValueError for a model of several
     relations, more than 6 steps, or no heads.
     """
-    if len(getattr(model, "blocks", ())) != 1:
-        raise ValueError(
-            "model: expected an AnomalyEnergyTransformer with one block, got"
-            f" {type(model).__name__} with {len(getattr(model, 'blocks', ()))}"
-        )
-    if model.config.num_heads < 1:
-        raise ValueError(
-            "model: expected a model with attention, num_heads ≥ 1, got 0 heads"
-        )
+    _check_graph_model(model)
     _check_settings(settings)
     if settings.steps > _SHORT:
         raise ValueError(
@@ -1144,19 +1161,9 @@ def descend_graph(
         )
     model.check(features, edges)
     senders, receivers = map(jnp.asarray, edges[0].edge_list())
-    return _upto(
-        _graph_path(
-            model,
-            jnp.asarray(features),
-            edges[0],
-            senders,
-            receivers,
-            settings.numbers,
-            solver=settings.solver,
-            longest=_SHORT,
-        ),
-        settings.steps,
-    )
+    given = jnp.asarray(features), edges[0], senders, receivers, settings.numbers
+    path = _graph_path(model, *given, solver=settings.solver, longest=_SHORT)
+    return _upto(path, settings.steps)
 
 # %% ../nbs/30_explorer.ipynb #ab07fc08
 class _Neighborhood(NamedTuple):
@@ -1168,7 +1175,18 @@ class _Neighborhood(NamedTuple):
     places: Float[np.ndarray, "n 2"]  # on a circle of radius 1 around it
     links: list[tuple[int, int]]  # pairs of places whose nodes are linked, either way
 
+# %% ../nbs/30_explorer.ipynb #3b14a914
+def _check_node(node, num_nodes: int):
+    if (
+        isinstance(node, bool)
+        or not isinstance(node, (int, np.integer))
+        or not 0 <= node < num_nodes
+    ):
+        raise ValueError(
+            f"node: expected a whole number from 0 to {num_nodes - 1}, got {node!r}"
+        )
 
+# %% ../nbs/30_explorer.ipynb #950b18b9
 def _neighborhood(
     senders: Int[np.ndarray, "E"],
     receivers: Int[np.ndarray, "E"],
@@ -1178,14 +1196,7 @@ def _neighborhood(
     """Whom `node` sees. Raises ValueError unless 0 ≤ node < num_nodes, ImportError
     without networkx.
     """
-    if (
-        isinstance(node, bool)
-        or not isinstance(node, (int, np.integer))
-        or not 0 <= node < num_nodes
-    ):
-        raise ValueError(
-            f"node: expected a whole number from 0 to {num_nodes - 1}, got {node!r}"
-        )
+    _check_node(node, num_nodes)
     import networkx as nx
 
     into = np.flatnonzero(receivers == node)
@@ -1197,19 +1208,14 @@ def _neighborhood(
     order = nx.spectral_ordering(ring, seed=0) if len(near) > 2 else near.tolist()
     turn = 2 * np.pi * np.arange(len(order)) / max(len(order), 1)
     place = {b: i for i, b in enumerate(order)}
+    links = (sorted((place[a], place[b])) for a, b in ring.edges if a != b)
     edge = {b: int(e) for b, e in zip(near.tolist(), into)}
     return _Neighborhood(
         int(node),
         np.array(order, int),
         np.array([edge[b] for b in order], int),
         np.stack([np.sin(turn), -np.cos(turn)], -1),
-        sorted(
-            {
-                (min(place[a], place[b]), max(place[a], place[b]))
-                for a, b in ring.edges
-                if a != b
-            }
-        ),
+        sorted({(i, j) for i, j in links}),
     )
 
 # %% ../nbs/30_explorer.ipynb #a5dc5769
@@ -1241,7 +1247,29 @@ def _node(x, y, name, label, picture, words, size) -> str:
         f' stroke-width="2.5"{dashes}/></g>'
     )
 
+# %% ../nbs/30_explorer.ipynb #7471e878
+def _links(near: _Neighborhood, at: Float[np.ndarray, "n 2"]) -> str:
+    "Lines between neighbors that are linked."
+    return "".join(
+        f'<path d="M{at[i][0]:.1f} {at[i][1]:.1f}L{at[j][0]:.1f} {at[j][1]:.1f}"'
+        ' stroke="currentColor" opacity=".13"/>'
+        for i, j in near.links
+    )
 
+
+def _spokes(near: _Neighborhood, mid: float, radius: float, paid) -> str:
+    "Lines from the node to its neighbors, and beyond them the attention it pays."
+    lines = "".join(
+        f'<path d="M{mid} {mid}L{x:.1f} {y:.1f}" stroke="{_BLUE}"'
+        f' stroke-width="{1 + 22 * w:.1f}"'
+        f' opacity="{0.25 + 0.75 * min(1, 2 * w):.2f}"/>'
+        for (x, y), w in zip(mid + radius * near.places, paid)
+    )
+    far = mid + 1.19 * radius * near.places
+    shares = (_text(x, y + 4, f"{100 * w:.0f}%") for (x, y), w in zip(far, paid))
+    return lines + "".join(shares)
+
+# %% ../nbs/30_explorer.ipynb #da4ee79f
 def _ring(
     path: _GraphPath, t: int, near: _Neighborhood, labels, pictures, size: int = 400
 ) -> str:
@@ -1250,49 +1278,22 @@ def _ring(
     """
     mid, radius, paid = size / 2, 0.4 * size, path.weights[t][near.edges]
     at = mid + radius * near.places
-    drawn = "".join(
-        f'<path d="M{at[i][0]:.1f} {at[i][1]:.1f}L{at[j][0]:.1f} {at[j][1]:.1f}"'
-        ' stroke="currentColor" opacity=".13"/>'
-        for i, j in near.links
-    )
-    drawn += "".join(
-        f'<path d="M{mid} {mid}L{x:.1f} {y:.1f}" stroke="{_BLUE}"'
-        f' stroke-width="{1 + 22 * w:.1f}"'
-        f' opacity="{0.25 + 0.75 * min(1, 2 * w):.2f}"/>'
-        for (x, y), w in zip(at, paid)
-    )
-    far = mid + 1.19 * radius * near.places
-    drawn += "".join(_text(x, y + 4, f"{100 * w:.0f}%") for (x, y), w in zip(far, paid))
+    drawn = _links(near, at) + _spokes(near, mid, radius, paid)
     picture = lambda node: None if pictures is None else pictures[node]
+    p = lambda node: f"p = {path.p[t, node]:.3f}"
     for (x, y), node, w in zip(at, near.nodes, paid):
-        drawn += _node(
-            x,
-            y,
-            node,
-            labels[node],
-            picture(node),
-            f"attention {100 * w:.1f}%, p = {path.p[t, node]:.3f}",
-            14,
-        )
-    drawn += _node(
-        mid,
-        mid,
-        near.node,
-        labels[near.node],
-        picture(near.node),
-        f"p = {path.p[t, near.node]:.3f}",
-        26,
-    )
-    strongest = (
-        f", most of all on node {near.nodes[paid.argmax()]} with"
-        f" {100 * paid.max():.0f}%"
-        if len(paid)
-        else ""
-    )
+        words = f"attention {100 * w:.1f}%, {p(node)}"
+        drawn += _node(x, y, node, labels[node], picture(node), words, 14)
+    own = near.node
+    drawn += _node(mid, mid, own, labels[own], picture(own), p(own), 26)
+    lies = " nowhere"
+    if len(paid):
+        strongest = near.nodes[paid.argmax()]
+        lies = f", most of all on node {strongest} with {100 * paid.max():.0f}%"
     return (
-        f'<svg viewBox="0 0 {size} {size}" role="img" aria-label="Node {near.node} amid'
+        f'<svg viewBox="0 0 {size} {size}" role="img" aria-label="Node {own} amid'
         f" its {len(paid)} neighbors at time {t}; its attention"
-        f' lies{strongest or " nowhere"}">{drawn}</svg>'
+        f' lies{lies}">{drawn}</svg>'
     )
 
 # %% ../nbs/30_explorer.ipynb #83c12920
@@ -1308,24 +1309,22 @@ def _graph_says(
         f" {_says(path.energies, t).partition(': ')[2]}"
     )
 
-
+# %% ../nbs/30_explorer.ipynb #17d841b6
 def _graph_frame(
     path: _GraphPath, t: int, near: _Neighborhood, labels, pictures
 ) -> str:
     "All that is known of a node at time t."
     a, m = path.attention_energy[:, near.node], path.memory_energy[:, near.node]
+    u, v = path.attention[:, near.node], path.memory[:, near.node]
     curves = {"E": a + m, "attention": a, "memory": m}
+    sizes = {"attention": u, "memory": v}
     own = (
         f"At time {t} the node's energy is {_number(a[t] + m[t])}: attention"
         f" {_number(a[t])}, memory {_number(m[t])}"
     )
-    sizes = {
-        "attention": path.attention[:, near.node],
-        "memory": path.memory[:, near.node],
-    }
     pulls = (
-        f"At time {t} the attention pulls with {_number(sizes['attention'][t])}, the"
-        f" memory with {_number(sizes['memory'][t])}"
+        f"At time {t} the attention pulls with {_number(u[t])}, the memory with"
+        f" {_number(v[t])}"
     )
     return "".join(
         [
@@ -1458,18 +1457,11 @@ class GraphExplorer(_Walk):
         graph: Graph,
         pictures: Float[np.ndarray, "N h w"] | None = None,
     ):
-        self.model, self.graph, self.pictures, w = (
-            model,
-            graph,
-            _check_node_pictures(pictures, graph.num_nodes),
-            _widgets(),
-        )
-        c = model.config
-        self.edges, self._features, self.near = (
-            model.prepare(graph, c.relations),
-            _inputs(graph, c.degree, c.scale),
-            None,
-        )
+        self.model, self.graph, self.near = model, graph, None
+        self.pictures = _check_node_pictures(pictures, graph.num_nodes)
+        w, c = _widgets(), model.config
+        self.edges = model.prepare(graph, c.relations)
+        self._features = _inputs(graph, c.degree, c.scale)
         super().__init__(c.step_size, c.steps)
         narrow = w.Layout(width="330px")
         self.node = w.BoundedIntText(

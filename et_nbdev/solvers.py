@@ -31,6 +31,7 @@ from et_nbdev.dynamics import (
     _check_solver,
     _frozen_pytree,
     _per_sample,
+    _PerSample,
 )
 from .energy import Energies
 
@@ -39,7 +40,7 @@ from .energy import Energies
 class Growing:
     "Euler whose step size grows by a factor from step to step, unguarded."
 
-    step_size: Float[ArrayLike, "..."] = 0.1  # α of the first step
+    step_size: _PerSample = 0.1  # α of the first step
     factor: float = 2.0
 
     def __post_init__(self):
@@ -129,7 +130,7 @@ class Momentum:
     the way; for small steps $E+\frac12v^\top Mv$ falls, unless tokens shrink fast.
     """
 
-    step_size: Float[ArrayLike, "..."] = 0.1  # α
+    step_size: _PerSample = 0.1  # α
     momentum: float = 0.5  # μ, what is left of the velocity after a step
 
     def __post_init__(self):
@@ -229,7 +230,7 @@ class Backtracking:
     after one that is rejected.
     """
 
-    step_size: Float[ArrayLike, "..."] = 0.1  # α of the first trial
+    step_size: _PerSample = 0.1  # α of the first trial
     grow: float = 2.0
     shrink: float = 0.5
     sufficient: float = 0.1  # c: the share of the predicted decrease that is required
@@ -265,7 +266,7 @@ class Backtracking:
         alpha = jnp.where(ok, used * self.grow, alpha * self.shrink)
         return (kept, alpha), kept._replace(accepted=ok, stuck=~ok & resolved)
 
-
+# %% ../nbs/06b_solvers.ipynb #0a55393c
 def _keep(ok: Bool[Array, "..."], new: View, old: View) -> View:
     "Of two views the new one where `ok`, sample by sample."
     return View(*_pick(ok, new[:4], old[:4]))
@@ -331,6 +332,21 @@ class Anderson(Backtracking):
         kept = _keep(ok, new, kept)
         return (kept, alpha, known, past), kept._replace(accepted=ok, stuck=stuck)
 
+# %% ../nbs/06b_solvers.ipynb #d3cd3305
+def _bogacki_shampine(look: Look, kept: View, dt: Array) -> tuple[View, Array]:
+    "A step of the third order from a view, and by how much one of the second differs."
+    x, k1 = kept.x, kept.update
+    k2 = look(x + dt / 2 * k1).update
+    k3 = look(x + dt * 3 / 4 * k2).update
+    new = look(x + dt / 9 * (2 * k1 + 3 * k2 + 4 * k3))
+    return new, dt / 72 * (-5 * k1 + 6 * k2 + 8 * k3 - 9 * new.update)
+
+
+def _change(error: Float[Array, "..."]) -> Float[Array, "..."]:
+    "The factor from one step's length to the next, for an error of which 1 will do."
+    change = 0.9 * jnp.maximum(error, jnp.finfo(error.dtype).tiny) ** (-1 / 3)
+    return jnp.where(error < jnp.inf, jnp.clip(change, 0.2, 10), 0.2)  # or NaN
+
 # %% ../nbs/06b_solvers.ipynb #bc290c5e
 @_frozen_pytree
 class Flow:
@@ -341,7 +357,7 @@ class Flow:
 
     rtol: float = 1e-3  # error of a step, as a fraction of x …
     atol: float = 1e-3  # … and in its units
-    step_size: Float[ArrayLike, "..."] = 0.1  # first step, in units of τ
+    step_size: _PerSample = 0.1  # first step, in units of τ
     time: float = float("inf")  # where to stop, in units of τ
 
     cost = 3
@@ -361,18 +377,12 @@ class Flow:
         kept, h, time = state
         first = jnp.isposinf(kept.energies.total)
         now = jnp.where(first, 0, jnp.minimum(h, self.time - time))
-        dt = _wide(now)
-        x, k1 = kept.x, kept.update
-        k2 = look(x + dt / 2 * k1).update
-        k3 = look(x + dt * 3 / 4 * k2).update
-        new = look(x + dt / 9 * (2 * k1 + 3 * k2 + 4 * k3))
-        wrong = dt / 72 * (-5 * k1 + 6 * k2 + 8 * k3 - 9 * new.update)
-        bound = self.atol + self.rtol * jnp.maximum(jnp.abs(x), jnp.abs(new.x))
+        new, wrong = _bogacki_shampine(look, kept, _wide(now))
+        size = jnp.maximum(jnp.abs(kept.x), jnp.abs(new.x))
+        bound = self.atol + self.rtol * size
         error = jnp.sqrt(jnp.mean((wrong / bound) ** 2, (-2, -1)))
         ok = (error <= 1) | first
-        change = 0.9 * jnp.maximum(error, jnp.finfo(x.dtype).tiny) ** (-1 / 3)
-        change = jnp.where(error < jnp.inf, jnp.clip(change, 0.2, 10), 0.2)  # or NaN
-        h = jnp.where(first, h, now * change)
+        h = jnp.where(first, h, now * _change(error))
         time = jnp.where(ok, time + now, time)
         kept = _keep(ok, new, kept)
         return (kept, h, time), kept._replace(accepted=ok, stuck=time >= self.time)
@@ -428,7 +438,7 @@ class _Run(NamedTuple):
     residual: Array
     kept: tuple  # energies, and states if asked, after every step
 
-
+# %% ../nbs/06b_solvers.ipynb #19d797ad
 def _advance(look, solver, cost, goes_on, run: _Run) -> _Run:
     "One step of the solver, and the books."
     state, view = solver.step(look, run.state)
@@ -453,16 +463,14 @@ def _advance(look, solver, cost, goes_on, run: _Run) -> _Run:
         kept=jax.tree.map(lambda kept, new: kept.at[run.k].set(new), run.kept, now),
     )
 
-
-@partial(jax.jit, static_argnames=("evaluations", "states"))
-def _solve(block, solver, x, context, tolerance, until, *, evaluations, states):
-    look, cost, samples = Look(block, context), getattr(solver, "cost", 1), x.shape[:-2]
-    steps = evaluations // cost
-    view = _unseen(look, x)
+# %% ../nbs/06b_solvers.ipynb #bd646a58
+def _begin(look, solver, x, steps: int, states: bool) -> _Run:
+    "All samples at the start, with room for what so many steps will keep."
+    view, samples = _unseen(look, x), x.shape[:-2]
     none = jnp.zeros(samples, jnp.int32)
     flat = jnp.zeros(samples, view.energies.total.dtype)
     room = lambda a: jnp.zeros((steps, *a.shape), a.dtype)
-    start = _Run(
+    return _Run(
         k=jnp.int32(0),
         state=solver.init(look, x),
         view=view,
@@ -475,11 +483,17 @@ def _solve(block, solver, x, context, tolerance, until, *, evaluations, states):
         residual=jnp.full(samples, jnp.inf, x.dtype),
         kept=jax.tree.map(room, (view.energies, x if states else None)),
     )
+
+# %% ../nbs/06b_solvers.ipynb #fbb92d67
+@partial(jax.jit, static_argnames=("evaluations", "states"))
+def _solve(block, solver, x, context, tolerance, until, *, evaluations, states):
+    look, cost = Look(block, context), getattr(solver, "cost", 1)
+    steps = evaluations // cost
     goes_on = lambda energy, residual: ~(residual <= tolerance) & ~(energy <= until)
     run = jax.lax.while_loop(
         lambda run: (run.k < steps) & run.active.any(),
         partial(_advance, look, solver, cost, goes_on),
-        start,
+        _begin(look, solver, x, steps, states),
     )
     # a row per evaluation: the last step that was done by then
     done = jnp.arange(1, evaluations + 1, dtype=jnp.int32) // cost
@@ -530,6 +544,27 @@ def _check_precision(block: Block, x: Array):
                 f" set its `dtype` to None, or cast x ({x.dtype})"
             )
 
+# %% ../nbs/06b_solvers.ipynb #76f4203e
+def _check_pytree(solver: Solver):
+    "Raise TypeError for a solver that cannot be handed to a compiled function."
+    if jax.tree_util.all_leaves([solver]):
+        raise TypeError(
+            "solver: solve compiles with its numbers as data, so it has to be a pytree;"
+            f" put @jax.tree_util.register_dataclass above {type(solver).__name__}"
+        )
+
+
+def _check_stopping(x: Array, tolerance, until):
+    "Raise ValueError unless a descent of x can stop at these, where they are given."
+    if tolerance is not None:
+        _check_positive(x.dtype, tolerance=tolerance)
+    if until is not None:
+        _check_per_sample("until", until, x)
+        if not isinstance(until, Tracer) and (
+            np.asarray(until).dtype.kind not in "iuf" or np.isnan(until).any()
+        ):
+            raise ValueError(f"until: expected numbers, got {until}")
+
 # %% ../nbs/06b_solvers.ipynb #0c31212d
 def solve(
     block: Block,
@@ -557,20 +592,9 @@ def solve(
     """
     _check_precision(block, x)
     _check_solver(solver, x.dtype)
-    if jax.tree_util.all_leaves([solver]):
-        raise TypeError(
-            "solver: solve compiles with its numbers as data, so it has to be a pytree;"
-            f" put @jax.tree_util.register_dataclass above {type(solver).__name__}"
-        )
+    _check_pytree(solver)
     check_sizes(getattr(solver, "cost", 1), evaluations=evaluations)
-    if tolerance is not None:
-        _check_positive(x.dtype, tolerance=tolerance)
-    if until is not None:
-        _check_per_sample("until", until, x)
-        if not isinstance(until, Tracer) and (
-            np.asarray(until).dtype.kind not in "iuf" or np.isnan(until).any()
-        ):
-            raise ValueError(f"until: expected numbers, got {until}")
+    _check_stopping(x, tolerance, until)
     # no residual is below 0, no energy below −∞
     tolerance = jnp.asarray(-1 if tolerance is None else tolerance, x.dtype)
     until = jnp.asarray(-np.inf if until is None else until, x.dtype)

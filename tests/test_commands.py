@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sysconfig
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -269,3 +270,30 @@ def test_continuous_integration_goes_the_newcomers_way_first(tmp_path, data):
     if folder:
         expected += [[str(folder), "test DGL=1 ARGS=-m data"]]
     assert [rest for _, *rest in tests] == expected
+
+
+# --- the scripts that are installed ---
+
+FEW_STEPS = {
+    "et_train_images": "--config digits --optim.steps 2 --optim.warmup 1 --every 2"
+    " --model.dim 8 --model.num_memories 8 --model.steps 1 --test_on 4",
+    "et_train_anomaly": "--optim.steps 2 --optim.warmup 1 --every 2 --model.dim 8"
+    " --model.num_memories 8 --model.hidden 8",
+    "et_train_graphs": "--data rings --epochs 1 --num_buckets 1 --model.dim 8"
+    " --model.num_memories 8 --model.num_positions 3 --model.blocks 1",
+}
+
+
+@pytest.mark.parametrize("name, options", FEW_STEPS.items())
+def test_a_script_that_trained_ends_with_status_0(tmp_path, name, options):
+    "The installed script hands what its function returns to sys.exit."
+    script = Path(sysconfig.get_path("scripts"), name)
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    ended = subprocess.run(
+        [script, *options.split(), "--out", tmp_path],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((tmp_path / "metrics.json").read_text())["commit"]

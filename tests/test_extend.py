@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
@@ -247,23 +246,62 @@ def test_a_changed_energy_does_not_keep_the_update_of_its_parent(x64):
         def token_energy(self, g):
             return 2 * super().token_energy(g)
 
-    class Squared(HopfieldMemory):
-        def energy(self, g):
-            return super().energy(g) ** 2
-
     class Slower(Doubled):
         "Changes no energy, and keeps what its parent has."
 
         def hidden(self, g):
             return super().hidden(g)
 
-    for kind in (Doubled, Squared, Slower):
+    class Doubling:
+        "A mixin that is no term by itself."
+
+        def token_energy(self, g):
+            return 2 * super().token_energy(g)
+
+    class Mixed(Doubling, HopfieldMemory):
+        pass
+
+    class Whole(Energy):
+        def __init__(self, *sizes, **options):
+            self.term = HopfieldMemory(*sizes, **options)
+
+        def energy(self, g):
+            return self.term.energy(g) ** 2
+
+    class Halved(Whole):
+        def energy(self, g):
+            return super().energy(g) / 2
+
+    class Split(Whole):
+        "Its sum is its energy, not that of its parent."
+
+        def token_energy(self, g):
+            return 2 * self.term.token_energy(g)
+
+    memory = HopfieldMemory(D, K, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+    energy = memory.energy(tokens())
+    for kind, wanted in {
+        Doubled: 2 * energy,
+        Slower: 2 * energy,
+        Mixed: 2 * energy,
+        Halved: energy**2 / 2,
+        Split: 2 * energy,
+    }.items():
         term = kind(D, K, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
         assert_gradient(term.energy, tokens(), -term.update(tokens()))
-    assert_close(
-        Slower(D, K, rngs=nnx.Rngs(0)).energy(tokens()),
-        2 * HopfieldMemory(D, K, rngs=nnx.Rngs(0)).energy(tokens()),
-    )
+        assert_close(term.energy(tokens()), wanted)
+
+
+def test_a_changed_energy_beside_the_parts_of_another_is_refused():
+    def define():
+        class Squared(HopfieldMemory):
+            def energy(self, g):
+                return super().energy(g) ** 2
+
+    with pytest.raises(
+        TypeError, match="^Squared: .*token_energy is that of HopfieldMemory"
+    ):
+        define()
 
 
 def test_an_update_of_another_shape_is_refused():
@@ -386,37 +424,6 @@ def test_a_block_needs_terms_with_names_of_their_own():
             Block(norm, **{name: memory})
     with pytest.raises(TypeError, match="memory: expected an Energy, got"):
         Block(norm, memory=norm)
-
-
-def test_the_block_is_a_layer_of_a_flax_model_and_trains():
-    class Model(nnx.Module):
-        def __init__(self, rngs):
-            options = dict(rngs=rngs)
-            self.up = nnx.Linear(3, D, **options)
-            self.block = Block(
-                EnergyLayerNorm(D),
-                attention=Alibi(D, H, Y, **options),
-                memory=HopfieldMemory(D, K, **options),
-            )
-            self.down = nnx.Linear(D, 3, **options)
-
-        def __call__(self, y):
-            return self.down(self.block(self.up(y), steps=4, step_size=0.2))
-
-    model = Model(nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
-    y = jax.random.normal(jax.random.key(0), (4, N, 3))
-
-    @nnx.jit
-    def step(model, optimizer):
-        loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(y) - y) ** 2))(model)
-        # optax itself is not written for strict promotion
-        with jax.numpy_dtype_promotion("standard"):
-            optimizer.update(model, grads)
-        return loss
-
-    losses = [float(step(model, optimizer)) for _ in range(60)]
-    assert losses[-1] < losses[0] / 3
 
 
 # ------------------------------------------------------------------------------------
@@ -545,6 +552,46 @@ def test_coordinates_that_do_not_fit_are_refused():
     )
     with pytest.raises(TypeError, match="^coordinates: no term of this block takes it"):
         plain.energy(g, coordinates=z)
+
+
+@jax.tree_util.register_pytree_node_class
+class Tenths:
+    "A solver whose constructor does not take its fields."
+
+    def __init__(self, tenths):
+        self.alpha = tenths / 10
+
+    def init(self, look, x):
+        return x
+
+    def step(self, look, x):
+        view = look(x)
+        return x + self.alpha * view.update, view
+
+    def tree_flatten(self):
+        return (self.alpha,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, leaves):
+        made = object.__new__(cls)
+        (made.alpha,) = leaves
+        return made
+
+
+@pytest.mark.parametrize(
+    "solver, same",
+    [
+        (Tenths(0.2), Euler(0.02)),
+        (Euler([0.01, 0.02, 0.03]), SOLVERS["one per sample"]),
+        (Schedule([0.02, 0.01]), SOLVERS["Schedule"]),
+    ],
+    ids=["any constructor", "a list of sizes", "a list of steps"],
+)
+def test_solvers_may_be_made_in_any_way(x64, solver, same):
+    block, x = block_of("memory"), tokens()
+    moved, wanted = (descend(block, x, 3, solver=s)[0] for s in (solver, same))
+    assert_close(moved, wanted)
+    assert_close(solve(block, x, solver, evaluations=4).x, wanted)
 
 
 def test_a_solver_that_is_no_pytree_is_named():

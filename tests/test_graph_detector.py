@@ -34,7 +34,7 @@ from et_nbdev.graph.anomaly import (
     train_anomaly,
 )
 from et_nbdev.graph.data import Graph, Split, from_relations, save_graph, split
-from et_nbdev.graph.detector import AnomalyDetector, main
+from et_nbdev.graph.detector import AnomalyDetector, _main
 from et_nbdev.training.checkpoint import CheckpointError, _read_meta, save_checkpoint
 from et_nbdev.training.loop import OptimConfig
 
@@ -525,7 +525,7 @@ def test_a_command_trains_on_a_file_and_another_scores_one(
     Path("scores.csv").write_text("old")
     argv = ["--model", "runs/seed-1", "--data", "april.npz", "--out", "scores.csv"]
     capsys.readouterr()
-    assert main(argv) is None  # what a console script returns is its exit status
+    assert _main(argv) is None  # what a console script returns is its exit status
     said = capsys.readouterr().out
     own = AnomalyDetector.load("runs/seed-1")
     metrics = json.loads(Path("runs/metrics.json").read_text())
@@ -541,7 +541,7 @@ def test_a_command_trains_on_a_file_and_another_scores_one(
     assert [int(row["flagged"]) for row in rows] == flags.tolist()
     assert f"{flags.sum()} of 40 nodes flagged" in said
     with pytest.raises(SystemExit) as stopped:
-        main(["--model", "runs", *argv[2:]])
+        _main(["--model", "runs", *argv[2:]])
     assert "2 detectors in this folder" in stopped.value.code
     assert "runs/seed-0/detector.safetensors" in stopped.value.code
 
@@ -562,21 +562,21 @@ def test_the_command_ends_with_one_line(saved, tmp_path, monkeypatch, change, sa
     options = dict(model=saved, data="toy.npz", out="scores.csv") | change
     argv = [str(w) for k, v in options.items() for w in (f"--{k}", v)]
     with pytest.raises(SystemExit) as stopped:
-        main(argv)
+        _main(argv)
     assert stopped.value.code.startswith("et_score: ") and says in stopped.value.code
     assert not Path("scores.csv").exists()
 
 
 def test_a_folder_is_no_table(saved, tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(["--model", str(saved), "--data", "digits-knn", "--out", str(tmp_path)])
+        _main(["--model", str(saved), "--data", "digits-knn", "--out", str(tmp_path)])
     assert stopped.value.code == 2 and "expected a file" in capsys.readouterr().err
 
 
 def test_the_console_script_ends_with_status_zero(saved, tmp_path):
     save_graph(toy(), tmp_path / "toy.npz")
     # as the wrapper that pip writes calls it
-    code = "import sys; from et_nbdev.graph.detector import main; sys.exit(main())"
+    code = "import sys; from et_nbdev.graph.detector import _main; sys.exit(_main())"
     argv = ["--model", saved, "--data", "toy.npz", "--out", "scores.csv"]
     run = subprocess.run(
         [sys.executable, "-c", code, *map(str, argv)],

@@ -22,7 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import et_nbdev
-from et_nbdev.dynamics import plot_energies
+from et_nbdev.dynamics import Euler, Look, plot_energies
+from et_nbdev.testing import assert_gradient
 from et_nbdev.training.checkpoint import CheckpointError, _read_meta, save_checkpoint
 from et_nbdev.training.fit import read_metrics
 from et_nbdev.training.loop import OptimConfig
@@ -80,6 +81,19 @@ HIDDEN = np.array(
 UNDER = np.asarray(unpatchify(np.broadcast_to(HIDDEN[..., None], (5, 4, 48)), 8, 4))
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
+
+
+# what the library's terms have and the paper's model does not
+OPTIONS = dict(
+    relative_positions="distance",
+    normalize_heads=True,
+    beta=1.5,
+    beta_per_head=True,
+    learn_beta=True,
+    negative_memories=0.25,
+    learn_steps=True,
+    gate_steps=True,
+)
 
 
 def build(config=CONFIG, seed=0, **changes):
@@ -157,12 +171,19 @@ def test_the_defaults_are_et_base():
         dict(shared_norm=True),
         dict(learn_beta=True),
         dict(channels=1, mean=(0.5,), std=(0.5,)),
+        OPTIONS,
+        dict(learn_steps=True),
     ],
 )
 def test_parameters_add_up(changes):
     c = replace(CONFIG, **changes)
     D, N, P = c.dim, c.num_tokens, c.patch_dim
     block = 2 * c.num_heads * c.head_dim * D + c.num_memories * D + D + 1
+    if c.relative_positions != "none":
+        block += c.num_heads * 3 * 3  # N = 2 × 2
+    if c.negative_memories is not None:
+        block += c.num_memories
+    solver = c.steps * c.learn_steps + (D + 1) * c.gate_steps
     assert (
         count(c)
         == (P * D + D)
@@ -171,7 +192,8 @@ def test_parameters_add_up(changes):
         + block
         + (0 if c.shared_norm else D + 1)
         + (D * P + P)
-        + c.learn_beta
+        + c.learn_beta * (c.num_heads if c.beta_per_head else 1)
+        + solver
     )
 
 
@@ -217,6 +239,11 @@ def test_parameters_add_up(changes):
         (dict(activation="tanh"), "activation"),
         (dict(beta=-1.0), "beta"),
         (dict(dim=1), "dim"),
+        (dict(relative_positions="far"), "relative_positions"),
+        (dict(negative_memories=1.1), "negative_memories"),
+        (dict(negative_memories=math.nan), "negative_memories"),
+        (dict(negative_memories=0.5, activation="softmax"), "negative_memories"),
+        (dict(gate_steps=True), "gate_steps"),
     ],
 )
 def test_an_impossible_model_names_the_field(changes, name):
@@ -231,6 +258,7 @@ def test_a_configuration_survives_json():
         replace(
             CONFIG, beta=0.3, activation="softmax", dtype="bfloat16", init_scale=0.02
         ),
+        replace(CONFIG, **OPTIONS),
     ):
         again = ImageConfig(**json.loads(json.dumps(asdict(c))))
         assert again == c and hash(again) == hash(c)
@@ -379,14 +407,15 @@ def test_the_model_names_what_does_not_fit(model, patches, masked, name):
         dict(position_scale=0.02),
         dict(steps=4),
         dict(step_size=0.2),
+        dict(relative_positions="distance"),
+        dict(normalize_heads=True),
+        dict(negative_memories=0.5),
+        dict(learn_steps=True, gate_steps=True),
     ],
 )
 def test_every_field_changes_the_prediction(model, changes):
-    other = (
-        build(**{k: v for k, v in changes.items() if k == "activation"})
-        if len(changes) > 1
-        else model
-    )
+    first = {k: v for k, v in changes.items() if k in ("activation", "learn_steps")}
+    other = build(**first) if len(changes) > 1 else model
     a, b = (
         np.asarray(forward(m, jnp.asarray(PATCHES), jnp.asarray(HIDDEN)))
         for m in (other, build(**changes))
@@ -466,7 +495,8 @@ def gradients(model, patches, masked, occluded):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, dict(shared_norm=True, learn_beta=True, self_attention=True)]
+    "changes",
+    [{}, dict(shared_norm=True, learn_beta=True, self_attention=True), OPTIONS],
 )
 def test_the_gradient_reaches_every_parameter(changes):
     masked = HIDDEN & ~np.eye(5, 4, dtype=bool)
@@ -1178,13 +1208,22 @@ def stopped(argv, command=_main):
     return (1, e.value.code) if isinstance(e.value.code, str) else (e.value.code, "")
 
 
+def reported(out):
+    "What the command writes about its run."
+    _main([*TINY, "--out", str(out)])
+    return json.loads(
+        (out / "metrics.json").read_text(),
+        parse_constant=lambda s: pytest.fail(f"{s} is no JSON"),
+    )
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    "(folder, what main returned, what it printed) of a tiny run."
+    "(folder, metrics) of a tiny run."
     pytest.importorskip("sklearn"), pytest.importorskip("skimage")
     pytest.importorskip("matplotlib").use("Agg")
     out = tmp_path_factory.mktemp("cli") / "deep" / "run"
-    return out, _main([*TINY, "--out", str(out)])
+    return out, reported(out)
 
 
 def test_a_run_writes_its_weights_log_figures_and_metrics(run):
@@ -1197,26 +1236,21 @@ def test_a_run_writes_its_weights_log_figures_and_metrics(run):
         "completion.png",
         "energy.png",
     } == set(os.listdir(out))
-    saved = json.loads(
-        (out / "metrics.json").read_text(),
-        parse_constant=lambda s: pytest.fail(f"{s} is no JSON"),
-    )
-    assert saved == json.loads(json.dumps(metrics))
     assert (
-        set(saved["masked_patch_mse"])
+        set(metrics["masked_patch_mse"])
         == {"Energy Transformer", *_FILLS}
-        == set(saved["standard_error"])
+        == set(metrics["standard_error"])
     )
     assert (
-        saved["pictures"] == 12
-        and saved["split"] == "test"
-        and saved["data"] == "digits"
-        and saved["config"]["model"]["dim"] == 8
+        metrics["pictures"] == 12
+        and metrics["split"] == "test"
+        and metrics["data"] == "digits"
+        and metrics["config"]["model"]["dim"] == 8
     )
     assert (
-        saved["best_step"] in (2, 4)
-        and saved["training_seconds"] > 0
-        and {"commit", "device", "jax", "date"} <= set(saved)
+        metrics["best_step"] in (2, 4)
+        and metrics["training_seconds"] > 0
+        and {"commit", "device", "jax", "date"} <= set(metrics)
     )
     assert [row["step"] for row in read_metrics(out / "metrics.jsonl")] == [2, 4]
     for name in ("completion.png", "energy.png"):
@@ -1264,7 +1298,7 @@ def test_run_again_it_finishes_at_once(run, monkeypatch, capsys):
     )
     for plot in ("plot_completion", "plot_energies"):
         monkeypatch.setattr(image_train, plot, blank)
-    again = _main([*TINY, "--out", str(out)])
+    again = reported(out)
     assert (
         again["masked_patch_mse"] == metrics["masked_patch_mse"]
         and again["best_step"] == metrics["best_step"]
@@ -1700,6 +1734,8 @@ def test_it_differs_from_the_energy_model_in_the_block_alone():
         dict(num_heads=0),
         dict(num_memories=0),
         dict(self_attention=True),
+        OPTIONS,
+        dict(block="transformer", relative_positions="zero"),
     ],
     ids=str,
 )
@@ -1717,21 +1753,130 @@ def test_operations_are_those_the_compiler_counts(changes):
     graphdef, state = nnx.split(_image_model(config, rngs=nnx.Rngs(0)))
     patches = jnp.zeros((3, config.num_tokens, config.patch_dim))
     masked = jnp.zeros((3, config.num_tokens), bool)
+    way = lambda net: getattr(net, "solver", Euler(0.1))
 
     # a compiler counts the inside of a loop once, so the loop is left out
     def once(state):
         net = nnx.merge(graphdef, state)
         x = net.encode(patches, masked)
         for _ in range(config.steps):
-            x = (
-                net.block(x)
-                if config.block == "transformer"
-                else x + 0.1 * net.block.update(net.block.norm(x))
-            )
+            if config.block == "transformer":
+                x = net.block(x)
+            else:
+                look = Look(net.block, {})
+                x = way(net).step(look, way(net).init(look, x))[0]
+                x = x[0] if config.learn_steps else x
         return net.decode(x)
 
     counted = jax.jit(once).lower(state).compile().cost_analysis()["flops"] / 3
     assert 0.85 * counted < config.flops <= counted  # all but the elementwise ones
+
+
+# --- what the paper's model does not have
+# --------------------------------------------------------------------------------------
+def shaken(tree, seed=0, size=0.1):
+    "All parameters in double precision, moved off their start."
+    draw = np.random.default_rng(seed).normal
+    move = lambda p: jnp.asarray(np.asarray(p) + size * draw(size=p.shape))
+    return jax.tree.map(move, tree)
+
+
+def test_with_every_option_the_update_is_the_gradient(x64):
+    block = shaken(build(**OPTIONS).block)
+    g = jnp.asarray(np.random.default_rng(1).normal(size=(2, 4, 16)))
+    energies, update = block.energies_and_update(g)
+    assert_gradient(block.energy, g, -update)
+    assert list(energies) == ["attention", "memory"]
+    # each option has its share in it
+    for name, off in dict(
+        relative_positions="none", normalize_heads=False, negative_memories=None
+    ).items():
+        other = shaken(build(**{**OPTIONS, name: off}).block)
+        other.attention.Wq, other.attention.Wk = block.attention.Wq, block.attention.Wk
+        other.attention.log_beta = block.attention.log_beta
+        other.memory.xi, other.norm = block.memory.xi, block.norm
+        assert jnp.abs(other.update(g) - update).max() > 1e-3, name
+    np.testing.assert_allclose(build(**OPTIONS).block.attention.beta, [1.5, 1.5])
+    assert build(**OPTIONS).block.attention.log_beta.shape == (2,)
+
+
+def test_the_gate_is_the_only_option_with_products():
+    c = replace(CONFIG, **OPTIONS)
+    gate = 3 * 2 * 4 * 16  # T products of N tokens with w, D multiplications each
+    assert c.flops - CONFIG.flops == gate
+    conventional = replace(CONFIG, block="transformer")
+    assert replace(c, block="transformer").flops == conventional.flops
+
+
+def test_learned_steps_are_taken_everywhere(tmp_path):
+    net, patches, hidden = build(**OPTIONS), jnp.asarray(PATCHES), jnp.asarray(HIDDEN)
+    net.solver.log_alpha[...] = jnp.log(jnp.asarray([0.3, 0.1, 0.2], jnp.float32))
+    net.solver.w[...] = jax.random.normal(jax.random.key(0), (16,), jnp.float32)
+    net.solver.b[...] = jnp.float32(0.5)
+    x = net.encode(patches, hidden)
+    for alpha in (0.3, 0.1, 0.2, 0.2):  # a step more repeats the last
+        g = net.block.norm(x)
+        share = jax.nn.sigmoid(g @ net.solver.w[...] + net.solver.b[...])
+        x = x + alpha * share[..., None] * net.block.update(g)
+    np.testing.assert_allclose(
+        net.descend(patches, hidden, steps=4)[0], x, rtol=1e-4, atol=1e-5
+    )
+    # in use, and when it comes back from a file
+    save_model(tmp_path / "rich.safetensors", net)
+    done = complete(net, PICTURES, HIDDEN, steps=4)
+    predicted = np.asarray(unpatchify(net.decode(x), 8, 4))
+    expected = np.clip(
+        predicted * np.float32(CONFIG.std) + np.float32(CONFIG.mean), 0, 1
+    )
+    np.testing.assert_allclose(
+        np.asarray(done.images)[UNDER], expected[UNDER], atol=1e-5
+    )
+    again = complete(load_model(tmp_path / "rich.safetensors"), PICTURES, HIDDEN)
+    np.testing.assert_array_equal(again.images, complete(net, PICTURES, HIDDEN).images)
+    # steps of a size that is asked for are Euler's
+    asked = complete(net, PICTURES, HIDDEN, step_size=0.1)
+    assert not np.allclose(asked.images, again.images, atol=1e-3)
+    plain = complete(net, PICTURES, HIDDEN, step_size=0.1, steps=1).energies.total
+    assert not np.allclose(plain[1], again.energies.total[1])
+
+
+def test_the_transformer_takes_relative_positions():
+    config = replace(CONFIG, block="transformer", relative_positions="zero")
+    net = _image_model(config, rngs=nnx.Rngs(0))
+    plain = _image_model(replace(CONFIG, block="transformer"), rngs=nnx.Rngs(0))
+    assert same(weights(plain)["encoder"], weights(net)["encoder"])
+    x = net.encode(jnp.asarray(PATCHES), jnp.asarray(HIDDEN))
+    for tokens in (x, x[0], x[None]):
+        np.testing.assert_allclose(
+            net.block(tokens), plain.block(tokens), rtol=1e-4, atol=1e-5
+        )
+    # a bias that leaves the patch below alone: the two upper patches read the lower
+    table = jnp.full((2, 3, 3), -1e4, jnp.float32).at[:, 0, 1].set(0.0)
+    net.block.positions.table[...] = table
+    g, layer = net.block.norm1(x), net.block.attention
+    read = jnp.einsum("bnhy,hyd->bnd", layer.value(g), layer.out.kernel[...])
+    found = net.block._attend(g)
+    np.testing.assert_allclose(found[:, :2], read[:, 2:], atol=1e-4)
+
+
+def test_the_explorer_takes_the_learned_steps():
+    from et_nbdev.explore import ExplorerSettings, descend_picture
+
+    net = build(**OPTIONS)
+    net.solver.log_alpha[...] = jnp.log(jnp.asarray([0.3, 0.1, 0.2], jnp.float32))
+    look = lambda **options: descend_picture(
+        net, PICTURES[0], HIDDEN[0], ExplorerSettings(steps=3, **options)
+    )
+    expected = complete(net, PICTURES[:1], HIDDEN[:1], path=True)
+    np.testing.assert_allclose(
+        look(alpha=0.1).completed, np.asarray(expected.path)[:, 0], atol=1e-5
+    )
+    net.solver.log_alpha[...] += jnp.log(jnp.float32(2))
+    twice = complete(net, PICTURES[:1], HIDDEN[:1], path=True)
+    net.solver.log_alpha[...] -= jnp.log(jnp.float32(2))
+    np.testing.assert_allclose(
+        look(alpha=0.2).completed, np.asarray(twice.path)[:, 0], atol=1e-5
+    )
 
 
 # --- weights that come with the library
@@ -1752,6 +1897,18 @@ def test_shipped_weights_load_and_complete(name):
             <= 1e-4 * np.abs(done.energies.total[:-1])
         ).all()
     )
+    # they are the paper's model, whatever options there are by now
+    assert set(nnx.to_pure_dict(nnx.state(net.block, nnx.Param))["attention"]) == {
+        "Wq",
+        "Wk",
+    }
+    x = net.encode(patchify(normalize(pictures, c.mean, c.std), c.patch_size), occluded)
+    for _ in range(c.steps):
+        x = x + c.step_size * net.block.update(net.block.norm(x))
+    drawn = np.asarray(unpatchify(net.decode(x), c.image_size, c.patch_size))
+    drawn = np.clip(drawn * np.float32(c.std) + np.float32(c.mean), 0, 1)
+    patches = lambda x: np.asarray(patchify(np.asarray(x), c.patch_size))[occluded]
+    np.testing.assert_allclose(patches(done.images), patches(drawn), atol=1e-4)
 
 
 def test_the_hub_layout_there_and_back(tmp_path):
@@ -1822,7 +1979,8 @@ def test_weights_of_an_older_version_keep_their_meaning(tmp_path):
             "model": {
                 k: v
                 for k, v in asdict(net.config).items()
-                if k not in ("block", "position_init", "tied_start")
+                if k not in ("block", "position_init", "tied_start", *OPTIONS)
+                or k in ("beta", "learn_beta")
             }
         }
     }

@@ -212,7 +212,6 @@ def _struct(**fields):
 
 _ptr, _size_t, _int, _int64, _uint32 = np.intp, np.uintp, np.intc, np.int64, np.uint32
 _head = dict(struct_size=_size_t, extension_start=_ptr)
-
 _Buffer = _struct(**_head, dtype=_int, data=_ptr, rank=_int64, dims=_ptr)
 _Scalar = _struct(dtype=_int, value=_ptr)
 _Args = _struct(**_head, size=_int64, types=_ptr, args=_ptr)
@@ -222,6 +221,7 @@ _CallFrame = _struct(
     **_head, api=_ptr, ctx=_ptr, stage=_int, args=_Args, rets=_Rets, attrs=_Attrs
 )
 
+# %% ../../nbs/21_graph_kernels.ipynb #004c507b
 _Api_Version = _struct(**_head, major_version=_int, minor_version=_int)
 _TypeId = _struct(type_id=_int64)
 _Metadata = _struct(
@@ -440,7 +440,7 @@ def _instruction(stub, result, code):
         lambda context, builder, signature, values: code(builder, *values)
     )
 
-
+# %% ../../nbs/21_graph_kernels.ipynb #aaca072e
 def _instructions():
     "What the functions without a body are to LLVM: {function: its code}."
     from llvmlite import ir
@@ -539,7 +539,7 @@ def _check_system():
             f" {header} says {'.'.join(found) or 'nothing'}"
         )
 
-
+# %% ../../nbs/21_graph_kernels.ipynb #989fdd9e
 def _target(dtype):
     "The name under which XLA knows the passes, compiled when first asked for."
     name = f"et_nbdev_graph_{dtype}"

@@ -38,7 +38,7 @@ from et_nbdev.training.checkpoint import (
 )
 from ..training.command import _as_command, _configure, _out_folder
 from ..training.fit import fit
-from ..training.loop import OptimConfig, _option
+from ..training.loop import OptimConfig, _drop, _option
 
 # %% ../../nbs/22_anomaly.ipynb #d0cf111e
 def _inputs(
@@ -144,6 +144,26 @@ class _Statistics(NamedTuple):
         y = np.where(self.std > 0, y / np.where(self.std > 0, self.std, 1), 0)
         return y.astype(np.float32)
 
+# %% ../../nbs/22_anomaly.ipynb #5e7e8a4a
+def _check_config(c):
+    "Raise ValueError, naming the field, unless an `AnomalyConfig` is a possible one."
+    check_sizes(dim=c.dim, head_dim=c.head_dim, steps=c.steps, hidden=c.hidden)
+    check_sizes(0, num_heads=c.num_heads, num_memories=c.num_memories)
+    if not 0 < c.step_size < np.inf:
+        raise ValueError(
+            f"step_size: expected a positive, finite number, got {c.step_size}"
+        )
+    if not 0 <= c.dropout < 1:
+        raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {c.dropout}")
+    if c.scale not in ("standard", "rank", "both"):
+        raise ValueError(
+            f"scale: expected 'standard', 'rank' or 'both', got {c.scale!r}"
+        )
+    if c.relations not in ("merged", "max", "concat"):
+        raise ValueError(
+            f"relations: expected 'merged', 'max' or 'concat', got {c.relations!r}"
+        )
+
 # %% ../../nbs/22_anomaly.ipynb #b46cd576
 @dataclass(frozen=True)
 class AnomalyConfig:
@@ -173,25 +193,7 @@ class AnomalyConfig:
     )
 
     def __post_init__(self):
-        check_sizes(
-            dim=self.dim, head_dim=self.head_dim, steps=self.steps, hidden=self.hidden
-        )
-        check_sizes(0, num_heads=self.num_heads, num_memories=self.num_memories)
-        if not 0 < self.step_size < np.inf:
-            raise ValueError(
-                f"step_size: expected a positive, finite number, got {self.step_size}"
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {self.dropout}")
-        if self.scale not in ("standard", "rank", "both"):
-            raise ValueError(
-                f"scale: expected 'standard', 'rank' or 'both', got {self.scale!r}"
-            )
-        if self.relations not in ("merged", "max", "concat"):
-            raise ValueError(
-                "relations: expected 'merged', 'max' or 'concat', got"
-                f" {self.relations!r}"
-            )
+        _check_config(self)
 
 # %% ../../nbs/22_anomaly.ipynb #af13d9b2
 def _check_features(features, num_features: int, num_nodes: int | None = None):
@@ -335,25 +337,16 @@ class AnomalyEnergyTransformer(nnx.Module):
         """
         self.check(features, edges)
         c, x = self.config, self.encode(features)
-        ends = [
-            (
-                block.norm(x),
-                block.norm(
-                    descend(block, x, c.steps, c.step_size, **_along(block, kind))[0]
-                ),
-            )
-            for block, kind in zip(self.blocks, edges)
-        ]
-        reads = [jnp.concatenate(pair, -1) for pair in ends]
+        reads = []
+        for block, kind in zip(self.blocks, edges):
+            end = descend(block, x, c.steps, c.step_size, **_along(block, kind))[0]
+            reads.append(jnp.concatenate([block.norm(x), block.norm(end)], -1))
         read = (
             jnp.concatenate(reads, -1)
             if c.relations == "concat"
             else jnp.max(jnp.stack(reads), 0)
         )
-        if rngs is not None and c.dropout:
-            keep = jax.random.bernoulli(rngs.dropout(), 1 - c.dropout, read.shape)
-            read = jnp.where(keep, read / (1 - c.dropout), jnp.zeros_like(read))
-        return self.down(nnx.relu(self.up(read)))
+        return self.down(nnx.relu(self.up(_drop(read, c.dropout, rngs))))
 
 # %% ../../nbs/22_anomaly.ipynb #46ab2686
 class _Batch(NamedTuple):
@@ -566,6 +559,32 @@ def _some(
     keep = shuffled[np.arange(len(which)) - np.searchsorted(which, which) < most]
     return found[keep], which[keep]
 
+# %% ../../nbs/22_anomaly.ipynb #cad5981c
+def _around(
+    edges: tuple[EdgeIndex, ...],
+    seeds: Int[np.ndarray, "n"],
+    size: int,
+    most: int,
+    rng: np.random.Generator,
+) -> Int[np.ndarray, "m"]:
+    "So many nodes: the seeds, neighbors of theirs, neighbors of these and so on."
+    nodes = front = seeds
+    while len(nodes) < size:
+        near = np.concatenate(
+            [
+                _some(rows, front, most, rng)[0]
+                for kind in edges
+                for rows in (kind.into, kind.out_of)
+            ]
+        )
+        near = np.setdiff1d(near, nodes)
+        # nobody else can be reached: others, to keep the size
+        if not len(near):
+            near = np.setdiff1d(np.arange(edges[0].num_nodes), nodes)
+        front = rng.permutation(near)[: size - len(nodes)]
+        nodes = np.concatenate([nodes, front])
+    return nodes
+
 # %% ../../nbs/22_anomaly.ipynb #08b3fda7
 def _sample_nodes(
     edges: tuple[EdgeIndex, ...],
@@ -579,22 +598,7 @@ def _sample_nodes(
     N = edges[0].num_nodes
     size = min(config.nodes, N)
     most = min(config.neighbors, config.nodes)
-    nodes = seeds
-    front = seeds
-    while len(nodes) < size:
-        near = np.concatenate(
-            [
-                _some(rows, front, most, rng)[0]
-                for kind in edges
-                for rows in (kind.into, kind.out_of)
-            ]
-        )
-        near = np.setdiff1d(near, nodes)
-        # nobody else can be reached: others, to keep the size
-        if not len(near):
-            near = np.setdiff1d(np.arange(N), nodes)
-        front = rng.permutation(near)[: size - len(nodes)]
-        nodes = np.concatenate([nodes, front])
+    nodes = _around(edges, seeds, size, most, rng)
     place = np.full(N, -1)
     place[nodes] = np.arange(size)
     parts = []
@@ -623,18 +627,16 @@ def _sampled(
             f"seeds: expected at most the {len(train)} training nodes, got"
             f" {config.seeds}"
         )
-    anomalous = int(
-        np.clip(round(config.seeds * labels[train].mean()), 1, config.seeds - 1)
-    )
+    share = labels[train].mean()
+    anomalous = int(np.clip(round(config.seeds * share), 1, config.seeds - 1))
+    classes = [train[labels[train] == c] for c in (0, 1)]
+    counts = config.seeds - anomalous, anomalous
 
     def batches(first):
         for s in count(first):
             rng = np.random.default_rng((seed, s))
             seeds = np.concatenate(
-                [
-                    rng.choice(train[labels[train] == c], n, replace=False)
-                    for c, n in enumerate((config.seeds - anomalous, anomalous))
-                ]
+                [rng.choice(ids, n, replace=False) for ids, n in zip(classes, counts)]
             )
             nodes, part = _sample_nodes(edges, seeds, config, rng)
             yield _Batch(
@@ -645,6 +647,22 @@ def _sampled(
             )
 
     return batches
+
+# %% ../../nbs/22_anomaly.ipynb #55b41577
+def _check_training(c):
+    "The same for an `AnomalyTraining`."
+    if not 0 < c.train_fraction < 1:
+        raise ValueError(
+            f"train_fraction: expected 0 < train_fraction < 1, got {c.train_fraction}"
+        )
+    if not 0 <= c.seed < 2**32:
+        raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {c.seed}")
+    if c.sample.seeds and c.model.positions:
+        raise ValueError(
+            "positions: a learned position for every node needs the whole graph in"
+            " every step, seeds = 0"
+        )
+    check_sizes(every=c.every)
 
 # %% ../../nbs/22_anomaly.ipynb #df7ec684
 @dataclass(frozen=True)
@@ -677,19 +695,7 @@ class AnomalyTraining:
     sample: SampleConfig = SampleConfig()
 
     def __post_init__(self):
-        if not 0 < self.train_fraction < 1:
-            raise ValueError(
-                "train_fraction: expected 0 < train_fraction < 1, got"
-                f" {self.train_fraction}"
-            )
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {self.seed}")
-        if self.sample.seeds and self.model.positions:
-            raise ValueError(
-                "positions: a learned position for every node needs the whole graph in"
-                " every step, seeds = 0"
-            )
-        check_sizes(every=self.every)
+        _check_training(self)
 
 # %% ../../nbs/22_anomaly.ipynb #97c50a92
 def train_anomaly(
@@ -964,6 +970,18 @@ def _print_scores(metrics: dict, graph: Graph):
             + (f" ± {metrics['deviation'][score]:.4f}" if splits > 1 else "")
         )
 
+# %% ../../nbs/22_anomaly.ipynb #73e732ee
+def _seeds(first: int, splits: int) -> range:
+    "Those of so many splits. Raises ValueError for less than one, or too large ones."
+    check_sizes(splits=splits)
+    seeds = range(first, first + splits)
+    if seeds[-1] >= 2**32:
+        raise ValueError(
+            "seed, splits: the last split would have the seed"
+            f" {seeds[-1]}, expected less than 2³²"
+        )
+    return seeds
+
 # %% ../../nbs/22_anomaly.ipynb #ec5bba86
 def _report(
     config: AnomalyTraining,
@@ -980,13 +998,7 @@ def _report(
     Returns what metrics.json holds, and prints the scores. Raises as `train_anomaly`,
     and OSError if `out` cannot be written.
     """
-    check_sizes(splits=splits)
-    seeds = range(config.seed, config.seed + splits)
-    if seeds[-1] >= 2**32:
-        raise ValueError(
-            "seed, splits: the last split would have the seed"
-            f" {seeds[-1]}, expected less than 2³²"
-        )
+    seeds = _seeds(config.seed, splits)
     # whether it can be divided depends on how many there are, not on the seed
     split(graph.labels, config.train_fraction, config.seed)
     runs = []
@@ -1003,7 +1015,7 @@ def _report(
     return metrics
 
 # %% ../../nbs/22_anomaly.ipynb #592a3373
-def _main(argv: list[str] | None = None) -> dict:
+def _main(argv: list[str] | None = None) -> None:
     """Console script `et_train_anomaly`: train an anomaly detector on a graph, resume
     it if it was stopped, and report on the test nodes.
     """
@@ -1027,7 +1039,7 @@ def _main(argv: list[str] | None = None) -> dict:
         config, args = _configure(parser, _CONFIGS, "digits-knn", argv)
         if args.splits < 1:
             parser.error(f"argument --splits: expected at least 1, got {args.splits}")
-        return _report(
+        _report(
             config,
             load_graph(config.data),
             args.out or Path("runs") / Path(config.data).stem,

@@ -23,6 +23,8 @@ from jaxtyping import Array, Float, Float32, Int
 from .._checks import check_sizes, signed
 from et_nbdev.graph.anomaly import (
     _CONFIGS,
+    Anomaly,
+    AnomalyTraining,
     _check_features,
     _inputs,
     _train_classifier,
@@ -32,23 +34,9 @@ from .data import Graph, load_graph, split
 from ..norm import layer_norm
 from ..training.checkpoint import _atomic_write, _provenance
 from ..training.command import _as_command, _out_folder
+from ..training.loop import _drop
 
 # %% ../../nbs/22b_graph_baselines.ipynb #86d2b574
-def _drop(
-    x: Float[Array, "N D"], rate: float, rngs: nnx.Rngs | None
-) -> Float[Array, "N D"]:
-    """Dropout: entries set to 0 with probability `rate`, the others scaled up to keep
-    the mean. Without `rngs` nothing happens.
-    """
-    if rngs is None or rate == 0:
-        return x
-    return jnp.where(
-        jax.random.bernoulli(rngs.dropout(), 1 - rate, x.shape),
-        x / (1 - rate),
-        jnp.zeros_like(x),
-    )
-
-
 def _check_rate(dropout: float) -> float:
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {dropout!r}")
@@ -231,7 +219,7 @@ class _Convolution(nnx.Module):
             self.linear(average(x)) if narrow_first else average(self.linear(x))
         ) + self.bias[...][None]
 
-
+# %% ../../nbs/22b_graph_baselines.ipynb #280d32d4
 @signed
 class GCN(nnx.Module):
     r"""Graph convolutional network (Kipf and Welling, 2017): `num_layers` times $\hat A
@@ -421,18 +409,14 @@ def _neighbor_softmax_attention(
 class _LayerNorm(nnx.Module):
     "Layer norm with a scale for every entry."
 
-    def __init__(self, size: int, *, param_dtype, rngs: nnx.Rngs):
-        self.scale, self.bias = (
-            nnx.Param(jnp.ones(size, param_dtype)),
-            nnx.Param(jnp.zeros(size, param_dtype)),
-        )
+    def __init__(self, size: int, *, param_dtype, rngs: nnx.Rngs | None = None):
+        self.scale = nnx.Param(jnp.ones(size, param_dtype))
+        self.bias = nnx.Param(jnp.zeros(size, param_dtype))
 
-    def __call__(self, x: Float[Array, "N D"]) -> Float[Array, "N D"]:
-        return (
-            layer_norm(x, jnp.ones((), x.dtype), jnp.zeros(x.shape[-1], x.dtype))
-            * self.scale[...][None]
-            + self.bias[...][None]
-        )
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        x = layer_norm(x, jnp.ones((), x.dtype), jnp.zeros(x.shape[-1], x.dtype))
+        scale, bias = self.scale[...], self.bias[...]
+        return x * jnp.broadcast_to(scale, x.shape) + jnp.broadcast_to(bias, x.shape)
 
 # %% ../../nbs/22b_graph_baselines.ipynb #62924eab
 class _TransformerLayer(nnx.Module):
@@ -538,9 +522,21 @@ class GraphTransformer(nnx.Module):
             x = layer(x, edges, rngs)
         return self.head(self.norm(x))
 
-
+# %% ../../nbs/22b_graph_baselines.ipynb #cfd2a5d5
 # what the energy is compared with, by name
 _BASELINES = {"mlp": MLP, "gcn": GCN, "bwgnn": BWGNN, "transformer": GraphTransformer}
+
+# %% ../../nbs/22b_graph_baselines.ipynb #48c5ea92
+def _largest(
+    h: Float32[np.ndarray, "N F"], senders: Int[np.ndarray, "E"], start
+) -> Float32[np.ndarray, "N F"]:
+    "The maximum over each node's neighbors, 0 without any."
+    out, some = np.zeros_like(h), np.flatnonzero(np.diff(start))
+    # one feature at a time: E numbers, not E · F
+    for column, values in zip(out.T, h.T):
+        if len(some):
+            column[some] = np.maximum.reduceat(values[senders], start[some])
+    return out
 
 # %% ../../nbs/22b_graph_baselines.ipynb #b79437f9
 def _aggregate(
@@ -563,19 +559,10 @@ def _aggregate(
     A = csr_array(
         (np.ones(graph.num_edges, np.float32), graph.senders, start), shape=(N, N)
     )
-    some = np.flatnonzero(degrees)
-
-    def largest(h):
-        out = np.zeros_like(h)
-        # one feature at a time: E numbers, not E · F
-        for column, values in zip(out.T, h.T):
-            if len(some):
-                column[some] = np.maximum.reduceat(values[graph.senders], start[some])
-        return out
 
     step = {
         "mean": lambda h: (A @ h) / np.maximum(degrees, 1).astype(np.float32)[:, None],
-        "max": largest,
+        "max": lambda h: _largest(h, graph.senders, start),
     }
     found = [graph.features]
     for kind in kinds:
@@ -618,6 +605,21 @@ def _check_training(
         )
     return features, labels, train
 
+# %% ../../nbs/22b_graph_baselines.ipynb #a8bcdd89
+def _trees(kind: Literal["forest", "boosting"]):
+    "The class that grows them. Raises ImportError where xgboost is missing."
+    if kind == "forest":
+        from sklearn.ensemble import RandomForestClassifier
+
+        return RandomForestClassifier
+    try:
+        from xgboost import XGBClassifier
+    except ImportError as e:
+        raise ImportError(
+            "kind: 'boosting' needs xgboost: pip install 'et_nbdev[graphs]'"
+        ) from e
+    return XGBClassifier
+
 # %% ../../nbs/22b_graph_baselines.ipynb #d6d29e29
 def fit_trees(
     kind: Literal["forest", "boosting"],
@@ -640,21 +642,66 @@ def fit_trees(
     features, labels, train = _check_training(features, labels, train)
     y = labels[train]
     options = {"random_state": seed, "n_jobs": -1} | options
-    if kind == "forest":
-        from sklearn.ensemble import RandomForestClassifier as Trees
-    else:
-        try:
-            from xgboost import XGBClassifier as Trees
-        except ImportError as e:
-            raise ImportError(
-                "kind: 'boosting' needs xgboost: pip install 'et_nbdev[graphs]'"
-            ) from e
-    model = Trees(**options).fit(
+    model = _trees(kind)(**options).fit(
         features[train],
         y,
         sample_weight=np.where(y == 1, (y == 0).sum() / (y == 1).sum(), 1.0),
     )
     return model.predict_proba(features)[:, 1]
+
+# %% ../../nbs/22b_graph_baselines.ipynb #76f1ca5d
+def _train_baseline(
+    name: str, config: AnomalyTraining, graph: Graph, folder: Path, progress: bool
+) -> Anomaly:
+    "A baseline, trained on the same nodes as the Energy Transformer of `config`."
+    features = _inputs(graph)
+    model = _BASELINES[name](features.shape[1], rngs=nnx.Rngs(config.seed))
+    return _train_classifier(
+        model,
+        graph,
+        split(graph.labels, config.train_fraction, config.seed),
+        features,
+        model.prepare(graph),
+        config.optim,
+        seed=config.seed,
+        every=config.every,
+        folder=folder,
+        progress=progress,
+        config={
+            "model": name,
+            "train_fraction": config.train_fraction,
+            "graph": {"digest": graph.digest},
+        },
+    )
+
+# %% ../../nbs/22b_graph_baselines.ipynb #a92f23fb
+def _demo_metrics(
+    config: AnomalyTraining, graph: Graph, found: dict[str, Anomaly]
+) -> dict:
+    "What the demo writes: scores on the test nodes by model, and how they came about."
+    parts = split(graph.labels, config.train_fraction, config.seed)._asdict()
+    seconds = (result.history[-1]["seconds"] for result in found.values())
+    return {
+        "test": {name: result.test for name, result in found.items()},
+        "data": graph.name,
+        "nodes": {part: len(nodes) for part, nodes in parts.items()},
+        "training_seconds": sum(seconds),
+        "config": asdict(config),
+        **_provenance(),
+    }
+
+
+def _print_demo(metrics: dict):
+    "The scores of the demo, a line a model."
+    print(
+        f"Scores on {metrics['nodes']['test']:,} test nodes, one split"
+        "    AUROC   AUPRC  macro-F1"
+    )
+    for name, score in metrics["test"].items():
+        print(
+            f"  {name:<36}{score['auroc']:8.3f}{score['auprc']:8.3f}"
+            f"{score['macro_f1']:10.3f}"
+        )
 
 # %% ../../nbs/22b_graph_baselines.ipynb #de577036
 def _demo(out: Path | str = "out", progress: bool = True) -> dict:
@@ -668,55 +715,19 @@ def _demo(out: Path | str = "out", progress: bool = True) -> dict:
     config, graph = _CONFIGS["digits-knn"], load_graph("digits-knn")
     folder = Path(out) / graph.name
     run = folder / "run"
-    parts = split(graph.labels, config.train_fraction, config.seed)
-    features = _inputs(graph)
     print(f"Looking for the anomalous nodes of {graph!r}", flush=True)
     found = {
         "Energy Transformer": train_anomaly(config, graph, run / "energy", progress)
     }
     for name in ("gcn", "mlp"):
-        model = _BASELINES[name](features.shape[1], rngs=nnx.Rngs(config.seed))
-        found[name.upper()] = _train_classifier(
-            model,
-            graph,
-            parts,
-            features,
-            model.prepare(graph),
-            config.optim,
-            seed=config.seed,
-            every=config.every,
-            folder=run / name,
-            progress=progress,
-            config={
-                "model": name,
-                "train_fraction": config.train_fraction,
-                "graph": {"digest": graph.digest},
-            },
-        )
-    metrics = {
-        "test": {name: result.test for name, result in found.items()},
-        "data": graph.name,
-        "nodes": {part: len(nodes) for part, nodes in parts._asdict().items()},
-        "training_seconds": sum(
-            result.history[-1]["seconds"] for result in found.values()
-        ),
-        "config": asdict(config),
-        **_provenance(),
-    }
+        found[name.upper()] = _train_baseline(name, config, graph, run / name, progress)
+    metrics = _demo_metrics(config, graph, found)
     with _atomic_write(folder / "anomaly.json") as path:
         path.write_text(json.dumps(metrics, indent=2) + "\n")
-    print(
-        f"Scores on {len(parts.test):,} test nodes, one split    AUROC   AUPRC "
-        " macro-F1"
-    )
-    for name, score in metrics["test"].items():
-        print(
-            f"  {name:<36}{score['auroc']:8.3f}{score['auprc']:8.3f}"
-            f"{score['macro_f1']:10.3f}"
-        )
+    _print_demo(metrics)
     return metrics
 
-
+# %% ../../nbs/22b_graph_baselines.ipynb #fd00c8a7
 def _demo_main(argv: list[str] | None = None):
     "Console script `et_demo_graphs`."
     parser = argparse.ArgumentParser(

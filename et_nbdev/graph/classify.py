@@ -43,7 +43,7 @@ from et_nbdev.graph.sets import (
 from ..training.checkpoint import _atomic_write, _provenance, _restore
 from ..training.command import _as_command, _configure, _out_folder
 from ..training.fit import fit
-from ..training.loop import OptimConfig, _option
+from ..training.loop import OptimConfig, _drop, _option
 
 # %% ../../nbs/24_classification.ipynb #a2590176
 def _shifted(
@@ -123,18 +123,12 @@ class _LearnedAdjacency(nnx.Module):
     ) -> Float[Array, "B H N N"]:
         "The learned weight of every pair, queries in rows."
         near = _shifted(x, self.size)
-        A = (
-            jnp.einsum("bcm,bhkm->bhck", near, self.weighted_keys(near))
-            + self.bias[...].astype(x.dtype)[None, :, None, None]
-        )
-        return (
-            A
-            + jnp.einsum(
-                "bckl,lh->bhck", edge_features, self.edge_filter[...].astype(x.dtype)
-            )
-            if hasattr(self, "edge_filter")
-            else A
-        )
+        A = jnp.einsum("bcm,bhkm->bhck", near, self.weighted_keys(near))
+        A = A + self.bias[...].astype(x.dtype)[None, :, None, None]
+        if not hasattr(self, "edge_filter"):
+            return A
+        W = self.edge_filter[...].astype(x.dtype)
+        return A + jnp.einsum("bckl,lh->bhck", edge_features, W)
 
     def along(
         self,
@@ -148,20 +142,42 @@ class _LearnedAdjacency(nnx.Module):
         `graph[n]`.
         """
         near = _shifted(x, self.size, graph)
-        A = (
-            jnp.einsum(
-                "em,hem->he", near[receivers], self.weighted_keys(near)[:, senders]
-            )
-            + self.bias[...].astype(x.dtype)[:, None]
-        )
-        return (
-            A
-            + jnp.einsum(
-                "el,lh->he", edge_features, self.edge_filter[...].astype(x.dtype)
-            )
-            if hasattr(self, "edge_filter")
-            else A
-        )
+        keys = self.weighted_keys(near)[:, senders]
+        A = jnp.einsum("em,hem->he", near[receivers], keys)
+        A = A + self.bias[...].astype(x.dtype)[:, None]
+        if not hasattr(self, "edge_filter"):
+            return A
+        W = self.edge_filter[...].astype(x.dtype)
+        return A + jnp.einsum("el,lh->he", edge_features, W)
+
+# %% ../../nbs/24_classification.ipynb #5d749ec2
+def _edge_softmax(
+    scores: Float[Array, "E H"],
+    linked: Bool[Array, "E 1"],
+    receivers: Int[Array, "E"],
+    N: int,
+    strangers: Int[Array, "N"] | None,
+) -> tuple[Float[Array, "N H"], Float[Array, "E H"]]:
+    """Log-sum-exp of each query's scores and the softmax, with so many more scores of 0
+    as it has `strangers`. A query that sees nobody gives 0 and zeros.
+    """
+    top = jax.ops.segment_max(
+        jnp.where(linked, jax.lax.stop_gradient(scores), -jnp.inf), receivers, N
+    )
+    if strangers is not None:
+        top = jnp.where((strangers > 0)[:, None], jnp.maximum(top, 0), top)
+    top = jnp.where(jnp.isneginf(top), jnp.zeros_like(top), top)
+    e = jnp.where(
+        linked,
+        jnp.exp(jnp.where(linked, scores - top[receivers], jnp.zeros_like(scores))),
+        jnp.zeros_like(scores),
+    )
+    z = jax.ops.segment_sum(e, receivers, N)
+    if strangers is not None:
+        z = z + strangers[:, None].astype(z.dtype) * jnp.exp(-top)
+    alone = z == 0
+    z = jnp.where(alone, jnp.ones_like(z), z)
+    return jnp.where(alone, jnp.zeros_like(z), top + jnp.log(z)), e / z[receivers]
 
 # %% ../../nbs/24_classification.ipynb #d2f6c154
 @partial(
@@ -201,26 +217,10 @@ class _WeightedEdges:
         # (E, H), (E, 1)
         weights, linked = self.weights.T.astype(beta.dtype), self.linked[:, None]
         scores = beta[None] * weights * jnp.einsum("ehy,ehy->eh", Q[r], K[s])
-        top = jax.ops.segment_max(
-            jnp.where(linked, jax.lax.stop_gradient(scores), -jnp.inf), r, N
-        )
-        if self.strangers is not None:
-            top = jnp.where((self.strangers > 0)[:, None], jnp.maximum(top, 0), top)
-        top = jnp.where(jnp.isneginf(top), jnp.zeros_like(top), top)
-        e = jnp.where(
-            linked,
-            jnp.exp(jnp.where(linked, scores - top[r], jnp.zeros_like(scores))),
-            jnp.zeros_like(scores),
-        )
-        z = jax.ops.segment_sum(e, r, N)
-        if self.strangers is not None:
-            z = z + self.strangers[:, None].astype(z.dtype) * jnp.exp(-top)
-        alone = z == 0
-        z = jnp.where(alone, jnp.ones_like(z), z)
-        pull = (e / z[r] * weights)[..., None]  # P ⊙ Â
-        match = jnp.where(alone, jnp.zeros_like(z), top + jnp.log(z)) / beta[None]
+        match, P = _edge_softmax(scores, linked, r, N, self.strangers)
+        pull = (P * weights)[..., None]  # P ⊙ Â
         return (
-            match,
+            match / beta[None],
             jax.ops.segment_sum(pull * K[s], r, N),
             jax.ops.segment_sum(pull * Q[r], s, N),
         )
@@ -252,6 +252,31 @@ def _places(batch: EdgeBatch) -> _Places:
         .at[cls]
         .set(jnp.arange(B, dtype=jnp.int32)),
     )
+
+# %% ../../nbs/24_classification.ipynb #f4f09d13
+def _check_config(c):
+    "Raise ValueError, naming the field, unless a `ClassifyConfig` is a possible one."
+    check_sizes(
+        dim=c.dim,
+        num_heads=c.num_heads,
+        head_dim=c.head_dim,
+        blocks=c.blocks,
+        steps=c.steps,
+        filter_size=c.filter_size,
+    )
+    check_sizes(0, num_memories=c.num_memories, num_positions=c.num_positions)
+    if c.filter_size % 2 == 0:
+        raise ValueError(f"filter_size: expected an odd number, got {c.filter_size}")
+    if not 0 < c.step_size < np.inf:
+        raise ValueError(
+            f"step_size: expected a positive, finite number, got {c.step_size}"
+        )
+    if not 0 <= c.noise < np.inf:
+        raise ValueError(f"noise: expected a deviation of at least 0, got {c.noise}")
+    if not 0 <= c.dropout < 1:
+        raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {c.dropout}")
+    if c.strangers not in ("out", "zero"):
+        raise ValueError(f"strangers: expected 'out' or 'zero', got {c.strangers!r}")
 
 # %% ../../nbs/24_classification.ipynb #81948978
 @dataclass(frozen=True)
@@ -290,33 +315,7 @@ class ClassifyConfig:
     )
 
     def __post_init__(self):
-        check_sizes(
-            dim=self.dim,
-            num_heads=self.num_heads,
-            head_dim=self.head_dim,
-            blocks=self.blocks,
-            steps=self.steps,
-            filter_size=self.filter_size,
-        )
-        check_sizes(0, num_memories=self.num_memories, num_positions=self.num_positions)
-        if self.filter_size % 2 == 0:
-            raise ValueError(
-                f"filter_size: expected an odd number, got {self.filter_size}"
-            )
-        if not 0 < self.step_size < np.inf:
-            raise ValueError(
-                f"step_size: expected a positive, finite number, got {self.step_size}"
-            )
-        if not 0 <= self.noise < np.inf:
-            raise ValueError(
-                f"noise: expected a deviation of at least 0, got {self.noise}"
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {self.dropout}")
-        if self.strangers not in ("out", "zero"):
-            raise ValueError(
-                f"strangers: expected 'out' or 'zero', got {self.strangers!r}"
-            )
+        _check_config(self)
 
 # %% ../../nbs/24_classification.ipynb #1d6ca6e8
 def _listed_pairs(
@@ -381,20 +380,25 @@ def _tabled_pairs(
         else {"weights": weights, "mask": linked}
     )
 
-# %% ../../nbs/24_classification.ipynb #038df25f
-def _drop(
-    x: Float[Array, "B D"], rate: float, rngs: nnx.Rngs | None
-) -> Float[Array, "B D"]:
-    """Dropout, in training only: entries become 0 with probability `rate`, the others
-    are scaled up to keep the mean.
-    """
-    if rngs is None or not rate:
-        return x
-    return jnp.where(
-        jax.random.bernoulli(rngs.dropout(), 1 - rate, x.shape),
-        x / (1 - rate),
-        jnp.zeros_like(x),
-    )
+# %% ../../nbs/24_classification.ipynb #9ae398c2
+def _check_last_axes(batch, **sizes: int):
+    "Raise ValueError unless the arrays of a batch have these last axes."
+    for name, size in sizes.items():
+        if getattr(batch, name).shape[-1] != size:
+            raise ValueError(
+                f"batch.{name}: expected a last axis of {size}, got shape"
+                f" {getattr(batch, name).shape}"
+            )
+
+# %% ../../nbs/24_classification.ipynb #ac9038c9
+def _of_present(block, path, here: Bool[Array, "..."]) -> Energies:
+    "The energies of a path with states, the memory's without the tokens of the padding."
+    energies = Energies(path.energies)
+    if "memory" in energies:
+        memory = block.memory.token_energy(block.norm(path.states))
+        memory = jnp.where(here[None], memory, jnp.zeros_like(memory))
+        energies["memory"] = jnp.sum(memory, -1)
+    return energies
 
 # %% ../../nbs/24_classification.ipynb #8d4b37a8
 @signed
@@ -418,12 +422,8 @@ class GraphClassifier(nnx.Module):
         rngs: nnx.Rngs,
     ):
         check_sizes(num_features=num_features, num_classes=num_classes)
-        c, self.config, self.num_features, self.num_edge_features = (
-            config,
-            config,
-            num_features,
-            num_edge_features,
-        )
+        c = self.config = config
+        self.num_features, self.num_edge_features = num_features, num_edge_features
         options = dict(param_dtype=param_dtype, rngs=rngs)
         self.cls = nnx.Param(jax.random.normal(rngs.params(), (c.dim,), param_dtype))
         self.embed = nnx.Linear(num_features, c.dim, **options)
@@ -448,16 +448,12 @@ class GraphClassifier(nnx.Module):
         """Raise ValueError unless the last axes of features, positions and features of
         edges are those of the model.
         """
-        for name, size in (
-            ("features", self.num_features),
-            ("positions", self.config.num_positions),
-            ("edge_features", self.num_edge_features),
-        ):
-            if getattr(batch, name).shape[-1] != size:
-                raise ValueError(
-                    f"batch.{name}: expected a last axis of {size}, got shape"
-                    f" {getattr(batch, name).shape}"
-                )
+        _check_last_axes(
+            batch,
+            features=self.num_features,
+            positions=self.config.num_positions,
+            edge_features=self.num_edge_features,
+        )
 
     def tokens(self, batch):
         """CLS and the nodes at the start, (B, N + 1, D) or end to end (n + B + 1, D);
@@ -466,20 +462,13 @@ class GraphClassifier(nnx.Module):
         x, flat = self.embed(batch.features), isinstance(batch, EdgeBatch)
         if self.config.num_positions:
             x = x + self.place(batch.positions)
-        x, cls = (
-            jnp.where(batch.present[..., None], x, jnp.zeros_like(x)),
-            self.cls[...].astype(x.dtype),
-        )
+        x = jnp.where(batch.present[..., None], x, jnp.zeros_like(x))
+        cls = self.cls[...].astype(x.dtype)
         if not flat:
             return jnp.concatenate([jnp.broadcast_to(cls, (len(x), 1, len(cls))), x], 1)
         at = _places(batch)
-        return (
-            jnp.zeros((len(at.graph), len(cls)), x.dtype)
-            .at[at.node]
-            .set(x)
-            .at[at.cls]
-            .set(cls[None])
-        )
+        tokens = jnp.zeros((len(at.graph), len(cls)), x.dtype).at[at.node].set(x)
+        return tokens.at[at.cls].set(cls[None])
 
     def pairs(self, x, batch) -> dict[str, Any]:
         r"""Who may see whom, and $\hat A$: the context of the blocks, from the tokens
@@ -525,12 +514,7 @@ class GraphClassifier(nnx.Module):
         for block in self.blocks:
             c = self.config
             x, path = descend(block, x, c.steps, c.step_size, states=True, **pairs)
-            energies = Energies(path.energies)
-            if "memory" in energies:  # which would count the tokens of the padding
-                memory = block.memory.token_energy(block.norm(path.states))
-                memory = jnp.where(here[None], memory, jnp.zeros_like(memory))
-                energies["memory"] = jnp.sum(memory, -1)
-            found.append(energies)
+            found.append(_of_present(block, path, here))
         return found
 
 # %% ../../nbs/24_classification.ipynb #2cf405c8
@@ -577,6 +561,30 @@ def _classification_loss(
         {},
     )
 
+# %% ../../nbs/24_classification.ipynb #9e7da4ca
+def _check_training(c):
+    "The same for a `ClassifyTraining`."
+    check_sizes(
+        epochs=c.epochs,
+        batch_size=c.batch_size,
+        num_buckets=c.num_buckets,
+        every=c.every,
+    )
+    if not 0 <= c.seed < 2**32:
+        raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {c.seed}")
+    if c.fold not in range(10):
+        raise ValueError(f"fold: expected 0 to 9, got {c.fold}")
+    if not 0 <= c.warmup < 1:
+        raise ValueError(f"warmup: expected a share in [0, 1), got {c.warmup}")
+    if c.layout not in ("dense", "edges"):
+        raise ValueError(f"layout: expected 'dense' or 'edges', got {c.layout!r}")
+    if c.layout == "edges" and c.model.shuffle:
+        raise ValueError(
+            "layout, shuffle: nodes laid end to end are not reordered; use"
+            " layout='dense', or no shuffle with filter_size=1, which does not see"
+            " their order"
+        )
+
 # %% ../../nbs/24_classification.ipynb #15391204
 @dataclass(frozen=True)
 class ClassifyTraining:
@@ -605,28 +613,7 @@ class ClassifyTraining:
     model: ClassifyConfig = ClassifyConfig()
 
     def __post_init__(self):
-        check_sizes(
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            num_buckets=self.num_buckets,
-            every=self.every,
-        )
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {self.seed}")
-        if self.fold not in range(10):
-            raise ValueError(f"fold: expected 0 to 9, got {self.fold}")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup: expected a share in [0, 1), got {self.warmup}")
-        if self.layout not in ("dense", "edges"):
-            raise ValueError(
-                f"layout: expected 'dense' or 'edges', got {self.layout!r}"
-            )
-        if self.layout == "edges" and self.model.shuffle:
-            raise ValueError(
-                "layout, shuffle: nodes laid end to end are not reordered; use"
-                " layout='dense', or no shuffle with filter_size=1, which does not see"
-                " their order"
-            )
+        _check_training(self)
         self.optim(100)
 
     def optim(self, steps_per_epoch: int) -> OptimConfig:
@@ -779,8 +766,27 @@ def load_classifier(path: Path | str) -> GraphClassifier:
 
     return _restore(path, "graph classifier", build)
 
+# %% ../../nbs/24_classification.ipynb #95cfffdb
+def _metrics(
+    config: ClassifyTraining, graphs: GraphSet, fold: _Fold, run: _Classified
+) -> dict:
+    "What a run reports: its scores, and how they came about."
+    most = int(np.bincount(graphs.labels[fold.train]).argmax())
+    params = jax.tree.leaves(nnx.state(run.model, nnx.Param))
+    return {
+        "test": run.test._asdict(),
+        "validation": run.validation._asdict(),
+        "largest_class": float((graphs.labels[fold.test] == most).mean()),
+        "graphs": {name: len(ids) for name, ids in fold._asdict().items()},
+        "best_step": run.best_step,
+        "training_seconds": run.history[-1]["seconds"],
+        "parameters": sum(p.size for p in params),
+        "config": asdict(config),
+        **_provenance(),
+    }
+
 # %% ../../nbs/24_classification.ipynb #a31abfe1
-def _main(argv: list[str] | None = None) -> dict:
+def _main(argv: list[str] | None = None) -> None:
     """Console script `et_train_graphs`: train a classifier of graphs on one split,
     resume it if it was stopped, and report on the test graphs.
     """
@@ -800,20 +806,7 @@ def _main(argv: list[str] | None = None) -> dict:
         print(graphs)
         fold = _parts(_deal(graphs.labels), config.fold)
         run = train_classifier(config, graphs, fold, out)
-        most = int(np.bincount(graphs.labels[fold.train]).argmax())
-        metrics = {
-            "test": run.test._asdict(),
-            "validation": run.validation._asdict(),
-            "largest_class": float((graphs.labels[fold.test] == most).mean()),
-            "graphs": {name: len(ids) for name, ids in fold._asdict().items()},
-            "best_step": run.best_step,
-            "training_seconds": run.history[-1]["seconds"],
-            "parameters": sum(
-                p.size for p in jax.tree.leaves(nnx.state(run.model, nnx.Param))
-            ),
-            "config": asdict(config),
-            **_provenance(),
-        }
+        metrics = _metrics(config, graphs, fold, run)
         with _atomic_write(out / "metrics.json") as path:
             path.write_text(json.dumps(metrics, indent=2) + "\n")
     print(
@@ -821,7 +814,6 @@ def _main(argv: list[str] | None = None) -> dict:
         f" nothing (always the most frequent class: {metrics['largest_class']:.3f})."
         f" Weights and metrics.json are in {out}/"
     )
-    return metrics
 
 # %% ../../nbs/24_classification.ipynb #036a306e
 class _Attended(NamedTuple):
@@ -922,6 +914,18 @@ def _draw_names(ax, graph, place: dict, words: dict[int, str], dark: list):
             graph, place, some, font_size=8, font_color=color, ax=ax
         )
 
+# %% ../../nbs/24_classification.ipynb #0177eba8
+def _three_panels(*titles: str):
+    "A figure with three drawings side by side."
+    import matplotlib.pyplot as plt
+
+    fig, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    for ax, title in zip(axes, titles):
+        ax.set_title(title, fontsize=10)
+        ax.axis("off")
+        ax.margins(0.12)
+    return fig, axes
+
 # %% ../../nbs/24_classification.ipynb #280c5068
 def plot_molecule(
     model: GraphClassifier,
@@ -935,7 +939,6 @@ def plot_molecule(
     `names` are those of features that are one-hot labels, by column; other columns,
     such as attributes, name nobody.
     """
-    import matplotlib.pyplot as plt
     import networkx as nx
 
     view = _attended(model, jax.tree.map(lambda a: a[i : i + 1], batch))
@@ -945,19 +948,15 @@ def plot_molecule(
     words = _node_names(batch, i, n, names or {})
     A = view.adjacency[0, :, 1 : n + 1, 1 : n + 1].mean(0)
     weights = [(A[a, b] + A[b, a]) / 2 for a, b in graph.edges]
-    fig, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    for ax in axes:
-        ax.axis("off")
-        ax.margins(0.12)
-    axes[0].set_title(r"$\hat A$, mean of both directions and all heads", fontsize=10)
+    fig, axes = _three_panels(
+        r"$\hat A$, mean of both directions and all heads",
+        "what CLS pays to the nodes",
+        "what the nodes pay to CLS",
+    )
     _draw_weights(axes[0], graph, place, weights)
     _draw_names(axes[0], graph, place, words, [False] * n)
-    for ax, title, paid in (
-        (axes[1], "what CLS pays to the nodes", view.listens),
-        (axes[2], "what the nodes pay to CLS", view.heard),
-    ):
+    for ax, paid in ((axes[1], view.listens), (axes[2], view.heard)):
         values = paid[-1, 0, :, 1 : n + 1].mean(0)
-        ax.set_title(title, fontsize=10)
         _draw_values(ax, graph, place, values)
         _draw_names(ax, graph, place, words, [v < values.max() / 2 for v in values])
     return fig

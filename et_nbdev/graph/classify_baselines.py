@@ -6,7 +6,7 @@
 __all__ = ['AgnosticConfig', 'Agnostic', 'GINConfig', 'GIN']
 
 # %% ../../nbs/24b_classification_baselines.ipynb #2bcd6cef
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,9 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_sizes, signed
+from .baselines import _LayerNorm
 from .sets import EdgeBatch, GraphBatch
+from ..training.loop import _drop, _option
 
 # %% ../../nbs/24b_classification_baselines.ipynb #0ce6eef8
 def _sum(
@@ -28,20 +30,7 @@ def _sum(
         else jnp.sum(x, 1)
     )
 
-
-def _drop(
-    x: Float[Array, "B D"], rate: float, rngs: nnx.Rngs | None
-) -> Float[Array, "B D"]:
-    "Dropout, in training only."
-    if rngs is None or rate == 0:
-        return x
-    return jnp.where(
-        jax.random.bernoulli(rngs.dropout(), 1 - rate, x.shape),
-        x / (1 - rate),
-        jnp.zeros_like(x),
-    )
-
-
+# %% ../../nbs/24b_classification_baselines.ipynb #8da1d234
 def _check_config(config):
     check_sizes(
         **{
@@ -70,22 +59,18 @@ def _check_batch(batch, num_features: int):
 class AgnosticConfig:
     "Raises ValueError, naming the field, on values outside their range."
 
-    hidden: int = field(default=64, metadata=dict(help="width of the hidden layers"))
-    per_node: bool = field(
-        default=False,
-        metadata=dict(
-            help="embed each node before the sum (deep set) or not (fingerprint)"
-        ),
+    hidden: int = _option(64, "width of the hidden layers")
+    per_node: bool = _option(
+        False, "embed each node before the sum (deep set) or not (fingerprint)"
     )
-    dropout: float = field(
-        default=0.0,
-        metadata=dict(help="share of the hidden entries that is dropped in training"),
+    dropout: float = _option(
+        0.0, "share of the hidden entries that is dropped in training"
     )
 
     def __post_init__(self):
         _check_config(self)
 
-
+# %% ../../nbs/24b_classification_baselines.ipynb #d8f1b562
 @signed
 class Agnostic(nnx.Module):
     r"""The structure-agnostic baseline of Errica et al. (2020): an MLP on $\sum_C x_C$,
@@ -117,20 +102,28 @@ class Agnostic(nnx.Module):
         self, batch: GraphBatch | EdgeBatch, rngs: nnx.Rngs | None = None
     ) -> Float[Array, "B C"]:
         _check_batch(batch, self.num_features)
-        x = (
-            batch.features
-            if self.embed is None
-            else jax.nn.relu(self.embed(batch.features))
-        )
-        return self.second(
-            _drop(jax.nn.relu(self.first(_sum(x, batch))), self.config.dropout, rngs)
-        )
+        x = batch.features
+        if self.embed is not None:
+            x = jax.nn.relu(self.embed(x))
+        x = jax.nn.relu(self.first(_sum(x, batch)))
+        return self.second(_drop(x, self.config.dropout, rngs))
 
 # %% ../../nbs/24b_classification_baselines.ipynb #59483f91
 def _lift(v, x):
     return v.reshape((1,) * (x.ndim - 1) + v.shape)
 
+# %% ../../nbs/24b_classification_baselines.ipynb #615f5a02
+def _moments(
+    x: Float[Array, "... D"], present: Bool[Array, "..."]
+) -> tuple[Float[Array, "D"], Float[Array, "D"]]:
+    "Mean and variance of each entry over the nodes that are there."
+    count = jnp.maximum(present.sum(), 1).astype(x.dtype)
+    here = lambda x: jnp.where(present[..., None], x, jnp.zeros_like(x))
+    over = lambda x: jnp.sum(here(x), range(x.ndim - 1)) / count
+    mean = over(x)
+    return mean, over((x - _lift(mean, x)) ** 2)
 
+# %% ../../nbs/24b_classification_baselines.ipynb #3ecd4231
 @signed
 class _MaskedBatchNorm(nnx.Module):
     r"""$\gamma\,(x-\mu)/\sqrt{\sigma^2+\varepsilon}+\beta$ for each entry; μ and σ²
@@ -146,67 +139,33 @@ class _MaskedBatchNorm(nnx.Module):
         param_dtype=jnp.float32,
     ):
         self.momentum, self.eps = momentum, eps
-        self.scale, self.bias = (
-            nnx.Param(jnp.ones(size, param_dtype)),
-            nnx.Param(jnp.zeros(size, param_dtype)),
-        )
-        self.mean, self.variance = (
-            nnx.BatchStat(jnp.zeros(size, param_dtype)),
-            nnx.BatchStat(jnp.ones(size, param_dtype)),
-        )
+        self.scale = nnx.Param(jnp.ones(size, param_dtype))
+        self.bias = nnx.Param(jnp.zeros(size, param_dtype))
+        self.mean = nnx.BatchStat(jnp.zeros(size, param_dtype))
+        self.variance = nnx.BatchStat(jnp.ones(size, param_dtype))
 
     def __call__(
         self, x: Float[Array, "... D"], present: Bool[Array, "..."], training: bool
     ) -> Float[Array, "... D"]:
         mean, variance = self.mean[...], self.variance[...]
         if training:
-            count = jnp.maximum(present.sum(), 1).astype(x.dtype)
-            over = lambda x: (
-                jnp.sum(
-                    jnp.where(present[..., None], x, jnp.zeros_like(x)),
-                    range(x.ndim - 1),
-                )
-                / count
-            )
-            mean = over(x)
-            variance = over((x - _lift(mean, x)) ** 2)
+            mean, variance = _moments(x, present)
             for kept, new in ((self.mean, mean), (self.variance, variance)):
                 kept[...] = self.momentum * kept[...] + (1 - self.momentum) * new
         scale = self.scale[...] * jax.lax.rsqrt(variance + self.eps)
         return (x - _lift(mean, x)) * _lift(scale, x) + _lift(self.bias[...], x)
-
-
-class _LayerNorm(nnx.Module):
-    "The same over the entries of each node, without statistics."
-
-    def __init__(self, size: int, *, param_dtype=jnp.float32):
-        self.scale, self.bias = (
-            nnx.Param(jnp.ones(size, param_dtype)),
-            nnx.Param(jnp.zeros(size, param_dtype)),
-        )
-
-    def __call__(
-        self, x: Float[Array, "... D"], present: Bool[Array, "..."], training: bool
-    ) -> Float[Array, "... D"]:
-        centered = x - x.mean(-1, keepdims=True)
-        return centered * jax.lax.rsqrt(
-            jnp.mean(centered**2, -1, keepdims=True) + 1e-5
-        ) * _lift(self.scale[...], x) + _lift(self.bias[...], x)
 
 # %% ../../nbs/24b_classification_baselines.ipynb #6971a81e
 @dataclass(frozen=True)
 class GINConfig:
     "Raises ValueError, naming the field, on values outside their range."
 
-    hidden: int = field(default=64, metadata=dict(help="D, width of a state"))
-    num_layers: int = field(
-        default=5, metadata=dict(help="layers, of which the features are the first")
+    hidden: int = _option(64, "D, width of a state")
+    num_layers: int = _option(5, "layers, of which the features are the first")
+    dropout: float = _option(
+        0.5, "share of each layer's logits that is dropped in training"
     )
-    dropout: float = field(
-        default=0.5,
-        metadata=dict(help="share of each layer's logits that is dropped in training"),
-    )
-    norm: str = field(default="batch", metadata=dict(help="batch or layer"))
+    norm: str = _option("batch", "batch or layer")
 
     def __post_init__(self):
         _check_config(self)
@@ -246,7 +205,12 @@ class _Isomorphism(nnx.Module):
         )
         h = (1 + self.epsilon[...]) * h + near
         for linear, norm in zip(self.maps, self.norms):
-            h = jax.nn.relu(norm(linear(h), batch.present, training))
+            h = linear(h)
+            if isinstance(norm, _MaskedBatchNorm):
+                h = norm(h, batch.present, training)
+            else:
+                h = norm(h)
+            h = jax.nn.relu(h)
         return jnp.where(batch.present[..., None], h, jnp.zeros_like(h))
 
 # %% ../../nbs/24b_classification_baselines.ipynb #be328e67

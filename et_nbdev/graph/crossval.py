@@ -11,8 +11,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -46,6 +46,7 @@ from et_nbdev.training.loop import (
     TrainState,
     _clipped_adamw,
     _gradient_step,
+    _option,
     train_loop,
 )
 
@@ -127,28 +128,15 @@ class FitConfig:
     outside their range.
     """
 
-    epochs: int = field(
-        default=100, metadata=dict(help="passes over the training graphs")
+    epochs: int = _option(100, "passes over the training graphs")
+    batch_size: int = _option(32, "graphs in a batch, fewer where they are large")
+    lr: float = _option(1e-3, "peak learning rate")
+    warmup: float = _option(
+        0.1,
+        "share of the steps in which the rate rises from 0; then a cosine back to 0",
     )
-    batch_size: int = field(
-        default=32, metadata=dict(help="graphs in a batch, fewer where they are large")
-    )
-    lr: float = field(default=1e-3, metadata=dict(help="peak learning rate"))
-    warmup: float = field(
-        default=0.1,
-        metadata=dict(
-            help=(
-                "share of the steps in which the rate rises from 0; then a cosine back"
-                " to 0"
-            )
-        ),
-    )
-    weight_decay: float = field(
-        default=0.05, metadata=dict(help="decoupled weight decay, on matrices only")
-    )
-    clip: float = field(
-        default=1.0, metadata=dict(help="largest global norm of the gradient")
-    )
+    weight_decay: float = _option(0.05, "decoupled weight decay, on matrices only")
+    clip: float = _option(1.0, "largest global norm of the gradient")
 
     def __post_init__(self):
         check_sizes(epochs=self.epochs, batch_size=self.batch_size)
@@ -290,6 +278,13 @@ class _Epochs:
         if self.best is None or (accuracy, -loss) > self.best:
             self.best, self.state, self.epoch = (accuracy, -loss), run.state, epoch
 
+# %% ../../nbs/20c_cross_validation.ipynb #1becf5e4
+def _all_batches(graphs: _Buckets | _EdgeLists, train, config: FitConfig, seed, rates):
+    "The batches of all epochs, each with the weight of a graph and a learning rate."
+    epochs, share = range(1, config.epochs + 1), jnp.float32(1 / config.batch_size)
+    parts = (part for epoch in epochs for part in graphs.plan(train, seed, epoch))
+    return ((*graphs.load(p), share, rate) for p, rate in zip(parts, rates))
+
 # %% ../../nbs/20c_cross_validation.ipynb #e92707f1
 def _fit_classifier(
     model: nnx.Module,
@@ -315,9 +310,7 @@ def _fit_classifier(
     )
     state = TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32), rest)
     rates = _rates(config, per_epoch := len(graphs.plan(train, seed, 0)))
-    epochs, share = range(1, config.epochs + 1), jnp.float32(1 / config.batch_size)
-    parts = (part for epoch in epochs for part in graphs.plan(train, seed, epoch))
-    stream = ((*graphs.load(p), share, rate) for p, rate in zip(parts, rates))
+    stream = _all_batches(graphs, train, config, seed, rates)
     held_out = [graphs.load(part) for part in graphs.plan(validation)]
 
     def judge(state):
@@ -656,15 +649,14 @@ def _tested(
         "largest_class": float((labels[part.test] == most).mean()),
     }, classes
 
-# %% ../../nbs/20c_cross_validation.ipynb #d28acaa9
-def _one_fold(protocol: _Protocol, f: int, bar: tqdm) -> tuple[dict, nnx.Module]:
-    "What the protocol finds in outer fold f, and the winner."
-    graphs, candidates = protocol.graphs, protocol.candidates
-    part, seed = _parts(protocol.fold, f), _seed_of(protocol.seed, f)
-    hidden = graphs.labels.copy()
+# %% ../../nbs/20c_cross_validation.ipynb #7273f78e
+def _all_tried(protocol: _Protocol, f: int, part: _Fold, bar: tqdm) -> Iterator[_Tried]:
+    "The candidates, one after the other, trained without the labels of the test part."
+    candidates, seed = protocol.candidates, _seed_of(protocol.seed, f)
+    hidden = protocol.graphs.labels.copy()
     hidden[part.test] = -1
-    blind = replace(graphs, labels=hidden)
-    encoding, supplies, best, rows = learn_encoding(blind, part.train), {}, None, []
+    blind = replace(protocol.graphs, labels=hidden)
+    encoding, supplies = learn_encoding(blind, part.train), {}
     for i, candidate in enumerate(candidates):
         B = candidate.fit.batch_size
         if B not in supplies:  # one at a time: large sets fill the memory
@@ -676,9 +668,17 @@ def _one_fold(protocol: _Protocol, f: int, bar: tqdm) -> tuple[dict, nnx.Module]
                 f"fold {f}, {i + 1}/{len(candidates)}", refresh=False
             )
 
-        one = _tried(
+        yield _tried(
             candidate, protocol.make_model, supplies[B], part, seed, each_epoch
         )
+
+# %% ../../nbs/20c_cross_validation.ipynb #d28acaa9
+def _one_fold(protocol: _Protocol, f: int, bar: tqdm) -> tuple[dict, nnx.Module]:
+    "What the protocol finds in outer fold f, and the winner."
+    graphs, part = protocol.graphs, _parts(protocol.fold, f)
+    tried = _all_tried(protocol, f, part, bar)
+    rows, best, chosen = [], None, 0
+    for i, one in enumerate(tried):
         rows.append(one.row)
         if best is None or one.mark > best.mark:
             best, chosen = one, i

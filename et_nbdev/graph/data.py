@@ -238,6 +238,27 @@ class _EdgeList:
         A = _rows(self.edges, self.num_nodes)
         return (A != A.T).nnz == 0
 
+# %% ../../nbs/20_graph_data.ipynb #773a79b7
+def _digest(graph) -> str:
+    made, ends = hashlib.sha256(), [graph.edges, *graph.relations.values()]
+    counts = [len(senders) for senders, _ in ends]
+    shapes = list(graph.relations), graph.features.shape, counts
+    made.update(repr(shapes).encode())
+    for a in (graph.features, graph.labels, *(a for pair in ends for a in pair)):
+        made.update(a)
+    return made.hexdigest()[:16]
+
+
+def _described(graph) -> str:
+    known = graph.labels[graph.labels >= 0]
+    share = f"{100 * known.mean():.1f}% anomalous" if known.size else "no labels"
+    some = f" of {known.size:,} labeled" if 0 < known.size < graph.num_nodes else ""
+    kinds = f" of {len(graph.relations)} kinds" if graph.relations else ""
+    return (
+        f"Graph({graph.name!r}): {graph.num_nodes:,} nodes, {graph.num_edges:,}"
+        f" edges{kinds}, {graph.num_features} features, {share}{some}"
+    )
+
 # %% ../../nbs/20_graph_data.ipynb #98a36b6c
 @dataclass(frozen=True, repr=False, eq=False)
 class Graph(_EdgeList):
@@ -287,19 +308,7 @@ class Graph(_EdgeList):
         """A short hash of the edges, relations, features and labels, as they are
         stored; names do not enter.
         """
-        made, ends = hashlib.sha256(), [self.edges, *self.relations.values()]
-        made.update(
-            repr(
-                (
-                    list(self.relations),
-                    self.features.shape,
-                    [len(senders) for senders, _ in ends],
-                )
-            ).encode()
-        )
-        for a in (self.features, self.labels, *(a for pair in ends for a in pair)):
-            made.update(a)
-        return made.hexdigest()[:16]
+        return _digest(self)
 
     def _rewired(self, **options) -> "Graph":
         senders, receivers = _merge(self.edges, self.num_nodes, **options)
@@ -335,14 +344,7 @@ class Graph(_EdgeList):
         )
 
     def __repr__(self) -> str:
-        known = self.labels[self.labels >= 0]
-        share = f"{100 * known.mean():.1f}% anomalous" if known.size else "no labels"
-        some = f" of {known.size:,} labeled" if 0 < known.size < self.num_nodes else ""
-        kinds = f" of {len(self.relations)} kinds" if self.relations else ""
-        return (
-            f"Graph({self.name!r}): {self.num_nodes:,} nodes, {self.num_edges:,}"
-            f" edges{kinds}, {self.num_features} features, {share}{some}"
-        )
+        return _described(self)
 
 # %% ../../nbs/20_graph_data.ipynb #6b70c9be
 def from_relations(
@@ -361,7 +363,24 @@ def from_relations(
     relations = _kinds(relations, N)
     return Graph(*_union(relations, N), features, labels, relations, name)
 
+# %% ../../nbs/20_graph_data.ipynb #ee1d9529
+def _chosen(nodes, num_nodes: int) -> Int32[np.ndarray, "n"]:
+    "Distinct ids of nodes, at least one, of ids or of True for those to keep."
+    nodes = _array("nodes", nodes)
+    if nodes.dtype.kind == "b":
+        if nodes.shape != (num_nodes,):
+            raise ValueError(
+                f"nodes: booleans must have shape ({num_nodes},), got {nodes.shape}"
+            )
+        nodes = np.flatnonzero(nodes)
+    nodes = _ids("nodes", nodes, num_nodes)
+    if not len(nodes):
+        raise ValueError("nodes: at least one is needed")
+    if len(np.unique(nodes)) < len(nodes):
+        raise ValueError("nodes: an id is given twice")
+    return nodes
 
+# %% ../../nbs/20_graph_data.ipynb #00623739
 def _subgraph(
     graph: Graph, nodes: Int[np.ndarray, "n"] | Bool[np.ndarray, "N"] | Sequence[int]
 ) -> Graph:
@@ -371,23 +390,9 @@ def _subgraph(
     Raises ValueError where an id is out of range or given twice, and where nothing
     would be left.
     """
-    nodes = _array("nodes", nodes)
-    if nodes.dtype.kind == "b":
-        if nodes.shape != (graph.num_nodes,):
-            raise ValueError(
-                f"nodes: booleans must have shape ({graph.num_nodes},), got"
-                f" {nodes.shape}"
-            )
-        nodes = np.flatnonzero(nodes)
-    nodes = _ids("nodes", nodes, graph.num_nodes)
+    nodes = _chosen(nodes, graph.num_nodes)
     place = np.full(graph.num_nodes, -1, np.int32)
     place[nodes] = np.arange(len(nodes), dtype=np.int32)
-    if not len(nodes) or (place >= 0).sum() < len(nodes):
-        raise ValueError(
-            "nodes: at least one is needed"
-            if not len(nodes)
-            else "nodes: an id is given twice"
-        )
 
     def among(edges):
         senders, receivers = (place[ends] for ends in edges)
@@ -796,6 +801,31 @@ def _read_npz(path: str | os.PathLike, wanted: str = ".*") -> dict[str, Any]:
             raise _damaged(path, e) from e
     return arrays
 
+# %% ../../nbs/20_graph_data.ipynb #9ec00679
+def _by_our_names(a: dict[str, Any]) -> dict[str, Any]:
+    "What the arrays of a heterophilous graph are called here; nothing for others."
+    if (
+        not {"edges", "node_features", "node_labels"} <= set(a)
+        or a["edges"].ndim != 2
+        or a["edges"].shape[1] != 2
+    ):
+        return {}
+    return {
+        "senders": a["edges"][:, 0],
+        "receivers": a["edges"][:, 1],
+        "features": a["node_features"],
+        "labels": a["node_labels"],
+    }
+
+
+def _relations_in(a: dict[str, Any]) -> dict[str, _Edges]:
+    matches = [re.fullmatch("relations/(.*)/senders", key) for key in a]
+    kinds = [m.group(1) for m in matches if m]
+    return {
+        kind: (a[f"relations/{kind}/senders"], a[f"relations/{kind}/receivers"])
+        for kind in kinds
+    }
+
 # %% ../../nbs/20_graph_data.ipynb #4c35f671
 def _from_npz(path: str | os.PathLike) -> Graph:
     """A graph from an .npz with senders, receivers, features and labels (as
@@ -811,37 +841,20 @@ def _from_npz(path: str | os.PathLike) -> Graph:
         "senders|receivers|features|labels|name|feature_names|edges|node_features"
         "|node_labels|relations/.*/(senders|receivers)",
     )
-    if (
-        {"edges", "node_features", "node_labels"} <= set(a)
-        and a["edges"].ndim == 2
-        and a["edges"].shape[1] == 2
-    ):
-        a |= {
-            "senders": a["edges"][:, 0],
-            "receivers": a["edges"][:, 1],
-            "features": a["node_features"],
-            "labels": a["node_labels"],
-        }
+    a |= _by_our_names(a)
     if missing := [
         key for key in ("senders", "receivers", "features", "labels") if key not in a
     ]:
         raise ValueError(
             f"path: {path} holds {sorted(a)} but lacks {', '.join(missing)}"
         )
-    kinds = [
-        m.group(1) for key in a if (m := re.fullmatch("relations/(.*)/senders", key))
-    ]
     try:
-        relations = {
-            kind: (a[f"relations/{kind}/senders"], a[f"relations/{kind}/receivers"])
-            for kind in kinds
-        }
         return Graph(
             a["senders"],
             a["receivers"],
             a["features"],
             _one_label_each(a["labels"]),
-            relations,
+            _relations_in(a),
             str(a.get("name", Path(path).stem)),
             np.asarray(a.get("feature_names", ()), str).reshape(-1).tolist(),
         )
@@ -980,7 +993,7 @@ def _need_dgl(what: str):
         )
         raise ImportError(f"{what} needs DGL: pip install 'et_nbdev[dgl]'{old}")
 
-
+# %% ../../nbs/20_graph_data.ipynb #ab0f4b85
 def _limit_memory(more: int):
     """To so many bytes more than are in use now, where the system can (Linux): a
     damaged file may ask for any amount.
@@ -996,7 +1009,7 @@ def _limit_memory(more: int):
             (used + more if hard < 0 else min(used + more, hard), hard),
         )
 
-
+# %% ../../nbs/20_graph_data.ipynb #fdb55713
 def _dgl_worker(kind: str, source: str, target: str):
     """Runs in a process of its own: a file, or a data set of `dgl.data`, becomes an
     .npz.
@@ -1025,35 +1038,33 @@ def _dgl_worker(kind: str, source: str, target: str):
             )
         )
 
+# %% ../../nbs/20_graph_data.ipynb #ac87ef6c
+def _run_dgl_worker(module: str, *arguments: str, timeout: float | None = None):
+    "`_dgl_worker` of a module beside this one in a process of its own, run to its end."
+    call = (
+        f"import sys; from et_nbdev.graph.{module} import _dgl_worker;"
+        " _dgl_worker(*sys.argv[1:])"
+    )
+    path = os.pathsep.join(filter(None, sys.path))
+    return subprocess.run(
+        [sys.executable, "-c", call, *arguments],
+        env=os.environ | {"DGLBACKEND": "pytorch", "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout,
+    )
 
+# %% ../../nbs/20_graph_data.ipynb #13ff3e51
 def _by_dgl(kind: str, source: str, timeout: float | None = None) -> Graph:
     """What `_dgl_worker` makes of it, by way of a temporary file (TMPDIR says where).
     Raises ImportError where DGL does not work, RuntimeError with the reason otherwise.
     """
-    path = os.pathsep.join(filter(None, sys.path))
     with tempfile.TemporaryDirectory() as folder:
         target = str(Path(folder, "graph.npz"))
-        command = [
-            sys.executable,
-            "-c",
-            (
-                "import sys; from et_nbdev.graph.data import _dgl_worker;"
-                " _dgl_worker(*sys.argv[1:])"
-            ),
-            kind,
-            source,
-            target,
-        ]
         try:
-            run = subprocess.run(
-                command,
-                env=os.environ | {"DGLBACKEND": "pytorch", "PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout,
-            )
+            run = _run_dgl_worker("data", kind, source, target, timeout=timeout)
         except subprocess.TimeoutExpired as e:
             raise RuntimeError(f"no answer within {timeout:.0f} s") from e
         if run.returncode:
@@ -1147,7 +1158,7 @@ _DATASETS = {
     ),
 }
 
-
+# %% ../../nbs/20_graph_data.ipynb #d968951b
 def _find(file: str, root: str | os.PathLike | None) -> tuple[Path | None, list[str]]:
     "The first place that has the file, and all places looked at."
     roots = [Path(r).expanduser() for r in (root, os.environ.get("ET_DATA")) if r]
@@ -1158,6 +1169,19 @@ def _find(file: str, root: str | os.PathLike | None) -> tuple[Path | None, list[
 def _read(path: Path) -> Graph:
     return {".mat": _from_mat, ".npz": _from_npz}.get(path.suffix, _from_dgl_file)(path)
 
+# %% ../../nbs/20_graph_data.ipynb #ca3d6132
+def _where_to_put(data: _Dataset, tried: list[str]) -> str:
+    "What helps where a file was not found in any of these places."
+    if tried:
+        places, more = "\n  - ".join(["Looked for", *tried]), ""
+    else:
+        places = (
+            "Neither root nor the environment variable ET_DATA names a folder to"
+            " look in"
+        )
+        more = ", and name its folder by root or ET_DATA"
+    return f"{places}\nThe file is published {data.source}; put it there{more}"
+
 # %% ../../nbs/20_graph_data.ipynb #3c3ed670
 def _raw(name: str, root: str | os.PathLike | None) -> Graph:
     "The graph as it is published."
@@ -1165,17 +1189,7 @@ def _raw(name: str, root: str | os.PathLike | None) -> Graph:
     path, tried = _find(data.file, root)
     if path:
         return _read(path)
-    places = "\n  - ".join(
-        ["Looked for", *tried]
-        if tried
-        else [
-            "Neither root nor the environment variable ET_DATA names a folder to"
-            " look in"
-        ]
-    )
-    hint = f"{places}\nThe file is published {data.source}; put it there" + (
-        "" if tried else ", and name its folder by root or ET_DATA"
-    )
+    hint = _where_to_put(data, tried)
     if name == "amazon-upu":
         try:
             amazon = load_graph("amazon", root).relation("net_upu")
@@ -1200,6 +1214,17 @@ def _raw(name: str, root: str | os.PathLike | None) -> Graph:
             f" {hint}"
         ) from e
 
+# %% ../../nbs/20_graph_data.ipynb #22e4aec6
+def _check_request(name: str, root: str | os.PathLike | None):
+    "Raise ValueError for a name that is neither known nor a file's, or no folder."
+    if name not in _DATASETS and not Path(name).is_file():
+        raise ValueError(
+            f"name: must be one of {', '.join(_DATASETS)}, or the path of an .npz, .mat"
+            f" or DGL file, got {name!r}"
+        )
+    if root is not None and not Path(root).expanduser().is_dir():
+        raise ValueError(f"root: {root} is not a folder")
+
 # %% ../../nbs/20_graph_data.ipynb #076f5b59
 def load_graph(name: str, root: str | os.PathLike | None = None) -> Graph:
     """A graph by its name, with both directions of every edge, neither
@@ -1213,19 +1238,12 @@ def load_graph(name: str, root: str | os.PathLike | None = None) -> Graph:
     unknown name or a damaged file, FileNotFoundError with all places tried, ImportError
     where DGL is needed.
     """
-    own = name not in _DATASETS
-    if own and not Path(name).is_file():
-        raise ValueError(
-            f"name: must be one of {', '.join(_DATASETS)}, or the path of an .npz, .mat"
-            f" or DGL file, got {name!r}"
-        )
-    if root is not None and not Path(root).expanduser().is_dir():
-        raise ValueError(f"root: {root} is not a folder")
+    _check_request(name, root)
     if name in ("digits-knn", "digits-relations"):
         return _digits(name)
-    graph = (_read(Path(name)) if own else _raw(name, root))._rewired(
-        both=True, self_loops=False
-    )
+    own = name not in _DATASETS
+    graph = _read(Path(name)) if own else _raw(name, root)
+    graph = graph._rewired(both=True, self_loops=False)
     if not graph.num_edges:
         raise ValueError(
             f"name: {name!r} as found has no edges between different nodes"
@@ -1245,15 +1263,9 @@ class Split(NamedTuple):
     validation: Int[np.ndarray, "validation"]
     test: Int[np.ndarray, "test"]
 
-
-def split(labels: Int8[np.ndarray, "N"], train_fraction: float, seed: int) -> Split:
-    """Labeled nodes (label 0 or 1) in three parts with equal shares of anomalies:
-    train_fraction of them, and the rest 1 : 2.
-
-    Raises ValueError naming the argument, and where a part would hold one class only.
-    """
-    train_test_split = _need("sklearn.model_selection").train_test_split
-    labels = _labels(labels, len(_array("labels", labels)))
+# %% ../../nbs/20_graph_data.ipynb #b95f2d71
+def _check_split(train_fraction, seed):
+    "Raise ValueError, naming the argument, unless these can be those of a split."
     if (
         isinstance(train_fraction, bool)
         or not isinstance(train_fraction, (int, float, np.floating))
@@ -1268,24 +1280,37 @@ def split(labels: Int8[np.ndarray, "N"], train_fraction: float, seed: int) -> Sp
         or not 0 <= seed < 2**32
     ):
         raise ValueError(f"seed: must be an integer from 0 to 2³² - 1, got {seed!r}")
+
+# %% ../../nbs/20_graph_data.ipynb #e29cd7a0
+def _stratified(labels, train_fraction: float, seed: int) -> Split:
+    """The parts, with equal shares of anomalies as far as whole nodes permit. Raises
+    ValueError where one would hold one class only.
+    """
+    divide = partial(
+        _need("sklearn.model_selection").train_test_split, random_state=seed
+    )
     known = np.flatnonzero(labels >= 0)
+    count = round(train_fraction * len(known))
+    train, rest = divide(known, train_size=count, stratify=labels[known])
+    count = round(len(rest) / 3)
+    validation, test = divide(rest, train_size=count, stratify=labels[rest])
+    parts = Split(*map(np.sort, (train, validation, test)))
+    for part, nodes in zip(parts._fields, parts):
+        if len(np.unique(labels[nodes])) < 2:
+            raise ValueError(f"{part} would hold one class only")
+    return parts
+
+# %% ../../nbs/20_graph_data.ipynb #5bd37195
+def split(labels: Int8[np.ndarray, "N"], train_fraction: float, seed: int) -> Split:
+    """Labeled nodes (label 0 or 1) in three parts with equal shares of anomalies:
+    train_fraction of them, and the rest 1 : 2.
+
+    Raises ValueError naming the argument, and where a part would hold one class only.
+    """
+    labels = _labels(labels, len(_array("labels", labels)))
+    _check_split(train_fraction, seed)
     try:
-        train, rest = train_test_split(
-            known,
-            train_size=round(train_fraction * len(known)),
-            stratify=labels[known],
-            random_state=int(seed),
-        )
-        validation, test = train_test_split(
-            rest,
-            train_size=round(len(rest) / 3),
-            stratify=labels[rest],
-            random_state=int(seed),
-        )
-        parts = Split(*map(np.sort, (train, validation, test)))
-        for part, nodes in zip(parts._fields, parts):
-            if len(np.unique(labels[nodes])) < 2:
-                raise ValueError(f"{part} would hold one class only")
+        return _stratified(labels, train_fraction, int(seed))
     except ValueError as e:
         counts = " and ".join(
             f"{(labels == c).sum()} {word}"
@@ -1296,4 +1321,3 @@ def split(labels: Int8[np.ndarray, "N"], train_fraction: float, seed: int) -> Sp
             f" but train_fraction {train_fraction} of {counts} nodes does not give that"
             f" ({e})"
         ) from e
-    return parts

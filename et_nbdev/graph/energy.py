@@ -23,6 +23,7 @@ from et_nbdev.attention import (
     EnergyAttention,
     RelativeDistances,
     RelativePositions,
+    _centered,
     _normalize_heads,
     _through_normalization,
 )
@@ -102,7 +103,7 @@ def _size_classes(
         count = 0
     return np.argsort(power, kind="stable").astype(np.int32), tuple(classes)
 
-
+# %% ../../nbs/21_graph_energy.ipynb #60131220
 def _rows_of(
     start: Int[np.ndarray, "starts"], nodes: Int[np.ndarray, "E"], backend: str
 ) -> _Rows:
@@ -114,6 +115,21 @@ def _rows_of(
         None if order is None else jnp.asarray(order),
         classes,
     )
+
+# %% ../../nbs/21_graph_energy.ipynb #838725b0
+def _check_nodes(name: str, ids: np.ndarray, num_nodes: int):
+    "Raise TypeError or ValueError unless these are ids of nodes, one per edge."
+    if ids.ndim != 1:
+        raise ValueError(
+            f"{name}: expected one node id per edge, shape (E,), got {ids.shape}"
+        )
+    if not np.issubdtype(ids.dtype, np.integer) and ids.size:
+        raise TypeError(f"{name}: expected whole numbers, got {ids.dtype}")
+    if ids.size and not (0 <= ids.min() and ids.max() < num_nodes):
+        raise ValueError(
+            f"{name}: expected node ids from 0 to {num_nodes - 1}, got {ids.min()}"
+            f" to {ids.max()}"
+        )
 
 # %% ../../nbs/21_graph_energy.ipynb #af4ad2e1
 def _check_edges(
@@ -128,17 +144,7 @@ def _check_edges(
     check_sizes(num_nodes=num_nodes)
     ends = {"senders": np.asarray(senders), "receivers": np.asarray(receivers)}
     for name, ids in ends.items():
-        if ids.ndim != 1:
-            raise ValueError(
-                f"{name}: expected one node id per edge, shape (E,), got {ids.shape}"
-            )
-        if not np.issubdtype(ids.dtype, np.integer) and ids.size:
-            raise TypeError(f"{name}: expected whole numbers, got {ids.dtype}")
-        if ids.size and not (0 <= ids.min() and ids.max() < num_nodes):
-            raise ValueError(
-                f"{name}: expected node ids from 0 to {num_nodes - 1}, got {ids.min()}"
-                f" to {ids.max()}"
-            )
+        _check_nodes(name, ids, num_nodes)
     s, r = ends.values()
     if len(s) != len(r):
         raise ValueError(
@@ -155,6 +161,29 @@ def _check_edges(
             " != receivers), or let a node see itself with self_loops=True"
         )
     return s.astype(np.int32, copy=False), r.astype(np.int32, copy=False)
+
+# %% ../../nbs/21_graph_energy.ipynb #a895a7ba
+def _available(backend: Literal["compiled", "xla"] | None) -> str:
+    "The backend asked for, or the better one; what it needs is there."
+    on_cpu = jax.default_backend() == "cpu"
+    best = "compiled" if backend is None and on_cpu and kernels.available() else "xla"
+    if (backend or best) == "compiled":
+        kernels.require()
+    return backend or best
+
+
+def _check_fit(edges, num_tokens: int, self_attention: bool):
+    "Raise ValueError where tokens or attention do not fit the graph of an `EdgeIndex`."
+    if num_tokens != edges.num_nodes:
+        raise ValueError(
+            f"edges: expected a graph of as many nodes as tokens, N = {num_tokens}, got"
+            f" {edges.num_nodes}"
+        )
+    if edges.self_loops and not self_attention:
+        raise ValueError(
+            "edges: a graph with self_loops=True needs an attention with"
+            " self_attention=True"
+        )
 
 # %% ../../nbs/21_graph_energy.ipynb #f101b467
 @jax.tree_util.register_pytree_node_class
@@ -191,13 +220,7 @@ class EdgeIndex:
         room = len(senders) if capacity is None else capacity
         check_sizes(len(senders), capacity=room)
         self.self_loops = bool(self_loops)
-        self.backend = backend or (
-            "compiled"
-            if jax.default_backend() == "cpu" and kernels.available()
-            else "xla"
-        )
-        if self.backend == "compiled":
-            kernels.require()
+        self.backend = _available(backend)
         self.into, self.out_of = (
             _rows_of(
                 start,
@@ -231,11 +254,8 @@ class EdgeIndex:
     def mask(self) -> Bool[Array, "N N"]:
         "The same as a mask, receivers in rows: for small graphs."
         senders, receivers = self.edge_list()
-        return (
-            jnp.zeros((self.num_nodes, self.num_nodes), bool)
-            .at[receivers, senders]
-            .set(True)
-        )
+        nobody = jnp.zeros((self.num_nodes, self.num_nodes), bool)
+        return nobody.at[receivers, senders].set(True)
 
     def match_and_pulls(
         self,
@@ -250,16 +270,7 @@ class EdgeIndex:
         $-\partial E/\partial Q$ and $-\partial E/\partial K$. Raises ValueError where
         tokens or attention do not fit the graph.
         """
-        if len(Q) != self.num_nodes:
-            raise ValueError(
-                f"edges: expected a graph of as many nodes as tokens, N = {len(Q)}, got"
-                f" {self.num_nodes}"
-            )
-        if self.self_loops and not self_attention:
-            raise ValueError(
-                "edges: a graph with self_loops=True needs an attention with"
-                " self_attention=True"
-            )
+        _check_fit(self, len(Q), self_attention)
         beta = beta.reshape((1,) * (Q.ndim - 2) + (-1, 1))
         heads = (len(Q), prod(Q.shape[1:-1]), Q.shape[-1])
         lse, as_query, as_key = _neighbor_attention(
@@ -271,13 +282,41 @@ class EdgeIndex:
             as_key.reshape(K.shape) / beta,
         )
 
-# %% ../../nbs/21_graph_energy.ipynb #563020d0
+# %% ../../nbs/21_graph_energy.ipynb #2f35dd48
 # numbers that a gather may hold at a time on a CPU; accelerators, which like them
 # large, get 16 times as much
 _ROOM = 2**20
 _WIDEST = 128  # neighbors of a node that are looked at together
 
 
+def _in_chunks(rows: _Rows, ids: Int[Array, "n"], width: int, room: int, part):
+    """What `part` makes of the nodes of a size class, (n, pieces, ...): at most
+    `_WIDEST` neighbors a piece, and `room` neighbors a chunk.
+    """
+    W = min(width, _WIDEST)
+    pieces = width // W
+    total = len(ids) * pieces
+    R = min(total, max(1, room // W))  # rows, or pieces of rows, in a chunk
+
+    def chunk(i):
+        # the last chunk repeats its last row
+        j = jnp.minimum(i * R + jnp.arange(R, dtype=jnp.int32), total - 1)
+        c = ids[j // pieces]
+        slot = (j % pieces * W)[:, None] + jnp.arange(W, dtype=jnp.int32)[None]
+        there = slot < (rows.start[c + 1] - rows.start[c])[:, None]
+        # the first neighbor stands in where there is none
+        b = rows.nodes[rows.start[c][:, None] + jnp.where(there, slot, 0)]
+        return part(c, b, there[..., None])
+
+    chunks = -(-total // R)
+    if chunks == 1:
+        parts = chunk(0)
+    else:
+        found = jax.lax.map(chunk, jnp.arange(chunks, dtype=jnp.int32))
+        parts = (p.reshape(-1, *p.shape[2:]) for p in found)
+    return (p[:total].reshape(len(ids), pieces, *p.shape[1:]) for p in parts)
+
+# %% ../../nbs/21_graph_energy.ipynb #563020d0
 def _over_rows(
     rows: _Rows,
     # of the results for one node; the last is that of what is gathered
@@ -298,33 +337,7 @@ def _over_rows(
     room = _ROOM if jax.default_backend() == "cpu" else 16 * _ROOM
     for width, count in rows.classes:
         ids, begin = order[begin : begin + count], begin + count
-        W = min(width, _WIDEST)
-        pieces = width // W
-        # rows, or pieces of rows, in a chunk
-        R = min(count * pieces, max(1, room // (W * max(1, prod(shapes[-1])))))
-
-        def chunk(i):
-            # the last chunk repeats its last row
-            j = jnp.minimum(i * R + jnp.arange(R, dtype=jnp.int32), count * pieces - 1)
-            c = ids[j // pieces]
-            slot = (j % pieces * W)[:, None] + jnp.arange(W, dtype=jnp.int32)[None]
-            there = slot < (rows.start[c + 1] - rows.start[c])[:, None]
-            # the first neighbor stands in where there is none
-            b = rows.nodes[rows.start[c][:, None] + jnp.where(there, slot, 0)]
-            return part(c, b, there[..., None])
-
-        chunks = -(-count * pieces // R)
-        parts = (
-            chunk(0)
-            if chunks == 1
-            else (
-                p.reshape(-1, *p.shape[2:])
-                for p in jax.lax.map(chunk, jnp.arange(chunks, dtype=jnp.int32))
-            )
-        )
-        parts = (
-            p[: count * pieces].reshape(count, pieces, *p.shape[1:]) for p in parts
-        )
+        parts = _in_chunks(rows, ids, width, room // max(1, prod(shapes[-1])), part)
         # every row once: no sum, no race
         results = [
             r.at[ids].set(new, unique_indices=True)
@@ -359,7 +372,7 @@ def _softmax_xla(
     lse, pull = _over_rows(rows, (Q.shape[1:2], Q.shape[1:]), Q.dtype, part, merge)
     return lse, pull
 
-
+# %% ../../nbs/21_graph_energy.ipynb #66836f76
 def _weighted_xla(
     rows: _Rows,
     K: Float[Array, "N H Y"],
@@ -396,7 +409,7 @@ def _tangent_queries_xla(
     slope, pull = _over_rows(rows, (Q.shape[1:2], Q.shape[1:]), Q.dtype, part)
     return pull, slope
 
-
+# %% ../../nbs/21_graph_energy.ipynb #4806d934
 def _tangent_keys_xla(rows: _Rows, K, dK, Q, dQ, lse, shift) -> Float[Array, "N H Y"]:
     r"""$\sum_C p_{CB}((\dot s_{CB} - \mathrm{shift}_C)\,Q'_C + \dot Q'_C)$ over the
     receivers of every sender.
@@ -412,7 +425,7 @@ def _tangent_keys_xla(rows: _Rows, K, dK, Q, dQ, lse, shift) -> Float[Array, "N 
 
     return _over_rows(rows, (Q.shape[1:],), Q.dtype, part)[0]
 
-
+# %% ../../nbs/21_graph_energy.ipynb #66a6b65c
 def _scores_and_tangents(own, d_own, other, d_other):
     """The scores of nodes (R, H, Y) with their neighbors (R, W, H, Y), and how they
     move: the product rule.
@@ -429,7 +442,7 @@ _XLA = SimpleNamespace(
     tangent_keys=_tangent_keys_xla,
 )
 
-
+# %% ../../nbs/21_graph_energy.ipynb #8f6c85c8
 @jax.custom_vjp
 def _neighbor_attention(
     edges: EdgeIndex, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]
@@ -443,7 +456,7 @@ def _neighbor_attention(
     """
     return _forwards(edges, Q, K)[0]
 
-
+# %% ../../nbs/21_graph_energy.ipynb #850d3e2b
 def _forwards(edges, Q, K):
     kernels.check_rows(edges.into, Q=Q, K=K)
     if K.ndim != 3:
@@ -458,7 +471,7 @@ def _forwards(edges, Q, K):
         as_query,
     )
 
-
+# %% ../../nbs/21_graph_energy.ipynb #2d5d0950
 def _backwards(saved, cotangents):
     (edges, Q, K, lse, as_query), (c, a, b) = saved, cotangents
     run = kernels if edges.backend == "compiled" else _XLA
@@ -485,6 +498,20 @@ def _with_distances(Q, K, z, factor, beta):
     share = share.reshape((1,) * (Q.ndim - 2) + (-1, 1))
     more_Q = [2 * share * z, -share * square, -share * one]
     return jnp.concatenate([Q, *more_Q], -1), jnp.concatenate([K, z, one, square], -1)
+
+# %% ../../nbs/21_graph_energy.ipynb #3c226233
+def _graphs(edges, distances: bool) -> tuple:
+    """The context `edges=` of an attention as a tuple. Raises TypeError or ValueError
+    for what it cannot run along, with `distances` for all but an `EdgeIndex`.
+    """
+    graphs = edges if isinstance(edges, tuple) else (edges,)
+    if not all(hasattr(graph, "match_and_pulls") for graph in graphs):
+        raise TypeError("edges: expected an EdgeIndex, or several in a tuple")
+    if distances and not all(isinstance(graph, EdgeIndex) for graph in graphs):
+        raise TypeError("edges: expected an EdgeIndex, which distances need")
+    if not graphs:
+        raise ValueError("edges: expected at least one graph, got none")
+    return graphs
 
 # %% ../../nbs/21_graph_energy.ipynb #0bf55117
 @signed
@@ -520,7 +547,7 @@ class EdgeAttention(EnergyAttention):
         if isinstance(self.positions, RelativePositions):
             raise ValueError("edges: expected distances, not the positions of a grid")
         if isinstance(self.positions, RelativeDistances):
-            z = self._centered(g, coordinates, beta.dtype)
+            z = _centered(g, coordinates, beta.dtype)
             Q, K = _with_distances(Q, K, z, self.positions.factor, beta)
         return Q, K, beta, rms
 
@@ -535,14 +562,7 @@ class EdgeAttention(EnergyAttention):
                 "edges: expected no mask, weights or bias beside them, which belong to"
                 " tables of pairs"
             )
-        graphs = edges if isinstance(edges, tuple) else (edges,)
-        if not all(hasattr(graph, "match_and_pulls") for graph in graphs):
-            raise TypeError("edges: expected an EdgeIndex, or several in a tuple")
-        distances = isinstance(self.positions, RelativeDistances)
-        if distances and not all(isinstance(graph, EdgeIndex) for graph in graphs):
-            raise TypeError("edges: expected an EdgeIndex, which distances need")
-        if not graphs:
-            raise ValueError("edges: expected at least one graph, got none")
+        graphs = _graphs(edges, isinstance(self.positions, RelativeDistances))
         Q, K, beta, rms = self._project(g, coordinates)
         match, as_query, as_key = jax.tree.map(
             lambda *terms: sum(terms[1:], terms[0]),
@@ -597,7 +617,7 @@ class EdgeAttention(EnergyAttention):
         )
         return -jnp.sum(match, (-2, -1)), update
 
-
+# %% ../../nbs/21_graph_energy.ipynb #a9a8b0d4
 class EdgeTransformer(EnergyTransformer):
     "The Energy Transformer block with an `EdgeAttention`: for graphs."
 

@@ -10,7 +10,6 @@ import hashlib
 import io
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import urllib.error
@@ -38,6 +37,7 @@ from et_nbdev.graph.data import (
     _pair,
     _read_npz,
     _room,
+    _run_dgl_worker,
     _unpack,
 )
 from ..training.checkpoint import _atomic_write
@@ -230,6 +230,45 @@ def _described(graphs) -> str:
         " edges on average" + "".join(f", {k}" for k in known)
     )
 
+# %% ../../nbs/20b_graph_sets.ipynb #a88f33a6
+def _tables_of(graphs, order: Int[np.ndarray, "E"]) -> dict[str, np.ndarray]:
+    "The tables of nodes and, in that order, of edges, checked and read-only."
+    tables = {}
+    for key, kind in (("labels", int), ("attributes", float)):
+        node, edge = f"node_{key}", f"edge_{key}"
+        tables[node] = _table_of(node, getattr(graphs, node), graphs.num_nodes, kind)
+        of_edges = _table_of(edge, getattr(graphs, edge), len(order), kind)
+        tables[edge] = _frozen(of_edges[order], of_edges.dtype)
+    return tables
+
+
+def _as_published(one, names: list[np.ndarray]) -> Float32[np.ndarray, "N F"]:
+    "One-hot node labels, of these names in each column, and attributes; else ones."
+    hot = [
+        column[:, None] == values for column, values in zip(one.node_labels.T, names)
+    ]
+    if not hot and not one.node_attributes.shape[1]:
+        return np.ones((one.num_nodes, 1), np.float32)
+    return np.hstack([*hot, one.node_attributes]).astype(np.float32)
+
+# %% ../../nbs/20b_graph_sets.ipynb #7e4be323
+def _selected(graphs, ids: Int[np.ndarray, "n"]):
+    "These graphs of a set end to end, in the order given."
+    nodes, edges = _ranges(graphs.start, ids), _ranges(graphs.edge_start, ids)
+    start = np.concatenate([[0], np.cumsum(graphs.sizes[ids])]).astype(np.int32)
+    shift = np.repeat(start[:-1] - graphs.start[ids], np.diff(graphs.edge_start)[ids])
+    return replace(
+        graphs,
+        start=start,
+        senders=graphs.senders[edges] + shift,
+        receivers=graphs.receivers[edges] + shift,
+        labels=graphs.labels[ids],
+        node_labels=graphs.node_labels[nodes],
+        node_attributes=graphs.node_attributes[nodes],
+        edge_labels=graphs.edge_labels[edges],
+        edge_attributes=graphs.edge_attributes[edges],
+    )
+
 # %% ../../nbs/20b_graph_sets.ipynb #65b38d4f
 @dataclass(frozen=True, repr=False, eq=False)
 class GraphSet:
@@ -267,22 +306,8 @@ class GraphSet:
         order, *edges = _graph_by_graph(self.senders, self.receivers, self.start)
         for name, a in zip(("edge_start", "senders", "receivers"), edges):
             put(name, a)
-        for key, kind in (("labels", int), ("attributes", float)):
-            put(
-                f"node_{key}",
-                _table_of(
-                    f"node_{key}", getattr(self, f"node_{key}"), self.num_nodes, kind
-                ),
-            )
-            put(
-                f"edge_{key}",
-                _frozen(
-                    _table_of(
-                        f"edge_{key}", getattr(self, f"edge_{key}"), len(order), kind
-                    )[order],
-                    np.int64 if kind is int else np.float32,
-                ),
-            )
+        for name, a in _tables_of(self, order).items():
+            put(name, a)
 
     def __len__(self) -> int:
         return len(self.start) - 1
@@ -297,25 +322,11 @@ class GraphSet:
     sizes = property(lambda self: np.diff(self.start), doc="Nodes of each graph, (G,).")
 
     def __getitem__(self, ids) -> "GraphSet":
-        ids = (
-            np.arange(len(self))[ids]
-            if isinstance(ids, slice) or _array("ids", ids).dtype.kind == "b"
-            else _graph_ids("ids", np.atleast_1d(ids), len(self))
-        )
-        nodes, edges = _ranges(self.start, ids), _ranges(self.edge_start, ids)
-        start = np.concatenate([[0], np.cumsum(self.sizes[ids])]).astype(np.int32)
-        shift = np.repeat(start[:-1] - self.start[ids], np.diff(self.edge_start)[ids])
-        return replace(
-            self,
-            start=start,
-            senders=self.senders[edges] + shift,
-            receivers=self.receivers[edges] + shift,
-            labels=self.labels[ids],
-            node_labels=self.node_labels[nodes],
-            node_attributes=self.node_attributes[nodes],
-            edge_labels=self.edge_labels[edges],
-            edge_attributes=self.edge_attributes[edges],
-        )
+        if isinstance(ids, slice) or _array("ids", ids).dtype.kind == "b":
+            ids = np.arange(len(self))[ids]
+        else:
+            ids = _graph_ids("ids", np.atleast_1d(ids), len(self))
+        return _selected(self, ids)
 
     def undirected(self) -> "GraphSet":
         """Each edge and its reverse once, sorted by receiver and then sender, no loops.
@@ -352,20 +363,12 @@ class GraphSet:
         published, its nodes unlabeled.
         """
         one, names = self[[i]], [np.unique(column) for column in self.node_labels.T]
-        hot = [
-            column[:, None] == values
-            for column, values in zip(one.node_labels.T, names)
-        ]
-        features = np.hstack(
-            [*hot, one.node_attributes]
-            if hot or one.node_attributes.shape[1]
-            else [np.ones((one.num_nodes, 1))]
-        )
+        unlabeled = np.full(one.num_nodes, -1)
         return Graph(
             one.senders,
             one.receivers,
-            features.astype(np.float32),
-            np.full(one.num_nodes, -1),
+            _as_published(one, names),
+            unlabeled,
             name=f"{self.name}[{i}]",
         )
 
@@ -494,12 +497,9 @@ class _Texts(NamedTuple):
         "Integers of a file that must be there."
         file = f"{self.name}_{part}.txt"
         if file not in self.files:
-            more = (
-                "; targets that are no classes (graph_attributes) are not read"
-                if part == "graph_labels"
-                and f"{self.name}_graph_attributes.txt" in self.files
-                else ""
-            )
+            targets = f"{self.name}_graph_attributes.txt" in self.files
+            more = "; targets that are no classes (graph_attributes) are not read"
+            more = more if targets and part == "graph_labels" else ""
             raise ValueError(f"path: {self.path} lacks {file}{more}")
         a = _table(self.files[file], self.where(part), int)
         if a.size and a.shape[1] != columns:
@@ -594,15 +594,12 @@ def read_tu(path: str | os.PathLike, name: str | None = None) -> GraphSet:
     A = texts.required("A", 2)
     G, N, E = len(graph_labels), len(indicator), len(A)
     _check_texts(texts, G, indicator, A)
-    nodes, edges = (N, "nodes in the indicator"), (E, "edges")
-    node_tables = {
-        "node_labels": texts.optional("node_labels", int, *nodes),
-        "node_attributes": texts.optional("node_attributes", float, *nodes),
+    tables = lambda of, *lines: {
+        f"{of}_{what}": texts.optional(f"{of}_{what}", kind, *lines)
+        for what, kind in (("labels", int), ("attributes", float))
     }
-    edge_tables = {
-        "edge_labels": texts.optional("edge_labels", int, *edges),
-        "edge_attributes": texts.optional("edge_attributes", float, *edges),
-    }
+    node_tables = tables("node", N, "nodes in the indicator")
+    edge_tables = tables("edge", E, "edges")
     order = np.argsort(indicator, kind="stable")  # as a rule they are in order already
     place = np.empty(N, np.int64)
     place[order] = np.arange(N)
@@ -700,29 +697,7 @@ def _by_dgl(path: Path, name: str) -> GraphSet:
     _need_dgl("via: 'dgl'")
     with tempfile.TemporaryDirectory() as folder:
         target = str(Path(folder, "graphs.npz"))
-        command = [
-            sys.executable,
-            "-c",
-            (
-                "import sys; from et_nbdev.graph.sets import _dgl_worker;"
-                " _dgl_worker(*sys.argv[1:])"
-            ),
-            str(Path(path).absolute()),
-            name,
-            target,
-        ]
-        run = subprocess.run(
-            command,
-            env=os.environ
-            | {
-                "DGLBACKEND": "pytorch",
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            },
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
+        run = _run_dgl_worker("sets", str(Path(path).absolute()), name, target)
         if run.returncode:
             reason = (
                 run.stderr.strip().splitlines() or [f"ended with {run.returncode}"]
@@ -732,32 +707,34 @@ def _by_dgl(path: Path, name: str) -> GraphSet:
             raise ValueError(f"path: {path} could not be read by DGL ({reason})")
         return GraphSet(**_read_npz(target), name=name)
 
+# %% ../../nbs/20b_graph_sets.ipynb #51e48d4e
+def _tree_with_rings(rng, label: int | np.integer):
+    "Edges, each once, and node labels of one of the graphs of `_make_rings`."
+    tree = rng.randint(5, 16)
+    edges = [(v, rng.randint(v)) for v in range(1, tree)]
+    corner = [tree + c for c in range(6)]
+    edges += [
+        (
+            corner[c],
+            corner[(c + 1) % 6] if not label else corner[c - c % 3 + (c + 1) % 3],
+        )
+        for c in range(6)
+    ]
+    first, second = (
+        rng.permutation(6)[:2] if not label else (rng.randint(3), 3 + rng.randint(3))
+    )
+    edges += list(zip(rng.permutation(tree)[:2], (corner[first], corner[second])))
+    where = rng.permutation(tree + 6)  # so that the number of a node tells nothing
+    return where[np.array(edges)], rng.randint(0, 3, tree + 6)
+
 # %% ../../nbs/20b_graph_sets.ipynb #b30a0833
 def _make_rings(num_graphs: int = 240, seed: int = 0) -> GraphSet:
     """Random trees with a ring of six (class 0) or two rings of three (class 1), half
     of each; degrees tell nothing. Nodes have one of three labels at random.
     """
     rng = np.random.RandomState(seed)  # whose stream is promised never to change
-    parts, labels = [], np.arange(num_graphs) % 2
-    for label in labels:
-        tree = rng.randint(5, 16)
-        edges = [(v, rng.randint(v)) for v in range(1, tree)]
-        corner = [tree + c for c in range(6)]
-        edges += [
-            (
-                corner[c],
-                corner[(c + 1) % 6] if not label else corner[c - c % 3 + (c + 1) % 3],
-            )
-            for c in range(6)
-        ]
-        first, second = (
-            rng.permutation(6)[:2]
-            if not label
-            else (rng.randint(3), 3 + rng.randint(3))
-        )
-        edges += list(zip(rng.permutation(tree)[:2], (corner[first], corner[second])))
-        where = rng.permutation(tree + 6)  # so that the number of a node tells nothing
-        parts.append((where[np.array(edges)], rng.randint(0, 3, tree + 6)))
+    labels = np.arange(num_graphs) % 2
+    parts = [_tree_with_rings(rng, label) for label in labels]
     start = np.concatenate([[0], np.cumsum([len(names) for _, names in parts])])
     ends = np.concatenate([edges + s for (edges, _), s in zip(parts, start)])
     senders, receivers = ends.T
@@ -1059,6 +1036,19 @@ def _cached_positions(
         warnings.warn(f"positions are not kept in {path}: {e}")
     return positions
 
+# %% ../../nbs/20b_graph_sets.ipynb #668bcd0a
+def _mean_and_scale(
+    rows: Float32[np.ndarray, "n A"],
+) -> tuple[Float32[np.ndarray, "A"], Float32[np.ndarray, "A"]]:
+    "Of each column, and for one that hardly varies the scale 1; 0 and 1 of no rows."
+    if not len(rows):
+        shape = rows.shape[1:]
+        return np.zeros(shape, np.float32), np.ones(shape, np.float32)
+    rows = rows.astype(np.float64)
+    mean, scale = rows.mean(0), rows.std(0)
+    scale = np.where(scale > 1e-9 * (np.abs(mean) + 1e-30), scale, 1)
+    return mean.astype(np.float32), scale.astype(np.float32)
+
 # %% ../../nbs/20b_graph_sets.ipynb #94e6a458
 class _Columns(NamedTuple):
     "How labels (n, M) and attributes (n, A) become features (n, F)."
@@ -1074,20 +1064,8 @@ class _Columns(NamedTuple):
     @classmethod
     def learn(cls, labels, attributes, train):
         values = tuple(np.unique(column) for column in labels.T)
-        rows = attributes[train].astype(np.float64)
-        mean, scale = (
-            (rows.mean(0), rows.std(0))
-            if len(rows)
-            else (np.zeros(attributes.shape[1]), np.ones(attributes.shape[1]))
-        )
-        return cls(
-            values,
-            tuple(np.isin(v, column) for v, column in zip(values, labels[train].T)),
-            mean.astype(np.float32),
-            np.where(scale > 1e-9 * (np.abs(mean) + 1e-30), scale, 1).astype(
-                np.float32
-            ),
-        )
+        known = (np.isin(v, column) for v, column in zip(values, labels[train].T))
+        return cls(values, tuple(known), *_mean_and_scale(attributes[train]))
 
     def __call__(self, what: str, labels, attributes) -> Float32[np.ndarray, "n F"]:
         if (labels.shape[1], attributes.shape[1]) != (len(self.values), len(self.mean)):
@@ -1274,6 +1252,15 @@ def take(bucket: _Bucket, rows: Int[Array, "B"]) -> GraphBatch:
 
 _take = jax.jit(take)
 
+# %% ../../nbs/20b_graph_sets.ipynb #4d307736
+def _equally_filled(
+    rows: Int[np.ndarray, "n"], B: int
+) -> Iterator[Int32[np.ndarray, "{B}"]]:
+    "The rows in batches of B, equally many in each but for one, filled up with -1."
+    for part in np.array_split(rows, -(-len(rows) // B)) if len(rows) else ():
+        filled = np.pad(part, (0, B - len(part)), constant_values=-1)
+        yield filled.astype(np.int32)
+
 # %% ../../nbs/20b_graph_sets.ipynb #2720aef5
 @dataclass(frozen=True, repr=False, eq=False)
 class _Buckets:
@@ -1315,15 +1302,7 @@ class _Buckets:
             rows = np.sort(self.row[ids[self.bucket[ids] == b]])
             if rng is not None:
                 rng.shuffle(rows)
-            for part in np.array_split(rows, -(-len(rows) // B)) if len(rows) else ():
-                found.append(
-                    (
-                        b,
-                        np.pad(part, (0, B - len(part)), constant_values=-1).astype(
-                            np.int32
-                        ),
-                    )
-                )
+            found += [(b, filled) for filled in _equally_filled(rows, B)]
         # an array, so that no shape is guessed
         if rng is not None:
             rng.shuffle(found := np.array([*found, None], object)[:-1])
@@ -1436,6 +1415,21 @@ class EdgeBatch(NamedTuple):
     present: Bool[Array, "n"]
     labels: Int[Array, "B"]  # -1 for padding
 
+# %% ../../nbs/20b_graph_sets.ipynb #67f23cd2
+def _filled(a: np.ndarray, rows: int, value=0) -> Array:
+    "An array with so many rows, those after its own filled with a value."
+    more = np.full((rows - len(a), *a.shape[1:]), value, a.dtype)
+    return jnp.asarray(np.concatenate([a, more]))
+
+# %% ../../nbs/20b_graph_sets.ipynb #02ce963c
+def _check_room(part: GraphSet, n: int, E: int, B: int):
+    "Raise ValueError unless the graphs fit, with a node for the padding."
+    if n <= part.num_nodes or E < part.num_edges or B < len(part):
+        raise ValueError(
+            f"num_nodes, num_edges, num_graphs: need at least {part.num_nodes + 1},"
+            f" {part.num_edges} and {len(part)}, got {n}, {E} and {B}"
+        )
+
 # %% ../../nbs/20b_graph_sets.ipynb #88e4f388
 def _edge_batch(
     graphs: GraphSet,
@@ -1455,28 +1449,37 @@ def _edge_batch(
     n = part.num_nodes + 1 if num_nodes is None else num_nodes
     E = part.num_edges if num_edges is None else num_edges
     B = len(part) if num_graphs is None else num_graphs
-    if n <= part.num_nodes or E < part.num_edges or B < len(part):
-        raise ValueError(
-            f"num_nodes, num_edges, num_graphs: need at least {part.num_nodes + 1},"
-            f" {part.num_edges} and {len(part)}, got {n}, {E} and {B}"
-        )
+    _check_room(part, n, E, B)
     order = np.lexsort((part.senders, part.receivers))
     (x, e), p = encoding(part), positions[nodes]
     _check_finite(features=x, edge_features=e, positions=p)
-    fill = lambda a, rows, value=0: jnp.asarray(
-        np.concatenate([a, np.full((rows - len(a), *a.shape[1:]), value, a.dtype)])
-    )
     graph = np.repeat(np.arange(len(part), dtype=np.int32), part.sizes)
     return EdgeBatch(
-        fill(x, n),
-        fill(p, n),
-        fill(part.senders[order], E, n - 1),
-        fill(part.receivers[order], E, n - 1),
-        fill(e[order], E),
-        fill(graph, n, B),
-        fill(np.ones(part.num_nodes, bool), n, False),
-        fill(part.labels, B, -1),
+        _filled(x, n),
+        _filled(p, n),
+        _filled(part.senders[order], E, n - 1),
+        _filled(part.receivers[order], E, n - 1),
+        _filled(e[order], E),
+        _filled(graph, n, B),
+        _filled(np.ones(part.num_nodes, bool), n, False),
+        _filled(part.labels, B, -1),
     )
+
+# %% ../../nbs/20b_graph_sets.ipynb #b9e9d58b
+def _dealt(ids: Int[np.ndarray, "n"], hands: int, rng=None) -> list[np.ndarray]:
+    "Ids that ascend by size in so many parts, each with its share of every size."
+    if rng is None:
+        return [ids[i::hands] for i in range(hands)]
+    rows = [rng.permutation(ids[j : j + hands]) for j in range(0, len(ids), hands)]
+    return [
+        np.array([row[i] for row in rows if i < len(row)])
+        for i in rng.permutation(hands)
+    ]
+
+
+def _roomy(n: int) -> int:
+    "The least power of 1.25 that is at least n and 16, rounded up."
+    return int(np.ceil(1.25 ** np.ceil(np.log(max(n, 16)) / np.log(1.25))))
 
 # %% ../../nbs/20b_graph_sets.ipynb #0197041d
 @dataclass(frozen=True, repr=False, eq=False)
@@ -1512,18 +1515,9 @@ class _EdgeLists:
         in a fixed one.
         """
         ids = _graph_ids("ids", ids, len(self.labels))
-        ids, m = (
-            ids[np.lexsort((ids, self.graphs.sizes[ids]))],
-            -(-len(ids) // self.batch_size),
-        )
-        if seed is None:
-            return [ids[i::m] for i in range(m)]
-        rng = np.random.default_rng((seed, epoch))
-        rows = [rng.permutation(ids[j : j + m]) for j in range(0, len(ids), m)]
-        return [
-            np.array([row[i] for row in rows if i < len(row)])
-            for i in rng.permutation(m)
-        ]
+        ids = ids[np.lexsort((ids, self.graphs.sizes[ids]))]
+        rng = None if seed is None else np.random.default_rng((seed, epoch))
+        return _dealt(ids, -(-len(ids) // self.batch_size), rng)
 
     def members(self, part: Int[np.ndarray, "b"]) -> Int[np.ndarray, "B"]:
         "The graphs of a batch of the plan, -1 for none."
@@ -1534,21 +1528,9 @@ class _EdgeLists:
         before; and nothing, where `_Buckets` have rows.
         """
         some = self.graphs[part]
-        room = lambda n: int(
-            np.ceil(1.25 ** np.ceil(np.log(max(n, 16)) / np.log(1.25)))
-        )
-        return (
-            _edge_batch(
-                self.graphs,
-                self.encoding,
-                self.positions,
-                part,
-                room(some.num_nodes + 1),
-                room(some.num_edges),
-                self.batch_size,
-            ),
-            None,
-        )
+        sizes = _roomy(some.num_nodes + 1), _roomy(some.num_edges), self.batch_size
+        what = self.graphs, self.encoding, self.positions
+        return _edge_batch(*what, part, *sizes), None
 
     def batches(
         self, ids, seed: int | None = None, epoch: int = 0

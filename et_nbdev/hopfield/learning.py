@@ -34,7 +34,7 @@ def log_partition(
         beta * jnp.sum(xi * xi, -1) / 2
     )
 
-
+# %% ../../nbs/01c_hopfield_learning.ipynb #66eb579f
 def sample(
     key: PRNGKeyArray,
     xi: Float[Array, "K D"],
@@ -124,6 +124,26 @@ def learn(
     xi, losses = jax.lax.scan(one, xi, None, length=steps)
     return xi, jnp.append(losses, negative_log_likelihood(x, xi, beta))
 
+# %% ../../nbs/01c_hopfield_learning.ipynb #57a1551c
+def _check_attention(x, y, Wq, Wk, Wv):
+    """Raise TypeError or ValueError, naming the argument, unless weights and tokens fit
+    each other.
+    """
+    for name, W in (("Wq", Wq), ("Wk", Wk), ("Wv", Wv)):
+        if getattr(W, "ndim", 0) != 3 or W.shape != Wq.shape:
+            raise ValueError(
+                f"{name}: expected weights of shape (H, D, Y), the same for all three,"
+                f" got {getattr(W, 'shape', W)}"
+            )
+    check_tokens("x", x, Wq.shape[1])
+    check_tokens("y", y, Wq.shape[1])
+    _check_floating(Wq=Wq)
+    _check_floating(Wq.dtype, Wk=Wk, Wv=Wv, x=x, y=y)
+    if x.shape[:-2] != y.shape[:-2]:
+        raise ValueError(
+            f"y: expected the batch axes of x, {x.shape[:-2]}, got {y.shape[:-2]}"
+        )
+
 # %% ../../nbs/01c_hopfield_learning.ipynb #16830eac
 def hopfield_attention(
     # queries from x, memories from y
@@ -140,20 +160,7 @@ def hopfield_attention(
     β is $1/\sqrt Y$ unless given. With $W_V = W_K$ it is `retrieve` with one step.
     Raises TypeError or ValueError, naming the argument, on arrays that do not fit.
     """
-    for name, W in (("Wq", Wq), ("Wk", Wk), ("Wv", Wv)):
-        if getattr(W, "ndim", 0) != 3 or W.shape != Wq.shape:
-            raise ValueError(
-                f"{name}: expected weights of shape (H, D, Y), the same for all three,"
-                f" got {getattr(W, 'shape', W)}"
-            )
-    check_tokens("x", x, Wq.shape[1])
-    check_tokens("y", y, Wq.shape[1])
-    _check_floating(Wq=Wq)
-    _check_floating(Wq.dtype, Wk=Wk, Wv=Wv, x=x, y=y)
-    if x.shape[:-2] != y.shape[:-2]:
-        raise ValueError(
-            f"y: expected the batch axes of x, {x.shape[:-2]}, got {y.shape[:-2]}"
-        )
+    _check_attention(x, y, Wq, Wk, Wv)
     beta = Wq.shape[2] ** -0.5 if beta is None else beta
     _check_positive(beta=beta)
     Q, K, V = (

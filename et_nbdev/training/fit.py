@@ -77,8 +77,7 @@ class _MetricsLog:
             with open(self.path, "a") as f:
                 f.write(json.dumps(row) + "\n")
         except OSError as e:
-            # a full disk does not say which file
-            e.filename = e.filename or str(self.path)
+            e.filename = e.filename or str(self.path)  # a full disk names no file
             raise
 
     def __call__(self, run: Run):
@@ -362,7 +361,7 @@ class _ProgressBar(tqdm):
         best = "" if (b := run.progress["best"]) is None else f", best {b:.4f}"
         self.set_postfix_str(f"loss {loss:.4f}{best}, {speed:.0f}/s")
 
-
+# %% ../../nbs/42_fit.ipynb #409e3da0
 class Fit(NamedTuple):
     """What `fit` returns: the model with its best weights on validation (the last ones
     without validation), and the log.
@@ -371,6 +370,29 @@ class Fit(NamedTuple):
     model: nnx.Module
     history: list[dict]
     best_step: int
+
+# %% ../../nbs/42_fit.ipynb #cc27270a
+def _fresh_run(model: nnx.Module, optim: OptimConfig):
+    "What the model is made of, its optimizer, and the run before its first step."
+    (graphdef, params), optimizer = _trainable(model), make_optimizer(optim)
+    start = TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
+    run = Run(start, optim.steps)
+    run.progress = {"best": None, "best_step": 0, "seconds": 0.0}
+    return graphdef, optimizer, run
+
+
+def _identity(optim: OptimConfig, seed: int, config: dict | None) -> dict:
+    "What a resumed run must agree with, as JSON gives it back."
+    identity = {"optim": asdict(optim), "seed": seed, **(config or {})}
+    return json.loads(json.dumps(identity))
+
+# %% ../../nbs/42_fit.ipynb #c850dd25
+def _fitted(run: Run, graphdef, best: _Validation, log: _MetricsLog) -> Fit:
+    "The model with its best weights on validation, or the last ones, and the log."
+    if best.best is None:
+        last = best.place.local(run.state.params)
+        return Fit(nnx.merge(graphdef, last), log.rows, run.step)
+    return Fit(nnx.merge(graphdef, best.best), log.rows, run.progress["best_step"])
 
 # %% ../../nbs/42_fit.ipynb #b42aeb46
 def fit(
@@ -408,13 +430,9 @@ def fit(
     written, or another process trains in it.
     """
     check_sizes(every=every, log_every=log_every)
-    (graphdef, params), optimizer = _trainable(model), make_optimizer(optim)
-    start = TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
-    run = Run(start, optim.steps)
-    run.progress = {"best": None, "best_step": 0, "seconds": 0.0}
+    graphdef, optimizer, run = _fresh_run(model, optim)
     place, home = _Placement(mesh), None if folder is None else Path(folder)
-    identity = {"optim": asdict(optim), "seed": seed, **(config or {})}
-    identity = json.loads(json.dumps(identity))
+    identity = _identity(optim, seed, config)
     own = home if place.leads else None  # the first process alone writes
     with _alone(own):
         if home:
@@ -439,7 +457,4 @@ def fit(
     if ctrl_c.came and run.step < run.steps:
         where = f"; run again to go on from {folder}" if folder else ""
         raise KeyboardInterrupt(f"stopped after step {run.step}{where}")
-    if best.best is None:
-        last = place.local(run.state.params)
-        return Fit(nnx.merge(graphdef, last), log.rows, run.step)
-    return Fit(nnx.merge(graphdef, best.best), log.rows, run.progress["best_step"])
+    return _fitted(run, graphdef, best, log)

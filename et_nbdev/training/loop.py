@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -22,7 +23,7 @@ def _option(default, text: str):
     "A field of a configuration with the sentence that `--help` shows for it."
     return field(default=default, metadata=dict(help=text))
 
-
+# %% ../../nbs/07_training.ipynb #242ab41f
 @dataclass(frozen=True)
 class OptimConfig:
     """AdamW with a warm-up cosine schedule and a bound on the global norm of the
@@ -51,9 +52,8 @@ class OptimConfig:
             got = f"{self.lr_floor} and {self.lr}"
             raise ValueError(f"lr, lr_floor: expected 0 ≤ lr_floor ≤ lr, got {got}")
         if not 0 <= self.weight_decay < float("inf"):
-            raise ValueError(
-                f"weight_decay: expected at least 0, got {self.weight_decay}"
-            )
+            got = self.weight_decay
+            raise ValueError(f"weight_decay: expected at least 0, got {got}")
         for name, decay in (("b1", self.b1), ("b2", self.b2)):
             if not 0 <= decay < 1:
                 raise ValueError(f"{name}: expected 0 ≤ {name} < 1, got {decay}")
@@ -151,6 +151,21 @@ def _make_step(
         lambda state, batch: take(state, batch, jax.random.key(seed)),
         donate_argnums=0,
         out_shardings=mesh and NamedSharding(mesh, PartitionSpec()),
+    )
+
+# %% ../../nbs/07_training.ipynb #388ccd39
+def _drop(
+    x: Float[Array, "... D"], rate: float, rngs: nnx.Rngs | None
+) -> Float[Array, "... D"]:
+    """Dropout, in training only: entries become 0 with probability `rate`, the others
+    are scaled up to keep the mean. Without `rngs` nothing happens.
+    """
+    if rngs is None or rate == 0:
+        return x
+    return jnp.where(
+        jax.random.bernoulli(rngs.dropout(), 1 - rate, x.shape),
+        x / (1 - rate),
+        jnp.zeros_like(x),
     )
 
 # %% ../../nbs/07_training.ipynb #2a3898e4

@@ -156,7 +156,18 @@ class _Pictures(Protocol):
 # row numbers -> [(label, picture as stored)]
 _Fetch = Callable[[np.ndarray], list[tuple[str, bytes | Path | np.ndarray]]]
 
+# %% ../../nbs/10_image_data.ipynb #d04b9898
+@contextmanager
+def _naming(picture: str):
+    "An error within it becomes a ValueError that says which picture it was."
+    try:
+        yield
+    except Exception as e:  # PIL raises a dozen kinds, from OSError to struct.error
+        raise ValueError(
+            f"images: {picture} cannot be decoded ({_brief(e)}); repair or remove it"
+        ) from e
 
+# %% ../../nbs/10_image_data.ipynb #83d6d9e5
 @dataclass(frozen=True, repr=False, eq=False)
 class Images:
     """A split of a set of pictures: random access, decoded when asked for. Made by
@@ -187,15 +198,8 @@ class Images:
         rows = np.asarray(self.rows[index])
         out = np.empty((rows.size, self.size, self.size, self.channels), np.uint8)
         for x, (label, stored) in zip(out, self.fetch(rows.reshape(-1))):
-            try:
+            with _naming(f"{label} of {self.name!r}"):
                 x[:] = _decode(stored, self.size, self.channels)
-            except (
-                Exception
-            ) as e:  # PIL raises a dozen kinds, from OSError to struct.error
-                raise ValueError(
-                    f"images: {label} of {self.name!r} cannot be decoded ({_brief(e)});"
-                    " repair or remove it"
-                ) from e
         return out.reshape(*rows.shape, *out.shape[1:])
 
     def statistics(self) -> tuple[Float32[np.ndarray, "C"], Float32[np.ndarray, "C"]]:
@@ -274,9 +278,9 @@ def _from_pictures(folder: Path) -> dict[str, _Source]:
         if found.count
     }
 
-# %% ../../nbs/10_image_data.ipynb #15c922c1
-def _from_table(table, where: str) -> _Source:
-    "A `datasets.Dataset` as rows of encoded pictures."
+# %% ../../nbs/10_image_data.ipynb #e2757cb9
+def _picture_column(table, where: str) -> str:
+    "The first column of pictures, by its type or else by its name."
     Feature = _need("datasets").Image
     columns = [c for c, kind in table.features.items() if isinstance(kind, Feature)]
     columns = columns or [
@@ -287,11 +291,16 @@ def _from_table(table, where: str) -> _Source:
             f"name: {where} has no column of pictures among {table.column_names}; one"
             " called image or img is needed"
         )
-    column = columns[0]
+    return columns[0]
+
+# %% ../../nbs/10_image_data.ipynb #15c922c1
+def _from_table(table, where: str) -> _Source:
+    "A `datasets.Dataset` as rows of encoded pictures."
+    column = _picture_column(table, where)
     try:
         table = (
             table.select_columns([column])
-            .cast_column(column, Feature(decode=False))
+            .cast_column(column, _need("datasets").Image(decode=False))
             .with_format("arrow")
         )
     except Exception as e:
@@ -342,12 +351,9 @@ def _from_hub(repo: str, online: bool) -> dict[str, _Source]:
         if len(table)
     }  # pyright: ignore[reportReturnType]
 
-# %% ../../nbs/10_image_data.ipynb #1fcada74
-def _from_parquet(path: Path) -> dict[str, _Source]:
-    """A parquet file or a folder of shards. A shard's name, or that of its folder,
-    begins with its split: train-00000-of-00002.parquet.
-    """
-    datasets = _need("datasets")
+# %% ../../nbs/10_image_data.ipynb #7886120b
+def _shards(path: Path) -> dict[str, list[str]]:
+    "The parquet files of each split, every one of them readable."
     splits = {}
     root = path.parent if path.is_file() else path
     for file in [path] if path.is_file() else sorted(path.rglob("*.parquet")):
@@ -363,11 +369,16 @@ def _from_parquet(path: Path) -> dict[str, _Source]:
             for part in reversed(file.relative_to(root).parts)
             if (m := re.match("[a-z]+", part.lower()))
         ]
-        splits.setdefault(
-            next((_SPLITS[w] for w in words if w in _SPLITS), "pictures"), []
-        ).append(str(file.absolute()))
-    # with a shard missing it would quietly be another set
-    for split, files in splits.items() if path.is_dir() else ():
+        split = next((_SPLITS[w] for w in words if w in _SPLITS), "pictures")
+        splits.setdefault(split, []).append(str(file.absolute()))
+    return splits
+
+# %% ../../nbs/10_image_data.ipynb #1efcc9c4
+def _check_complete(path: Path, splits: dict[str, list[str]]):
+    """Raise ValueError where a split lacks one of the shards that its names count: it
+    would quietly be another set.
+    """
+    for split, files in splits.items():
         total = max(
             int(m.group(1)) if (m := re.search(r"-of-(\d+)", Path(f).name)) else 0
             for f in files
@@ -377,6 +388,15 @@ def _from_parquet(path: Path) -> dict[str, _Source]:
                 f"name: {path} holds {len(files)} of the {total} shards of {split!r};"
                 " fetch the others"
             )
+
+# %% ../../nbs/10_image_data.ipynb #1fcada74
+def _from_parquet(path: Path) -> dict[str, _Source]:
+    """A parquet file or a folder of shards. A shard's name, or that of its folder,
+    begins with its split: train-00000-of-00002.parquet.
+    """
+    datasets, splits = _need("datasets"), _shards(path)
+    if path.is_dir():
+        _check_complete(path, splits)
     # the Arrow copy goes to the cache of `datasets` (HF_DATASETS_CACHE), never beside
     # the data
     try:
@@ -396,7 +416,7 @@ def _from_parquet(path: Path) -> dict[str, _Source]:
         if len(table)
     }
 
-
+# %% ../../nbs/10_image_data.ipynb #c65787cb
 def _from_folder(path: Path) -> dict[str, _Source]:
     "A parquet file, a folder of parquet shards, or a folder of pictures."
     source = (
@@ -411,6 +431,40 @@ def _from_folder(path: Path) -> dict[str, _Source]:
         )
     return source
 
+# %% ../../nbs/10_image_data.ipynb #6a243e17
+def _find_folder(
+    name: str, data_dir: str | os.PathLike | None, tried: list[str]
+) -> Path | None:
+    "The set's folder in data_dir or ET_DATA; `tried` learns where there is none."
+    for label, root in (
+        ("data_dir", data_dir),
+        ("the environment variable ET_DATA", os.environ.get("ET_DATA")),
+    ):
+        if not root:
+            tried.append(f"{label}: not set")
+            continue
+        places = [Path(root).expanduser() / sub / name for sub in ("images", "")]
+        if found := next((place for place in places if place.is_dir()), None):
+            return found
+        tried.append(f"{label}: neither {places[0]} nor {places[1]} is a folder")
+
+# %% ../../nbs/10_image_data.ipynb #cc5f2dd8
+def _find_on_hub(repo: str, tried: list[str]) -> dict[str, _Source] | None:
+    "The set from the hub's cache or the hub; `tried` learns why from neither."
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):
+        tried.append("the hub: names there have the form user/name")
+        return None
+    for online, label in (
+        (False, "the hub's cache on this machine"),
+        (True, "the hub"),
+    ):
+        try:
+            return _from_hub(repo, online)
+        except ModuleNotFoundError:
+            raise
+        except Exception as e:
+            tried.append(f"{label}, {repo}: {_brief(e)}")
+
 # %% ../../nbs/10_image_data.ipynb #80241db6
 def _find(name: str, data_dir: str | os.PathLike | None) -> dict[str, _Source]:
     """The first that has `name`: a path (unless the name is a known one), data_dir,
@@ -421,39 +475,11 @@ def _find(name: str, data_dir: str | os.PathLike | None) -> dict[str, _Source]:
         if path.exists():
             return _from_folder(path)
         tried.append(f"a path: {path.absolute()} does not exist")
-    for label, root in (
-        ("data_dir", data_dir),
-        ("the environment variable ET_DATA", os.environ.get("ET_DATA")),
-    ):
-        places = (
-            [Path(root).expanduser() / sub / path.name for sub in ("images", "")]
-            if root
-            else []
-        )
-        if found := next((place for place in places if place.is_dir()), None):
-            return _from_folder(found)
-        tried.append(
-            f"{label}: "
-            + (
-                f"neither {places[0]} nor {places[1]} is a folder"
-                if root
-                else "not set"
-            )
-        )
-    repo = _NAMED[name].repo if name in _NAMED else name
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):
-        tried.append("the hub: names there have the form user/name")
-    else:
-        for online, label in (
-            (False, "the hub's cache on this machine"),
-            (True, "the hub"),
-        ):
-            try:
-                return _from_hub(repo, online)
-            except ModuleNotFoundError:
-                raise
-            except Exception as e:
-                tried.append(f"{label}, {repo}: {_brief(e)}")
+    if folder := _find_folder(path.name, data_dir, tried):
+        return _from_folder(folder)
+    source = _find_on_hub(_NAMED[name].repo if name in _NAMED else name, tried)
+    if source is not None:
+        return source
     raise FileNotFoundError(
         f"name: no pictures called {name!r} were found. Tried\n  - "
         + "\n  - ".join(tried)
@@ -469,6 +495,21 @@ _SEED = 2302  # of every carved split; changing it changes them all
 
 def _permutation(n: int, *seed: int) -> np.ndarray:
     return np.random.RandomState(list(seed)).permutation(n)
+
+# %% ../../nbs/10_image_data.ipynb #21974c06
+def _carve(n: int, validation: int, test: int, name: str) -> dict[str, np.ndarray]:
+    "The rows of the splits into which n pictures are divided at random."
+    if n <= validation + test:
+        raise ValueError(
+            f"name: {name!r} has {n} pictures to divide; {validation + test + 1} or"
+            " more are needed"
+        )
+    order = _permutation(n, _SEED)
+    return {
+        "test": np.sort(order[:test]),
+        "validation": np.sort(order[test : test + validation]),
+        "train": np.sort(order[test + validation :]),
+    }
 
 # %% ../../nbs/10_image_data.ipynb #e0f932b7
 def _split(
@@ -495,18 +536,7 @@ def _split(
         return np.arange(n), fetch
     else:
         validation, test = min(held_out, tenth), 0
-    if n <= validation + test:
-        raise ValueError(
-            f"name: {name!r} has {n} pictures to divide; {validation + test + 1} or"
-            " more are needed"
-        )
-    order = _permutation(n, _SEED)
-    parts = {
-        "test": order[:test],
-        "validation": order[test : test + validation],
-        "train": order[test + validation :],
-    }
-    return np.sort(parts[split]), fetch
+    return _carve(n, validation, test, name)[split], fetch
 
 # %% ../../nbs/10_image_data.ipynb #785a9606
 class _Named(NamedTuple):
@@ -550,6 +580,30 @@ def _probe(source: dict[str, _Source], name: str) -> tuple[int, int]:
         1 if gray else 3
     )
 
+# %% ../../nbs/10_image_data.ipynb #0abfabbf
+def _check_request(name, split, size, data_dir):
+    "Raise ValueError, naming the argument, unless `load_images` can be asked for this."
+    if not isinstance(name, (str, os.PathLike)) or not str(name):
+        raise ValueError(f"name: must be the name of a set or a path, got {name!r}")
+    if split not in ("train", "validation", "test"):
+        raise ValueError(
+            f"split: must be 'train', 'validation' or 'test', got {split!r}"
+        )
+    if size is not None:
+        _integer("size", size, 1)
+    if data_dir is not None and not Path(data_dir).expanduser().is_dir():
+        raise ValueError(f"data_dir: {data_dir} is not a folder")
+
+# %% ../../nbs/10_image_data.ipynb #5193e4cc
+def _splits_of(known: _Named, source: dict[str, _Source], name: str):
+    "Of a source the splits that a known set is made of. Raises ValueError without one."
+    if missing := sorted(set(known.splits) - set(source)):
+        raise ValueError(
+            f"name: the files found for {name!r} lack the split {missing[0]!r}:"
+            f" there is only {sorted(source)}"
+        )
+    return {s: source[s] for s in known.splits}
+
 # %% ../../nbs/10_image_data.ipynb #f6615c84
 # a known name, a hub name user/name, a folder or a parquet file
 def load_images(
@@ -572,28 +626,14 @@ def load_images(
     gray), else 3. Raises ValueError for a bad argument or damaged files,
     FileNotFoundError with a list of all places tried.
     """
-    if not isinstance(name, (str, os.PathLike)) or not str(name):
-        raise ValueError(f"name: must be the name of a set or a path, got {name!r}")
-    if split not in ("train", "validation", "test"):
-        raise ValueError(
-            f"split: must be 'train', 'validation' or 'test', got {split!r}"
-        )
-    if size is not None:
-        size = _integer("size", size, 1)
-    if data_dir is not None and not Path(data_dir).expanduser().is_dir():
-        raise ValueError(f"data_dir: {data_dir} is not a folder")
+    _check_request(name, split, size, data_dir)
     name = str(name)
     source = _from_digits() if name == "digits" else _find(name, data_dir)
     if known := _NAMED.get(name):
-        if missing := sorted(set(known.splits) - set(source)):
-            raise ValueError(
-                f"name: the files found for {name!r} lack the split {missing[0]!r}:"
-                f" there is only {sorted(source)}"
-            )
-        source = {s: source[s] for s in known.splits}
+        source = _splits_of(known, source, name)
     rows, fetch = _split(source, split, known.held_out if known else 10_000, name)
     native, channels = (known.size, 3) if known else _probe(source, name)
-    return Images(name, split, size or native, channels, rows, fetch)
+    return Images(name, split, int(size or native), channels, rows, fetch)
 
 # %% ../../nbs/10_image_data.ipynb #2fd74def
 def photographs(size: int = 64) -> UInt8[np.ndarray, "6 S S 3"]:
@@ -625,6 +665,17 @@ def photographs(size: int = 64) -> UInt8[np.ndarray, "6 S S 3"]:
         ]
     )
 
+# %% ../../nbs/10_image_data.ipynb #245ff869
+def _part_of(B: int, part: tuple[int, int]) -> slice:
+    "The i-th of n equal parts of a batch of B. Raises ValueError if there is none."
+    i, n = part
+    if not 0 <= i < n or B % n:
+        raise ValueError(
+            f"part: must be (i, n) with 0 ≤ i < n and n dividing batch_size = {B}, got"
+            f" {part}"
+        )
+    return slice(i * B // n, (i + 1) * B // n)
+
 # %% ../../nbs/10_image_data.ipynb #324e0d1e
 def batches(
     images: _Pictures,
@@ -634,8 +685,7 @@ def batches(
     start: int = 0,  # number of the first batch: the step to resume at
     shuffle: bool = True,  # a fresh permutation each epoch
     epochs: int | None = None,  # None: for ever
-    # (i, n): only the i-th of n equal parts of each batch, for the i-th of n
-    # processes
+    # (i, n): the i-th of n equal parts of each batch alone, for the i-th of n processes
     part: tuple[int, int] = (0, 1),
 ) -> Iterator[UInt8[np.ndarray, "B S S C"]]:
     """Batches, decoded ahead in background threads; number s is a function of (seed,
@@ -650,12 +700,7 @@ def batches(
     B = _integer("batch_size", batch_size, 1, n)
     seed = _integer("seed", seed, 0, 2**32 - 1)
     start = _integer("start", start, 0)
-    i, parts = part
-    if not 0 <= i < parts or B % parts:
-        raise ValueError(
-            f"part: must be (i, n) with 0 ≤ i < n and n dividing batch_size = {B}, got"
-            f" {part}"
-        )
+    own = _part_of(B, part)
     per_epoch = -(-n // B) if not shuffle and epochs == 1 else n // B
     order = lru_cache(2)(
         lambda epoch: _permutation(n, seed, epoch) if shuffle else np.arange(n)
@@ -663,20 +708,14 @@ def batches(
 
     def batch(s):
         epoch, b = divmod(s, per_epoch)
-        return images[
-            order(epoch)[b * B : (b + 1) * B][i * B // parts : (i + 1) * B // parts]
-        ]
+        whole = order(epoch)[b * B : (b + 1) * B]
+        return images[whole[own]]
 
-    return _ahead(
-        batch,
-        (
-            itertools.count(start)
-            if epochs is None
-            else range(start, _integer("epochs", epochs, 1) * per_epoch)
-        ),
-    )
+    if epochs is None:
+        return _ahead(batch, itertools.count(start))
+    return _ahead(batch, range(start, _integer("epochs", epochs, 1) * per_epoch))
 
-
+# %% ../../nbs/10_image_data.ipynb #620ac06b
 def _ahead(
     make: Callable[[int], np.ndarray], steps, workers: int = min(8, os.cpu_count() or 1)
 ) -> Iterator[np.ndarray]:
@@ -872,6 +911,19 @@ def _jitter(key, x, strength):
     gray = pix.rgb_to_grayscale(x, keep_dims=True)
     return gray + color * (x - gray)
 
+# %% ../../nbs/10_image_data.ipynb #c51627f6
+def _check_augment(scale, ratio, flip, jitter):
+    "Raise ValueError, naming the argument, unless `_augment` can do that."
+    for name, pair, high in (("scale", scale, 1), ("ratio", ratio, 100)):
+        if np.shape(pair) != (2,) or not 0 < pair[0] <= pair[1] <= high:
+            raise ValueError(
+                f"{name}: must be (low, high) with 0 < low <= high <= {high}, got"
+                f" {pair}"
+            )
+    for name, value in (("flip", flip), ("jitter", jitter)):
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name}: must lie in [0, 1], got {value}")
+
 # %% ../../nbs/10_image_data.ipynb #75c40903
 def _augment(
     key: PRNGKeyArray,
@@ -892,15 +944,7 @@ def _augment(
     Raises ValueError or TypeError naming the argument.
     """
     _square(images, ndim=4)
-    for name, pair, high in (("scale", scale, 1), ("ratio", ratio, 100)):
-        if np.shape(pair) != (2,) or not 0 < pair[0] <= pair[1] <= high:
-            raise ValueError(
-                f"{name}: must be (low, high) with 0 < low <= high <= {high}, got"
-                f" {pair}"
-            )
-    for name, value in (("flip", flip), ("jitter", jitter)):
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name}: must lie in [0, 1], got {value}")
+    _check_augment(scale, ratio, flip, jitter)
 
     def one(key, x):
         crop_key, flip_key, jitter_key = jax.random.split(key, 3)

@@ -58,7 +58,7 @@ def _states_by(
     path = descend(model.block, x, len(step_sizes), **options)[1]
     return path.states  # pyright: ignore[reportReturnType]
 
-
+# %% ../../nbs/15_image_dynamics.ipynb #c8c48eea
 def _growing(
     steps: int = 9, first: float = 1.0, factor: float = 2.0
 ) -> Float[np.ndarray, "T"]:
@@ -69,14 +69,22 @@ def _growing(
     _check_positive(first=first, factor=factor)
     return first * factor ** np.arange(steps)
 
+# %% ../../nbs/15_image_dynamics.ipynb #b9dda9ea
+def _tokens_at_rest(model: ImageEnergyTransformer, x: Float[Array, "B N D"]):
+    "Where the descent of tokens x settles, and as a metric the share that has settled."
+    options = dict(tolerance=1e-3, evaluations=100, leave_out=True)
+    solver = Anderson(model.config.step_size)
+    x, found = equilibrium(model.block, x, solver, **options, **model.context(x))
+    return x, {"settled": jnp.mean(found.settled, dtype=x.dtype)}
 
+# %% ../../nbs/15_image_dynamics.ipynb #874e195c
 def _loss_at(config, step_sizes=None, first: int | None = None):
     """The loss (model, uint8 images, key) -> (mean, metrics) after steps of the given
     sizes, or without any where the descent has settled; `config` is a `TrainConfig`.
 
     With `first`, every picture is read at a random number of steps between `first` and
     all of them. At rest, a picture that has not settled (or stands on a saddle) teaches
-    the decoder alone; the metric `settled` is the share of those that have.
+    the decoder alone.
     """
     c = config.model
 
@@ -88,30 +96,14 @@ def _loss_at(config, step_sizes=None, first: int | None = None):
         )
         x = model.encode(patches, masked)
         if step_sizes is None:
-            x, found = equilibrium(
-                model.block,
-                x,
-                Anderson(c.step_size),
-                tolerance=1e-3,
-                evaluations=100,
-                leave_out=True,
-                **model.context(x),
-            )
-            return _completion_loss(model.decode(x), patches, occluded), {
-                "settled": jnp.mean(found.settled, dtype=x.dtype)
-            }
+            x, metrics = _tokens_at_rest(model, x)
+            return _completion_loss(model.decode(x), patches, occluded), metrics
         states = _states_by(model, x, step_sizes, remat=True)
-        t = (
-            jnp.full(len(x), len(step_sizes))
-            if first is None
-            else jax.random.randint(when, len(x), first, len(step_sizes) + 1)
-        )
-        return (
-            _completion_loss(
-                model.decode(states[t, jnp.arange(len(x))]), patches, occluded
-            ),
-            {},
-        )
+        t = jnp.full(len(x), len(step_sizes))
+        if first is not None:
+            t = jax.random.randint(when, len(x), first, len(step_sizes) + 1)
+        read = model.decode(states[t, jnp.arange(len(x))])
+        return _completion_loss(read, patches, occluded), {}
 
     return loss
 
@@ -184,7 +176,7 @@ def _errors_settled(
         found.evaluations,
     )
 
-
+# %% ../../nbs/15_image_dynamics.ipynb #89a42ffd
 def _errors(model, x, patches, occluded):
     error = jnp.mean((model.decode(x) - patches) ** 2, -1)
     return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error)), -1) / jnp.sum(

@@ -22,17 +22,20 @@ from flax import nnx
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from .._checks import signed
+from ..attention import RelativePositions
 from ..block import EnergyTransformer, TransformerBlock
 from ..dynamics import Trajectory, descend
 from ..energy import Energies
+from ..memory import SignedMemory
 from ..norm import EnergyLayerNorm
+from ..solvers import LearnedEuler
 from ..training.checkpoint import _atomic_write, _restore, save_checkpoint
 from ..training.loop import _option
 from .data import _need, denormalize, normalize, patchify, unpatchify
 
 # %% ../../nbs/11_image_model.ipynb #f9e73fd6
 def _check_config(c):
-    """Raise ValueError, naming the field, unless the sizes, choices and scales of an
+    """Raise ValueError, naming the field, unless the sizes and choices of an
     `ImageConfig` are possible ones.
     """
     # an energy without its attention or its memory is still one
@@ -64,6 +67,10 @@ def _check_config(c):
         raise ValueError(
             f"patch_size: {c.patch_size} does not divide image_size {c.image_size}"
         )
+
+# %% ../../nbs/11_image_model.ipynb #91bdb2d9
+def _check_scales(c):
+    "The same for its step size and the scales of what training starts from."
     if not 0 < c.step_size < float("inf"):
         raise ValueError(f"step_size: expected a positive α, got {c.step_size}")
     for name in ("position_scale", "mask_scale"):
@@ -72,7 +79,7 @@ def _check_config(c):
     if c.init_scale is not None and not 0 <= c.init_scale < float("inf"):
         raise ValueError(f"init_scale: expected none or at least 0, got {c.init_scale}")
 
-
+# %% ../../nbs/11_image_model.ipynb #5d757582
 def _per_channel(c, name: str) -> tuple[float, ...]:
     "The field mean or std as floats, one or C of them."
     # a list, after a trip through JSON
@@ -87,6 +94,31 @@ def _per_channel(c, name: str) -> tuple[float, ...]:
             f" got {values}"
         )
     return values
+
+# %% ../../nbs/11_image_model.ipynb #5c1e70aa
+def _check_terms(c):
+    """Raise ValueError, naming the field, unless the terms and steps of an
+    `ImageConfig` go together.
+    """
+    if c.relative_positions not in ("none", "zero", "distance"):
+        raise ValueError(
+            "relative_positions: expected 'none' or 'zero' or 'distance', got"
+            f" {c.relative_positions!r}"
+        )
+    if c.gate_steps and not c.learn_steps:
+        raise ValueError("gate_steps: a gate needs learned steps, learn_steps=True")
+    if c.negative_memories is None:
+        return
+    if not 0 <= c.negative_memories <= 1:
+        raise ValueError(
+            "negative_memories: expected none or a share in [0, 1], got"
+            f" {c.negative_memories}"
+        )
+    if c.activation != "relu":
+        raise ValueError(
+            "negative_memories: memories with signs are ReLU memories, got activation"
+            f" {c.activation!r}"
+        )
 
 # %% ../../nbs/11_image_model.ipynb #36cbb79c
 @dataclass(frozen=True)
@@ -146,6 +178,28 @@ class ImageConfig:
     tied_start: bool = _option(
         False, "start with W_K = W_Q: tokens first attend to what resembles them"
     )
+    relative_positions: Literal["none", "zero", "distance"] = _option(
+        "none",
+        "learned bias of the scores by where two patches stand to each other: none, a"
+        " table of zeros at the start, or of minus distances",
+    )
+    normalize_heads: bool = _option(
+        False, "divide queries and keys by their root mean square inside a head"
+    )
+    beta_per_head: bool = _option(
+        False, "an inverse temperature for every head, all with the same start"
+    )
+    negative_memories: float | None = _option(
+        None,
+        "share of memories that repel; the memories then have thresholds, too; none:"
+        " the paper's memories",
+    )
+    learn_steps: bool = _option(
+        False, "learn the size of every step, starting at step_size"
+    )
+    gate_steps: bool = _option(
+        False, "and the share of it that a token takes, starting at a half"
+    )
     dtype: Literal["float32", "bfloat16"] = _option(
         "float32", "dtype of the matrix products of the block"
     )
@@ -156,6 +210,8 @@ class ImageConfig:
 
     def __post_init__(self):
         _check_config(self)
+        _check_terms(self)
+        _check_scales(self)
         for name in ("mean", "std"):
             object.__setattr__(self, name, _per_channel(self, name))
 
@@ -180,8 +236,9 @@ class ImageConfig:
         HY = self.num_heads * self.head_dim
         # products over pairs of tokens: scores, and two softmaxes to one
         pairs = 6 if self.block == "energy" else 4
+        gate = 2 * N * D if self.gate_steps and self.block == "energy" else 0
         return (
-            self.steps * (8 * N * D * HY + pairs * N * N * HY + 4 * N * D * K)
+            self.steps * (8 * N * D * HY + pairs * N * N * HY + 4 * N * D * K + gate)
             + 4 * N * self.patch_dim * D
         )
 
@@ -205,6 +262,14 @@ def _first_positions(c: ImageConfig, rngs: nnx.Rngs) -> Float[Array, "N D"]:
     return nnx.initializers.normal(c.position_scale)(
         rngs.params(), (c.num_tokens, c.dim), jnp.float32
     )
+
+
+def _relative_positions(c: ImageConfig) -> RelativePositions | None:
+    "The bias of the scores at the start, as the configuration says."
+    if c.relative_positions == "none" or not c.num_heads:
+        return None
+    side = c.image_size // c.patch_size
+    return RelativePositions(side, c.num_heads, c.relative_positions)
 
 
 def _check_patches(c: ImageConfig, patches, masked):
@@ -242,28 +307,46 @@ class ImageEnergyTransformer(nnx.Module):
         )
         self.positions = nnx.Param(_first_positions(c, rngs))
         self.block = self._make_block(rngs)
+        if c.learn_steps and c.block == "energy":
+            gate = c.dim if c.gate_steps else None
+            self.solver = LearnedEuler(c.steps, c.step_size, gate)
         if not c.shared_norm:
             self.norm = EnergyLayerNorm(c.dim, rngs=rngs)
         self.decoder = affine(c.dim, c.patch_dim)
 
     def _make_block(self, rngs: nnx.Rngs) -> Any:
-        c = self.config
-        return EnergyTransformer(
+        c, beta = self.config, self.config.beta
+        if c.beta_per_head:
+            beta = np.full(c.num_heads, c.head_dim**-0.5 if beta is None else beta)
+        dtype = jnp.dtype(c.dtype) if c.dtype != "float32" else None
+        block = EnergyTransformer(
             c.dim,
             c.num_heads,
             c.head_dim,
             c.num_memories,
-            beta=c.beta,
+            beta=beta,
             learn_beta=c.learn_beta,
             self_attention=c.self_attention,
+            normalize=c.normalize_heads,
+            positions=_relative_positions(c),
             activation=c.activation,
             power=c.power,
             memory_beta=c.memory_beta,
             init_scale=c.init_scale,
             tied_start=c.tied_start,
-            dtype=jnp.dtype(c.dtype) if c.dtype != "float32" else None,
+            dtype=dtype,
             rngs=rngs,
         )
+        if c.negative_memories is not None and c.num_memories:
+            block.memory = SignedMemory(
+                c.dim,
+                c.num_memories,
+                c.negative_memories,
+                init_scale=c.init_scale,
+                dtype=dtype,
+                rngs=rngs,
+            )
+        return block
 
     def encode(
         self, patches: Float[Array, "B N P"], masked: Bool[Array, "B N"]
@@ -295,12 +378,15 @@ class ImageEnergyTransformer(nnx.Module):
         step_size: Float[ArrayLike, ""] | None = None,
         **options,
     ) -> tuple[Float[Array, "B N D"], Trajectory]:
-        """Encode, then `et_nbdev.dynamics.descend` with the configuration's T and α
-        unless `options` say otherwise, by a solver, say.
+        """Encode, then `et_nbdev.dynamics.descend` with the configuration's T and α, or
+        the learned steps, unless `options` say otherwise, by a solver, say.
         """
         x = self.encode(patches, masked)
         if step_size is None and "solver" not in options:
-            step_size = self.config.step_size
+            if hasattr(self, "solver"):
+                options["solver"] = self.solver
+            else:
+                step_size = self.config.step_size
         return descend(
             self.block,
             x,
@@ -329,6 +415,7 @@ class ImageTransformer(ImageEnergyTransformer):
             c.num_heads,
             c.head_dim,
             c.num_memories,
+            positions=_relative_positions(c),
             dtype=jnp.dtype(c.dtype) if c.dtype != "float32" else None,
             rngs=rngs,
         )
@@ -358,7 +445,7 @@ class ImageTransformer(ImageEnergyTransformer):
             None, jnp.concatenate([passed, x[None]]) if states else None
         )
 
-
+# %% ../../nbs/11_image_model.ipynb #74b86e98
 def _image_model(config: ImageConfig, *, rngs: nnx.Rngs) -> ImageEnergyTransformer:
     "The model that `config.block` names, freshly drawn."
     return (ImageEnergyTransformer if config.block == "energy" else ImageTransformer)(
@@ -403,27 +490,9 @@ def _complete(
         jax.lax.map(picture, trajectory.states) if path else None,
     )
 
-
-def complete(
-    model: ImageEnergyTransformer,
-    # (B, S, S, C): uint8, or floating in [0, 1]; what is under an occluded patch is
-    # never looked at
-    images,
-    occluded,  # (B, N) booleans: the patches to complete, in reading order
-    *,
-    steps: int | None = None,  # T; None: the configuration's
-    step_size: float | None = None,  # α; None: the configuration's
-    path: bool = False,  # also read the picture off at every time
-) -> Completion:
-    """Complete pictures by descent. Raises ValueError or TypeError naming the argument:
-    shapes, dtypes, open pixels that are NaN or outside [0, 1], a step size that is not
-    positive and finite.
-    """
-    c, images, occluded = model.config, np.asarray(images), np.asarray(occluded)
-    step_size = c.step_size if step_size is None else step_size
-    steps = c.steps if steps is None else steps
-    if not 0 < step_size < float("inf"):
-        raise ValueError(f"step_size: expected a positive, finite α, got {step_size}")
+# %% ../../nbs/11_image_model.ipynb #02fbadaf
+def _check_pictures(c: ImageConfig, images, occluded):
+    "Raise ValueError unless images are (B, S, S, C) and occluded are booleans (B, N)."
     want = (c.image_size, c.image_size, c.channels)
     if images.ndim != 4 or images.shape[1:] != want:
         raise ValueError(
@@ -435,16 +504,61 @@ def complete(
             f"occluded: expected booleans (B, N) = ({len(images)}, {c.num_tokens}), got"
             f" {occluded.dtype}{occluded.shape}"
         )
-    hidden = unpatchify(
+
+
+def _hidden_pixels(c: ImageConfig, occluded: Bool[np.ndarray, "... N"]):
+    "Which numbers of the pictures (..., S, S, C) are those of occluded patches."
+    return unpatchify(
         np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)),
         c.image_size,
         c.patch_size,
     )
+
+# %% ../../nbs/11_image_model.ipynb #4042c5fc
+def complete(
+    model: ImageEnergyTransformer,
+    # (B, S, S, C): uint8, or floating in [0, 1]; what is under an occluded patch is
+    # never looked at
+    images,
+    occluded,  # (B, N) booleans: the patches to complete, in reading order
+    *,
+    steps: int | None = None,  # T; None: the configuration's
+    step_size: float | None = None,  # α; None: the model's, learned or not
+    path: bool = False,  # also read the picture off at every time
+) -> Completion:
+    """Complete pictures by descent. Raises ValueError or TypeError naming the argument:
+    shapes, dtypes, open pixels that are NaN or outside [0, 1], a step size that is not
+    positive and finite.
+    """
+    c, images, occluded = model.config, np.asarray(images), np.asarray(occluded)
+    learned = step_size is None and hasattr(model, "solver")
+    step_size = c.step_size if step_size is None else step_size
+    steps = c.steps if steps is None else steps
+    if not 0 < step_size < float("inf"):
+        raise ValueError(f"step_size: expected a positive, finite α, got {step_size}")
+    _check_pictures(c, images, occluded)
+    hidden = _hidden_pixels(c, occluded)
     # in [0, 1], checked before they are traced
     images = normalize(np.where(hidden, np.zeros((), images.dtype), images), 0, 1)
-    return _complete(
-        model, images, hidden, occluded, jnp.float32(step_size), steps, path
+    alpha = None if learned else jnp.float32(step_size)
+    return _complete(model, images, hidden, occluded, alpha, steps, path)
+
+# %% ../../nbs/11_image_model.ipynb #7f427e94
+def _plot_columns(columns: dict):
+    "Pictures below each other in columns with titles; returns the figure."
+    import matplotlib.pyplot as plt
+
+    rows = len(next(iter(columns.values())))
+    fig, axes = plt.subplots(
+        rows, len(columns), figsize=(1.3 * len(columns), 1.3 * rows), squeeze=False
     )
+    for col, (title, pictures) in enumerate(columns.items()):
+        axes[0, col].set_title(title, fontsize=11)
+        for row, picture in enumerate(pictures):
+            axes[row, col].imshow(picture)
+            axes[row, col].axis("off")
+    fig.tight_layout(pad=0.4)
+    return fig
 
 # %% ../../nbs/11_image_model.ipynb #986fc6a0
 def plot_completion(
@@ -453,7 +567,6 @@ def plot_completion(
     """Rows of original · occluded · completed at several times of the descent; returns
     the figure.
     """
-    import matplotlib.pyplot as plt
 
     images, occluded = np.asarray(images)[:max_rows], np.asarray(occluded)[:max_rows]
     c = model.config
@@ -469,29 +582,13 @@ def plot_completion(
         np.asarray(x, np.float32), (*np.shape(x)[:-1], 3)
     )
     shown = colored(images / np.float32(255) if images.dtype == np.uint8 else images)
-    hidden = unpatchify(
-        np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)),
-        c.image_size,
-        c.patch_size,
-    )
+    hidden = _hidden_pixels(c, occluded)
     columns = {
         "original": shown,
         "occluded": np.where(hidden, np.float32([0.80, 0.72, 0.90]), shown),
         **{f"t = {t}": colored(path[t]) for t in times},
     }
-    fig, axes = plt.subplots(
-        len(images),
-        len(columns),
-        figsize=(1.3 * len(columns), 1.3 * len(images)),
-        squeeze=False,
-    )
-    for col, (title, pictures) in enumerate(columns.items()):
-        axes[0, col].set_title(title, fontsize=11)
-        for row, picture in enumerate(pictures):
-            axes[row, col].imshow(picture)
-            axes[row, col].axis("off")
-    fig.tight_layout(pad=0.4)
-    return fig
+    return _plot_columns(columns)
 
 # %% ../../nbs/11_image_model.ipynb #a90296a2
 def save_model(

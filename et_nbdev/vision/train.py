@@ -62,6 +62,27 @@ def _completion_loss(
         jnp.sum(occluded, dtype=error.dtype), 1
     )
 
+# %% ../../nbs/12_image_train.ipynb #c7655254
+def _check_training(c):
+    "Raise ValueError, naming the field, unless a `TrainConfig` is a possible one."
+    for name in ("batch_size", "validate_on", "every"):
+        if getattr(c, name) < 1:
+            raise ValueError(f"{name}: expected at least 1, got {getattr(c, name)}")
+    if not 0 <= c.seed < 2**32:
+        raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {c.seed}")
+    for name in ("occluded", "open_fraction", "flip", "jitter"):
+        if not 0 <= getattr(c, name) <= 1:
+            raise ValueError(
+                f"{name}: expected a share between 0 and 1, got {getattr(c, name)}"
+            )
+    if not 0 < c.crop <= 1:
+        raise ValueError(f"crop: expected a share in (0, 1], got {c.crop}")
+    if c.num_occluded < 1:
+        raise ValueError(
+            f"occluded: {c.occluded} of N = {c.model.num_tokens} tokens"
+            " leaves nothing to complete"
+        )
+
 # %% ../../nbs/12_image_train.ipynb #c233d2e9
 @dataclass(frozen=True)
 class TrainConfig:
@@ -96,26 +117,7 @@ class TrainConfig:
     seed: int = _option(0, "seed of weights, batches, occlusions and augmentation")
 
     def __post_init__(self):
-        for name in ("batch_size", "validate_on", "every"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name}: expected at least 1, got {getattr(self, name)}"
-                )
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {self.seed}")
-        for name in ("occluded", "open_fraction", "flip", "jitter"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(
-                    f"{name}: expected a share between 0 and 1, got"
-                    f" {getattr(self, name)}"
-                )
-        if not 0 < self.crop <= 1:
-            raise ValueError(f"crop: expected a share in (0, 1], got {self.crop}")
-        if self.num_occluded < 1:
-            raise ValueError(
-                f"occluded: {self.occluded} of N = {self.model.num_tokens} tokens"
-                " leaves nothing to complete"
-            )
+        _check_training(self)
 
     @property
     def num_occluded(self) -> int:
@@ -123,95 +125,103 @@ class TrainConfig:
         return round(self.occluded * self.model.num_tokens)
 
 # %% ../../nbs/12_image_train.ipynb #258c1920
-_CONFIGS = {  # training runs by name
-    # scikit-learn's digits, 8×8: about two minutes on two cores
-    "digits": TrainConfig(
-        ImageConfig(
-            image_size=8,
-            channels=1,
-            patch_size=2,
-            dim=64,
-            num_heads=4,
-            head_dim=16,
-            num_memories=256,
-            steps=8,
-            step_size=0.2,
-        ),
-        OptimConfig(steps=2000, warmup=100, lr=2e-3, lr_floor=1e-6),
-        data="digits",
-        batch_size=128,
-        flip=0.0,
-        every=250,
+_CONFIGS: dict[str, TrainConfig] = {}  # training runs by name
+
+# scikit-learn's digits, 8×8: about two minutes on two cores
+_CONFIGS["digits"] = TrainConfig(
+    ImageConfig(
+        image_size=8,
+        channels=1,
+        patch_size=2,
+        dim=64,
+        num_heads=4,
+        head_dim=16,
+        num_memories=256,
+        steps=8,
+        step_size=0.2,
     ),
-    # CIFAR-10 in 4×4 patches, as small as still tells variants apart: a few minutes on
-    # one core
-    "tiny": TrainConfig(
-        ImageConfig(
-            image_size=32,
-            patch_size=4,
-            dim=64,
-            num_heads=4,
-            head_dim=16,
-            num_memories=256,
-            steps=6,
-            step_size=1.0,
-            position_init="waves",
-            position_scale=2.0,
-            tied_start=True,
-        ),
-        OptimConfig(steps=700, warmup=70, lr=4e-3, lr_floor=1e-6),
-        batch_size=64,
-        every=350,
-        validate_on=1000,
+    OptimConfig(steps=2000, warmup=100, lr=2e-3, lr_floor=1e-6),
+    data="digits",
+    batch_size=128,
+    flip=0.0,
+    every=250,
+)
+
+# %% ../../nbs/12_image_train.ipynb #4d6d7775
+# CIFAR-10 in 4×4 patches, as small as still tells variants apart: a few minutes on
+# one core
+_CONFIGS["tiny"] = TrainConfig(
+    ImageConfig(
+        image_size=32,
+        patch_size=4,
+        dim=64,
+        num_heads=4,
+        head_dim=16,
+        num_memories=256,
+        steps=6,
+        step_size=1.0,
+        position_init="waves",
+        position_scale=2.0,
+        tied_start=True,
     ),
-    # CIFAR-10 in 8×8 patches: about an hour on two cores
-    "small": TrainConfig(
-        ImageConfig(
-            image_size=32,
-            patch_size=8,
-            dim=256,
-            num_heads=8,
-            head_dim=32,
-            num_memories=1024,
-            steps=8,
-            step_size=0.2,
-        ),
-        OptimConfig(steps=5000, warmup=300, lr=2e-3, lr_floor=1e-6),
-        batch_size=128,
-        every=250,
+    OptimConfig(steps=700, warmup=70, lr=4e-3, lr_floor=1e-6),
+    batch_size=64,
+    every=350,
+    validate_on=1000,
+)
+
+# %% ../../nbs/12_image_train.ipynb #131e2dc0
+# CIFAR-10 in 8×8 patches: about an hour on two cores
+_CONFIGS["small"] = TrainConfig(
+    ImageConfig(
+        image_size=32,
+        patch_size=8,
+        dim=256,
+        num_heads=8,
+        head_dim=32,
+        num_memories=1024,
+        steps=8,
+        step_size=0.2,
     ),
-    # Tiny ImageNet in 8×8 patches: about an hour on one core
-    "tiny-imagenet": TrainConfig(
-        ImageConfig(
-            image_size=64,
-            patch_size=8,
-            dim=192,
-            num_heads=6,
-            head_dim=32,
-            num_memories=768,
-            steps=6,
-            step_size=1.0,
-            position_init="waves",
-            position_scale=2.0,
-            tied_start=True,
-        ),
-        OptimConfig(steps=4000, warmup=200, lr=3e-3, lr_floor=1e-6),
-        data="tiny-imagenet",
-        batch_size=64,
-        every=250,
+    OptimConfig(steps=5000, warmup=300, lr=2e-3, lr_floor=1e-6),
+    batch_size=128,
+    every=250,
+)
+
+# %% ../../nbs/12_image_train.ipynb #1237a0cd
+# Tiny ImageNet in 8×8 patches: about an hour on one core
+_CONFIGS["tiny-imagenet"] = TrainConfig(
+    ImageConfig(
+        image_size=64,
+        patch_size=8,
+        dim=192,
+        num_heads=6,
+        head_dim=32,
+        num_memories=768,
+        steps=6,
+        step_size=1.0,
+        position_init="waves",
+        position_scale=2.0,
+        tied_start=True,
     ),
-    # the paper's: 100 epochs of ImageNet-1k, two of them warm-up
-    "et-base": TrainConfig(
-        ImageConfig(position_scale=0.02, mask_scale=0.02, init_scale=0.02),
-        OptimConfig(steps=165_500, warmup=3_310),
-        data="imagenet-1k",
-        batch_size=768,
-        occluded=100 / 196,
-        crop=0.08,
-        jitter=0.4,
-        every=1655,
-    ),
-}
+    OptimConfig(steps=4000, warmup=200, lr=3e-3, lr_floor=1e-6),
+    data="tiny-imagenet",
+    batch_size=64,
+    every=250,
+)
+
+# %% ../../nbs/12_image_train.ipynb #1847291e
+# the paper's: 100 epochs of ImageNet-1k, two of them warm-up
+_CONFIGS["et-base"] = TrainConfig(
+    ImageConfig(position_scale=0.02, mask_scale=0.02, init_scale=0.02),
+    OptimConfig(steps=165_500, warmup=3_310),
+    data="imagenet-1k",
+    batch_size=768,
+    occluded=100 / 196,
+    crop=0.08,
+    jitter=0.4,
+    every=1655,
+)
 
 # %% ../../nbs/12_image_train.ipynb #7fdfc24a
 def _loss_for(config: TrainConfig):
@@ -391,6 +401,13 @@ def _prepare(config: TrainConfig) -> tuple[TrainConfig, dict[str, Images]]:
         images,
     )
 
+# %% ../../nbs/12_image_train.ipynb #0217ddcd
+def _validation_for(config: TrainConfig, images: _Pictures):
+    "The error on held-out pictures, by which `fit` chooses the best weights."
+    options = dict(seed=config.seed, limit=config.validate_on)
+    score = lambda model: evaluate(model, images, config.num_occluded, **options)
+    return lambda model: {"loss": score(model).mean()}
+
 # %% ../../nbs/12_image_train.ipynb #1b212e02
 def train(
     config: TrainConfig,
@@ -404,24 +421,10 @@ def train(
     from `folder`. See `et_nbdev.training.fit.fit`.
     """
     part = (jax.process_index(), jax.process_count())
-
-    def validate(model):
-        return {
-            "loss": (
-                evaluate(
-                    model,
-                    images["validation"],
-                    config.num_occluded,
-                    seed=config.seed,
-                    limit=config.validate_on,
-                ).mean()
-            )
-        }
-
+    if model is None:
+        model = _image_model(config.model, rngs=nnx.Rngs(config.seed))
     return fit(
-        _image_model(config.model, rngs=nnx.Rngs(config.seed))
-        if model is None
-        else model,
+        model,
         _loss_for(config),
         lambda start: batches(
             images["train"], config.batch_size, seed=config.seed, start=start, part=part
@@ -429,7 +432,7 @@ def train(
         config.optim,
         seed=config.seed,
         folder=folder,
-        validate=validate,
+        validate=_validation_for(config, images["validation"]),
         every=config.every,
         config=asdict(config),
         mesh=mesh,
@@ -446,7 +449,61 @@ def _save(figures: dict, out: Path):
             fig.savefig(path, format="png", dpi=150)
         plt.close(fig)
 
+# %% ../../nbs/12_image_train.ipynb #50459a6d
+def _errors_by_name(
+    model: ImageEnergyTransformer,
+    config: TrainConfig,
+    images: _Pictures,
+    limit: int | None,
+) -> dict[str, Float[np.ndarray, "M"]]:
+    "The errors of the model, first, and of every simple fill on held-out pictures."
+    names = {"energy": "Energy Transformer", "transformer": "weight-shared transformer"}
+    options = dict(seed=config.seed, limit=limit)
+    own = evaluate(model, images, config.num_occluded, **options)
+    errors = {names[config.model.block]: own}
+    for name, fill in tqdm(
+        _FILLS.items(), "simple fills", file=sys.stdout, leave=False, ncols=100
+    ):
+        errors[name] = _evaluate_fill(
+            fill, images, config.model, config.num_occluded, **options
+        )
+    return errors
 
+# %% ../../nbs/12_image_train.ipynb #586a243b
+def _report_figures(
+    model: ImageEnergyTransformer, config: TrainConfig, images: _Pictures
+) -> dict:
+    "Held-out pictures that the model completes, and their energies if it has any."
+    held_out = _held_out(
+        images, config.model, config.num_occluded, seed=config.seed, batch_size=32
+    )
+    shown, occluded = next(held_out)
+    figures = {"completion.png": plot_completion(model, shown, occluded)}
+    if config.model.block == "energy":
+        figures["energy.png"] = plot_energies(complete(model, shown, occluded).energies)
+    return figures
+
+# %% ../../nbs/12_image_train.ipynb #05643f69
+def _summary(errors: dict[str, Float[np.ndarray, "M"]]) -> dict:
+    "Means and standard errors by name, and over how many pictures."
+    error_of_mean = lambda e: e.std(ddof=min(1, len(e) - 1)) / len(e) ** 0.5
+    return {
+        "masked_patch_mse": {name: float(e.mean()) for name, e in errors.items()},
+        "standard_error": {name: float(error_of_mean(e)) for name, e in errors.items()},
+        "pictures": len(next(iter(errors.values()))),
+    }
+
+
+def _print_errors(metrics: dict):
+    "The table of a `_summary`."
+    print(
+        f"Mean squared error on occluded patches of {metrics['pictures']} held-out"
+        " pictures (1 = variance of the pixels)"
+    )
+    for name, mse in metrics["masked_patch_mse"].items():
+        print(f"  {name:<28}{mse:8.3f} ± {metrics['standard_error'][name]:.3f}")
+
+# %% ../../nbs/12_image_train.ipynb #433340e8
 def _report(
     model: ImageEnergyTransformer,
     config: TrainConfig,
@@ -463,41 +520,9 @@ def _report(
     cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
-    name = {"energy": "Energy Transformer", "transformer": "weight-shared transformer"}[
-        config.model.block
-    ]
-    errors = {
-        name: evaluate(
-            model, images, config.num_occluded, seed=config.seed, limit=limit
-        )
-    }
-    for fill_name, fill in tqdm(
-        _FILLS.items(), "simple fills", file=sys.stdout, leave=False, ncols=100
-    ):
-        errors[fill_name] = _evaluate_fill(
-            fill,
-            images,
-            config.model,
-            config.num_occluded,
-            seed=config.seed,
-            limit=limit,
-        )
-    shown, occluded = next(
-        _held_out(
-            images, config.model, config.num_occluded, seed=config.seed, batch_size=32
-        )
-    )
-    figures = {"completion.png": plot_completion(model, shown, occluded)}
-    if config.model.block == "energy":
-        figures["energy.png"] = plot_energies(complete(model, shown, occluded).energies)
-    _save(figures, out)
-    metrics = {
-        "masked_patch_mse": {name: float(e.mean()) for name, e in errors.items()},
-        "standard_error": {
-            name: float(e.std(ddof=min(1, len(e) - 1)) / len(e) ** 0.5)
-            for name, e in errors.items()
-        },
-        "pictures": len(errors[name]),
+    errors = _errors_by_name(model, config, images, limit)
+    _save(_report_figures(model, config, images), out)
+    metrics = _summary(errors) | {
         "parameters": sum(p.size for p in jax.tree.leaves(nnx.state(model, nnx.Param))),
         "forward_flops": config.model.flops,
         "split": images.split,
@@ -506,26 +531,17 @@ def _report(
         **_provenance(),
     }
     if fit:
-        metrics |= {
-            "best_step": fit.best_step,
-            "training_seconds": fit.history[-1]["seconds"],
-        }
+        seconds = fit.history[-1]["seconds"]
+        metrics |= {"best_step": fit.best_step, "training_seconds": seconds}
     with _atomic_write(out / "metrics.json") as path:
         path.write_text(json.dumps(metrics, indent=2) + "\n")
-    print(
-        f"Mean squared error on occluded patches of {metrics['pictures']} held-out"
-        " pictures (1 = variance of the pixels)"
-    )
-    for name, mse in metrics["masked_patch_mse"].items():
-        print(f"  {name:<28}{mse:8.3f} ± {metrics['standard_error'][name]:.3f}")
+    _print_errors(metrics)
     return metrics
 
-# %% ../../nbs/12_image_train.ipynb #f59bfbb1
-def _main(argv: list[str] | None = None) -> dict:
-    """Console script `et_train_images`: train a configuration, resume it if it was
-    stopped, and report on the test split. Returns what metrics.json holds.
-    """
-    parser = argparse.ArgumentParser("et_train_images", description=_main.__doc__)
+# %% ../../nbs/12_image_train.ipynb #af2b6d50
+def _train_parser(description: str | None) -> argparse.ArgumentParser:
+    "What `et_train_images` takes besides the fields of a configuration."
+    parser = argparse.ArgumentParser("et_train_images", description=description)
     parser.add_argument(
         "--out",
         type=_out_folder,
@@ -547,6 +563,14 @@ def _main(argv: list[str] | None = None) -> dict:
         default="one",
         help="one device, or all of all processes (default: one)",
     )
+    return parser
+
+# %% ../../nbs/12_image_train.ipynb #f59bfbb1
+def _main(argv: list[str] | None = None) -> None:
+    """Console script `et_train_images`: train a configuration, resume it if it was
+    stopped, and report on the test split.
+    """
+    parser = _train_parser(_main.__doc__)
     with _as_command(parser.prog):
         # these are read off the pictures
         config, args = _configure(
@@ -558,11 +582,15 @@ def _main(argv: list[str] | None = None) -> dict:
         mesh = _all_devices() if args.devices == "all" else None
         config, images = _prepare(config)
         result = train(config, images, out, mesh=mesh)
-        if jax.process_index() > 0:  # the first one reports
-            return {}
-        return _report(
-            result.model, config, images["test"], out, limit=args.test_on, fit=result
-        )
+        if jax.process_index() == 0:
+            _report(
+                result.model,
+                config,
+                images["test"],
+                out,
+                limit=args.test_on,
+                fit=result,
+            )
 
 # %% ../../nbs/12_image_train.ipynb #31c83aff
 def _complete_photographs(out: Path):
@@ -591,26 +619,29 @@ def _complete_photographs(out: Path):
     )
     print(f"Look at {out / 'completion.png'} and {out / 'energy.png'}", flush=True)
 
+# %% ../../nbs/12_image_train.ipynb #1450d4f9
+def _demo_config(data: str) -> TrainConfig:
+    """The configuration "digits"; for any other pictures a short run of "small",
+    resized to 32×32.
+    """
+    if data == "digits":
+        return _CONFIGS["digits"]
+    small = _CONFIGS["small"]
+    return replace(
+        small,
+        data=data,
+        optim=replace(small.optim, steps=450, warmup=50),
+        batch_size=64,
+        every=225,
+    )
+
 # %% ../../nbs/12_image_train.ipynb #1eba2abf
 def _demo(data: str = "digits", out: Path | str = "out") -> dict:
     """Train on `data` for a few minutes, complete held-out pictures, and write figures
-    and metrics into the folder of that name in `out`.
-
-    "digits" takes the configuration of that name; any other pictures a short run of
-    "small", resized to 32×32. Raises what loading, training and writing raise.
+    and metrics into the folder of that name in `out`. Raises what loading, training and
+    writing raise.
     """
-    config = (
-        _CONFIGS["digits"]
-        if data == "digits"
-        else replace(
-            _CONFIGS["small"],
-            data=data,
-            optim=replace(_CONFIGS["small"].optim, steps=450, warmup=50),
-            batch_size=64,
-            every=225,
-        )
-    )
-    config, images = _prepare(config)
+    config, images = _prepare(_demo_config(data))
     print(
         f"Training an Energy Transformer on {len(images['train']):,} pictures of"
         f" {data!r}, usually two to five minutes on two cores",

@@ -1,0 +1,845 @@
+"""Can an Energy Transformer complete pictures as well as a transformer?
+
+    et                the Energy Transformer with all that the library's energy has:
+                      relative positions in the scores that start as distances,
+                      normalized heads, a β of every head, memories with thresholds and
+                      signs, learned step sizes and a gate
+    transformer       a weight-shared transformer with a free table of relative positions
+    transformer-plain the same without the table
+    et-paper          the Energy Transformer as in the paper: its start, α = 0.1, T = 12
+    hyperset          Hyper-SET as published (Hu, Zou, Xu, arXiv 2502.11646) for masked
+                      images: its two steps, sizes from a network
+    hyperset-true     the gradient of the energy that Hyper-SET reports, descended with
+                      learned step sizes and a gate
+
+All have the same width and heads. Memories or hidden units make up for the rest: once
+for as many operations as the transformer's (`-operations`), once for as many parameters
+(`-parameters`). Where even no memories would be too many, the model is narrower.
+
+    python experiments/image_pair.py --sizes       # parameters and operations
+    python experiments/image_pair.py               # all runs
+    python experiments/image_pair.py --summary     # the table so far
+    python experiments/image_pair.py --test        # the test split, once, at the end
+
+The order of the runs: short ones with seed 0 that find each model's learning rate, by
+steps along a grid until the best is not at an edge of those tried, as many for every
+model; then seeds 0, 1, 2 at full length at the best rate; then seed 0 of `et-operations`
+and `transformer` at four times the length. All are scored on 1,000 validation pictures
+with fixed occlusions.
+
+Each run is one file in results/image-pair, written when it ends, and a run whose file
+stands is not made again. Checkpoints are in runs/image-pair: a command that is stopped,
+by `--budget` minutes, by Ctrl-C or by force, goes on from them when it is given again,
+and the numbers are those of an uninterrupted run. `--parcel FOLDER` keeps results,
+weights and the checkpoints of a run in progress in a few small files, and
+`--from FOLDER` begins with what is in such files.
+"""
+
+import argparse
+import io
+import json
+import sys
+import tarfile
+import time
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from et_nbdev.block import Block
+from et_nbdev.dynamics import Trajectory
+from et_nbdev.energy import Energy
+from et_nbdev.norm import EnergyLayerNorm
+from et_nbdev.training.checkpoint import _atomic_write, _provenance, load_checkpoint
+from et_nbdev.training.fit import fit
+from et_nbdev.training.loop import OptimConfig
+from et_nbdev.vision.data import _channel_statistics, batches, load_images
+from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer, ImageTransformer
+from et_nbdev.vision.train import TrainConfig, _loss_for, evaluate
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from packed_pictures import unpack
+
+ROOT = Path(__file__).resolve().parent.parent
+# 0.00006 to 0.13, in steps of √2
+LEARNING_RATES = tuple(float(f"{1e-3 * 2 ** (k / 2):.2g}") for k in range(-8, 15))
+
+# --- sizes ---
+
+_start = dict(position_init="waves", position_scale=2.0, step_size=1.0)
+SIZES = {
+    "small": ImageConfig(
+        dim=128, num_heads=4, head_dim=32, num_memories=512, steps=6, **_start
+    ),
+    "medium": ImageConfig(
+        dim=384, num_heads=6, head_dim=64, num_memories=1536, steps=6, **_start
+    ),
+    "base": ImageConfig(**_start),  # D 768, H 12, Y 64, K 3072, T 12
+}
+DATA = {  # image and patch size: 64 tokens each
+    "tiny-imagenet": (64, 8),
+    "cifar10": (32, 4),
+    "digits": (8, 1),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    "What all runs of a comparison share."
+
+    size: str = "small"
+    data: str = "tiny-imagenet"
+    batch_size: int = 64
+    trial_steps: int = 450
+    steps: int | None = None  # of a full run; None: as many as `epochs` take
+    epochs: float = 10
+    validate_on: int = 1000
+    dtype: str = "float32"
+    lr: float | None = None  # for all, without trials
+    seeds: tuple[int, ...] = (0, 1, 2)  # of full runs
+    longer: int = 4  # times as long is one pair; 0: none is
+
+    def __post_init__(self):
+        if self.steps is not None and self.steps <= self.trial_steps:
+            raise ValueError(
+                f"steps: expected more than trial_steps = {self.trial_steps}, got"
+                f" {self.steps}"
+            )
+
+    @property
+    def kind(self) -> str:
+        "How the results of this plan are told from those of others."
+        dtype = "" if self.dtype == "float32" else f"-{self.dtype}"
+        return f"{Path(self.data).stem}-{self.size}-{self.batch_size}{dtype}"
+
+    @property
+    def base(self) -> ImageConfig:
+        "The transformer's width and depth, which the others are compared with."
+        known = (name for name in DATA if Path(self.data).stem.startswith(name))
+        image_size, patch_size = DATA[next(known, "tiny-imagenet")]
+        return replace(
+            SIZES[self.size],
+            image_size=image_size,
+            patch_size=patch_size,
+            dtype=self.dtype,
+        )
+
+    def full(self, pictures: int) -> int:
+        "Steps of a full run on a training set of so many pictures."
+        return self.steps or round(self.epochs * pictures / self.batch_size)
+
+
+# --- models ---
+
+
+def rms(w, eps=1e-6):
+    "The entries of w divided by their root mean square."
+    return w / jnp.sqrt(jnp.mean(w**2, -1, keepdims=True) + eps)
+
+
+def _normal(rngs, shape, fan_in):
+    return nnx.Param(
+        jax.random.normal(rngs.params(), shape, jnp.float32) * fan_in**-0.5
+    )
+
+
+class RepellingAttention(Energy):
+    "Hyper-SET's attention energy: tokens of fixed length inside a head, that repel."
+
+    def __init__(self, dim: int, num_heads: int, head_dim: int, *, rngs: nnx.Rngs):
+        self.W = _normal(rngs, (num_heads, dim, head_dim), dim)
+
+    def token_energy(self, g):
+        w = rms(jnp.einsum("...nd,hdy->...hny", g, self.W[...]))
+        root = w.shape[-1] ** 0.5
+        scores = jnp.einsum("...hay,...hby->...hab", w, w) / root
+        return root * jnp.sum(jax.nn.logsumexp(scores, -1), -2)
+
+
+class SphericalMemory(Energy):
+    "Hyper-SET's feed-forward energy: overlaps of fixed length, rectified and squared."
+
+    def __init__(self, dim: int, hidden: int, *, rngs: nnx.Rngs):
+        self.W = _normal(rngs, (hidden, dim), dim)
+
+    def token_energy(self, g):
+        overlap = jnp.einsum("...nd,kd->...nk", g, self.W[...])
+        return -jnp.sum(jax.nn.relu(rms(overlap)) ** 2, -1) / 2
+
+
+class HyperSet(nnx.Module):
+    """Hyper-SET's block for masked images, as published: attention, then feed-forward,
+    each without the Jacobian of its norm, in steps of any sign for each token, channel
+    and t, from a network that sees t and the tokens at the start.
+    """
+
+    def __init__(self, c: ImageConfig, *, rngs: nnx.Rngs):
+        H, D, Y, K = c.num_heads, c.dim, c.head_dim, c.num_memories
+        gain = lambda size: nnx.Param(jnp.ones(size, jnp.float32))
+        self.attention = RepellingAttention(D, H, Y, rngs=rngs)
+        self.memory = SphericalMemory(D, K, rngs=rngs)
+        self.head_gain, self.hidden_gain, self.step_gain = gain(Y), gain(K), gain(D)
+        zeros = nnx.initializers.zeros_init()
+        self.sizes = nnx.Linear(D, 2 * D, kernel_init=zeros, rngs=rngs)
+
+    def pulls(self, x):
+        "What attention takes from the tokens, and feed-forward adds to them."
+        return self.attend(x), self.recall(x)
+
+    def attend(self, x):
+        W = self.attention.W[...]
+        w = rms(jnp.einsum("...nd,hdy->...hny", x, W))
+        w = w * jnp.broadcast_to(self.head_gain[...], w.shape)
+        s = jnp.einsum("...hay,...hby->...hab", w, w) / w.shape[-1] ** 0.5
+        P = jax.nn.softmax(s, -1) + jax.nn.softmax(s, -2)
+        return jnp.einsum(
+            "...hab,...hby,hdy->...ad", P, w, W, optimize=[(0, 1), (0, 1)]
+        )
+
+    def recall(self, x):
+        W = self.memory.W[...]
+        h = rms(jnp.einsum("...nd,kd->...nk", x, W))
+        h = jax.nn.relu(h * jnp.broadcast_to(self.hidden_gain[...], h.shape))
+        return jnp.einsum("...nk,kd->...nd", h, W)
+
+    def step_sizes(self, start, t: int):
+        "Step sizes of attention and feed-forward for all tokens and channels."
+        D = start.shape[-1]
+        wave = (t + 1) * np.geomspace(1, 1e-4, D // 2)
+        time = np.concatenate([np.sin(wave), np.cos(wave), np.zeros(D % 2)])
+        seen = rms(start + jnp.broadcast_to(time.astype(start.dtype), start.shape))
+        seen = seen * jnp.broadcast_to(self.step_gain[...], seen.shape)
+        with jax.numpy_rank_promotion("allow"):
+            return jnp.split(self.sizes(nnx.gelu(seen)), 2, -1)
+
+    def __call__(self, x, start, t: int):
+        a, b = self.step_sizes(start, t)
+        x = x - a * self.attend(x)
+        return x + b * self.recall(x)
+
+
+def _looped() -> int | bool:
+    "A CPU is faster with all steps in one program, a compiler with one of them."
+    return jax.default_backend() == "cpu" or 1
+
+
+class EnergyModel(ImageEnergyTransformer):
+    "The library's, with all steps stored in training."
+
+    def descend(self, patches, masked, **options):
+        options |= dict(remat=False, unroll=_looped())
+        return super().descend(patches, masked, **options)
+
+
+class ConventionalModel(ImageTransformer):
+    "The library's, likewise."
+
+    def descend(self, patches, masked, *, steps=None, states=False, remat=False):
+        if states or _looped() is not True:
+            return super().descend(patches, masked, steps=steps, states=states)
+        x = self.encode(patches, masked)
+        for _ in range(self.config.steps if steps is None else steps):
+            x = self.block(x)
+        return x, Trajectory(None, None)
+
+
+class HyperSetModel(ImageTransformer):
+    def _make_block(self, rngs):
+        return HyperSet(self.config, rngs=rngs)
+
+    def descend(self, patches, masked, *, steps=None, **_):
+        x = start = self.encode(patches, masked)
+        for t in range(self.config.steps if steps is None else steps):
+            x = self.block(x, start, t)
+        return x, Trajectory(None, None)
+
+
+class TrueHyperSetModel(EnergyModel):
+    def _make_block(self, rngs):
+        c = self.config
+        return Block(
+            EnergyLayerNorm(c.dim),
+            attention=RepellingAttention(c.dim, c.num_heads, c.head_dim, rngs=rngs),
+            memory=SphericalMemory(c.dim, c.num_memories, rngs=rngs),
+        )
+
+
+# --- designs: a class, and what it changes of the base ---
+
+
+def _all_options(c: ImageConfig) -> ImageConfig:
+    return replace(
+        c,
+        tied_start=True,
+        relative_positions="distance",
+        normalize_heads=True,
+        beta=4 * c.head_dim**-0.5,
+        learn_beta=True,
+        beta_per_head=True,
+        negative_memories=0.25,
+        learn_steps=True,
+        gate_steps=True,
+        step_size=2 * c.step_size,  # of which the gate lets half pass at the start
+    )
+
+
+def _as_in_the_paper(c: ImageConfig) -> ImageConfig:
+    scales = dict(position_scale=0.02, mask_scale=0.02, init_scale=0.02)
+    return replace(c, steps=12, step_size=0.1, position_init="normal", **scales)
+
+
+def _conventional(c: ImageConfig, relative: str = "none") -> ImageConfig:
+    return replace(c, block="transformer", relative_positions=relative)
+
+
+def _learned_steps(c: ImageConfig) -> ImageConfig:
+    return replace(c, learn_steps=True, gate_steps=True, step_size=2 * c.step_size)
+
+
+DESIGNS = {
+    "et": (EnergyModel, _all_options),
+    "transformer": (ConventionalModel, partial(_conventional, relative="zero")),
+    "transformer-plain": (ConventionalModel, _conventional),
+    "et-paper": (EnergyModel, _as_in_the_paper),
+    "hyperset": (HyperSetModel, lambda c: c),
+    "hyperset-true": (TrueHyperSetModel, _learned_steps),
+}
+# where the search for a learning rate starts, at D = 128
+FIRST_RATE = {
+    "et": 1.1e-2,
+    "transformer": 1.1e-2,
+    "transformer-plain": 8e-3,
+    "et-paper": 4e-3,
+    "hyperset": 4e-3,
+    "hyperset-true": 8e-3,
+}
+COMPARISONS = ("operations", "parameters")
+# both comparisons are with the transformer, which therefore has no suffix
+NAMES = ("et-operations", "transformer", "et-parameters", "transformer-plain") + tuple(
+    f"{name}-{by}"
+    for name in ("et-paper", "hyperset", "hyperset-true")
+    for by in COMPARISONS
+)
+PAIR = ("et-operations", "transformer")
+
+
+def design_of(name: str) -> str:
+    "The key of `DESIGNS` that a model's name begins with."
+    return name.removesuffix("-operations").removesuffix("-parameters")
+
+
+def make(config: ImageConfig, name: str, seed: int = 0) -> ImageEnergyTransformer:
+    "A fresh model by its name."
+    return DESIGNS[design_of(name)][0](config, rngs=nnx.Rngs(seed))
+
+
+def operations(config: ImageConfig, name: str) -> int:
+    "Floating-point operations of all matrix products in a forward pass of a picture."
+    design = design_of(name)
+    if not design.startswith("hyperset"):
+        return config.flops
+    N, D, K = config.num_tokens, config.dim, config.num_memories
+    HY = config.num_heads * config.head_dim
+    # projections into the heads and back, scores and pulls, memories and back
+    true = design == "hyperset-true"
+    pairs = 6 if true else 4  # the gradient has two pulls, the published step their sum
+    step = 4 * N * D * HY + pairs * N * N * HY + 4 * N * D * K
+    step += 2 * N * D if true else 4 * N * D * D  # the gate, or the network
+    return config.steps * step + 4 * N * config.patch_dim * D
+
+
+@lru_cache(None)
+def parameters(config: ImageConfig, name: str) -> int:
+    model = nnx.eval_shape(lambda: make(config, name))
+    return sum(p.size for p in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+def _filled(config: ImageConfig, name: str, measure, goal: int) -> ImageConfig:
+    "With the number of memories, at least 1, whose `measure` is closest to the goal."
+    at = lambda K: measure(replace(config, num_memories=K), name)
+    return replace(
+        config, num_memories=max(1, 1 + round((goal - at(1)) / (at(2) - at(1))))
+    )
+
+
+@lru_cache(None)
+def sized(base: ImageConfig, name: str) -> ImageConfig:
+    """A model's configuration, with as many memories (or hidden units) as make its
+    operations or parameters those of the transformer. If that is fewer than D, both
+    numbers are chosen, near K = 4D.
+    """
+    design = design_of(name)
+    change = DESIGNS[design][1]
+    if design.startswith("transformer"):
+        return change(base)
+    measure = operations if name.endswith("operations") else parameters
+    goal = measure(sized(base, "transformer"), "transformer")
+    config = _filled(change(base), name, measure, goal)
+    if config.num_memories >= config.dim:
+        return config
+
+    def narrower(Y):
+        D = Y * base.num_heads
+        c = replace(base, dim=D, head_dim=Y)
+        return _filled(change(c), name, measure, goal)
+
+    # the first is a single entry a head, the last as wide as the others
+    found = map(narrower, range(1, base.head_dim + 1))
+    return min(found, key=lambda c: abs(c.num_memories - 4 * c.dim))
+
+
+# --- pictures ---
+
+
+def pictures(plan: Plan, folder: Path) -> dict[str, np.ndarray]:
+    """Training and validation pictures as uint8 (n, S, S, C) in memory: of a packed
+    file, or of a set, decoded once and kept in `folder`.
+    """
+    if plan.data.endswith(".npz"):
+        found = unpack(plan.data)
+    else:
+        found = {}
+        for split in ("train", "validation"):
+            path = folder / f"{Path(plan.data).stem}-{split}.npy"
+            if not path.exists():
+                images = load_images(plan.data, split, size=plan.base.image_size)
+                images = images[:] if split == "train" else images[: plan.validate_on]
+                with _atomic_write(path) as temporary, open(temporary, "wb") as file:
+                    np.save(file, images)
+            found[split] = np.load(path, mmap_mode="r")
+    return found | {"validation": found["validation"][: plan.validate_on]}
+
+
+# --- runs ---
+
+
+@dataclass(frozen=True)
+class Job:
+    "One training."
+
+    name: str  # of `NAMES`
+    steps: int
+    lr: float
+    seed: int
+
+    def file(self, plan: Plan) -> str:
+        "The name of its files."
+        return f"{plan.kind}-{self.name}-{self.steps}-{self.lr:g}-{self.seed}"
+
+
+class Clock:
+    "Stops a run when its time is up."
+
+    def __init__(self, minutes: float | None = None):
+        end = float("inf") if minutes is None else 60 * minutes
+        self.end = time.monotonic() + end
+
+    @property
+    def up(self) -> bool:
+        return time.monotonic() >= self.end
+
+    def __call__(self, run):
+        run.stop |= self.up
+
+
+def configured(plan: Plan, job: Job, images: dict) -> TrainConfig:
+    "All that fixes a training, the channels and statistics of the pictures included."
+    mean, std = (tuple(v.tolist()) for v in _channel_statistics(images["train"]))
+    channels = images["train"].shape[-1]
+    base = replace(plan.base, channels=channels, mean=mean, std=std)
+    return TrainConfig(
+        sized(base, job.name),
+        OptimConfig(
+            steps=job.steps,
+            warmup=min(job.steps // 9, 500),
+            lr=job.lr,
+            lr_floor=1e-4 * job.lr,
+        ),
+        data=plan.data,
+        batch_size=plan.batch_size,
+        validate_on=plan.validate_on,
+        every=max(1, -(-job.steps // (20 if job.steps > plan.trial_steps else 3))),
+        seed=job.seed,
+    )
+
+
+def score_of(model, config: TrainConfig, images) -> np.ndarray:
+    "Each picture's error on its occluded patches, with occlusions that are fixed."
+    return evaluate(model, images, config.num_occluded)
+
+
+def curve(history: list[dict], batch_size: int) -> list[dict]:
+    "The log as rows against pictures seen, with the seconds it took."
+    names = dict(loss="training", validation_loss="validation")
+    return [
+        {"pictures": row["step"] * batch_size, "seconds": row["seconds"]}
+        | {names[key]: row[key] for key in names if key in row}
+        for row in history
+    ]
+
+
+def run(plan: Plan, job: Job, images: dict, folder: Path, clock: Clock) -> dict | None:
+    """Train, or go on training, in `folder`; what the run's file holds, or None if the
+    time was up before the end.
+    """
+    config = configured(plan, job, images)
+    row = asdict(job) | {"kind": plan.kind, "validation_mse": None}
+    row["parameters"] = parameters(config.model, job.name)
+    row["operations"] = operations(config.model, job.name)
+    row["training_pictures"] = len(images["train"])
+    try:
+        result = fit(
+            make(config.model, job.name, job.seed),
+            _loss_for(config),
+            lambda start: batches(
+                images["train"], config.batch_size, seed=job.seed, start=start
+            ),
+            config.optim,
+            seed=job.seed,
+            folder=folder,
+            validate=lambda model: {
+                "loss": score_of(model, config, images["validation"]).mean()
+            },
+            every=config.every,
+            config=asdict(config) | {"name": job.name},
+            hooks=[clock],
+            progress=False,
+        )
+    except FloatingPointError as error:
+        return row | {"diverged": str(error)} | _origin(config)
+    if not result.history or result.history[-1]["step"] < job.steps:
+        return None
+    rows = curve(result.history, config.batch_size)
+    best = result.best_step * config.batch_size
+    row["validation_mse"] = next(r["validation"] for r in rows if r["pictures"] == best)
+    row |= {"best_step": result.best_step, "seconds": rows[-1]["seconds"]}
+    return row | {"curve": rows} | _origin(config)
+
+
+def _origin(config: TrainConfig) -> dict:
+    return {"config": asdict(config), "backend": jax.default_backend(), **_provenance()}
+
+
+def read(out: Path, plan: Plan) -> dict[Job, dict]:
+    "The runs of a plan that ended."
+    rows = [json.loads(p.read_text()) for p in sorted(out.glob(f"{plan.kind}-*.json"))]
+    return {
+        Job(row["name"], row["steps"], row["lr"], row["seed"]): row
+        for row in rows
+        if row["kind"] == plan.kind and "steps" in row
+    }
+
+
+def score(row: dict) -> float:
+    "What a run ended at; infinity if it diverged."
+    return float("inf") if row["validation_mse"] is None else row["validation_mse"]
+
+
+# --- what to run next ---
+
+
+def rates(done: dict, plan: Plan, name: str) -> dict[float, float]:
+    "Learning rates tried in short runs, best first, and what they ended at."
+    tried = {
+        job.lr: score(row)
+        for job, row in done.items()
+        if (job.name, job.steps, job.seed) == (name, plan.trial_steps, 0)
+    }
+    return dict(sorted(tried.items(), key=lambda item: item[1]))
+
+
+def first_rate(plan: Plan, name: str) -> float:
+    "Of the grid, the one nearest to the guess for this width."
+    guess = FIRST_RATE[design_of(name)] * 128 / SIZES[plan.size].dim
+    return min(LEARNING_RATES, key=lambda rate: abs(np.log(rate / guess)))
+
+
+def next_rate(tried: dict[float, float], edge: bool) -> float | None:
+    "A neighbor of the best so far; or, unless `edge`, the nearest that was not tried."
+    at = LEARNING_RATES.index(next(iter(tried)))
+    near = [i for i in (at + 1, at - 1) if 0 <= i < len(LEARNING_RATES)]
+    if not edge:
+        others = range(len(LEARNING_RATES))
+        near = sorted(others, key=lambda i: (abs(i - at), -i))
+    return next((r for i in near if (r := LEARNING_RATES[i]) not in tried), None)
+
+
+def next_trial(done: dict, plan: Plan, names) -> Job | None:
+    "A short run that a learning rate still needs, or that other models have more of."
+    tried = {name: rates(done, plan, name) for name in names}
+    job = lambda name, rate: Job(name, plan.trial_steps, rate, 0)
+    for name in names:
+        if not tried[name]:
+            return job(name, first_rate(plan, name))
+    for name in sorted(names, key=lambda name: len(tried[name])):
+        if rate := next_rate(tried[name], edge=True):
+            return job(name, rate)
+    name = min(names, key=lambda name: len(tried[name]))
+    if len(tried[name]) < max(map(len, tried.values())):
+        if rate := next_rate(tried[name], edge=False):
+            return job(name, rate)
+    return None
+
+
+def finals(done: dict, plan: Plan, names, steps: int) -> list[Job]:
+    "The runs at full length, in their order; the rates have been found."
+    rate = lambda name: plan.lr or next(iter(rates(done, plan, name)))
+    full = [Job(name, steps, rate(name), s) for s in plan.seeds for name in names]
+    longer = [name for name in PAIR if name in names and plan.longer]
+    return full + [Job(name, plan.longer * steps, rate(name), 0) for name in longer]
+
+
+def next_job(done: dict, plan: Plan, names, steps: int) -> Job | None:
+    "What to train next, or None."
+    if not plan.lr and (job := next_trial(done, plan, names)):
+        return job
+    return next((j for j in finals(done, plan, names, steps) if j not in done), None)
+
+
+def work(
+    plan: Plan,
+    names,
+    out: Path,
+    runs: Path,
+    images: dict,
+    clock: Clock,
+    *,
+    limit: int | None = None,
+    keep=None,
+    trials: bool = False,
+) -> bool:
+    """Make the runs that `out` lacks until the clock is up, at most `limit` of them,
+    with `trials` only those; `keep` is called after each. Returns whether all stand.
+    """
+    steps = plan.full(len(images["train"]))
+    keep = keep or (lambda: None)
+    while job := next_job(read(out, plan), plan, names, steps):
+        if clock.up or limit == 0 or (trials and job.steps != plan.trial_steps):
+            return False
+        name = job.file(plan)
+        row = run(plan, job, images, runs / name, clock)
+        if row is not None:
+            with _atomic_write(out / f"{name}.json") as temporary:
+                temporary.write_text(json.dumps(row, allow_nan=False) + "\n")
+            seconds = row.get("seconds", 0)
+            print(f"{name:<52} {score(row):.4f}  {seconds:.0f} s", flush=True)
+        else:
+            print(f"{name}: time is up; the same command goes on", flush=True)
+        keep()
+        limit = None if limit is None else limit - 1
+    return True
+
+
+# --- results in a few small files, to carry ---
+
+PART = 15 * 2**20  # bytes
+
+
+def parcel(folder: Path, out: Path, runs: Path, plan: Plan):
+    """Results, weights of runs that ended (without those of trials), and checkpoints of
+    runs that did not, in files of at most `PART` bytes in `folder`.
+    """
+    files = {path: f"out/{path.name}" for path in sorted(out.glob("*.json"))}
+    for home in sorted(runs.glob(f"{plan.kind}-*")):
+        ended = (out / f"{home.name}.json").exists()
+        if ended and f"-{plan.trial_steps}-" in home.name:
+            continue
+        for path in sorted(home.glob("[bm]*") if ended else home.glob("[!.]*")):
+            files[path] = f"runs/{home.name}/{path.name}"
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for path, name in files.items():
+            tar.add(path, name)
+    whole = stream.getvalue()
+    parts = [whole[i : i + PART] for i in range(0, len(whole), PART)]
+    for number, part in enumerate(parts):
+        with _atomic_write(folder / f"parcel.{number:02}") as temporary:
+            temporary.write_bytes(part)
+    for path in sorted(folder.glob("parcel.*"))[len(parts) :]:
+        path.unlink()
+
+
+def take(folder: Path, out: Path, runs: Path):
+    "Put the files of a parcel where they were; those that are there already stay."
+    whole = b"".join(path.read_bytes() for path in sorted(folder.glob("parcel.*")))
+    if not whole:
+        return
+    places = {"out": out, "runs": runs}
+    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
+        for member in tar.getmembers():
+            first, *rest = member.name.split("/")
+            content = tar.extractfile(member)
+            if first not in places or content is None or {"..", ""} & {*rest}:
+                continue
+            path = places[first].joinpath(*rest)
+            if not path.exists():
+                with _atomic_write(path) as temporary:
+                    temporary.write_bytes(content.read())
+
+
+# --- at the end ---
+
+
+def trained(plan: Plan, job: Job, row: dict, folder: Path) -> ImageEnergyTransformer:
+    "The model of a run, with the weights that were best on validation."
+    config = ImageConfig(**row["config"]["model"])
+    model = make(config, job.name)
+    like = {"params": nnx.to_pure_dict(nnx.state(model, nnx.Param))}
+    found, _ = load_checkpoint(folder / "best.safetensors", like)
+    nnx.update(model, found["params"])
+    return model
+
+
+def test(plan: Plan, names, out: Path, runs: Path, images=None) -> dict:
+    """Score the final runs on the test split, and write that to a file of its own.
+    Raises FileExistsError if it is there, and ValueError if a run is missing: the test
+    split is read once, when all else is done.
+    """
+    path = out / f"test-{plan.kind}.json"
+    if path.exists():
+        raise FileExistsError(f"{path}: the test split was read; it is read once")
+    done = read(out, plan)
+    if not done or (not plan.lr and next_trial(done, plan, names)):
+        raise ValueError(f"{out}: the search for learning rates has not ended")
+    steps = plan.full(next(iter(done.values()))["training_pictures"])
+    jobs = finals(done, plan, names, steps)
+    if missing := [job.file(plan) for job in jobs if job not in done]:
+        raise ValueError(f"{out}: lacks {', '.join(missing)}")
+    jobs = [job for job in jobs if done[job]["validation_mse"] is not None]
+    models = [trained(plan, job, done[job], runs / job.file(plan)) for job in jobs]
+    if images is None:
+        images = load_images(plan.data, "test", size=plan.base.image_size)
+    errors = {}
+    for job, model in zip(jobs, models):
+        config = TrainConfig(model.config)
+        errors[job] = score_of(model, config, images)
+    found = {
+        "pictures": len(images),
+        "runs": [
+            asdict(job)
+            | {"mse": float(e.mean()), "standard_error": float(e.std() / len(e) ** 0.5)}
+            for job, e in errors.items()
+        ],
+        "to_the_transformer": _differences(errors),
+        **_provenance(),
+    }
+    with _atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(found, indent=2) + "\n")
+    return found
+
+
+def _differences(errors: dict[Job, np.ndarray]) -> list[dict]:
+    "Of runs to those of the transformer of equal length and seed, picture by picture."
+    opponent = {
+        (job.steps, job.seed): e
+        for job, e in errors.items()
+        if job.name == "transformer"
+    }
+    rows = []
+    for job, e in errors.items():
+        if job.name == "transformer" or (job.steps, job.seed) not in opponent:
+            continue
+        gap = e - opponent[job.steps, job.seed]
+        error = float(gap.std() / len(gap) ** 0.5)
+        rows.append(
+            {"name": job.name, "steps": job.steps, "seed": job.seed}
+            | {"difference": float(gap.mean()), "standard_error": error}
+        )
+    return rows
+
+
+def table(plan: Plan, names):
+    "Print parameters and operations of all models."
+    print("| model | D | K | T | parameters | MFLOP |\n|---|---|---|---|---|---|")
+    for name in names:
+        c = sized(plan.base, name)
+        print(
+            f"| {name} | {c.dim} | {c.num_memories} | {c.steps} "
+            f"| {parameters(c, name):,} | {operations(c, name) / 1e6:.1f} |"
+        )
+
+
+def summary(plan: Plan, names, out: Path):
+    "Print a table: means and standard deviations over seeds, by length."
+    done = read(out, plan)
+    print("| run | parameters | MFLOP | steps | rate (tried) | seeds | MSE |")
+    print("|---|---|---|---|---|---|---|")
+    for name in names:
+        tried = rates(done, plan, name)
+        groups = {}
+        for job, row in done.items():
+            if job.name == name and (tried or plan.lr):
+                if job.lr == (plan.lr or next(iter(tried))):
+                    groups.setdefault(job.steps, []).append(row)
+        for steps, rows in sorted(groups.items()):
+            mse = [score(row) for row in rows]
+            spread = f" ± {np.std(mse, ddof=1):.4f}" if len(mse) > 1 else ""
+            print(
+                f"| {name} | {rows[0]['parameters']:,} "
+                f"| {rows[0]['operations'] / 1e6:.0f} | {steps} | {rows[0]['lr']:g} "
+                f"({', '.join(f'{r:g}' for r in sorted(tried))}) | {len(mse)} "
+                f"| {np.mean(mse):.4f}{spread} |"
+            )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add(
+        "--sizes", action="store_true", help="print parameters and operations, and stop"
+    )
+    add("--summary", action="store_true", help="print the table so far, and stop")
+    add("--test", action="store_true", help="read the test split, once, and stop")
+    add("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
+    add("--trials", action="store_true", help="stop before the full runs")
+    add("--limit", type=int, help="make at most so many runs")
+    add("--budget", type=float, metavar="MINUTES", help="stop then, to go on later")
+    fields = Plan.__dataclass_fields__
+    kinds = dict(steps=int, lr=float, seeds=int)
+    for name, field in fields.items():
+        options = dict(
+            type=kinds.get(name, type(field.default)),
+            default=field.default,
+            choices=dict(size=tuple(SIZES), dtype=("float32", "bfloat16")).get(name),
+            nargs="+" if name == "seeds" else None,
+        )
+        add("--" + name.replace("_", "-"), help=f"{field.default}", **options)
+    add("--out", type=Path, default=ROOT / "results/image-pair")
+    add("--runs", type=Path, default=ROOT / "runs/image-pair", help="checkpoints")
+    add("--parcel", type=Path, metavar="FOLDER", help="keep everything there, too")
+    add("--from", type=Path, dest="start", metavar="FOLDER", help="of a --parcel")
+    return parser
+
+
+def main(argv: list[str] | None = None):
+    args = _parser().parse_args(argv)
+    given = {name: getattr(args, name) for name in Plan.__dataclass_fields__}
+    plan = Plan(**given | {"seeds": tuple(args.seeds)})
+    names = [name for name in NAMES if name in args.only]
+    if args.sizes:
+        return table(plan, names)
+    if args.start:
+        take(args.start, args.out, args.runs)
+    if args.test:
+        try:
+            return print(json.dumps(test(plan, names, args.out, args.runs), indent=2))
+        except (FileExistsError, ValueError) as error:
+            sys.exit(f"--test: {error}")
+    if not args.summary:
+        clock = Clock(args.budget)
+        images = pictures(plan, args.runs.parent)
+        keep = args.parcel and partial(parcel, args.parcel, args.out, args.runs, plan)
+        options = dict(limit=args.limit, keep=keep, trials=args.trials)
+        work(plan, names, args.out, args.runs, images, clock, **options)
+    summary(plan, names, args.out)
+
+
+if __name__ == "__main__":
+    main()

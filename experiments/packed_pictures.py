@@ -1,0 +1,109 @@
+"""As many training pictures as fit into one file, to train where the data are not.
+
+    python experiments/packed_pictures.py --data tiny-imagenet --megabytes 55
+
+writes runs/tiny-imagenet-55.npz: training pictures, chosen by a shuffle with a fixed
+seed, and the first 1,000 validation pictures, all of them byte for byte as they are
+stored (a JPEG file, say), one after the other in a compressed stream. Compression
+takes what the files have in common: their headers. No picture of the test split is in
+it. `experiments/image_pair.py --data runs/tiny-imagenet-55.npz` reads the file, and
+needs Pillow alone to do so.
+"""
+
+import argparse
+import os
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from et_nbdev.training.checkpoint import _atomic_write
+from et_nbdev.vision.data import Images, _decode, load_images
+
+MEGABYTE = 2**20
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def stored_bytes(images: Images, number: int) -> bytes:
+    "A picture as it is stored. Raises ValueError for one without a file format."
+    label, stored = images.fetch(images.rows[number : number + 1])[0]
+    if isinstance(stored, Path):
+        stored = stored.read_bytes()
+    if not isinstance(stored, bytes):
+        raise ValueError(f"images: {label} of {images.name!r} has no file format")
+    return stored
+
+
+def compressed(images: Images, numbers, room: float) -> tuple[bytes, list[int]]:
+    "The stream of the first pictures among `numbers` that fit, and their lengths."
+    stream, parts, lengths, size = zlib.compressobj(9), [], [], 0
+    for number in numbers:
+        stored = stored_bytes(images, int(number))
+        # what the stream still holds back is less than a picture and its buffer
+        if size + len(stored) + 2**16 > room:
+            break
+        parts.append(stream.compress(stored))
+        size += len(parts[-1])
+        lengths.append(len(stored))
+    return b"".join([*parts, stream.flush()]), lengths
+
+
+def pack(path: Path, images: dict[str, Images], megabytes: float, validation=1000):
+    """Write pictures of the training and validation splits to `path`, which becomes at
+    most `megabytes` large. Raises ValueError if not even a training picture fits.
+    """
+    room = megabytes * MEGABYTE - 2**16
+    held_out = range(min(validation, len(images["validation"])))
+    packed = {"validation": compressed(images["validation"], held_out, room)}
+    order = np.random.default_rng(0).permutation(len(images["train"]))
+    left = room - len(packed["validation"][0])
+    packed["train"] = compressed(images["train"], order, left)
+    if len(packed["validation"][1]) < len(held_out) or not packed["train"][1]:
+        raise ValueError(f"megabytes: {megabytes} are too few for these pictures")
+    arrays = {}
+    for split, (stream, lengths) in packed.items():
+        arrays[split] = np.frombuffer(stream, np.uint8)
+        arrays[f"{split}_lengths"] = np.asarray(lengths, np.uint32)
+    shape = np.asarray([images["train"].size, images["train"].channels])
+    with _atomic_write(path) as temporary, open(temporary, "wb") as file:
+        np.savez(file, shape=shape, **arrays)
+    return {split: len(lengths) for split, (_, lengths) in packed.items()}
+
+
+def unpack(path: Path | str) -> dict[str, np.ndarray]:
+    "The pictures of a packed file by split, decoded: uint8 (n, S, S, C)."
+    with np.load(path, allow_pickle=False) as arrays:
+        size, channels = arrays["shape"].tolist()
+        found = {}
+        for split in ("train", "validation"):
+            whole = zlib.decompress(arrays[split].tobytes())
+            ends = np.cumsum(arrays[f"{split}_lengths"], dtype=np.int64)
+            starts = [0, *ends[:-1]]
+            pictures = [whole[a:b] for a, b in zip(starts, ends)]
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                decode = lambda stored: _decode(stored, size, channels)
+                found[split] = np.stack(list(pool.map(decode, pictures)))
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", default="tiny-imagenet", help="what load_images takes"
+    )
+    parser.add_argument("--megabytes", type=float, default=55, help="of 2²⁰ bytes")
+    parser.add_argument("--out", type=Path, help="default: runs/DATA-MEGABYTES.npz")
+    args = parser.parse_args()
+    name = f"{Path(args.data).stem}-{args.megabytes:g}.npz"
+    path = args.out or ROOT / "runs" / name
+    images = {s: load_images(args.data, s) for s in ("train", "validation")}
+    counts = pack(path, images, args.megabytes)
+    size = path.stat().st_size / MEGABYTE
+    print(f"{path}: {size:.1f} MiB, {counts['train']:,} training pictures")
+
+
+if __name__ == "__main__":
+    main()

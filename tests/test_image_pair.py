@@ -1,0 +1,426 @@
+"""experiments/image_pair.py: what it compares, and how its runs are kept."""
+
+import importlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from et_nbdev.testing import assert_close, assert_descends, assert_gradient
+from et_nbdev.vision.data import load_images
+from et_nbdev.vision.model import ImageConfig, load_model
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
+D, H, Y, K, N = 8, 2, 4, 32, 16
+rng = np.random.default_rng(0)
+PICTURES = {
+    "train": rng.integers(0, 256, (20, 8, 8, 3), np.uint8),
+    "validation": rng.integers(0, 256, (6, 8, 8, 3), np.uint8),
+}
+
+
+@pytest.fixture(scope="module")
+def modules():
+    sys.path.insert(0, str(ROOT / "experiments"))
+    yield {
+        name: importlib.import_module(name)
+        for name in ("image_pair", "packed_pictures")
+    }
+    sys.path.remove(str(ROOT / "experiments"))
+
+
+@pytest.fixture
+def pair(modules, monkeypatch):
+    "The script, with a size that trains in no time."
+    pair = modules["image_pair"]
+    tiny = dict(dim=D, num_heads=H, head_dim=Y, num_memories=K, steps=2)
+    start = dict(position_init="waves", position_scale=2.0, step_size=1.0)
+    monkeypatch.setitem(pair.SIZES, "tiny", ImageConfig(**tiny, **start))
+    monkeypatch.setitem(pair.DATA, "generated", (8, 2))
+    return pair
+
+
+def plan_of(pair, **changes):
+    sizes = dict(size="tiny", data="generated", batch_size=4, validate_on=6)
+    steps = dict(trial_steps=2, steps=6, longer=2, seeds=(0, 1))
+    return pair.Plan(**{**sizes, **steps, **changes})
+
+
+def shaken(tree, seed=0):
+    "All parameters in double precision, moved off their start."
+    draw = np.random.default_rng(seed).normal
+    move = lambda p: jnp.asarray(np.asarray(p) + 0.1 * draw(size=p.shape))
+    return jax.tree.map(move, tree)
+
+
+# --- what is compared
+
+
+@pytest.mark.parametrize("size", ["small", "medium", "base"])
+def test_the_comparisons_are_fair(pair, size):
+    base = pair.Plan(size=size).base
+    sizes = {name: pair.sized(base, name) for name in pair.NAMES}
+    opponent = sizes["transformer"]
+    for name, c in sizes.items():
+        if name.endswith("operations"):
+            assert abs(pair.operations(c, name) / opponent.flops - 1) < 0.01, name
+        else:
+            goal = pair.parameters(opponent, "transformer")
+            assert abs(pair.parameters(c, name) / goal - 1) < 0.01, name
+        assert (c.num_tokens, c.num_heads) == (64, base.num_heads)
+        assert c.num_memories >= c.dim
+        assert c.dim == base.dim or name == "et-paper-operations"
+    assert sizes["et-paper-parameters"].steps == 12
+    assert {c.steps for n, c in sizes.items() if "paper" not in n} == {base.steps}
+
+
+@pytest.mark.parametrize("name", ["et", "transformer", "hyperset", "hyperset-true"])
+def test_operations_are_those_the_compiler_counts(pair, name):
+    changes = dict(dim=64, num_heads=4, head_dim=16, num_memories=256)
+    c = replace(pair.Plan(size="tiny").base, **changes)
+    c = pair.DESIGNS[name][1](c)
+    model = pair.make(c, name)
+    graphdef, params = nnx.split(model)
+    patches = jnp.zeros((2, c.num_tokens, c.patch_dim), jnp.float32)
+    masked = jnp.zeros((2, c.num_tokens), bool)
+    forward = jax.jit(lambda params: nnx.merge(graphdef, params)(patches, masked))
+    counted = forward.lower(params).compile().cost_analysis()["flops"] / 2
+    assert 0.85 * counted < pair.operations(c, name) <= counted
+
+
+def test_every_part_of_a_model_is_trained(pair):
+    plan = plan_of(pair)
+    patches = jnp.asarray(rng.normal(size=(3, N, 12)), jnp.float32)
+    masked = jnp.asarray(rng.random((3, N)) < 0.5)
+    for name in ("et-operations", "hyperset-operations", "hyperset-true-operations"):
+        c = pair.sized(plan.base, name)
+        model = pair.make(c, name)
+        if name.startswith("hyperset-op"):  # whose step sizes start at zero
+            kernel = model.block.sizes.kernel
+            kernel[...] = 0.1 * jax.random.normal(jax.random.key(0), kernel.shape)
+        loss = lambda model: jnp.mean((model(patches, masked) - patches) ** 2)
+        value, grads = nnx.jit(nnx.value_and_grad(loss))(model)
+        assert np.isfinite(value)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(grads)):
+            assert np.isfinite(leaf).all() and np.any(leaf), (name, path)
+        params = jax.tree.leaves(nnx.state(model, nnx.Param))
+        assert pair.parameters(c, name) == sum(p.size for p in params)
+
+
+@pytest.mark.parametrize("name", ["et-operations", "transformer"])
+def test_a_loop_and_all_steps_at_once_are_the_same(pair, monkeypatch, name):
+    model = pair.make(pair.sized(plan_of(pair).base, name), name)
+    patches = jnp.asarray(rng.normal(size=(3, N, 12)), jnp.float32)
+    masked = jnp.asarray(rng.random((3, N)) < 0.5)
+    at_once = model(patches, masked)
+    monkeypatch.setattr(pair, "_looped", lambda: 1)
+    np.testing.assert_allclose(model(patches, masked), at_once, atol=1e-5)
+
+
+def test_the_energy_transformer_has_all_options(pair):
+    c = pair.sized(pair.Plan().base, "et-operations")
+    model = pair.make(c, "et-operations")
+    attention, memory = model.block.attention, model.block.memory
+    np.testing.assert_allclose(attention.beta, 4 / 32**0.5, rtol=1e-6)
+    assert attention.log_beta.shape == (4,) and attention.normalize
+    np.testing.assert_array_equal(attention.Wq[...], attention.Wk[...])
+    assert attention.positions.table[0, 0, 0] < 0
+    assert memory.num_negative == round(c.num_memories / 4)
+    # of which the gate lets half pass
+    np.testing.assert_allclose(jnp.exp(model.solver.log_alpha[...]), 2.0, rtol=1e-6)
+    assert not model.solver.w[...].any() and not model.solver.b[...].any()
+
+
+# --- Hyper-SET
+
+
+def test_the_true_gradient_is_one_and_the_published_step_is_none(pair, x64):
+    c = replace(pair.sized(plan_of(pair).base, "hyperset-operations"), num_memories=K)
+    published = shaken(pair.make(c, "hyperset").block)
+    for gain in (published.head_gain, published.hidden_gain):
+        gain[...] = jnp.ones_like(gain[...])
+    true = shaken(pair.make(c, "hyperset-true").block)
+    true.attention, true.memory = published.attention, published.memory
+    g = jnp.asarray(rng.normal(size=(2, 5, D)))
+    energies, update = true.energies_and_update(g)
+    assert_gradient(true.energy, g, -update)
+    pulls = published.pulls(g)
+    steps = dict(attention=pulls[0], memory=-pulls[1])
+    for name, step in steps.items():
+        term = true.terms[name]
+        assert_gradient(term.energy, g, -term.update(g))
+        with pytest.raises(AssertionError, match="largest error"):
+            assert_gradient(term.energy, g, step)
+        cosine = jnp.sum(step * -term.update(g)) / jnp.sqrt(
+            jnp.sum(step**2) * jnp.sum(term.update(g) ** 2)
+        )
+        assert 0 < cosine < 0.95  # downhill, but another way
+
+
+def test_the_published_step_is_the_gradient_before_the_norm(pair, x64):
+    "As derived in the paper: by the normalized tokens, and back through W alone."
+    c = replace(pair.sized(plan_of(pair).base, "hyperset-operations"), num_memories=K)
+    block = shaken(pair.make(c, "hyperset").block)
+    for gain in (block.head_gain, block.hidden_gain):
+        gain[...] = jnp.ones_like(gain[...])
+    x = jnp.asarray(rng.normal(size=(5, D)))
+    W = block.attention.W[...]
+
+    def attention(w):
+        s = jnp.einsum("hay,hby->hab", w, w) / Y**0.5
+        return Y**0.5 * jnp.sum(jax.nn.logsumexp(s, -1))
+
+    w = pair.rms(jnp.einsum("nd,hdy->hny", x, W))
+    expected = jnp.einsum("hny,hdy->nd", jax.grad(attention)(w), W)
+    assert_close(block.attend(x), expected)
+    h = pair.rms(x @ block.memory.W[...].T)
+    pull = jax.grad(lambda h: jnp.sum(jax.nn.relu(h) ** 2) / 2)(h)
+    assert_close(block.recall(x), pull @ block.memory.W[...])
+
+
+def test_published_step_sizes_start_at_zero_and_see_the_step(pair):
+    c = pair.sized(plan_of(pair).base, "hyperset-operations")
+    block = pair.make(c, "hyperset").block
+    x = jnp.asarray(rng.normal(size=(2, N, D)), jnp.float32)
+    np.testing.assert_array_equal(block(x, x, 0), x)
+    kernel = block.sizes.kernel
+    kernel[...] = jax.random.normal(jax.random.key(0), kernel.shape)
+    sizes = [block.step_sizes(x, t)[0] for t in (0, 1)]
+    assert sizes[0].shape == x.shape and np.abs(sizes[0] - sizes[1]).max() > 1e-2
+    assert sizes[0].min() < 0 < sizes[0].max()
+    a, b = block.step_sizes(x, 1)
+    y = x - a * block.attend(x)
+    np.testing.assert_allclose(block(x, x, 1), y + b * block.recall(y), rtol=1e-5)
+
+
+# --- runs
+
+
+class Interrupted:
+    "A clock whose time is up after some steps."
+
+    def __init__(self, steps):
+        self.left = steps
+
+    @property
+    def up(self):
+        return self.left <= 0
+
+    def __call__(self, run):
+        self.left -= 1
+        run.stop |= self.up
+
+
+def numbers(row):
+    "What of a run does not depend on the time it took."
+    curve = [{k: v for k, v in r.items() if k != "seconds"} for r in row["curve"]]
+    return row["validation_mse"], row["best_step"], curve
+
+
+def test_a_run_that_is_stopped_ends_in_the_same_numbers(pair, tmp_path):
+    plan = plan_of(pair, steps=5)
+    job = pair.Job("et-operations", 5, 0.01, 1)
+    whole = pair.run(plan, job, PICTURES, tmp_path / "whole", pair.Clock())
+    assert pair.run(plan, job, PICTURES, tmp_path / "cut", Interrupted(2)) is None
+    assert (tmp_path / "cut/last.safetensors").exists()
+    assert pair.run(plan, job, PICTURES, tmp_path / "cut", Interrupted(2)) is None
+    again = pair.run(plan, job, PICTURES, tmp_path / "cut", pair.Clock())
+    assert numbers(again) == numbers(whole)
+    weights = [load_model(tmp_path / f / "best.safetensors") for f in ("whole", "cut")]
+    leaves = [jax.tree.leaves(nnx.state(model, nnx.Param)) for model in weights]
+    for a, b in zip(*leaves):
+        np.testing.assert_array_equal(a[...], b[...])
+    # the model has learned steps, and descends by them
+    assert weights[0].solver.log_alpha.shape == (2,)
+    patches = jnp.asarray(rng.normal(size=(5, N, 12)), jnp.float32)
+    path = weights[0].descend(patches, jnp.asarray(rng.random((5, N)) < 0.5))[1]
+    assert_descends(path.energies.total, rtol=1e-5)
+    # what a file has to say
+    json.loads(json.dumps(whole, allow_nan=False))
+    assert whole["config"]["seed"] == 1 and whole["config"]["optim"]["lr"] == 0.01
+    assert whole["curve"][-1]["pictures"] == 20 and whole["commit"]
+    assert whole["operations"] == weights[0].config.flops
+    assert [r["pictures"] for r in whole["curve"] if "validation" in r][-1] == 20
+
+
+def test_a_run_that_diverges_says_so(pair, tmp_path):
+    job = pair.Job("transformer", 3, 1e30, 0)
+    row = pair.run(plan_of(pair), job, PICTURES, tmp_path, pair.Clock())
+    assert pair.score(row) == float("inf") and "not" not in row["diverged"][:3]
+    json.loads(json.dumps(row, allow_nan=False))
+
+
+def test_the_test_split_is_read_once_and_after_all_else(pair, tmp_path, monkeypatch):
+    plan = plan_of(pair, seeds=(0,), longer=0, lr=0.01, steps=3)
+    names, out, runs = (
+        ["et-operations", "transformer"],
+        tmp_path / "out",
+        tmp_path / "runs",
+    )
+    read = []
+    monkeypatch.setattr(
+        pair, "load_images", lambda *a, **k: read.append(a) or PICTURES["validation"]
+    )
+    assert not pair.work(plan, names, out, runs, PICTURES, pair.Clock(), limit=1)
+    with pytest.raises(
+        ValueError, match="lacks generated-tiny-4-transformer-3-0.01-0$"
+    ):
+        pair.test(plan, names, out, runs)
+    assert not read and pair.work(plan, names, out, runs, PICTURES, pair.Clock())
+    files = {p.name for p in out.iterdir()}
+    assert files == {f"generated-tiny-4-{n}-3-0.01-0.json" for n in names}
+    found = pair.test(plan, names, out, runs)
+    assert [a[1] for a in read] == ["test"]
+    # here it is what the weights were chosen by
+    scores = {row["name"]: row["mse"] for row in found["runs"]}
+    done = {job.name: row for job, row in pair.read(out, plan).items()}
+    for name in names:
+        assert scores[name] == pytest.approx(done[name]["validation_mse"], rel=1e-6)
+    (gap,) = found["to_the_transformer"]
+    assert gap["difference"] == pytest.approx(
+        scores["et-operations"] - scores["transformer"], abs=1e-6
+    )
+    before = (out / "test-generated-tiny-4.json").read_bytes()
+    with pytest.raises(FileExistsError, match="read once"):
+        pair.test(plan, names, out, runs)
+    assert len(read) == 1
+    assert (out / "test-generated-tiny-4.json").read_bytes() == before
+    # nothing is made again, and all of it fits into a parcel
+    assert pair.work(plan, names, out, runs, PICTURES, pair.Clock())
+    monkeypatch.setattr(pair, "PART", 20_000)
+    pair.parcel(tmp_path / "parcel", out, runs, plan)
+    parts = sorted((tmp_path / "parcel").iterdir())
+    assert len(parts) > 1 and max(p.stat().st_size for p in parts) <= 20_000
+    pair.take(tmp_path / "parcel", tmp_path / "out2", tmp_path / "runs2")
+    for path in [*out.iterdir(), *runs.rglob("best.safetensors")]:
+        there = str(path).replace("/out/", "/out2/").replace("/runs/", "/runs2/")
+        assert Path(there).read_bytes() == path.read_bytes()
+
+
+def test_a_run_goes_on_from_a_parcel(pair, tmp_path):
+    plan = plan_of(pair, seeds=(0,), longer=0, lr=0.01, steps=3)
+    out, runs, there = (tmp_path / name for name in ("out", "runs", "parcel"))
+    keep = lambda: pair.parcel(there, out, runs, plan)
+    names = ["transformer"]
+    assert not pair.work(plan, names, out, runs, PICTURES, Interrupted(2), keep=keep)
+    pair.take(there, tmp_path / "out2", tmp_path / "runs2")
+    made = []
+    clock = lambda run: made.append(run.step)
+    clock.up = False
+    assert pair.work(
+        plan, names, tmp_path / "out2", tmp_path / "runs2", PICTURES, clock
+    )
+    assert made == [3]
+
+
+def test_the_order_of_the_runs(pair, monkeypatch):
+    monkeypatch.setattr(pair, "LEARNING_RATES", (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2))
+    monkeypatch.setattr(pair, "first_rate", lambda plan, name: 4e-3)
+    errors = {
+        "et-operations": {4e-3: 0.3, 8e-3: 0.2, 1.6e-2: 0.1},
+        "transformer": {2e-3: 0.3, 4e-3: 0.2, 8e-3: None, 1.6e-2: 0.5},
+    }
+    plan = plan_of(pair, trial_steps=5, steps=9, longer=4, seeds=(0, 1))
+    done, order = {}, []
+    while job := pair.next_job(done, plan, tuple(errors), 9):
+        short = job.steps == 5
+        done[job] = {"validation_mse": errors[job.name][job.lr] if short else 0.1}
+        order.append((job.name[0], job.steps, job.lr, job.seed))
+    # until the best is not at an edge of those tried (or the grid ends) …
+    trials = [row for row in order if row[1] == 5]
+    assert trials == order[: len(trials)] and {row[3] for row in trials} == {0}
+    rates = {n: [row[2] for row in trials if row[0] == n] for n in "et"}
+    assert rates["e"] == [4e-3, 8e-3, 1.6e-2] and rates["t"][:3] == [4e-3, 8e-3, 2e-3]
+    # … as many for every model
+    assert len(rates["e"]) == len(rates["t"])
+    best = {"e": 1.6e-2, "t": 4e-3}
+    assert order[len(trials) :] == [
+        *((n, 9, best[n], seed) for seed in (0, 1) for n in "et"),
+        *((n, 36, best[n], 0) for n in "et"),
+    ]
+
+
+def test_other_models_get_as_many_trials(pair, monkeypatch):
+    monkeypatch.setattr(pair, "first_rate", lambda plan, name: pair.LEARNING_RATES[8])
+    goal = {"et-operations": 12, "transformer": 8}  # where each is best
+    plan, done = plan_of(pair), {}
+    while job := pair.next_trial(done, plan, tuple(goal)):
+        away = pair.LEARNING_RATES.index(job.lr) - goal[job.name]
+        done[job] = {"validation_mse": away**2}
+    rates = {name: pair.rates(done, plan, name) for name in goal}
+    assert len(rates["et-operations"]) == len(rates["transformer"]) == 6
+    for name, at in goal.items():
+        tried = {pair.LEARNING_RATES.index(rate) for rate in rates[name]}
+        assert {at - 1, at, at + 1} <= tried and next(iter(rates[name].values())) == 0
+        assert tried == set(range(min(tried), max(tried) + 1))
+
+
+def test_as_a_command(pair, tmp_path, capsys):
+    pytest.importorskip("sklearn")
+    common = ["--size", "tiny", "--data", "digits", "--only", "transformer-plain"]
+    common += [
+        "--trial-steps",
+        "2",
+        "--steps",
+        "3",
+        "--batch-size",
+        "8",
+        "--lr",
+        "0.01",
+    ]
+    common += ["--seeds", "0", "--longer", "0", "--validate-on", "20"]
+    places = [f"--out={tmp_path / 'out'}", f"--runs={tmp_path / 'runs' / 'pair'}"]
+    pair.main([*common, "--sizes"])
+    assert "| transformer-plain | 8 | 32 | 2 |" in capsys.readouterr().out
+    pair.main([*common, *places, "--budget", "0"])
+    assert not list(tmp_path.glob("out/*"))
+    pair.main([*common, *places])
+    assert "digits-tiny-8-transformer-plain-3-0.01-0" in capsys.readouterr().out
+    pair.main([*common, *places, "--summary"])
+    assert "| transformer-plain |" in capsys.readouterr().out
+    pair.main([*common, *places, "--test"])
+    with pytest.raises(SystemExit, match="--test: .*read once"):
+        pair.main([*common, *places, "--test"])
+
+
+# --- packed pictures
+
+
+def test_packed_pictures_are_the_stored_ones(modules, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    packed = modules["packed_pictures"]
+    draw = np.random.default_rng(0)
+    for split, count in dict(train=80, valid=4, test=3).items():
+        (tmp_path / "set" / split).mkdir(parents=True)
+        for i in range(count):
+            noise = image.fromarray(draw.integers(0, 256, (64, 64, 3), np.uint8))
+            noise.save(tmp_path / "set" / split / f"{i:02}.jpg")
+    images = {
+        split: load_images(str(tmp_path / "set"), split, size=64)
+        for split in ("train", "validation")
+    }
+    path = tmp_path / "packed.npz"
+    counts = packed.pack(path, images, 1, validation=4)
+    assert counts == {"train": 80, "validation": 4}
+    found = packed.unpack(path)
+    np.testing.assert_array_equal(found["validation"], images["validation"][:])
+    order = np.random.default_rng(0).permutation(80)
+    np.testing.assert_array_equal(found["train"], images["train"][order])
+    whole = path.read_bytes()
+    packed.pack(path, images, 1, validation=4)
+    np.testing.assert_array_equal(packed.unpack(path)["train"], found["train"])
+    assert len(path.read_bytes()) == len(whole)
+    # less room: the first of the same order
+    few = (2**17 + 100_000) / packed.MEGABYTE
+    some = packed.pack(path, images, few, validation=4)["train"]
+    assert 0 < some < 80 and path.stat().st_size <= few * packed.MEGABYTE
+    np.testing.assert_array_equal(packed.unpack(path)["train"], found["train"][:some])
+    with pytest.raises(ValueError, match="megabytes: "):
+        packed.pack(path, images, 0.06, validation=4)
