@@ -742,7 +742,8 @@ def train_anomaly(
         batches=batches,
     )
     if folder is not None:
-        _detector_of(config, graph, run).save(Path(folder) / "detector.safetensors")
+        kept = _detector_of(config, graph, run)
+        _keep(kept, Path(folder) / "detector.safetensors")
     return run
 
 # %% ../../nbs/22_anomaly.ipynb #4ff39dc0
@@ -856,6 +857,20 @@ def _detector_of(config: AnomalyTraining, graph: Graph, run: Anomaly) -> _Detect
         {**asdict(config), "graph": sizes | {"digest": graph.digest}},
         _about(config, graph, run),
     )
+
+
+def _keep(detector: _Detector, path: Path):
+    "Save it, unless the file holds it already: a finished run stays as it is."
+    same = ("threshold", "validation", "test", "graph")
+    try:
+        there = _Detector.load(path)
+        if there.made == json.loads(json.dumps(detector.made)) and all(
+            there.about[key] == detector.about[key] for key in same
+        ):
+            return
+    except (CheckpointError, KeyError):
+        pass  # missing, or damaged
+    detector.save(path)
 
 # %% ../../nbs/22_anomaly.ipynb #ee18f8ab
 _PAPER = {  # the sizes of the paper’s public commands, by graph
