@@ -9,6 +9,7 @@ __all__ = ['ExplorerSettings', 'descend_picture', 'animate_image', 'ImageExplore
 # %% ../nbs/30_explorer.ipynb #83be4f9e
 import base64
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -24,7 +25,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, UInt8
 from ._checks import check_sizes
 from .attention import EnergyAttention
 from .block import Block
-from .dynamics import Euler
+from .dynamics import Euler, Solver
 from .energy import Energies, Scaled
 from .graph.anomaly import AnomalyEnergyTransformer, _along, _inputs
 from .graph.data import Graph
@@ -91,9 +92,10 @@ def _check_dials(c):
     check_sizes(0, steps=c.steps)
     if c.steps > _LONGEST:
         raise ValueError(f"steps: expected at most {_LONGEST}, got {c.steps}")
-    if c.solver not in list(_SOLVERS):
+    if not callable(c.solver) and c.solver not in list(_SOLVERS):
         raise ValueError(
-            f"solver: expected one of {', '.join(_SOLVERS)}, got {c.solver!r}"
+            f"solver: expected one of {', '.join(_SOLVERS)}, or what makes a solver of"
+            f" α, got {c.solver!r}"
         )
 
 # %% ../nbs/30_explorer.ipynb #1a1d1354
@@ -104,7 +106,10 @@ class ExplorerSettings:
     alpha: float = 0.1  # α: every step with Euler, the first trial of the others
     beta: float = 1.0  # factor on the model's own β
     steps: int = 12  # T
-    solver: Literal["Euler", "backtracking", "Anderson"] = "Euler"
+    # one of these, or a function (a class, say) that makes a solver of α
+    solver: Literal["Euler", "backtracking", "Anderson"] | Callable[[Array], Solver] = (
+        "Euler"
+    )
     attention: bool = True  # False: w_ATT = 0
     memory: bool = True  # False: w_HN = 0
 
@@ -126,17 +131,17 @@ def _check_settings(settings):
         )
 
 # %% ../nbs/30_explorer.ipynb #39cd4503
-def _descend(block, x, numbers, solver: str, longest: int, learned=None, **context):
+def _descend(block, x, numbers, solver, longest: int, learned=None, **context):
     """The dialed block, the states (longest + 1, ..., N, D) of a descent with it, and
     their energies. `learned` steps take the place of Euler's.
     """
     alpha, beta, attention, memory = numbers
     block = _dialed(block, beta, attention=attention, memory=memory)
-    euler = solver == "Euler"
+    make = solver if callable(solver) else _SOLVERS[solver]
     found = solve(
         block,
         x,
-        learned if euler and learned is not None else _SOLVERS[solver](alpha),
+        learned if make is Euler and learned is not None else make(alpha),
         evaluations=longest + 1,
         states=True,
         **context,
@@ -172,7 +177,7 @@ def _learned_steps(model, alpha: Float[Array, ""]):
 
 @partial(nnx.jit, static_argnames=("solver", "longest"))
 def _image_path(
-    model, image, hidden, occluded, numbers, *, solver: str, longest: int
+    model, image, hidden, occluded, numbers, *, solver, longest: int
 ) -> _ImagePath:
     c = model.config
     x = model.encode(
@@ -793,6 +798,7 @@ class _Explorer(_Dials):
     """
 
     widget: Any
+    solver: Any
     _compute: Any
     path = property(
         lambda self: _upto(self._whole, self.steps.value),
@@ -808,8 +814,9 @@ class _Explorer(_Dials):
             self.message.value = f'<b role="alert">Not computed. {escape(str(e))}</b>'
             return
         if settings.solver not in self._compiled:
+            name = escape(self.solver.label)
             self.message.value = (
-                f"<i>Compiling {settings.solver}: this takes some seconds, once …</i>"
+                f"<i>Compiling {name}: this takes some seconds, once …</i>"
             )
         self._whole = self._compute(settings)
         self._compiled.add(settings.solver)
@@ -1093,7 +1100,7 @@ class _GraphPath(NamedTuple):
 # %% ../nbs/30_explorer.ipynb #f3d10514
 @partial(nnx.jit, static_argnames=("solver", "longest"))
 def _graph_path(
-    model, features, edges, senders, receivers, numbers, *, solver: str, longest: int
+    model, features, edges, senders, receivers, numbers, *, solver, longest: int
 ) -> _GraphPath:
     x = model.encode(features)
     context = _along(model.blocks[0], edges)

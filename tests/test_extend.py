@@ -458,7 +458,7 @@ def test_the_explorer_shows_terms_that_the_library_does_not_have():
     model.block = Block(model.block.norm, **terms)
     picture = np.arange(36, dtype=np.uint8).reshape(6, 6, 1)
     occluded = np.arange(9) % 3 == 0
-    for solver in ("Euler", "backtracking", "Anderson"):
+    for solver in ("Euler", "backtracking", "Anderson", HeavyBall):
         path = descend_picture(
             model, picture, occluded, ExplorerSettings(steps=4, solver=solver)
         )
@@ -471,7 +471,11 @@ def test_the_explorer_shows_terms_that_the_library_does_not_have():
     assert np.all(without.energies["convolution"])
     shown = animate_image(model, picture, occluded, ExplorerSettings(steps=4))
     assert all(name in shown for name in terms)
-    ImageExplorer(model, {"a picture": picture})
+    explorer = ImageExplorer(model, {"a picture": picture})
+    before = explorer.view.value
+    explorer.solver.options = {"mine": HeavyBall}
+    assert explorer.settings.solver is HeavyBall
+    assert explorer.view.value != before
     # the dial of β has nothing to turn at a term that merely has the name
     model.block = Block(model.block.norm, attention=terms["convolution"])
     descend_picture(model, picture, occluded, ExplorerSettings(beta=2.0))

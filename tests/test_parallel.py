@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 
+import jax
 import numpy as np
 import pytest
 
@@ -161,8 +162,28 @@ def test_a_cluster_that_cannot_be_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="JAX_NUM_PROCESSES: expected a whole number"):
         _all_devices()
     monkeypatch.setenv("JAX_NUM_PROCESSES", "2")  # of whom?
-    with pytest.raises((ValueError, OSError), match="coordinator|each other"):
+    with pytest.raises(
+        ValueError, match="^JAX_COORDINATOR_ADDRESS: expected host:port"
+    ):
         _all_devices()
+
+
+@pytest.mark.parametrize(
+    "variable, waits",
+    [
+        ("SLURM_NTASKS", False),  # an allocation, in which nothing was launched
+        ("SLURM_STEP_NUM_TASKS", True),
+        ("OMPI_COMM_WORLD_SIZE", True),
+    ],
+)
+def test_other_processes_are_those_that_were_launched(monkeypatch, variable, waits):
+    found = []
+    monkeypatch.setattr(
+        jax.distributed, "initialize", lambda **options: found.append(options)
+    )
+    monkeypatch.setenv(variable, "4")
+    assert _all_devices().size == jax.device_count()
+    assert found == [{"num_processes": None, "process_id": None}] * waits
 
 
 def test_the_parts_of_a_batch_are_the_batch():
