@@ -64,6 +64,10 @@ class Block(nnx.Module):
     """
 
     def __init__(self, norm: EnergyLayerNorm, **terms: Energy):
+        if not isinstance(norm, EnergyLayerNorm):
+            raise TypeError(
+                f"norm: expected an EnergyLayerNorm, got {type(norm).__name__}"
+            )
         if not terms:
             raise ValueError("terms: expected at least one, as a keyword argument")
         for name, term in terms.items():

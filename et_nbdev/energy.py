@@ -20,11 +20,30 @@ from jaxtyping import Array, Float
 
 from ._checks import at_least_float32, signed
 
+# %% ../nbs/02a_energy.ipynb #5e771e06
+def _methods(kinds: tuple[type, ...]) -> set[str]:
+    "Names of the methods and properties that these classes define."
+    made = lambda a: callable(a) or isinstance(a, property)
+    return {
+        name
+        for kind in kinds
+        for name, a in vars(kind).items()
+        if made(a) and not name.startswith("__")
+    }
+
 # %% ../nbs/02a_energy.ipynb #5e771e02
 def _settle(cls: type, base: type):
     """Raise TypeError unless the class defines one energy; drop what it inherits that
     belongs to another: a parent's sum, and a parent's update.
+
+    A parent's update also goes if the class changes a method that the parent has: the
+    update was derived with that method as it stood.
     """
+    if "update" in vars(cls) and "energy_and_update" not in vars(cls):
+        raise TypeError(
+            f"{cls.__name__}: update is the second half of energy_and_update; define"
+            " that instead"
+        )
     lineage = cls.__mro__[: cls.__mro__.index(base)]
     depth = lambda method: next(
         (i for i, kind in enumerate(lineage) if method in vars(kind)), len(lineage)
@@ -39,13 +58,29 @@ def _settle(cls: type, base: type):
         raise TypeError(
             f"{cls.__name__}: changes energy, but token_energy is that of"
             f" {lineage[parts].__name__} and would sum to another number; change"
-            " token_energy, too, or give a term of its own this one to call"
+            " token_energy, too, or set it to None if there are no parts"
         )
-    # what a parent sums, or derives by hand, belongs to the parent's energy
     if parts < whole:
         cls.energy = base.energy
-    if min(parts, whole) < depth("energy_and_update"):
+    derived = depth("energy_and_update")
+    changed = _methods(lineage[:derived]) & _methods(lineage[derived:])
+    if min(parts, whole) < derived or changed - {"takes"}:
         cls.energy_and_update = base.energy_and_update
+
+# %% ../nbs/02a_energy.ipynb #5e771e03
+def _keywords(cls: type, method: str) -> set[str]:
+    "Keyword parameters of a method; behind **context, those of the next class in line."
+    names = set()
+    for kind in cls.__mro__:
+        if not callable(vars(kind).get(method)):
+            continue
+        # the first two are self and g
+        parameters = list(inspect.signature(vars(kind)[method]).parameters.values())[2:]
+        forwards = any(p.kind == p.VAR_KEYWORD for p in parameters)
+        names |= {p.name for p in parameters if p.kind != p.VAR_KEYWORD}
+        if not forwards:
+            break
+    return names
 
 # %% ../nbs/02a_energy.ipynb #7cc570f6
 class Energy(nnx.Module):
@@ -56,10 +91,11 @@ class Energy(nnx.Module):
     `energy` (...) otherwise. The update −∂E/∂g is found by automatic differentiation
     unless the subclass derives `energy_and_update` by hand. Keyword parameters of these
     methods (`mask`, say) are context: a `Block` hands them the data of that name;
-    a term that only forwards `**context` says in `takes` what it takes. A subclass of a
-    term, or a mixin, that changes the energy and derives no update has the automatic
-    one, not its parent's. Raises TypeError, when the class is defined, if it has
-    neither method, or changes `energy` beside a parent's `token_energy`.
+    one that passes `**context` on takes what the next class in line does. A subclass of
+    a term, or a mixin, that changes the energy, or a method that the energy is made of,
+    and derives no update has the automatic one, not its parent's. Raises TypeError,
+    when the class is defined, if it has neither method, changes `energy` beside a
+    parent's `token_energy`, or defines `update`, which is half of `energy_and_update`.
     """
 
     token_energy: Callable[..., Array]  # where the energy is a sum over tokens
@@ -72,15 +108,7 @@ class Energy(nnx.Module):
     def takes(self) -> set[str]:
         "Names of the context that this term takes: its methods' keyword parameters."
         methods = ("energy", "token_energy", "energy_and_update")
-        parameters = [
-            parameter
-            for method in methods
-            if hasattr(self, method)
-            for parameter in list(
-                inspect.signature(getattr(self, method)).parameters.values()
-            )[1:]  # the first is g
-        ]
-        return {p.name for p in parameters if p.kind != p.VAR_KEYWORD}
+        return set().union(*(_keywords(type(self), method) for method in methods))
 
     def energy(self, g: Float[Array, "... N D"], **context) -> Float[Array, "..."]:
         "E, one number per sample: the sum of the tokens' energies."
@@ -132,9 +160,17 @@ class Energies(dict[str, Any]):
 # %% ../nbs/02a_energy.ipynb #be69eebb
 @signed
 class Scaled(Energy):
-    "A term times a factor: to weigh it against the others, or with 0 to switch it off."
+    """A term times a factor: to weigh it against the others, or with 0 to switch it
+    off. Raises TypeError for no term, ValueError for several factors.
+    """
 
     def __init__(self, term: Energy, factor: float | Float[Array, ""]):
+        if not isinstance(term, Energy):
+            raise TypeError(f"term: expected an Energy, got {type(term).__name__}")
+        if np.shape(factor) != ():
+            raise ValueError(
+                f"factor: expected one number, got shape {np.shape(factor)}"
+            )
         self.term = term
         # a number is part of the program, an array is data
         number = isinstance(factor, (int, float))

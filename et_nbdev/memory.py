@@ -151,6 +151,9 @@ class SignedMemory(HopfieldMemory):
         self.num_negative = round(negative * num_memories)
         self.threshold = nnx.Param(jnp.zeros(num_memories, param_dtype))
 
+    # −∂E/∂g = Σ_μ h_μ ξ_μ whatever the activity h is
+    energy_and_update = HopfieldMemory.energy_and_update
+
     def hidden(self, g: Float[Array, "... N D"]) -> Float[Array, "... N K"]:
         "Activity of the memories, h = −∂E/∂a = s r(a + b)."
         return self._energy_and_hidden(g)[1]

@@ -111,6 +111,11 @@ class LearnedEuler(nnx.Module):
 
     def init(self, look, x):
         "The state and the number of the step."
+        if hasattr(self, "w") and len(self.w) != x.shape[-1]:
+            raise ValueError(
+                f"gate: expected the width of the tokens, D = {x.shape[-1]}, got"
+                f" {len(self.w)}"
+            )
         return x, jnp.int32(0)
 
     def step(self, look, state):

@@ -1236,6 +1236,7 @@ def test_half_precision_trains(tokens, options):
 class WrongAttention(EnergyAttention):
     "The energy and update in six plain lines, each with a mistake to be switched on."
 
+    token_energy = None
     mistake = None
 
     def energy_and_update(self, g, mask=None):
@@ -1317,6 +1318,7 @@ def test_mistakes_in_attention_are_caught(x64, mistake, caught_by_gradient):
 
 
 class WrongMemory(HopfieldMemory):
+    token_energy = None
     mistake = None
 
     def energy(self, g):
@@ -1329,21 +1331,16 @@ class WrongMemory(HopfieldMemory):
             / 2
         )
 
-    def update(self, g):
+    def energy_and_update(self, g):
         r = jax.nn.relu(g @ self.xi[...].T)
         if self.mistake == "no square":
             r = jnp.where(r > 0, 0.5, 0.0)
         if self.mistake == "no relu in the update":
             r = g @ self.xi[...].T
-        return (
-            r
-            @ self.xi[...]
-            / (
-                g.shape[0] * g.shape[1]
-                if self.mistake == "update over batch × tokens"
-                else 1.0
-            )
-        )
+        u = r @ self.xi[...]
+        if self.mistake == "update over batch × tokens":
+            u = u / (g.shape[0] * g.shape[1])
+        return self.energy(g), u
 
 
 @pytest.mark.parametrize(

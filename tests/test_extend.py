@@ -261,6 +261,14 @@ def test_a_changed_energy_does_not_keep_the_update_of_its_parent(x64):
     class Mixed(Doubling, HopfieldMemory):
         pass
 
+    class Squared(HopfieldMemory):
+        "No longer a sum over tokens."
+
+        token_energy = None
+
+        def energy(self, g):
+            return HopfieldMemory.token_energy(self, g).sum(-1) ** 2
+
     class Whole(Energy):
         def __init__(self, *sizes, **options):
             self.term = HopfieldMemory(*sizes, **options)
@@ -278,18 +286,78 @@ def test_a_changed_energy_does_not_keep_the_update_of_its_parent(x64):
         def token_energy(self, g):
             return 2 * self.term.token_energy(g)
 
+    class Cubed(HopfieldMemory):
+        "Changes what the energy is made of."
+
+        def overlap(self, g):
+            return super().overlap(g) ** 3
+
     memory = HopfieldMemory(D, K, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
-    energy = memory.energy(tokens())
+    energy, a = memory.energy(tokens()), memory.overlap(tokens())
     for kind, wanted in {
         Doubled: 2 * energy,
         Slower: 2 * energy,
         Mixed: 2 * energy,
+        Squared: energy**2,
         Halved: energy**2 / 2,
         Split: 2 * energy,
+        Cubed: -jnp.sum(jax.nn.relu(a**3) ** 2, (-2, -1)) / 2,
     }.items():
         term = kind(D, K, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
         assert_gradient(term.energy, tokens(), -term.update(tokens()))
         assert_close(term.energy(tokens()), wanted)
+
+
+def test_shipped_updates_are_those_derived_by_hand():
+    for kind in (EnergyAttention, EdgeAttention, HopfieldMemory, SignedMemory, Scaled):
+        assert kind.energy_and_update is not Energy.energy_and_update, kind
+
+
+def test_context_passes_through_a_term_that_forwards_it(x64):
+    class Forwarding:
+        def token_energy(self, g, **context):
+            return super().token_energy(g, **context)
+
+    class Biased(EnergyAttention):
+        def token_energy(self, g, **context):
+            return super().token_energy(g, bias=jnp.zeros((1, N, N)), **context)
+
+    class Mixed(Forwarding, EnergyAttention):
+        pass
+
+    options = dict(rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+    plain = EnergyAttention(D, H, Y, **options)
+    g, mask = tokens(), jnp.tri(N, k=-1, dtype=bool)
+    for kind in (Biased, Mixed):
+        term = kind(D, H, Y, **options)
+        term.Wq, term.Wk = plain.Wq, plain.Wk
+        assert "mask" in term.takes
+        block = Block(EnergyLayerNorm(D, param_dtype=jnp.float64), a=term, b=plain)
+        energies = block.energies(g, mask=mask)
+        assert_close(energies["a"], energies["b"])
+        assert (jnp.abs(energies["a"] - plain.energy(g)) > 1e-3).all()
+
+
+def test_half_of_a_method_is_refused():
+    with pytest.raises(TypeError, match="^Half: update is .*energy_and_update"):
+        type("Half", (HopfieldMemory,), {"update": lambda self, g: g})
+
+
+def test_what_is_no_term_no_factor_and_no_norm_is_refused():
+    memory = HopfieldMemory(D, K, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="^term: expected an Energy, got int"):
+        Scaled(3, 2.0)
+    with pytest.raises(ValueError, match=r"^factor: expected one number, .*\(6,\)"):
+        Scaled(memory, jnp.ones(D))
+    with pytest.raises(TypeError, match="^norm: expected an EnergyLayerNorm, got"):
+        Block(nnx.LayerNorm(D, rngs=nnx.Rngs(0)), memory=memory)
+
+
+def test_a_gate_of_another_width_is_refused():
+    block, x = block_of("memory"), tokens()
+    for run in (descend, solve):
+        with pytest.raises(ValueError, match=r"^gate: .*D = 6, got 5"):
+            run(block, x.astype(jnp.float32), solver=LearnedEuler(3, gate=5))
 
 
 def test_a_changed_energy_beside_the_parts_of_another_is_refused():

@@ -241,6 +241,12 @@ def test_parameters_add_up(changes):
         (dict(dim=1), "dim"),
         (dict(relative_positions="far"), "relative_positions"),
         (dict(negative_memories=1.1), "negative_memories"),
+        (dict(negative_memories=False), "negative_memories"),
+        (dict(negative_memories="0.3"), "negative_memories"),
+        (dict(normalize_heads="false"), "normalize_heads"),
+        (dict(learn_steps=1), "learn_steps"),
+        (dict(block="transformer", learn_steps=True), "learn_steps"),
+        (dict(block="transformer", negative_memories=0.0), "negative_memories"),
         (dict(negative_memories=math.nan), "negative_memories"),
         (dict(negative_memories=0.5, activation="softmax"), "negative_memories"),
         (dict(gate_steps=True), "gate_steps"),
@@ -1804,8 +1810,13 @@ def test_the_gate_is_the_only_option_with_products():
     c = replace(CONFIG, **OPTIONS)
     gate = 3 * 2 * 4 * 16  # T products of N tokens with w, D multiplications each
     assert c.flops - CONFIG.flops == gate
-    conventional = replace(CONFIG, block="transformer")
-    assert replace(c, block="transformer").flops == conventional.flops
+
+
+def test_a_transformer_is_no_energy_transformer():
+    with pytest.raises(
+        ValueError, match="^block: expected 'energy', got 'transformer'"
+    ):
+        ImageEnergyTransformer(replace(CONFIG, block="transformer"), rngs=nnx.Rngs(0))
 
 
 def test_learned_steps_are_taken_everywhere(tmp_path):

@@ -9,7 +9,7 @@ __all__ = ['ImageConfig', 'ImageEnergyTransformer', 'ImageTransformer', 'Complet
 # %% ../../nbs/11_image_model.ipynb #e0f11a2b
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -95,6 +95,15 @@ def _per_channel(c, name: str) -> tuple[float, ...]:
         )
     return values
 
+# %% ../../nbs/11_image_model.ipynb #5c1e70ab
+def _check_switches(c):
+    "Raise ValueError, naming the field, unless what is on or off is True or False."
+    for f in fields(c):
+        if f.type is bool and not isinstance(getattr(c, f.name), bool):
+            raise ValueError(
+                f"{f.name}: expected True or False, got {getattr(c, f.name)!r}"
+            )
+
 # %% ../../nbs/11_image_model.ipynb #5c1e70aa
 def _check_terms(c):
     """Raise ValueError, naming the field, unless the terms and steps of an
@@ -105,14 +114,23 @@ def _check_terms(c):
             "relative_positions: expected 'none' or 'zero' or 'distance', got"
             f" {c.relative_positions!r}"
         )
+    for name in (
+        "learn_steps",
+        "normalize_heads",
+        "beta_per_head",
+        "negative_memories",
+    ):
+        value = getattr(c, name)
+        if c.block == "transformer" and value is not None and value is not False:
+            raise ValueError(f"{name}: is of the energy block; got block 'transformer'")
     if c.gate_steps and not c.learn_steps:
         raise ValueError("gate_steps: a gate needs learned steps, learn_steps=True")
     if c.negative_memories is None:
         return
-    if not 0 <= c.negative_memories <= 1:
+    share = c.negative_memories
+    if isinstance(share, (bool, str)) or not 0 <= share <= 1:
         raise ValueError(
-            "negative_memories: expected none or a share in [0, 1], got"
-            f" {c.negative_memories}"
+            f"negative_memories: expected none or a share in [0, 1], got {share!r}"
         )
     if c.activation != "relu":
         raise ValueError(
@@ -210,6 +228,7 @@ class ImageConfig:
 
     def __post_init__(self):
         _check_config(self)
+        _check_switches(self)
         _check_terms(self)
         _check_scales(self)
         for name in ("mean", "std"):
@@ -294,11 +313,15 @@ class ImageEnergyTransformer(nnx.Module):
 
     Patches (B, N, P) in, predictions for every patch (B, N, P) out, both in normalized
     pixels; `masked` is boolean (B, N). Raises ValueError where patches or masked have
-    other shapes than the configuration says.
+    other shapes than the configuration says, or its block is no energy.
     """
 
     def __init__(self, config: ImageConfig, *, rngs: nnx.Rngs):
         c = config
+        if type(self) is ImageEnergyTransformer and c.block != "energy":
+            raise ValueError(
+                f"block: expected 'energy', got {c.block!r}; see ImageTransformer"
+            )
         affine = lambda fan_in, fan_out: nnx.Linear(fan_in, fan_out, rngs=rngs)
         self.config = config
         self.encoder = affine(c.patch_dim, c.dim)
