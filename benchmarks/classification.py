@@ -33,12 +33,12 @@ from et_nbdev.graph.sets import (
     _EdgeLists,
     _flip_signs,
     _laplacian_positions,
+    _learn_encoding,
     _make_buckets,
-    learn_encoding,
     load_graphs,
 )
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
-from et_nbdev.training.loop import TrainState, _make_step, make_optimizer
+from et_nbdev.training.loop import TrainState, _make_optimizer, _make_step
 
 MODEL = ClassifyConfig(
     dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=8, blocks=2
@@ -104,7 +104,7 @@ def trainer(make, data, config):
         rngs=nnx.Rngs(0),
     )
     graphdef, params = nnx.split(model, nnx.Param)
-    params, optimizer = nnx.to_pure_dict(params), make_optimizer(config.optim(10**4))
+    params, optimizer = nnx.to_pure_dict(params), _make_optimizer(config.optim(10**4))
     state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
     step = _make_step(graphdef, _classification_loss, optimizer, 0)
 
@@ -161,7 +161,7 @@ def main():
         )
         args.data, graphs = "rings", load_graphs("rings")
     ids = np.arange(len(graphs))
-    encoding = learn_encoding(graphs, ids)
+    encoding = _learn_encoding(graphs, ids)
     positions = _laplacian_positions(graphs, MODEL.num_positions)
     config = ClassifyTraining(args.data, model=MODEL)
     x, e = encoding(graphs[:1])

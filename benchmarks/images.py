@@ -21,7 +21,7 @@ from flax import nnx
 from reference import PlainEnergyTransformer
 
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
-from et_nbdev.training.loop import OptimConfig, TrainState, _make_step, make_optimizer
+from et_nbdev.training.loop import OptimConfig, TrainState, _make_optimizer, _make_step
 from et_nbdev.vision.data import occlude
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
 from et_nbdev.vision.train import _completion_loss
@@ -82,7 +82,7 @@ def work(kind: str, size: str, name: str):
             {},
         )
 
-    optimizer = make_optimizer(OptimConfig(steps=10**6, warmup=1))
+    optimizer = _make_optimizer(OptimConfig(steps=10**6, warmup=1))
     step = _make_step(graphdef, loss, optimizer, 0)
     state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
 

@@ -6,6 +6,7 @@
 __all__ = ['RelativePositions', 'RelativeDistances', 'EnergyAttention']
 
 # %% ../nbs/03_attention.ipynb #fd13a246
+import inspect
 from collections.abc import Sequence
 from typing import Literal
 
@@ -346,9 +347,16 @@ class EnergyAttention(Energy):
 
     @property
     def takes(self) -> set[str]:
-        "Coordinates only where distances count."
-        distances = isinstance(self.positions, RelativeDistances)
-        return super().takes - (set() if distances else {"coordinates"})
+        "Coordinates only where distances count, or a subclass names them."
+        kinds = type(self).__mro__
+        methods = [
+            method
+            for kind in kinds[: kinds.index(EnergyAttention)]
+            for method in filter(inspect.isfunction, vars(kind).values())
+        ]
+        named = any("coordinates" in inspect.signature(m).parameters for m in methods)
+        counted = named or isinstance(self.positions, RelativeDistances)
+        return super().takes - (set() if counted else {"coordinates"})
 
     def _position_bias(self, g, coordinates, dtype):
         "The bias of `positions`, None without any."

@@ -72,8 +72,17 @@ class Block(nnx.Module):
             raise ValueError("terms: expected at least one, as a keyword argument")
         for name, term in terms.items():
             _check_term(name, term)
-            setattr(self, name, term)
         self.norm, self.names = norm, tuple(terms)
+        for name, term in terms.items():
+            setattr(self, name, term)
+
+    def __setattr__(self, name: str, value: Any):
+        if isinstance(value, Energy) and name not in self.names:
+            raise AttributeError(
+                f"{name}: a block's terms are those it was made with,"
+                f" {', '.join(self.names)}; make another with {name}=…"
+            )
+        super().__setattr__(name, value)
 
     @property
     def terms(self) -> dict[str, Any]:

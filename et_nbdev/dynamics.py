@@ -99,7 +99,7 @@ def _frozen_pytree(cls: type[_Solver]) -> type[_Solver]:
     return cls
 
 # %% ../nbs/06_dynamics.ipynb #7439fd52
-def _check_positive(dtype=None, **numbers):
+def _check_all_positive(dtype=None, **numbers):
     """Raise ValueError, naming the argument, unless all values are positive and finite,
     in `dtype` if given.
     """
@@ -118,8 +118,10 @@ def _check_positive(dtype=None, **numbers):
 
 
 def _check_range(name: str, value, low: float, high: float):
-    "Raise ValueError, naming the argument, unless low ≤ value < high."
-    if not isinstance(value, Tracer) and not low <= value < high:
+    "Raise ValueError, naming the argument, unless it is one number, low ≤ value < high."
+    if isinstance(value, Tracer):
+        return
+    if np.ndim(value) or not low <= value < high:
         raise ValueError(f"{name}: expected a number in [{low}, {high}), got {value}")
 
 # %% ../nbs/06_dynamics.ipynb #22451ba2
@@ -157,6 +159,26 @@ def _check_per_sample(name: str, a, x: Float[Array, "... N D"]):
             f" {np.shape(a)}"
         )
 
+# %% ../nbs/06_dynamics.ipynb #22451ba3
+def _check_block(block: Any):
+    "Raise TypeError for what has no norm, or no energies and update."
+    if not (hasattr(block, "norm") and hasattr(block, "energies_and_update")):
+        raise TypeError(
+            "block: expected a Block, such as an EnergyTransformer, got"
+            f" {type(block).__name__}"
+        )
+
+
+def _step(solver: Solver, look: Look, state: Any) -> tuple[Any, View]:
+    "A solver's step. Raises TypeError unless it returns two things, the second a View."
+    result = solver.step(look, state)
+    if not (isinstance(result, tuple) and isinstance(result[-1], View)):
+        raise TypeError(
+            f"solver: step of {type(solver).__name__} has to return what it remembers"
+            f" and a View, which look(x) gives; got {type(result).__name__}"
+        )
+    return result
+
 # %% ../nbs/06_dynamics.ipynb #06e440e3
 _PerSample = Float[ArrayLike, "..."] | Sequence[float]
 
@@ -176,7 +198,7 @@ class Euler:
     step_size: _PerSample = 0.1  # α; one number, or one per sample
 
     def __post_init__(self):
-        _check_positive(step_size=self.step_size)
+        _check_all_positive(step_size=self.step_size)
 
     def init(self, look, x):
         "Nothing but the state."
@@ -187,7 +209,7 @@ class Euler:
         view = look(x)
         return x + _per_sample(self.step_size, x) * view.update, view
 
-# %% ../nbs/06_dynamics.ipynb #4512fa36
+# %% ../nbs/06_dynamics.ipynb #4512fa35
 class Trajectory(NamedTuple):
     """What `descend` passed through: T+1 energies, at the start and after every step,
     and as many states if asked.
@@ -196,7 +218,7 @@ class Trajectory(NamedTuple):
     energies: Energies  # each (T+1, ...)
     states: Float[Array, "times ... N D"] | None
 
-
+# %% ../nbs/06_dynamics.ipynb #4512fa36
 def descend(
     block: Block,
     x: Float[Array, "... N D"],  # token states at t = 0
@@ -221,6 +243,7 @@ def descend(
     `init` and `step`, ValueError if `steps` is negative, `step_size` not positive and
     finite or given beside a solver, and what the block raises on x and context.
     """
+    _check_block(block)
     check_tokens("x", x, block.norm.dim)
     check_sizes(0, steps=steps)
     look = Look(block, context)
@@ -231,27 +254,29 @@ def descend(
     _check_solver(way, x.dtype)
 
     def step(state, _):
-        state, view = way.step(look, state)
+        state, view = _step(way, look, state)
         return state, (view.energies, view.x if states else None)
 
     if remat:
         step = jax.checkpoint(step, prevent_cse=False)
     start = way.init(look, x)
     state, passed = jax.lax.scan(step, start, None, length=steps, unroll=unroll)
-    _, last = way.step(look, state)
+    _, last = _step(way, look, state)
     append = lambda path, end: jnp.concatenate([path, end[None]])
     path = jax.tree.map(append, passed, (last.energies, last.x if states else None))
     return last.x, Trajectory(*path)
 
 # %% ../nbs/06_dynamics.ipynb #209d8d8e
-def plot_energies(energies: Energies, max_lines: int = 32):
+def plot_energies(energies: Energies | Any, max_lines: int = 32):
     """Energy over time, a panel for the whole and one for every term, a line per
     sample, of the first `max_lines` of them; returns the figure.
 
-    `energies` are those of a `Trajectory` or a `Solution`, each (T+1, ...).
+    `energies` are those of a `Trajectory` or a `Solution`, each (T+1, ...), or one of
+    these itself.
     """
     import matplotlib.pyplot as plt
 
+    energies = getattr(energies, "energies", energies)
     symbols = {"attention": "$E^{ATT}$", "memory": "$E^{HN}$"}
     panels = {"$E$": energies.total}
     panels |= {symbols.get(name, name): e for name, e in energies.items()}

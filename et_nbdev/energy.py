@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from ._checks import at_least_float32, signed
 
@@ -128,15 +128,16 @@ class Energy(nnx.Module):
 # %% ../nbs/02a_energy.ipynb #da379f31
 class ExternalField(Energy):
     r"""$E = -\sum_A h_A\cdot g_A$: every token feels the constant force $h_A$. The
-    field h is context, `field=` (..., N, D).
+    field h is context, `field=` (..., N, D), or less if it is the same for all.
     """
 
     def token_energy(
-        self, g: Float[Array, "... N D"], field: Float[Array, "... N D"]
+        self, g: Float[Array, "... N D"], field: Float[ArrayLike, "..."]
     ) -> Float[Array, "... N"]:
         "−h·g of every token; float32 at least."
         wide = at_least_float32(g.dtype)
-        return -jnp.sum(field.astype(wide) * g.astype(wide), -1)
+        h = jnp.broadcast_to(jnp.asarray(field, wide), g.shape)
+        return -jnp.sum(h * g.astype(wide), -1)
 
 # %% ../nbs/02a_energy.ipynb #1c15db3d
 @jax.tree_util.register_pytree_with_keys_class

@@ -29,12 +29,12 @@ from .dynamics import Euler, Solver
 from .energy import Energies, Scaled
 from .graph.anomaly import AnomalyEnergyTransformer, _along, _inputs
 from .graph.data import Graph
-from .graph.energy import EdgeIndex, attention_weights
+from .graph.energy import EdgeIndex, _attention_weights
 from .solvers import Anderson, Backtracking, solve
 from et_nbdev.vision.data import (
     _decode,
+    _denormalize,
     _need,
-    denormalize,
     normalize,
     patchify,
     photographs,
@@ -165,7 +165,7 @@ class _ImagePath(NamedTuple):
     attention: Float[np.ndarray, "T+1 N"]  # |u_ATT| of every token
     memory: Float[np.ndarray, "T+1 N"]  # |u_HN|
 
-# %% ../nbs/30_explorer.ipynb #263c1eee
+# %% ../nbs/30_explorer.ipynb #4fdd58ee
 def _learned_steps(model, alpha: Float[Array, ""]):
     "The steps a model has learned, as much longer as α is than its start; or None."
     if not hasattr(model, "solver"):
@@ -174,7 +174,7 @@ def _learned_steps(model, alpha: Float[Array, ""]):
     solver.log_alpha[...] += jnp.log(alpha / model.config.step_size)
     return solver
 
-
+# %% ../nbs/30_explorer.ipynb #263c1eee
 @partial(nnx.jit, static_argnames=("solver", "longest"))
 def _image_path(
     model, image, hidden, occluded, numbers, *, solver, longest: int
@@ -191,7 +191,7 @@ def _image_path(
     many = jax.tree.map(lambda a: jnp.broadcast_to(a, states.shape), context)
     updates = block.updates(block.norm(states), **many)
     read = jnp.clip(
-        denormalize(
+        _denormalize(
             unpatchify(model.decode(states), c.image_size, c.patch_size), c.mean, c.std
         ),
         0,
@@ -1064,18 +1064,7 @@ class ImageExplorer(_Canvas):
         self.random = w.Button(description="hide half")
         self.clear = w.Button(description="show all")
         self.patches, self.base, canvas = _canvas(int(N**0.5))
-        left = w.VBox(
-            [self.picture, self.upload, canvas, w.HBox([self.random, self.clear])],
-            layout=w.Layout(width="310px"),
-        )
-        self.widget = w.VBox(
-            [
-                w.HTML(_STYLE + _DRAG),
-                w.HBox([left, self.panel], layout=w.Layout(flex_flow="row wrap")),
-                self.message,
-                self.view,
-            ]
-        )
+        self.widget = self._arranged(canvas)
         for dial in (self.picture, *self.patches):
             dial.observe(self._turned, "value")
         self.upload.observe(self._uploaded, "value")
@@ -1083,6 +1072,15 @@ class ImageExplorer(_Canvas):
         self.random.on_click(lambda button: self.hide(rng.permutation(N) < N // 2))
         self.clear.on_click(lambda button: self.hide(np.zeros(N, bool)))
         self.hide(rng.permutation(N) < N // 2)
+
+    def _arranged(self, canvas):
+        w = _widgets()
+        left = w.VBox(
+            [self.picture, self.upload, canvas, w.HBox([self.random, self.clear])],
+            layout=w.Layout(width="310px"),
+        )
+        dials = w.HBox([left, self.panel], layout=w.Layout(flex_flow="row wrap"))
+        return w.VBox([w.HTML(_STYLE + _DRAG), dials, self.message, self.view])
 
 # %% ../nbs/30_explorer.ipynb #279bba14
 class _GraphPath(NamedTuple):
@@ -1119,7 +1117,7 @@ def _graph_path(
         attention, memory = terms.get("attention"), terms.get("memory")
         paid = jnp.zeros((len(senders), 1))
         if attention:
-            paid = attention_weights(attention.term, g, edges, (senders, receivers))
+            paid = _attention_weights(attention.term, g, edges, (senders, receivers))
         read = model.down(nnx.relu(model.up(jnp.concatenate([first, g], -1))))
         return (
             attention.token_energy(g, edges=edges) if attention else none,
@@ -1488,17 +1486,7 @@ class GraphExplorer(_Walk):
         rng = np.random.default_rng(0)
         for button, kind in ((self.normal, 0), (self.anomalous, 1)):
             button.on_click(lambda _, kind=kind: self._another(rng, kind))
-        left = w.VBox(
-            [self.node, self.walk, w.HBox([self.normal, self.anomalous]), self.panel],
-            layout=w.Layout(width="350px"),
-        )
-        self.widget = w.VBox(
-            [
-                w.HTML(_STYLE),
-                self.message,
-                w.HBox([left, self.view], layout=w.Layout(flex_flow="row wrap")),
-            ]
-        )
+        self.widget = self._arranged()
         self.node.observe(lambda change: self._draw(), "value")
         self.walk.observe(
             lambda change: (
@@ -1507,3 +1495,12 @@ class GraphExplorer(_Walk):
             "value",
         )
         self._turned()
+
+    def _arranged(self):
+        w = _widgets()
+        left = w.VBox(
+            [self.node, self.walk, w.HBox([self.normal, self.anomalous]), self.panel],
+            layout=w.Layout(width="350px"),
+        )
+        parts = w.HBox([left, self.view], layout=w.Layout(flex_flow="row wrap"))
+        return w.VBox([w.HTML(_STYLE), self.message, parts])

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ._checks import at_least_float32, check_sizes, signed
+from ._checks import at_least_float32, check_positive, check_sizes, signed
 from .energy import Energy
 
 # %% ../nbs/04_memory.ipynb #1e65440e
@@ -47,8 +47,7 @@ def _check_memory(dim, num_memories, activation, power, beta):
         )
     if not (np.ndim(power) == 0 and 2 <= power < np.inf):
         raise ValueError(f"power: expected a finite number ≥ 2, got {power}")
-    if not (np.ndim(beta) == 0 and 0 < beta < np.inf):
-        raise ValueError(f"beta: expected a positive, finite number, got {beta}")
+    check_positive(beta=beta)
 
 # %% ../nbs/04_memory.ipynb #ee5bace2
 @signed

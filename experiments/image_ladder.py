@@ -59,7 +59,7 @@ from et_nbdev.dynamics import Trajectory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.testing import assert_close, assert_gradient, float64
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
-from et_nbdev.training.loop import OptimConfig, make_optimizer
+from et_nbdev.training.loop import OptimConfig, _make_optimizer
 from et_nbdev.vision.data import _channel_statistics, batches, load_images
 from et_nbdev.vision.model import ImageConfig, ImageTransformer
 from et_nbdev.vision.train import TrainConfig, _loss_for, evaluate
@@ -358,7 +358,7 @@ def configured(images: dict[str, np.ndarray], base: TrainConfig = BASE) -> Train
 @lru_cache
 def compiled(config: TrainConfig, design: Design):
     "The optimizer, and one compiled step that serves every learning rate and seed."
-    optimizer, loss = make_optimizer(config.optim), _loss_for(config)
+    optimizer, loss = _make_optimizer(config.optim), _loss_for(config)
     make = lambda: Model(config.model, design, rngs=nnx.Rngs(0))
     graphdef = nnx.split(nnx.eval_shape(make))[0]
 

@@ -54,7 +54,7 @@ from et_nbdev.block import Block
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.energy import Energy
 from et_nbdev.norm import EnergyLayerNorm
-from et_nbdev.training.checkpoint import _atomic_write, _provenance, load_checkpoint
+from et_nbdev.training.checkpoint import _atomic_write, _load_checkpoint, _provenance
 from et_nbdev.training.fit import fit
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import _channel_statistics, batches, load_images
@@ -690,7 +690,7 @@ def trained(plan: Plan, job: Job, row: dict, folder: Path) -> ImageEnergyTransfo
     config = ImageConfig(**row["config"]["model"])
     model = make(config, job.name)
     like = {"params": nnx.to_pure_dict(nnx.state(model, nnx.Param))}
-    found, _ = load_checkpoint(folder / "best.safetensors", like)
+    found, _ = _load_checkpoint(folder / "best.safetensors", like)
     nnx.update(model, found["params"])
     return model
 

@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 
 from et_nbdev.training.checkpoint import _atomic_write
-from et_nbdev.vision.data import Images, _decode, load_images
+from et_nbdev.vision.data import _decode, _Images, load_images
 
 MEGABYTE = 2**20
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def stored_bytes(images: Images, number: int) -> bytes:
+def stored_bytes(images: _Images, number: int) -> bytes:
     "A picture as it is stored. Raises ValueError for one without a file format."
     label, stored = images.fetch(images.rows[number : number + 1])[0]
     if isinstance(stored, Path):
@@ -35,7 +35,7 @@ def stored_bytes(images: Images, number: int) -> bytes:
     return stored
 
 
-def compressed(images: Images, numbers, room: float) -> tuple[bytes, list[int]]:
+def compressed(images: _Images, numbers, room: float) -> tuple[bytes, list[int]]:
     "The stream of the first pictures among `numbers` that fit, and their lengths."
     stream, parts, lengths, size = zlib.compressobj(9), [], [], 0
     for number in numbers:
@@ -49,7 +49,7 @@ def compressed(images: Images, numbers, room: float) -> tuple[bytes, list[int]]:
     return b"".join([*parts, stream.flush()]), lengths
 
 
-def pack(path: Path, images: dict[str, Images], megabytes: float, validation=1000):
+def pack(path: Path, images: dict[str, _Images], megabytes: float, validation=1000):
     """Write pictures of the training and validation splits to `path`, which becomes at
     most `megabytes` large. Raises ValueError if not even a training picture fits.
     """

@@ -28,8 +28,8 @@ from et_nbdev.graph.anomaly import (
     AnomalyEnergyTransformer,
     _best_threshold,
     _inputs,
+    _scores,
     _train_classifier,
-    scores,
 )
 from et_nbdev.graph.baselines import _BASELINES, _aggregate, fit_trees
 from et_nbdev.graph.data import _DATASETS, load_graph, split
@@ -205,7 +205,7 @@ def evaluate(
         p = fit_trees(kind, features, graph.labels, parts.train, seed, **options)
         threshold = _best_threshold(graph.labels[parts.validation], p[parts.validation])
         validation, test = (
-            scores(graph.labels[nodes], p[nodes], threshold)
+            _scores(graph.labels[nodes], p[nodes], threshold)
             for nodes in (parts.validation, parts.test)
         )
     else:

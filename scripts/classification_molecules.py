@@ -13,7 +13,7 @@ import numpy as np
 
 from et_nbdev.graph.classify import load_classifier
 from et_nbdev.graph.crossval import _deal, _parts
-from et_nbdev.graph.sets import _make_buckets, learn_encoding, load_graphs
+from et_nbdev.graph.sets import _learn_encoding, _make_buckets, load_graphs
 from et_nbdev.training.checkpoint import _atomic_write
 
 RESULTS = Path(__file__).resolve().parent.parent / "results/graph-classification"
@@ -43,7 +43,7 @@ def main():
     ids = np.sort(fold.test)
     buckets = _make_buckets(
         graphs[ids],
-        learn_encoding(graphs, fold.train),
+        _learn_encoding(graphs, fold.train),
         config["model"]["num_positions"],
         num_buckets=1,
     )

@@ -357,7 +357,7 @@ def models():
         kept(
             anomaly.AnomalyEnergyTransformer(config=a, **sizes, rngs=nnx.Rngs(0)),
             {"model": asdict(a), "graph": sizes | {"digest": "0"}},
-            anomaly.load_detector,
+            anomaly._load_detector,
         ),
         kept(
             classify.GraphClassifier(config=g, **shapes, rngs=nnx.Rngs(0)),
@@ -368,34 +368,34 @@ def models():
 
 
 def safetensors_seeds():
-    from et_nbdev.training.checkpoint import save_checkpoint
+    from et_nbdev.training.checkpoint import _save_checkpoint
 
     return [
-        written(lambda path: save_checkpoint(path, tree, meta))
+        written(lambda path: _save_checkpoint(path, tree, meta))
         for tree, meta, _ in models()
     ]
 
 
 def damaged_meta(data: bytes, rng: random.Random) -> bytes:
     "A checkpoint whose configuration is odd, but whose checksum is right."
-    from et_nbdev.training.checkpoint import save_checkpoint
+    from et_nbdev.training.checkpoint import _save_checkpoint
 
     tree, meta, _ = models()[seeds("config").index(data)]
     for _ in range(rng.choice((1, 1, 2, 5))):
         meta = damage_json(meta, rng)
-    return written(lambda path: save_checkpoint(path, tree, meta))
+    return written(lambda path: _save_checkpoint(path, tree, meta))
 
 
 def read_checkpoint(path: Path):
     from et_nbdev.training.checkpoint import (
         CheckpointError,
+        _load_checkpoint,
         _read_meta,
-        load_checkpoint,
     )
 
     loaded, error = 0, None
     for tree, _, load in models():
-        for read in (_read_meta, load, lambda path: load_checkpoint(path, tree)):
+        for read in (_read_meta, load, lambda path: _load_checkpoint(path, tree)):
             try:
                 loaded += read(path) is not None and read is load
             except CheckpointError as e:
@@ -474,10 +474,10 @@ def read_mat(path):
     _from_mat(path).symmetric().simple()
 
 
-def read_tu(path):
-    from et_nbdev.graph.sets import read_tu
+def _read_tu(path):
+    from et_nbdev.graph.sets import _read_tu
 
-    read_tu(path).undirected()
+    _read_tu(path).undirected()
 
 
 def read_dgl(path):
@@ -557,7 +557,7 @@ def checkpoint_error():
 READERS = {
     "npz": Reader("x.npz", npz_seeds, read_npz, inside=inside_zip),
     "mat": Reader("x.mat", mat_seeds, read_mat),
-    "tu": Reader("x.zip", tu_seeds, read_tu, inside=inside_zip),
+    "tu": Reader("x.zip", tu_seeds, _read_tu, inside=inside_zip),
     "dgl": Reader("x.bin", dgl_seeds, read_dgl),
     "pictures": Reader("x.jpg", picture_seeds, read_pictures),
     "parquet": Reader("x.parquet", parquet_seeds, read_parquet),

@@ -20,15 +20,15 @@ from flax import nnx
 
 from et_nbdev.graph.classify_baselines import GIN, Agnostic, AgnosticConfig, GINConfig
 from et_nbdev.graph.crossval import (
-    Candidate,
     FitConfig,
+    _Candidate,
     _deal,
     _Sizes,
     _summary,
     cross_validate,
 )
 from et_nbdev.graph.sets import _TU_NAMES, load_graphs
-from et_nbdev.training.checkpoint import save_checkpoint
+from et_nbdev.training.checkpoint import _save_checkpoint
 from et_nbdev.training.command import _as_command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,17 +61,19 @@ MAKE = {
 }
 
 
-def grid(model: str, k: int) -> list[Candidate]:
+def grid(model: str, k: int) -> list[_Candidate]:
     "Four candidates for every model: the same budget of choice."
     if model == "gin":
         return [
-            Candidate(GINConfig(64, 5, dropout), FitConfig(lr=lr, weight_decay=0.0))
+            _Candidate(GINConfig(64, 5, dropout), FitConfig(lr=lr, weight_decay=0.0))
             for dropout in (0.0, 0.5)
             for lr in (1e-3, 1e-2)
         ]
     if model == "agnostic":
         return [
-            Candidate(AgnosticConfig(128, per_node), FitConfig(lr=lr, weight_decay=0.0))
+            _Candidate(
+                AgnosticConfig(128, per_node), FitConfig(lr=lr, weight_decay=0.0)
+            )
             for per_node in (False, True)
             for lr in (1e-3, 1e-2)
         ]
@@ -81,7 +83,7 @@ def grid(model: str, k: int) -> list[Candidate]:
         dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=k, blocks=4
     )
     return [
-        Candidate(
+        _Candidate(
             ClassifyConfig(**sizes, filter_size=size, step_size=alpha), FitConfig(lr=lr)
         )
         for size, alpha in ((1, 1.0), (3, 0.3))
@@ -215,7 +217,7 @@ def run(args):
         if getattr(args, f.name) is not None
     }
     candidates = [
-        Candidate(c.model, replace(c.fit, **changes))
+        _Candidate(c.model, replace(c.fit, **changes))
         for c in grid(args.model, args.positions)
     ]
     # the baselines have no use for positions
@@ -223,7 +225,7 @@ def run(args):
 
     def keep(f, model):
         if args.weights:
-            save_checkpoint(
+            _save_checkpoint(
                 args.weights / f"{args.model}-{args.data}-{f}.safetensors",
                 nnx.to_pure_dict(nnx.state(model)),
                 {"data": args.data, "fold": f},

@@ -20,9 +20,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from et_nbdev.hopfield.continuous import (
+    _continuous_energy_and_update,
     _sharing,
     _unit_memories,
-    continuous_energy_and_update,
     retrieve,
 )
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
@@ -41,7 +41,7 @@ def ten_steps(x, xi, beta):
     return (
         x,
         _sharing(x, xi, beta),
-        jnp.linalg.norm(continuous_energy_and_update(x, xi, beta)[1], axis=-1),
+        jnp.linalg.norm(_continuous_energy_and_update(x, xi, beta)[1], axis=-1),
     )
 
 

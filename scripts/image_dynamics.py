@@ -22,12 +22,12 @@ from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.fit import fit
 from et_nbdev.vision.data import batches
 from et_nbdev.vision.dynamics import (
-    FieldImageEnergyTransformer,
+    _errors_after,
     _errors_in_time,
     _errors_settled,
+    _FieldImageEnergyTransformer,
     _growing,
     _loss_at,
-    errors_after,
 )
 from et_nbdev.vision.model import ImageEnergyTransformer
 from et_nbdev.vision.train import _CONFIGS, _FILLS, _evaluate_fill, _held_out, _prepare
@@ -49,11 +49,11 @@ VARIANTS = {
     "T = 6": (ImageEnergyTransformer, [(STEPS, 1.0, [1.0] * T, None)]),
     "random times": (ImageEnergyTransformer, [(STEPS, 1.0, GROWING, FIRST)]),
     "random times, field": (
-        FieldImageEnergyTransformer,
+        _FieldImageEnergyTransformer,
         [(STEPS, 1.0, GROWING, FIRST)],
     ),
     "at rest, field": (
-        FieldImageEnergyTransformer,
+        _FieldImageEnergyTransformer,
         [(STEPS - AT_REST, 1.0, GROWING, FIRST), (AT_REST, 0.25, None, None)],
     ),
 }
@@ -140,7 +140,7 @@ def score(name: str, config, images: dict, fill, test_on: int, folder: Path) -> 
     ):
         found = (
             *_errors_in_time(model, x, o, LAST, EVERY),
-            errors_after(model, x, o, GROWING),
+            _errors_after(model, x, o, GROWING),
             *_errors_settled(model, x, o),
         )
         if stages[-1]["step_sizes"] is None:

@@ -19,7 +19,7 @@ from flax import nnx
 
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.vision.data import (
-    denormalize,
+    _denormalize,
     load_images,
     normalize,
     occlude,
@@ -113,7 +113,7 @@ def decoded(model, images, occluded):
     patches = model(
         patchify(normalize(images, c.mean, c.std), c.patch_size), jnp.asarray(occluded)
     )
-    picture = denormalize(
+    picture = _denormalize(
         unpatchify(patches, c.image_size, c.patch_size), c.mean, c.std
     )
     return np.clip(picture, 0, 1)

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 import et_nbdev
 from et_nbdev.training.checkpoint import (
     CheckpointError,
+    _load_checkpoint,
     _read_meta,
-    load_checkpoint,
-    save_checkpoint,
+    _save_checkpoint,
 )
 from et_nbdev.training.command import _as_command
 from et_nbdev.training.fit import _alone, _MetricsLog, fit, read_metrics
@@ -150,9 +150,9 @@ def test_a_checkpoint_whose_meta_is_no_object_is_refused(tmp_path, meta):
     from et_nbdev.vision import model
 
     path = tmp_path / "c.safetensors"
-    loads = (model.load_model, anomaly.load_detector, classify.load_classifier)
+    loads = (model.load_model, anomaly._load_detector, classify.load_classifier)
     with doors.unchecked():
-        save_checkpoint(path, {"params": {"w": np.ones(2)}}, meta)
+        _save_checkpoint(path, {"params": {"w": np.ones(2)}}, meta)
     for read in (_read_meta, *loads) if meta else ():
         with pytest.raises(
             CheckpointError, match="c.safetensors: not a readable checkpoint"
@@ -165,7 +165,7 @@ def test_a_checkpoint_whose_meta_is_no_object_is_refused(tmp_path, meta):
         {"config": {"model": {"wings": 2}, "graph": {}, "sizes": {}}},
     ):
         with doors.unchecked():
-            save_checkpoint(path, {"params": {"w": np.ones(2)}}, odd)
+            _save_checkpoint(path, {"params": {"w": np.ones(2)}}, odd)
         for load in loads:
             with pytest.raises(
                 CheckpointError,
@@ -187,7 +187,7 @@ def test_a_model_larger_than_its_file_is_never_made(tmp_path):
     from et_nbdev.vision import model
 
     path, params = tmp_path / "c.safetensors", {"params": {"w": np.ones(2)}}
-    save_checkpoint(
+    _save_checkpoint(
         path,
         params,
         {
@@ -201,7 +201,7 @@ def test_a_model_larger_than_its_file_is_never_made(tmp_path):
     )
     with pytest.raises(CheckpointError, match="larger than the file"):
         model.load_model(path)
-    save_checkpoint(
+    _save_checkpoint(
         path,
         params,
         {
@@ -212,12 +212,12 @@ def test_a_model_larger_than_its_file_is_never_made(tmp_path):
         },
     )
     with pytest.raises(CheckpointError, match="more blocks than the file has bytes"):
-        anomaly.load_detector(path)
+        anomaly._load_detector(path)
     for features, blocks, says in (
         (10**9, 2, "holds no 'params.adjacency"),
         (3, 10**9, "more blocks than the file has bytes"),
     ):
-        save_checkpoint(
+        _save_checkpoint(
             path,
             params,
             {
@@ -293,8 +293,8 @@ def test_one_run_at_a_time_in_a_folder_and_a_killed_one_lets_go(tmp_path):
         print("go", file=other.stdin, flush=True)
         by = set()
         for _ in range(60):
-            save_checkpoint(path, {"w": np.full(20_000, 2, np.int32)}, {"by": 2})
-            tree, meta = load_checkpoint(path, like)
+            _save_checkpoint(path, {"w": np.full(20_000, 2, np.int32)}, {"by": 2})
+            tree, meta = _load_checkpoint(path, like)
             assert (np.asarray(tree["w"]) == meta["by"]).all()
             by.add(meta["by"])
         assert other.stdout.readline() == "written\n", other.stderr.read()

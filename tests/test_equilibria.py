@@ -15,9 +15,9 @@ from et_nbdev.dynamics import descend
 from et_nbdev.equilibria import (
     Langevin,
     Noisy,
+    _adjoint,
     _conjugate_gradients,
     _spread,
-    adjoint,
     equilibrium,
 )
 from et_nbdev.graph.energy import EdgeIndex, EdgeTransformer
@@ -232,7 +232,7 @@ def test_where_the_formula_does_not_hold_it_says_so(x64):
     end, how = run(block)
     np.testing.assert_array_equal(how.settled, [True, False, True, False])
     assert jnp.isfinite(end).all() and (end[1] == 0).all()
-    by_hand = adjoint(block, end, r)
+    by_hand = _adjoint(block, end, r)
     assert (
         by_hand.curvature[0] < -0.1
         and by_hand.curvature[2] > 0.1

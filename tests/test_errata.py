@@ -22,14 +22,14 @@ from et_nbdev.graph.anomaly import (
     AnomalyTraining,
     SampleConfig,
     _inputs,
-    scores,
+    _scores,
     train_anomaly,
 )
 from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
 from et_nbdev.graph.crossval import _predict_logits
 from et_nbdev.graph.data import load_graph, split
 from et_nbdev.graph.energy import EdgeIndex, EdgeTransformer
-from et_nbdev.graph.sets import _make_buckets, learn_encoding, load_graphs
+from et_nbdev.graph.sets import _learn_encoding, _make_buckets, load_graphs
 from et_nbdev.testing import assert_close, assert_descends
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.model import ImageConfig
@@ -139,9 +139,9 @@ def test_scores_are_of_every_test_node_and_of_the_model_at_rest(parts):
     )
     assert_close(run.p, p, rtol=1e-5)
     test = split(graph.labels, QUICK.train_fraction, QUICK.seed).test
-    assert run.test == scores(graph.labels[test], run.p[test], run.threshold)
+    assert run.test == _scores(graph.labels[test], run.p[test], run.threshold)
     validation = split(graph.labels, QUICK.train_fraction, QUICK.seed).validation
-    assert run.validation == scores(
+    assert run.validation == _scores(
         graph.labels[validation], run.p[validation], run.threshold
     )
 
@@ -152,7 +152,7 @@ def test_graphs_are_evaluated_without_noise():
     """
     graphs = load_graphs("rings")[np.arange(6)]
     data = _make_buckets(
-        graphs, learn_encoding(graphs, np.arange(6)), k=2, num_buckets=1
+        graphs, _learn_encoding(graphs, np.arange(6)), k=2, num_buckets=1
     )
     noisy = ClassifyConfig(
         dim=16,

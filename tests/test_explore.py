@@ -45,11 +45,11 @@ from et_nbdev.explore import (
 )
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, _inputs
 from et_nbdev.graph.data import Graph
-from et_nbdev.graph.energy import attention_weights
+from et_nbdev.graph.energy import _attention_weights
 from et_nbdev.solvers import Anderson, Backtracking, solve
 from et_nbdev.testing import assert_close
 from et_nbdev.vision.data import patchify
-from et_nbdev.vision.dynamics import FieldImageEnergyTransformer
+from et_nbdev.vision.dynamics import _FieldImageEnergyTransformer
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer, _image_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -318,7 +318,7 @@ def test_a_graph_path_is_what_the_model_says(net, graph):
             -jnp.sum(block.memory.hidden(g) ** 2, -1) / 2,
             block.attention.update(g, edges=edges[0]),
             block.memory.update(g),
-            attention_weights(block.attention, g, edges[0]),
+            _attention_weights(block.attention, g, edges[0]),
             jax.nn.softmax(net(features, edges))[:, 1],
         )
 
@@ -384,7 +384,7 @@ def test_a_graph_without_memories_is_shown(graph, net):
 
 
 def test_a_model_in_a_field_descends_in_its_field(photos):
-    model = FieldImageEnergyTransformer(
+    model = _FieldImageEnergyTransformer(
         ImageConfig(channels=3, **SIZES), rngs=nnx.Rngs(0)
     )
     occluded = np.arange(16) % 3 == 0

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,20 +14,14 @@ from et_nbdev import (
     Anderson,
     Backtracking,
     Block,
-    EdgeIndex,
     EdgeTransformer,
     Energy,
     EnergyAttention,
     EnergyLayerNorm,
     Euler,
     ExternalField,
-    Flow,
-    Growing,
     HopfieldMemory,
-    LearnedEuler,
-    Momentum,
     RelativePositions,
-    Scaled,
     SignedMemory,
     assert_descends,
     assert_gradient,
@@ -35,16 +30,17 @@ from et_nbdev import (
 )
 from et_nbdev.attention import RelativeDistances
 from et_nbdev.dynamics import plot_energies
+from et_nbdev.energy import Scaled
 from et_nbdev.explore import (
     ExplorerSettings,
     ImageExplorer,
     animate_image,
     descend_picture,
 )
-from et_nbdev.graph.energy import EdgeAttention, attention_weights
-from et_nbdev.solvers import Schedule
+from et_nbdev.graph.energy import EdgeAttention, EdgeIndex, _attention_weights
+from et_nbdev.solvers import Flow, Growing, LearnedEuler, Momentum, Schedule
 from et_nbdev.testing import assert_close
-from et_nbdev.training.checkpoint import CheckpointError, load_checkpoint
+from et_nbdev.training.checkpoint import CheckpointError, _load_checkpoint
 from et_nbdev.vision.model import (
     ImageConfig,
     ImageEnergyTransformer,
@@ -614,7 +610,7 @@ def test_coordinates_that_do_not_fit_are_refused():
     edges = EdgeIndex([0], [1], N)
     for call in (
         lambda: grid.energy(g, edges=edges),
-        lambda: attention_weights(grid, g[0], edges),
+        lambda: _attention_weights(grid, g[0], edges),
     ):
         with pytest.raises(ValueError, match="edges: .* grid"):
             call()
@@ -676,9 +672,67 @@ def test_a_solver_that_is_no_pytree_is_named():
 
     block, x = Block(EnergyLayerNorm(D), field=ExternalField()), tokens()
     with pytest.raises(
-        TypeError, match="^solver: .* pytree; .*register_dataclass.* Still"
+        TypeError, match="^solver: .* pytree: make Still a .*register_dataclass"
     ):
         solve(block, x.astype(jnp.float32), Still(), field=x.astype(jnp.float32))
+
+
+def test_what_is_no_block_and_a_step_without_a_view_are_named():
+    class Blind(NamedTuple):
+        def init(self, look, x):
+            return x
+
+        def step(self, look, x):
+            return x + look(x).update
+
+    block, x = block_of("memory"), tokens().astype(jnp.float32)
+    for run in (descend, solve):
+        with pytest.raises(TypeError, match="^block: expected a Block, .*got int"):
+            run(3, x)
+        with pytest.raises(TypeError, match="^solver: step of Blind .*a View"):
+            run(block, x, solver=Blind())
+
+
+def test_numbers_of_a_solver_are_one_or_one_per_sample(x64):
+    block, x = block_of("memory"), tokens()
+    factors = jnp.linspace(1.0, 2.0, x.shape[0])
+    moved = descend(block, x, 3, solver=Growing(0.1, factors))[0]
+    alone = descend(block, x[1], 3, solver=Growing(0.1, factors[1]))[0]
+    assert_close(moved[1], alone)
+    with pytest.raises(ValueError, match=r"^momentum: expected a number in \[0, 1\)"):
+        Momentum(0.1, [0.5, 0.5])
+
+
+def test_a_term_given_to_a_block_later_is_refused():
+    block = block_of("memory")
+    with pytest.raises(AttributeError, match="^late: .*memory; make another"):
+        block.late = block.memory
+    block.memory = HopfieldMemory(D, K, rngs=nnx.Rngs(3))  # in its place: fine
+    assert list(block.terms) == ["memory"]
+
+
+def test_a_field_of_plain_numbers_is_one_for_all_tokens(x64):
+    x = tokens()
+    block = Block(EnergyLayerNorm(D, param_dtype=x.dtype), field=ExternalField())
+    wanted = block.update(x, field=jnp.ones_like(x))
+    assert_close(block.update(x, field=jnp.ones(D)), wanted)
+    assert_close(block.energy(x, field=1.0), -x.sum((-2, -1)))
+
+
+def test_an_attention_that_names_coordinates_gets_them(x64):
+    class Leaning(EnergyAttention):
+        "A head leans towards where a token is."
+
+        def token_energy(self, g, coordinates):
+            return super().token_energy(g) - coordinates[..., 0]
+
+    g = tokens()
+    z = jnp.broadcast_to(jnp.arange(N)[:, None] / 7, (*g.shape[:-1], 1))
+    plain = EnergyAttention(D, H, Y, param_dtype=g.dtype, rngs=nnx.Rngs(0))
+    leaning = Leaning(D, H, Y, param_dtype=g.dtype, rngs=nnx.Rngs(0))
+    block = Block(EnergyLayerNorm(D, param_dtype=g.dtype), leaning=leaning)
+    assert plain.takes == {"mask", "weights", "bias"}
+    assert_close(block.energy(g, coordinates=z), plain.energy(g) - z.sum((-2, -1)))
 
 
 def test_a_model_with_a_term_of_its_own_is_not_read_without_it(tmp_path):
@@ -695,5 +749,5 @@ def test_a_model_with_a_term_of_its_own_is_not_read_without_it(tmp_path):
         load_model(tmp_path / "own.safetensors")
     # built as it was trained, it comes back
     like = {"params": nnx.to_pure_dict(nnx.state(model, nnx.Param))}
-    found, _ = load_checkpoint(tmp_path / "own.safetensors", like)
+    found, _ = _load_checkpoint(tmp_path / "own.safetensors", like)
     jax.tree.map(np.testing.assert_array_equal, found, like)

@@ -30,15 +30,15 @@ from et_nbdev.graph.anomaly import (
     _Batch,
     _best_threshold,
     _inputs,
+    _load_detector,
     _main,
     _report,
     _sample_nodes,
     _sampled,
+    _scores,
     _train_classifier,
     _weighted_loss,
     explain,
-    load_detector,
-    scores,
     train_anomaly,
 )
 from et_nbdev.graph.data import (
@@ -50,7 +50,7 @@ from et_nbdev.graph.data import (
     split,
 )
 from et_nbdev.testing import assert_close
-from et_nbdev.training.checkpoint import CheckpointError, _read_meta, save_checkpoint
+from et_nbdev.training.checkpoint import CheckpointError, _read_meta, _save_checkpoint
 from et_nbdev.training.loop import OptimConfig
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
@@ -202,14 +202,14 @@ def test_the_loss_weighs_both_classes_alike():
 def test_scores_on_a_case_done_by_hand():
     l, p = np.array([0, 1, 0, 1]), np.array([0.1, 0.4, 0.6, 0.9])
     # one of each cell of the confusion matrix: F1 is 1/2 for both classes
-    got = scores(l, p, 0.5)
+    got = _scores(l, p, 0.5)
     assert got["macro_f1"] == 0.5 and got["auroc"] == 0.75 and got["recall_at_k"] == 0.5
     assert got["auprc"] == pytest.approx(0.5 * 1 + 0.5 * 2 / 3)
-    assert scores(l, p, _best_threshold(l, p))["macro_f1"] >= 0.5
+    assert _scores(l, p, _best_threshold(l, p))["macro_f1"] >= 0.5
     with pytest.raises(ValueError, match="finite"):
-        scores(l, np.full(4, np.nan), 0.5)
+        _scores(l, np.full(4, np.nan), 0.5)
     with pytest.raises(ValueError, match="anomalous"):
-        scores(np.zeros(4, int), p, 0.5)
+        _scores(np.zeros(4, int), p, 0.5)
 
 
 QUICK = AnomalyTraining(
@@ -287,7 +287,7 @@ def test_a_run_on_other_data_does_not_go_on(trained, field, i):
 def test_a_run_goes_on_under_another_name_and_its_weights_can_be_loaded(trained):
     graph = load_graph("digits-knn")
     again = train_anomaly(QUICK, replace(graph, name="moved"), trained, progress=False)
-    model = load_detector(trained / "best.safetensors")
+    model = _load_detector(trained / "best.safetensors")
     assert_close(
         jax.nn.softmax(model(jnp.asarray(_inputs(graph)), model.prepare(graph)))[:, 1],
         again.p,
@@ -674,14 +674,14 @@ def test_the_report_is_of_the_best_weights_on_every_split(run):
     out, metrics = run
     graph = load_graph("digits-knn")
     for row in metrics["runs"]:
-        model = load_detector(out / f"seed-{row['seed']}" / "best.safetensors")
+        model = _load_detector(out / f"seed-{row['seed']}" / "best.safetensors")
         p = np.asarray(
             jax.nn.softmax(model(jnp.asarray(_inputs(graph)), model.prepare(graph)))[
                 :, 1
             ]
         )
         test = split(graph.labels, 0.4, row["seed"]).test
-        for score, value in scores(
+        for score, value in _scores(
             graph.labels[test], p[test], row["threshold"]
         ).items():
             assert value == pytest.approx(row["test"][score], abs=0.01)
@@ -920,7 +920,7 @@ def test_help_explains_every_option_with_its_default(capsys):
 
 
 def test_what_is_no_anomaly_model_is_refused(tmp_path):
-    save_checkpoint(
+    _save_checkpoint(
         tmp_path / "x.safetensors",
         {"params": {"w": np.ones(3)}},
         {"config": {"model": {"depth": 12}, "graph": {}}},
@@ -928,9 +928,9 @@ def test_what_is_no_anomaly_model_is_refused(tmp_path):
     with pytest.raises(
         CheckpointError, match="x.safetensors: holds no anomaly model.*depth"
     ):
-        load_detector(tmp_path / "x.safetensors")
+        _load_detector(tmp_path / "x.safetensors")
     with pytest.raises(CheckpointError, match="no such checkpoint"):
-        load_detector(tmp_path / "none")
+        _load_detector(tmp_path / "none")
     with pytest.raises(ValueError, match="splits"):
         _report(QUICK, load_graph("digits-knn"), tmp_path, splits=0)
 

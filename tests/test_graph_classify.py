@@ -22,12 +22,12 @@ from et_nbdev.graph.classify import (
     _classification_loss,
     _LearnedAdjacency,
     _main,
+    _plot_molecule,
     _reorder,
     _score,
     _stream,
     _WeightedEdges,
     load_classifier,
-    plot_molecule,
     train_classifier,
 )
 from et_nbdev.graph.crossval import _deal, _Fold, _parts, _predict_logits
@@ -38,8 +38,8 @@ from et_nbdev.graph.sets import (
     _edge_batch,
     _EdgeLists,
     _laplacian_positions,
+    _learn_encoding,
     _make_buckets,
-    learn_encoding,
     load_graphs,
 )
 from et_nbdev.testing import assert_close, assert_descends
@@ -87,7 +87,7 @@ def prepared(graphs=None, k=3):
     precision.
     """
     graphs = toys() if graphs is None else graphs
-    encoding = learn_encoding(graphs, np.arange(len(graphs)))
+    encoding = _learn_encoding(graphs, np.arange(len(graphs)))
     positions = _laplacian_positions(graphs, k)
     buckets = _make_buckets(graphs, encoding, positions=positions, num_buckets=1)
     double = lambda batch: jax.tree.map(
@@ -379,7 +379,7 @@ def test_each_block_has_parameters_of_its_own():
 
 def test_single_precision_is_exact_enough():
     graphs = load_graphs("rings")[np.arange(12)]
-    encoding = learn_encoding(graphs, np.arange(12))
+    encoding = _learn_encoding(graphs, np.arange(12))
     positions = _laplacian_positions(graphs, 3)
     batch = next(
         _make_buckets(graphs, encoding, positions=positions, num_buckets=1).batches(
@@ -501,7 +501,7 @@ def test_positions_computed_anew_depend_on_the_order_where_a_graph_is_symmetric(
             receivers=place[graphs.receivers],
             node_labels=graphs.node_labels[np.argsort(place)],
         )
-        encoding = learn_encoding(graphs, np.arange(1))
+        encoding = _learn_encoding(graphs, np.arange(1))
         for k in (0, 3):
             model = GraphClassifier(
                 3,
@@ -557,7 +557,7 @@ def test_the_loss_is_the_mean_over_graphs(x64):
 
 def supplies(ids):
     graphs = load_graphs("rings")
-    encoding, positions = learn_encoding(graphs, ids), _laplacian_positions(graphs, 3)
+    encoding, positions = _learn_encoding(graphs, ids), _laplacian_positions(graphs, 3)
     return {
         "dense": _make_buckets(
             graphs, encoding, positions=positions, num_buckets=2, batch_size=16
@@ -783,14 +783,14 @@ def test_a_view_adds_up_and_can_be_drawn():
     lone = int(dense.present.sum(1).argmin())
     assert (
         dense.present[lone].sum() == 1
-        and len(plot_molecule(model, dense, lone).axes) >= 5
+        and len(_plot_molecule(model, dense, lone).axes) >= 5
     )
     i = int(dense.present.sum(1).argmax())
     # a column of attributes, larger than any label's 1
     tall = dense._replace(features=dense.features.at[i, :, 1].set(7.5))
     texts = [
         text.get_text()
-        for text in plot_molecule(model, tall, i, {0: "C"}).axes[0].texts
+        for text in _plot_molecule(model, tall, i, {0: "C"}).axes[0].texts
     ]
     assert (
         sorted(texts)
@@ -846,7 +846,7 @@ def test_bad_input_is_named():
     model = GraphClassifier(3, 2, SMALL, rngs=nnx.Rngs(0))
     batch = next(
         _make_buckets(
-            graphs, learn_encoding(graphs, np.arange(20)), k=3, num_buckets=1
+            graphs, _learn_encoding(graphs, np.arange(20)), k=3, num_buckets=1
         ).batches(np.arange(20))
     )
     for name in ("features", "positions", "edge_features"):
@@ -882,7 +882,7 @@ def test_mutag_is_learned(et_data, tmp_path):
     most = np.bincount(graphs.labels[fold.train]).argmax()
     known = np.concatenate([fold.validation, fold.test])
     supply = _make_buckets(
-        graphs, learn_encoding(graphs, fold.train), k=8, num_buckets=2
+        graphs, _learn_encoding(graphs, fold.train), k=8, num_buckets=2
     )
     assert (
         _score(_predict_logits(run.model, supply, known), graphs.labels[known]).accuracy

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 import et_nbdev.graph.crossval as crossval
 from et_nbdev.graph.classify_baselines import GIN, GINConfig
 from et_nbdev.graph.crossval import (
-    Candidate,
     FitConfig,
+    _Candidate,
     _deal,
     _fit_classifier,
     _parts,
@@ -33,8 +33,8 @@ from et_nbdev.graph.crossval import (
 from et_nbdev.graph.sets import (
     _TU_NAMES,
     _EdgeLists,
+    _learn_encoding,
     _make_buckets,
-    learn_encoding,
     load_graphs,
 )
 from et_nbdev.training.fit import _alone
@@ -48,7 +48,7 @@ def make(config, sizes, rngs):
 
 
 SMALL = GINConfig(6, 2, dropout=0.1)
-GRID = [Candidate(SMALL, FitConfig(epochs=3, lr=lr)) for lr in (1e-3, 1e-2)]
+GRID = [_Candidate(SMALL, FitConfig(epochs=3, lr=lr)) for lr in (1e-3, 1e-2)]
 OPTIONS = dict(k=2, num_buckets=1, progress=False)
 
 
@@ -214,7 +214,7 @@ def test_training_is_repeatable_and_compiles_once(graphs):
     easy = replace(graphs, labels=(graphs.sizes > np.median(graphs.sizes)).astype(int))
     part = _parts(_deal(easy.labels, 5), 0)
     buckets = _make_buckets(
-        easy, learn_encoding(easy, part.train), k=0, num_buckets=1, batch_size=16
+        easy, _learn_encoding(easy, part.train), k=0, num_buckets=1, batch_size=16
     )
     config, rows = FitConfig(epochs=12, lr=1e-2, batch_size=16, weight_decay=0.0), []
     build = lambda seed: GIN(3, 2, SMALL, rngs=nnx.Rngs(seed))
@@ -247,7 +247,7 @@ def test_training_is_repeatable_and_compiles_once(graphs):
     programs = crossval._programs(nnx.split(build(5))[0])
     before = [p._cache_size() for p in programs]
     other = _make_buckets(
-        easy, learn_encoding(easy, part.validation), k=0, num_buckets=1, batch_size=16
+        easy, _learn_encoding(easy, part.validation), k=0, num_buckets=1, batch_size=16
     )
     _fit_classifier(
         build(7),
@@ -267,7 +267,7 @@ def test_training_is_repeatable_and_compiles_once(graphs):
 
 def test_one_step_is_adamw_of_the_summed_loss(graphs):
     buckets = _make_buckets(
-        graphs, learn_encoding(graphs, [0]), k=0, num_buckets=1, batch_size=64
+        graphs, _learn_encoding(graphs, [0]), k=0, num_buckets=1, batch_size=64
     )
 
     class Linear(nnx.Module):
@@ -324,7 +324,7 @@ def test_one_step_is_adamw_of_the_summed_loss(graphs):
 
 
 def test_training_stops_where_the_loss_is_lost(graphs):
-    buckets = _make_buckets(graphs, learn_encoding(graphs, [0]), k=0, num_buckets=1)
+    buckets = _make_buckets(graphs, _learn_encoding(graphs, [0]), k=0, num_buckets=1)
 
     class Explodes(nnx.Module):
         def __init__(self):
@@ -345,7 +345,7 @@ def test_training_stops_where_the_loss_is_lost(graphs):
         lambda c, s, r: Explodes(),
         replace(graphs, labels=labels),
         fold,
-        [Candidate(None, FitConfig(epochs=2))],
+        [_Candidate(None, FitConfig(epochs=2))],
         folds=[0],
         **OPTIONS,
     )
@@ -646,7 +646,7 @@ def test_results_are_written_whole_and_read_again(graphs, fold, tmp_path, monkey
 
 def test_both_layouts_predict_the_same_and_may_be_trained_on(graphs, fold):
     part = _parts(fold, 0)
-    encoding = learn_encoding(graphs, part.train)
+    encoding = _learn_encoding(graphs, part.train)
     model = make(SMALL, crossval._Sizes(3, 2, 0, 0), nnx.Rngs(0))
     tables = _make_buckets(graphs, encoding, k=0, num_buckets=2, batch_size=16)
     lists = _EdgeLists(

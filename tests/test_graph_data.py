@@ -33,7 +33,7 @@ from et_nbdev.graph.data import (
     save_graph,
     split,
 )
-from et_nbdev.graph.sets import read_tu
+from et_nbdev.graph.sets import _read_tu
 
 rng = np.random.default_rng(0)
 FIELDS = ("senders", "receivers", "features", "labels")
@@ -889,7 +889,7 @@ def bomb(kind, path):
 
 @pytest.mark.parametrize(
     "kind, read",
-    [("npz", _from_npz), ("lie", _from_npz), ("mat", _from_mat), ("zip", read_tu)],
+    [("npz", _from_npz), ("lie", _from_npz), ("mat", _from_mat), ("zip", _read_tu)],
 )
 def test_a_small_file_that_unpacks_to_a_large_one_is_refused_before_it_does(
     tmp_path, monkeypatch, kind, read

@@ -28,14 +28,14 @@ from et_nbdev.graph.anomaly import (
     AnomalyTraining,
     SampleConfig,
     _inputs,
+    _scores,
     _Statistics,
     explain,
-    scores,
     train_anomaly,
 )
 from et_nbdev.graph.data import Graph, Split, from_relations, save_graph, split
 from et_nbdev.graph.detector import AnomalyDetector, _main
-from et_nbdev.training.checkpoint import CheckpointError, _read_meta, save_checkpoint
+from et_nbdev.training.checkpoint import CheckpointError, _read_meta, _save_checkpoint
 from et_nbdev.training.loop import OptimConfig
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
@@ -84,7 +84,7 @@ def test_it_is_what_train_anomaly_trains():
     assert (own.threshold_, own.test_) == (run.threshold, run.test)
     assert own.validation_ == run.validation
     parts = split(toy().labels, 0.4, 0)
-    assert own.test_ == scores(
+    assert own.test_ == _scores(
         toy().labels[parts.test], run.p[parts.test], own.threshold_
     )
 
@@ -183,7 +183,7 @@ def test_probabilities_decisions_and_flags_agree(fitted):
     assert np.array_equal(flags, p[:, 1] >= fitted.threshold_)
     assert 0 < flags.sum() < 60
     assert np.array_equal(fitted.decision_function(there) >= 0, flags == 1)
-    assert fitted.evaluate(there) == scores(
+    assert fitted.evaluate(there) == _scores(
         there.labels, p[:, 1].astype(np.float64), fitted.threshold_
     )
     unlabeled = replace(there, labels=np.full(60, -1))
@@ -212,9 +212,34 @@ def test_an_explanation_is_that_of_its_node(fitted):
         assert set(why.neighbors) == set(senders[receivers == node])
         assert np.all(np.diff(why.weights) <= 0) and abs(why.weights.sum() - 1) < 1e-5
         assert np.array_equal(why.memories, seen.memories[node])
-    for node in (-1, 60, True, 1.5):
+    for node in (-1, 60, True, 1.5, 3.0):
         with doors.unchecked(), pytest.raises(ValueError, match="node: expected 0 to"):
             fitted.explain(there, node)
+
+
+def test_features_that_no_number_could_follow_are_refused(fitted):
+    there = toy(seed=1)
+    features = there.features.copy()
+    features[7] = 1e30
+    with pytest.raises(ValueError, match="^graph: features of node 7 lie .e.* devia"):
+        fitted.predict_proba(replace(there, features=features))
+
+
+def test_a_pair_is_no_split():
+    with doors.unchecked(), pytest.raises(TypeError, match="^split: .*got tuple of 2"):
+        AnomalyDetector(**SMALL).fit(toy(), split=(np.arange(5), np.arange(5, 9)))
+
+
+@pytest.mark.parametrize(
+    "bad, says",
+    [
+        (dict(training_steps=0), "^training_steps: expected a whole number"),
+        (dict(learn_beta="false"), "^learn_beta: expected True or False"),
+    ],
+)
+def test_hyperparameters_are_refused_by_their_own_names(bad, says):
+    with doors.unchecked(), pytest.raises(ValueError, match=says):
+        AnomalyDetector(**SMALL | bad).fit(toy())
 
 
 def test_a_graph_without_edges_can_be_scored(fitted):
@@ -230,7 +255,7 @@ def test_a_split_of_ones_own_is_kept():
     own = AnomalyDetector(**SMALL).fit(graph, split=parts)
     p = own.predict_proba(graph)[:, 1]
     for found, ids in ((own.validation_, parts[1]), (own.test_, parts[2])):
-        assert found == scores(graph.labels[ids], p[ids], own.threshold_)
+        assert found == _scores(graph.labels[ids], p[ids], own.threshold_)
     assert own.test_ != AnomalyDetector(**SMALL).fit(graph).test_
 
 
@@ -391,7 +416,7 @@ def rewritten(saved, path, change):
     meta = _read_meta(saved)
     tensors = safetensors.numpy.load_file(saved)
     change(tensors, meta)
-    save_checkpoint(path, tensors, meta)
+    _save_checkpoint(path, tensors, meta)
     return path
 
 

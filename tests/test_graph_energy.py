@@ -20,8 +20,8 @@ from et_nbdev.graph.energy import (
     EdgeAttention,
     EdgeIndex,
     EdgeTransformer,
+    _attention_weights,
     _neighbor_attention,
-    attention_weights,
 )
 from et_nbdev.testing import assert_close, assert_gradient
 
@@ -342,7 +342,7 @@ def test_explanations(normalize, backend, x64):
     for C in (3, 9, 11):  # a node's share is the energy of the graph of its own edges
         only = jnp.zeros_like(table).at[C].set(table[C])
         assert_close(shares[C], both(attention, g, only)[0], atol=1e-15)
-    weights = attention_weights(attention, g, edges, chunk=10)
+    weights = _attention_weights(attention, g, edges, chunk=10)
     senders, receivers = edges.edge_list()
     Q, K = (jnp.einsum("nd,hdy->hny", g, W[...]) for W in (attention.Wq, attention.Wk))
     if normalize:
@@ -353,7 +353,7 @@ def test_explanations(normalize, backend, x64):
     assert_close(weights, P[:, receivers, senders].T)
     some = slice(5, 30, 3)
     pairs = senders[some], receivers[some]
-    assert_close(attention_weights(attention, g, edges, pairs), weights[some])
+    assert_close(_attention_weights(attention, g, edges, pairs), weights[some])
 
 
 # ------------------------------------------------------------------------------------

@@ -25,10 +25,10 @@ from et_nbdev.graph.set_classifier import GraphSetClassifier
 from et_nbdev.graph.sets import (
     _EdgeLists,
     _laplacian_positions,
+    _learn_encoding,
     _make_rings,
-    learn_encoding,
 )
-from et_nbdev.training.checkpoint import CheckpointError, _read_meta, save_checkpoint
+from et_nbdev.training.checkpoint import CheckpointError, _read_meta, _save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 SMALL = dict(
@@ -92,7 +92,7 @@ def test_every_setting_of_a_run_is_a_hyperparameter_with_the_same_default():
 def test_another_set_is_encoded_by_the_training_set(fitted):
     there = rings(12, seed=1, shift=5.0)
     train = np.flatnonzero(_deal(rings().labels) != 0)
-    encoding = learn_encoding(rings(), train)
+    encoding = _learn_encoding(rings(), train)
     supply = _EdgeLists(there, encoding, _laplacian_positions(there, 3))
     logits = _predict_logits(fitted.model_, supply, np.arange(12))
     want = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
@@ -231,7 +231,7 @@ def test_a_damaged_file_is_refused(saved, tmp_path, at):
 def test_a_file_of_another_kind_is_refused(saved, tmp_path, change):
     meta, tensors = _read_meta(saved), safetensors.numpy.load_file(saved)
     change(tensors, meta)
-    save_checkpoint(tmp_path / "other", tensors, meta)
+    _save_checkpoint(tmp_path / "other", tensors, meta)
     with pytest.raises(CheckpointError, match=re.escape(str(tmp_path / "other"))):
         GraphSetClassifier.load(tmp_path / "other")
 

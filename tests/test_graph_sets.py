@@ -23,12 +23,12 @@ from et_nbdev.graph.sets import (
     _EdgeLists,
     _flip_signs,
     _laplacian_positions,
+    _learn_encoding,
     _make_buckets,
+    _read_tu,
+    _take,
     graphs_from_dgl,
-    learn_encoding,
     load_graphs,
-    read_tu,
-    take,
 )
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -41,7 +41,7 @@ TEXT = {
     "edge_labels": "1\n1\n0\n0\n",
     "edge_attributes": ".5\n.5\n.25\n.25\n",
 }
-jit_take = jax.jit(take)
+
 FIELDS = (
     "start senders receivers labels classes node_labels node_attributes edge_labels"
     " edge_attributes".split()
@@ -219,7 +219,7 @@ def test_rings_can_be_told_apart_by_rings_only():
 
 
 def test_text_is_read_from_zips_and_folders_at_any_depth(tmp_path):
-    graphs = read_tu(write(tmp_path))
+    graphs = _read_tu(write(tmp_path))
     assert (
         graphs.sizes.tolist() == [2, 3, 1]
         and graphs.labels.tolist() == [0, 1, 1]
@@ -238,24 +238,24 @@ def test_text_is_read_from_zips_and_folders_at_any_depth(tmp_path):
         :, 0
     ].tolist() == [0.5, 0.5, 0.25, 0.25]
     for inside in ("", "SET/", "a/b/SET/"):
-        assert_same(read_tu(write(tmp_path, inside=inside)), graphs)
+        assert_same(_read_tu(write(tmp_path, inside=inside)), graphs)
         with zipfile.ZipFile(tmp_path / "SET.zip") as z:
             z.extractall(tmp_path / f"folder{len(inside)}")
-        assert_same(read_tu(tmp_path / f"folder{len(inside)}"), graphs)
+        assert_same(_read_tu(tmp_path / f"folder{len(inside)}"), graphs)
 
 
 def test_text_variants_mean_the_same(tmp_path):
-    graphs = read_tu(write(tmp_path))
+    graphs = _read_tu(write(tmp_path))
     assert_same(
-        read_tu(
+        _read_tu(
             write(tmp_path, **{k: t.replace("\n", "\r\n") for k, t in TEXT.items()})
         ),
         graphs,
     )
     assert_same(
-        read_tu(write(tmp_path, node_labels="0.0\n3.0\n3.0\n0\n0\n3\n\n\n")), graphs
+        _read_tu(write(tmp_path, node_labels="0.0\n3.0\n3.0\n0\n0\n3\n\n\n")), graphs
     )
-    mixed = read_tu(
+    mixed = _read_tu(
         write(
             tmp_path,
             graph_indicator="1\n2\n1\n2\n2\n3\n",
@@ -269,15 +269,17 @@ def test_text_variants_mean_the_same(tmp_path):
         and mixed.node_labels[:, 0].tolist() == [0, 3, 3, 0, 0, 3]
         and mixed.senders.tolist() == [0, 1, 2, 3]
     )
-    bare = read_tu(
+    bare = _read_tu(
         write(tmp_path, **{k: None for k in TEXT if "node" in k or "edge" in k})
     )
     assert bare.node_labels.shape == (6, 0) and bare.edge_attributes.shape == (4, 0)
-    empty = read_tu(write(tmp_path, A="", edge_labels="", edge_attributes=None))
+    empty = _read_tu(write(tmp_path, A="", edge_labels="", edge_attributes=None))
     assert empty.num_edges == 0 and empty.sizes.tolist() == [2, 3, 1]
     # degrees, for want of anything else
-    assert learn_encoding(bare, [0])(bare)[0].shape == (6, 1)
-    pairs = read_tu(write(tmp_path, node_labels="0, 1\n3, 1\n3, 2\n0, 1\n0, 1\n3, 1\n"))
+    assert _learn_encoding(bare, [0])(bare)[0].shape == (6, 1)
+    pairs = _read_tu(
+        write(tmp_path, node_labels="0, 1\n3, 1\n3, 2\n0, 1\n0, 1\n3, 1\n")
+    )
     assert pairs.node_labels.shape == (6, 2)
 
 
@@ -378,7 +380,7 @@ def test_text_variants_mean_the_same(tmp_path):
 )
 def test_malformed_text_is_named_with_its_line(tmp_path, change, match):
     with pytest.raises(ValueError, match=match) as e:
-        read_tu(write(tmp_path, **change))
+        _read_tu(write(tmp_path, **change))
     assert str(tmp_path) in str(e.value)
 
 
@@ -393,25 +395,25 @@ def test_damaged_zips_and_missing_files(tmp_path):
     ):
         path.write_bytes(data)
         with pytest.raises(ValueError, match="SET.zip is damaged, incomplete"):
-            read_tu(path)
+            _read_tu(path)
     with pytest.raises(FileNotFoundError):
-        read_tu(tmp_path / "none.zip")
+        _read_tu(tmp_path / "none.zip")
     with zipfile.ZipFile(path, "w") as z:
         for name in "XY":
             for part, text in TEXT.items():
                 z.writestr(f"{name}_{part}.txt", text)
     with pytest.raises(ValueError, match=r"\['X', 'Y'\]; say which by name"):
-        read_tu(path)
-    assert read_tu(path, "Y").name == "Y"
+        _read_tu(path)
+    assert _read_tu(path, "Y").name == "Y"
     with pytest.raises(
         ValueError, match="holds no Z_A.txt and so no set 'Z'; sets there: X, Y$"
     ):
-        read_tu(path, "Z")
+        _read_tu(path, "Z")
     with zipfile.ZipFile(path, "a") as z:
         z.writestr("._Y_A.txt", b"\x00")  # macOS leaves these
         z.writestr("a/README.txt", "of no interest")
         z.writestr("b/README.txt", "of no interest")
-    assert_same(read_tu(path, "Y"), read_tu(path, "X"))
+    assert_same(_read_tu(path, "Y"), _read_tu(path, "X"))
     with zipfile.ZipFile(path, "a") as z:
         z.writestr("old/Y_A.txt", "1, 2\n")
     with zipfile.ZipFile(path) as z:
@@ -424,7 +426,7 @@ def test_damaged_zips_and_missing_files(tmp_path):
                 " Y_A.txt)"
             ),
         ):
-            read_tu(place, "Y")
+            _read_tu(place, "Y")
 
 
 def test_sets_are_found_or_downloaded_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -545,7 +547,10 @@ SETS = {
 
 @pytest.mark.parametrize("name", SETS)
 def test_real_sets_are_as_published(et_data, name):
-    raw, graphs = read_tu(et_data / f"graphs/tu/{name}.zip"), load_graphs(name, et_data)
+    raw, graphs = (
+        _read_tu(et_data / f"graphs/tu/{name}.zip"),
+        load_graphs(name, et_data),
+    )
     G, nodes, edges, classes, labels, attributes, edge_labels = SETS[name]
     assert (
         len(graphs),
@@ -553,7 +558,7 @@ def test_real_sets_are_as_published(et_data, name):
         round(graphs.num_edges / 2 / G, 2),
         graphs.num_classes,
     ) == (G, nodes, edges, classes)
-    found, edge_features = learn_encoding(graphs, np.arange(G))(graphs)
+    found, edge_features = _learn_encoding(graphs, np.arange(G))(graphs)
     assert (
         found.shape[1] == labels + attributes and edge_features.shape[1] == edge_labels
     )
@@ -712,14 +717,14 @@ def test_a_new_order_of_nodes_moves_positions_with_them():
 def test_features_are_learned_from_training_graphs_alone():
     graphs = random_set(1)
     train = np.array([0, 2, 3])
-    before = learn_encoding(graphs, train)
+    before = _learn_encoding(graphs, train)
     poisoned = np.ones(graphs.num_nodes, bool)
     for i in train:
         poisoned[graphs.start[i] : graphs.start[i + 1]] = False
     others = replace(
         graphs, node_attributes=np.where(poisoned[:, None], 1e6, graphs.node_attributes)
     )
-    after = learn_encoding(others, train)
+    after = _learn_encoding(others, train)
     jax.tree.map(np.testing.assert_array_equal, before, after)
     x, e = before(graphs)
     rows = np.concatenate(
@@ -734,7 +739,7 @@ def test_labels_not_met_in_training_are_zeros_and_strange_ones_an_error():
     graphs = GraphSet(
         [0, 2, 4], [0, 2], [1, 3], [0, 1], node_labels=[4, 9, 4, 6], edge_labels=[1, 2]
     )
-    encoding = learn_encoding(graphs, [0])
+    encoding = _learn_encoding(graphs, [0])
     x, e = encoding(graphs)
     assert x.tolist() == [
         [1, 0, 0],
@@ -754,7 +759,7 @@ def test_labels_not_met_in_training_are_zeros_and_strange_ones_an_error():
         encoding(replace(graphs, node_labels=None))
     flat = replace(graphs, node_attributes=np.full((4, 1), 7.0))
     # a constant is no reason to divide by zero
-    assert learn_encoding(flat, [0])(flat)[0][:, 3].tolist() == [0, 0, 0, 0]
+    assert _learn_encoding(flat, [0])(flat)[0][:, 3].tolist() == [0, 0, 0, 0]
 
 
 # ------------------------------------------------------------------------------------
@@ -775,7 +780,7 @@ def test_labels_not_met_in_training_are_zeros_and_strange_ones_an_error():
 )
 def test_only_edges_that_tables_and_lists_agree_on_are_batched(ends, wrong):
     graphs = GraphSet([0, 3], *ends, [0])
-    encoding, P = learn_encoding(graphs, [0]), np.zeros((3, 2), np.float32)
+    encoding, P = _learn_encoding(graphs, [0]), np.zeros((3, 2), np.float32)
     for make in (
         lambda g: _make_buckets(g, encoding, positions=P, num_buckets=1),
         lambda g: _edge_batch(g, encoding, P, [0]),
@@ -806,7 +811,7 @@ def test_only_edges_that_tables_and_lists_agree_on_are_batched(ends, wrong):
     with pytest.raises(
         ValueError, match="^train: ids of graphs must lie from 0 to 0, got 7"
     ):
-        learn_encoding(graphs, [7])
+        _learn_encoding(graphs, [7])
     with pytest.raises(ValueError, match="^ids: must hold ids of graphs"):
         graphs[[0.5]]
 
@@ -815,7 +820,7 @@ def test_only_edges_that_tables_and_lists_agree_on_are_batched(ends, wrong):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_no_batch_is_made_of_numbers_that_are_not_finite(layout, bad):
     graphs = random_set(3).undirected()
-    encoding, P = learn_encoding(graphs, [0]), _laplacian_positions(graphs, 2)
+    encoding, P = _learn_encoding(graphs, [0]), _laplacian_positions(graphs, 2)
     make = (
         (lambda e, p: _make_buckets(graphs, e, positions=p))
         if layout == "dense"
@@ -836,7 +841,7 @@ def test_no_batch_is_made_of_numbers_that_are_not_finite(layout, bad):
         node_labels=None,
         node_attributes=np.linspace(0, 1, graphs.num_nodes)[:, None],
     )
-    measured = learn_encoding(described, [0])
+    measured = _learn_encoding(described, [0])
     far = replace(
         described,
         node_attributes=np.where(
@@ -917,12 +922,12 @@ def test_bucket_sizes_are_the_best_there_are(sizes, K):
 @examples(8)
 def test_a_batch_holds_what_the_set_does_and_an_epoch_every_graph_once(seed, K, B):
     graphs = random_set(seed, 11).undirected()
-    encoding = learn_encoding(graphs, np.arange(5))
+    encoding = _learn_encoding(graphs, np.arange(5))
     P, (x, e) = _laplacian_positions(graphs, 3), encoding(graphs)
     buckets = _make_buckets(graphs, encoding, positions=P, num_buckets=K, batch_size=B)
     ids, seen = np.array([0, 3, 4, 8, 9, 10]), []
     for b, rows in buckets.plan(ids, seed=1, epoch=2):
-        batch = jax.tree.map(np.asarray, jit_take(buckets.buckets[b], rows))
+        batch = jax.tree.map(np.asarray, _take(buckets.buckets[b], rows))
         members = np.flatnonzero(buckets.bucket == b)
         assert len(rows) == buckets.batch_sizes[b] <= B
         for i, row in enumerate(rows):
@@ -959,7 +964,7 @@ def test_plans_are_random_and_repeatable_and_bounded():
     rings = load_graphs("rings")
     buckets = _make_buckets(
         rings,
-        learn_encoding(rings, [0]),
+        _learn_encoding(rings, [0]),
         k=0,
         num_buckets=3,
         batch_size=32,
@@ -991,7 +996,7 @@ def test_flipped_signs_are_one_for_each_graph_and_column():
     rings = load_graphs("rings")
     batch = next(
         _make_buckets(
-            rings, learn_encoding(rings, [0]), k=4, num_buckets=1, batch_size=40
+            rings, _learn_encoding(rings, [0]), k=4, num_buckets=1, batch_size=40
         ).batches(np.arange(40))
     )
     flipped = _flip_signs(batch, jax.random.key(3))
@@ -1007,7 +1012,7 @@ def test_flipped_signs_are_one_for_each_graph_and_column():
     assert all(
         a is b for key, a, b in zip(batch._fields, batch, flipped) if key != "positions"
     )
-    encoding = learn_encoding(rings, [0])
+    encoding = _learn_encoding(rings, [0])
     P = _laplacian_positions(rings, 4)
     ids = np.arange(40)
     sparse = _edge_batch(rings, encoding, P, ids, 900, 2000, 41)
@@ -1039,7 +1044,7 @@ def test_lists_of_edges_come_in_batches_of_equal_size(seed, B):
     )
     lists = _EdgeLists(
         graphs,
-        learn_encoding(graphs, [0]),
+        _learn_encoding(graphs, [0]),
         np.zeros((graphs.num_nodes, 0), np.float32),
         B,
     )
@@ -1068,7 +1073,7 @@ def test_lists_of_edges_come_in_batches_of_equal_size(seed, B):
 def test_a_batch_of_edges_is_rounded_up_to_one_of_few_sizes():
     rings = load_graphs("rings")
     lists = _EdgeLists(
-        rings, learn_encoding(rings, np.arange(240)), _laplacian_positions(rings, 2), 8
+        rings, _learn_encoding(rings, np.arange(240)), _laplacian_positions(rings, 2), 8
     )
     for part, batch in zip(
         lists.plan(np.arange(60), 0), lists.batches(np.arange(60), 0)
@@ -1102,7 +1107,7 @@ def test_a_batch_of_edges_is_rounded_up_to_one_of_few_sizes():
 @examples(5)
 def test_edges_end_to_end_say_what_the_tables_say(seed):
     graphs = random_set(seed).undirected()
-    encoding = learn_encoding(graphs, np.arange(7))
+    encoding = _learn_encoding(graphs, np.arange(7))
     P = _laplacian_positions(graphs, 2)
     ids = np.array([5, 0, 2])
     nodes = int(graphs.sizes[ids].sum())
@@ -1124,7 +1129,7 @@ def test_edges_end_to_end_say_what_the_tables_say(seed):
         edges:
     ].any()
     for i, g in enumerate(ids):
-        dense = jax.tree.map(np.asarray, jit_take(buckets.buckets[0], np.array([g])))
+        dense = jax.tree.map(np.asarray, _take(buckets.buckets[0], np.array([g])))
         here = np.flatnonzero(sparse.graph == i)
         n = len(here)
         np.testing.assert_array_equal(sparse.features[here], dense.features[0, :n])

@@ -16,12 +16,12 @@ from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
+from et_nbdev._checks import check_positive
 from et_nbdev.attention import EnergyAttention, _queries_and_keys, _soft_match
 from et_nbdev.hopfield.classical import (
     Exponential,
     Polynomial,
     _check_memories,
-    _check_positive,
     _check_states,
     _dense_sweep,
     _flip_energies,
@@ -33,16 +33,16 @@ from et_nbdev.hopfield.classical import (
     synchronous,
 )
 from et_nbdev.hopfield.continuous import (
+    _continuous_energy_and_update,
     _sharing,
     _unit_memories,
-    continuous_energy_and_update,
     retrieve,
 )
 from et_nbdev.hopfield.learning import (
     _likelihood_update,
+    _log_partition,
     hopfield_attention,
     learn,
-    log_partition,
     negative_log_likelihood,
     sample,
 )
@@ -417,15 +417,15 @@ def test_continuous_energy_and_its_gradient(x64, beta):
     formula = lambda s: (
         sum(s * s) / 2 - log(sum(exp(beta * sum(m * s)) for m in np.asarray(xi))) / beta
     )
-    E, u = continuous_energy_and_update(x, xi, beta)
+    E, u = _continuous_energy_and_update(x, xi, beta)
     assert_close(E, each(formula, np.asarray(x)), rtol=1e-12)
-    assert_gradient(lambda x: continuous_energy_and_update(x, xi, beta)[0], x, -u)
+    assert_gradient(lambda x: _continuous_energy_and_update(x, xi, beta)[0], x, -u)
     # β is the length of the patterns
-    unit, u1 = continuous_energy_and_update(beta**0.5 * x, beta**0.5 * xi)
+    unit, u1 = _continuous_energy_and_update(beta**0.5 * x, beta**0.5 * xi)
     assert_close(E, unit / beta, rtol=1e-12)
     assert_close(u, u1 / beta**0.5, rtol=1e-12)
     # memories have no order
-    assert_close(continuous_energy_and_update(x, xi[::-1], beta)[1], u, rtol=1e-12)
+    assert_close(_continuous_energy_and_update(x, xi[::-1], beta)[1], u, rtol=1e-12)
 
 
 @examples(12)
@@ -439,7 +439,7 @@ def test_no_step_up_to_two_raises_the_energy(x64, seed, beta, alpha):
     end, energies = run_retrieve(x, xi, beta, steps=25, step_size=alpha)
     assert energies.shape == (26, 2, 3)
     assert_descends(energies)
-    E, u = continuous_energy_and_update(x, xi, beta)
+    E, u = _continuous_energy_and_update(x, xi, beta)
     assert_close(energies[0], E, rtol=1e-12)
     assert (
         energies[1] - E <= -alpha * (1 - alpha / 2) * jnp.sum(u**2, -1) + 1e-12
@@ -451,7 +451,7 @@ def test_no_step_up_to_two_raises_the_energy(x64, seed, beta, alpha):
         rtol=1e-12,
     )
     assert_close(
-        energies[-1], continuous_energy_and_update(end, xi, beta)[0], rtol=1e-12
+        energies[-1], _continuous_energy_and_update(end, xi, beta)[0], rtol=1e-12
     )
 
 
@@ -465,7 +465,7 @@ def test_no_steps_change_nothing(x64):
     x, xi = setup(0)
     end, energies = retrieve(x, xi, 2.0, 0)
     assert_close(end, x)
-    assert_close(energies, continuous_energy_and_update(x, xi, 2.0)[0][None])
+    assert_close(energies, _continuous_energy_and_update(x, xi, 2.0)[0][None])
 
 
 @examples(8)
@@ -504,7 +504,7 @@ def test_sharing_counts_memories(x64):
 def test_huge_scores_stay_finite():
     x = 1e4 * jnp.ones((2, 3))
     xi = jnp.array([[1.0, 1, 1], [-1.0, 1, 1]])
-    E, u = continuous_energy_and_update(x, xi, 50.0)
+    E, u = _continuous_energy_and_update(x, xi, 50.0)
     assert (
         jnp.isfinite(E).all()
         and jnp.isfinite(u).all()
@@ -539,11 +539,11 @@ def test_partition_function_is_the_integral(x64, D, points, beta):
     )
     integral = (
         jnp.sum(
-            jnp.exp(-beta * continuous_energy_and_update(x, jnp.asarray(xi), beta)[0])
+            jnp.exp(-beta * _continuous_energy_and_update(x, jnp.asarray(xi), beta)[0])
         )
         * (axis[1] - axis[0]) ** D
     )
-    assert_close(log_partition(jnp.asarray(xi), beta), jnp.log(integral), rtol=1e-6)
+    assert_close(_log_partition(jnp.asarray(xi), beta), jnp.log(integral), rtol=1e-6)
 
 
 @each_beta
@@ -612,7 +612,7 @@ def test_samples_follow_the_distribution(x64):
     assert_close(x.T @ x / len(x), second, atol=0.03, rtol=0)
     # what was drawn is as likely as the model says: the mean of its score is zero, the
     # entropy two ways
-    score = continuous_energy_and_update(x, xi, beta)[1]
+    score = _continuous_energy_and_update(x, xi, beta)[1]
     assert_close(score.mean(0), jnp.zeros(2), atol=0.02, rtol=0)
 
 
@@ -682,7 +682,7 @@ def test_energy_attention_with_still_keys_is_a_hopfield_network(x64):
     Wq = attention.Wq[...]
     Wk = attention.Wk[...]
     Q, K = _queries_and_keys(g, Wq, Wk)
-    E, u = continuous_energy_and_update(Q[0], K[0], 0.8)
+    E, u = _continuous_energy_and_update(Q[0], K[0], 0.8)
     assert_close(attention.energy(g), jnp.sum(E - (Q[0] ** 2).sum(-1) / 2), rtol=1e-12)
     P = _soft_match(Q, K, attention.beta)[1][0]
     assert_close(
@@ -695,7 +695,7 @@ def test_the_softmax_memory_of_the_block_is_a_continuous_network(x64):
         6, 9, "softmax", beta=0.7, param_dtype=jnp.float64, rngs=nnx.Rngs(1)
     )
     g = jnp.asarray(np.random.default_rng(3).normal(size=(2, 5, 6)))
-    E, u = continuous_energy_and_update(g, memory.xi[...], 0.7)
+    E, u = _continuous_energy_and_update(g, memory.xi[...], 0.7)
     assert_close(memory.energy(g), jnp.sum(E - (g**2).sum(-1) / 2, -1), rtol=1e-12)
     assert_close(memory.update(g), u + g, rtol=1e-12)
 
@@ -755,7 +755,7 @@ def test_the_script_refuses_fewer_queries_than_it_shows(monkeypatch, capsys):
 def test_mean_energy_has_no_bottom_without_the_normalizer(x64):
     x, xi = setup(3, lead=(50,))
     x = x - x.mean(0)[None]
-    mean = lambda xi, c: float(continuous_energy_and_update(x, c * xi, 2.0)[0].mean())
+    mean = lambda xi, c: float(_continuous_energy_and_update(x, c * xi, 2.0)[0].mean())
     winning = float((x @ xi.T).max(-1).mean())
     assert winning > 0
     for c in (1, 10, 1000):
@@ -850,7 +850,7 @@ xs, xis, W4 = jnp.ones((3, 4)), jnp.ones((2, 4)), jnp.ones((4, 4))
             ValueError,
             "x: expected entries of -1 and 1 only, got 0.0",
         ),
-        (lambda: _check_positive(beta=np.inf), ValueError, "beta: expected a positive"),
+        (lambda: check_positive(beta=np.inf), ValueError, "beta: expected a positive"),
         (
             lambda: ising_energy(xs, jnp.ones((4, 3))),
             ValueError,
@@ -960,12 +960,12 @@ xs, xis, W4 = jnp.ones((3, 4)), jnp.ones((2, 4)), jnp.ones((4, 4))
             "-1 and 1 only, got 2.0",
         ),
         (
-            lambda: continuous_energy_and_update(xs, jnp.ones((2, 5))),
+            lambda: _continuous_energy_and_update(xs, jnp.ones((2, 5))),
             ValueError,
             "D = 5",
         ),
         (
-            lambda: continuous_energy_and_update(xs, xis, 0.0),
+            lambda: _continuous_energy_and_update(xs, xis, 0.0),
             ValueError,
             "beta: expected a positive, finite number, got 0.0",
         ),
@@ -983,7 +983,7 @@ xs, xis, W4 = jnp.ones((3, 4)), jnp.ones((2, 4)), jnp.ones((4, 4))
             ValueError,
             "pictures: number 2 equals the mean",
         ),
-        (lambda: log_partition(xis, np.nan), ValueError, "beta: "),
+        (lambda: _log_partition(xis, np.nan), ValueError, "beta: "),
         (lambda: sample(jax.random.key(0), xis, 0), ValueError, "num: expected"),
         (lambda: negative_log_likelihood(jnp.ones((3, 5)), xis), ValueError, "D = 4"),
         (

@@ -24,11 +24,11 @@ from et_nbdev.vision import data
 from et_nbdev.vision.data import (
     _augment,
     _channel_statistics,
+    _denormalize,
     _fill_biharmonic,
     _fill_mean,
     _fill_nearest,
     batches,
-    denormalize,
     load_images,
     normalize,
     occlude,
@@ -191,7 +191,7 @@ def test_normalize_and_back():
     z = normalize(x, mean, std)
     assert z.dtype == np.float32 and isinstance(z, np.ndarray)
     np.testing.assert_allclose(z, (x / 255 - mean) / std, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(denormalize(z, mean, std), x / 255, atol=1e-6)
+    np.testing.assert_allclose(_denormalize(z, mean, std), x / 255, atol=1e-6)
     np.testing.assert_allclose(
         normalize((x / 255).astype(np.float64), mean, std), z, atol=1e-5
     )

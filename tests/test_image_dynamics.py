@@ -15,13 +15,13 @@ from et_nbdev.solvers import Anderson, Backtracking, solve
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient
 from et_nbdev.vision.data import normalize, occlude, patchify
 from et_nbdev.vision.dynamics import (
-    FieldImageEnergyTransformer,
+    _errors_after,
     _errors_in_time,
     _errors_settled,
+    _FieldImageEnergyTransformer,
     _growing,
     _loss_at,
     _states_by,
-    errors_after,
 )
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
 from et_nbdev.vision.train import TrainConfig, _completion_loss
@@ -42,7 +42,7 @@ CONFIG = TrainConfig(
 )
 KINDS = pytest.mark.parametrize(
     "kind",
-    [ImageEnergyTransformer, FieldImageEnergyTransformer],
+    [ImageEnergyTransformer, _FieldImageEnergyTransformer],
     ids=["plain", "field"],
 )
 
@@ -129,7 +129,7 @@ def at_rest(n=8):
     """A model in a field, pictures, a key, and what its loss at rest should come from:
     tokens, patches and which of them are hidden.
     """
-    model = FieldImageEnergyTransformer(CONFIG.model, rngs=nnx.Rngs(0))
+    model = _FieldImageEnergyTransformer(CONFIG.model, rngs=nnx.Rngs(0))
     images = jnp.asarray(pictures(n))
     key = jax.random.key(0)
     c = CONFIG.model
@@ -208,7 +208,7 @@ def test_errors_in_time_are_those_of_the_model_stopped_there(kind):
     path = model.descend(patches, occluded, steps=6)[1].energies.total
     np.testing.assert_allclose(energies, path[::2], rtol=1e-5)
     np.testing.assert_allclose(
-        errors_after(model, images, occluded, [c.step_size] * 6), errors[3], rtol=1e-5
+        _errors_after(model, images, occluded, [c.step_size] * 6), errors[3], rtol=1e-5
     )
     end, energy, settled, evaluations = _errors_settled(model, images, occluded, 0.02)
     assert (
@@ -239,7 +239,7 @@ def test_errors_in_time_are_those_of_the_model_stopped_there(kind):
 def test_without_strength_the_field_model_is_the_plain_one():
     plain, field = (
         kind(CONFIG.model, rngs=nnx.Rngs(0))
-        for kind in (ImageEnergyTransformer, FieldImageEnergyTransformer)
+        for kind in (ImageEnergyTransformer, _FieldImageEnergyTransformer)
     )
     images = jnp.asarray(pictures())
     patches = patchify(normalize(images, (0.5,), (0.5,)), 2)

@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 import et_nbdev
 from et_nbdev.dynamics import Euler, Look, plot_energies
 from et_nbdev.testing import assert_gradient
-from et_nbdev.training.checkpoint import CheckpointError, _read_meta, save_checkpoint
+from et_nbdev.training.checkpoint import CheckpointError, _read_meta, _save_checkpoint
 from et_nbdev.training.fit import read_metrics
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision import train as image_train
-from et_nbdev.vision.data import Images, _fill_mean, normalize, patchify, unpatchify
+from et_nbdev.vision.data import _fill_mean, _Images, normalize, patchify, unpatchify
 from et_nbdev.vision.model import (
     ImageConfig,
     ImageEnergyTransformer,
@@ -889,7 +889,7 @@ def spoil(path, kind):
     content = path.read_bytes()
     model = asdict(CONFIG)
     params = {"params": weights(build())}
-    save = lambda meta: save_checkpoint(path, params, meta)
+    save = lambda meta: _save_checkpoint(path, params, meta)
     if kind == "missing":
         path.unlink()
     if kind == "empty":
@@ -1141,7 +1141,7 @@ def test_prepare_reads_channels_and_statistics_off_the_pictures():
     pytest.importorskip("sklearn")
     config, images = _prepare(replace(_CONFIGS["digits"], batch_size=10**6))
     assert set(images) == {"train", "validation", "test"} and all(
-        isinstance(split, Images) for split in images.values()
+        isinstance(split, _Images) for split in images.values()
     )
     mean, std = images["train"].statistics()
     assert (
@@ -1995,7 +1995,7 @@ def test_weights_of_an_older_version_keep_their_meaning(tmp_path):
             }
         }
     }
-    save_checkpoint(tmp_path / "old.safetensors", {"params": weights(net)}, meta)
+    _save_checkpoint(tmp_path / "old.safetensors", {"params": weights(net)}, meta)
     assert load_model(tmp_path / "old.safetensors").config == net.config
 
 

@@ -39,10 +39,10 @@ import et_nbdev
 from et_nbdev.training.checkpoint import (
     CheckpointError,
     _atomic_write,
+    _load_checkpoint,
     _provenance,
     _read_meta,
-    load_checkpoint,
-    save_checkpoint,
+    _save_checkpoint,
 )
 from et_nbdev.training.command import _as_command, _configure, _out_folder
 from et_nbdev.training.fit import _interruptible, _MetricsLog, fit, read_metrics
@@ -51,9 +51,9 @@ from et_nbdev.training.loop import (
     Run,
     TrainState,
     _learning_rate,
+    _make_optimizer,
     _make_step,
     _option,
-    make_optimizer,
     train_loop,
 )
 
@@ -106,17 +106,17 @@ META = {"config": {"lr": 1e-3, "name": "ä → β", "mean": [0.5], "none": None}
 
 
 def test_a_checkpoint_comes_back_bit_for_bit(tmp_path):
-    save_checkpoint(tmp_path / "new" / "folder" / "c.safetensors", TREE, META)
-    tree, meta = load_checkpoint(
+    _save_checkpoint(tmp_path / "new" / "folder" / "c.safetensors", TREE, META)
+    tree, meta = _load_checkpoint(
         str(tmp_path / "new" / "folder" / "c.safetensors"), TREE
     )
     assert same(tree, TREE) and meta == META == _read_meta(
         tmp_path / "new" / "folder" / "c.safetensors"
     )
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
-    save_checkpoint(tmp_path / "bare.safetensors", {"a": jnp.ones(2)})
+    _save_checkpoint(tmp_path / "bare.safetensors", {"a": jnp.ones(2)})
     assert (
-        load_checkpoint(tmp_path / "bare.safetensors", {"a": jnp.ones(2)})[1]
+        _load_checkpoint(tmp_path / "bare.safetensors", {"a": jnp.ones(2)})[1]
         == {}
         == _read_meta(tmp_path / "bare.safetensors")
     )
@@ -149,15 +149,15 @@ def test_any_tree_comes_back_bit_for_bit(tmp_path_factory, dtypes, shapes, seed)
         return raw.view(dtype).reshape(shape)
 
     tree = [{"x": array(dtype, shape)} for dtype, shape in zip(dtypes, shapes)]
-    save_checkpoint(path, tree)
-    assert same(load_checkpoint(path, tree)[0], tree)
+    _save_checkpoint(path, tree)
+    assert same(_load_checkpoint(path, tree)[0], tree)
 
 
 def test_a_part_of_a_checkpoint_and_abstract_arrays(tmp_path):
-    save_checkpoint(tmp_path / "c.safetensors", TREE)
+    _save_checkpoint(tmp_path / "c.safetensors", TREE)
     part = {"nested": TREE["nested"]}
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), part)
-    assert same(load_checkpoint(tmp_path / "c.safetensors", abstract)[0], part)
+    assert same(_load_checkpoint(tmp_path / "c.safetensors", abstract)[0], part)
 
 
 def test_transposed_and_donated_arrays_are_saved_as_what_they_show(tmp_path):
@@ -165,8 +165,8 @@ def test_transposed_and_donated_arrays_are_saved_as_what_they_show(tmp_path):
         "t": np.arange(6, dtype=np.float32).reshape(2, 3).T,
         "slice": np.arange(10, dtype=np.int32)[::2],
     }
-    save_checkpoint(tmp_path / "c.safetensors", tree)
-    assert same(load_checkpoint(tmp_path / "c.safetensors", tree)[0], tree)
+    _save_checkpoint(tmp_path / "c.safetensors", tree)
+    assert same(_load_checkpoint(tmp_path / "c.safetensors", tree)[0], tree)
 
 
 SMALL = {"w": jnp.asarray([1.5, -2.0], jnp.float32), "n": jnp.int32(3)}
@@ -174,13 +174,13 @@ SMALL = {"w": jnp.asarray([1.5, -2.0], jnp.float32), "n": jnp.int32(3)}
 
 def small(tmp_path):
     path = tmp_path / "c.safetensors"
-    save_checkpoint(path, SMALL, {"config": {"lr": 0.125}, "progress": {"best": 0.25}})
+    _save_checkpoint(path, SMALL, {"config": {"lr": 0.125}, "progress": {"best": 0.25}})
     return path, path.read_bytes()
 
 
-def refused(path, like=SMALL, read=load_checkpoint):
+def refused(path, like=SMALL, read=_load_checkpoint):
     with pytest.raises(CheckpointError) as e:
-        read(path, like) if read is load_checkpoint else read(path)
+        read(path, like) if read is _load_checkpoint else read(path)
     assert str(path) in str(e.value)
     return str(e.value)
 
@@ -217,7 +217,7 @@ def test_a_flip_anywhere_is_refused(tmp_path):
 def test_tensors_that_traded_their_names_are_refused(tmp_path):
     path = tmp_path / "c.safetensors"
     tree = {"Wq": jnp.zeros((2, 2)), "Wk": jnp.ones((2, 2))}
-    save_checkpoint(path, tree)
+    _save_checkpoint(path, tree)
     path.write_bytes(
         path.read_bytes()
         .replace(b'"Wq"', b'"W?"')
@@ -378,7 +378,7 @@ def test_an_unwritable_folder_is_named(tmp_path, number):
         pytest.skip("no /proc on this machine")
     folder = found[number]
     for write in (
-        lambda: save_checkpoint(folder / "c.safetensors", TREE),
+        lambda: _save_checkpoint(folder / "c.safetensors", TREE),
         lambda: _MetricsLog(folder / "metrics.jsonl"),
         lambda: train_line(folder=folder),
     ):
@@ -393,7 +393,7 @@ def test_a_folder_without_permission_is_named(tmp_path):
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(OSError, match=tmp_path.name):
-            save_checkpoint(tmp_path / "c.safetensors", TREE)
+            _save_checkpoint(tmp_path / "c.safetensors", TREE)
     finally:
         tmp_path.chmod(0o700)
 
@@ -430,12 +430,12 @@ def full_disk(request, tmp_path):
 def test_the_old_checkpoint_survives_a_full_disk(full_disk):
     folder, fill, code = full_disk
     path = folder / "last.safetensors"
-    save_checkpoint(path, SMALL, {"step": 1})
+    _save_checkpoint(path, SMALL, {"step": 1})
     fill()
     with pytest.raises(OSError) as e:
-        save_checkpoint(path, {"w": jnp.zeros(100_000)}, {"step": 2})
+        _save_checkpoint(path, {"w": jnp.zeros(100_000)}, {"step": 2})
     assert e.value.errno == code and str(path) in str(e.value)
-    tree, meta = load_checkpoint(path, SMALL)
+    tree, meta = _load_checkpoint(path, SMALL)
     assert (
         same(tree, SMALL)
         and meta == {"step": 1}
@@ -451,7 +451,7 @@ def test_a_disk_that_fails_while_the_file_is_flushed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="No space left"):
-        save_checkpoint(path, {"w": jnp.zeros(10)})
+        _save_checkpoint(path, {"w": jnp.zeros(10)})
     assert path.read_bytes() == content and os.listdir(tmp_path) == [path.name]
 
 
@@ -613,7 +613,7 @@ def test_the_optimizer_is_clipped_adamw_with_a_warm_up_cosine(x64, c):
     }
     # clipped and not
     start, grads = new(1.0), [new(scale) for scale in (3, 0.01, 1, 0.02, 10, 0.1, 1, 1)]
-    optimizer = make_optimizer(c)
+    optimizer = _make_optimizer(c)
     params = jax.tree.map(jnp.asarray, start)
     state = optimizer.init(params)
     update = jax.jit(relaxed()(optimizer.update))
@@ -628,7 +628,9 @@ def test_the_optimizer_is_clipped_adamw_with_a_warm_up_cosine(x64, c):
 
 def test_weight_decay_touches_matrices_only():
     params = {"W": jnp.ones((2, 2)), "b": jnp.ones(2), "s": jnp.ones(())}
-    optimizer = make_optimizer(OptimConfig(steps=4, warmup=0, lr=0.5, weight_decay=0.2))
+    optimizer = _make_optimizer(
+        OptimConfig(steps=4, warmup=0, lr=0.5, weight_decay=0.2)
+    )
     updates, _ = relaxed()(optimizer.update)(
         jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params
     )
@@ -782,7 +784,7 @@ def test_what_it_logs(whole):
 def test_the_metrics_are_those_of_the_steps(whole):
     "Row by row, against a loop in NumPy over the library's optimizer."
     params, rows = {"W": jnp.zeros((3, 2)), "b": jnp.ones(2)}, {}
-    optimizer = make_optimizer(OPTIM)
+    optimizer = _make_optimizer(OPTIM)
     state = optimizer.init(params)
     for s in range(20):
         x, y = line_batch(s)
@@ -826,7 +828,7 @@ def test_a_step_donates_its_state_and_draws_a_key_of_its_own():
         {"key": jax.random.key_data(key)},
     )
     graphdef, params = nnx.split(Line(), nnx.Param)
-    optimizer, params = make_optimizer(OPTIM), nnx.to_pure_dict(params)
+    optimizer, params = _make_optimizer(OPTIM), nnx.to_pure_dict(params)
     step = _make_step(graphdef, keys, optimizer, seed=5)
     state = TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
     seen = []
@@ -873,11 +875,15 @@ def test_the_best_weights_on_validation_are_kept(tmp_path, with_folder):
     )
     if with_folder:
         assert same(
-            load_checkpoint(folder / "best.safetensors", {"params": measured[0][1]})[0],
+            _load_checkpoint(folder / "best.safetensors", {"params": measured[0][1]})[
+                0
+            ],
             {"params": measured[best][1]},
         )
         assert same(
-            load_checkpoint(folder / "last.safetensors", {"params": measured[0][1]})[0],
+            _load_checkpoint(folder / "last.safetensors", {"params": measured[0][1]})[
+                0
+            ],
             {"params": measured[-1][1]},
         )
         assert _read_meta(folder / "best.safetensors")["step"] == result.best_step
@@ -894,7 +900,7 @@ def test_without_validation_the_last_weights_are_returned(tmp_path):
         "validation_loss" in row for row in result.history
     )
     assert same(
-        load_checkpoint(tmp_path / "last.safetensors", {"params": weights(Line())})[0][
+        _load_checkpoint(tmp_path / "last.safetensors", {"params": weights(Line())})[0][
             "params"
         ],
         weights(result.model),
@@ -1039,13 +1045,13 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoints(
 ):
     with pytest.raises(FloatingPointError, match=rf"step {at}\b"):
         train_line(folder=tmp_path, batches=at_step(at, nan_input), log_every=1)
-    state, meta = load_checkpoint(
+    state, meta = _load_checkpoint(
         tmp_path / "last.safetensors", {"params": weights(Line())}
     )
     assert meta["step"] == kept and all(
         np.isfinite(leaf).all() for _, leaf in leaves(state)
     )
-    load_checkpoint(tmp_path / "best.safetensors", {"params": weights(Line())})
+    _load_checkpoint(tmp_path / "best.safetensors", {"params": weights(Line())})
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == list(
         range(1, at)
     )
@@ -1151,7 +1157,7 @@ def test_a_disk_that_fills_up_during_training_ends_it_in_a_line_and_a_run_that_r
     assert _read_meta(folder / "last.safetensors")["step"] in (5, 10) and sorted(
         os.listdir(folder)
     ) == ["best.safetensors", "last.safetensors", "metrics.jsonl"]
-    load_checkpoint(folder / "best.safetensors", {"params": weights(Line())})
+    _load_checkpoint(folder / "best.safetensors", {"params": weights(Line())})
     assert same(weights(train_line(folder=folder).model), weights(whole[0].model))
     equal_runs(folder, whole)
 
@@ -1185,7 +1191,7 @@ def test_a_write_that_fails_at_any_point_leaves_a_run_that_resumes(
                 break  # it writes no more than n - 1 files
         for name in ("last", "best"):
             if (folder / f"{name}.safetensors").exists():
-                load_checkpoint(
+                _load_checkpoint(
                     folder / f"{name}.safetensors", {"params": weights(Line())}
                 )
         again = train_line(folder=folder, validate=passing)
@@ -1676,7 +1682,7 @@ def test_killed_again_and_again_it_ends_in_the_very_weights_of_an_uninterrupted_
         """
         for path in (last, best):
             if path.exists():
-                load_checkpoint(path, like)
+                _load_checkpoint(path, like)
         expected = {row["step"]: row for row in strip(uninterrupted.history)}
         for row in strip(read_metrics(log)):
             assert row == expected[row["step"]]

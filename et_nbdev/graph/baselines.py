@@ -23,8 +23,8 @@ from jaxtyping import Array, Float, Float32, Int
 from .._checks import check_sizes, signed
 from et_nbdev.graph.anomaly import (
     _CONFIGS,
-    Anomaly,
     AnomalyTraining,
+    _Anomaly,
     _check_features,
     _inputs,
     _train_classifier,
@@ -652,7 +652,7 @@ def fit_trees(
 # %% ../../nbs/22b_graph_baselines.ipynb #76f1ca5d
 def _train_baseline(
     name: str, config: AnomalyTraining, graph: Graph, folder: Path, progress: bool
-) -> Anomaly:
+) -> _Anomaly:
     "A baseline, trained on the same nodes as the Energy Transformer of `config`."
     features = _inputs(graph)
     model = _BASELINES[name](features.shape[1], rngs=nnx.Rngs(config.seed))
@@ -676,7 +676,7 @@ def _train_baseline(
 
 # %% ../../nbs/22b_graph_baselines.ipynb #a92f23fb
 def _demo_metrics(
-    config: AnomalyTraining, graph: Graph, found: dict[str, Anomaly]
+    config: AnomalyTraining, graph: Graph, found: dict[str, _Anomaly]
 ) -> dict:
     "What the demo writes: scores on the test nodes by model, and how they came about."
     parts = split(graph.labels, config.train_fraction, config.seed)._asdict()

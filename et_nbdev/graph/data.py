@@ -725,7 +725,7 @@ def to_networkx(graph: Graph) -> Any:
         made.add_edge(s, r, **({} if kind is None else {"relation": kind}))
     return made
 
-# %% ../../nbs/20_graph_data.ipynb #92a261f1
+# %% ../../nbs/20_graph_data.ipynb #d3672b10
 def save_graph(graph: Graph, path: str | os.PathLike):
     """Write an .npz that `load_graph` reads, atomically. Raises OSError with whatever
     was at `path` still in place.
@@ -755,7 +755,7 @@ def _damaged(path, e) -> ValueError:
 
 _ROOM = 2**31
 
-
+# %% ../../nbs/20_graph_data.ipynb #92a261f1
 def _room(path: str | os.PathLike) -> int:
     """How many bytes a file may unpack to. Features that are mostly zeros shrink a
     hundredfold and more; what is made to fill the memory does a thousandfold, at any

@@ -30,14 +30,14 @@ from et_nbdev.graph.sets import (
     _Columns,
     _Encoding,
     _in_layout,
-    learn_encoding,
+    _learn_encoding,
 )
 from et_nbdev.training.checkpoint import (
     CheckpointError,
     _opened,
     _provenance,
     _read_meta,
-    save_checkpoint,
+    _save_checkpoint,
 )
 
 # %% ../../nbs/24c_set_classifier.ipynb #fd4a729b
@@ -77,14 +77,14 @@ class _KeptClassifier(NamedTuple):
     about: dict  # classes, scores, provenance; JSON-able
 
     def save(self, path: Path | str):
-        "Raises OSError as `save_checkpoint`."
+        "Raises OSError if the file cannot be written."
         params = nnx.to_pure_dict(nnx.split(self.model)[1])
         arrays = {"params": params, "encoding": _tables(self.encoding)}
-        save_checkpoint(path, arrays, {"config": self.made, "classifier": self.about})
+        _save_checkpoint(path, arrays, {"config": self.made, "classifier": self.about})
 
     @classmethod
     def load(cls, path: Path | str) -> "_KeptClassifier":
-        "Raises CheckpointError as `load_classifier`, and for a model alone."
+        "Raises CheckpointError if the file holds no classifier, or only a model."
         model, meta = load_classifier(path), _read_meta(path)
         with _opened(path) as f:
             names = [name for name in f.keys() if name.startswith("encoding.")]
@@ -118,7 +118,7 @@ def _trained(
     # there is no test: these scores are not kept
     fold = _Fold(train, validation, validation)
     run = train_classifier(config, known, fold, folder, progress=progress)
-    encoding = learn_encoding(known, train)
+    encoding = _learn_encoding(known, train)
     sizes = {
         "num_features": run.model.num_features,
         "num_classes": known.num_classes,
@@ -143,7 +143,7 @@ def _probabilities(
     """
     if not isinstance(graphs, GraphSet):
         raise TypeError(
-            "graphs: expected a GraphSet, as load_graphs and read_tu make it, got"
+            "graphs: expected a GraphSet, as load_graphs makes it, got"
             f" {type(graphs).__name__}"
         )
     blank = replace(

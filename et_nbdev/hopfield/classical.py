@@ -69,22 +69,6 @@ def _check_states(x: Array, dim: int, spins: bool = False, dtype=None):
             f"x: expected entries of -1 and 1 only, got {np.asarray(x)[wrong][0]}"
         )
 
-
-def _check_positive(**values):
-    """Raise ValueError, naming the argument, unless every value is one positive, finite
-    number.
-    """
-    for name, value in values.items():
-        # NumPy: what JAX compares while it traces has no truth value
-        number = np.asarray(value) if _known(value) else value
-        real = any(
-            jnp.issubdtype(number.dtype, kind) for kind in (jnp.floating, jnp.integer)
-        )
-        if number.ndim or not real or _known(number) and not 0 < number < np.inf:
-            raise ValueError(
-                f"{name}: expected a positive, finite number, got {value!r}"
-            )
-
 # %% ../../nbs/01_hopfield.ipynb #392a9cd0
 def hebb(xi: Float[Array, "K D"], self_coupling: bool = False) -> Float[Array, "D D"]:
     r"""Hebb's rule, $W = \sum_\mu \xi_\mu\,\xi_\mu^\top$, without its diagonal unless

@@ -23,14 +23,14 @@ from tqdm import tqdm
 from ..dynamics import plot_energies
 from ..training.checkpoint import _atomic_write, _provenance
 from ..training.command import _all_devices, _as_command, _configure, _out_folder
-from ..training.fit import Fit, fit
+from ..training.fit import _Fit, fit
 from ..training.loop import OptimConfig, _option
 from et_nbdev.vision.data import (
-    Images,
     _augment,
     _fill_biharmonic,
     _fill_mean,
     _fill_nearest,
+    _Images,
     _Pictures,
     batches,
     load_images,
@@ -376,7 +376,7 @@ def _evaluate_fill(
     return np.concatenate(errors)
 
 # %% ../../nbs/12_image_train.ipynb #84a48c76
-def _prepare(config: TrainConfig) -> tuple[TrainConfig, dict[str, Images]]:
+def _prepare(config: TrainConfig) -> tuple[TrainConfig, dict[str, _Images]]:
     """Load the pictures, and put their channels and statistics into the model's
     configuration.
 
@@ -416,7 +416,7 @@ def train(
     progress: bool = True,
     mesh: jax.sharding.Mesh | None = None,
     model: ImageEnergyTransformer | None = None,  # to train; None: a fresh one
-) -> Fit:
+) -> _Fit:
     """Train on images["train"], choose the weights on images["validation"]; resumes
     from `folder`. See `et_nbdev.training.fit.fit`.
     """
@@ -507,11 +507,11 @@ def _print_errors(metrics: dict):
 def _report(
     model: ImageEnergyTransformer,
     config: TrainConfig,
-    images: Images,
+    images: _Images,
     out: Path,
     *,
     limit: int | None = None,
-    fit: Fit | None = None,
+    fit: _Fit | None = None,
 ) -> dict:
     """Score `model` beside the simple fills on held-out pictures; write completion.png,
     energy.png (if it has an energy) and metrics.json into `out`.
