@@ -32,8 +32,14 @@ def _check_term(name: str, term: Energy):
     "Raise TypeError or ValueError unless a block may have such a term by that name."
     if not isinstance(term, Energy):
         raise TypeError(f"{name}: expected an Energy, got {type(term).__name__}")
-    if name == "names" or hasattr(Block, name):
+    if name in ("names", "total") or hasattr(Block, name):
         raise ValueError(f"{name}: the name is taken; give the term another")
+    methods = {a for a in vars(term) if callable(getattr(type(term), a, None))}
+    if methods:
+        raise TypeError(
+            f"{name}: {', '.join(sorted(methods))} was replaced on the object, where its"
+            " update does not see it; define a subclass"
+        )
     if own := term.takes & _RESERVED:
         raise ValueError(
             f"{', '.join(sorted(own))}: context of {name} by that name would be"
@@ -62,6 +68,15 @@ class Block(nnx.Module):
     context that a term needs and does not get; ValueError for no terms, for a name that
     is taken, and for tokens whose last axis is not D.
     """
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        sums = "energies updates energies_and_update energy update".split()
+        if own := [name for name in sums if name in vars(cls)]:
+            raise TypeError(
+                f"{cls.__name__}: {own[0]} is a sum over the terms, and the solvers have"
+                " their own; change a term, or add one"
+            )
 
     def __init__(self, norm: EnergyLayerNorm, **terms: Energy):
         if not isinstance(norm, EnergyLayerNorm):

@@ -21,66 +21,86 @@ from jaxtyping import Array, ArrayLike, Float
 from ._checks import at_least_float32, signed
 
 # %% ../nbs/02a_energy.ipynb #5e771e06
-def _methods(kinds: tuple[type, ...]) -> set[str]:
-    "Names of the methods and properties that these classes define."
-    made = lambda a: callable(a) or isinstance(a, property)
-    return {
-        name
-        for kind in kinds
-        for name, a in vars(kind).items()
-        if made(a) and not name.startswith("__")
-    }
+def _attributes(kinds: tuple[type, ...]) -> set[str]:
+    "Names of what these classes define: methods, properties and constants."
+    names = set().union(*map(vars, kinds))
+    theirs = ("__", "_pytree__", "_abc_")  # Python's and flax's
+    return {n for n in names if not n.startswith(theirs)} | names & {"__call__"}
+
+
+def _depth(lineage: tuple[type, ...], method: str) -> int:
+    "How far up the line the method is defined; the length of the line if nowhere."
+    found = (i for i, kind in enumerate(lineage) if method in vars(kind))
+    return next(found, len(lineage))
 
 # %% ../nbs/02a_energy.ipynb #5e771e02
-def _settle(cls: type, base: type):
-    """Raise TypeError unless the class defines one energy; drop what it inherits that
-    belongs to another: a parent's sum, and a parent's update.
-
-    A parent's update also goes if the class changes a method that the parent has: the
-    update was derived with that method as it stood.
+def _settle_energy(cls: type, base: type, lineage: tuple[type, ...]):
+    """Raise TypeError unless the class defines one energy; drop a parent's sum of other
+    parts.
     """
-    if "update" in vars(cls) and "energy_and_update" not in vars(cls):
-        raise TypeError(
-            f"{cls.__name__}: update is the second half of energy_and_update; define"
-            " that instead"
-        )
-    lineage = cls.__mro__[: cls.__mro__.index(base)]
-    depth = lambda method: next(
-        (i for i, kind in enumerate(lineage) if method in vars(kind)), len(lineage)
-    )
-    parts, whole = depth("token_energy"), depth("energy")
-    if min(parts, whole) == len(lineage):
+    parts, whole = _depth(lineage, "token_energy"), _depth(lineage, "energy")
+    summed = (*lineage, base)[whole].energy is base.energy  # pyright: ignore
+    no_parts = getattr(cls, "token_energy", None) is None
+    if summed and no_parts:
         raise TypeError(
             f"{cls.__name__}: expected a method energy(self, g) that returns one"
             " number per sample, or token_energy(self, g) with one per token"
         )
-    if whole < parts < len(lineage):
+    if whole < parts and not no_parts:
         raise TypeError(
             f"{cls.__name__}: changes energy, but token_energy is that of"
             f" {lineage[parts].__name__} and would sum to another number; change"
             " token_energy, too, or set it to None if there are no parts"
         )
-    if parts < whole:
+    if parts < whole and not no_parts:
         cls.energy = base.energy
-    derived = depth("energy_and_update")
-    changed = _methods(lineage[:derived]) & _methods(lineage[derived:])
-    if min(parts, whole) < derived or changed - {"takes"}:
+
+# %% ../nbs/02a_energy.ipynb #5e771e0a
+def _settle_update(cls: type, base: type, lineage: tuple[type, ...]):
+    """Drop the update that the class inherits if it changes anything it was derived
+    with. Raise TypeError for half of an update, and for one that would change twice.
+    """
+    methods = ("token_energy", "energy", "update", "energy_and_update")
+    parts, whole, half, both = (_depth(lineage, method) for method in methods)
+    if half < both:
+        raise TypeError(
+            f"{cls.__name__}: update is the second half of energy_and_update; define"
+            " that instead"
+        )
+    changed = _attributes(lineage[:both]) & _attributes(lineage[both:])
+    if min(parts, whole) < both or changed - {"takes"}:
         cls.energy_and_update = base.energy_and_update
+        cls.update = base.update
+    elif both < half:
+        cls.update = base.update
+    above = lineage[1 + _depth(lineage[1:], "energy_and_update") :][:1]
+    own = inspect.unwrap(vars(cls)["energy_and_update"]) if both == 0 else None
+    extends = "__class__" in getattr(getattr(own, "__code__", None), "co_freevars", ())
+    automatic = above and above[0].energy_and_update is base.energy_and_update
+    if extends and automatic and min(parts, whole) == 0:
+        raise TypeError(
+            f"{cls.__name__}: the update of {above[0].__name__} is automatic and sees"
+            " this class's energy already; leave energy_and_update out"
+        )
 
 # %% ../nbs/02a_energy.ipynb #5e771e03
-def _keywords(cls: type, method: str) -> set[str]:
-    "Keyword parameters of a method; behind **context, those of the next class in line."
-    names = set()
-    for kind in cls.__mro__:
-        if not callable(vars(kind).get(method)):
+def _keywords(cls: type, base: type, method: str) -> tuple[set[str], bool]:
+    """Keyword parameters of a method; behind **context, those of the next class in
+    line. And whether the last one passes on whatever comes.
+    """
+    names, passes = set(), False
+    for kind in cls.__mro__[: cls.__mro__.index(base)]:
+        if method not in vars(kind):
             continue
+        if not callable(own := vars(kind)[method]) or own is getattr(base, method, 0):
+            return names, passes
         # the first two are self and g
-        parameters = list(inspect.signature(vars(kind)[method]).parameters.values())[2:]
-        forwards = any(p.kind == p.VAR_KEYWORD for p in parameters)
+        parameters = list(inspect.signature(own).parameters.values())[2:]
         names |= {p.name for p in parameters if p.kind != p.VAR_KEYWORD}
-        if not forwards:
+        passes = any(p.kind == p.VAR_KEYWORD for p in parameters)
+        if not passes:
             break
-    return names
+    return names, passes
 
 # %% ../nbs/02a_energy.ipynb #7cc570f6
 class Energy(nnx.Module):
@@ -90,25 +110,35 @@ class Energy(nnx.Module):
     A subclass defines `token_energy` (..., N), if the term is a sum over tokens, or
     `energy` (...) otherwise. The update −∂E/∂g is found by automatic differentiation
     unless the subclass derives `energy_and_update` by hand. Keyword parameters of these
-    methods (`mask`, say) are context: a `Block` hands them the data of that name;
-    one that passes `**context` on takes what the next class in line does. A subclass of
-    a term, or a mixin, that changes the energy, or a method that the energy is made of,
-    and derives no update has the automatic one, not its parent's. Raises TypeError,
-    when the class is defined, if it has neither method, changes `energy` beside a
-    parent's `token_energy`, or defines `update`, which is half of `energy_and_update`.
+    methods (`mask`, say) are context: a `Block` hands them the data of that name. One
+    that passes `**context` on takes what the next class in line does, and then what the
+    terms inside of this one do. A term keeps no state: the same g gives the same E.
+
+    A subclass of a term, or a mixin, that changes the energy, or a method or constant
+    that the energy is made of, and derives no update has the automatic one, not its
+    parent's. Raises TypeError, when the class is defined, if it has neither method,
+    changes `energy` beside a parent's `token_energy`, or changes `update`, which is
+    half of `energy_and_update`.
     """
 
     token_energy: Callable[..., Array]  # where the energy is a sum over tokens
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
-        _settle(cls, Energy)
+        lineage = cls.__mro__[: cls.__mro__.index(Energy)]
+        _settle_energy(cls, Energy, lineage)
+        _settle_update(cls, Energy, lineage)
 
     @property
     def takes(self) -> set[str]:
         "Names of the context that this term takes: its methods' keyword parameters."
         methods = ("energy", "token_energy", "energy_and_update")
-        return set().union(*(_keywords(type(self), method) for method in methods))
+        found = [_keywords(type(self), Energy, method) for method in methods]
+        names = set().union(*(names for names, _ in found))
+        if any(passes for _, passes in found):
+            parts = (part for _, part in nnx.iter_modules(self) if part is not self)
+            names |= {n for t in parts if isinstance(t, Energy) for n in t.takes}
+        return names
 
     def energy(self, g: Float[Array, "... N D"], **context) -> Float[Array, "..."]:
         "E, one number per sample: the sum of the tokens' energies."
@@ -174,13 +204,8 @@ class Scaled(Energy):
             )
         self.term = term
         # a number is part of the program, an array is data
-        number = isinstance(factor, (int, float))
+        number = not isinstance(factor, jax.Array)
         self.factor = float(factor) if number else nnx.data(factor)
-
-    @property
-    def takes(self) -> set[str]:
-        "What the term takes."
-        return self.term.takes
 
     def token_energy(
         self, g: Float[Array, "... N D"], **context

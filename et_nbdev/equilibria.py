@@ -20,11 +20,12 @@ from .block import Block
 from et_nbdev.dynamics import (
     Solver,
     _check_all_positive,
+    _check_block,
     _check_range,
     _frozen_pytree,
     _per_sample,
 )
-from .norm import _turning
+from .norm import EnergyLayerNorm, _turning
 from et_nbdev.solvers import (
     _LONGEST,
     Anderson,
@@ -191,7 +192,13 @@ def equilibrium(
     whole number of at least 1.
     """
     check_sizes(cg_steps=cg_steps)
-    _check_precision(block, x)
+    _check_block(block)
+    _check_precision(block, x := jnp.asarray(x))
+    if type(block.norm).__call__ is not EnergyLayerNorm.__call__:
+        raise TypeError(
+            "block: the derivative is known for EnergyLayerNorm, got"
+            f" {type(block.norm).__name__}; train through `descend`"
+        )
     if tolerance is None:
         tolerance = 3 * float(jnp.finfo(x.dtype).eps) ** 0.5
     options = dict(evaluations=evaluations, tolerance=tolerance)

@@ -34,7 +34,7 @@ from et_nbdev.dynamics import (
     _PerSample,
     _step,
 )
-from .energy import Energies
+from .energy import Energies, _depth
 
 # %% ../nbs/06b_solvers.ipynb #e0276c23
 @_frozen_pytree
@@ -164,19 +164,28 @@ def _wide(a):
     return a[..., None, None]
 
 
+def _root(a):
+    "√a whose derivative at 0 is 0, not NaN."
+    none = a == 0
+    return jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, a)))
+
+
 def _norm(v):
     "Length of all tokens of a sample together."
-    return jnp.sqrt(jnp.sum(v**2, (-2, -1)))
+    return _root(jnp.sum(v**2, (-2, -1)))
 
 
 def _rms(x, axes=(-2, -1)):
     "Root mean square of the entries around each token's mean."
-    return jnp.sqrt(jnp.mean((x - x.mean(-1, keepdims=True)) ** 2, axes))
+    return _root(jnp.mean((x - x.mean(-1, keepdims=True)) ** 2, axes))
 
 
 def _over(a, b):
-    "a/b for b ≥ 0, and 0 where both are 0."
-    return a / jnp.maximum(b, jnp.finfo(b.dtype).tiny)
+    "a/b for b ≥ 0, and 0, with no derivative, where both are 0."
+    tiny = jnp.finfo(b.dtype).tiny
+    none = b < tiny
+    most = jax.lax.stop_gradient(a / tiny)
+    return jnp.where(none, most, a / jnp.where(none, 1, b))
 
 
 def _unit(x):
@@ -351,7 +360,7 @@ def _bogacki_shampine(look: Look, kept: View, dt: Array) -> tuple[View, Array]:
 
 def _change(error: Float[Array, "..."]) -> Float[Array, "..."]:
     "The factor from one step's length to the next, for an error of which 1 will do."
-    change = 0.9 * jnp.maximum(error, jnp.finfo(error.dtype).tiny) ** (-1 / 3)
+    change = 0.9 * jnp.maximum(error, 1e-6) ** (-1 / 3)  # of which 10 are kept
     return jnp.where(error < jnp.inf, jnp.clip(change, 0.2, 10), 0.2)  # or NaN
 
 # %% ../nbs/06b_solvers.ipynb #bc290c5e
@@ -387,7 +396,7 @@ class Flow:
         new, wrong = _bogacki_shampine(look, kept, _wide(now))
         size = jnp.maximum(jnp.abs(kept.x), jnp.abs(new.x))
         bound = self.atol + self.rtol * size
-        error = jnp.sqrt(jnp.mean((wrong / bound) ** 2, (-2, -1)))
+        error = _root(jnp.mean((wrong / bound) ** 2, (-2, -1)))
         ok = (error <= 1) | first
         h = jnp.where(first, h, now * _change(error))
         time = jnp.where(ok, time + now, time)
@@ -492,10 +501,9 @@ def _begin(look, solver, x, steps: int, states: bool) -> _Run:
     )
 
 # %% ../nbs/06b_solvers.ipynb #fbb92d67
-@partial(jax.jit, static_argnames=("evaluations", "states"))
-def _solve(block, solver, x, context, tolerance, until, *, evaluations, states):
-    look, cost = Look(block, context), getattr(solver, "cost", 1)
-    steps = evaluations // cost
+@partial(jax.jit, static_argnames=("cost", "evaluations", "states"))
+def _solve(block, solver, x, context, tolerance, until, *, cost, evaluations, states):
+    look, steps = Look(block, context), evaluations // cost
     goes_on = lambda energy, residual: ~(residual <= tolerance) & ~(energy <= until)
     run = jax.lax.while_loop(
         lambda run: (run.k < steps) & run.active.any(),
@@ -540,6 +548,13 @@ def _check_precision(block: Block, x: Array):
     with digits enough to tell one step from the next.
     """
     check_tokens("x", x, block.norm.dim)
+    kinds = type(block.norm).__mro__
+    forward, turning = (_depth(kinds, name) for name in ("__call__", "turning"))
+    if forward < turning:
+        raise TypeError(
+            f"block: {type(block.norm).__name__} is another norm and needs a method"
+            " turning(x, u), the part of a force u that moves g"
+        )
     few = "whose digits do not tell one step from the next"
     if at_least_float32(x.dtype) != x.dtype:
         raise TypeError(f"x: expected float32 or float64, got {x.dtype}, {few}")
@@ -599,15 +614,15 @@ def solve(
     compute in half precision.
     """
     _check_block(block)
-    _check_precision(block, x)
+    _check_precision(block, x := jnp.asarray(x))
     _check_solver(solver, x.dtype)
     _check_pytree(solver)
-    check_sizes(getattr(solver, "cost", 1), evaluations=evaluations)
+    check_sizes(cost := getattr(solver, "cost", 1), evaluations=evaluations)
     _check_stopping(x, tolerance, until)
     # no residual is below 0, no energy below −∞
     tolerance = jnp.asarray(-1 if tolerance is None else tolerance, x.dtype)
     until = jnp.asarray(-np.inf if until is None else until, x.dtype)
     fixed = jax.lax.stop_gradient((block, solver, x, context))
-    options = dict(evaluations=evaluations, states=states)
+    options = dict(cost=cost, evaluations=evaluations, states=states)
     found = _solve(*fixed, tolerance, until, **options)
     return _result((block, solver, x, context), found)

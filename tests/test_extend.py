@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import doors
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +27,7 @@ from et_nbdev import (
     assert_descends,
     assert_gradient,
     descend,
+    equilibrium,
     solve,
 )
 from et_nbdev.attention import RelativeDistances
@@ -675,6 +677,246 @@ def test_a_solver_that_is_no_pytree_is_named():
         TypeError, match="^solver: .* pytree: make Still a .*register_dataclass"
     ):
         solve(block, x.astype(jnp.float32), Still(), field=x.astype(jnp.float32))
+
+
+# ------------------------------------------------------------------------------------
+# what a class inherits, and what must not get lost on the way
+
+
+def automatic(term, g, **context):
+    "−∂E/∂g of what the term itself reports."
+    return -jax.grad(lambda g: term.energy(g, **context).sum())(g)
+
+
+class Bowl(Energy):
+    "Derived by hand, with everything that a subclass may change."
+
+    power = 2.0
+
+    def __call__(self, g):
+        return jnp.sum(self.shape(g), -1)
+
+    @classmethod
+    def shape(cls, g):
+        return g**cls.power
+
+    def token_energy(self, g):
+        return self(g)
+
+    def energy_and_update(self, g):
+        return self.energy(g), self.update(g)
+
+    def update(self, g):
+        return -2 * g
+
+
+def bowls():
+    class Constant(Bowl):
+        power = 4.0
+
+    class Class(Bowl):
+        @classmethod
+        def shape(cls, g):
+            return g**4
+
+    class Static(Bowl):
+        @staticmethod
+        def shape(g):
+            return g**4
+
+    class Call(Bowl):
+        def __call__(self, g):
+            return 3 * super().__call__(g)
+
+    class Parts(Bowl):
+        def token_energy(self, g):
+            return 2 * super().token_energy(g)
+
+    return Constant, Class, Static, Call, Parts
+
+
+@pytest.mark.parametrize("kind", bowls(), ids=lambda kind: kind.__name__)
+def test_whatever_an_update_was_derived_with_may_change(x64, kind):
+    term, g = kind(), tokens()
+    assert_close(Bowl().update(g), automatic(Bowl(), g))
+    assert_close(term.update(g), automatic(term, g))
+    assert_close(term.energy_and_update(g)[1], automatic(term, g))
+    block = Block(EnergyLayerNorm(D, param_dtype=jnp.float64), term=term)
+    assert_close(block.updates(g)["term"], automatic(term, g))
+
+
+def test_half_of_a_method_is_refused_from_a_mixin_too():
+    class Halved:
+        def update(self, g, **context):
+            return super().update(g, **context) / 2
+
+    with pytest.raises(TypeError, match="^Mixed: update is the second half"):
+
+        class Mixed(Halved, HopfieldMemory):
+            pass
+
+
+def test_an_automatic_update_is_not_extended():
+    class Cold(EnergyAttention):
+        @property
+        def beta(self):
+            return 2 * super().beta
+
+    far = -jnp.abs(jnp.arange(N)[:, None] - jnp.arange(N)[None])
+    with pytest.raises(TypeError, match="^Far: the update of Cold is automatic"):
+
+        class Far(Cold):
+            def token_energy(self, g):
+                return super().token_energy(g, bias=far)
+
+            def energy_and_update(self, g):
+                return super().energy_and_update(g, bias=far)
+
+
+def test_a_method_replaced_on_an_object_is_refused():
+    memory = HopfieldMemory(D, K, rngs=nnx.Rngs(0))
+    memory.overlap = lambda g: HopfieldMemory.overlap(memory, g) ** 3
+    with pytest.raises(TypeError, match="^memory: overlap was replaced on the object"):
+        Block(EnergyLayerNorm(D), memory=memory)
+
+
+def test_context_reaches_the_terms_inside_of_a_term(x64):
+    class Half(Energy):
+        def __init__(self, term):
+            self.term = term
+
+        def energy(self, g, **context):
+            return self.term.energy(g, **context) / 2
+
+    class Dial(Scaled):
+        def energy(self, g, dial=1.0, **context):
+            return dial * super().energy(g, **context)
+
+        token_energy = None
+
+    g, double = tokens(), dict(param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    attention = EnergyAttention(D, H, Y, **double)
+    mask = jnp.tri(N, k=-1, dtype=bool)
+    half, dial = Half(attention), Dial(attention, 0.5)
+    assert half.takes == attention.takes and dial.takes == {"dial"} | attention.takes
+    terms = dict(attention=attention, half=half, dial=dial)
+    block = Block(EnergyLayerNorm(D, param_dtype=jnp.float64), **terms)
+    energies = block.energies(g, mask=mask, dial=3.0)
+    assert_close(energies["half"], attention.energy(g, mask=mask) / 2)
+    assert_close(energies["dial"], 3 * energies["half"])
+    u = block.updates(g, mask=mask, dial=3.0)
+    assert_close(u["dial"], 1.5 * attention.update(g, mask=mask))
+
+
+def test_a_term_without_parts_takes_what_its_energy_takes():
+    class Whole(EnergyAttention):
+        token_energy = None
+
+        def energy(self, g):
+            return jnp.sum(g**2, (-2, -1))
+
+    assert Whole(D, H, Y, rngs=nnx.Rngs(0)).takes == set()
+    with pytest.raises(TypeError, match="^Nothing: expected a method energy"):
+
+        class Nothing(HopfieldMemory):
+            token_energy = None
+
+
+@pytest.mark.parametrize(
+    "name", ["energies", "energy", "update", "energies_and_update"]
+)
+def test_the_sum_of_a_block_is_not_overridden(name):
+    with pytest.raises(TypeError, match=f"^Other: {name} is a sum over the terms"):
+        type("Other", (Block,), {name: lambda self, g: None})
+
+
+def test_edges_know_the_formula_of_their_distances(x64):
+    class Linear(RelativeDistances):
+        def __call__(self, z):
+            return jnp.sqrt(-super().__call__(z))
+
+    class Table(nnx.Module):
+        def __call__(self):
+            return jnp.ones((H, N, N))
+
+    edges = EdgeIndex([0, 1], [1, 0], N, backend="xla")
+    for positions in (Linear(H), Table()):
+        with doors.unchecked():
+            term = EdgeAttention(D, H, Y, positions=positions, rngs=nnx.Rngs(0))
+        kind = type(positions).__name__
+        with pytest.raises(ValueError, match=f"^edges: expected .*got {kind}"):
+            term.energy(tokens(), edges=edges, coordinates=jnp.ones((N, 2)))
+
+
+class RMSNorm(EnergyLayerNorm):
+    "A norm that keeps the mean."
+
+    def __call__(self, x):
+        square = jnp.mean(x**2, -1, keepdims=True)
+        return self.gamma * x / jnp.sqrt(square + self.eps)
+
+
+def test_another_norm_descends_and_is_not_judged_by_this_ones_turning(x64):
+    memory = HopfieldMemory(D, K, "softmax", param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    x = tokens()
+
+    class Turned(RMSNorm):
+        def turning(self, x, u):
+            return jax.jvp(self, (x,), (u,))[1]
+
+    block = Block(RMSNorm(D, param_dtype=jnp.float64), memory=memory)
+    assert_descends(descend(block, x, 20)[1].energies.total)
+    with pytest.raises(TypeError, match="^block: RMSNorm .* needs a method turning"):
+        solve(block, x)
+    block = Block(Turned(D, param_dtype=jnp.float64), memory=memory)
+    found = solve(block, x, Backtracking(), evaluations=60)
+    assert found.certificate.holds.all() and jnp.isfinite(found.residual).all()
+    with pytest.raises(TypeError, match="^block: the derivative is known for"):
+        equilibrium(block, x)
+
+
+@pytest.mark.parametrize("solver", [Euler(), Backtracking(), Anderson(), Flow()])
+def test_derivatives_of_a_descent_are_finite(x64, solver):
+    "Beside a sample that is all zeros, too; and they are those of differences."
+    block = block_of("attention", "memory")
+    x = tokens(batch=2).at[0].set(0.0)
+
+    @jax.jit
+    def loss(block, x):
+        return (block.norm(descend(block, x, 3, solver=solver)[0])[1] ** 3).sum()
+
+    slopes = jax.grad(loss)(block, x)
+    assert all(jnp.isfinite(a).all() for a in jax.tree.leaves(slopes))
+    direction = tokens(5, 2).at[0].set(0.0)
+    slope = jax.grad(lambda t: loss(block, x + t * direction))(0.0)
+    h = 1e-5
+    ends = (loss(block, x + t * direction) for t in (h, -h))
+    assert_close(slope, jnp.subtract(*ends) / (2 * h), rtol=1e-5)
+
+
+def test_numpy_tokens_in_double_precision_are_cast_before_they_are_judged():
+    block = Block(
+        EnergyLayerNorm(D), memory=HopfieldMemory(D, K, "softmax", rngs=nnx.Rngs(0))
+    )
+    x = np.random.default_rng(0).normal(size=(3, N, D))
+    with doors.unchecked():
+        found = equilibrium(block, x)[1]
+    assert found.x.dtype == jnp.float32 and found.settled.all()
+
+
+def test_the_cost_of_a_solver_may_be_a_field():
+    @jax.tree_util.register_dataclass
+    @dataclass(frozen=True)
+    class Twice(Euler):
+        cost: int = 2
+
+        def step(self, look, x):
+            half = x + self.step_size / 2 * look(x).update
+            return x + self.step_size * look(half).update, look(x)
+
+    block = Block(EnergyLayerNorm(D), memory=HopfieldMemory(D, K, rngs=nnx.Rngs(0)))
+    x = tokens().astype(jnp.float32)
+    assert solve(block, x, Twice(0.1), evaluations=6).evaluations.max() == 6
 
 
 def test_what_is_no_block_and_a_step_without_a_view_are_named():

@@ -544,9 +544,14 @@ class EdgeAttention(EnergyAttention):
         if self.normalize:
             (Q, rms_Q), (K, rms_K) = _normalize_heads(Q), _normalize_heads(K)
             rms = rms_Q, rms_K
-        if isinstance(self.positions, RelativePositions):
-            raise ValueError("edges: expected distances, not the positions of a grid")
-        if isinstance(self.positions, RelativeDistances):
+        if self.positions is not None:
+            # edges take the distances apart, and so have to know their formula
+            if type(self.positions).__call__ is not RelativeDistances.__call__:
+                raise ValueError(
+                    "edges: expected positions that are RelativeDistances, got"
+                    f" {type(self.positions).__name__}; a grid, or a formula of your"
+                    " own, belongs to tables of pairs"
+                )
             z = _centered(g, coordinates, beta.dtype)
             Q, K = _with_distances(Q, K, z, self.positions.factor, beta)
         return Q, K, beta, rms
