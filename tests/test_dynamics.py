@@ -22,13 +22,11 @@ from et_nbdev.testing import assert_close, assert_descends
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("compile_quickly")]
 
 
-def block_of(
-    rng, D=6, H=2, Y=3, K=8, gamma=1.7, scale=0.5, kind=EnergyTransformer, **options
-):
+def block_of(rng, D=6, H=2, Y=3, K=8, gamma=1.7, scale=0.5, **options):
     "A block with random float64 weights, γ and δ, from NumPy: nothing is compiled."
     graphdef, state = nnx.split(
         nnx.eval_shape(
-            lambda: kind(
+            lambda: EnergyTransformer(
                 D, H, Y, K, param_dtype=jnp.float64, rngs=nnx.Rngs(0), **options
             )
         )
@@ -232,20 +230,17 @@ def test_tokens_keep_their_dtype_and_energies_are_single(tokens, options):
 # nothing is done twice
 
 
-class Counting(EnergyTransformer):
-    "Counts how often Python passes through: under jit, how often it is traced."
-
-    calls = []
-
-    def energies_and_update(self, g, **context):
-        self.calls.append(None)
-        return super().energies_and_update(g, **context)
-
-
 def test_one_trace_for_any_number_of_steps_and_for_each_shape(x64, monkeypatch):
+    "Counts how often Python passes through: under jit, how often it is traced."
+    calls, whole = [], EnergyTransformer.energies_and_update
+
+    def counted(self, g, **context):
+        calls.append(None)
+        return whole(self, g, **context)
+
+    monkeypatch.setattr(EnergyTransformer, "energies_and_update", counted)
     rng = np.random.default_rng(0)
-    monkeypatch.setattr(Counting, "calls", calls := [])
-    block = block_of(rng, kind=Counting)
+    block = block_of(rng)
     for shape in ((2, 4, 6), (3, 4, 6)):
         for steps in (1, 50):
             calls.clear()

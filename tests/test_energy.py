@@ -1312,19 +1312,20 @@ def test_mistakes_in_attention_are_caught(x64, mistake, caught_by_gradient):
     g, mask = tokens_of(c, rng), changed(rng.random((4, 4)) < 0.7, 0, True)
     mask[:, :2] = True  # every row sees somebody
     of = lambda kind: attention_of(c, np.random.default_rng(1), kind)
-    mutant = type("Mutant", (WrongAttention,), dict(mistake=mistake))
     if mistake is None:  # the same checks pass where nothing is wrong
         for sound in (EnergyAttention, WrongAttention):
             check_gradient(of(sound), g, mask=mask)
             check_formulas(of(sound), g, mask=mask)
         return
+    mutant = of(WrongAttention)
+    mutant.mistake = mistake
     with pytest.raises(AssertionError, match="exceeds"):
-        check_formulas(of(mutant), g, mask=mask)
+        check_formulas(mutant, g, mask=mask)
     if caught_by_gradient:
         with pytest.raises(AssertionError, match="exceeds"):
-            check_gradient(of(mutant), g, mask=mask)
+            check_gradient(mutant, g, mask=mask)
     else:
-        check_gradient(of(mutant), g, mask=mask)
+        check_gradient(mutant, g, mask=mask)
 
 
 class WrongMemory(HopfieldMemory):
@@ -1373,7 +1374,8 @@ def test_mistakes_in_memory_are_caught(x64, mistake, caught_by_gradient):
             check_gradient(of(sound), g)
             check_formulas(of(sound), g, activation=relu)
         return
-    mutant = of(type("Mutant", (WrongMemory,), dict(mistake=mistake)))
+    mutant = of(WrongMemory)
+    mutant.mistake = mistake
     with pytest.raises(AssertionError, match="exceeds"):
         check_formulas(mutant, g, activation=relu)
     if caught_by_gradient:

@@ -642,7 +642,7 @@ def test_bad_options_are_refused_by_name():
     placed = EdgeTransformer(
         4, 1, 3, 2, positions=RelativePositions(2, 1), rngs=nnx.Rngs(0)
     )
-    with pytest.raises(ValueError, match="edges: .*positions of a grid"):
+    with pytest.raises(ValueError, match="edges: .*got RelativePositions; a grid"):
         placed.energy(jnp.ones((4, 4)), edges=EdgeIndex([0], [1], 4))
     plain = EnergyTransformer(4, 1, 3, 2, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match="edges: no term of this block takes it"):

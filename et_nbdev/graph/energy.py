@@ -544,16 +544,19 @@ class EdgeAttention(EnergyAttention):
         if self.normalize:
             (Q, rms_Q), (K, rms_K) = _normalize_heads(Q), _normalize_heads(K)
             rms = rms_Q, rms_K
-        if self.positions is not None:
+        if (positions := self.positions) is not None:
             # edges take the distances apart, and so have to know their formula
-            if type(self.positions).__call__ is not RelativeDistances.__call__:
+            if (
+                not isinstance(positions, RelativeDistances)
+                or type(positions).__call__ is not RelativeDistances.__call__
+            ):
                 raise ValueError(
                     "edges: expected positions that are RelativeDistances, got"
-                    f" {type(self.positions).__name__}; a grid, or a formula of your"
+                    f" {type(positions).__name__}; a grid, or a formula of your"
                     " own, belongs to tables of pairs"
                 )
             z = _centered(g, coordinates, beta.dtype)
-            Q, K = _with_distances(Q, K, z, self.positions.factor, beta)
+            Q, K = _with_distances(Q, K, z, positions.factor, beta)
         return Q, K, beta, rms
 
     def _match_and_update(
