@@ -154,7 +154,7 @@ class Momentum:
         v = self.momentum * v + _per_sample(self.step_size, x) * view.update
         return (x + v, v), view
 
-# %% ../nbs/06b_solvers.ipynb #78cf87c5
+# %% ../nbs/06b_solvers.ipynb #dc67cc8a
 # states are shortened to this root mean square: g stays, and no number overflows
 _LONGEST = 1e3
 
@@ -187,7 +187,7 @@ def _over(a, b):
     most = jax.lax.stop_gradient(a / tiny)
     return jnp.where(none, most, a / jnp.where(none, 1, b))
 
-
+# %% ../nbs/06b_solvers.ipynb #78cf87c5
 def _unit(x):
     "The directions of tokens; one whose entries are all equal has none, and gives 0."
     return _over(x - x.mean(-1, keepdims=True), _rms(x, -1)[..., None])

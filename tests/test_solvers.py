@@ -229,21 +229,25 @@ def test_a_variance_that_overflows_has_not_settled(method):
     assert not found.settled and np.isnan(found.residual)
 
 
-class Counting(EnergyTransformer):
+class Counted(EnergyTransformer):
     "Counts, while it runs, how often its gradient is computed."
 
     calls = []
 
-    def energies_and_update(self, g, **context):
-        jax.debug.callback(lambda: self.calls.append(None))
-        return super().energies_and_update(g, **context)
+
+def counted(block, g, **context):
+    jax.debug.callback(lambda: Counted.calls.append(None))
+    return EnergyTransformer.energies_and_update(block, g, **context)
+
+
+Counted.energies_and_update = counted  # from outside: a block's sum is not overridden
 
 
 @pytest.mark.parametrize("tolerance", [None, 1e-2])
 @each_method
 def test_evaluations_are_counted_as_they_are_made(x64, monkeypatch, method, tolerance):
-    monkeypatch.setattr(Counting, "calls", calls := [])
-    block = block_of(kind=Counting)
+    monkeypatch.setattr(Counted, "calls", calls := [])
+    block = block_of(kind=Counted)
     found = solve(block, tokens(5, 6), method, evaluations=50, tolerance=tolerance)
     jax.effects_barrier()
     assert 10 < len(calls) == found.evaluations <= 50

@@ -22,7 +22,6 @@ from .._checks import at_least_float32, check_sizes, signed
 from et_nbdev.attention import (
     EnergyAttention,
     RelativeDistances,
-    RelativePositions,
     _centered,
     _normalize_heads,
     _through_normalization,
