@@ -74,8 +74,8 @@ class Block(nnx.Module):
         sums = "energies updates energies_and_update energy update".split()
         if own := [name for name in sums if name in vars(cls)]:
             raise TypeError(
-                f"{cls.__name__}: {own[0]} is a sum over the terms, and the solvers have"
-                " their own; change a term, or add one"
+                f"{cls.__name__}: {own[0]} is a sum over the terms, which solvers take"
+                " in their own way; change a term, or add one"
             )
 
     def __init__(self, norm: EnergyLayerNorm, **terms: Energy):

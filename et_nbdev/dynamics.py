@@ -118,7 +118,7 @@ def _check_all_positive(dtype=None, **numbers):
 
 
 def _check_range(name: str, value, low: float, high: float):
-    "Raise ValueError, naming the argument, unless it is one number, low ≤ value < high."
+    "Raise ValueError, naming the argument, unless low ≤ value < high, one number."
     if isinstance(value, Tracer):
         return
     if np.ndim(value) or not low <= value < high:

@@ -146,7 +146,7 @@ def _decode(
 # %% ../../nbs/10_image_data.ipynb #c82f3281
 @runtime_checkable
 class _Pictures(Protocol):
-    "Anything with a length that takes an array of indices: what `load_images` gives, or uint8 pixels."
+    "What takes an array of indices and has a length: uint8 pixels, or a set of them."
 
     def __len__(self) -> int: ...
 
