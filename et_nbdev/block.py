@@ -6,6 +6,7 @@
 __all__ = ['Block', 'EnergyTransformer', 'TransformerBlock']
 
 # %% ../nbs/05_block.ipynb #00379867
+import inspect
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -28,18 +29,31 @@ _RESERVED = set(
 )
 
 # %% ../nbs/05_block.ipynb #b06285f4
+def _replaced(term: Energy) -> set[str]:
+    "Methods that were replaced on an object whose update was derived by hand."
+    kind = type(term)
+    if getattr(kind.energy_and_update, "automatic", False):
+        return set()
+    fields = set(getattr(kind, "__dataclass_fields__", ()))
+    return {
+        name
+        for name in set(vars(term)) - fields
+        if inspect.isfunction(getattr(kind, name, None))
+    }
+
+
 def _check_term(name: str, term: Energy):
     "Raise TypeError or ValueError unless a block may have such a term by that name."
     if not isinstance(term, Energy):
         raise TypeError(f"{name}: expected an Energy, got {type(term).__name__}")
     if name in ("names", "total") or hasattr(Block, name):
         raise ValueError(f"{name}: the name is taken; give the term another")
-    methods = {a for a in vars(term) if callable(getattr(type(term), a, None))}
-    if methods:
-        raise TypeError(
-            f"{name}: {', '.join(sorted(methods))} was replaced on the object, where its"
-            " update does not see it; define a subclass"
-        )
+    for _, part in nnx.iter_modules(term):
+        if isinstance(part, Energy) and (replaced := _replaced(part)):
+            raise TypeError(
+                f"{name}: {', '.join(sorted(replaced))} was replaced on the object,"
+                " where its update does not see it; define a subclass"
+            )
     if own := term.takes & _RESERVED:
         raise ValueError(
             f"{', '.join(sorted(own))}: context of {name} by that name would be"
@@ -63,16 +77,19 @@ class Block(nnx.Module):
 
     `Block(norm, attention=…, memory=…)`: every term is an `Energy` and an attribute of
     that name, and every result names its energy likewise. Context (`mask=`, say) goes
-    to the terms that take it. Called, the block is a layer: T steps downhill. Raises
-    TypeError for a term that is no `Energy`, for context that no term takes and for
-    context that a term needs and does not get; ValueError for no terms, for a name that
-    is taken, and for tokens whose last axis is not D.
+    to the terms that take it. Called, the block is a layer: T steps downhill.
+
+    Raises TypeError for a term that is no `Energy`, for context that no term takes or
+    that a term needs and does not get, and for a subclass that overrides one of the
+    sums; ValueError for no terms, for a name that is taken, and for tokens whose last
+    axis is not D; AttributeError for another term given to it later, unless its name
+    begins with an underscore.
     """
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
         sums = "energies updates energies_and_update energy update".split()
-        if own := [name for name in sums if name in vars(cls)]:
+        if own := [n for n in sums if getattr(cls, n) is not getattr(Block, n)]:
             raise TypeError(
                 f"{cls.__name__}: {own[0]} is a sum over the terms, which solvers take"
                 " in their own way; change a term, or add one"
@@ -92,10 +109,13 @@ class Block(nnx.Module):
             setattr(self, name, term)
 
     def __setattr__(self, name: str, value: Any):
-        if isinstance(value, Energy) and name not in self.names:
+        names = vars(self).get("names", ())
+        if name in names and (value is None or isinstance(value, nnx.Module)):
+            _check_term(name, value)
+        elif names and isinstance(value, Energy) and not name.startswith("_"):
             raise AttributeError(
                 f"{name}: a block's terms are those it was made with,"
-                f" {', '.join(self.names)}; make another with {name}=…"
+                f" {', '.join(names)}; make another with {name}=…, or call it _{name}"
             )
         super().__setattr__(name, value)
 

@@ -172,7 +172,8 @@ def _check_block(block: Any):
 def _step(solver: Solver, look: Look, state: Any) -> tuple[Any, View]:
     "A solver's step. Raises TypeError unless it returns two things, the second a View."
     result = solver.step(look, state)
-    if not (isinstance(result, tuple) and isinstance(result[-1], View)):
+    pair = isinstance(result, tuple) and len(result) == 2
+    if not (pair and isinstance(result[1], View)):
         raise TypeError(
             f"solver: step of {type(solver).__name__} has to return what it remembers"
             f" and a View, which look(x) gives; got {type(result).__name__}"

@@ -33,15 +33,20 @@ def _depth(lineage: tuple[type, ...], method: str) -> int:
     found = (i for i, kind in enumerate(lineage) if method in vars(kind))
     return next(found, len(lineage))
 
+
+def _own(lineage: tuple[type, ...], name: str) -> Any:
+    "What the line defines by that name; None for nothing, and for what is automatic."
+    found = next((vars(kind)[name] for kind in lineage if name in vars(kind)), None)
+    return None if getattr(found, "automatic", False) else found
+
 # %% ../nbs/02a_energy.ipynb #5e771e02
-def _settle_energy(cls: type, base: type, lineage: tuple[type, ...]):
-    """Raise TypeError unless the class defines one energy; drop a parent's sum of other
-    parts.
+def _settle_energy(cls: type, lineage: tuple[type, ...]):
+    """Raise TypeError unless the class defines one energy. A sum over tokens is over
+    those of this class, also when a subclass asks for it by `super()`.
     """
     parts, whole = _depth(lineage, "token_energy"), _depth(lineage, "energy")
-    summed = (*lineage, base)[whole].energy is base.energy  # pyright: ignore
-    no_parts = getattr(cls, "token_energy", None) is None
-    if summed and no_parts:
+    no_parts = _own(lineage, "token_energy") is None
+    if no_parts and _own(lineage, "energy") is None:
         raise TypeError(
             f"{cls.__name__}: expected a method energy(self, g) that returns one"
             " number per sample, or token_energy(self, g) with one per token"
@@ -52,36 +57,59 @@ def _settle_energy(cls: type, base: type, lineage: tuple[type, ...]):
             f" {lineage[parts].__name__} and would sum to another number; change"
             " token_energy, too, or set it to None if there are no parts"
         )
-    if parts < whole and not no_parts:
-        cls.energy = base.energy
+    if no_parts or whole <= parts:
+        return
+
+    def energy(self, g, **context):
+        "E, one number per sample: the sum of the tokens' energies."
+        return jnp.sum(cls.token_energy(self, g, **context), -1)
+
+    energy.automatic = True
+    cls.energy = energy
 
 # %% ../nbs/02a_energy.ipynb #5e771e0a
-def _settle_update(cls: type, base: type, lineage: tuple[type, ...]):
-    """Drop the update that the class inherits if it changes anything it was derived
-    with. Raise TypeError for half of an update, and for one that would change twice.
+def _gradient(energy: Callable, g: Float[Array, "... N D"]):
+    "E and −∂E/∂g of a function of g, by automatic differentiation."
+    value, pull = jax.vjp(energy, g)
+    return value, -pull(jnp.ones_like(value))[0]
+
+
+def _holds(lineage: tuple[type, ...], base: type) -> bool:
+    """Whether the first update of the line finds everything as it was when that update
+    was derived.
     """
-    methods = ("token_energy", "energy", "update", "energy_and_update")
-    parts, whole, half, both = (_depth(lineage, method) for method in methods)
+    if (at := _depth(lineage, "energy_and_update")) == len(lineage):
+        return False
+    its = tuple(kind for kind in lineage[at].__mro__ if kind in lineage)
+    names = _attributes(its) - {"takes", "energy_and_update", "update"}
+    if any(_own(lineage, name) is not _own(its, name) for name in names):
+        return False
+    # a mixin is no term by itself: what it extends has to hold as well
+    rest = lineage[at + 1 :]
+    return issubclass(lineage[at], base) or not rest or _holds(rest, base)
+
+
+def _settle_update(cls: type, base: type, lineage: tuple[type, ...]):
+    """Drop an inherited update if the class changes anything it was derived with. Raise
+    TypeError for half of an update.
+    """
+    half, both = _depth(lineage, "update"), _depth(lineage, "energy_and_update")
     if half < both:
         raise TypeError(
             f"{cls.__name__}: update is the second half of energy_and_update; define"
             " that instead"
         )
-    changed = _attributes(lineage[:both]) & _attributes(lineage[both:])
-    if min(parts, whole) < both or changed - {"takes"}:
-        cls.energy_and_update = base.energy_and_update
-        cls.update = base.update
+    derived = both < len(lineage) and _own(lineage, "energy_and_update") is not None
+    if not derived or not _holds(lineage, base):
+
+        def energy_and_update(self, g, **context):
+            "E and −∂E/∂g, here by automatic differentiation."
+            return _gradient(lambda g: cls.energy(self, g, **context), g)
+
+        energy_and_update.automatic = True
+        cls.energy_and_update, cls.update = energy_and_update, base.update
     elif both < half:
         cls.update = base.update
-    above = lineage[1 + _depth(lineage[1:], "energy_and_update") :][:1]
-    own = inspect.unwrap(vars(cls)["energy_and_update"]) if both == 0 else None
-    extends = "__class__" in getattr(getattr(own, "__code__", None), "co_freevars", ())
-    automatic = above and above[0].energy_and_update is base.energy_and_update
-    if extends and automatic and min(parts, whole) == 0:
-        raise TypeError(
-            f"{cls.__name__}: the update of {above[0].__name__} is automatic and sees"
-            " this class's energy already; leave energy_and_update out"
-        )
 
 # %% ../nbs/02a_energy.ipynb #5e771e03
 def _keywords(cls: type, base: type, method: str) -> tuple[set[str], bool]:
@@ -92,8 +120,9 @@ def _keywords(cls: type, base: type, method: str) -> tuple[set[str], bool]:
     for kind in cls.__mro__[: cls.__mro__.index(base)]:
         if method not in vars(kind):
             continue
-        if not callable(own := vars(kind)[method]) or own is getattr(base, method, 0):
-            return names, passes
+        own = vars(kind)[method]
+        if not callable(own) or getattr(own, "automatic", False):
+            return names, False  # what else it takes, token_energy or energy says
         # the first two are self and g
         parameters = list(inspect.signature(own).parameters.values())[2:]
         names |= {p.name for p in parameters if p.kind != p.VAR_KEYWORD}
@@ -101,6 +130,14 @@ def _keywords(cls: type, base: type, method: str) -> tuple[set[str], bool]:
         if not passes:
             break
     return names, passes
+
+# %% ../nbs/02a_energy.ipynb #5e771e0b
+def _inner_terms(term: nnx.Module) -> list[Any]:
+    "The terms inside of this one, without those inside of them."
+    found = {path: m for path, m in nnx.iter_modules(term) if isinstance(m, Energy)}
+    outer = [path for path in found if path]
+    inside = lambda path: any(path[: len(o)] == o for o in outer if len(o) < len(path))
+    return [found[path] for path in outer if not inside(path)]
 
 # %% ../nbs/02a_energy.ipynb #7cc570f6
 class Energy(nnx.Module):
@@ -116,7 +153,8 @@ class Energy(nnx.Module):
 
     A subclass of a term, or a mixin, that changes the energy, or a method or constant
     that the energy is made of, and derives no update has the automatic one, not its
-    parent's. Raises TypeError, when the class is defined, if it has neither method,
+    parent's. If the parent's is right all the same, say so in the class:
+    `energy_and_update = Parent.energy_and_update`. Raises TypeError, when the class is defined, if it has neither method,
     changes `energy` beside a parent's `token_energy`, or changes `update`, which is
     half of `energy_and_update`.
     """
@@ -126,7 +164,7 @@ class Energy(nnx.Module):
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
         lineage = cls.__mro__[: cls.__mro__.index(Energy)]
-        _settle_energy(cls, Energy, lineage)
+        _settle_energy(cls, lineage)
         _settle_update(cls, Energy, lineage)
 
     @property
@@ -136,8 +174,7 @@ class Energy(nnx.Module):
         found = [_keywords(type(self), Energy, method) for method in methods]
         names = set().union(*(names for names, _ in found))
         if any(passes for _, passes in found):
-            parts = (part for _, part in nnx.iter_modules(self) if part is not self)
-            names |= {n for t in parts if isinstance(t, Energy) for n in t.takes}
+            names = names.union(*(term.takes for term in _inner_terms(self)))
         return names
 
     def energy(self, g: Float[Array, "... N D"], **context) -> Float[Array, "..."]:
@@ -148,8 +185,7 @@ class Energy(nnx.Module):
         self, g: Float[Array, "... N D"], **context
     ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
         "E and −∂E/∂g, here by automatic differentiation."
-        energy, pull = jax.vjp(lambda g: self.energy(g, **context), g)
-        return energy, -pull(jnp.ones_like(energy))[0]
+        return _gradient(lambda g: self.energy(g, **context), g)
 
     def update(self, g: Float[Array, "... N D"], **context) -> Float[Array, "... N D"]:
         "−∂E/∂g alone."

@@ -238,13 +238,13 @@ OTHER = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from et_nbdev.training.checkpoint import save_checkpoint
+from et_nbdev.training.checkpoint import _save_checkpoint
 from et_nbdev.training.fit import _alone
 path = Path(sys.argv[1])
 with _alone(path.parent):
     print("held", flush=True)
     sys.stdin.readline()
-    for n in range(60): save_checkpoint(path, {"w": np.full(20_000, 1, np.int32)}, {"by": 1})
+    for n in range(60): _save_checkpoint(path, {"w": np.full(20_000, 1, np.int32)}, {"by": 1})
     print("written", flush=True)
     time.sleep(600)
 """

@@ -1,5 +1,6 @@
 """What a user of the library does: terms and solvers of his own, in a few lines."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -756,21 +757,140 @@ def test_half_of_a_method_is_refused_from_a_mixin_too():
             pass
 
 
-def test_an_automatic_update_is_not_extended():
-    class Cold(EnergyAttention):
-        @property
-        def beta(self):
-            return 2 * super().beta
+class Cold(EnergyAttention):
+    "Of twice the inverse temperature, without a derivation."
 
-    far = -jnp.abs(jnp.arange(N)[:, None] - jnp.arange(N)[None])
-    with pytest.raises(TypeError, match="^Far: the update of Cold is automatic"):
+    @property
+    def beta(self):
+        return 2 * super().beta
 
-        class Far(Cold):
-            def token_energy(self, g):
-                return super().token_energy(g, bias=far)
 
-            def energy_and_update(self, g):
-                return super().energy_and_update(g, bias=far)
+class Doubled:
+    "A mixin that derives what it changes."
+
+    def token_energy(self, g, **context):
+        return 2 * super().token_energy(g, **context)
+
+    def energy_and_update(self, g, **context):
+        energy, update = super().energy_and_update(g, **context)
+        return 2 * energy, 2 * update
+
+
+FAR = -np.abs(np.arange(N)[:, None] - np.arange(N)[None]) / 2
+
+
+class Far(Cold):
+    "Extends an automatic update."
+
+    def token_energy(self, g):
+        return super().token_energy(g, bias=FAR)
+
+    def energy_and_update(self, g):
+        return super().energy_and_update(g, bias=FAR)
+
+
+class Named(Cold):
+    def token_energy(self, g):
+        return Cold.token_energy(self, g, bias=FAR)
+
+    def energy_and_update(self, g):
+        return Cold.energy_and_update(self, g, bias=FAR)
+
+
+class Twice(Doubled, EnergyAttention):
+    pass
+
+
+class TwiceCold(Doubled, Cold):
+    pass
+
+
+class Kept(Cold):
+    "Says that the automatic update of its parent is right, which it is not."
+
+    def token_energy(self, g):
+        return 3 * super().token_energy(g)
+
+    energy_and_update = Cold.energy_and_update
+
+
+class Fast(EnergyAttention):
+    "Another derivation of the same update."
+
+    def energy_and_update(self, g, **context):
+        return super().energy_and_update(g, **context)
+
+
+class Siblings(Fast, Cold):
+    "The derivation of one parent, and the energy of the other."
+
+
+@pytest.mark.parametrize(
+    "kind, by_hand",
+    [
+        (Far, True),
+        (Named, True),
+        (Twice, True),
+        (TwiceCold, True),
+        (Kept, False),
+        (Siblings, False),
+    ],
+    ids=lambda kind: getattr(kind, "__name__", ""),
+)
+def test_an_update_is_extended_and_inherited_where_it_holds(x64, kind, by_hand):
+    g, term = tokens(), kind(D, H, Y, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    energy, update = term.energy_and_update(g)
+    assert_close(energy, term.energy(g))
+    assert_close(update, automatic(term, g))
+    assert hasattr(kind.energy_and_update, "automatic") != by_hand
+
+
+def test_what_is_inside_of_a_term_stays_its_own_matter(x64):
+    class Outer(Energy):
+        "Its attention sees no mask."
+
+        def __init__(self, term):
+            self.term = term
+
+        def energy(self, g):
+            return self.term.energy(g) ** 2
+
+    attention = EnergyAttention(D, H, Y, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    outer = Scaled(Outer(attention), 0.5)
+    block = Block(
+        EnergyLayerNorm(D, param_dtype=jnp.float64), attention=attention, outer=outer
+    )
+    energies = block.energies(tokens(), mask=jnp.tri(N, k=-1, dtype=bool))
+    assert outer.takes == set() != attention.takes
+    assert_close(energies["outer"], attention.energy(tokens()) ** 2 / 2)
+
+
+def test_a_block_keeps_what_is_no_term_and_checks_what_replaces_one():
+    class Student(Block):
+        def __init__(self, memory):
+            self.memory = memory  # before the block knows its terms
+            super().__init__(EnergyLayerNorm(D), memory=memory)
+            self._teacher = HopfieldMemory(D, K, rngs=nnx.Rngs(1))
+
+    student = Student(HopfieldMemory(D, K, rngs=nnx.Rngs(0)))
+    assert list(student.terms) == ["memory"]
+    for wrong in (None, nnx.Linear(D, D, rngs=nnx.Rngs(0))):
+        with pytest.raises(TypeError, match="^memory: expected an Energy"):
+            student.memory = wrong
+
+
+def test_a_field_of_a_dataclass_is_no_method():
+    @nnx.dataclass
+    class Shaped(Energy):
+        shape: Callable = lambda g: jnp.tanh(g)
+
+        def token_energy(self, g):
+            return jnp.sum(self.shape(g) ** 2, -1)
+
+        def energy_and_update(self, g):
+            return jax.vjp(self.energy, g)[0], -2 * self.shape(g)
+
+    Block(EnergyLayerNorm(D), shaped=Shaped())
 
 
 def test_a_method_replaced_on_an_object_is_refused():
@@ -828,6 +948,9 @@ def test_a_term_without_parts_takes_what_its_energy_takes():
 def test_the_sum_of_a_block_is_not_overridden(name):
     with pytest.raises(TypeError, match=f"^Other: {name} is a sum over the terms"):
         type("Other", (Block,), {name: lambda self, g: None})
+    mixin = type("Mixin", (), {name: lambda self, g: None})
+    with pytest.raises(TypeError, match=f"^Other: {name} is a sum over the terms"):
+        type("Other", (mixin, Block), {})
 
 
 def test_edges_know_the_formula_of_their_distances(x64):
@@ -927,7 +1050,13 @@ def test_what_is_no_block_and_a_step_without_a_view_are_named():
         def step(self, look, x):
             return x + look(x).update
 
+    class Empty(Blind):
+        def step(self, look, x):
+            return ()
+
     block, x = block_of("memory"), tokens().astype(jnp.float32)
+    with pytest.raises(TypeError, match="^solver: step of Empty .*a View"):
+        descend(block, x, solver=Empty())
     for run in (descend, solve):
         with pytest.raises(TypeError, match="^block: expected a Block, .*got int"):
             run(3, x)
