@@ -60,14 +60,14 @@ def _settle_energy(cls: type, lineage: tuple[type, ...]):
     if no_parts or whole <= parts:
         return
 
-    def energy(self, g, **context):
+    def energy(self, g: Float[Array, "... N D"], **context) -> Float[Array, "..."]:
         "E, one number per sample: the sum of the tokens' energies."
         return jnp.sum(cls.token_energy(self, g, **context), -1)
 
     energy.automatic = True
     cls.energy = energy
 
-# %% ../nbs/02a_energy.ipynb #5e771e0a
+# %% ../nbs/02a_energy.ipynb #4844b1b0
 def _gradient(energy: Callable, g: Float[Array, "... N D"]):
     "E and −∂E/∂g of a function of g, by automatic differentiation."
     value, pull = jax.vjp(energy, g)
@@ -88,7 +88,7 @@ def _holds(lineage: tuple[type, ...], base: type) -> bool:
     rest = lineage[at + 1 :]
     return issubclass(lineage[at], base) or not rest or _holds(rest, base)
 
-
+# %% ../nbs/02a_energy.ipynb #5e771e0a
 def _settle_update(cls: type, base: type, lineage: tuple[type, ...]):
     """Drop an inherited update if the class changes anything it was derived with. Raise
     TypeError for half of an update.
@@ -102,7 +102,7 @@ def _settle_update(cls: type, base: type, lineage: tuple[type, ...]):
     derived = both < len(lineage) and _own(lineage, "energy_and_update") is not None
     if not derived or not _holds(lineage, base):
 
-        def energy_and_update(self, g, **context):
+        def energy_and_update(self, g: Float[Array, "... N D"], **context):
             "E and −∂E/∂g, here by automatic differentiation."
             return _gradient(lambda g: cls.energy(self, g, **context), g)
 
@@ -154,9 +154,9 @@ class Energy(nnx.Module):
     A subclass of a term, or a mixin, that changes the energy, or a method or constant
     that the energy is made of, and derives no update has the automatic one, not its
     parent's. If the parent's is right all the same, say so in the class:
-    `energy_and_update = Parent.energy_and_update`. Raises TypeError, when the class is defined, if it has neither method,
-    changes `energy` beside a parent's `token_energy`, or changes `update`, which is
-    half of `energy_and_update`.
+    `energy_and_update = Parent.energy_and_update`. Raises TypeError, when the class is
+    defined, if it has neither method, changes `energy` beside a parent's
+    `token_energy`, or changes `update`, which is half of `energy_and_update`.
     """
 
     token_energy: Callable[..., Array]  # where the energy is a sum over tokens
