@@ -22,6 +22,7 @@ SKIPPED = 77
 # These train for long or run large problems; in all others the compiler takes longer
 # than what it compiles, and is told to hurry.
 COMPUTE = {
+    "00_one_sitting",
     "01_hopfield",
     "01b_hopfield_continuous",
     "12_image_train",
