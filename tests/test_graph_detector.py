@@ -13,10 +13,12 @@ from pathlib import Path
 
 import doors
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 import sklearn.base
+from flax import nnx
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import estimator_checks
 from sklearn.utils.validation import check_is_fitted
@@ -223,6 +225,14 @@ def test_features_that_no_number_could_follow_are_refused(fitted):
     features[7] = 1e30
     with pytest.raises(ValueError, match="^graph: features of node 7 lie .e.* devia"):
         fitted.predict_proba(replace(there, features=features))
+
+
+def test_a_probability_that_is_no_number_is_refused(fitted):
+    kept = fitted._kept
+    spoiled = nnx.clone(kept.model)
+    spoiled.encoder.bias[...] = jnp.full_like(spoiled.encoder.bias[...], jnp.nan)
+    with pytest.raises(FloatingPointError, match="^graph: no finite probability"):
+        detector._probabilities(kept._replace(model=spoiled), toy(seed=1))
 
 
 def test_a_pair_is_no_split():

@@ -180,8 +180,15 @@ def _inputs_for(kept: _Detector, graph: Graph):
 
 
 def _probabilities(kept: _Detector, graph: Graph) -> Float[np.ndarray, "N"]:
-    "The probability that a node is anomalous."
-    return np.asarray(_predict(kept.model, *_inputs_for(kept, graph)), np.float64)
+    """The probability that a node is anomalous. Raises FloatingPointError where it is
+    not finite.
+    """
+    p = np.asarray(_predict(kept.model, *_inputs_for(kept, graph)), np.float64)
+    if not np.isfinite(p).all():
+        raise FloatingPointError(
+            f"graph: no finite probability for node {np.argmin(np.isfinite(p))}"
+        )
+    return p
 
 # %% ../../nbs/22c_detector.ipynb #a5c8c236
 class _NodeExplanation(NamedTuple):
