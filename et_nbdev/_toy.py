@@ -48,7 +48,7 @@ def _unbroken(path):
 
 # %% ../nbs/44_toy.ipynb #7786a188
 def draw_landscape(
-    ax,
+    ax,  # a matplotlib axes
     energy: Callable[[Float[Array, "... 2 3"]], Float[Array, "..."]],
     paths: Iterable[Float[Array, "T 2 3"]] = (),
     levels: int = 24,
@@ -71,7 +71,7 @@ def draw_landscape(
 
 # %% ../nbs/44_toy.ipynb #788722da
 def draw_circle(
-    ax,
+    ax,  # a matplotlib axes
     g: Float[Array, "N 3"],
     push: Float[Array, "N 3"] | None = None,
     labels: Iterable[str] | None = None,
@@ -92,7 +92,13 @@ def draw_circle(
     ax.axis("off")
 
 # %% ../nbs/44_toy.ipynb #0ee16b2b
-def animate(fig, draw: Callable[[int], None], frames: int, fps: float = 10, hold=1.5):
+def animate(
+    fig,  # a matplotlib figure
+    draw: Callable[[int], None],
+    frames: int,
+    fps: float = 10,
+    hold: float = 1.5,
+):
     """An animated PNG: `draw(k)` draws frame k into the figure. The last frame stays
     for `hold` seconds, then the loop starts again. Returns an IPython `Image`.
     """
