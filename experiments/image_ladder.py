@@ -7,12 +7,11 @@ its `EnergyTransformer`. Each rung keeps the changes of those below it:
     1 parallel halves        attention and MLP read the same norm, and are added
     2 no biases              in the linear layers; the norm keeps its shift
     3 no self-attention      a token does not attend to itself
-    4 keys start as queries  W_K = W_Q at the start; they part in training
-    5 scalar norm            one scale γ ≥ 0 for all entries: the energy norm
-    6 ReLU                   in place of GELU
-    7 tied MLP               W_2 = W_1ᵀ: the Hopfield memory
-    8 tied values            W_V = W_K and W_O = W_Qᵀ: the query term of the update
-    9 key term               its other half: the update is −∂E/∂g
+    4 scalar norm            one scale γ ≥ 0 for all entries: the energy norm
+    5 tied MLP               ReLU, and W_2 = W_1ᵀ: the Hopfield memory
+    6 tied values            W_V = W_K and W_O = W_Qᵀ: the query term of the update;
+                             W_K starts as W_Q, and parts from it in training
+    7 key term               its other half: the update is −∂E/∂g
 
 Every rung is trained without and with relative positions: a table b[h, Δrow, Δcolumn]
 added to the scores before the softmax, the same at every step. It starts from zero; at
@@ -27,15 +26,14 @@ steps of 64 pictures; scored on 1,000 pictures carved out of the training split,
 fixed occlusions. The test split is not touched.
 
     python experiments/image_ladder.py --check     # both ends against the library
-    python experiments/image_ladder.py             # all runs, best-known part first
+    python experiments/image_ladder.py             # all runs
     python experiments/image_ladder.py --summary   # the table so far
 
-The order of the runs: every rung at learning rate 8e-3 with seed 0; then, for each, the
-next learning rates of the grid on either side of its best, until the best is not at an
-edge of those tried; then seeds 1 and 2 at the best. Each run is one file in
-results/image-ladder, written when it ends. A run whose file stands is not made again,
-so the command can be stopped and given again at any time. `--part 0 2` and `--part 1 2`
-share the work between two processes.
+All runs have the same learning rate, which neither end is far from its best at
+(`image_pair.py` searches for those). Seed 0 of every rung comes first, then the other
+seeds. Each run is one file in results/image-ladder, written when it ends. A run whose
+file stands is not made again, so the command can be stopped and given again at any
+time. `--part 0 2` and `--part 1 2` share the work between two processes.
 """
 
 import argparse
@@ -85,8 +83,7 @@ BASE = TrainConfig(
     validate_on=1000,
     every=150,
 )
-LEARNING_RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.2e-2, 1.6e-2, 2.4e-2, 3.2e-2, 4.8e-2)
-FIRST_RATE = 8e-3
+LEARNING_RATE = 8e-3
 SEEDS = (0, 1, 2)
 
 
@@ -111,11 +108,9 @@ CHANGES = {  # of each rung to the one before it
     "parallel halves": dict(parallel=True),
     "no biases": dict(biases=False),
     "no self-attention": dict(self_attention=False),
-    "keys start as queries": dict(tied_start=True),
     "scalar norm": dict(scalar_norm=True),
-    "ReLU": dict(relu=True),
-    "tied MLP": dict(tied_mlp=True),
-    "tied values": dict(tied_values=True),
+    "tied MLP": dict(relu=True, tied_mlp=True),
+    "tied values": dict(tied_values=True, tied_start=True),
     "key term": dict(key_term=True),
 }
 # each with the changes of those before it
@@ -441,45 +436,20 @@ def score(row: dict) -> float:
     return float("inf") if row["validation_mse"] is None else row["validation_mse"]
 
 
-def rates(done: dict, name: str) -> dict[float, float]:
-    "Learning rates tried on seed 0, best first, and what they ended at."
-    tried = {
-        lr: score(r) for (n, lr, seed), r in done.items() if (n, seed) == (name, 0)
-    }
-    return dict(sorted(tried.items(), key=lambda item: item[1]))
-
-
-def next_rate(tried: dict[float, float]) -> float | None:
-    "A neighbor of the best so far that was not tried; None if there is none."
-    at = LEARNING_RATES.index(next(iter(tried)))
-    near = LEARNING_RATES[at + 1 : at + 2] + LEARNING_RATES[max(at - 1, 0) : at]
-    return next((lr for lr in near if lr not in tried), None)
-
-
-def next_run(done: dict, names: list[str]) -> tuple[str, float, int] | None:
-    "What to train next, or None: the first rate, then other rates, then other seeds."
-    tried = {name: rates(done, name) for name in names}
-    for name in names:
-        if not tried[name]:
-            return name, FIRST_RATE, 0
-    for name in sorted(names, key=lambda name: len(tried[name])):
-        if lr := next_rate(tried[name]):
-            return name, lr, 0
-    for seed in SEEDS:
-        for name in names:
-            job = name, next(iter(tried[name])), seed
-            if job not in done:
-                return job
-    return None
+def jobs(names: list[str]) -> list[tuple[str, float, int]]:
+    "Name, learning rate and seed of every run, in their order."
+    return [(name, LEARNING_RATE, seed) for seed in SEEDS for name in names]
 
 
 def work(out: Path, names: list[str], images: dict, base: TrainConfig = BASE):
-    "Make the runs that `out` lacks, in the order of `next_run`."
+    "Make the runs that `out` lacks."
     config = configured(images, base)
-    while job := next_run(read(out), names):
-        name, lr, seed = job
+    for name, lr, seed in jobs(names):
+        path = out / f"{name}-{lr:g}-{seed}.json"
+        if path.exists():
+            continue
         row = {"name": name, **run(config, designs()[name], lr, seed, images)}
-        with _atomic_write(out / f"{name}-{lr:g}-{seed}.json") as temporary:
+        with _atomic_write(path) as temporary:
             temporary.write_text(json.dumps(row) + "\n")
         print(
             f"{name:<30} lr {lr:<7g} seed {seed}  {score(row):.4f}  "
@@ -489,26 +459,25 @@ def work(out: Path, names: list[str], images: dict, base: TrainConfig = BASE):
 
 
 def summary(out: Path):
-    "Print a table: means and standard deviations over seeds at each best rate."
+    """Print a table: means and standard deviations over seeds, and the change from the
+    rung below with the same positions (of distances, to the free table), by seed.
+    """
     done, below = read(out), {}
     spread = lambda x: f" ± {np.std(x, ddof=1):.4f}" if len(x) > 1 else ""
-    print("| run | parameters | MFLOP | rate (tried) | seeds | MSE | change |")
-    print("|---|---|---|---|---|---|---|")
+    print("| run | parameters | MFLOP | seeds | MSE | change |")
+    print("|---|---|---|---|---|---|")
     for name, design in designs().items():
-        if not (tried := rates(done, name)):
+        runs = {job[2]: done[job] for job in jobs([name]) if job in done}
+        if not runs:
             continue
-        lr = next(iter(tried))
-        rows = {s: done[name, lr, s] for s in SEEDS if (name, lr, s) in done}
-        mse = {seed: score(row) for seed, row in rows.items()}
-        # to the rung below with the same positions, of distances to the free table;
-        # paired by seed
+        mse = {seed: score(row) for seed, row in runs.items()}
         last = below.get(design.relative.replace("distance", "zero"), {})
         gaps = [mse[seed] - last[seed] for seed in mse if seed in last]
         below[design.relative] = mse
+        row = next(iter(runs.values()))
         print(
-            f"| {name} | {rows[0]['parameters']:,} | {rows[0]['operations'] / 1e6:.0f} "
-            f"| {lr:g} ({', '.join(f'{r:g}' for r in sorted(tried))}) | {len(mse)} "
-            f"| {np.mean([*mse.values()]):.4f}{spread([*mse.values()])} "
+            f"| {name} | {row['parameters']:,} | {row['operations'] / 1e6:.0f} "
+            f"| {len(mse)} | {np.mean([*mse.values()]):.4f}{spread([*mse.values()])} "
             f"| {f'{np.mean(gaps):+.4f}{spread(gaps)}' if gaps else '–'} |"
         )
 
@@ -546,12 +515,9 @@ def main():
     if args.check:
         return print("Both ends of the ladder are the library's blocks.")
     images = pictures(args.cache)
-    # both ends first, and the two rungs that only split a change in two last
-    first = lambda name: name[0] in "09"
-    last = lambda name: name[0] in "46"
+    first = lambda name: name[0] in "07"  # both ends
     names = sorted(designs(), key=lambda name: not first(name))
-    for late in (False, True):
-        work(args.out, [name for name in names if last(name) == late][i::n], images)
+    work(args.out, names[i::n], images)
 
 
 if __name__ == "__main__":
