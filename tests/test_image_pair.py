@@ -1,9 +1,12 @@
-"""experiments/image_pair.py: what it compares, and how its runs are kept."""
+"""experiments/image_pair.py and image_terms.py: what they compare, and how their runs
+are kept.
+"""
 
 import importlib
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -31,7 +34,7 @@ def modules():
     sys.path.insert(0, str(ROOT / "experiments"))
     yield {
         name: importlib.import_module(name)
-        for name in ("image_pair", "packed_pictures")
+        for name in ("image_pair", "packed_pictures", "image_terms")
     }
     sys.path.remove(str(ROOT / "experiments"))
 
@@ -424,3 +427,58 @@ def test_packed_pictures_are_the_stored_ones(modules, tmp_path):
     np.testing.assert_array_equal(packed.unpack(path)["train"], found["train"][:some])
     with pytest.raises(ValueError, match="megabytes: "):
         packed.pack(path, images, 0.06, validation=4)
+
+
+# --- what each term is worth
+
+
+def test_variants_cost_the_same_and_are_energies(pair, modules):
+    terms = modules["image_terms"]
+    base = pair.Plan().base
+    goal = pair.sized(base, "transformer").flops
+    full = pair.sized(base, "et-operations")
+    assert terms.sized(base, terms.FULL) == full
+    seen = set()
+    for name in terms.VARIANTS:
+        c = terms.sized(base, name)
+        assert abs(c.flops / goal - 1) < 0.01, name
+        assert c.num_memories >= c.dim, name
+        # no two are the same but the one that differs in its loss
+        assert c not in seen or name == "every step"
+        seen.add(c)
+        assert terms.file(name, 0)[:-7].replace("-", "").replace("=", "").isalnum()
+    plain = terms.sized(base, "plain")
+    memories = dict(num_memories=plain.num_memories, tied_start=True)
+    assert plain == replace(base, **memories)
+
+
+def test_a_variant_is_trained_and_scored(pair, modules, tmp_path):
+    terms = modules["image_terms"]
+    names = [terms.FULL, "every step", "self-attention"]
+    plan = plan_of(pair, trial_steps=5)
+    terms.work(plan, tmp_path, names, PICTURES)
+    done = terms.read(tmp_path)
+    assert len(done) == 9 and len({terms.score(row) for row in done.values()}) == 9
+    for row in done.values():
+        assert 0 < row["validation_mse"] < 10
+        assert row["steps_observed"] == 2 * 6 and row["steps_up"] == 0
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    terms.work(plan, tmp_path, names, PICTURES)
+    assert files == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+
+
+def test_the_loss_of_every_step_is_their_mean(pair, modules):
+    terms = modules["image_terms"]
+    plan = plan_of(pair)
+    job = pair.Job("et-operations", 2, 0.01, 0)
+    config = pair.configured(plan, job, PICTURES)
+    model = terms.EnergyModel(config.model, rngs=nnx.Rngs(0))
+    images, key = PICTURES["train"][:4], jax.random.key(0)
+    mean = terms.loss_for(config, "every step")(model, images, key)[0]
+    last = terms.loss_for(config, "full")
+    each = [
+        last(partial(model, steps=t), images, key)[0]
+        for t in range(1, config.model.steps + 1)
+    ]
+    assert each[0] != each[1]
+    np.testing.assert_allclose(mean, np.mean(each), rtol=1e-5)

@@ -1,0 +1,269 @@
+"""What each part of the best Energy Transformer is worth on pictures.
+
+The model is `et-operations` of image_pair.py, with everything that the library's energy
+has. Each variant changes one thing; memories make up for the operations, so all cost as
+much as the transformer of that comparison:
+
+    without positions    no relative positions in the scores
+    free table           relative positions that start from zero, not as distances
+    without normalized   queries and keys as they are, β = 1/√Y
+    one beta             a single learned β for all heads
+    fixed beta           β stays 4/√Y
+    without signs        all memories attract, no thresholds
+    half negative        half of the memories repel, a quarter in the model
+    without gate         no gate per token
+    fixed steps          neither gate nor learned steps: α = 1
+    self-attention       a token may attend to itself
+    T = 4, T = 8         fewer or more steps, with more or fewer memories
+    8 heads, 2 heads     of half and of twice the width
+    every step           the loss is the mean over all steps, not that of the last
+
+and three plain Energy Transformers with one thing added: `only positions`, `only
+normalized`, `only signs`; beside `plain`, with none of them.
+
+Each runs with seeds 0, 1 and 2, for 450 steps of 64 pictures at one learning rate, and
+is scored on 1,000 validation pictures with fixed occlusions and on the energies of 100
+of them: how many of the T steps raised E. The test split is not touched.
+
+    python experiments/image_terms.py              # all runs
+    python experiments/image_terms.py --summary    # the table so far
+
+Each run is one file in results/image-terms, written when it ends, and a run whose file
+stands is not made again. `--part 0 2` and `--part 1 2` share the work between two
+processes.
+"""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from et_nbdev.training.checkpoint import _atomic_write, _provenance
+from et_nbdev.training.fit import fit
+from et_nbdev.vision.data import batches, normalize, occlude, patchify
+from et_nbdev.vision.model import ImageConfig
+from et_nbdev.vision.train import _loss_for
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import image_pair
+from image_pair import EnergyModel, Job, Plan, configured, pictures, score_of
+
+ROOT = Path(__file__).resolve().parent.parent
+LEARNING_RATE = 1.1e-2
+SEEDS = (0, 1, 2)
+FULL = "full"
+STATISTICS = ("channels", "mean", "std")  # of the training pictures
+
+_plain = dict(
+    relative_positions="none",
+    normalize_heads=False,
+    beta=None,
+    learn_beta=False,
+    beta_per_head=False,
+    negative_memories=None,
+    learn_steps=False,
+    gate_steps=False,
+    step_size=1.0,
+)
+
+
+def _only(*kept: str) -> dict:
+    "Changes that leave these options of the full model, and no other."
+    return {name: value for name, value in _plain.items() if name not in kept}
+
+
+VARIANTS: dict[str, dict] = {
+    FULL: {},
+    "without positions": dict(relative_positions="none"),
+    "free table": dict(relative_positions="zero"),
+    "without normalized": dict(normalize_heads=False, beta=None),
+    "one beta": dict(beta_per_head=False),
+    "fixed beta": dict(beta_per_head=False, learn_beta=False),
+    "without signs": dict(negative_memories=None),
+    "half negative": dict(negative_memories=0.5),
+    "without gate": dict(gate_steps=False, step_size=1.0),
+    "fixed steps": dict(gate_steps=False, learn_steps=False, step_size=1.0),
+    "self-attention": dict(self_attention=True),
+    "T = 4": dict(steps=4, step_size=3.0),  # α·T stays
+    "T = 8": dict(steps=8, step_size=1.5),
+    "8 heads": dict(num_heads=8, head_dim=16, beta=1.0),
+    "2 heads": dict(num_heads=2, head_dim=64, beta=0.5),
+    "every step": {},
+    "plain": _only(),
+    "only positions": _only("relative_positions"),
+    "only normalized": _only("normalize_heads", "beta", "learn_beta", "beta_per_head"),
+    "only signs": _only("negative_memories"),
+}
+
+
+def sized(base: ImageConfig, name: str) -> ImageConfig:
+    "The variant's configuration, with memories for as many operations as all have."
+    goal = image_pair.sized(base, "transformer").flops
+    config = replace(image_pair.sized(base, "et-operations"), **VARIANTS[name])
+    at = lambda K: replace(config, num_memories=K).flops
+    return replace(config, num_memories=1 + round((goal - at(1)) / (at(2) - at(1))))
+
+
+def loss_for(config, name: str):
+    "The library's loss, of the last state; or its mean over the states of all steps."
+    last = _loss_for(config)
+    if name != "every step":
+        return last
+
+    def mean(model, images, key):
+        completions = []
+
+        def after(t):
+            def complete(patches, masked, **_):
+                # the key is the same for all t, and so are the patches
+                if not completions:
+                    states = model.descend(patches, masked, states=True)[1].states
+                    completions.extend(model.decode(states))
+                return completions[t]
+
+            return complete
+
+        steps = range(1, config.model.steps + 1)
+        losses = [last(after(t), images, key)[0] for t in steps]
+        return sum(losses) / len(losses), {}
+
+    return mean
+
+
+def rises(model: EnergyModel, images: np.ndarray) -> dict:
+    "Of all steps on these pictures, how many raised the energy, and the largest rise."
+    c = model.config
+    patches = patchify(normalize(jnp.asarray(images), c.mean, c.std), c.patch_size)
+    _, masked = occlude(
+        jax.random.key(0), len(images), c.num_tokens, c.num_tokens // 2, 0.0
+    )
+    _, path = jax.jit(lambda p, m: model.descend(p, m))(patches, masked)
+    energies = np.asarray(path.energies.total)
+    up = np.diff(energies, axis=0) / np.abs(energies[:-1])
+    return {
+        "steps_observed": up.size,
+        "steps_up": int((up > 1e-6).sum()),
+        "largest_relative_rise": float(max(up.max(), 0)),
+    }
+
+
+def run(plan: Plan, name: str, seed: int, images: dict) -> dict:
+    "Train once; what the run's file holds."
+    began = time.perf_counter(), time.process_time()
+    job = Job("et-operations", plan.trial_steps, LEARNING_RATE, seed)
+    config = configured(plan, job, images)
+    base = replace(plan.base, **{f: getattr(config.model, f) for f in STATISTICS})
+    config = replace(config, model=sized(base, name))
+    model = EnergyModel(config.model, rngs=nnx.Rngs(seed))
+    params = jax.tree.leaves(nnx.state(model, nnx.Param))
+    row = {"name": name, "lr": LEARNING_RATE, "seed": seed, "validation_mse": None}
+    row["parameters"] = sum(p.size for p in params)
+    row["operations"] = config.model.flops
+    try:
+        model = fit(
+            model,
+            loss_for(config, name),
+            lambda start: batches(
+                images["train"], config.batch_size, seed=seed, start=start
+            ),
+            config.optim,
+            seed=seed,
+            progress=False,
+        ).model
+        mse = float(score_of(model, config, images["validation"]).mean())
+        row |= {"validation_mse": mse} | rises(model, images["validation"][:100])
+    except FloatingPointError as error:
+        row["diverged"] = str(error)
+    row["seconds"] = time.perf_counter() - began[0]
+    row["cpu_seconds"] = time.process_time() - began[1]
+    return row | {"config": asdict(config), **_provenance()}
+
+
+def file(name: str, seed: int) -> str:
+    return f"{name.replace(' = ', '').replace(' ', '-').lower()}-{seed}.json"
+
+
+def read(out: Path) -> dict[tuple[str, int], dict]:
+    "The runs made so far, by name and seed."
+    rows = (json.loads(path.read_text()) for path in sorted(out.glob("*.json")))
+    return {(row["name"], row["seed"]): row for row in rows}
+
+
+def score(row: dict) -> float:
+    "What a run ended at; infinity if it diverged."
+    return float("inf") if row["validation_mse"] is None else row["validation_mse"]
+
+
+def work(plan: Plan, out: Path, names: list[str], images: dict):
+    "Make the runs that `out` lacks, seed by seed."
+    for seed in SEEDS:
+        for name in names:
+            path = out / file(name, seed)
+            if path.exists():
+                continue
+            row = run(plan, name, seed, images)
+            with _atomic_write(path) as temporary:
+                temporary.write_text(json.dumps(row, allow_nan=False) + "\n")
+            print(
+                f"{path.stem:<24} {score(row):.4f}  {row['seconds']:.0f} s", flush=True
+            )
+
+
+def summary(out: Path):
+    "Print a table: mean and standard deviation over seeds, and the paired change."
+    done = read(out)
+    spread = lambda x: f" ± {np.std(x, ddof=1):.4f}" if len(x) > 1 else ""
+    print("| variant | parameters | K | seeds | MSE | change | steps up |")
+    print("|---|---|---|---|---|---|---|")
+    for name in VARIANTS:
+        rows = {seed: done[name, seed] for seed in SEEDS if (name, seed) in done}
+        if not rows:
+            continue
+        beside = "plain" if name.startswith("only") else FULL
+        mse = [score(row) for row in rows.values()]
+        gaps = [
+            score(row) - score(done[beside, seed])
+            for seed, row in rows.items()
+            if (beside, seed) in done and name != beside
+        ]
+        row = next(iter(rows.values()))
+        up = sum(row.get("steps_up", 0) for row in rows.values())
+        of = sum(row.get("steps_observed", 0) for row in rows.values())
+        print(
+            f"| {name} | {row['parameters']:,} | {row['config']['model']['num_memories']}"
+            f" | {len(rows)} | {np.mean(mse):.4f}{spread(mse)}"
+            f" | {f'{np.mean(gaps):+.4f}{spread(gaps)}' if gaps else '–'}"
+            f" | {up} of {of:,} |"
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--summary", action="store_true", help="print the table so far, and stop")
+    add("--part", type=int, nargs=2, default=(0, 1), metavar=("I", "N"))
+    add("--only", nargs="+", choices=VARIANTS, default=[*VARIANTS], metavar="NAME")
+    add("--out", type=Path, default=ROOT / "results/image-terms")
+    add("--cache", type=Path, default=ROOT / "runs", help="of decoded pictures")
+    args = parser.parse_args()
+    i, n = args.part
+    if not 0 <= i < n:
+        parser.error(f"argument --part: expected 0 ≤ I < N, got {i} {n}")
+    if args.summary:
+        return summary(args.out)
+    plan = Plan()
+    work(plan, args.out, args.only[i::n], pictures(plan, args.cache))
+
+
+if __name__ == "__main__":
+    main()
