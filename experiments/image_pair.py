@@ -19,20 +19,21 @@ for as many operations as the transformer's (`-operations`), once for as many pa
     python experiments/image_pair.py --sizes       # parameters and operations
     python experiments/image_pair.py               # all runs
     python experiments/image_pair.py --summary     # the table so far
-    python experiments/image_pair.py --test        # the test split, once, at the end
 
 The order of the runs: short ones with seed 0 that find each model's learning rate, by
 steps along a grid until the best is not at an edge of those tried, as many for every
 model; then seeds 0, 1, 2 at full length at the best rate; then seed 0 of `et-operations`
 and `transformer` at four times the length. All are scored on 1,000 validation pictures
-with fixed occlusions.
+with fixed occlusions, by which rates and weights are chosen. A full run is also scored
+on the test split, once, when it ends, and nothing is chosen by that.
 
-Each run is one file in results/image-pair, written when it ends, and a run whose file
-stands is not made again. Checkpoints are in runs/image-pair: a command that is stopped,
-by `--budget` minutes, by Ctrl-C or by force, goes on from them when it is given again,
-and the numbers are those of an uninterrupted run. `--parcel FOLDER` keeps results,
-weights and the checkpoints of a run in progress in a few small files, and
-`--from FOLDER` begins with what is in such files.
+Each run is one file in results/image-pair, written when it ends, a full run with the
+error on every test picture beside it. A run whose file stands is not made again.
+Checkpoints are in runs/image-pair: a command that is stopped, by `--budget` minutes, by
+Ctrl-C or by force, goes on from them when it is given again, and the numbers are those
+of an uninterrupted run. `--parcel FOLDER` keeps results, weights and the checkpoints of
+a run in progress in a few small files, and `--from FOLDER` begins with what is in such
+files.
 """
 
 import argparse
@@ -54,7 +55,7 @@ from et_nbdev.block import Block
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.energy import Energy
 from et_nbdev.norm import EnergyLayerNorm
-from et_nbdev.training.checkpoint import _atomic_write, _load_checkpoint, _provenance
+from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.fit import fit
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import _channel_statistics, batches, load_images
@@ -397,18 +398,18 @@ def sized(base: ImageConfig, name: str) -> ImageConfig:
 
 
 def pictures(plan: Plan, folder: Path) -> dict[str, np.ndarray]:
-    """Training and validation pictures as uint8 (n, S, S, C) in memory: of a packed
-    file, or of a set, decoded once and kept in `folder`.
+    """Training, validation and test pictures as uint8 (n, S, S, C) in memory: of a
+    packed file, or of a set, decoded once and kept in `folder`.
     """
     if plan.data.endswith(".npz"):
         found = unpack(plan.data)
     else:
         found = {}
-        for split in ("train", "validation"):
+        for split in ("train", "validation", "test"):
             path = folder / f"{Path(plan.data).stem}-{split}.npy"
             if not path.exists():
                 images = load_images(plan.data, split, size=plan.base.image_size)
-                images = images[:] if split == "train" else images[: plan.validate_on]
+                images = images[: plan.validate_on if split == "validation" else None]
                 with _atomic_write(path) as temporary, open(temporary, "wb") as file:
                     np.save(file, images)
             found[split] = np.load(path, mmap_mode="r")
@@ -516,6 +517,9 @@ def run(plan: Plan, job: Job, images: dict, folder: Path, clock: Clock) -> dict 
         return None
     rows = curve(result.history, config.batch_size)
     best = result.best_step * config.batch_size
+    if job.steps > plan.trial_steps:
+        row["test_errors"] = score_of(result.model, config, images["test"])
+        row["test_mse"] = float(row["test_errors"].mean())
     row["validation_mse"] = next(r["validation"] for r in rows if r["pictures"] == best)
     row |= {"best_step": result.best_step, "seconds": rows[-1]["seconds"]}
     return row | {"curve": rows} | _origin(config)
@@ -624,6 +628,10 @@ def work(
         name = job.file(plan)
         row = run(plan, job, images, runs / name, clock)
         if row is not None:
+            if (errors := row.pop("test_errors", None)) is not None:
+                with _atomic_write(out / f"{name}.npy") as temporary:
+                    with open(temporary, "wb") as file:
+                        np.save(file, errors.astype(np.float16))
             with _atomic_write(out / f"{name}.json") as temporary:
                 temporary.write_text(json.dumps(row, allow_nan=False) + "\n")
             seconds = row.get("seconds", 0)
@@ -644,7 +652,7 @@ def parcel(folder: Path, out: Path, runs: Path, plan: Plan):
     """Results, weights of runs that ended (without those of trials), and checkpoints of
     runs that did not, in files of at most `PART` bytes in `folder`.
     """
-    files = {path: f"out/{path.name}" for path in sorted(out.glob("*.json"))}
+    files = {path: f"out/{path.name}" for path in sorted(out.glob("*.[jn]*"))}
     for home in sorted(runs.glob(f"{plan.kind}-*")):
         ended = (out / f"{home.name}.json").exists()
         if ended and f"-{plan.trial_steps}-" in home.name:
@@ -682,75 +690,7 @@ def take(folder: Path, out: Path, runs: Path):
                     temporary.write_bytes(content.read())
 
 
-# --- at the end ---
-
-
-def trained(plan: Plan, job: Job, row: dict, folder: Path) -> ImageEnergyTransformer:
-    "The model of a run, with the weights that were best on validation."
-    config = ImageConfig(**row["config"]["model"])
-    model = make(config, job.name)
-    like = {"params": nnx.to_pure_dict(nnx.state(model, nnx.Param))}
-    found, _ = _load_checkpoint(folder / "best.safetensors", like)
-    nnx.update(model, found["params"])
-    return model
-
-
-def test(plan: Plan, names, out: Path, runs: Path, images=None) -> dict:
-    """Score the final runs on the test split, and write that to a file of its own.
-    Raises FileExistsError if it is there, and ValueError if a run is missing: the test
-    split is read once, when all else is done.
-    """
-    path = out / f"test-{plan.kind}.json"
-    if path.exists():
-        raise FileExistsError(f"{path}: the test split was read; it is read once")
-    done = read(out, plan)
-    if not done or (not plan.lr and next_trial(done, plan, names)):
-        raise ValueError(f"{out}: the search for learning rates has not ended")
-    steps = plan.full(next(iter(done.values()))["training_pictures"])
-    jobs = finals(done, plan, names, steps)
-    if missing := [job.file(plan) for job in jobs if job not in done]:
-        raise ValueError(f"{out}: lacks {', '.join(missing)}")
-    jobs = [job for job in jobs if done[job]["validation_mse"] is not None]
-    models = [trained(plan, job, done[job], runs / job.file(plan)) for job in jobs]
-    if images is None:
-        images = load_images(plan.data, "test", size=plan.base.image_size)
-    errors = {}
-    for job, model in zip(jobs, models):
-        config = TrainConfig(model.config)
-        errors[job] = score_of(model, config, images)
-    found = {
-        "pictures": len(images),
-        "runs": [
-            asdict(job)
-            | {"mse": float(e.mean()), "standard_error": float(e.std() / len(e) ** 0.5)}
-            for job, e in errors.items()
-        ],
-        "to_the_transformer": _differences(errors),
-        **_provenance(),
-    }
-    with _atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(found, indent=2) + "\n")
-    return found
-
-
-def _differences(errors: dict[Job, np.ndarray]) -> list[dict]:
-    "Of runs to those of the transformer of equal length and seed, picture by picture."
-    opponent = {
-        (job.steps, job.seed): e
-        for job, e in errors.items()
-        if job.name == "transformer"
-    }
-    rows = []
-    for job, e in errors.items():
-        if job.name == "transformer" or (job.steps, job.seed) not in opponent:
-            continue
-        gap = e - opponent[job.steps, job.seed]
-        error = float(gap.std() / len(gap) ** 0.5)
-        rows.append(
-            {"name": job.name, "steps": job.steps, "seed": job.seed}
-            | {"difference": float(gap.mean()), "standard_error": error}
-        )
-    return rows
+# --- tables ---
 
 
 def table(plan: Plan, names):
@@ -767,8 +707,9 @@ def table(plan: Plan, names):
 def summary(plan: Plan, names, out: Path):
     "Print a table: means and standard deviations over seeds, by length."
     done = read(out, plan)
-    print("| run | parameters | MFLOP | steps | rate (tried) | seeds | MSE |")
-    print("|---|---|---|---|---|---|---|")
+    spread = lambda x: f" ± {np.std(x, ddof=1):.4f}" if len(x) > 1 else ""
+    print("| run | parameters | MFLOP | steps | rate (tried) | seeds | MSE | test |")
+    print("|---|---|---|---|---|---|---|---|")
     for name in names:
         tried = rates(done, plan, name)
         groups = {}
@@ -778,12 +719,13 @@ def summary(plan: Plan, names, out: Path):
                     groups.setdefault(job.steps, []).append(row)
         for steps, rows in sorted(groups.items()):
             mse = [score(row) for row in rows]
-            spread = f" ± {np.std(mse, ddof=1):.4f}" if len(mse) > 1 else ""
+            test = [row["test_mse"] for row in rows if "test_mse" in row]
             print(
                 f"| {name} | {rows[0]['parameters']:,} "
                 f"| {rows[0]['operations'] / 1e6:.0f} | {steps} | {rows[0]['lr']:g} "
                 f"({', '.join(f'{r:g}' for r in sorted(tried))}) | {len(mse)} "
-                f"| {np.mean(mse):.4f}{spread} |"
+                f"| {np.mean(mse):.4f}{spread(mse)} "
+                f"| {f'{np.mean(test):.4f}{spread(test)}' if test else '–'} |"
             )
 
 
@@ -796,7 +738,6 @@ def _parser() -> argparse.ArgumentParser:
         "--sizes", action="store_true", help="print parameters and operations, and stop"
     )
     add("--summary", action="store_true", help="print the table so far, and stop")
-    add("--test", action="store_true", help="read the test split, once, and stop")
     add("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
     add("--trials", action="store_true", help="stop before the full runs")
     add("--limit", type=int, help="make at most so many runs")
@@ -827,11 +768,6 @@ def main(argv: list[str] | None = None):
         return table(plan, names)
     if args.start:
         take(args.start, args.out, args.runs)
-    if args.test:
-        try:
-            return print(json.dumps(test(plan, names, args.out, args.runs), indent=2))
-        except (FileExistsError, ValueError) as error:
-            sys.exit(f"--test: {error}")
     if not args.summary:
         clock = Clock(args.budget)
         images = pictures(plan, args.runs.parent)

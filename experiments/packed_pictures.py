@@ -3,11 +3,11 @@
     python experiments/packed_pictures.py --data tiny-imagenet --megabytes 55
 
 writes runs/tiny-imagenet-55.npz: training pictures, chosen by a shuffle with a fixed
-seed, and the first 1,000 validation pictures, all of them byte for byte as they are
-stored (a JPEG file, say), one after the other in a compressed stream. Compression
-takes what the files have in common: their headers. No picture of the test split is in
-it. `experiments/image_pair.py --data runs/tiny-imagenet-55.npz` reads the file, and
-needs Pillow alone to do so.
+seed, and the first 1,000 pictures of the validation and test splits, all of them byte
+for byte as they are stored (a JPEG file, say), one after the other in a compressed
+stream. Compression takes what the files have in common: their headers.
+`experiments/image_pair.py --data runs/tiny-imagenet-55.npz` reads the file, and needs
+Pillow alone to do so.
 """
 
 import argparse
@@ -49,17 +49,20 @@ def compressed(images: _Images, numbers, room: float) -> tuple[bytes, list[int]]
     return b"".join([*parts, stream.flush()]), lengths
 
 
-def pack(path: Path, images: dict[str, _Images], megabytes: float, validation=1000):
-    """Write pictures of the training and validation splits to `path`, which becomes at
-    most `megabytes` large. Raises ValueError if not even a training picture fits.
+def pack(path: Path, images: dict[str, _Images], megabytes: float, held_out=1000):
+    """Write pictures of the three splits to `path`, which becomes at most `megabytes`
+    large. Raises ValueError if not even a training picture fits.
     """
-    room = megabytes * MEGABYTE - 2**16
-    held_out = range(min(validation, len(images["validation"])))
-    packed = {"validation": compressed(images["validation"], held_out, room)}
+    left, packed = megabytes * MEGABYTE - 2**16, {}
+    for split in ("validation", "test"):
+        wanted = range(min(held_out, len(images[split])))
+        packed[split] = compressed(images[split], wanted, left)
+        left -= len(packed[split][0])
+        if len(packed[split][1]) < len(wanted):
+            raise ValueError(f"megabytes: {megabytes} are too few for these pictures")
     order = np.random.default_rng(0).permutation(len(images["train"]))
-    left = room - len(packed["validation"][0])
     packed["train"] = compressed(images["train"], order, left)
-    if len(packed["validation"][1]) < len(held_out) or not packed["train"][1]:
+    if not packed["train"][1]:
         raise ValueError(f"megabytes: {megabytes} are too few for these pictures")
     arrays = {}
     for split, (stream, lengths) in packed.items():
@@ -76,7 +79,7 @@ def unpack(path: Path | str) -> dict[str, np.ndarray]:
     with np.load(path, allow_pickle=False) as arrays:
         size, channels = arrays["shape"].tolist()
         found = {}
-        for split in ("train", "validation"):
+        for split in ("train", "validation", "test"):
             whole = zlib.decompress(arrays[split].tobytes())
             ends = np.cumsum(arrays[f"{split}_lengths"], dtype=np.int64)
             starts = [0, *ends[:-1]]
@@ -99,7 +102,7 @@ def main():
     args = parser.parse_args()
     name = f"{Path(args.data).stem}-{args.megabytes:g}.npz"
     path = args.out or ROOT / "runs" / name
-    images = {s: load_images(args.data, s) for s in ("train", "validation")}
+    images = {s: load_images(args.data, s) for s in ("train", "validation", "test")}
     counts = pack(path, images, args.megabytes)
     size = path.stat().st_size / MEGABYTE
     print(f"{path}: {size:.1f} MiB, {counts['train']:,} training pictures")

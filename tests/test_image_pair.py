@@ -16,8 +16,10 @@ import pytest
 from flax import nnx
 
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient
+from et_nbdev.training.checkpoint import _load_checkpoint
 from et_nbdev.vision.data import load_images
 from et_nbdev.vision.model import ImageConfig, load_model
+from et_nbdev.vision.train import TrainConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
@@ -26,6 +28,7 @@ rng = np.random.default_rng(0)
 PICTURES = {
     "train": rng.integers(0, 256, (20, 8, 8, 3), np.uint8),
     "validation": rng.integers(0, 256, (6, 8, 8, 3), np.uint8),
+    "test": rng.integers(0, 256, (5, 8, 8, 3), np.uint8),
 }
 
 
@@ -246,6 +249,7 @@ def test_a_run_that_is_stopped_ends_in_the_same_numbers(pair, tmp_path):
     path = weights[0].descend(patches, jnp.asarray(rng.random((5, N)) < 0.5))[1]
     assert_descends(path.energies.total, rtol=1e-5)
     # what a file has to say
+    assert whole.pop("test_errors").shape == (5,)
     json.loads(json.dumps(whole, allow_nan=False))
     assert whole["config"]["seed"] == 1 and whole["config"]["optim"]["lr"] == 0.01
     assert whole["curve"][-1]["pictures"] == 20 and whole["commit"]
@@ -260,41 +264,33 @@ def test_a_run_that_diverges_says_so(pair, tmp_path):
     json.loads(json.dumps(row, allow_nan=False))
 
 
-def test_the_test_split_is_read_once_and_after_all_else(pair, tmp_path, monkeypatch):
+def test_a_full_run_is_scored_on_the_test_split_when_it_ends(
+    pair, tmp_path, monkeypatch
+):
     plan = plan_of(pair, seeds=(0,), longer=0, lr=0.01, steps=3)
-    names, out, runs = (
-        ["et-operations", "transformer"],
-        tmp_path / "out",
-        tmp_path / "runs",
-    )
-    read = []
-    monkeypatch.setattr(
-        pair, "load_images", lambda *a, **k: read.append(a) or PICTURES["validation"]
-    )
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    names = ["et-operations", "transformer"]
     assert not pair.work(plan, names, out, runs, PICTURES, pair.Clock(), limit=1)
-    with pytest.raises(
-        ValueError, match="lacks generated-tiny-4-transformer-3-0.01-0$"
-    ):
-        pair.test(plan, names, out, runs)
-    assert not read and pair.work(plan, names, out, runs, PICTURES, pair.Clock())
+    assert pair.work(plan, names, out, runs, PICTURES, pair.Clock())
+    stems = {f"generated-tiny-4-{n}-3-0.01-0" for n in names}
     files = {p.name for p in out.iterdir()}
-    assert files == {f"generated-tiny-4-{n}-3-0.01-0.json" for n in names}
-    found = pair.test(plan, names, out, runs)
-    assert [a[1] for a in read] == ["test"]
-    # here it is what the weights were chosen by
-    scores = {row["name"]: row["mse"] for row in found["runs"]}
-    done = {job.name: row for job, row in pair.read(out, plan).items()}
-    for name in names:
-        assert scores[name] == pytest.approx(done[name]["validation_mse"], rel=1e-6)
-    (gap,) = found["to_the_transformer"]
-    assert gap["difference"] == pytest.approx(
-        scores["et-operations"] - scores["transformer"], abs=1e-6
-    )
-    before = (out / "test-generated-tiny-4.json").read_bytes()
-    with pytest.raises(FileExistsError, match="read once"):
-        pair.test(plan, names, out, runs)
-    assert len(read) == 1
-    assert (out / "test-generated-tiny-4.json").read_bytes() == before
+    assert files == {f"{stem}.{end}" for stem in stems for end in ("json", "npy")}
+    for job, row in pair.read(out, plan).items():
+        errors = np.load(out / f"{job.file(plan)}.npy")
+        assert errors.shape == (5,)
+        assert row["test_mse"] == pytest.approx(errors.mean(), rel=1e-3)
+        # of the weights that were best on validation
+        model = pair.make(ImageConfig(**row["config"]["model"]), job.name)
+        like = {"params": nnx.to_pure_dict(nnx.state(model, nnx.Param))}
+        found, _ = _load_checkpoint(runs / job.file(plan) / "best.safetensors", like)
+        nnx.update(model, found["params"])
+        config = TrainConfig(model.config)
+        score = pair.score_of(model, config, PICTURES["test"])
+        np.testing.assert_allclose(errors, score, rtol=1e-3)
+    # a trial does not look
+    job = pair.Job("transformer", plan.trial_steps, 0.01, 0)
+    row = pair.run(plan, job, PICTURES, tmp_path / "trial", pair.Clock())
+    assert row["validation_mse"] and not any("test" in key for key in row)
     # nothing is made again, and all of it fits into a parcel
     assert pair.work(plan, names, out, runs, PICTURES, pair.Clock())
     monkeypatch.setattr(pair, "PART", 20_000)
@@ -388,9 +384,6 @@ def test_as_a_command(pair, tmp_path, capsys):
     assert "digits-tiny-8-transformer-plain-3-0.01-0" in capsys.readouterr().out
     pair.main([*common, *places, "--summary"])
     assert "| transformer-plain |" in capsys.readouterr().out
-    pair.main([*common, *places, "--test"])
-    with pytest.raises(SystemExit, match="--test: .*read once"):
-        pair.main([*common, *places, "--test"])
 
 
 # --- packed pictures
@@ -407,26 +400,27 @@ def test_packed_pictures_are_the_stored_ones(modules, tmp_path):
             noise.save(tmp_path / "set" / split / f"{i:02}.jpg")
     images = {
         split: load_images(str(tmp_path / "set"), split, size=64)
-        for split in ("train", "validation")
+        for split in ("train", "validation", "test")
     }
     path = tmp_path / "packed.npz"
-    counts = packed.pack(path, images, 1, validation=4)
-    assert counts == {"train": 80, "validation": 4}
+    counts = packed.pack(path, images, 1, held_out=4)
+    assert counts == {"train": 80, "validation": 4, "test": 3}
     found = packed.unpack(path)
-    np.testing.assert_array_equal(found["validation"], images["validation"][:])
+    for split in ("validation", "test"):
+        np.testing.assert_array_equal(found[split], images[split][:])
     order = np.random.default_rng(0).permutation(80)
     np.testing.assert_array_equal(found["train"], images["train"][order])
     whole = path.read_bytes()
-    packed.pack(path, images, 1, validation=4)
+    packed.pack(path, images, 1, held_out=4)
     np.testing.assert_array_equal(packed.unpack(path)["train"], found["train"])
     assert len(path.read_bytes()) == len(whole)
     # less room: the first of the same order
     few = (2**17 + 100_000) / packed.MEGABYTE
-    some = packed.pack(path, images, few, validation=4)["train"]
+    some = packed.pack(path, images, few, held_out=4)["train"]
     assert 0 < some < 80 and path.stat().st_size <= few * packed.MEGABYTE
     np.testing.assert_array_equal(packed.unpack(path)["train"], found["train"][:some])
     with pytest.raises(ValueError, match="megabytes: "):
-        packed.pack(path, images, 0.06, validation=4)
+        packed.pack(path, images, 0.06, held_out=4)
 
 
 # --- what each term is worth
