@@ -1414,4 +1414,10 @@ d = { 'settings': { 'branch': 'main',
                                        'et_nbdev.vision.train._validation_for': ( 'image_train.html#_validation_for',
                                                                                   'et_nbdev/vision/train.py'),
                                        'et_nbdev.vision.train.evaluate': ('image_train.html#evaluate', 'et_nbdev/vision/train.py'),
-                                       'et_nbdev.vision.train.train': ('image_train.html#train', 'et_nbdev/vision/train.py')}}}
+                                       'et_nbdev.vision.train.train': ('image_train.html#train', 'et_nbdev/vision/train.py')},
+            'et_nbdev.vision.windows': { 'et_nbdev.vision.windows._check_large': ( 'windows.html#_check_large',
+                                                                                   'et_nbdev/vision/windows.py'),
+                                         'et_nbdev.vision.windows._starts': ('windows.html#_starts', 'et_nbdev/vision/windows.py'),
+                                         'et_nbdev.vision.windows._weights': ('windows.html#_weights', 'et_nbdev/vision/windows.py'),
+                                         'et_nbdev.vision.windows.complete_large': ( 'windows.html#complete_large',
+                                                                                     'et_nbdev/vision/windows.py')}}}
