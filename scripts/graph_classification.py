@@ -51,7 +51,8 @@ def et(config, sizes: _Sizes, rngs: nnx.Rngs) -> nnx.Module:
 
 
 MAKE = {
-    "et": et,
+    "et": et,  # as in the paper: eigenvectors, read off CLS
+    "et-returns": et,  # returns of random walks, read off the sum of the nodes, too
     "gin": lambda config, sizes, rngs: GIN(
         sizes.num_features, sizes.num_classes, config, rngs=rngs
     ),
@@ -82,11 +83,14 @@ def grid(model: str, k: int) -> list[_Candidate]:
     sizes = dict(
         dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=k, blocks=4
     )
+    if model == "et":
+        changes = dict(filter_size=1, step_size=1.0), dict(filter_size=3, step_size=0.3)
+    else:
+        sizes |= dict(positions="returns", readout="every", filter_size=1)
+        changes = dict(step_size=1.0), dict(step_size=0.3)
     return [
-        _Candidate(
-            ClassifyConfig(**sizes, filter_size=size, step_size=alpha), FitConfig(lr=lr)
-        )
-        for size, alpha in ((1, 1.0), (3, 0.3))
+        _Candidate(ClassifyConfig(**sizes, **change), FitConfig(lr=lr))
+        for change in changes
         for lr in (1e-3, 3e-3)
     ]
 
@@ -143,7 +147,7 @@ def parse(argv=None):
         help="folder for the weights of each fold's winner, MODEL-NAME-F.safetensors",
     )
     parser.add_argument(
-        "--positions", type=int, default=15, help="k, eigenvectors of the Laplacian"
+        "--positions", type=int, default=15, help="k, positions of a node"
     )
     parser.add_argument(
         "--layout",
@@ -221,7 +225,7 @@ def run(args):
         for c in grid(args.model, args.positions)
     ]
     # the baselines have no use for positions
-    k = args.positions if args.model == "et" else 0
+    k = args.positions if args.model.startswith("et") else 0
 
     def keep(f, model):
         if args.weights:

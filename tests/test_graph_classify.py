@@ -40,6 +40,7 @@ from et_nbdev.graph.sets import (
     _laplacian_positions,
     _learn_encoding,
     _make_buckets,
+    _return_probabilities,
     load_graphs,
 )
 from et_nbdev.testing import assert_close, assert_descends
@@ -417,6 +418,51 @@ def test_noise_signs_and_dropout_are_for_training_alone():
     bare = dense._replace(positions=dense.positions[..., :0])
     model = make(replace(quiet, num_positions=0))
     assert_close(train_call(model, bare, 1), call(model, bare), rtol=1e-6)
+
+
+def test_a_readout_of_every_block_sums_over_the_nodes(x64):
+    dense, sparse = prepared()
+    config = replace(SMALL, noise=0.0, readout="every", dropout=0.0)
+    model = build(config)
+    assert not hasattr(model, "head") and len(model.heads) == 3
+    want, x = 0.0, model.tokens(dense)
+    pairs = model.pairs(x, dense)
+    here = np.asarray(dense.present)
+    for i, head in enumerate(model.heads):
+        nodes = np.where(here[..., None], x[:, 1:], 0).sum(1)
+        want = want + head(jnp.concatenate([x[:, 0], nodes], -1))
+        if i < 2:
+            x = descend(model.blocks[i], x, 2, 0.1, **pairs)[0]
+    assert_close(call(model, dense), want)
+    # padding changes nothing, nor does the layout
+    assert_close(call(model, widen(dense))[: len(want)], want)
+    assert_close(call(model, sparse)[: len(want)], want)
+
+
+def test_returns_have_no_sign_to_flip():
+    dense = jax.tree.map(
+        lambda x: jnp.asarray(x, jnp.float32 if x.dtype == jnp.float64 else x.dtype),
+        prepared()[0],
+    )
+    config = replace(SMALL, noise=0.0, positions="returns")
+    model = GraphClassifier(2, 2, config, num_edge_features=2, rngs=nnx.Rngs(0))
+    assert_close(train_call(model, dense, 0), call(model, dense), rtol=1e-6)
+
+
+def test_training_takes_the_positions_that_the_configuration_names():
+    graphs = load_graphs("rings")[np.arange(60)]
+    fold = _parts(_deal(graphs.labels, 10), 0)
+    config = replace(QUICK, model=replace(SMALL, positions="returns"))
+
+    def losses(positions=None):
+        run = train_classifier(
+            config, graphs, fold, positions=positions, progress=False
+        )
+        return [row["loss"] for row in run.history]
+
+    own = losses()
+    assert own == losses(_return_probabilities(graphs, 3))
+    assert own != losses(_laplacian_positions(graphs, 3))
 
 
 def test_noise_is_that_of_equation_26():

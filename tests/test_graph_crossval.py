@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import et_nbdev.graph.crossval as crossval
+from et_nbdev.graph.classify import ClassifyConfig
 from et_nbdev.graph.classify_baselines import GIN, GINConfig
 from et_nbdev.graph.crossval import (
     FitConfig,
@@ -638,6 +639,12 @@ def test_results_are_written_whole_and_read_again(graphs, fold, tmp_path, monkey
     assert same(run(folds=[0])[0], rows[1])  # the same again
     with pytest.raises(ValueError, match="^candidates: at least one"):
         cross_validate(make, graphs, fold, [], **OPTIONS)
+    kinds = [
+        _Candidate(ClassifyConfig(positions=kind), FitConfig())
+        for kind in ("eigenvectors", "returns")
+    ]
+    with pytest.raises(ValueError, match="one kind of positions, got eigenv.*returns"):
+        cross_validate(make, graphs, fold, kinds, **OPTIONS)
     with pytest.raises(
         ValueError, match="^fold: expected one for each of the 60 graphs"
     ):
@@ -722,10 +729,11 @@ def test_the_script_runs_and_shares_folds(tmp_path, capsys, monkeypatch):
         SystemExit, match="the folds kept for rings/10 are not those of these labels"
     ):
         script["fixed_folds"]("rings", np.sort(labels), 10)
-    sizes = {
-        model: len(script["grid"](model, 5)) for model in ("et", "gin", "agnostic")
-    }
+    sizes = {model: len(script["grid"](model, 5)) for model in script["MAKE"]}
+    assert len(sizes) == 4
     assert set(sizes.values()) == {4}, "every model has the same budget of choice"
+    kinds = lambda model: {c.model.positions for c in script["grid"](model, 5)}
+    assert kinds("et") == {"eigenvectors"} and kinds("et-returns") == {"returns"}
     for bad in (
         ["--part", "3/3"],
         ["--folds", "2"],

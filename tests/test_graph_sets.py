@@ -26,6 +26,7 @@ from et_nbdev.graph.sets import (
     _learn_encoding,
     _make_buckets,
     _read_tu,
+    _return_probabilities,
     _take,
     graphs_from_dgl,
     load_graphs,
@@ -621,6 +622,34 @@ def test_positions_are_the_smallest_modes_of_each_graph_alone(seed, large, monke
     np.testing.assert_array_equal(_laplacian_positions(graphs, k), P)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_return_probabilities_are_those_of_a_random_walk(seed):
+    graphs, k = random_set(seed, 12, 9), 7
+    P = _return_probabilities(graphs, k)
+    assert P.dtype == np.float32 and P.shape == (graphs.num_nodes, k)
+    both = graphs.undirected()
+    A = np.zeros((graphs.num_nodes,) * 2)
+    A[both.receivers, both.senders] = 1
+    degree = A.sum(1)
+    walk = A / np.maximum(degree, 1)[:, None]
+    np.testing.assert_allclose(P[:, 0], np.log1p(degree), rtol=1e-6)
+    for t in range(2, k + 1):
+        back = np.diag(np.linalg.matrix_power(walk, t))
+        np.testing.assert_allclose(P[:, t - 1], back, atol=1e-6, err_msg=str(t))
+    # in any order of the nodes of a graph
+    order = np.random.default_rng(seed).permutation(graphs.sizes[0])
+    place = np.arange(graphs.num_nodes)
+    place[: len(order)] = order
+    moved = replace(
+        graphs, senders=place[graphs.senders], receivers=place[graphs.receivers]
+    )
+    np.testing.assert_allclose(_return_probabilities(moved, k)[place], P, atol=1e-6)
+    for few in (0, 1):
+        np.testing.assert_array_equal(_return_probabilities(graphs, few), P[:, :few])
+    with pytest.raises(ValueError, match="k: expected"):
+        _return_probabilities(graphs, -1)
+
+
 def test_positions_of_parts_and_of_almost_nothing():
     triangle = lambda s: [(s, s + 1), (s + 1, s + 2), (s + 2, s)]
     edges = np.array(triangle(0) + triangle(3)).T
@@ -663,9 +692,11 @@ def test_positions_are_kept_and_damage_is_mended(tmp_path, monkeypatch):
     with monkeypatch.context() as m:
         m.setattr(sets, "_laplacian_positions", boom)
         np.testing.assert_array_equal(again(), want)
-        # another k, other edges, a small set
+        m.setattr(sets, "_return_probabilities", boom)
+        # another k, another kind, other edges, a small set
         for other in (
             lambda: again(k=2),
+            lambda: _cached_positions(graphs, 3, "returns", least=1),
             lambda: again(graphs.undirected()),
             lambda: _cached_positions(graphs, 3),
         ):

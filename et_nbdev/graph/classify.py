@@ -273,8 +273,15 @@ def _check_config(c):
         raise ValueError(f"noise: expected a deviation of at least 0, got {c.noise}")
     if not 0 <= c.dropout < 1:
         raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {c.dropout}")
-    if c.strangers not in ("out", "zero"):
-        raise ValueError(f"strangers: expected 'out' or 'zero', got {c.strangers!r}")
+    choices = dict(
+        strangers=("out", "zero"),
+        positions=("eigenvectors", "returns"),
+        readout=("cls", "every"),
+    )
+    for name, known in choices.items():
+        if (given := getattr(c, name)) not in known:
+            expected = " or ".join(map(repr, known))
+            raise ValueError(f"{name}: expected {expected}, got {given!r}")
 
 # %% ../../nbs/24_classification.ipynb #81948978
 @dataclass(frozen=True)
@@ -290,7 +297,7 @@ class ClassifyConfig:
     head_dim: int = _option(16, "Y, width of a head")
     num_memories: int = _option(256, "K, memories of a block; 0 leaves them out")
     num_positions: int = _option(
-        15, "k, eigenvectors of the Laplacian; 0 leaves them out"
+        15, "k, numbers that say where a node stands; 0 leaves them out"
     )
     blocks: int = _option(2, "S, blocks in a stack")
     steps: int = _option(1, "T, steps of the descent in each block")
@@ -310,6 +317,16 @@ class ClassifyConfig:
     dropout: float = _option(0.0, "share of the CLS token that is dropped in training")
     shuffle: bool = _option(
         False, "a new random order of the nodes at every training step"
+    )
+    positions: Literal["eigenvectors", "returns"] = _option(
+        "eigenvectors",
+        "entries in the Laplacian's eigenvectors, or the log of the degree and how"
+        " likely a random walk is back after 2, 3, … steps",
+    )
+    readout: Literal["cls", "every"] = _option(
+        "cls",
+        "CLS after the last block, or CLS and the sum over the nodes at the start and"
+        " after every block",
     )
 
     def __post_init__(self):
@@ -398,6 +415,22 @@ def _of_present(block, path, here: Bool[Array, "..."]) -> Energies:
         energies["memory"] = jnp.sum(memory, -1)
     return energies
 
+# %% ../../nbs/24_classification.ipynb #f831b172
+def _cls_of(x: Float[Array, "... D"], batch) -> Float[Array, "B D"]:
+    "The token CLS of every graph."
+    return x[_places(batch).cls] if isinstance(batch, EdgeBatch) else x[:, 0]
+
+
+def _sum_of_nodes(x: Float[Array, "... D"], batch) -> Float[Array, "B D"]:
+    "The sum over the nodes of every graph that are there."
+    flat = isinstance(batch, EdgeBatch)
+    nodes = x[_places(batch).node] if flat else x[:, 1:]
+    nodes = jnp.where(batch.present[..., None], nodes, jnp.zeros_like(nodes))
+    if not flat:
+        return jnp.sum(nodes, 1)
+    # padding belongs to a graph beyond the last, which is dropped
+    return jax.ops.segment_sum(nodes, batch.graph, len(batch.labels))
+
 # %% ../../nbs/24_classification.ipynb #8d4b37a8
 @signed
 class GraphClassifier(nnx.Module):
@@ -440,7 +473,13 @@ class GraphClassifier(nnx.Module):
             )
             for _ in range(c.blocks)
         )
-        self.head = nnx.Linear(c.dim, num_classes, **options)
+        if c.readout == "cls":
+            self.head = nnx.Linear(c.dim, num_classes, **options)
+        else:
+            self.heads = nnx.List(
+                nnx.Linear(2 * c.dim, num_classes, **options)
+                for _ in range(c.blocks + 1)
+            )
 
     def check(self, batch):
         """Raise ValueError unless the last axes of features, positions and features of
@@ -484,17 +523,30 @@ class GraphClassifier(nnx.Module):
         if rngs is not None and c.shuffle:
             batch = _reorder(batch, rngs.order())
         # an eigenvector's sign means nothing
-        if rngs is not None:
+        if rngs is not None and c.positions == "eigenvectors":
             batch = _flip_signs(batch, rngs.signs())
         x = self.tokens(batch)
         pairs = self.pairs(x, batch)
+        passed = [x]
         for block in self.blocks:
             solver = Euler(c.step_size)
             if rngs is not None and c.noise:
                 solver = Noisy(rngs.noise(), c.step_size, c.noise)
-            x = descend(block, x, c.steps, solver=solver, **pairs)[0]
-        read = x[_places(batch).cls] if isinstance(batch, EdgeBatch) else x[:, 0]
-        return self.head(_drop(read, c.dropout, rngs))
+            passed.append(
+                descend(block, passed[-1], c.steps, solver=solver, **pairs)[0]
+            )
+        return self.read(passed, batch, rngs)
+
+    def read(self, passed: list, batch, rngs: nnx.Rngs | None) -> Float[Array, "B C"]:
+        "Logits, from the tokens at the start and after every block."
+        drop = lambda x: _drop(x, self.config.dropout, rngs)
+        if self.config.readout == "cls":
+            return self.head(drop(_cls_of(passed[-1], batch)))
+        read = (
+            jnp.concatenate([_cls_of(x, batch), _sum_of_nodes(x, batch)], -1)
+            for x in passed
+        )
+        return sum(head(drop(x)) for head, x in zip(self.heads, read))
 
     def energies(self, batch) -> list[Energies]:
         """What each block descends, without noise: energies (T+1, B) of the tokens that
@@ -712,7 +764,7 @@ def train_classifier(
     train, validation, test = fold
     _check_classes(graphs, fold)
     if positions is None:
-        positions = _cached_positions(graphs, c.num_positions)
+        positions = _cached_positions(graphs, c.num_positions, c.positions)
     encoding = _learn_encoding(graphs, train)
     shapes = config.batch_size, config.num_buckets
     supply = _in_layout(config.layout, graphs, encoding, positions, *shapes)

@@ -380,6 +380,11 @@ class _Protocol:
     def __post_init__(self):
         if not self.candidates:
             raise ValueError("candidates: at least one is needed")
+        if len(self.kinds) > 1:
+            raise ValueError(
+                "candidates: expected one kind of positions, got"
+                f" {', '.join(sorted(self.kinds))}"
+            )
         if self.fold.shape != (len(self.graphs),):
             raise ValueError(
                 f"fold: expected one for each of the {len(self.graphs)} graphs, got"
@@ -390,7 +395,13 @@ class _Protocol:
 
     @cached_property
     def positions(self) -> Float32[np.ndarray, "N k"]:
-        return _cached_positions(self.graphs, self.k)
+        return _cached_positions(self.graphs, self.k, *self.kinds)
+
+    @property
+    def kinds(self) -> set[str]:
+        "Of the positions that the candidates want."
+        wanted = (getattr(c.model, "positions", None) for c in self.candidates)
+        return {kind or "eigenvectors" for kind in wanted}
 
     @property
     def epochs(self) -> int:

@@ -151,7 +151,8 @@ def _probabilities(
         labels=np.full(len(graphs), -1),
         classes=np.array(kept.about["classes"], np.int64),
     )
-    positions = _cached_positions(graphs, kept.model.config.num_positions)
+    c = kept.model.config
+    positions = _cached_positions(graphs, c.num_positions, c.positions)
     sizes = config.batch_size, config.num_buckets
     supply = _in_layout(config.layout, blank, kept.encoding, positions, *sizes)
     logits = _predict_logits(kept.model, supply, np.arange(len(graphs)))
@@ -169,6 +170,8 @@ class _ClassifierParams(_Estimator):
     head_dim: int = ClassifyConfig.head_dim
     num_memories: int = ClassifyConfig.num_memories
     num_positions: int = ClassifyConfig.num_positions
+    positions: Literal["eigenvectors", "returns"] = ClassifyConfig.positions
+    readout: Literal["cls", "every"] = ClassifyConfig.readout
     blocks: int = ClassifyConfig.blocks
     steps: int = ClassifyConfig.steps
     step_size: float = ClassifyConfig.step_size

@@ -991,17 +991,47 @@ def _laplacian_positions(graphs: GraphSet, k: int = 15) -> Float32[np.ndarray, "
         taken[i] += 1
     return positions
 
+# %% ../../nbs/20b_graph_sets.ipynb #18a8d7b4
+def _return_probabilities(graphs: GraphSet, k: int = 15) -> Float32[np.ndarray, "N k"]:
+    r"""For every node $\log(1+\text{degree})$, then the probabilities that a random walk
+    from it is back after 2, 3, …, k steps.
+
+    A node without neighbors has zeros. Edges count in both directions, once. Raises
+    ValueError for negative k.
+    """
+    from scipy.sparse import csr_array
+
+    check_sizes(0, k=k)
+    both, N = graphs.undirected(), graphs.num_nodes
+    degree = np.bincount(both.receivers, minlength=N)
+    root = np.maximum(degree, 1) ** -0.5
+    values = root[both.receivers] * root[both.senders]
+    S = csr_array((values, (both.receivers, both.senders)), shape=(N, N))
+    found = np.zeros((N, k), np.float32)
+    found[:, :1] = np.log1p(degree)[:, None]
+    for start, end in zip(graphs.start, graphs.start[1:]):
+        one = S[start:end, start:end]
+        before, power = np.eye(end - start), one.toarray()  # S⁰ and S¹
+        for t in range(2, k + 1):
+            if t % 2:  # S^t of an odd t from the two powers around its half
+                before, power = power, one @ power
+            found[start:end, t - 1] = (power * (before if t % 2 else power)).sum(1)
+    return found
+
 # %% ../../nbs/20b_graph_sets.ipynb #5f12f4e9
-# to be raised with every change of what `laplacian_positions` gives
+_POSITIONS = {
+    "eigenvectors": lambda graphs, k: _laplacian_positions(graphs, k),
+    "returns": lambda graphs, k: _return_probabilities(graphs, k),
+}
+# to be raised with every change of what one of these gives
 _POSITIONS_VERSION = 1
 
 
-def _positions_file(graphs: GraphSet, k: int) -> Path:
+def _positions_file(graphs: GraphSet, k: int, kind: str) -> Path:
     "Where positions of these edges are kept."
+    numbers = _POSITIONS_VERSION, k, [*_POSITIONS].index(kind)
     digest = hashlib.sha256(
-        np.concatenate(
-            [[_POSITIONS_VERSION, k], graphs.start, graphs.senders, graphs.receivers]
-        )
+        np.concatenate([numbers, graphs.start, graphs.senders, graphs.receivers])
         .astype("<i8")
         .tobytes()
     ).hexdigest()[:24]
@@ -1009,15 +1039,18 @@ def _positions_file(graphs: GraphSet, k: int) -> Path:
 
 # %% ../../nbs/20b_graph_sets.ipynb #b2472313
 def _cached_positions(
-    graphs: GraphSet, k: int = 15, least: int = 2**14
+    graphs: GraphSet,
+    k: int = 15,
+    kind: Literal["eigenvectors", "returns"] = "eigenvectors",
+    least: int = 2**14,
 ) -> Float32[np.ndarray, "N k"]:
-    """`laplacian_positions`, for sets of at least so many nodes kept in
+    """Positions of a kind, for sets of at least so many nodes kept in
     ~/.cache/et_nbdev/positions. A file that is damaged is made anew; one that cannot be
     written is done without.
     """
     if graphs.num_nodes < least:
-        return _laplacian_positions(graphs, k)
-    path = _positions_file(graphs, k)
+        return _POSITIONS[kind](graphs, k)
+    path = _positions_file(graphs, k, kind)
     try:
         kept = _read_npz(path).get("positions")
         if (
@@ -1028,7 +1061,7 @@ def _cached_positions(
             return kept
     except (OSError, ValueError):
         pass
-    positions = _laplacian_positions(graphs, k)
+    positions = _POSITIONS[kind](graphs, k)
     try:
         with _atomic_write(path) as temporary, open(temporary, "wb") as f:
             np.savez(f, positions=positions)
