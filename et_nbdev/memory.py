@@ -10,11 +10,11 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ._checks import at_least_float32, check_positive, check_sizes, signed
+from ._block_checks import check_memory
+from ._checks import at_least_float32, signed
 from .energy import Energy
 
 # %% ../nbs/04_memory.ipynb #1e65440e
@@ -34,20 +34,6 @@ def _energy_and_hidden(
     n, r = 2.0 if activation == "relu" else power, jax.nn.relu(a)
     h = r if n == 2 else r ** (n - 1)
     return -jnp.sum(h * r, -1) / n, h
-
-# %% ../nbs/04_memory.ipynb #6a9a5c3d
-def _check_memory(dim, num_memories, activation, power, beta):
-    """Raise ValueError, naming the argument, unless a `HopfieldMemory` can be made of
-    these.
-    """
-    check_sizes(dim=dim, num_memories=num_memories)
-    if activation not in ("relu", "power", "softmax"):
-        raise ValueError(
-            f"activation: expected 'relu', 'power' or 'softmax', got {activation!r}"
-        )
-    if not (np.ndim(power) == 0 and 2 <= power < np.inf):
-        raise ValueError(f"power: expected a finite number ≥ 2, got {power}")
-    check_positive(beta=beta)
 
 # %% ../nbs/04_memory.ipynb #ee5bace2
 @signed
@@ -80,7 +66,7 @@ class HopfieldMemory(Energy):
         param_dtype=jnp.float32,
         rngs: nnx.Rngs,
     ):
-        _check_memory(dim, num_memories, activation, power, beta)
+        check_memory(dim, num_memories, activation, power, beta)
         self.dim, self.num_memories, self.activation = dim, num_memories, activation
         self.power, self.beta, self.dtype = float(power), float(beta), dtype
         init = nnx.initializers.normal(dim**-0.5 if init_scale is None else init_scale)
