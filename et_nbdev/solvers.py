@@ -30,12 +30,7 @@ from et_nbdev._solver_checks import (
     _PerSample,
 )
 from .block import Block
-from et_nbdev.dynamics import (
-    Look,
-    Solver,
-    View,
-    _step,
-)
+from .dynamics import Look, Solver, View, _step
 from .energy import Energies, _depth
 
 # %% ../nbs/06b_solvers.ipynb #e0276c23
