@@ -16,15 +16,15 @@ from flax import nnx
 from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
 
 from ._checks import check_sizes
-from .block import Block
-from et_nbdev.dynamics import (
-    Solver,
+from et_nbdev._solver_checks import (
     _check_all_positive,
     _check_block,
     _check_range,
     _frozen_pytree,
     _per_sample,
 )
+from .block import Block
+from .dynamics import Solver
 from .norm import EnergyLayerNorm, _turning
 from et_nbdev.solvers import (
     _LONGEST,

@@ -19,11 +19,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from ._checks import at_least_float32, check_sizes, check_tokens, signed
-from .block import Block
-from et_nbdev.dynamics import (
-    Look,
-    Solver,
-    View,
+from et_nbdev._solver_checks import (
     _check_all_positive,
     _check_block,
     _check_per_sample,
@@ -32,8 +28,9 @@ from et_nbdev.dynamics import (
     _frozen_pytree,
     _per_sample,
     _PerSample,
-    _step,
 )
+from .block import Block
+from .dynamics import Look, Solver, View, _step
 from .energy import Energies, _depth
 
 # %% ../nbs/06b_solvers.ipynb #e0276c23

@@ -16,8 +16,9 @@ from flax import nnx
 from jaxtyping import Array, ArrayLike, Float
 
 from .._checks import check_sizes, signed
+from .._solver_checks import _check_all_positive
 from ..block import Block
-from ..dynamics import _check_all_positive, descend
+from ..dynamics import descend
 from ..energy import ExternalField
 from ..equilibria import equilibrium
 from ..solvers import Anderson, Backtracking, Schedule, solve
