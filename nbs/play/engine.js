@@ -1,0 +1,328 @@
+// The Energy Transformer for pictures, as far as a browser needs it: weights from a
+// safetensors file, the energies of the tokens, one step downhill, and back to pixels.
+// Arrays are Float32Array, row by row; the names are those of the Python library.
+
+const EPS = 1e-5; // of the layer norm and of normalized heads
+
+// --- weights ---
+
+function fromHalf(bits) {
+  const sign = bits & 0x8000 ? -1 : 1;
+  const exponent = (bits >> 10) & 31;
+  const fraction = bits & 1023;
+  if (exponent === 0) return sign * fraction * 2 ** -24;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
+}
+
+/** Tensors by name and the model's configuration, from the bytes of a file. */
+export function readSafetensors(buffer) {
+  const view = new DataView(buffer);
+  const size = Number(view.getBigUint64(0, true));
+  const text = new TextDecoder().decode(new Uint8Array(buffer, 8, size));
+  const { __metadata__: about, ...entries } = JSON.parse(text);
+  const tensors = {};
+  for (const [name, { dtype, shape, data_offsets }] of Object.entries(entries)) {
+    const [start, end] = data_offsets.map((offset) => 8 + size + offset);
+    const bytes = buffer.slice(start, end);
+    if (dtype === "F32") tensors[name] = { shape, data: new Float32Array(bytes) };
+    else if (dtype === "F16")
+      tensors[name] = { shape, data: Float32Array.from(new Uint16Array(bytes), fromHalf) };
+    else throw new Error(`${name}: expected F32 or F16, got ${dtype}`);
+  }
+  return { tensors, config: JSON.parse(about.meta).config.model };
+}
+
+// --- matrix products ---
+
+/** out += A B, with A (m, k), B (k, n) and out (m, n). */
+function multiply(out, A, B, m, k, n) {
+  for (let i = 0; i < m; i++)
+    for (let l = 0; l < k; l++) {
+      const a = A[i * k + l];
+      if (a === 0) continue;
+      const row = i * n;
+      const from = l * n;
+      for (let j = 0; j < n; j++) out[row + j] += a * B[from + j];
+    }
+}
+
+function transposed(A, m, n) {
+  const out = new Float32Array(m * n);
+  for (let i = 0; i < m; i++) for (let j = 0; j < n; j++) out[j * m + i] = A[i * n + j];
+  return out;
+}
+
+// --- parts of the model ---
+
+const softplus = (rho) => (rho > 20 ? rho : Math.log1p(Math.exp(rho)));
+
+/** γ (x − mean) / std + δ for every token of width D. */
+function layerNorm(x, gamma, delta, D) {
+  const g = new Float32Array(x.length);
+  for (let at = 0; at < x.length; at += D) {
+    let mean = 0;
+    let square = 0;
+    for (let i = 0; i < D; i++) mean += x[at + i] / D;
+    for (let i = 0; i < D; i++) square += (x[at + i] - mean) ** 2 / D;
+    const scale = gamma / Math.sqrt(square + EPS);
+    for (let i = 0; i < D; i++) g[at + i] = scale * (x[at + i] - mean) + delta[i];
+  }
+  return g;
+}
+
+/** Divide every row of length Y by its root mean square; returns these. */
+function normalizeRows(w, Y) {
+  const roots = new Float32Array(w.length / Y);
+  for (let n = 0; n < roots.length; n++) {
+    let square = 0;
+    for (let i = 0; i < Y; i++) square += w[n * Y + i] ** 2 / Y;
+    roots[n] = Math.sqrt(square + EPS);
+    for (let i = 0; i < Y; i++) w[n * Y + i] /= roots[n];
+  }
+  return roots;
+}
+
+/** The Jacobian of that division, applied to the pulls in place. */
+function throughNormalization(pull, rows, roots, Y) {
+  for (let n = 0; n < roots.length; n++) {
+    let along = 0;
+    for (let i = 0; i < Y; i++) along += (pull[n * Y + i] * rows[n * Y + i]) / Y;
+    for (let i = 0; i < Y; i++)
+      pull[n * Y + i] = (pull[n * Y + i] - rows[n * Y + i] * along) / roots[n];
+  }
+}
+
+/** Soft match of every query of a head, and its pulls: −β⁻¹ Σ log Σ exp(β K·Q + b). */
+function attend(Q, K, beta, bias, N, Y, selfAttention) {
+  const pullQ = new Float32Array(N * Y);
+  const pullK = new Float32Array(N * Y);
+  const P = new Float32Array(N);
+  let energy = 0;
+  for (let c = 0; c < N; c++) {
+    let top = -Infinity;
+    for (let b = 0; b < N; b++) {
+      P[b] = -Infinity;
+      if (b === c && !selfAttention) continue;
+      let score = 0;
+      for (let i = 0; i < Y; i++) score += K[b * Y + i] * Q[c * Y + i];
+      P[b] = beta * score + (bias ? bias(c, b) : 0);
+      if (P[b] > top) top = P[b];
+    }
+    let sum = 0;
+    for (let b = 0; b < N; b++) sum += P[b] = Math.exp(P[b] - top);
+    energy -= (top + Math.log(sum)) / beta;
+    for (let b = 0; b < N; b++) {
+      const p = P[b] / sum;
+      if (p === 0) continue;
+      for (let i = 0; i < Y; i++) {
+        pullQ[c * Y + i] += p * K[b * Y + i];
+        pullK[b * Y + i] += p * Q[c * Y + i];
+      }
+    }
+  }
+  return { energy, pullQ, pullK };
+}
+
+// --- the model ---
+
+export class ImageEnergyTransformer {
+  constructor({ tensors, config }) {
+    if (config.block !== "energy" || config.activation !== "relu")
+      throw new Error("expected an energy block with ReLU memories");
+    const get = (name) => tensors[`params.${name}`]?.data;
+    const [D, H, Y] = [config.dim, config.num_heads, config.head_dim];
+    this.config = config;
+    this.side = config.image_size / config.patch_size;
+    this.N = this.side ** 2;
+    this.P = config.patch_size ** 2 * config.channels;
+    this.get = get;
+    this.gamma = softplus(get("block.norm.rho")[0]);
+    const own = config.shared_norm ? "block.norm" : "norm";
+    this.last = { gamma: softplus(get(`${own}.rho`)[0]), delta: get(`${own}.delta`) };
+    this.heads = Array.from({ length: H }, (_, h) => {
+      const part = (name) => get(name).subarray(h * D * Y, (h + 1) * D * Y);
+      const Wq = part("block.attention.Wq");
+      const Wk = part("block.attention.Wk");
+      const WqT = transposed(Wq, D, Y);
+      const WkT = transposed(Wk, D, Y);
+      return { Wq, Wk, WqT, WkT, beta: this.betaOf(h), bias: this.biasOf(h) };
+    });
+    this.xiT = transposed(get("block.memory.xi"), config.num_memories, D);
+    const negative = (config.negative_memories ?? 0) * config.num_memories;
+    this.numPositive = config.num_memories - Math.round(negative);
+  }
+
+  betaOf(head) {
+    const { beta, head_dim, learn_beta } = this.config;
+    if (!learn_beta) return beta ?? head_dim ** -0.5;
+    const learned = this.get("block.attention.log_beta");
+    return Math.exp(learned[learned.length > 1 ? head : 0]);
+  }
+
+  /** The bias of a score by the relative position of query and key, if there is one. */
+  biasOf(head) {
+    const table = this.get("block.attention.positions.table");
+    if (!table) return null;
+    const side = this.side;
+    const wide = 2 * side - 1;
+    const offset = (c, b) => c - b + side - 1;
+    return (c, b) => {
+      const row = offset(Math.floor(c / side), Math.floor(b / side));
+      return table[(head * wide + row) * wide + offset(c % side, b % side)];
+    };
+  }
+
+  /** Tokens at t = 0 (N, D), from patches (N, P); `masked[n]` patches are not seen. */
+  encode(patches, masked) {
+    const { N, P } = this;
+    const D = this.config.dim;
+    const x = new Float32Array(N * D);
+    multiply(x, patches, this.get("encoder.kernel"), N, P, D);
+    const bias = this.get("encoder.bias");
+    const mask = this.get("mask_token");
+    const positions = this.get("positions");
+    for (let n = 0; n < N; n++)
+      for (let i = 0; i < D; i++) {
+        const at = n * D + i;
+        x[at] = (masked[n] ? mask[i] : x[at] + bias[i]) + positions[at];
+      }
+    return x;
+  }
+
+  /** Predicted patches (N, P) of tokens at any time. */
+  decode(x) {
+    const { N, P } = this;
+    const D = this.config.dim;
+    const patches = new Float32Array(N * P);
+    const bias = this.get("decoder.bias");
+    for (let n = 0; n < N; n++) patches.set(bias, n * P);
+    const g = layerNorm(x, this.last.gamma, this.last.delta, D);
+    multiply(patches, g, this.get("decoder.kernel"), N, D, P);
+    return patches;
+  }
+
+  /** Energy of the attention, and −∂E/∂g (N, D). */
+  attention(g) {
+    const { N } = this;
+    const { dim: D, head_dim: Y, normalize_heads, self_attention } = this.config;
+    const update = new Float32Array(N * D);
+    let energy = 0;
+    for (const { Wq, Wk, WqT, WkT, beta, bias } of this.heads) {
+      const Q = new Float32Array(N * Y);
+      const K = new Float32Array(N * Y);
+      multiply(Q, g, Wq, N, D, Y);
+      multiply(K, g, Wk, N, D, Y);
+      const roots = normalize_heads ? [normalizeRows(Q, Y), normalizeRows(K, Y)] : null;
+      const found = attend(Q, K, beta, bias, N, Y, self_attention);
+      if (roots) {
+        throughNormalization(found.pullQ, Q, roots[0], Y);
+        throughNormalization(found.pullK, K, roots[1], Y);
+      }
+      multiply(update, found.pullQ, WqT, N, Y, D);
+      multiply(update, found.pullK, WkT, N, Y, D);
+      energy += found.energy;
+    }
+    return { energy, update };
+  }
+
+  /** Energy of the memories, and −∂E/∂g (N, D). */
+  memory(g) {
+    const { N, xiT, numPositive } = this;
+    const { dim: D, num_memories: K } = this.config;
+    const hidden = new Float32Array(N * K);
+    multiply(hidden, g, xiT, N, D, K);
+    const threshold = this.get("block.memory.threshold");
+    let energy = 0;
+    for (let at = 0; at < hidden.length; at++) {
+      const mu = at % K;
+      const r = Math.max(0, hidden[at] + (threshold ? threshold[mu] : 0));
+      const sign = mu < numPositive ? 1 : -1;
+      energy -= (sign * r * r) / 2;
+      hidden[at] = sign * r;
+    }
+    const update = new Float32Array(N * D);
+    multiply(update, hidden, this.get("block.memory.xi"), N, K, D);
+    return { energy, update };
+  }
+
+  /** g, both energies, and the update of each: all that is known at x. */
+  look(x) {
+    const g = layerNorm(x, this.gamma, this.get("block.norm.delta"), this.config.dim);
+    return { g, attention: this.attention(g), memory: this.memory(g) };
+  }
+
+  /** The next state from `look(x)`; both terms count as `weights` says. */
+  step(x, seen, t, weights = { attention: 1, memory: 1 }) {
+    const D = this.config.dim;
+    const next = new Float32Array(x.length);
+    for (let n = 0; n < this.N; n++) {
+      const alpha = this.stepSize(seen.g.subarray(n * D, (n + 1) * D), t);
+      for (let at = n * D; at < (n + 1) * D; at++)
+        next[at] =
+          x[at] +
+          alpha *
+            (weights.attention * seen.attention.update[at] +
+              weights.memory * seen.memory.update[at]);
+    }
+    return next;
+  }
+
+  /** α of a token at step t: the configuration's, or learned, with a gate. */
+  stepSize(g, t) {
+    const sizes = this.get("solver.log_alpha");
+    if (!sizes) return this.config.step_size;
+    const alpha = Math.exp(sizes[Math.min(t, sizes.length - 1)]);
+    const w = this.get("solver.w");
+    if (!w) return alpha;
+    let open = this.get("solver.b")[0];
+    for (let i = 0; i < w.length; i++) open += w[i] * g[i];
+    return alpha / (1 + Math.exp(-open));
+  }
+
+  /** Everything on the way: T + 1 energies and pictures (S, S, C) in [0, 1]. */
+  descend(pixels, masked, steps = this.config.steps, weights = undefined) {
+    let x = this.encode(this.patchify(pixels), masked);
+    const path = [];
+    for (let t = 0; t <= steps; t++) {
+      const seen = this.look(x);
+      const energies = { attention: seen.attention.energy, memory: seen.memory.energy };
+      path.push({ energies, pixels: this.completed(pixels, masked, this.decode(x)) });
+      if (t < steps) x = this.step(x, seen, t, weights);
+    }
+    return path;
+  }
+
+  // --- pixels ---
+
+  /** Where number i of patch n stands in a picture (S, S, C). */
+  place(n, i) {
+    const { patch_size: p, channels: C, image_size: S } = this.config;
+    const row = Math.floor(n / this.side) * p + Math.floor(i / (p * C));
+    const column = (n % this.side) * p + (Math.floor(i / C) % p);
+    return (row * S + column) * C + (i % C);
+  }
+
+  patchify(pixels) {
+    const { mean, std, channels: C } = this.config;
+    const of = (values, i) => values[values.length > 1 ? i % C : 0];
+    const patches = new Float32Array(this.N * this.P);
+    for (let n = 0; n < this.N; n++)
+      for (let i = 0; i < this.P; i++)
+        patches[n * this.P + i] = (pixels[this.place(n, i)] - of(mean, i)) / of(std, i);
+    return patches;
+  }
+
+  /** The picture with its masked patches filled in. */
+  completed(pixels, masked, patches) {
+    const { mean, std, channels: C } = this.config;
+    const of = (values, i) => values[values.length > 1 ? i % C : 0];
+    const out = Float32Array.from(pixels);
+    for (let n = 0; n < this.N; n++)
+      for (let i = 0; masked[n] && i < this.P; i++) {
+        const value = patches[n * this.P + i] * of(std, i) + of(mean, i);
+        out[this.place(n, i)] = Math.min(1, Math.max(0, value));
+      }
+    return out;
+  }
+}

@@ -1,0 +1,55 @@
+"""The weights that ship with the library in half precision, for the page that runs them
+in a browser: nbs/play/NAME.safetensors.
+
+    python scripts/browser_models.py
+"""
+
+import json
+import struct
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from et_nbdev.training.checkpoint import _atomic_write
+
+NAMES = ("tiny-imagenet",)
+OUT = Path(__file__).resolve().parent.parent / "nbs/play"
+
+
+def halved(content: bytes) -> bytes:
+    "A safetensors file of float32 arrays as one of float16 arrays."
+    size = struct.unpack("<Q", content[:8])[0]
+    header, data, parts, end = (
+        json.loads(content[8 : 8 + size]),
+        content[8 + size :],
+        [],
+        0,
+    )
+    # the digest is that of the other file
+    about = {"meta": header.pop("__metadata__")["meta"]}
+    for entry in header.values():
+        start, stop = entry["data_offsets"]
+        values = np.frombuffer(data[start:stop], np.dtype("<f4")).astype("<f2")
+        if not np.isfinite(values).all():
+            raise ValueError("a weight does not fit into half precision")
+        parts.append(values.tobytes())
+        entry |= dict(dtype="F16", data_offsets=[end, end + len(parts[-1])])
+        end += len(parts[-1])
+    text = json.dumps({"__metadata__": about, **header}).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + b"".join(parts)
+
+
+def main():
+    OUT.mkdir(exist_ok=True)
+    for name in NAMES:
+        source = files("et_nbdev.vision") / "weights" / f"{name}.safetensors"
+        path = OUT / f"{name}.safetensors"
+        with _atomic_write(path) as temporary:
+            temporary.write_bytes(halved(source.read_bytes()))
+        print(path.name, path.stat().st_size // 1000, "kB")
+
+
+if __name__ == "__main__":
+    main()
