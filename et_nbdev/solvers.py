@@ -19,6 +19,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from ._checks import at_least_float32, check_sizes, check_tokens, signed
+from ._inheritance import _depth
 from .block import Block
 from et_nbdev.dynamics import (
     Look,
@@ -34,7 +35,7 @@ from et_nbdev.dynamics import (
     _PerSample,
     _step,
 )
-from .energy import Energies, _depth
+from .energy import Energies
 
 # %% ../nbs/06b_solvers.ipynb #e0276c23
 @_frozen_pytree
