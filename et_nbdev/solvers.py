@@ -19,6 +19,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from ._checks import at_least_float32, check_sizes, check_tokens, signed
+from ._inheritance import _depth
 from et_nbdev._solver_checks import (
     _check_all_positive,
     _check_block,

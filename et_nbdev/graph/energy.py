@@ -19,10 +19,10 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Integer
 
 from .._checks import at_least_float32, check_sizes, signed
+from .._scores import _centered
 from et_nbdev.attention import (
     EnergyAttention,
     RelativeDistances,
-    _centered,
     _normalize_heads,
     _through_normalization,
 )
