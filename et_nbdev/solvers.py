@@ -32,7 +32,7 @@ from et_nbdev._solver_checks import (
 )
 from .block import Block
 from .dynamics import Look, Solver, View, _step
-from .energy import Energies, _depth
+from .energy import Energies
 
 # %% ../nbs/06b_solvers.ipynb #e0276c23
 @_frozen_pytree

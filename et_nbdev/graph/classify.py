@@ -546,7 +546,7 @@ class GraphClassifier(nnx.Module):
             jnp.concatenate([_cls_of(x, batch), _sum_of_nodes(x, batch)], -1)
             for x in passed
         )
-        return sum(head(drop(x)) for head, x in zip(self.heads, read))
+        return jnp.stack([h(drop(x)) for h, x in zip(self.heads, read)]).sum(0)
 
     def energies(self, batch) -> list[Energies]:
         """What each block descends, without noise: energies (T+1, B) of the tokens that

@@ -993,8 +993,8 @@ def _laplacian_positions(graphs: GraphSet, k: int = 15) -> Float32[np.ndarray, "
 
 # %% ../../nbs/20b_graph_sets.ipynb #18a8d7b4
 def _return_probabilities(graphs: GraphSet, k: int = 15) -> Float32[np.ndarray, "N k"]:
-    r"""For every node $\log(1+\text{degree})$, then the probabilities that a random walk
-    from it is back after 2, 3, …, k steps.
+    r"""For every node $\log(1+\text{degree})$, then how likely a random walk from it
+    is back after 2, 3, …, k steps.
 
     A node without neighbors has zeros. Edges count in both directions, once. Raises
     ValueError for negative k.
