@@ -113,13 +113,7 @@ def animate(
         rgb = np.asarray(fig.canvas.buffer_rgba())[..., :3]
         pictures.append(Picture.fromarray(rgb.copy()))
     plt.close(fig)
-    # one palette for all frames, from the first and the last
-    ends = np.concatenate([np.asarray(pictures[0]), np.asarray(pictures[-1])])
-    palette = Picture.fromarray(ends).quantize(256)
-    colors = np.reshape(palette.getpalette(), (-1, 3))
-    colors[colors.sum(1).argmax()] = 255  # nearly white becomes white
-    palette.putpalette(colors.ravel().tolist())
-    first, *rest = (p.quantize(palette=palette, dither=0) for p in pictures)
+    first, *rest = pictures
     stay = [1000 / fps] * (frames - 1) + [1000 * hold]
     file = io.BytesIO()
     options = dict(save_all=True, append_images=rest, loop=0, duration=stay)
