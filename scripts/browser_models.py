@@ -1,5 +1,6 @@
-"""The weights that ship with the library in half precision, for the page that runs them
-in a browser: nbs/play/NAME.safetensors.
+"""What the page that runs a model in a browser loads, into nbs/play: the weights that
+ship with the library in half precision, NAME.safetensors, and photographs.png, six
+photographs side by side.
 
     python scripts/browser_models.py
 """
@@ -10,8 +11,10 @@ from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from et_nbdev.training.checkpoint import _atomic_write
+from et_nbdev.vision.data import photographs
 
 NAMES = ("tiny-imagenet",)
 OUT = Path(__file__).resolve().parent.parent / "nbs/play"
@@ -49,6 +52,8 @@ def main():
         with _atomic_write(path) as temporary:
             temporary.write_bytes(halved(source.read_bytes()))
         print(path.name, path.stat().st_size // 1000, "kB")
+    sheet = np.concatenate(list(photographs(64)), axis=1)
+    Image.fromarray(sheet).save(OUT / "photographs.png", optimize=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """The browser's engine computes what the library computes."""
 
 import json
+import os
+import re
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
@@ -123,9 +126,130 @@ def test_a_shipped_model_in_half_precision(tmp_path):
     print(f"{found['stepsPerSecond']:.1f} steps per second")
 
 
+def test_the_page_has_the_weights_that_ship_with_the_library():
+    "After a change of these: python scripts/browser_models.py"
+    script = runpy.run_path(str(ROOT / "scripts/browser_models.py"))
+    for name in script["NAMES"]:
+        shipped = ROOT / f"et_nbdev/vision/weights/{name}.safetensors"
+        there = ROOT / f"nbs/play/{name}.safetensors"
+        assert there.read_bytes() == script["halved"](shipped.read_bytes())
+
+
 def test_a_model_it_cannot_run_is_refused(tmp_path):
     c = ImageConfig(**TINY | dict(activation="softmax"))
     path = tmp_path / "model.safetensors"
     save_model(path, ImageEnergyTransformer(c, rngs=nnx.Rngs(0)))
     with pytest.raises(AssertionError, match="expected an energy block with ReLU"):
         in_the_browser(path, tmp_path, np.zeros((12, 12, 3)), np.zeros(16, bool), 1)
+
+
+# --- in a real browser
+
+PAGE = """<!doctype html><meta name=viewport content="width=device-width">
+<link rel=stylesheet href="play/play.css"><body>
+<div class="et-play">What stands here without JavaScript.</div>
+<script type=module>import "./play/play.js"</script>"""
+SITE = "http://play.test/"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync = pytest.importorskip("playwright.sync_api").sync_playwright
+    names = os.environ.get("CHROME") or "chromium", "chromium-browser", "google-chrome"
+    chrome = next(filter(None, map(shutil.which, names)), None)
+    if chrome is None:
+        pytest.skip("needs a Chromium, on the PATH or named by CHROME")
+    with sync() as play:
+        browser = play.chromium.launch(executable_path=chrome, chromium_sandbox=False)
+        yield browser
+        browser.close()
+
+
+def opened(browser, width: int, missing: str = "nothing"):
+    "The page in a window of that width, without the file `missing`."
+    page = browser.new_page(viewport=dict(width=width, height=900))
+    page.faults = []
+    page.on("pageerror", lambda error: page.faults.append(str(error)))
+
+    def answer(route):
+        path = route.request.url.removeprefix(SITE)
+        if not path:
+            return route.fulfill(body=PAGE, content_type="text/html")
+        file = ROOT / "nbs" / path
+        if file.name == missing or not file.is_file():
+            return route.fulfill(status=404)
+        return route.fulfill(path=file)
+
+    page.route(SITE + "**", answer)
+    page.goto(SITE)
+    return page
+
+
+def said(page, text: str):
+    page.wait_for_function(
+        "text => document.querySelector('.play-status')?.textContent.includes(text)",
+        arg=text,
+        timeout=120_000,
+    )
+    return page.inner_text(".play-status")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_picture_is_completed_in_a_browser(browser, width, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    page = opened(browser, width)
+    assert "32 of 64 patches hidden" in said(page, "t = 6:")
+    assert page.locator(".play-pictures button").count() == 6
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    # a patch is hidden or shown by a press, and by the keyboard
+    canvas = page.locator(".play-picture > canvas")
+    hidden = lambda: int(re.search(r"(\d+) of 64", page.inner_text(".play-status"))[1])
+    counts = [hidden()]
+    canvas.click(position=dict(x=10, y=10))
+    counts.append(hidden())
+    canvas.press("ArrowRight")
+    canvas.press(" ")
+    counts.append(hidden())
+    assert (np.abs(np.diff(counts)) == 1).all()
+    page.get_by_text("Show all").click()
+    said(page, "0 of 64 patches hidden")
+    page.get_by_text("Hide half").click()
+    said(page, "t = 6: E")
+    # time, beyond the depth of training
+    said_at = lambda t: page.locator("input[type=range]").first.evaluate(
+        "(e, t) => { e.value = t; e.dispatchEvent(new Event('input')); }", t
+    )
+    page.wait_for_function(
+        "document.querySelector('.et-play canvas[aria-label^=Energy]').ariaLabel"
+        ".split(',').length == 14",
+        timeout=120_000,
+    )
+    said_at(12)
+    assert "beyond the 6 steps" in said(page, "t = 12:")
+    # E falls, and less memory is another descent
+    path = lambda: [
+        float(part)
+        for part in page.locator("canvas[aria-label^=Energy]")
+        .get_attribute("aria-label")
+        .split(": ")[1]
+        .split(", ")
+    ]
+    assert (np.diff(path()) < 0).all()
+    # one's own picture, and a file that is none
+    image.fromarray(photographs(90)[3][:, 10:]).save(tmp_path / "own.png")
+    (tmp_path / "none.png").write_bytes(b"no picture")
+    chooser = page.locator("input[type=file]")
+    before = path()
+    chooser.set_input_files(tmp_path / "own.png")
+    said(page, "t = 6: E")
+    assert path() != before
+    chooser.set_input_files(tmp_path / "none.png")
+    said(page, "none.png is not a picture")
+    assert page.faults == []
+    page.close()
+
+
+def test_weights_that_cannot_be_had_are_said(browser):
+    page = opened(browser, 1280, missing="tiny-imagenet.safetensors")
+    assert "could not be loaded (404)" in said(page, "could not be loaded")
+    page.close()

@@ -35,16 +35,27 @@ export function readSafetensors(buffer) {
 
 // --- matrix products ---
 
-/** out += A B, with A (m, k), B (k, n) and out (m, n). */
+/** out += A B, with A (m, k), B (k, n) and out (m, n): four rows of B at a time. */
 function multiply(out, A, B, m, k, n) {
-  for (let i = 0; i < m; i++)
-    for (let l = 0; l < k; l++) {
-      const a = A[i * k + l];
-      if (a === 0) continue;
-      const row = i * n;
-      const from = l * n;
-      for (let j = 0; j < n; j++) out[row + j] += a * B[from + j];
+  for (let i = 0; i < m; i++) {
+    const row = i * n;
+    let l = 0;
+    for (; l + 3 < k; l += 4) {
+      const at = i * k + l;
+      const a = A[at];
+      const b = A[at + 1];
+      const c = A[at + 2];
+      const d = A[at + 3];
+      if (a === 0 && b === 0 && c === 0 && d === 0) continue; // memories at rest
+      let from = l * n;
+      for (let j = row; j < row + n; j++, from++)
+        out[j] += a * B[from] + b * B[from + n] + c * B[from + 2 * n] + d * B[from + 3 * n];
     }
+    for (; l < k; l++) {
+      const a = A[i * k + l];
+      for (let j = 0; j < n; j++) out[row + j] += a * B[l * n + j];
+    }
+  }
 }
 
 function transposed(A, m, n) {

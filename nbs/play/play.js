@@ -1,0 +1,346 @@
+// Something to play with: hide patches of a photograph, let the energy fall, and see the
+// picture fill in. Everything runs in this browser; weights are loaded when wanted.
+
+import { ImageEnergyTransformer, readSafetensors } from "./engine.js";
+
+const HERE = new URL(".", import.meta.url);
+const HIDDEN = "#c8a2c8";
+const STEPS = 12; // as far as time can be dragged
+
+/** An element with properties, attributes in `set`, and children. */
+function element(tag, properties = {}, ...children) {
+  const { set = {}, ...rest } = properties;
+  const made = Object.assign(document.createElement(tag), rest);
+  for (const [name, value] of Object.entries(set)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+async function fetched(name) {
+  const answer = await fetch(new URL(name, HERE));
+  if (!answer.ok) throw new Error(`${name} could not be loaded (${answer.status})`);
+  return answer;
+}
+
+/** The six photographs, side by side in one file, as pixels in [0, 1] (S, S, 3). */
+async function photographs(S) {
+  const sheet = await createImageBitmap(await (await fetched("photographs.png")).blob());
+  const count = sheet.width / sheet.height;
+  return Promise.all(Array.from({ length: count }, (_, i) => pixelsOf(sheet, S, i)));
+}
+
+/** The square number `i` of a picture, or its middle, shrunk to S pixels a side. */
+function pixelsOf(picture, S, i = undefined) {
+  const side = Math.min(picture.width, picture.height);
+  const left = i === undefined ? (picture.width - side) / 2 : i * side;
+  const top = (picture.height - side) / 2;
+  const canvas = element("canvas", { width: S, height: S });
+  const context = canvas.getContext("2d");
+  context.imageSmoothingQuality = "high";
+  context.drawImage(picture, left, top, side, side, 0, 0, S, S);
+  const { data } = context.getImageData(0, 0, S, S);
+  return Float32Array.from({ length: S * S * 3 }, (_, at) => {
+    return data[4 * Math.floor(at / 3) + (at % 3)] / 255;
+  });
+}
+
+class Player {
+  constructor(root) {
+    this.net = null;
+    this.path = [];
+    this.t = 0;
+    this.build(root);
+  }
+
+  // --- the page ---
+
+  build(root) {
+    const slider = (label, options, listener) => {
+      const input = element("input", { type: "range", ...options, oninput: listener });
+      const said = element("output", { textContent: options.value });
+      return { input, said, row: element("label", {}, label, input, said) };
+    };
+    const button = (textContent, onclick) => {
+      return element("button", { type: "button", textContent, onclick });
+    };
+    const weight = () => this.descend();
+    this.canvas = element("canvas", {
+      width: 384,
+      height: 384,
+      tabIndex: 0,
+      set: {
+        role: "img",
+        "aria-label": "Photograph in patches. Press to hide or show one; with the keyboard: arrows and space.",
+      },
+    });
+    this.curve = element("canvas", { width: 384, height: 150 });
+    this.curve.setAttribute("role", "img");
+    this.time = slider("time t", { min: 0, max: STEPS, value: 0 }, (e) => {
+      this.playing = false;
+      this.show(+e.target.value);
+    });
+    this.attention = slider("attention ×", { min: 0, max: 2, step: 0.1, value: 1 }, weight);
+    this.memory = slider("memory ×", { min: 0, max: 2, step: 0.1, value: 1 }, weight);
+    const own = element("input", { type: "file", accept: "image/*", hidden: true });
+    own.onchange = () => own.files.length && this.load(own.files[0]);
+    this.pictures = element("div", { className: "play-pictures" });
+    this.status = element("p", { className: "play-status", set: { "aria-live": "polite" } });
+    root.replaceChildren(
+      element("div", { className: "play-picture" }, this.canvas, this.pictures),
+      element(
+        "div",
+        { className: "play-controls" },
+        element(
+          "div",
+          { className: "play-buttons" },
+          button("Let E fall", () => this.descend(true)),
+          button("Hide half", () => this.hideHalf()),
+          button("Show all", () => this.hide(() => false)),
+          button("Own picture …", () => own.click()),
+          own,
+        ),
+        this.time.row,
+        this.attention.row,
+        this.memory.row,
+        this.curve,
+        this.status,
+      ),
+    );
+    this.listen();
+    this.say("Press a patch to hide it, or “Hide half”.");
+  }
+
+  listen() {
+    const patch = ({ offsetX, offsetY }) => {
+      const at = (offset) =>
+        Math.min(this.side - 1, Math.max(0, Math.floor((offset / this.canvas.clientWidth) * this.side)));
+      return at(offsetY) * this.side + at(offsetX);
+    };
+    const toggle = (n) => this.hide((hidden, i) => (i === n ? !hidden : hidden));
+    let drawing = null; // what patches under a moving pointer become
+    this.canvas.onpointerdown = async (event) => {
+      await this.wake();
+      const n = patch(event);
+      drawing = !this.masked[n];
+      toggle(n);
+    };
+    this.canvas.onpointermove = (event) => {
+      if (drawing === null || !event.buttons) return;
+      const n = patch(event);
+      if (this.masked[n] !== drawing) toggle(n);
+    };
+    window.addEventListener("pointerup", () => (drawing = null));
+    const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: "up", ArrowDown: "down" };
+    this.canvas.onkeydown = async (event) => {
+      if (!(event.key in moves) && event.key !== " ") return;
+      event.preventDefault();
+      await this.wake();
+      const step = { up: -this.side, down: this.side }[moves[event.key]] ?? moves[event.key];
+      if (event.key === " ") return toggle(this.cursor);
+      this.cursor = (this.cursor + step + this.net.N) % this.net.N;
+      this.draw();
+    };
+  }
+
+  say(text) {
+    this.status.textContent = text;
+  }
+
+  // --- the model ---
+
+  /** Load weights and photographs, once. */
+  wake() {
+    this.waking ??= this.start().catch((error) => {
+      this.waking = null;
+      this.say(`${error.message}. Is the page opened from a server?`);
+      throw error;
+    });
+    return this.waking;
+  }
+
+  async start() {
+    this.say("Loading the model …");
+    const bytes = await (await fetched("tiny-imagenet.safetensors")).arrayBuffer();
+    this.net = new ImageEnergyTransformer(readSafetensors(bytes));
+    this.side = this.net.side;
+    this.cursor = 0;
+    this.masked = Array(this.net.N).fill(false);
+    const all = await photographs(this.net.config.image_size);
+    all.forEach((pixels, i) => {
+      const name = `photograph ${i + 1}`;
+      const choose = element("button", { type: "button", set: { "aria-label": name } });
+      choose.append(this.thumbnail(pixels));
+      choose.onclick = () => this.choose(pixels);
+      this.pictures.append(choose);
+    });
+    this.choose(all[0]);
+  }
+
+  thumbnail(pixels) {
+    const S = this.net.config.image_size;
+    const canvas = element("canvas", { width: S, height: S });
+    canvas.getContext("2d").putImageData(this.image(pixels), 0, 0);
+    return canvas;
+  }
+
+  async load(file) {
+    await this.wake();
+    try {
+      const picture = await createImageBitmap(file);
+      this.choose(pixelsOf(picture, this.net.config.image_size));
+    } catch {
+      this.say(`${file.name} is not a picture that this browser can read.`);
+    }
+  }
+
+  choose(pixels) {
+    this.pixels = pixels;
+    this.hideHalf();
+  }
+
+  async hideHalf() {
+    await this.wake();
+    const order = Array.from({ length: this.net.N }, (_, n) => [Math.random(), n]);
+    const half = new Set(order.sort(([a], [b]) => a - b).slice(0, this.net.N / 2).map(([, n]) => n));
+    this.hide((_, n) => half.has(n));
+  }
+
+  async hide(rule) {
+    await this.wake();
+    this.masked = this.masked.map(rule);
+    this.descend();
+  }
+
+  /** Start again at t = 0, and from there step by step, one step a frame. */
+  async descend(play = true) {
+    await this.wake();
+    this.x = this.net.encode(this.net.patchify(this.pixels), this.masked);
+    this.path = [];
+    this.playing = play;
+    this.look();
+    this.show(0);
+    cancelAnimationFrame(this.frame);
+    this.frame = requestAnimationFrame(() => this.advance());
+  }
+
+  look() {
+    this.seen = this.net.look(this.x);
+    const { attention, memory } = this.seen;
+    const pixels = this.net.completed(this.pixels, this.masked, this.net.decode(this.x));
+    this.path.push({ attention: attention.energy, memory: memory.energy, pixels });
+  }
+
+  advance() {
+    if (this.path.length > STEPS) return;
+    const weights = { attention: +this.attention.input.value, memory: +this.memory.input.value };
+    this.x = this.net.step(this.x, this.seen, this.path.length - 1, weights);
+    this.look();
+    if (this.playing && this.path.length - 1 <= this.net.config.steps) this.show(this.path.length - 1);
+    else this.drawCurve();
+    this.frame = requestAnimationFrame(() => this.advance());
+  }
+
+  // --- drawing ---
+
+  show(t) {
+    this.t = Math.min(t, this.path.length - 1);
+    this.time.input.value = this.t;
+    for (const { input, said } of [this.time, this.attention, this.memory]) said.textContent = input.value;
+    this.draw();
+    this.drawCurve();
+    const { attention, memory } = this.path[this.t];
+    const E = (attention + memory).toFixed(0).replace("-", "−");
+    const depth = this.net.config.steps;
+    const beyond = this.t > depth ? `, beyond the ${depth} steps it was trained for` : "";
+    const hidden = this.masked.filter(Boolean).length;
+    this.say(`t = ${this.t}: E = ${E}, ${hidden} of ${this.net.N} patches hidden${beyond}`);
+  }
+
+  image(pixels) {
+    const S = this.net.config.image_size;
+    const image = new ImageData(S, S);
+    for (let at = 0; at < S * S; at++) {
+      for (let c = 0; c < 3; c++) image.data[4 * at + c] = 255 * pixels[3 * at + c];
+      image.data[4 * at + 3] = 255;
+    }
+    return image;
+  }
+
+  draw() {
+    const context = this.canvas.getContext("2d");
+    const { width } = this.canvas;
+    const size = width / this.side;
+    const shown = this.path[this.t].pixels;
+    context.imageSmoothingEnabled = false;
+    context.drawImage(this.thumbnail(shown), 0, 0, width, width);
+    const corner = (n) => [(n % this.side) * size, Math.floor(n / this.side) * size];
+    context.lineWidth = 1;
+    this.masked.forEach((hidden, n) => {
+      if (!hidden) return;
+      const [x, y] = corner(n);
+      context.fillStyle = context.strokeStyle = HIDDEN;
+      if (this.t === 0) context.fillRect(x, y, size, size);
+      else context.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
+    });
+    if (document.activeElement === this.canvas) {
+      const [x, y] = corner(this.cursor);
+      context.strokeStyle = "#d55e00";
+      context.lineWidth = 3;
+      context.strokeRect(x + 1.5, y + 1.5, size - 3, size - 3);
+    }
+  }
+
+  /** E and its two terms over time, each from where it started. */
+  drawCurve() {
+    const context = this.curve.getContext("2d");
+    const { width, height } = this.curve;
+    const dark = document.body.classList.contains("quarto-dark");
+    const [left, right, top, bottom] = [10, width - 90, 18, height - 22];
+    const from = this.path[0];
+    const lines = [
+      ["E", dark ? "#ffffff" : "#000000", (p) => p.attention + p.memory - from.attention - from.memory],
+      ["attention", "#0072b2", (p) => p.attention - from.attention],
+      ["memory", "#d55e00", (p) => p.memory - from.memory],
+    ];
+    const values = lines.flatMap(([, , of]) => this.path.map(of));
+    const [low, high] = [Math.min(...values, -1), Math.max(...values, 0)];
+    const x = (t) => left + ((right - left) * t) / STEPS;
+    const y = (v) => bottom - ((bottom - top) * (v - low)) / (high - low);
+    context.clearRect(0, 0, width, height);
+    context.font = "13px sans-serif";
+    context.fillStyle = context.strokeStyle = dark ? "#bbbbbb" : "#555555";
+    context.fillText("energy, from its start", left, 12);
+    context.textAlign = this.t > STEPS / 2 ? "right" : "left";
+    context.fillText(` t = ${this.t} `, x(this.t), height - 6);
+    context.textAlign = "left";
+    context.setLineDash([3, 3]);
+    context.strokeRect(x(this.t), top, 0, bottom - top);
+    context.setLineDash([]);
+    const labels = [];
+    for (const [name, color, of] of lines) {
+      context.strokeStyle = context.fillStyle = color;
+      context.lineWidth = 2;
+      context.beginPath();
+      this.path.forEach((p, t) => context.lineTo(x(t), y(of(p))));
+      context.stroke();
+      const last = this.path.length - 1;
+      let at = y(of(this.path[last])) + 4;
+      while (labels.some((other) => Math.abs(other - at) < 14)) at += 14;
+      labels.push(at);
+      context.fillText(name, x(last) + 6, at);
+    }
+    const total = this.path.map((p) => (p.attention + p.memory).toFixed(0));
+    this.curve.setAttribute("aria-label", `Energy at t = 0, 1, …: ${total.join(", ")}`);
+  }
+}
+
+for (const root of document.querySelectorAll(".et-play")) {
+  const player = new Player(root);
+  // the picture as soon as it is seen
+  const seen = new IntersectionObserver(([entry]) => {
+    if (!entry.isIntersecting) return;
+    seen.disconnect();
+    player.wake();
+  });
+  seen.observe(root);
+}
