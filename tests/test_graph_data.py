@@ -543,6 +543,13 @@ def heterophilous(path, n=60, e=200):
     return arrays
 
 
+def test_an_npz_may_have_no_labels(tmp_path):
+    arrays = {key: getattr(make(), key) for key in FIELDS if key != "labels"}
+    np.savez(tmp_path / "x.npz", **arrays)
+    graph = _from_npz(tmp_path / "x.npz")
+    assert (graph.labels == -1).all() and len(graph.labels) == make().num_nodes
+
+
 def test_npz_of_the_heterophilous_layout(tmp_path):
     raw = heterophilous(tmp_path / "tolokers.npz")
     assert pairs(_from_npz(tmp_path / "tolokers.npz").edges) == list(
@@ -558,7 +565,7 @@ def test_npz_of_the_heterophilous_layout(tmp_path):
 @pytest.mark.parametrize(
     "change, match",
     [
-        (lambda a: a.pop("labels"), r"x.npz holds .* but lacks labels"),
+        (lambda a: a.pop("receivers"), r"x.npz holds .* but lacks receivers"),
         (
             lambda a: [a.pop("senders"), a.pop("features")],
             "x.npz holds .* but lacks senders, features",

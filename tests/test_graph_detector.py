@@ -575,6 +575,12 @@ def test_a_command_trains_on_a_file_and_another_scores_one(
     flags = own.predict(graph)
     assert [int(row["flagged"]) for row in rows] == flags.tolist()
     assert f"{flags.sum()} of 40 nodes flagged" in said
+    # a file without labels, which are not looked at
+    names = ("senders", "receivers", "features", "feature_names")
+    np.savez("bare.npz", **{name: np.asarray(getattr(graph, name)) for name in names})
+    assert _main([*argv[:3], "bare.npz", *argv[4:]]) is None
+    with open("scores.csv", newline="") as f:
+        assert list(csv.DictReader(f)) == rows
     with pytest.raises(SystemExit) as stopped:
         _main(["--model", "runs", *argv[2:]])
     assert "2 detectors in this folder" in stopped.value.code

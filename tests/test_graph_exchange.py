@@ -4,6 +4,8 @@ and back.
 
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
+from types import SimpleNamespace
 
 import doors
 import networkx as nx
@@ -15,13 +17,17 @@ from et_nbdev.graph.data import (
     Graph,
     _from_npz,
     _subgraph,
+    from_dgl,
     from_networkx,
     from_pandas,
+    from_pyg,
     from_relations,
     from_scipy,
     save_graph,
+    to_dgl,
     to_networkx,
     to_pandas,
+    to_pyg,
     to_scipy,
 )
 
@@ -203,3 +209,70 @@ def test_names_of_features_are_kept_and_checked(tmp_path):
     ):
         with doors.unchecked(), pytest.raises(ValueError, match=says):
             replace(plain(), feature_names=tuple(names))
+
+
+# --- PyTorch Geometric and DGL: the libraries where they are, else what is asked of them
+
+
+HERE = {name for name in ("torch", "torch_geometric", "dgl") if find_spec(name)}
+
+
+class FakeDGL:
+    "As much of a heterogeneous DGLGraph as is filled and read."
+
+    ntypes = ["node"]
+
+    def __init__(self, edges, nodes):
+        self.ends, self.ndata = edges, {}
+        self.canonical_etypes = list(edges)
+        assert list(nodes) == self.ntypes
+        self.num_nodes = nodes["node"]
+
+    def edges(self, etype):
+        return self.ends[etype]
+
+
+@pytest.fixture
+def torch_world(monkeypatch):
+    fakes = {
+        "torch": SimpleNamespace(from_numpy=lambda array: array),
+        "torch_geometric.data": SimpleNamespace(Data=SimpleNamespace),
+        "dgl": SimpleNamespace(heterograph=FakeDGL),
+    }
+    if "torch" not in HERE:
+        for name, fake in fakes.items():
+            monkeypatch.setitem(sys.modules, name, fake)
+        monkeypatch.setitem(sys.modules, "torch_geometric", SimpleNamespace())
+
+
+def same(a: Graph, b: Graph):
+    assert a.digest == b.digest and list(a.relations) == list(b.relations)
+
+
+def test_there_and_back_through_pyg(torch_world):
+    if "torch" in HERE and "torch_geometric" not in HERE:
+        pytest.skip("needs torch_geometric beside torch")
+    same(from_pyg(to_pyg(plain())), plain())
+    # the edges of all kinds
+    union = from_pyg(to_pyg(hetero()))
+    assert pairs(union.edges) == pairs(hetero().edges) and not union.relations
+
+
+def test_there_and_back_through_dgl(torch_world):
+    if "torch" in HERE and "dgl" not in HERE:
+        pytest.skip("needs dgl beside torch")
+    for graph in (plain(), hetero()):
+        same(from_dgl(to_dgl(graph)), graph)
+    # a graph with a node that no edge reaches
+    lonely = Graph([0], [1], np.eye(5), [0, 1, 0, -1, 1])
+    made = to_dgl(lonely)
+    count = made.num_nodes if isinstance(made.num_nodes, int) else made.num_nodes()
+    assert count == 5
+    same(from_dgl(made), lonely)
+
+
+def test_without_these_libraries_their_package_is_named(monkeypatch):
+    for convert, missing in ((to_pyg, "torch"), (to_dgl, "torch")):
+        monkeypatch.setitem(sys.modules, missing, None)
+        with pytest.raises(ModuleNotFoundError, match=f"pip install {missing}"):
+            convert(plain())

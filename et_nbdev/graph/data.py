@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Graph', 'from_relations', 'from_scipy', 'from_pyg', 'from_dgl', 'from_networkx', 'from_pandas', 'to_scipy',
-           'to_pandas', 'to_networkx', 'save_graph', 'load_graph', 'Split', 'split']
+           'to_pandas', 'to_networkx', 'to_pyg', 'to_dgl', 'save_graph', 'load_graph', 'Split', 'split']
 
 # %% ../../nbs/20_graph_data.ipynb #f8a38c87
 import hashlib
@@ -725,6 +725,39 @@ def to_networkx(graph: Graph) -> Any:
         made.add_edge(s, r, **({} if kind is None else {"relation": kind}))
     return made
 
+# %% ../../nbs/20_graph_data.ipynb #1a3ec38b
+def to_pyg(graph: Graph) -> Any:
+    """PyTorch Geometric's `Data` that `from_pyg` reads: x (N, F), edge_index (2, E), y,
+    and with several kinds of edges their union. Raises ModuleNotFoundError without
+    PyTorch Geometric.
+    """
+    torch, package = _need("torch", "torch"), "torch_geometric"
+    tensor = lambda array, dtype: torch.from_numpy(np.array(array, dtype))
+    return _need(f"{package}.data", package).Data(
+        x=tensor(graph.features, np.float32),
+        edge_index=tensor([graph.senders, graph.receivers], np.int64),
+        y=tensor(graph.labels, np.int64),
+    )
+
+
+def to_dgl(graph: Graph) -> Any:
+    """A `dgl.DGLGraph` that `from_dgl` reads: node data `feature` and `label`, and a
+    type of edges for every relation. Raises ModuleNotFoundError without DGL.
+    """
+    torch, dgl = _need("torch", "torch"), _need("dgl", "dgl")
+    tensor = lambda array, dtype: torch.from_numpy(np.array(array, dtype))
+    kinds = graph.relations or {"edge": graph.edges}
+    made = dgl.heterograph(
+        {
+            ("node", kind, "node"): tuple(tensor(ends, np.int64) for ends in edges)
+            for kind, edges in kinds.items()
+        },
+        {"node": graph.num_nodes},
+    )
+    made.ndata["feature"] = tensor(graph.features, np.float32)
+    made.ndata["label"] = tensor(graph.labels, np.int64)
+    return made
+
 # %% ../../nbs/20_graph_data.ipynb #d3672b10
 def save_graph(graph: Graph, path: str | os.PathLike):
     """Write an .npz that `load_graph` reads, atomically. Raises OSError with whatever
@@ -831,7 +864,7 @@ def _from_npz(path: str | os.PathLike) -> Graph:
     """A graph from an .npz with senders, receivers, features and labels (as
     `save_graph` writes it, with its name and relations) or with edges (E, 2),
     node_features and node_labels (as the heterophilous graphs of Platonov et al. come).
-    Pickled objects are refused.
+    Without labels all are −1, unknown. Pickled objects are refused.
 
     Raises ValueError naming the file where it is damaged or lacks an array, OSError
     where it cannot be opened.
@@ -842,9 +875,7 @@ def _from_npz(path: str | os.PathLike) -> Graph:
         "|node_labels|relations/.*/(senders|receivers)",
     )
     a |= _by_our_names(a)
-    if missing := [
-        key for key in ("senders", "receivers", "features", "labels") if key not in a
-    ]:
+    if missing := [key for key in ("senders", "receivers", "features") if key not in a]:
         raise ValueError(
             f"path: {path} holds {sorted(a)} but lacks {', '.join(missing)}"
         )
@@ -853,7 +884,7 @@ def _from_npz(path: str | os.PathLike) -> Graph:
             a["senders"],
             a["receivers"],
             a["features"],
-            _one_label_each(a["labels"]),
+            _one_label_each(a.get("labels", np.full(len(a["features"]), -1))),
             _relations_in(a),
             str(a.get("name", Path(path).stem)),
             np.asarray(a.get("feature_names", ()), str).reshape(-1).tolist(),

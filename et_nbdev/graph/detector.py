@@ -486,7 +486,7 @@ def _main(argv: list[str] | None = None) -> None:
         required=True,
         help=(
             "the graph: a name, or the path of an .npz, .mat or DGL file; labels are"
-            " not looked at and may all be -1"
+            " not looked at, and an .npz needs none"
         ),
     )
     add("--out", required=True, type=Path, help="CSV to write: node, p, flagged")
