@@ -4,16 +4,78 @@ page that lists every public name, documentation from the source's own text.
 """
 
 import ast
+import base64
+import io
 import json
 import os
 import re
 from html import escape
 from pathlib import Path
 
+import yaml
 from check_docs import CODE, FENCE, MATH
 from modules import ROOT, first_line, meaning, modules, without_pragmas, wrapped
+from PIL import Image, ImageOps
 
 OPEN = 32  # lines of exported code that are shown without a click
+
+
+# --- a card for every chapter ---
+
+CARD = 360, 220  # pixels of its picture
+
+
+def first_picture(notebook):
+    "The first picture among the outputs of a notebook; None without one."
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", []):
+            if stored := output.get("data", {}).get("image/png"):
+                return Image.open(io.BytesIO(base64.b64decode("".join(stored))))
+
+
+def card_picture(picture):
+    "A picture shrunk onto white, whole; of one that moves, the middle."
+    picture.seek(getattr(picture, "n_frames", 1) // 2)
+    shrunk = ImageOps.contain(picture.convert("RGB"), CARD, Image.Resampling.LANCZOS)
+    return ImageOps.pad(shrunk, CARD, color="white")
+
+
+def card(path, folder):
+    "Markdown of a link to a chapter: picture, title, and what it is for."
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    title, said = re.match(
+        r"# (.+)\n+> (.+)", "".join(notebook["cells"][0]["source"])
+    ).groups()
+    picture, shown = first_picture(notebook), ""
+    if picture is not None:
+        (folder / "images/cards").mkdir(parents=True, exist_ok=True)
+        file = f"images/cards/{path.stem}.png"
+        card_picture(picture).quantize(128).save(folder / file, optimize=True)
+        shown = f'![A figure of this chapter]({file}){{fig-alt="A figure of this chapter"}} '
+    return f"::: {{.chapter-card}}\n[{shown}{title}]({path.name})\n\n{said}\n:::\n"
+
+
+def cards(folder):
+    "A card for every chapter of the sidebar, section by section."
+    config = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
+    parts = []
+    for entry in config["website"]["sidebar"]["contents"]:
+        chapters = entry.get("contents", []) if isinstance(entry, dict) else []
+        notebooks = [ROOT / "nbs" / name for name in chapters if name[:1].isdigit()]
+        if notebooks:
+            own = "\n".join(card(path, folder) for path in notebooks)
+            parts.append(f"### {entry['section']}\n\n:::: {{.cards}}\n{own}::::\n")
+    return "\n".join(parts)
+
+
+def with_cards(text, folder):
+    "The landing page's text with cards in place of the table of its reading map."
+    return re.sub(
+        r"(?<=^## Reading map\n\n)\|.*?(?=\n\n|\Z)",
+        lambda _: cards(folder),
+        text,
+        flags=re.M | re.S,
+    )
 
 
 # --- every public name ---
@@ -220,6 +282,8 @@ def finish(path, config):
     for cell in cells:
         cell["source"] = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
+            if path.name == "index.ipynb":
+                cell["source"] = with_cards(cell["source"], path.parent)
             cell["source"] = addressed(linked(cell["source"], path.name), config)
         alt = re.search(
             r"^#\|\s*fig-alt:\s*[\"']?(.*?)[\"']?\s*$", cell["source"], re.M

@@ -58,6 +58,22 @@ def test_the_address_is_put_where_pages_link_to_the_repository():
     assert put("[a](b.ipynb#c) `../x`", config) == "[a](b.ipynb#c) `../x`"
 
 
+def test_the_landing_page_has_a_card_for_every_chapter(tmp_path):
+    table = "## Reading map\n\n| | notebooks |\n|---|---|\n| a | b |\n\nAfter it."
+    text = script("stage_docs").with_cards(table, tmp_path)
+    assert text.endswith("\n\nAfter it.") and "| a |" not in text
+    linked = set(re.findall(r"\]\(([\w-]+\.ipynb)\)", text))
+    chapters = {p.name for p in (ROOT / "nbs").glob("[0-9]*.ipynb")}
+    assert linked == chapters
+    pictures = re.findall(r"\((images/cards/[\w-]+\.png)\)", text)
+    assert len(pictures) > len(chapters) / 2
+    for path in pictures:
+        assert Image.open(tmp_path / path).size == (360, 220)
+        assert (tmp_path / path).stat().st_size < 60_000
+    other = "## Reading it\n\n| a |\n|---|\n"
+    assert script("stage_docs").with_cards(other, tmp_path) == other
+
+
 # --- the checker ---
 
 GOOD = """## A section, *with* `code` & $x^2$
