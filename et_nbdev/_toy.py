@@ -113,7 +113,11 @@ def animate(
         rgb = np.asarray(fig.canvas.buffer_rgba())[..., :3]
         pictures.append(Picture.fromarray(rgb.copy()))
     plt.close(fig)
-    first, *rest = pictures
+    # one palette for all frames, from the first and the last; white stays white
+    ends = np.concatenate([np.asarray(pictures[0]), np.asarray(pictures[-1])])
+    all_colors = Picture.Quantize.MAXCOVERAGE
+    palette = Picture.fromarray(ends).quantize(128, method=all_colors)
+    first, *rest = (p.quantize(palette=palette, dither=0) for p in pictures)
     stay = [1000 / fps] * (frames - 1) + [1000 * hold]
     file = io.BytesIO()
     options = dict(save_all=True, append_images=rest, loop=0, duration=stay)
