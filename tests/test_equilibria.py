@@ -10,16 +10,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from et_nbdev._equilibrium_engine import _adjoint, _conjugate_gradients
+from et_nbdev._solver_engine import _rms
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
-from et_nbdev.equilibria import (
-    Langevin,
-    Noisy,
-    _adjoint,
-    _conjugate_gradients,
-    _spread,
-    equilibrium,
-)
+from et_nbdev.equilibria import Langevin, Noisy, equilibrium
 from et_nbdev.graph.energy import EdgeIndex, EdgeTransformer
 from et_nbdev.norm import hessian
 from et_nbdev.solvers import Backtracking, solve
@@ -94,7 +89,7 @@ def test_its_value_is_where_the_solver_ends_up_to_length(x64):
     np.testing.assert_array_equal(how.settled, end.settled)
     np.testing.assert_array_equal(how.x, end.x)
     np.testing.assert_array_equal(how.evaluations, end.evaluations)
-    assert_close(_spread(found, -1)[..., 0], np.ones((2, 4)), rtol=1e-12)
+    assert_close(_rms(found, -1), np.ones((2, 4)), rtol=1e-12)
     assert np.abs(found.mean(-1)).max() < 1e-12
 
 
@@ -124,7 +119,7 @@ def test_what_is_left_of_the_error_is_neither_epsilon_nor_a_kink(x64):
     )
     x, r = jax.random.normal(jax.random.key(1), (2, 2, 4, 6))
     graphdef, state = nnx.split(block)
-    unit = lambda x: (x - x.mean(-1, keepdims=True)) / _spread(x, -1)
+    unit = lambda x: (x - x.mean(-1, keepdims=True)) / _rms(x, -1)[..., None]
 
     @jax.jit
     # exact to the last digit: it watches no energy, which is flat there
@@ -402,7 +397,7 @@ def test_gibbs_samples_what_it_says_from_any_start(x64, temperature):
         middle, path = gibbs(block, half, keys[1], 800, 0.005, temperature)
         last, later = gibbs(block, middle, keys[2], 400, 0.005, temperature)
         c = np.concatenate([middle, last])
-        assert_close(_spread(c, -1)[..., 0], np.ones((6000, 2)), rtol=1e-12)
+        assert_close(_rms(c, -1), np.ones((6000, 2)), rtol=1e-12)
         energies = np.concatenate([path.energies.total, later.energies.total])
         assert abs(energies.mean() - mean) < 0.06 * deviation
         np.testing.assert_allclose(energies.std(), deviation, rtol=0.1)
@@ -423,7 +418,7 @@ def test_a_step_on_the_sphere_is_the_equation(x64):
     block, x, _ = setting()
     gamma, h, temperature, key = 3.0, 0.05, 0.7, jax.random.key(3)
     block.norm.rho[...] = jnp.log(jnp.expm1(gamma))
-    unit = lambda x: (x - x.mean(-1, keepdims=True)) / _spread(x, -1)
+    unit = lambda x: (x - x.mean(-1, keepdims=True)) / _rms(x, -1)[..., None]
     c = unit(x)
     noise = jax.random.normal(jax.random.split(key)[1], x.shape, x.dtype)
     drift = jnp.einsum(
@@ -452,7 +447,7 @@ def test_noise_and_temperature_may_be_traced_and_a_constant_token_finds_a_direct
         rtol=1e-9,
     )
     c, path = gibbs(block, jnp.ones((4, 6)), key, 3)
-    assert_close(_spread(c, -1)[..., 0], np.ones(4), rtol=1e-12)
+    assert_close(_rms(c, -1), np.ones(4), rtol=1e-12)
     assert jnp.isfinite(path.energies.total).all()
 
 
@@ -464,7 +459,7 @@ def test_gibbs_forgets_lengths_and_works_on_edges(x64):
         for s in (1.0, 50.0)
     )
     assert_close(other[0], one[0], rtol=1e-9)
-    unit = (x - x.mean(-1, keepdims=True)) / _spread(x, -1)
+    unit = (x - x.mean(-1, keepdims=True)) / _rms(x, -1)[..., None]
     start = block.energy(block.norm(unit), edges=edges)
     assert_close(one[1].energies.total[0], start, rtol=1e-9)
 
