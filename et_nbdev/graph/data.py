@@ -742,7 +742,8 @@ def to_pyg(graph: Graph) -> Any:
 
 def to_dgl(graph: Graph) -> Any:
     """A `dgl.DGLGraph` that `from_dgl` reads: node data `feature` and `label`, and a
-    type of edges for every relation. Raises ModuleNotFoundError without DGL.
+    type of edges for every relation, which DGL puts in alphabetical order. Raises
+    ModuleNotFoundError without DGL.
     """
     torch, dgl = _need("torch", "torch"), _need("dgl", "dgl")
     tensor = lambda array, dtype: torch.from_numpy(np.array(array, dtype))
