@@ -95,7 +95,8 @@ def main():
         parser.error(f"argument --repeats: expected at least 1, got {args.repeats}")
     began, load = time.perf_counter(), os.getloadavg()[0]
     models = {
-        name: measure(name, args.repeats) for name in ("tiny-imagenet", "cifar10-small")
+        name: measure(name, args.repeats)
+        for name in ("tiny-imagenet-2026-11-21", "cifar10-small")
     }
     result = {
         "models": models,

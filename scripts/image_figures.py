@@ -1,14 +1,20 @@
-"""From the Tiny ImageNet weights and the pictures they were not trained on: what
-notebook 13 shows frozen, into results/tiny-imagenet.
+"""What chapter 13 shows of the Tiny ImageNet model that comes with the library, on
+pictures that it was not trained on, into results/tiny-imagenet.
 
-dynamics.json: energy and error far past the training depth, and what attention and
-memory do to hidden patches in each step. worst.jpg, best.jpg: the paper's Figures 9 and
-10. And, for the front page, its Figure 3 on photographs: nbs/images/photographs.png.
-These three show every picture twice: all of its tokens decoded, as in the paper, and
-with the pixels of the open patches pasted back.
+metrics.json: errors of all test pictures, beside the transformer of the pair and the
+simple fills. dynamics.json: energy and error far past the training depth, and what
+attention and memory do to hidden patches in each step. validation.jpg: the paper's
+Figure 3 on twelve validation pictures, with the rivals' completions. worst.jpg,
+best.jpg: its Figures 9 and 10. All show every picture twice: all of its tokens decoded,
+as in the paper, and with the pixels of the open patches pasted back.
+
+Also, for the front page, nbs/images/photographs.png: photographs of scikit-image.
+
+    python scripts/image_figures.py
 """
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import jax
@@ -16,10 +22,12 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 from flax import nnx
+from tqdm import tqdm
 
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.vision.data import (
     _denormalize,
+    _fill_biharmonic,
     load_images,
     normalize,
     occlude,
@@ -28,138 +36,157 @@ from et_nbdev.vision.data import (
     unpatchify,
 )
 from et_nbdev.vision.model import complete, from_pretrained
-from et_nbdev.vision.train import _held_out, evaluate
+from et_nbdev.vision.train import _FILLS, _evaluate_fill, _held_out, _summary, evaluate
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results/tiny-imagenet"
+RIVAL = ROOT / "results/tiny-imagenet-transformer"
+HIDDEN = np.float32([0.80, 0.72, 0.90])
+STEPS = 200
+
+
+# --- numbers ---
 
 
 @nnx.jit
 def follow(model, images, occluded):
     """Means over a batch, at every time: energy, errors of hidden and open patches,
-    contrast of the hidden ones, likeness of the tokens.
+    contrast of the hidden ones, likeness of the tokens, and how far each half of the
+    next step alone would move the hidden tokens g and their patches. Also how many
+    pictures' energy the step before has raised.
     """
     c = model.config
     patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
-
-    def halves(x, g, decoded):
-        """How far each half of the step alone would move the hidden tokens g and their
-        patches.
-        """
-        sizes = {}
-        for name in ("attention", "memory"):
-            y = x + c.step_size * getattr(model.block, name).update(g)
-            sizes[f"{name}_moves_g"] = hidden(
-                jnp.linalg.norm(model.block.norm(y) - g, axis=-1)
-            )
-            sizes[f"{name}_moves_patch"] = hidden(
-                jnp.linalg.norm(model.decode(y) - decoded, axis=-1)
-            )
-        return sizes
-
+    trajectory = model.descend(patches, occluded, steps=STEPS, states=True)[1]
+    total, states = trajectory.energies.total, trajectory.states
     hidden = lambda a: jnp.sum(jnp.where(occluded, a, 0)) / jnp.sum(occluded)
 
-    def read(x):
+    def halves(x, g, decoded, alpha):
+        sizes = {}
+        for name in ("attention", "memory"):
+            y = x + alpha * getattr(model.block, name).update(g)
+            moved = jnp.linalg.norm(model.block.norm(y) - g, axis=-1)
+            sizes[f"{name}_moves_g"] = hidden(moved)
+            moved = jnp.linalg.norm(model.decode(y) - decoded, axis=-1)
+            sizes[f"{name}_moves_patch"] = hidden(moved)
+        return sizes
+
+    def read(pair):
+        x, after = pair
         decoded, g = model.decode(x), model.block.norm(x)
+        update = model.block.update(g)
+        # a step is the update times a positive number for each token
+        along = jnp.sum((after - x) * update, -1) / jnp.sum(update**2, -1)
         error = jnp.mean((decoded - patches) ** 2, -1)
         unit = g / jnp.linalg.norm(g, axis=-1, keepdims=True)
         N = c.num_tokens
         cosine = (jnp.einsum("bnd,bmd->b", unit, unit) - N) / (N * (N - 1))
         return {
-            **halves(x, g, decoded),
-            "energy": model.block.energy(g).mean(),
+            **halves(x, g, decoded, along[..., None]),
             "mse": hidden(error),
             "mse_open": jnp.sum(jnp.where(occluded, 0, error)) / jnp.sum(~occluded),
             "contrast": hidden(decoded.std(-1)),
             "likeness": cosine.mean(),
-            "length": (
-                jnp.linalg.norm(x - x.mean(-1, keepdims=True), axis=-1).mean()
-                / c.dim**0.5
-            ),
+            "length": jnp.linalg.norm(x, axis=-1).mean() / c.dim**0.5,
         }
 
-    def step(x, _):
-        return x + c.step_size * model.block.update(model.block.norm(x)), read(x)
+    after = jnp.concatenate([states[1:], states[-1:]])  # nothing follows the last
+    rises = jnp.diff(total, axis=0) > 1e-6 * jnp.abs(total[:-1])
+    rises = jnp.concatenate([jnp.zeros_like(rises[:1]), rises])
+    rows = jax.lax.map(read, (states, after))
+    return rows | {"energy": total.mean(-1), "raised": rises.sum(-1)}
 
-    return jax.lax.scan(step, model.encode(patches, occluded), None, length=201)[1]
 
-
-def dynamics(model, images, pictures=500):
+def dynamics(model, images, pictures=500) -> dict:
+    held_out = _held_out(
+        images,
+        model.config,
+        model.config.num_tokens // 2,
+        limit=pictures,
+        batch_size=50,
+    )
     rows = [
         follow(model, jnp.asarray(x), jnp.asarray(o))
-        for x, o in _held_out(
-            images,
-            model.config,
-            model.config.num_tokens // 2,
-            limit=pictures,
-            batch_size=100,
-        )
+        for x, o in tqdm(held_out, "dynamics", total=pictures // 50)
     ]
+    mean = lambda name: np.mean([row[name] for row in rows], 0).astype(float).tolist()
+    found = {name: mean(name) for name in rows[0] if name != "raised"}
+    found["raised"] = np.sum([row["raised"] for row in rows], 0).tolist()
+    about = {"pictures": pictures, "split": images.split}
+    return {"step": list(range(STEPS + 1)), **found, **about, **_provenance()}
+
+
+def scores(model, rival, images) -> dict:
+    "Errors of both models and of all fills on all pictures, as `_summary` has them."
+    n = model.config.num_tokens // 2
+    errors = {"Energy Transformer": evaluate(model, images, n)}
+    errors["weight-shared transformer"] = evaluate(rival, images, n)
+    for name, fill in tqdm(_FILLS.items(), "fills"):
+        errors[name] = _evaluate_fill(fill, images, model.config, n)
+    run = json.loads((OUT / "run.json").read_text())
     return {
-        "step": list(range(201)),
-        **{
-            k: np.mean([row[k] for row in rows], 0).astype(float).tolist()
-            for k in rows[0]
-        },
-        "pictures": pictures,
+        **_summary(errors),
+        "parameters": run["parameters"],
+        "forward_flops": model.config.flops,
         "split": images.split,
+        "data": "tiny-imagenet",
+        "config": run["config"] | {"model": asdict(model.config)},
+        "run": run["run"],
+        "training_seconds": run["seconds"],
+        "training_commit": run["commit"],
         **_provenance(),
     }
+
+
+# --- pictures ---
 
 
 def decoded(model, images, occluded):
     "Pictures in [0, 1] whose tokens all come out of the decoder, the open ones too."
     c = model.config
-    patches = model(
-        patchify(normalize(images, c.mean, c.std), c.patch_size), jnp.asarray(occluded)
-    )
-    picture = _denormalize(
-        unpatchify(patches, c.image_size, c.patch_size), c.mean, c.std
-    )
-    return np.clip(picture, 0, 1)
+    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
+    patches = model(patches, jnp.asarray(occluded))
+    pixels = unpatchify(patches, c.image_size, c.patch_size)
+    return np.clip(_denormalize(pixels, c.mean, c.std), 0, 1)
 
 
-ROWS = ("occluded", "all tokens\ndecoded", "open pixels\npasted", "original")
-
-
-def gallery(path, model, images, occluded, titles=()):
-    "Four rows, those of `ROWS`, into a PNG or JPEG."
+def rows_of(model, images, occluded, rival=None) -> dict[str, np.ndarray]:
+    "What a figure shows of each picture, from top to bottom."
     c = model.config
-    hidden = unpatchify(
-        np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)),
-        c.image_size,
-        c.patch_size,
-    )
-    rows = [
-        np.where(hidden, np.float32([0.80, 0.72, 0.90]), images / 255),
-        decoded(model, images, occluded),
-        complete(model, images, occluded).images,
-        images / 255,
-    ]
+    wide = np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim))
+    hidden = unpatchify(wide, c.image_size, c.patch_size)
+    paste = lambda completed: np.where(hidden, np.clip(completed, 0, 1), images / 255)
+    rows = {
+        "occluded": np.where(hidden, HIDDEN, images / 255),
+        "all tokens\ndecoded": decoded(model, images, occluded),
+        "open pixels\npasted": complete(model, images, occluded).images,
+    }
+    if rival is not None:
+        rows["transformer,\npasted"] = paste(decoded(rival, images, occluded))
+        filled = _fill_biharmonic(images, occluded, c.patch_size)
+        rows["biharmonic"] = paste(filled)
+    return rows | {"original": images / 255}
+
+
+def gallery(path, rows, titles=()):
+    "Rows of pictures, with their names, as a PNG or JPEG."
+    columns = len(rows["original"])
     fig, axes = plt.subplots(
-        len(rows),
-        len(images),
-        figsize=(len(images), len(rows) + 0.3 * bool(len(titles))),
+        len(rows), columns, figsize=(columns, len(rows) + 0.3 * bool(len(titles)))
     )
-    for axs, row, name in zip(axes, rows, ROWS):
+    for axs, (name, row) in zip(axes, rows.items()):
         for ax, picture in zip(axs, row):
             ax.imshow(picture, interpolation="nearest")
             ax.set(xticks=[], yticks=[])
             ax.spines[:].set_visible(False)
-        axs[0].set_ylabel(name, fontsize=7)
+        axs[0].set_ylabel(name, fontsize=8)
     for ax, title in zip(axes[0], titles):
         ax.set_title(title, fontsize=8)
     fig.tight_layout(pad=0.2)
+    jpeg = dict(format="jpeg", dpi=100, pil_kwargs=dict(quality=75))
+    options = jpeg if path.suffix == ".jpg" else dict(format="png", dpi=90)
     with _atomic_write(path) as temporary:
-        fig.savefig(
-            temporary,
-            format=path.suffix[1:].replace("jpg", "jpeg"),
-            **(
-                dict(dpi=72, pil_kwargs=dict(quality=75))  # a notebook holds it
-                if path.suffix == ".jpg"
-                else dict(dpi=90)
-            ),
-        )
+        fig.savefig(temporary, **options)
     plt.close(fig)
 
 
@@ -168,40 +195,41 @@ def extremes(model, images, pictures=5000, columns=8):
     and the occlusion of seed 0.
     """
     n = model.config.num_tokens // 2
-    mean = np.mean(
-        [evaluate(model, images, n, seed=seed, limit=pictures) for seed in range(10)], 0
-    )
-    occlusions = np.concatenate(
-        [o for _, o in _held_out(images, model.config, n, limit=pictures)]
-    )
+    errors = [
+        evaluate(model, images, n, seed=seed, limit=pictures)
+        for seed in tqdm(range(10), "worst and best")
+    ]
+    mean = np.mean(errors, 0)
+    held_out = _held_out(images, model.config, n, limit=pictures)
+    occlusions = np.concatenate([o for _, o in held_out])
     order = np.argsort(mean)
     for name, chosen in (("best", order[:columns]), ("worst", order[::-1][:columns])):
-        gallery(
-            OUT / f"{name}.jpg",
-            model,
-            images[chosen],
-            occlusions[chosen],
-            [f"{mean[i]:.3f}" for i in chosen],
-        )
+        rows = rows_of(model, images[chosen], occlusions[chosen])
+        gallery(OUT / f"{name}.jpg", rows, [f"{mean[i]:.3f}" for i in chosen])
 
 
 def main():
-    model = from_pretrained("tiny-imagenet")
+    model, rival = from_pretrained("tiny-imagenet"), from_pretrained(RIVAL)
+    c = model.config
     test, validation = (
-        load_images("tiny-imagenet", split, size=model.config.image_size)
+        load_images("tiny-imagenet", split, size=c.image_size)
         for split in ("test", "validation")
     )
-    photos = photographs(model.config.image_size)
-    occluded = occlude(
-        jax.random.key(1),
-        len(photos),
-        model.config.num_tokens,
-        model.config.num_tokens // 2,
-    )[0]
-    gallery(ROOT / "nbs/images/photographs.png", model, photos, np.asarray(occluded))
-    with _atomic_write(OUT / "dynamics.json") as path:
-        path.write_text(json.dumps(dynamics(model, test)) + "\n")
+    photos = photographs(c.image_size)
+    occluded = occlude(jax.random.key(1), len(photos), c.num_tokens, c.num_tokens // 2)[
+        0
+    ]
+    rows = rows_of(model, photos, np.asarray(occluded))
+    gallery(ROOT / "nbs/images/photographs.png", rows)
+    some, occluded = next(_held_out(validation, c, c.num_tokens // 2, batch_size=12))
+    gallery(OUT / "validation.jpg", rows_of(model, some, occluded, rival))
     extremes(model, validation)
+    for name, found in (
+        ("dynamics", dynamics(model, test)),
+        ("metrics", scores(model, rival, test)),
+    ):
+        with _atomic_write(OUT / f"{name}.json") as path:
+            path.write_text(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
