@@ -170,7 +170,7 @@ def _learned_steps(model, alpha: Float[Array, ""]):
     "The steps a model has learned, as much longer as α is than its start; or None."
     if not hasattr(model, "solver"):
         return None
-    solver = nnx.merge(*nnx.split(model.solver))
+    solver = nnx.clone(model.solver)  # the model keeps its own
     solver.log_alpha[...] += jnp.log(alpha / model.config.step_size)
     return solver
 
