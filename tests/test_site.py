@@ -104,7 +104,7 @@ CONFIG = """website:
   page-footer: {right: "After [them](other.qmd#there)"}
 format:
   html:
-    theme: {light: [flatly, theme.scss], dark: [darkly, theme.scss]}
+    theme: {light: [theme/shared.scss, theme/light.scss], dark: [theme/shared.scss]}
     html-math-method: {method: katex, url: katex/}
 """
 
@@ -112,8 +112,8 @@ format:
 def write_style(folder):
     (folder / "katex").mkdir(exist_ok=True)
     (folder / "katex/katex.min.js").touch()
-    for name in ("styles.css", "theme.scss"):
-        shutil.copy(ROOT / "nbs" / name, folder)
+    shutil.copy(ROOT / "nbs/styles.css", folder)
+    shutil.copytree(ROOT / "nbs/theme", folder / "theme", dirs_exist_ok=True)
 
 
 def write_site(
@@ -465,14 +465,14 @@ def test_text_outputs_are_looked_at(tmp_path, output, said):
         ),
         ("page-navigation: true", "page-navigation: false", "page-navigation"),
         ("search: true", "search: false", "no search"),
-        (", dark: [darkly, theme.scss]", "", "no theme for the dark"),
+        (", dark: [theme/shared.scss]", "", "no theme for the dark"),
         (
-            "[darkly, theme.scss]",
-            "darkly",
+            "dark: [theme/shared.scss]",
+            "dark: darkly",
             "the dark theme loads its fonts from elsewhere",
         ),
         (
-            "[flatly, theme.scss]",
+            "[theme/shared.scss, theme/light.scss]",
             "flatly",
             "the light theme loads its fonts from elsewhere",
         ),
@@ -510,21 +510,49 @@ def test_a_broken_configuration_is_found(tmp_path, good, bad, said):
     [
         (
             "styles.css",
-            ":root {",
-            '@import url("https://fonts.googleapis.com/css?family=Lato");\n:root {',
+            "body {",
+            '@import url("https://fonts.googleapis.com/css?family=Lato");\nbody {',
             "styles.css loads https://fonts.googleapis.com",
         ),
         (
-            "theme.scss",
+            "theme/shared.scss",
             "/*--",
             '@import "//cdn.example.org/font.css";\n/*--',
-            "theme.scss loads //cdn.example.org/font.css",
+            "shared.scss loads //cdn.example.org/font.css",
         ),
-        ("theme.scss", "$web-font-path: false", "", "loads its fonts from elsewhere"),
-        ("styles.css", "--link: #0b6b58", "--link: #18bc9c", "--link on --page is 2.4"),
-        ("styles.css", "--muted: #a9b2ba", "--muted: #6c757d", "is 3.4 in the dark"),
-        ("styles.css", "--box: #2f3236", "--box: #f8f9fa", "in the dark theme"),
-        ("styles.css", "--button: #41474d; ", "", "no color --button-text or --button"),
+        (
+            "theme/shared.scss",
+            "$web-font-path: false",
+            "",
+            "loads its fonts from elsewhere",
+        ),
+        (
+            "theme/light.scss",
+            "$link: #5b3a8c",
+            "$link: #18bc9c",
+            "$link on $page is 2.4 in the light",
+        ),
+        (
+            "theme/dark.scss",
+            "$muted: #b0a8bf",
+            "$muted: #6c757d",
+            "$muted on $page is 3.9 in the dark",
+        ),
+        ("theme/dark.scss", "$box: #231d2e", "$box: #f8f9fa", "in the dark theme"),
+        (
+            "theme/light.scss",
+            "$code-comment: #645c70",
+            "$code-comment: #999999",
+            "$code-comment on $box is 2.6",
+        ),
+        (
+            "theme/dark.scss",
+            "$button: #3b3150;",
+            "",
+            "dark.scss names no color $button",
+        ),
+        ("theme/shared.scss", "--tip: #{$tip};", "", "does not hand on $tip as --tip"),
+        ("styles.css", "var(--muted)", "var(--pale)", "styles.css uses --pale"),
     ],
 )
 def test_a_style_that_cannot_be_read_is_found(tmp_path, name, good, bad, said):
