@@ -697,7 +697,9 @@ def check_page(page, site, folder, staged):
     yield from check_references(page)
     yield from check_colons(page)
     if staged:
-        if page.path.name != "api.qmd":  # every name is under its module's
+        if not page.path.name.startswith(
+            "api"
+        ):  # each name is what it is in its module
             yield from check_names(page)
         if (
             page.front.get("repo-actions") is not False
@@ -950,16 +952,12 @@ def check(folder, katex=None):
     "Every fault found on the pages of `folder`, as 'page: what is wrong'."
     site = read_site(folder)
     staged = any("output-file" in page.front for page in site)
-    # staging writes it
-    if not staged and "api.qmd" in (Path(folder) / "_quarto.yml").read_text(
-        encoding="utf-8"
-    ):
-        site.append(
-            Page(
-                Path(folder) / "api.qmd",
-                front={"title": "API", "description": "Every public name."},
-            )
-        )
+    if not staged:  # staging writes the reference
+        config = (Path(folder) / "_quarto.yml").read_text(encoding="utf-8")
+        site += [
+            Page(Path(folder) / name, front={"title": "API", "description": "Names."})
+            for name in sorted(set(re.findall(r"\bapi\w*\.qmd", config)))
+        ]
     faults = [
         f"{page.path.name}: {fault}"
         for page in site

@@ -29,6 +29,7 @@ def script(name):
 colab = script("colab")
 modules = script("modules")
 docs = script("check_docs")
+api = script("api_pages")
 SETTINGS = docs.settings()
 REPOSITORY = SETTINGS["git_url"]
 SITE = SETTINGS["doc_host"] + SETTINGS["doc_baseurl"]
@@ -872,6 +873,67 @@ def test_signatures_are_as_they_are_written():
     assert len(said) > 140
     assert max(len(line) for text in said for line in text.split("\n")) <= docs.WIDEST
     assert not any("pyright" in text or "noqa" in text for text in said)
+
+
+def one_parameter_a_line(code):
+    "Whether it holds for every function and method of a signature."
+    bodied = re.sub(r"(?m)^( *(?:def|\)).*):$", r"\1: ...", code)
+    tree = ast.parse(bodied + "\n    ..." * ("class " in code))
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    rows = [
+        [p.lineno for p in ast.walk(f.args) if isinstance(p, ast.arg)]
+        for f in functions
+    ]
+    return all(len(set(found)) == len(found) for found in rows)
+
+
+def test_the_reference_has_every_public_name_with_its_signature():
+    pages = api.api_pages(Config)
+    names = (ROOT / "tests/public_names.txt").read_text().split()
+    rooms = "\n".join(text for page, text in pages.items() if page != "api.qmd")
+    headed = re.findall(r"^## (\w+) \{#\1\}$", rooms, re.M)
+    assert sorted(headed) == sorted(name.rpartition(".")[2] for name in names)
+    entries = re.split(r"^## \w+ \{#", rooms, flags=re.M)[1:]
+    for text in entries:
+        name = text[: text.index("}")]
+        code = re.search(r"```python\n(.*?)\n```\n\n(?=\S)", text, re.S)
+        assert re.search(rf"^(?:class|def) {name}\b", code[1], re.M), name
+        assert one_parameter_a_line(code[1]), code[1]
+        assert re.search(r"\]\(\d+\w*\.ipynb#", text), f"{name}: no chapter"
+        assert re.search(r"\[source\]\(https://.*#L\d+\)", text), name
+        assert f"#{name}) |" in pages["api.qmd"]
+    site = (ROOT / "_quarto.yml").read_text()
+    assert re.findall(r"- (api\w*\.qmd)", site) == list(pages)
+
+
+@pytest.mark.parametrize(
+    "head, split",
+    [
+        ("def f(x):", None),
+        ("def f():", None),
+        ("@a(1, 2)\ndef f(x):", None),
+        (
+            "def f(x, *, y: tuple[int, str] = (1, 'a,b'), **z) -> dict[str, int]:",
+            (
+                "def f(\n    x,\n    *,\n    y: tuple[int, str] = (1, 'a,b'),\n    **z,\n"
+                ") -> dict[str, int]:"
+            ),
+        ),
+        (
+            "    @staticmethod\n    def f(x, y):",
+            "    @staticmethod\n    def f(\n        x,\n        y,\n    ):",
+        ),
+        ("def f(\n    x,\n    y,\n):", None),
+        (
+            "def f(\n    x: str = ',', y=(1, 2)\n):",
+            "def f(\n    x: str = ',',\n    y=(1, 2),\n):",
+        ),
+        ("def f(\n    x,  # said\n):", None),
+        ("class A(B, C):", None),
+    ],
+)
+def test_a_parameter_has_a_line_of_its_own(head, split):
+    assert modules.one_a_line(head) == (split or head)
 
 
 @pytest.mark.parametrize("data", [b"", b"a picture"])
