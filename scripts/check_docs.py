@@ -952,11 +952,14 @@ def check(folder, katex=None):
     "Every fault found on the pages of `folder`, as 'page: what is wrong'."
     site = read_site(folder)
     staged = any("output-file" in page.front for page in site)
-    if not staged:  # staging writes the reference
+    if not staged:  # staging writes the reference and the model cards
         config = (Path(folder) / "_quarto.yml").read_text(encoding="utf-8")
         site += [
-            Page(Path(folder) / name, front={"title": "API", "description": "Names."})
-            for name in sorted(set(re.findall(r"\bapi\w*\.qmd", config)))
+            Page(
+                Path(folder) / name,
+                front={"title": "Made", "description": "As the site is."},
+            )
+            for name in sorted(set(re.findall(r"\b(?:api\w*|models)\.qmd", config)))
         ]
     faults = [
         f"{page.path.name}: {fault}"

@@ -13,6 +13,7 @@ from html import escape
 
 import yaml
 from api_pages import api_pages, linked
+from model_cards import page
 from modules import ROOT, modules, without_pragmas, wrapped
 from PIL import Image, ImageOps
 
@@ -236,7 +237,7 @@ def finish(path, config):
 
 
 def finish_all(staged, config):
-    "Finish every page that nbdev staged, and add the reference."
+    "Finish every page that nbdev staged, and add the reference and the cards."
     sources = sorted((ROOT / "nbs").glob("*.ipynb"))
     for path in sources:
         copy = staged / path.name
@@ -249,6 +250,7 @@ def finish_all(staged, config):
     site = staged / "_quarto.yml"
     text = addressed(site.read_text(encoding="utf-8"), config)
     site.write_text(text, encoding="utf-8")
+    (staged / "models.qmd").write_text(page(), encoding="utf-8")
     for name, text in api_pages(config).items():
         (staged / name).write_text(text, encoding="utf-8")
     print(f"{len(sources)} notebooks staged in {staged.name}/")

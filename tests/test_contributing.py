@@ -1,4 +1,6 @@
-"""The examples of CONTRIBUTING.md run as they stand."""
+"""The examples of CONTRIBUTING.md run as they stand, and the model cards say what is
+measured.
+"""
 
 import os
 import re
@@ -62,3 +64,14 @@ def test_it_is_one_page_whose_links_lead_somewhere():
     for text in (TEXT, (ROOT / "MAINTAINING.md").read_text(encoding="utf-8")):
         for target in re.findall(r"\]\(([^)#]+)\)", text):
             assert target.startswith("http") or (ROOT / target).exists(), target
+
+
+def test_the_model_cards_are_those_of_the_weights(monkeypatch):
+    "After a change of weights or results: python scripts/model_cards.py"
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import model_cards
+
+    text = (ROOT / "MODEL_CARDS.md").read_text(encoding="utf-8")
+    assert text == f"# Model cards\n\n{model_cards.cards()}"
+    for path in (ROOT / "et_nbdev").rglob("*.safetensors"):
+        assert f'`from_pretrained("{path.stem}")`' in text

@@ -30,6 +30,7 @@ colab = script("colab")
 modules = script("modules")
 docs = script("check_docs")
 api = script("api_pages")
+script("model_cards")
 SETTINGS = docs.settings()
 REPOSITORY = SETTINGS["git_url"]
 SITE = SETTINGS["doc_host"] + SETTINGS["doc_baseurl"]
