@@ -116,15 +116,23 @@ def card(path):
     return "\n\n".join(filter(None, parts))
 
 
-INTRODUCTION = """The library brings these weights for demonstrations, tests and teaching: a block whose descent can be watched on real pictures. They are small, and meant for that alone."""
+INTRODUCTION = """\
+The library brings these weights for demonstrations, tests and teaching: a block whose
+descent can be watched on real pictures. They are small, and meant for that alone."""
 
-LIMITS = """## Limits of all of them
+LIMITS = """\
+## Limits of all of them
 
-- What they fill in is plausible, not true. Nothing that matters may be read off it: neither who somebody is nor what was covered.
+- What they fill in is plausible, not true. Nothing that matters may be read off it:
+  neither who somebody is nor what was covered.
 - They predict means, so hidden parts are blurred, the more the larger they are.
-- They know one size of picture and one size of patch (`complete_large` covers larger pictures with windows), and were trained with half of the patches hidden at random; a large hole in one place is another task.
-- Their pictures are those of their data, with all the biases of these: what is rare there comes out badly. No bias was measured.
-- Each is one run with one seed, so a difference between two of these models may be chance.
+- They know one size of picture and one size of patch (`complete_large` covers larger
+  pictures with windows), and were trained with half of the patches hidden at random; a
+  large hole in one place is another task.
+- Their pictures are those of their data, with all the biases of these: what is rare
+  there comes out badly. No bias was measured.
+- Each is one run with one seed, so a difference between two of these models may be
+  chance.
 """
 
 
