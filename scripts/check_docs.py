@@ -697,7 +697,9 @@ def check_page(page, site, folder, staged):
     yield from check_references(page)
     yield from check_colons(page)
     if staged:
-        if page.path.name != "api.qmd":  # every name is under its module's
+        if not page.path.name.startswith(
+            "api"
+        ):  # each name is what it is in its module
             yield from check_names(page)
         if (
             page.front.get("repo-actions") is not False
@@ -778,15 +780,49 @@ def luminance(color):
     return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), parts))
 
 
-# What is written on what, by the names that styles.css gives the colors.
+# What is written on what, by the names of the colors in nbs/theme.
+ON_PAGE = "text muted link link-hover accent note tip warning caution important"
+IN_CODE = "keyword string number function operator comment"
 READ = [
-    ("link", "page"),
-    ("link-hover", "page"),
-    ("muted", "page"),
-    ("link", "box"),
-    ("chip-text", "box"),
+    *((name, "page") for name in ON_PAGE.split()),
+    *((name, "box") for name in "text muted link link-hover chip-text".split()),
+    *((f"code-{name}", "box") for name in IN_CODE.split()),
     ("button-text", "button"),
+    ("primary-button-text", "primary-button"),
+    ("bar-text", "bar"),
+    ("bar-hover", "bar"),
 ]
+LEAST = 4.5  # contrast of text, by WCAG's level AA
+
+
+def colors(path):
+    "{name: #rrggbb} of one of the two palettes in nbs/theme."
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return dict(re.findall(r"^\$([\w-]+): (#[0-9a-f]{6});", text, re.M))
+
+
+def contrast(one, other):
+    "Of two colors #rrggbb, as WCAG defines it: 1 to 21."
+    a, b = sorted(map(luminance, (one, other)))
+    return (b + 0.05) / (a + 0.05)
+
+
+def check_palette(path, mode, shared):
+    "Both palettes name the same colors; each is handed on; all text can be read."
+    found = colors(path)
+    for name in sorted({name for pair in READ for name in pair} - set(found)):
+        yield f"theme/{path.name} names no color ${name}"
+    for name in found:
+        if f"--{name}: #{{${name}}};" not in shared:
+            yield f"theme/shared.scss does not hand on ${name} as --{name}"
+    for text, ground in READ:
+        if text in found and ground in found:
+            ratio = contrast(found[text], found[ground])
+            if ratio < LEAST:
+                yield (
+                    f"the contrast of ${text} on ${ground} is {ratio:.1f} in the"
+                    f" {mode} theme"
+                )
 
 
 def check_style(folder):
@@ -808,7 +844,12 @@ def check_style(folder):
         ):
             yield f"the {mode} theme loads its fonts from elsewhere: $web-font-path"
     texts = {"_quarto.yml": config}
-    for path in [*Path(folder).glob("*.css"), *Path(folder).glob("*.scss")]:
+    styles = [
+        p
+        for kind in ("*.css", "play/*.css", "theme/*.scss")
+        for p in Path(folder).glob(kind)
+    ]
+    for path in styles:
         texts[path.name] = path.read_text(encoding="utf-8")
     for name, text in texts.items():
         for m in re.finditer(
@@ -817,20 +858,14 @@ def check_style(folder):
             text,
         ):
             yield f"{name} loads {m[1] or m[2]}"
-    css = texts.get("styles.css", "")
-    for rule, mode in ((":root", "light"), ("body.quarto-dark", "dark")):
-        block = re.search(rf"^{re.escape(rule)} \{{(.*?)\}}", css, re.M | re.S)
-        colors = dict(
-            re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block[1] if block else "")
-        )
-        for text, ground in READ:
-            if text not in colors or ground not in colors:
-                yield f"styles.css names no color --{text} or --{ground} for the {mode} theme"
-                continue
-            a, b = sorted(luminance(colors[name]) for name in (text, ground))
-            if (contrast := (b + 0.05) / (a + 0.05)) < 4.5:
-                pair = f"--{text} on --{ground}"
-                yield f"the contrast of {pair} is {contrast:.1f} in the {mode} theme"
+    shared = texts.get("shared.scss", "")
+    for mode in ("light", "dark"):
+        yield from check_palette(Path(folder) / f"theme/{mode}.scss", mode, shared)
+    named = set(re.findall(r"--([\w-]+): #\{", shared))
+    for name in ("styles.css", "play.css"):
+        for used in sorted(set(re.findall(r"var\(--([\w-]+)", texts.get(name, "")))):
+            if used not in named:
+                yield f"{name} uses --{used}, which no theme has"
 
 
 # --- formulas ---
@@ -917,16 +952,15 @@ def check(folder, katex=None):
     "Every fault found on the pages of `folder`, as 'page: what is wrong'."
     site = read_site(folder)
     staged = any("output-file" in page.front for page in site)
-    # staging writes it
-    if not staged and "api.qmd" in (Path(folder) / "_quarto.yml").read_text(
-        encoding="utf-8"
-    ):
-        site.append(
+    if not staged:  # staging writes the reference and the model cards
+        config = (Path(folder) / "_quarto.yml").read_text(encoding="utf-8")
+        site += [
             Page(
-                Path(folder) / "api.qmd",
-                front={"title": "API", "description": "Every public name."},
+                Path(folder) / name,
+                front={"title": "Made", "description": "As the site is."},
             )
-        )
+            for name in sorted(set(re.findall(r"\b(?:api\w*|models)\.qmd", config)))
+        ]
     faults = [
         f"{page.path.name}: {fault}"
         for page in site

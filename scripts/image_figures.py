@@ -126,15 +126,15 @@ def scores(model, rival, images) -> dict:
     run = json.loads((OUT / "run.json").read_text())
     return {
         **_summary(errors),
-        "parameters": run["parameters"],
+        **_provenance(),
         "forward_flops": model.config.flops,
         "split": images.split,
         "data": "tiny-imagenet",
         "config": run["config"] | {"model": asdict(model.config)},
-        "run": run["run"],
         "training_seconds": run["seconds"],
-        "training_commit": run["commit"],
-        **_provenance(),
+        **{name: run[name] for name in ("run", "parameters", "best_step", "commit")},
+        "command": f"python experiments/image_pair.py --only et-operations --steps"
+        f" {run['steps']}",
     }
 
 

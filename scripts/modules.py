@@ -3,8 +3,10 @@ and its signature and documentation, from the source's own text.
 """
 
 import ast
+import io
 import json
 import re
+import tokenize
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -122,21 +124,54 @@ def field(node, lines):
     return "\n".join(lines[first : node.end_lineno])
 
 
-def signature(node, lines):
-    """How a function is called. Of a class, its fields and how it is made; of a
-    protocol, all it asks for.
+def one_a_line(text):
+    """The head of a function with each parameter in a line of its own, where several
+    share the line of the `def`, or the one below it.
     """
-    parts = [head(node, lines)]
+    *above, first = re.split(r"^(?=\s*def )", text, maxsplit=1, flags=re.M)
+    if not first.lstrip().startswith("def ") or "#" in first or first.count("\n") > 2:
+        return text
+    indent = re.match(" *", first)[0]
+    line = re.sub(r"\n *", " ", first).strip().replace("( ", "(").replace(" )", ")")
+    depth, cuts = 0, []  # where the brackets of the parameters and their commas are
+    for token in tokenize.generate_tokens(io.StringIO(line).readline):
+        depth += (token.string in tuple("([{")) - (token.string in tuple(")]}"))
+        if (depth == 1 and token.string in ("(", ",")) or (
+            depth == 0 and token.string == ")"
+        ):
+            cuts.append(token.end[1])
+            if depth == 0:
+                break
+    parts = [line[a:b].strip()[:-1] for a, b in zip(cuts, cuts[1:])]
+    parts = [part for part in parts if part]
+    if len(parts) < 2:
+        return text
+    inside = "".join(f"{indent}    {part},\n" for part in parts)
+    opened = f"{indent}{line[: cuts[0]]}\n{inside}{indent})"
+    return "".join(above) + opened + line[cuts[-1] :]
+
+
+def signature(node, lines, bases=()):
+    """How a function is called, a parameter a line. Of a class, its fields (those of
+    `bases` first) and how it is made; of a protocol, all it asks for.
+    """
+    parts = [one_a_line(head(node, lines))]
+    for base in bases:
+        parts += [field(part, lines) for part in base.body if is_field(part)]
     if isinstance(node, ast.ClassDef):
         protocol = any(ast.unparse(b).startswith("Protocol") for b in node.bases)
         for part in node.body:
-            if isinstance(part, ast.AnnAssign):
+            if is_field(part):
                 parts.append(field(part, lines))
             elif isinstance(part, ast.FunctionDef) and (
                 part.name == "__init__" or protocol
             ):
-                parts.append(head(part, lines))
-    return "\n".join(parts)
+                parts += ["", one_a_line(head(part, lines))]
+    return re.sub(r"(:\n)\n(?=    (?:def|@))", r"\1", "\n".join(parts))
+
+
+def is_field(part):
+    return isinstance(part, ast.AnnAssign)
 
 
 @cache
@@ -178,7 +213,15 @@ class Module:
         return {name: found[name] for name in names}
 
     def signature(self, name):
-        return signature(self.public[name][0], self.text.split("\n"))
+        node = self.public[name][0]
+        # what a class has from bases that have no page of their own
+        found = definitions(self.path)[1]
+        bases = [
+            found[base.id][0]
+            for base in getattr(node, "bases", ())
+            if isinstance(base, ast.Name) and base.id[0] == "_" and base.id in found
+        ]
+        return signature(node, self.text.split("\n"), bases)
 
     def anchor(self, name):
         "Where on its page a name is explained; empty for the page as a whole."

@@ -5,7 +5,7 @@ looked at by a browser, on a desk and on a phone, by day and by night.
     python scripts/preview_docs.py norm api    these, with pictures in _preview/shots/
     python scripts/preview_docs.py all         every page, with pictures: minutes
 
-Text, formulas, code, outputs and figures are in the site's own style sheet; the theme,
+Text, formulas, code, outputs and figures are in the site's own style sheet and colors;
 the search and the bars of the site are Quarto's alone. The browser is a Chromium: on
 the PATH, or named by the environment variable CHROME.
 """
@@ -20,7 +20,7 @@ from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 
-from check_docs import ROOT, directives, hidden, html_of, markdown_of, read_site
+from check_docs import ROOT, colors, directives, hidden, html_of, markdown_of, read_site
 
 STAGED, OUT = ROOT / "_proc", ROOT / "_preview"
 TEMPLATE, LOOK = (ROOT / "scripts" / f"preview.{kind}" for kind in ("html", "js"))
@@ -80,6 +80,15 @@ def shown_cell(cell, name):
     return "::: {.cell}\n" + "\n\n".join(parts) + "\n:::"
 
 
+def palettes():
+    "The colors of both themes, as Quarto would hand them on."
+    rules = []
+    for mode, selector in (("light", ":root"), ("dark", "body.quarto-dark")):
+        named = colors(STAGED / f"theme/{mode}.scss").items()
+        rules.append(f"{selector} {{{' '.join(f'--{k}: {v};' for k, v in named)}}}")
+    return "\n".join(rules)
+
+
 def write_page(page, pages):
     import pypandoc
 
@@ -101,6 +110,7 @@ def write_page(page, pages):
         f"--metadata={k}={page.front.get(k, '')}" for k in ("title", "description")
     ]
     args += [f"--variable=pages={Path(html).stem}" for html in pages.values()]
+    args.append(f"--variable=palettes={palettes()}")
     html = pypandoc.convert_text(text, "html5", format="markdown", extra_args=args)
     for file, name in pages.items():
         html = re.sub(rf'href="{re.escape(file)}(?=[#"])', f'href="{name}', html)

@@ -44,7 +44,7 @@ def main():
         row = run_of(name, args.steps, args.seed)
         model = load_model(args.runs / row["run"] / "best.safetensors")
         kept = ("run", "seed", "best_step", "commit", "validation_mse", "test_mse")
-        meta = {key: row[key] for key in kept}
+        meta = {key: row[key] for key in kept} | {"step": row["best_step"]}
         if name == "transformer":
             RIVAL.mkdir(exist_ok=True)
             _save_pretrained(RIVAL, model, meta)

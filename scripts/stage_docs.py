@@ -1,6 +1,6 @@
 """Stage the notebooks for the site in _proc/, as nbdev_docs does before it calls
-Quarto, and add what nbdev does not make: links to open and download each notebook, a
-page that lists every public name, documentation from the source's own text.
+Quarto, and add what nbdev does not make: links to open and download each notebook, pages
+that list every public name, documentation from the source's own text.
 """
 
 import ast
@@ -10,11 +10,11 @@ import json
 import os
 import re
 from html import escape
-from pathlib import Path
 
 import yaml
-from check_docs import CODE, FENCE, MATH
-from modules import ROOT, first_line, meaning, modules, without_pragmas, wrapped
+from api_pages import api_pages, linked
+from model_cards import page
+from modules import ROOT, modules, without_pragmas, wrapped
 from PIL import Image, ImageOps
 
 OPEN = 32  # lines of exported code that are shown without a click
@@ -78,59 +78,6 @@ def with_cards(text, folder):
     )
 
 
-# --- every public name ---
-
-
-def escaped(text):
-    return (
-        re.sub(r"([|<>\[\]])", r"\\\1", text)
-        if "`" not in text and "$" not in text
-        else text.replace("|", "\\|")
-    )
-
-
-def api_page():
-    """Every public name with the first line of what its documentation says, linked to
-    the place where it is explained.
-    """
-    # there is no such file in the repository that a reader could be sent to
-    parts = [
-        "---\ntitle: API\ndescription: Every public name of et_nbdev, and where it is"
-        " derived, documented and tested.\nrepo-actions: false\n---\n"
-    ]
-    public = [m for m in modules() if not m.path.name.startswith("_")]
-    for module in public:
-        rows = []
-        for name, (node, comment) in module.public.items():
-            anchor = module.anchor(name)
-            what = (
-                first_line(node)
-                if isinstance(node, (ast.FunctionDef, ast.ClassDef))
-                else comment
-            )
-            place = f"{module.notebook}{'#' * bool(anchor)}{anchor}"
-            rows.append(f"| [`{name}`]({place}) | {escaped(what)} |")
-            for method in node.body if isinstance(node, ast.ClassDef) else ():
-                if (
-                    isinstance(method, ast.FunctionDef)
-                    and not method.name.startswith("_")
-                    and first_line(method)
-                ):
-                    rows.append(
-                        f"| [`.{method.name}`]({place}) |"
-                        f" {escaped(first_line(method))} |"
-                    )
-        page = re.sub(r"^[0-9]+[a-z]?_", "", Path(module.notebook).stem)
-        parts.append(
-            f"## {module.name}\n\n{first_line(ast.parse(module.text))} Notebook:"
-            f" [{page.replace('_', ' ')}]({module.notebook}).\n\n| name | what it is"
-            " |\n|---|---|\n" + "\n".join(rows) + "\n"
-        )
-    count = sum(len(module.public) for module in public)
-    print(f"api.qmd lists {count} public names")
-    return "\n".join(parts)
-
-
 # --- what nbdev staged ---
 
 
@@ -143,29 +90,6 @@ def lines(source):
 
 def markdown_cell(name, text):
     return {"cell_type": "markdown", "id": name, "metadata": {}, "source": text}
-
-
-NO_NAMES = re.compile(r"^#+\s.*$|!?\[(?:[^\[\]]|\[[^\]]*\])*\]\([^)]*\)", re.M)
-
-
-def linked(text, notebook):
-    """Names in code, linked to where they are explained. Headings, links, formulas and
-    code of several lines stay as they are.
-    """
-    kept = [
-        m.span() for pattern in (FENCE, MATH, NO_NAMES) for m in pattern.finditer(text)
-    ]
-
-    def link(m):
-        name = re.fullmatch(r"([A-Za-z_][\w.]*)(\(\))?", m[2])
-        place = name and meaning(name[1], notebook)
-        if not place or any(start <= m.start() < end for start, end in kept):
-            return m[0]
-        page, anchor = place
-        target = (page if page != notebook else "") + (f"#{anchor}" if anchor else "")
-        return f"[{m[0]}]({target})" if target else m[0]
-
-    return CODE.sub(link, text)
 
 
 def documentation(module, name, config, with_signature):
@@ -313,7 +237,7 @@ def finish(path, config):
 
 
 def finish_all(staged, config):
-    "Finish every page that nbdev staged, and add the list of names."
+    "Finish every page that nbdev staged, and add the reference and the cards."
     sources = sorted((ROOT / "nbs").glob("*.ipynb"))
     for path in sources:
         copy = staged / path.name
@@ -326,7 +250,9 @@ def finish_all(staged, config):
     site = staged / "_quarto.yml"
     text = addressed(site.read_text(encoding="utf-8"), config)
     site.write_text(text, encoding="utf-8")
-    (staged / "api.qmd").write_text(api_page(), encoding="utf-8")
+    (staged / "models.qmd").write_text(page(), encoding="utf-8")
+    for name, text in api_pages(config).items():
+        (staged / name).write_text(text, encoding="utf-8")
     print(f"{len(sources)} notebooks staged in {staged.name}/")
 
 

@@ -29,6 +29,8 @@ def script(name):
 colab = script("colab")
 modules = script("modules")
 docs = script("check_docs")
+api = script("api_pages")
+script("model_cards")
 SETTINGS = docs.settings()
 REPOSITORY = SETTINGS["git_url"]
 SITE = SETTINGS["doc_host"] + SETTINGS["doc_baseurl"]
@@ -104,7 +106,7 @@ CONFIG = """website:
   page-footer: {right: "After [them](other.qmd#there)"}
 format:
   html:
-    theme: {light: [flatly, theme.scss], dark: [darkly, theme.scss]}
+    theme: {light: [theme/shared.scss, theme/light.scss], dark: [theme/shared.scss]}
     html-math-method: {method: katex, url: katex/}
 """
 
@@ -112,8 +114,8 @@ format:
 def write_style(folder):
     (folder / "katex").mkdir(exist_ok=True)
     (folder / "katex/katex.min.js").touch()
-    for name in ("styles.css", "theme.scss"):
-        shutil.copy(ROOT / "nbs" / name, folder)
+    shutil.copy(ROOT / "nbs/styles.css", folder)
+    shutil.copytree(ROOT / "nbs/theme", folder / "theme", dirs_exist_ok=True)
 
 
 def write_site(
@@ -465,14 +467,14 @@ def test_text_outputs_are_looked_at(tmp_path, output, said):
         ),
         ("page-navigation: true", "page-navigation: false", "page-navigation"),
         ("search: true", "search: false", "no search"),
-        (", dark: [darkly, theme.scss]", "", "no theme for the dark"),
+        (", dark: [theme/shared.scss]", "", "no theme for the dark"),
         (
-            "[darkly, theme.scss]",
-            "darkly",
+            "dark: [theme/shared.scss]",
+            "dark: darkly",
             "the dark theme loads its fonts from elsewhere",
         ),
         (
-            "[flatly, theme.scss]",
+            "[theme/shared.scss, theme/light.scss]",
             "flatly",
             "the light theme loads its fonts from elsewhere",
         ),
@@ -510,21 +512,49 @@ def test_a_broken_configuration_is_found(tmp_path, good, bad, said):
     [
         (
             "styles.css",
-            ":root {",
-            '@import url("https://fonts.googleapis.com/css?family=Lato");\n:root {',
+            "body {",
+            '@import url("https://fonts.googleapis.com/css?family=Lato");\nbody {',
             "styles.css loads https://fonts.googleapis.com",
         ),
         (
-            "theme.scss",
+            "theme/shared.scss",
             "/*--",
             '@import "//cdn.example.org/font.css";\n/*--',
-            "theme.scss loads //cdn.example.org/font.css",
+            "shared.scss loads //cdn.example.org/font.css",
         ),
-        ("theme.scss", "$web-font-path: false", "", "loads its fonts from elsewhere"),
-        ("styles.css", "--link: #0b6b58", "--link: #18bc9c", "--link on --page is 2.4"),
-        ("styles.css", "--muted: #a9b2ba", "--muted: #6c757d", "is 3.4 in the dark"),
-        ("styles.css", "--box: #2f3236", "--box: #f8f9fa", "in the dark theme"),
-        ("styles.css", "--button: #41474d; ", "", "no color --button-text or --button"),
+        (
+            "theme/shared.scss",
+            "$web-font-path: false",
+            "",
+            "loads its fonts from elsewhere",
+        ),
+        (
+            "theme/light.scss",
+            "$link: #5b3a8c",
+            "$link: #18bc9c",
+            "$link on $page is 2.4 in the light",
+        ),
+        (
+            "theme/dark.scss",
+            "$muted: #b0a8bf",
+            "$muted: #6c757d",
+            "$muted on $page is 3.9 in the dark",
+        ),
+        ("theme/dark.scss", "$box: #231d2e", "$box: #f8f9fa", "in the dark theme"),
+        (
+            "theme/light.scss",
+            "$code-comment: #645c70",
+            "$code-comment: #999999",
+            "$code-comment on $box is 2.6",
+        ),
+        (
+            "theme/dark.scss",
+            "$button: #3b3150;",
+            "",
+            "dark.scss names no color $button",
+        ),
+        ("theme/shared.scss", "--tip: #{$tip};", "", "does not hand on $tip as --tip"),
+        ("styles.css", "var(--muted)", "var(--pale)", "styles.css uses --pale"),
     ],
 )
 def test_a_style_that_cannot_be_read_is_found(tmp_path, name, good, bad, said):
@@ -844,6 +874,67 @@ def test_signatures_are_as_they_are_written():
     assert len(said) > 140
     assert max(len(line) for text in said for line in text.split("\n")) <= docs.WIDEST
     assert not any("pyright" in text or "noqa" in text for text in said)
+
+
+def one_parameter_a_line(code):
+    "Whether it holds for every function and method of a signature."
+    bodied = re.sub(r"(?m)^( *(?:def|\)).*):$", r"\1: ...", code)
+    tree = ast.parse(bodied + "\n    ..." * ("class " in code))
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    rows = [
+        [p.lineno for p in ast.walk(f.args) if isinstance(p, ast.arg)]
+        for f in functions
+    ]
+    return all(len(set(found)) == len(found) for found in rows)
+
+
+def test_the_reference_has_every_public_name_with_its_signature():
+    pages = api.api_pages(Config)
+    names = (ROOT / "tests/public_names.txt").read_text().split()
+    rooms = "\n".join(text for page, text in pages.items() if page != "api.qmd")
+    headed = re.findall(r"^## (\w+) \{#\1\}$", rooms, re.M)
+    assert sorted(headed) == sorted(name.rpartition(".")[2] for name in names)
+    entries = re.split(r"^## \w+ \{#", rooms, flags=re.M)[1:]
+    for text in entries:
+        name = text[: text.index("}")]
+        code = re.search(r"```python\n(.*?)\n```\n\n(?=\S)", text, re.S)
+        assert re.search(rf"^(?:class|def) {name}\b", code[1], re.M), name
+        assert one_parameter_a_line(code[1]), code[1]
+        assert re.search(r"\]\(\d+\w*\.ipynb#", text), f"{name}: no chapter"
+        assert re.search(r"\[source\]\(https://.*#L\d+\)", text), name
+        assert f"#{name}) |" in pages["api.qmd"]
+    site = (ROOT / "_quarto.yml").read_text()
+    assert re.findall(r"- (api\w*\.qmd)", site) == list(pages)
+
+
+@pytest.mark.parametrize(
+    "head, split",
+    [
+        ("def f(x):", None),
+        ("def f():", None),
+        ("@a(1, 2)\ndef f(x):", None),
+        (
+            "def f(x, *, y: tuple[int, str] = (1, 'a,b'), **z) -> dict[str, int]:",
+            (
+                "def f(\n    x,\n    *,\n    y: tuple[int, str] = (1, 'a,b'),\n    **z,\n"
+                ") -> dict[str, int]:"
+            ),
+        ),
+        (
+            "    @staticmethod\n    def f(x, y):",
+            "    @staticmethod\n    def f(\n        x,\n        y,\n    ):",
+        ),
+        ("def f(\n    x,\n    y,\n):", None),
+        (
+            "def f(\n    x: str = ',', y=(1, 2)\n):",
+            "def f(\n    x: str = ',',\n    y=(1, 2),\n):",
+        ),
+        ("def f(\n    x,  # said\n):", None),
+        ("class A(B, C):", None),
+    ],
+)
+def test_a_parameter_has_a_line_of_its_own(head, split):
+    assert modules.one_a_line(head) == (split or head)
 
 
 @pytest.mark.parametrize("data", [b"", b"a picture"])

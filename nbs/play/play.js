@@ -294,13 +294,14 @@ class Player {
   drawCurve() {
     const context = this.curve.getContext("2d");
     const { width, height } = this.curve;
-    const dark = document.body.classList.contains("quarto-dark");
+    const style = getComputedStyle(document.body);
+    const color = (name, plain) => style.getPropertyValue(`--${name}`).trim() || plain;
     const [left, right, top, bottom] = [10, width - 90, 18, height - 22];
     const from = this.path[0];
     const lines = [
-      ["E", dark ? "#ffffff" : "#000000", (p) => p.attention + p.memory - from.attention - from.memory],
-      ["attention", "#0072b2", (p) => p.attention - from.attention],
-      ["memory", "#d55e00", (p) => p.memory - from.memory],
+      ["E", color("text", "#000000"), (p) => p.attention + p.memory - from.attention - from.memory],
+      ["attention", color("note", "#0072b2"), (p) => p.attention - from.attention],
+      ["memory", color("warning", "#d55e00"), (p) => p.memory - from.memory],
     ];
     const values = lines.flatMap(([, , of]) => this.path.map(of));
     const [low, high] = [Math.min(...values, -1), Math.max(...values, 0)];
@@ -308,7 +309,7 @@ class Player {
     const y = (v) => bottom - ((bottom - top) * (v - low)) / (high - low);
     context.clearRect(0, 0, width, height);
     context.font = "13px sans-serif";
-    context.fillStyle = context.strokeStyle = dark ? "#bbbbbb" : "#555555";
+    context.fillStyle = context.strokeStyle = color("muted", "#555555");
     context.fillText("energy, from its start", left, 12);
     context.textAlign = this.t > STEPS / 2 ? "right" : "left";
     context.fillText(` t = ${this.t} `, x(this.t), height - 6);
@@ -317,8 +318,8 @@ class Player {
     context.strokeRect(x(this.t), top, 0, bottom - top);
     context.setLineDash([]);
     const labels = [];
-    for (const [name, color, of] of lines) {
-      context.strokeStyle = context.fillStyle = color;
+    for (const [name, stroke, of] of lines) {
+      context.strokeStyle = context.fillStyle = stroke;
       context.lineWidth = 2;
       context.beginPath();
       this.path.forEach((p, t) => context.lineTo(x(t), y(of(p))));
@@ -343,4 +344,7 @@ for (const root of document.querySelectorAll(".et-play")) {
     player.wake();
   });
   seen.observe(root);
+  // in other colors when the reader turns the light on or off
+  const turned = new MutationObserver(() => player.path?.length && player.drawCurve());
+  turned.observe(document.body, { attributeFilter: ["class"] });
 }

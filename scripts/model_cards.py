@@ -1,0 +1,184 @@
+"""MODEL_CARDS.md, and the same page of the site: what is known of each set of weights
+that comes with the library. Every number is read from the weights or from results/.
+
+    python scripts/model_cards.py
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+
+ROOT = Path(__file__).resolve().parent.parent
+WEIGHTS = ROOT / "et_nbdev/vision/weights"
+
+# What no file holds: what the pictures are, and under which terms.
+DATA = {
+    "tiny-imagenet": (
+        "Tiny ImageNet (200 classes of ImageNet, 64×64)",
+        "ImageNet's terms of access: pictures of many owners, for non-commercial"
+        " research and education",
+    ),
+    "cifar10": (
+        "CIFAR-10 (Krizhevsky, 2009; 32×32)",
+        "none stated; published for research",
+    ),
+}
+
+
+def weights_of(path):
+    "(what the file says of itself, how many parameters)"
+    with safe_open(path, "np") as file:
+        meta = json.loads(file.metadata()["meta"])
+        count = sum(int(np.prod(file.get_slice(k).get_shape())) for k in file.keys())
+    return meta, count
+
+
+def kept(folder, name="metrics"):
+    path = ROOT / "results" / folder / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def rival_of(stem, metrics):
+    "Parameters of the transformer that was trained beside a model, and its score."
+    folder = stem.replace("tiny-imagenet", "tiny-imagenet-transformer")
+    name = "weight-shared transformer"
+    if name in metrics["masked_patch_mse"]:
+        return kept(folder, "run")["parameters"], score(metrics, name)
+    if folder != stem:
+        other = kept(folder)
+        return other["parameters"], score(other, name)
+    return None
+
+
+def seeds(metrics):
+    "Which seed, and what others of the same run ended at."
+    own = f"seed {metrics['config']['seed']}"
+    if "run" not in metrics:
+        return f"one run, {own}"
+    pattern = metrics["run"].rsplit("-", 1)[0] + "-*.json"
+    found = sorted((ROOT / "results/image-pair").glob(pattern))
+    errors = [json.loads(path.read_text())["test_mse"] for path in found]
+    if len(errors) == 1:
+        return f"one run, {own}"
+    return (
+        f"{own} of {len(errors)} runs, which ended at"
+        f" {np.mean(errors):.4f} ± {np.std(errors, ddof=1):.4f} (test pictures)"
+    )
+
+
+def score(metrics, name):
+    value, error = metrics["masked_patch_mse"][name], metrics["standard_error"][name]
+    return f"{value:.3f} ± {error:.3f}"
+
+
+def table(rows):
+    return "\n".join(["| | |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows)])
+
+
+def scores(metrics, rival):
+    found = {name: score(metrics, name) for name in metrics["masked_patch_mse"]}
+    if rival:
+        found["weight-shared transformer"] = rival[1]
+    order = sorted(found.items(), key=lambda item: float(item[1].split()[0]))
+    rows = [f"| {name} | {value} |" for name, value in order]
+    return "\n".join(["| | error |", "|---|---|", *rows])
+
+
+def model_of(config):
+    return (
+        f"an Energy Transformer: patches {config['patch_size']}×{config['patch_size']},"
+        f" D = {config['dim']}, {config['num_heads']} heads of {config['head_dim']},"
+        f" {config['num_memories']} memories, T = {config['steps']},"
+        + (
+            " learned steps with a gate, relative positions, normalized heads,"
+            " thresholds and signs"
+            if config.get("learn_steps")
+            else f" α = {config['step_size']:g}"
+        )
+    )
+
+
+def card(path):
+    meta, count = weights_of(path)
+    metrics = kept(path.stem)
+    config, model = metrics["config"], meta["config"]["model"]
+    data, terms = DATA[metrics["data"]]
+    rival = rival_of(path.stem, metrics)
+    seen = meta["step"] * config["batch_size"]
+    commit = metrics["commit"]
+    note = metrics.get("note", "").rstrip(".")
+    about = [
+        ("model", model_of(model) + f"; {count:,} parameters"),
+        ("input", f"{model['image_size']}×{model['image_size']} in color, some hidden"),
+        ("data", f"the training split of {data}"),
+        ("terms of the data", terms),
+        (
+            "budget",
+            f"{meta['step']:,} steps of {config['batch_size']} pictures,"
+            f" {seen:,} in all; {metrics['training_seconds'] / 60:.0f} minutes on"
+            f" {metrics['device']}, {metrics['cores']} cores",
+        ),
+        ("seeds", seeds(metrics)),
+        ("chosen", f"the weights of step {metrics['best_step']:,}, on validation"),
+        ("command", f"`{metrics['command']}`"),
+        ("code", f"commit {commit}, JAX {metrics['jax']}, {metrics['date'][:10]}"),
+        ("licence of the weights", "Apache-2.0, that of the library"),
+    ]
+    shown = f"{metrics['pictures']:,} pictures of the {metrics['split']} split"
+    parts = [
+        f"## {path.stem}",
+        f'`from_pretrained("{path.stem}")`',
+        table(about),
+        f"{note}." if note else "",
+        f"Mean squared error on the hidden half of {shown}, in units of the pixels'"
+        " variance (lower is better); ± is the standard error over pictures, not over"
+        " runs:",
+        scores(metrics, rival),
+    ]
+    if rival:
+        more = rival[0] / count
+        parts.append(
+            "The weight-shared transformer was trained beside it, with about as many"
+            f" operations and {more:.1f} times the parameters."
+        )
+    return "\n\n".join(filter(None, parts))
+
+
+INTRODUCTION = """\
+The library brings these weights for demonstrations, tests and teaching: a block whose
+descent can be watched on real pictures. They are small, and meant for that alone."""
+
+LIMITS = """\
+## Limits of all of them
+
+- What they fill in is plausible, not true. Nothing that matters may be read off it:
+  neither who somebody is nor what was covered.
+- They predict means, so hidden parts are blurred, the more the larger they are.
+- They know one size of picture and one size of patch (`complete_large` covers larger
+  pictures with windows), and were trained with half of the patches hidden at random; a
+  large hole in one place is another task.
+- Their pictures are those of their data, with all the biases of these: what is rare
+  there comes out badly. No bias was measured.
+- Each is a single run, so a difference between two of these models may be chance.
+"""
+
+
+def cards():
+    "The text below the title."
+    each = [card(path) for path in sorted(WEIGHTS.glob("*.safetensors"))]
+    return "\n\n".join([INTRODUCTION, *each, LIMITS])
+
+
+def page():
+    "The page of the site."
+    return (
+        '---\ntitle: "Model cards"\ndescription: "The weights that come with the'
+        ' library: data, budget, seeds, limits, licence."\nrepo-actions: false\n---\n\n'
+        + cards()
+    )
+
+
+if __name__ == "__main__":
+    (ROOT / "MODEL_CARDS.md").write_text(f"# Model cards\n\n{cards()}", "utf-8")

@@ -1,0 +1,77 @@
+"""The examples of CONTRIBUTING.md run as they stand, and the model cards say what is
+measured.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+SECTIONS = {
+    part.partition("\n")[0]: part for part in re.split(r"^## ", TEXT, flags=re.M)[1:]
+}
+
+
+def example(section):
+    return re.search(r"```python\n(.*?)```", SECTIONS[section], re.S)[1]
+
+
+@pytest.mark.parametrize("section", ["A term", "A solver", "A data set"])
+def test_an_example_runs(section, tmp_path, monkeypatch, compile_quickly):
+    monkeypatch.chdir(tmp_path)
+    code = example(section)
+    found = {}
+    exec(compile(code, section, "exec"), found)
+    if section == "A data set":
+        assert found["path"].num_nodes == 3
+    else:
+        assert (
+            found["path"].energies.total[-1].max() < found["path"].energies.total.max()
+        )
+    body = [line for line in code.splitlines() if line and "import" not in line]
+    assert len(body) <= 12
+
+
+def test_the_chapter_becomes_a_module(tmp_path):
+    shutil.copy(ROOT / "settings.ini", tmp_path)
+    (tmp_path / "nbs").mkdir()
+    (tmp_path / "et_nbdev").mkdir()
+    shutil.copy(ROOT / "et_nbdev/__init__.py", tmp_path / "et_nbdev")
+    parts = example("How a chapter becomes a module").split("# %%\n")[1:]
+    cells = [nbformat.v4.new_code_cell(part.rstrip()) for part in parts]
+    chapter = nbformat.v4.new_notebook(cells=cells)
+    nbformat.write(chapter, tmp_path / "nbs/33_spring.ipynb")
+    code = "from nbdev.doclinks import nbdev_export as f; f.__wrapped__()"
+    env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = {}
+    exec((tmp_path / "et_nbdev/spring.py").read_text(), found)
+    assert found["__all__"] == ["spring"]
+    exec(parts[-1], found)
+
+
+def test_it_is_one_page_whose_links_lead_somewhere():
+    assert len(TEXT.split()) < 900
+    for text in (TEXT, (ROOT / "MAINTAINING.md").read_text(encoding="utf-8")):
+        for target in re.findall(r"\]\(([^)#]+)\)", text):
+            assert target.startswith("http") or (ROOT / target).exists(), target
+
+
+def test_the_model_cards_are_those_of_the_weights(monkeypatch):
+    "After a change of weights or results: python scripts/model_cards.py"
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import model_cards
+
+    text = (ROOT / "MODEL_CARDS.md").read_text(encoding="utf-8")
+    assert text == f"# Model cards\n\n{model_cards.cards()}"
+    for path in (ROOT / "et_nbdev").rglob("*.safetensors"):
+        assert f'`from_pretrained("{path.stem}")`' in text
