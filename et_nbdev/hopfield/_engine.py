@@ -70,7 +70,9 @@ def check_states(x: Array, dim: int, spins: bool = False, dtype=None):
 
 # %% ../../nbs/48_hopfield_engine.ipynb #48a00007
 def couplings(x, W, b):
-    "W and b, checked against the states x; no b is b = 0."
+    """W and b, checked against the states x; no b is b = 0. Raises TypeError or
+    ValueError on arrays that do not fit.
+    """
     check_floating(W=W)
     if W.ndim != 2 or W.shape[0] != W.shape[1]:
         raise ValueError(f"W: expected couplings of shape (D, D), got {W.shape}")
@@ -85,7 +87,9 @@ def couplings(x, W, b):
 
 # %% ../../nbs/48_hopfield_engine.ipynb #e7f24bd6
 def neuron_order(order, D: int) -> Array:
-    "The neurons in the order in which they move, checked; None: each once."
+    """The neurons in the order in which they move, checked; None: each once. Raises
+    ValueError on what is not a list of indices from 0 to D − 1.
+    """
     if order is None:
         order = np.arange(D)
     order = np.asarray(order) if known(order) else jnp.asarray(order)
