@@ -18,13 +18,11 @@ from hypothesis import strategies as st
 
 from et_nbdev._checks import check_positive
 from et_nbdev.attention import EnergyAttention, _queries_and_keys, _soft_match
+from et_nbdev.hopfield._engine import check_memories, check_states, flip_energies
 from et_nbdev.hopfield.classical import (
     Exponential,
     Polynomial,
-    _check_memories,
-    _check_states,
     _dense_sweep,
-    _flip_energies,
     asynchronous,
     dense_energy,
     hebb,
@@ -269,7 +267,7 @@ def test_dense_energy_and_flips_are_the_formulas(x64, F):
         ],
         -1,
     )
-    assert_close(_flip_energies(jnp.asarray(x), jnp.asarray(xi), F), flips, rtol=1e-12)
+    assert_close(flip_energies(jnp.asarray(x), jnp.asarray(xi), F), flips, rtol=1e-12)
 
 
 @each_interaction
@@ -305,7 +303,7 @@ def test_a_settled_state_is_one_from_which_no_flip_pays(x64, seed):
         end, steps = settle(lambda x: run_sweep(x, xi, F=F)[0], jnp.asarray(x))
         assert (
             steps.max() < 100
-            and (_flip_energies(end, jnp.asarray(xi), F) > -1e-13).all()
+            and (flip_energies(end, jnp.asarray(xi), F) > -1e-13).all()
         )
 
 
@@ -327,9 +325,7 @@ def test_the_square_is_the_classical_network(x64):
     )
     h = jnp.asarray(x) @ W  # flipping neuron i costs 2 x h in the classical energy
     assert_close(
-        _flip_energies(jnp.asarray(x), xi, Polynomial(2)) * 64 / 2,
-        2 * x * h,
-        rtol=1e-12,
+        flip_energies(jnp.asarray(x), xi, Polynomial(2)) * 64 / 2, 2 * x * h, rtol=1e-12
     )
 
 
@@ -345,7 +341,7 @@ def test_steeper_energies_hold_more():
     rng = np.random.default_rng(0)
     xi = jnp.asarray(spins(rng, 60, 32), jnp.float32)
     kept = {
-        F: float((_flip_energies(xi, xi, F) >= 0).all(-1).mean()) for F in INTERACTIONS
+        F: float((flip_energies(xi, xi, F) >= 0).all(-1).mean()) for F in INTERACTIONS
     }
     assert kept[Polynomial(2)] < 0.1 and kept[Polynomial(4)] == kept[Exponential()] == 1
 
@@ -354,7 +350,7 @@ def test_nothing_overflows_in_single_precision():
     xi = jnp.asarray(spins(np.random.default_rng(0), 3, 1000), jnp.float32)
     for F in (Polynomial(30), Exponential()):
         assert_close(dense_energy(xi, xi, F), -jnp.ones(3), rtol=1e-6)
-        assert (_flip_energies(xi, xi, F) > 0).all()
+        assert (flip_energies(xi, xi, F) > 0).all()
 
 
 @pytest.mark.parametrize("D, flipped", [(128, 0.4), (256, 0.2), (512, 0.1), (512, 0.3)])
@@ -369,8 +365,8 @@ def test_badly_damaged_patterns_are_recalled_in_single_precision(F, D, flipped):
     ).astype(jnp.float32)
     end = settle(lambda x: run_sweep(x, xi, F=F)[0], damaged)[0]
     assert_close(end, xi)
-    assert (_flip_energies(damaged, xi, F).min(-1) < 0).all() and (
-        _flip_energies(end, xi, F) > 0
+    assert (flip_energies(damaged, xi, F).min(-1) < 0).all() and (
+        flip_energies(end, xi, F) > 0
     ).all()
     energies = run_sweep(damaged, xi, F=F)[1]
     assert_descends(energies)
@@ -393,10 +389,7 @@ def test_a_memory_with_gaps(x64, F):
         -1,
     )
     assert_close(
-        _flip_energies(jnp.asarray(x), jnp.asarray(xi), F),
-        flips,
-        rtol=1e-11,
-        atol=1e-15,
+        flip_energies(jnp.asarray(x), jnp.asarray(xi), F), flips, rtol=1e-11, atol=1e-15
     )
 
 
@@ -839,14 +832,14 @@ xs, xis, W4 = jnp.ones((3, 4)), jnp.ones((2, 4)), jnp.ones((4, 4))
             TypeError,
             "xi: expected an array of floating.*int64",
         ),
-        (lambda: _check_memories([1.0]), TypeError, "xi: .*list"),
+        (lambda: check_memories([1.0]), TypeError, "xi: .*list"),
         (
-            lambda: _check_states(jnp.ones(3), 4),
+            lambda: check_states(jnp.ones(3), 4),
             ValueError,
             r"x: expected states.*D = 4.*\(3,\)",
         ),
         (
-            lambda: _check_states(jnp.zeros(4), 4, spins=True),
+            lambda: check_states(jnp.zeros(4), 4, spins=True),
             ValueError,
             "x: expected entries of -1 and 1 only, got 0.0",
         ),
@@ -903,7 +896,7 @@ xs, xis, W4 = jnp.ones((3, 4)), jnp.ones((2, 4)), jnp.ones((4, 4))
             "x: expected an array of states, got list",
         ),
         (
-            lambda: _flip_energies(xs, 2 * xis, Polynomial(2)),
+            lambda: flip_energies(xs, 2 * xis, Polynomial(2)),
             ValueError,
             "xi: expected entries of -1, 0 and 1 only, got 2.0",
         ),
@@ -955,7 +948,7 @@ xs, xis, W4 = jnp.ones((3, 4)), jnp.ones((2, 4)), jnp.ones((4, 4))
         (lambda: _dense_sweep(0 * xs, xis, Polynomial(2)), ValueError, "-1 and 1"),
         (lambda: _dense_sweep(xs, xis, Polynomial(2), [-1]), ValueError, "order: "),
         (
-            lambda: _flip_energies(2 * xs, xis, Exponential()),
+            lambda: flip_energies(2 * xs, xis, Exponential()),
             ValueError,
             "-1 and 1 only, got 2.0",
         ),
