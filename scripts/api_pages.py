@@ -82,6 +82,10 @@ def called(method):
     return f"{method.name}({', '.join(names)})"
 
 
+# Decorators that change nothing for whoever calls.
+IDLE = re.compile(r"^ *@(?!dataclass|staticmethod|classmethod|property).*\n", re.M)
+
+
 def methods_of(node):
     "The public methods of a class that say what they do."
     for part in node.body if isinstance(node, ast.ClassDef) else ():
@@ -96,6 +100,11 @@ def what(node, comment):
 
 def address(page, anchor):
     return f"{page}#{anchor}" if anchor else page
+
+
+def listing(rows):
+    "A table whose rows stand below each other on a phone."
+    return "\n".join(["::: {.api-list}", *rows, ":::"])
 
 
 def entry(module, name, config, offered):
@@ -116,14 +125,14 @@ def entry(module, name, config, offered):
         return "\n\n".join([*parts, escaped(comment)])
     said = (ast.get_docstring(node) or "").strip().split("\n\n")[0]
     parts += [
-        f"```python\n{module.signature(name)}\n```",
+        f"```python\n{IDLE.sub('', module.signature(name))}\n```",
         linked(said, module.notebook, "api"),
     ]
     if rows := [
         f"| `{called(method)}` | {escaped(first_line(method))} |"
         for method in methods_of(node)
     ]:
-        parts.append("\n".join(["| method | what it does |", "|---|---|", *rows]))
+        parts.append(listing(["| method | what it does |", "|---|---|", *rows]))
     return "\n\n".join(parts)
 
 
@@ -164,7 +173,7 @@ def api_pages(config):
     ]
     for room in ROOMS:
         title, purpose = ROOMS[room]
-        table = "\n".join(["| name | what it is |", "|---|---|", *rows[room]])
+        table = listing(["| name | what it is |", "|---|---|", *rows[room]])
         listed.append(f"## [{title}](api_{room}.qmd)\n\n{purpose}\n\n{table}")
         entries = pages[f"api_{room}.qmd"]
         pages[f"api_{room}.qmd"] = "\n\n".join(
