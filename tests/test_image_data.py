@@ -958,7 +958,8 @@ def test_large_jpegs_lose_nothing_by_being_decoded_small(side):
     whole, reduced = encode(blocks), encode(blocks, "JPEG", quality=100)
     assert (
         np.abs(
-            _readers._decode(whole, 16, 1).astype(int) - _readers._decode(reduced, 16, 1)
+            _readers._decode(whole, 16, 1).astype(int)
+            - _readers._decode(reduced, 16, 1)
         ).mean()
         < 6
     )

@@ -18,7 +18,7 @@ from flax import nnx
 from ..attention import RelativePositions
 from ..block import EnergyTransformer
 from ..memory import SignedMemory
-from .data import _need
+from ._readers import _need
 
 # %% ../../nbs/51_image_model_engine.ipynb #f9e73fd6
 def _check_config(c):
