@@ -201,7 +201,7 @@ def _fill_mean(
         lambda x, h: np.broadcast_to(x[~h].mean(0), x.shape),
     )
 
-
+# %% ../../nbs/10_image_data.ipynb #b7c2d63b
 def _fill_nearest(
     images: Shaped[_Pixels, "B S S C"], occluded: Bool[_Pixels, "B N"], patch_size: int
 ) -> Float32[np.ndarray, "B S S C"]:

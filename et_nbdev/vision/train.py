@@ -25,14 +25,13 @@ from ..training.checkpoint import _atomic_write, _provenance
 from ..training.command import _all_devices, _as_command, _configure, _out_folder
 from ..training.fit import _Fit, fit
 from ..training.loop import OptimConfig, _option
+from ._picture_arrays import _augment
+from ._readers import _Images, _Pictures
 from ._train_checks import _check_training
 from et_nbdev.vision.data import (
-    _augment,
     _fill_biharmonic,
     _fill_mean,
     _fill_nearest,
-    _Images,
-    _Pictures,
     batches,
     load_images,
     normalize,
@@ -172,6 +171,16 @@ def _occlusions(
         )[0][0]
     )(numbers)
 
+
+@partial(nnx.jit, static_argnames="steps")
+def _errors(model, images, occluded, steps: int):
+    c = model.config
+    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
+    error = jnp.mean((model(patches, occluded, steps=steps) - patches) ** 2, -1)
+    return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error)), -1) / jnp.sum(
+        occluded, -1, dtype=error.dtype
+    )
+
 # %% ../../nbs/12_image_train.ipynb #5e3c853f
 def _held_out(
     images: _Pictures,
@@ -205,16 +214,6 @@ def _held_out(
         at += len(batch)
         if at == limit:
             return
-
-# %% ../../nbs/12_image_train.ipynb #2e5ffde3
-@partial(nnx.jit, static_argnames="steps")
-def _errors(model, images, occluded, steps: int):
-    c = model.config
-    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
-    error = jnp.mean((model(patches, occluded, steps=steps) - patches) ** 2, -1)
-    return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error)), -1) / jnp.sum(
-        occluded, -1, dtype=error.dtype
-    )
 
 # %% ../../nbs/12_image_train.ipynb #5ad76332
 def evaluate(
@@ -305,7 +304,7 @@ def _prepare(config: TrainConfig) -> tuple[TrainConfig, dict[str, _Images]]:
         images,
     )
 
-# %% ../../nbs/12_image_train.ipynb #0217ddcd
+
 def _validation_for(config: TrainConfig, images: _Pictures):
     "The error on held-out pictures, by which `fit` chooses the best weights."
     options = dict(seed=config.seed, limit=config.validate_on)
