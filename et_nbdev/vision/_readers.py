@@ -177,8 +177,8 @@ class _Images:
 def _channel_statistics(
     images: _Pictures,
 ) -> tuple[Float32[np.ndarray, "C"], Float32[np.ndarray, "C"]]:
-    """(mean, standard deviation) of each channel, pixels in [0, 1], over at most 5,000 pictures
-    spread evenly over the set: deterministic.
+    """(mean, standard deviation) of each channel, pixels in [0, 1], over at most 5,000
+    pictures spread evenly over the set: deterministic.
 
     Streamed as a histogram of the 256 levels, so exact. The standard deviation is at
     least 1/255, one level: a blank channel divides safely.
