@@ -31,10 +31,9 @@ from .graph.anomaly import AnomalyEnergyTransformer, _along, _inputs
 from .graph.data import Graph
 from .graph.energy import EdgeIndex, _attention_weights
 from .solvers import Anderson, Backtracking, solve
+from .vision._readers import _decode, _need
 from et_nbdev.vision.data import (
-    _decode,
     _denormalize,
-    _need,
     normalize,
     patchify,
     photographs,

@@ -58,7 +58,8 @@ from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.testing import assert_close, assert_gradient, float64
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.loop import OptimConfig, _make_optimizer
-from et_nbdev.vision.data import _channel_statistics, batches, load_images
+from et_nbdev.vision._readers import _channel_statistics
+from et_nbdev.vision.data import batches, load_images
 from et_nbdev.vision.model import ImageConfig, ImageTransformer
 from et_nbdev.vision.train import TrainConfig, _loss_for, evaluate
 

@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from et_nbdev.training.checkpoint import _atomic_write
-from et_nbdev.vision.data import _decode, _Images, load_images
+from et_nbdev.vision._readers import _decode, _Images
+from et_nbdev.vision.data import load_images
 
 MEGABYTE = 2**20
 ROOT = Path(__file__).resolve().parent.parent

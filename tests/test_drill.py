@@ -336,8 +336,9 @@ def test_without_a_network_what_is_here_works_and_the_rest_says_so(
 ):
     from et_nbdev.graph.data import load_graph
     from et_nbdev.graph.sets import load_graphs
+    from et_nbdev.vision._model_engine import _pretrained
     from et_nbdev.vision.data import load_images
-    from et_nbdev.vision.model import _pretrained, from_pretrained
+    from et_nbdev.vision.model import from_pretrained
 
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 

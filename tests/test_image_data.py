@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy import stats
 
-from et_nbdev.vision import data
+from et_nbdev.vision import _readers
+from et_nbdev.vision._picture_arrays import _augment
+from et_nbdev.vision._readers import _channel_statistics
 from et_nbdev.vision.data import (
-    _augment,
-    _channel_statistics,
     _denormalize,
     _fill_biharmonic,
     _fill_mean,
@@ -790,10 +790,10 @@ def test_batches_refuses_at_once(options, match):
 @given(st.integers(3, 500), st.booleans(), st.integers(1, 50))
 def test_carved_splits_are_a_partition_that_never_changes(n, has_test, held_out):
     of_train, of_test = (lambda rows: []), (lambda rows: [])
-    source = {"train" if has_test else "all": data._Source(n, of_train)}
+    source = {"train" if has_test else "all": _readers._Source(n, of_train)}
     if has_test:
-        source["test"] = data._Source(7, of_test)
-    rows = {s: data._split(source, s, held_out, "x") for s in SPLITS}
+        source["test"] = _readers._Source(7, of_test)
+    rows = {s: _readers._split(source, s, held_out, "x") for s in SPLITS}
     inside = ("train", "validation") if has_test else SPLITS
     np.testing.assert_array_equal(
         np.sort(np.concatenate([rows[s][0] for s in inside])), np.arange(n)
@@ -804,13 +804,13 @@ def test_carved_splits_are_a_partition_that_never_changes(n, has_test, held_out)
         assert rows["test"][1] is of_test and len(rows["test"][0]) == 7
     for s in SPLITS:
         np.testing.assert_array_equal(
-            data._split(source, s, held_out, "x")[0], rows[s][0]
+            _readers._split(source, s, held_out, "x")[0], rows[s][0]
         )
 
 
 def test_the_fixed_permutation_is_the_one_of_every_machine():
     # published splits depend on it
-    assert list(data._permutation(10, 2302)) == [2, 0, 5, 7, 8, 6, 4, 9, 3, 1]
+    assert list(_readers._permutation(10, 2302)) == [2, 0, 5, 7, 8, 6, 4, 9, 3, 1]
     digits = load_images("digits", "validation")
     assert list(digits.rows[:5]) == [4, 7, 21, 25, 27] and len(digits) == 200
 
@@ -943,7 +943,7 @@ KINDS = {
 def test_every_kind_of_picture_becomes_the_same_pixels(size, channels):
     want = np.where(np.arange(size) < size // 2, 0, 255)
     for kind, content in KINDS.items():
-        x = data._decode(content, size, channels)
+        x = _readers._decode(content, size, channels)
         assert x.shape == (size, size, channels) and x.dtype == np.uint8
         error = np.abs(x.astype(int) - want[None, :, None])
         # the edge itself is smoothed
@@ -958,21 +958,22 @@ def test_large_jpegs_lose_nothing_by_being_decoded_small(side):
     whole, reduced = encode(blocks), encode(blocks, "JPEG", quality=100)
     assert (
         np.abs(
-            data._decode(whole, 16, 1).astype(int) - data._decode(reduced, 16, 1)
+            _readers._decode(whole, 16, 1).astype(int)
+            - _readers._decode(reduced, 16, 1)
         ).mean()
         < 6
     )
 
 
 def test_sixteen_bits_are_scaled_not_cut():
-    x = data._decode(encode(np.array([[0, 32896], [65535, 400]], np.uint16)), 2, 1)
+    x = _readers._decode(encode(np.array([[0, 32896], [65535, 400]], np.uint16)), 2, 1)
     np.testing.assert_array_equal(x[..., 0], [[0, 128], [255, 2]])
     with pytest.raises(ValueError, match="do not fit 16 bits"):
-        data._decode(
+        _readers._decode(
             encode(Image.fromarray(np.full((4, 4), 70_000, np.int32)), "TIFF"), 4, 1
         )
     with pytest.raises(ValueError, match="floating pixels have no agreed range"):
-        data._decode(
+        _readers._decode(
             encode(Image.fromarray(np.full((4, 4), 0.5, np.float32)), "TIFF"), 4, 1
         )
 
@@ -1107,7 +1108,7 @@ def test_pictures_are_decoded_only_when_asked_for(tmp_path, monkeypatch):
     def never(*_):
         raise AssertionError("decoded")
 
-    monkeypatch.setattr(data, "_decode", never)
+    monkeypatch.setattr(_readers, "_decode", never)
     images = load_images(write_parquet(tmp_path / "x.parquet", color(1) * 500))
     assert len(images) == 400
     with pytest.raises(ValueError, match="decoded"):
@@ -1436,7 +1437,7 @@ def test_real_sets(et_data, monkeypatch, name, counts, size):
         gray = [
             i
             for i, (_, picture) in enumerate(stored)
-            if data._open(picture).mode == "L"
+            if _readers._open(picture).mode == "L"
         ]
         assert gray and sets["test"][gray].shape == (len(gray), 64, 64, 3)
 

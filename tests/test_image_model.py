@@ -28,13 +28,14 @@ from et_nbdev.training.checkpoint import CheckpointError, _read_meta, _save_chec
 from et_nbdev.training.fit import read_metrics
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision import train as image_train
-from et_nbdev.vision.data import _fill_mean, _Images, normalize, patchify, unpatchify
+from et_nbdev.vision._model_engine import _pretrained
+from et_nbdev.vision._readers import _Images
+from et_nbdev.vision.data import _fill_mean, normalize, patchify, unpatchify
 from et_nbdev.vision.model import (
     ImageConfig,
     ImageEnergyTransformer,
     ImageTransformer,
     _image_model,
-    _pretrained,
     _save_pretrained,
     _waves,
     complete,
