@@ -360,9 +360,9 @@ def _neighbor_attention(
     r"""$\ell_C = \log\sum_{B\to C}\exp(K_B\cdot Q_C)$, and the derivatives of its sum
     over C: $\sum_B p_{CB}K_B$ by $Q_C$ and $\sum_C p_{CB}Q_C$ by $K_B$.
 
-    `edges` is an `EdgeIndex`. float32 or float64; β belongs into Q. Differentiable once in reverse mode, which is
-    what training through the update needs. Raises ValueError if Q and K are not (N, H,
-    Y) with N the graph's nodes, TypeError on other dtypes.
+    `edges` is an `EdgeIndex`. float32 or float64; β belongs into Q. Differentiable once
+    in reverse mode, which is what training through the update needs. Raises ValueError
+    if Q and K are not (N, H, Y) with N the graph's nodes, TypeError on other dtypes.
     """
     return _forwards(edges, Q, K)[0]
 
