@@ -155,7 +155,8 @@ def jax_operator(nodes, senders, receivers, training, backend):
     import jax
     import jax.numpy as jnp
 
-    from et_nbdev.graph.energy import EdgeIndex, _neighbor_attention
+    from et_nbdev.graph._edges import _neighbor_attention
+    from et_nbdev.graph.energy import EdgeIndex
 
     jax.block_until_ready(jnp.ones(8) + 1)
     # compiles, if need be: other libraries bring machine code with their import
@@ -200,7 +201,8 @@ def operator_alone(name: str, kind: str, scale: float, repeats: int) -> dict:
 def scaling_alone(edges: int, repeats: int) -> dict:
     import jax
 
-    from et_nbdev.graph.energy import EdgeIndex, _neighbor_attention
+    from et_nbdev.graph._edges import _neighbor_attention
+    from et_nbdev.graph.energy import EdgeIndex
 
     nodes = max(edges // 25, 300)
     senders, receivers = power_law(nodes, edges)

@@ -14,14 +14,14 @@ from flax import nnx
 from et_nbdev.attention import RelativePositions, _normalize_heads
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
+from et_nbdev.graph import _edges
 from et_nbdev.graph import _kernels as kernels
-from et_nbdev.graph import energy as graph_energy
+from et_nbdev.graph._edges import _neighbor_attention
 from et_nbdev.graph.energy import (
     EdgeAttention,
     EdgeIndex,
     EdgeTransformer,
     _attention_weights,
-    _neighbor_attention,
 )
 from et_nbdev.testing import assert_close, assert_gradient
 
@@ -257,8 +257,8 @@ def test_rectangles_of_every_width(x64, monkeypatch):
     """The XLA path as in a large graph: a class for every power of two, worked off in
     many chunks.
     """
-    monkeypatch.setattr(graph_energy, "_SPARE", 0)
-    monkeypatch.setattr(graph_energy, "_ROOM", 200)
+    monkeypatch.setattr(_edges, "_SPARE", 0)
+    monkeypatch.setattr(_edges, "_ROOM", 200)
     rng = np.random.default_rng(15)
     table = np.tril(np.ones((33, 33), bool), -1)
     edges = EdgeIndex(*ids(table), 33, backend="xla")
@@ -435,7 +435,7 @@ def test_back_ends_agree_on_a_power_law_graph():
         jnp.mean(jnp.sin(x)) for x in _neighbor_attention(edges, Q, K)
     )
     compiled, xla = (EdgeIndex(senders, receivers, 1000, backend=b) for b in BACKENDS)
-    assert max(np.bincount(receivers)) > 2 * graph_energy._WIDEST
+    assert max(np.bincount(receivers)) > 2 * _edges._WIDEST
     all_close(outputs(compiled, Q, K), outputs(xla, Q, K), rtol=1e-5)
     slope = jax.jit(jax.grad(loss, (0, 1)))
     all_close(slope(Q, K, compiled), slope(Q, K, xla), rtol=1e-5)

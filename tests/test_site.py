@@ -848,7 +848,7 @@ def test_staging_finishes_a_page(tmp_path):
             "03_attention.ipynb",
             ("21_graph_energy.ipynb", "edgeindex"),
         ),
-        ("Graph.num_nodes", "20_graph_data.ipynb", ("20_graph_data.ipynb", "graph")),
+        ("Graph.num_nodes", "20_graph_data.ipynb", ("53_graph_readers.ipynb", "graph")),
         ("Graph.nothing", "20_graph_data.ipynb", None),
         ("descend", "06b_solvers.ipynb", ("06_dynamics.ipynb", "descend")),  # imported
         ("exp", "03_attention.ipynb", None),  # a kernel's

@@ -612,7 +612,7 @@ def _call(op, results, rows, **inputs):
 def softmax(
     rows, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]
 ) -> tuple[Float[Array, "N H"], Float[Array, "N H Y"]]:
-    "`et_nbdev.graph.energy._softmax_xla`, compiled."
+    "`et_nbdev.graph._edges._softmax_xla`, compiled."
     lse, pull = _call(_SOFTMAX, (Q.shape[:2], Q.shape), rows, Q=Q, K=K)
     return lse, pull
 
@@ -620,20 +620,20 @@ def softmax(
 def weighted(
     rows, K: Float[Array, "N H Y"], Q: Float[Array, "N H Y"], lse: Float[Array, "N H"]
 ) -> Float[Array, "N H Y"]:
-    "`et_nbdev.graph.energy._weighted_xla`, compiled."
+    "`et_nbdev.graph._edges._weighted_xla`, compiled."
     return _call(_WEIGHTED, (Q.shape,), rows, K=K, Q=Q, lse=lse)[0]
 
 
 def tangent_queries(
     rows, Q, dQ, K, dK, lse
 ) -> tuple[Float[Array, "N H Y"], Float[Array, "N H"]]:
-    "`et_nbdev.graph.energy._tangent_queries_xla`, compiled."
+    "`et_nbdev.graph._edges._tangent_queries_xla`, compiled."
     inputs, results = dict(Q=Q, dQ=dQ, K=K, dK=dK, lse=lse), (Q.shape, lse.shape)
     pull, slope = _call(_TANGENT_QUERIES, results, rows, **inputs)
     return pull, slope
 
 
 def tangent_keys(rows, K, dK, Q, dQ, lse, shift) -> Float[Array, "N H Y"]:
-    "`et_nbdev.graph.energy._tangent_keys_xla`, compiled."
+    "`et_nbdev.graph._edges._tangent_keys_xla`, compiled."
     inputs = dict(K=K, dK=dK, Q=Q, dQ=dQ, lse=lse, shift=shift)
     return _call(_TANGENT_KEYS, (Q.shape,), rows, **inputs)[0]

@@ -24,8 +24,9 @@ from jaxtyping import Array, Bool, Float, Float64, Int
 
 from .._checks import check_positive, check_sizes, check_switches, signed
 from ..dynamics import descend
+from ._edges import _Rows
 from .data import _DATASETS, Graph, Split, load_graph, split
-from .energy import EdgeIndex, EdgeTransformer, _attention_weights, _Rows
+from .energy import EdgeIndex, EdgeTransformer, _attention_weights
 from et_nbdev.training.checkpoint import (
     CheckpointError,
     _atomic_write,
