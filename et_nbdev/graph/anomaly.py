@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['AnomalyConfig', 'AnomalyEnergyTransformer', 'SampleConfig', 'AnomalyTraining', 'train_anomaly', 'explain']
 
-# %% ../../nbs/22_anomaly.ipynb #eceeb3d2
+# %% ../../nbs/22_anomaly.ipynb #93890f49
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -197,7 +197,7 @@ class AnomalyEnergyTransformer(nnx.Module):
         )
         return self.down(nnx.relu(self.up(_drop(read, c.dropout, rngs))))
 
-# %% ../../nbs/22_anomaly.ipynb #d0dd7042
+# %% ../../nbs/22_anomaly.ipynb #46ab2686
 def _weighted_loss(
     model: nnx.Module, batch: _Batch, key: Array
 ) -> tuple[Float[Array, ""], dict]:

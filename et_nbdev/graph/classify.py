@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ClassifyConfig', 'GraphClassifier', 'ClassifyTraining', 'train_classifier', 'load_classifier']
 
-# %% ../../nbs/24_classification.ipynb #c5aef7e3
+# %% ../../nbs/24_classification.ipynb #9c82d1bd
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
