@@ -78,6 +78,6 @@ def _main(argv: list[str] | None = None) -> None:
             path.write_text(json.dumps(metrics, indent=2) + "\n")
     print(
         f"Test accuracy {run.test.accuracy:.3f} on {len(fold.test)} graphs that were"
-        f" not used to choose anything (always the most frequent class: {metrics['largest_class']:.3f})."
-        f" Weights and metrics.json are in {out}/"
+        f" not used to choose anything (always the most frequent class:"
+        f" {metrics['largest_class']:.3f}). Weights and metrics.json are in {out}/"
     )

@@ -93,8 +93,8 @@ class AnomalyConfig:
     dropout: float = _option(0.0, "fraction of the readout that is dropped in training")
     relations: Literal["merged", "max", "concat"] = _option(
         "merged",
-        "several kinds of edges: merged into one, or one block per kind with the maximum"
-        " or the concatenation of their readouts",
+        "several kinds of edges: merged into one, or one block per kind with the"
+        " maximum or the concatenation of their readouts",
     )
 
     def __post_init__(self):

@@ -404,8 +404,9 @@ def train_classifier(
     fold.test; resumes from `folder`.
 
     Features are encoded by the labels and statistics of the training graphs.
-    `positions` may be given if they are known already. Raises ValueError for labels that are unknown or of one class only
-    in training, and what `load_graphs`, `_make_buckets` and `fit` raise.
+    `positions` may be given if they are known already. Raises ValueError for labels
+    that are unknown or of one class only in training, and what `load_graphs`,
+    `_make_buckets` and `fit` raise.
     """
     c, fold = config.model, _Fold(*map(np.asarray, fold))
     train, validation, test = fold
