@@ -157,7 +157,7 @@ class _Statistics(NamedTuple):
         raw = none.raw(graph)
         if scale != "standard":
             at = np.linspace(0, 1, min(1000, len(raw)))
-            # percentiles, as in scikit-learn: other rounding would break ties differently
+            # percentiles, as in scikit-learn: other rounding breaks ties otherwise
             quantiles = np.percentile(raw, 100 * at, axis=0)
             none = none._replace(quantiles=np.maximum.accumulate(quantiles))
         y = none.columns(raw)
