@@ -234,10 +234,10 @@ def model_alone(part: str, folder: str, repeats: int) -> dict:
     import optax
     from flax import nnx
 
+    from et_nbdev.graph._anomaly_engine import _Batch
     from et_nbdev.graph.anomaly import (
         AnomalyConfig,
         AnomalyEnergyTransformer,
-        _Batch,
         _weighted_loss,
     )
     from et_nbdev.graph.energy import EdgeIndex

@@ -27,7 +27,8 @@ from .attention import EnergyAttention
 from .block import Block
 from .dynamics import Euler, Solver
 from .energy import Energies, Scaled
-from .graph.anomaly import AnomalyEnergyTransformer, _along, _inputs
+from .graph._anomaly_engine import _along
+from .graph.anomaly import AnomalyEnergyTransformer, _inputs
 from .graph.data import Graph
 from .graph.energy import EdgeIndex, _attention_weights
 from .solvers import Anderson, Backtracking, solve

@@ -23,13 +23,12 @@ from pathlib import Path
 import numpy as np
 from flax import nnx
 
+from et_nbdev.graph._anomaly_engine import _best_threshold, _scores, _train_classifier
 from et_nbdev.graph.anomaly import (
     AnomalyConfig,
     AnomalyEnergyTransformer,
-    _best_threshold,
     _inputs,
-    _scores,
-    _train_classifier,
+    _weighted_loss,
 )
 from et_nbdev.graph.baselines import _BASELINES, _aggregate, fit_trees
 from et_nbdev.graph.data import _DATASETS, load_graph, split
@@ -230,7 +229,15 @@ def evaluate(
         else:
             model = _BASELINES[kind](features.shape[1], **options, rngs=nnx.Rngs(seed))
         run = _train_classifier(
-            model, graph, parts, features, edges, optim, seed=seed, progress=False
+            model,
+            graph,
+            parts,
+            features,
+            edges,
+            optim,
+            seed=seed,
+            progress=False,
+            loss=_weighted_loss,
         )
         validation, test = run.validation, run.test
     return {

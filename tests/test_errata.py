@@ -16,13 +16,13 @@ from flax import nnx
 from et_nbdev.attention import EnergyAttention
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
+from et_nbdev.graph._anomaly_engine import _scores
 from et_nbdev.graph.anomaly import (
     AnomalyConfig,
     AnomalyEnergyTransformer,
     AnomalyTraining,
     SampleConfig,
     _inputs,
-    _scores,
     train_anomaly,
 )
 from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier

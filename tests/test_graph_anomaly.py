@@ -20,23 +20,25 @@ from flax import nnx
 
 import et_nbdev
 from et_nbdev.dynamics import descend
+from et_nbdev.graph import _anomaly_command as command
+from et_nbdev.graph import _anomaly_engine as engine
 from et_nbdev.graph import anomaly, baselines, energy
-from et_nbdev.graph.anomaly import (
-    _CONFIGS,
-    AnomalyConfig,
-    AnomalyEnergyTransformer,
-    AnomalyTraining,
-    SampleConfig,
+from et_nbdev.graph._anomaly_command import _CONFIGS, _main, _report
+from et_nbdev.graph._anomaly_engine import (
     _Batch,
     _best_threshold,
-    _inputs,
-    _load_detector,
-    _main,
-    _report,
     _sample_nodes,
     _sampled,
     _scores,
     _train_classifier,
+)
+from et_nbdev.graph.anomaly import (
+    AnomalyConfig,
+    AnomalyEnergyTransformer,
+    AnomalyTraining,
+    SampleConfig,
+    _inputs,
+    _load_detector,
     _weighted_loss,
     explain,
     train_anomaly,
@@ -235,6 +237,7 @@ def test_training_repeats_and_never_looks_at_the_test_labels():
             QUICK.optim,
             every=3,
             progress=False,
+            loss=_weighted_loss,
         )
         for labels in (graph.labels, flipped)
     )
@@ -495,10 +498,10 @@ def test_training_on_parts_compiles_once_and_goes_on_where_it_was(
     monkeypatch.setattr(anomaly, "_weighted_loss", loss)
     whole = train_anomaly(config, graph, progress=False)
     assert len(traced) == 1
-    monkeypatch.setattr(anomaly, "_sample_nodes", stop_at_the_fifth)
+    monkeypatch.setattr(engine, "_sample_nodes", stop_at_the_fifth)
     with pytest.raises(InterruptedError):
         train_anomaly(config, graph, tmp_path, progress=False)
-    monkeypatch.setattr(anomaly, "_sample_nodes", plain_sample)
+    monkeypatch.setattr(engine, "_sample_nodes", plain_sample)
     resumed = train_anomaly(config, graph, tmp_path, progress=False)
     assert (
         [row["step"] for row in resumed.history] == [3, 6]
@@ -717,7 +720,7 @@ def test_run_again_it_finishes_at_once(run, monkeypatch, capsys):
 
 KILLED = """
 import os, signal, sys
-from et_nbdev.graph.anomaly import _main
+from et_nbdev.graph._anomaly_command import _main
 target, seen, replace = sys.argv[1], [], os.replace
 def die_in_the_middle(source, path):
     seen.extend([path] if str(path).endswith(target) else [])
@@ -801,7 +804,7 @@ def test_a_bad_option_is_named(tmp_path, monkeypatch, capsys, argv, says):
     monkeypatch.delenv("ET_DATA", raising=False)
     monkeypatch.setitem(sys.modules, "dgl", None)
     Path("file").write_text("in the way")
-    monkeypatch.setattr(anomaly, "fit", fit_no_further_than_the_folder)
+    monkeypatch.setattr(engine, "fit", fit_no_further_than_the_folder)
     status, message = stopped([*(TINY if argv[0] != "--config" else []), *argv])
     message += capsys.readouterr().err
     assert status and all(word in message for word in says), message
@@ -864,8 +867,8 @@ def test_a_file_of_ones_own_is_a_graph_like_any_other(run, tmp_path, monkeypatch
 
 def test_options_reach_the_configuration(monkeypatch):
     seen = []
-    monkeypatch.setattr(anomaly, "load_graph", lambda name: name)
-    monkeypatch.setattr(anomaly, "_report", lambda *args: seen.append(args))
+    monkeypatch.setattr(command, "load_graph", lambda name: name)
+    monkeypatch.setattr(command, "_report", lambda *args: seen.append(args))
     for name, config in _CONFIGS.items():
         _main(["--config", name])
         assert seen.pop() == (config, config.data, Path("runs") / config.data, 1)

@@ -13,20 +13,16 @@ from flax import nnx
 
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
-from et_nbdev.graph import classify
+from et_nbdev.graph import _set_engine
+from et_nbdev.graph._set_command import _main
+from et_nbdev.graph._set_engine import _reorder, _score, _stream, _WeightedEdges
+from et_nbdev.graph._set_views import _attended, _plot_molecule
 from et_nbdev.graph.classify import (
     ClassifyConfig,
     ClassifyTraining,
     GraphClassifier,
-    _attended,
     _classification_loss,
     _LearnedAdjacency,
-    _main,
-    _plot_molecule,
-    _reorder,
-    _score,
-    _stream,
-    _WeightedEdges,
     load_classifier,
     train_classifier,
 )
@@ -733,10 +729,10 @@ def test_validation_prefers_fewer_errors_to_smaller_losses(monkeypatch):
     """One error less outweighs any cross-entropy, which decides among equal counts; the
     history names what the choice was made by.
     """
-    graphs, S = load_graphs("rings")[np.arange(60)], classify._Scores
+    graphs, S = load_graphs("rings")[np.arange(60)], _set_engine._Scores
     found = [S(2 / 6, 0.1), S(3 / 6, 1e6), S(3 / 6, 1e5), S(3 / 6, 1e5)]
     given = iter([*found, S(0.0, 0.0), S(0.0, 0.0)])  # four validations, two reports
-    monkeypatch.setattr(classify, "_score", lambda logits, labels: next(given))
+    monkeypatch.setattr(_set_engine, "_score", lambda logits, labels: next(given))
     run = train_classifier(
         replace(QUICK, epochs=4),
         graphs,

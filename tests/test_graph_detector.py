@@ -24,14 +24,13 @@ from sklearn.utils import estimator_checks
 from sklearn.utils.validation import check_is_fitted
 
 import et_nbdev
-from et_nbdev.graph import anomaly, detector
+from et_nbdev.graph import _anomaly_command, detector
+from et_nbdev.graph._anomaly_engine import _scores, _Statistics
 from et_nbdev.graph.anomaly import (
     AnomalyConfig,
     AnomalyTraining,
     SampleConfig,
     _inputs,
-    _scores,
-    _Statistics,
     explain,
     train_anomaly,
 )
@@ -556,7 +555,9 @@ def test_a_command_trains_on_a_file_and_another_scores_one(
     save_graph(toy(kinds=1), "march.npz")
     other = toy(n=40, seed=1, kinds=1)
     save_graph(replace(other, labels=np.full(40, -1)), "april.npz")
-    anomaly._main([*TINY, "--data", "march.npz", "--splits", "2", "--out", "runs"])
+    _anomaly_command._main(
+        [*TINY, "--data", "march.npz", "--splits", "2", "--out", "runs"]
+    )
     Path("scores.csv").write_text("old")
     argv = ["--model", "runs/seed-1", "--data", "april.npz", "--out", "scores.csv"]
     capsys.readouterr()

@@ -1530,9 +1530,9 @@ def test_a_command_ends_in_a_line(error, message):
     [
         ("vision.train", "_main"),
         ("vision.train", "_demo_main"),
-        ("graph.anomaly", "_main"),
+        ("graph._anomaly_command", "_main"),
         ("graph.baselines", "_demo_main"),
-        ("graph.classify", "_main"),
+        ("graph._set_command", "_main"),
     ],
 )
 def test_commands_say_at_once_that_out_is_no_folder(module, main, tmp_path, capsys):
