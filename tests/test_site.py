@@ -880,12 +880,14 @@ def one_parameter_a_line(code):
     "Whether it holds for every function and method of a signature."
     bodied = re.sub(r"(?m)^( *(?:def|\)).*):$", r"\1: ...", code)
     tree = ast.parse(bodied + "\n    ..." * ("class " in code))
-    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
-    rows = [
-        [p.lineno for p in ast.walk(f.args) if isinstance(p, ast.arg)]
-        for f in functions
-    ]
-    return all(len(set(found)) == len(found) for found in rows)
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            a = function.args
+            every = [*a.posonlyargs, *a.args, a.vararg, *a.kwonlyargs, a.kwarg]
+            rows = [p.lineno for p in every if p is not None]
+            if len(set(rows)) < len(rows):
+                return False
+    return True
 
 
 def test_the_reference_has_every_public_name_with_its_signature():
