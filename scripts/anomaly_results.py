@@ -1,4 +1,4 @@
-"""Tune, train and score every classifier that notebook 23 compares, and freeze what
+"""Tune, train and score every classifier that notebook 35 compares, and freeze what
 came out in results/anomaly.
 
 Each line of a table (a graph, a share of training nodes, a classifier) is a file of its

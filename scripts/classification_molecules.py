@@ -1,4 +1,4 @@
-"""Keep what notebook 25 needs of the data, so that it runs without: the labels of every
+"""Keep what notebook 40 needs of the data, so that it runs without: the labels of every
 set, and a classifier's test molecules as the model sees them.
 
 et_train_graphs --data MUTAG --out results/graph-classification/mutag-classifier

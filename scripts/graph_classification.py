@@ -33,7 +33,7 @@ from et_nbdev.training.command import _as_command
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results/graph-classification"
-# NAME/10: the fold of each graph, a digit; read by notebook 25, compared here, written
+# NAME/10: the fold of each graph, a digit; read by notebook 40, compared here, written
 # by nobody
 FOLDS = OUT / "folds.json"
 

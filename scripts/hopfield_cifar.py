@@ -1,5 +1,5 @@
 """Store CIFAR-10 pictures in a continuous Hopfield network, recall them from their
-upper halves at many temperatures, and freeze in results/hopfield what notebook 01b
+upper halves at many temperatures, and freeze in results/hopfield what notebook 11
 plots.
 
 cifar10.json: for every inverse temperature how many memories share in the fixed points

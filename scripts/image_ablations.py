@@ -1,4 +1,4 @@
-"""Train and score every variant that notebook 14 compares, and freeze the scores in
+"""Train and score every variant that notebook 25 compares, and freeze the scores in
 results/image-ablations.
 
 Each variant is a run of its own under runs/ablations, resumed if it was stopped and

@@ -1,6 +1,6 @@
 """Train small models whose loss is met at a fixed depth, at random times of a long
 descent, or where the descent has settled, and follow each far past its training: what
-notebook 15 shows, into results/image-dynamics. Every run has a folder under
+notebook 27 shows, into results/image-dynamics. Every run has a folder under
 runs/dynamics, is resumed if it was stopped, and skipped once it is scored.
 
     python scripts/image_dynamics.py --part 0/2 &  python scripts/image_dynamics.py

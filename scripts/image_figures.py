@@ -1,4 +1,4 @@
-"""What chapter 13 shows of the Tiny ImageNet model that comes with the library, on
+"""What notebook 24 shows of the Tiny ImageNet model that comes with the library, on
 pictures that it was not trained on, into results/tiny-imagenet.
 
 metrics.json: errors of all test pictures, beside the transformer of the pair and the

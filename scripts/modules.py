@@ -197,7 +197,7 @@ def section_of(cells, name):
 class Module:
     name: str  # et_nbdev.graph.energy
     path: Path
-    notebook: str  # 21_graph_energy.ipynb
+    notebook: str  # 30_graph_energy.ipynb
 
     @cached_property
     def text(self):

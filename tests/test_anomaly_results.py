@@ -1,4 +1,4 @@
-"""The script behind notebook 23: it fills its tables on files of the published formats,
+"""The script behind notebook 35: it fills its tables on files of the published formats,
 goes on where it stopped, and runs nothing twice.
 """
 

@@ -180,7 +180,7 @@ PERMALINK = re.compile(r"https://github\.com/[\w-]+/[\w.-]+/blob/[0-9a-f]{40}/[\
 
 
 def test_every_statement_about_public_code_names_repository_file_and_commit():
-    cells = json.loads((NBS / "32_errata.ipynb").read_text(encoding="utf-8"))["cells"]
+    cells = json.loads((NBS / "52_errata.ipynb").read_text(encoding="utf-8"))["cells"]
     items = [
         text
         for cell in cells

@@ -1040,7 +1040,7 @@ def test_the_notebook_keeps_pages_and_no_widgets():
     """A widget without its kernel is an error message; the two pages are what a reader
     without one sees.
     """
-    notebook = json.loads((ROOT / "nbs/30_explorer.ipynb").read_text(encoding="utf-8"))
+    notebook = json.loads((ROOT / "nbs/50_explorer.ipynb").read_text(encoding="utf-8"))
     data = [
         output.get("data", {})
         for cell in notebook["cells"]

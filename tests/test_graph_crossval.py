@@ -1,5 +1,5 @@
 """The protocol: folds that never change, training that cannot see the test fold, and
-results that are whole or absent (nbs/20c_cross_validation.ipynb).
+results that are whole or absent (nbs/89_cross_validation.ipynb).
 """
 
 import json

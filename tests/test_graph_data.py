@@ -1,4 +1,4 @@
-"""Graphs in, one container out: the promises of nbs/53_graph_readers.ipynb, on arrays, on
+"""Graphs in, one container out: the promises of nbs/80_graph_readers.ipynb, on arrays, on
 files of every format and, where there are any, on real data.
 """
 

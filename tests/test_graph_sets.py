@@ -1,4 +1,4 @@
-"""Sets of graphs: the promises of nbs/54_set_readers.ipynb, on text sound and broken,
+"""Sets of graphs: the promises of nbs/81_set_readers.ipynb, on text sound and broken,
 on random sets and, where there are any, on real data.
 """
 

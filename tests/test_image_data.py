@@ -1,4 +1,4 @@
-"""Pictures as tokens: the promises of nbs/10_image_data.ipynb, on arrays, on real files
+"""Pictures as tokens: the promises of nbs/20_image_data.ipynb, on arrays, on real files
 and, where there are any, on real data.
 """
 

@@ -1,5 +1,5 @@
-"""Completing pictures: the promises of nbs/11_image_model.ipynb and
-nbs/12_image_train.ipynb, from the mask token to the console scripts.
+"""Completing pictures: the promises of nbs/21_image_model.ipynb and
+nbs/22_image_train.ipynb, from the mask token to the console scripts.
 """
 
 import json

@@ -23,17 +23,17 @@ SKIPPED = 77
 # than what it compiles, and is told to hurry.
 COMPUTE = {
     "00_one_sitting",
-    "01_hopfield",
-    "01b_hopfield_continuous",
-    "12_image_train",
-    "21_graph_kernels",
-    "22_anomaly",
-    "22b_graph_baselines",
-    "24_classification",
-    "31_performance",
+    "10_hopfield",
+    "11_hopfield_continuous",
+    "22_image_train",
+    "82_graph_kernels",
+    "32_anomaly",
+    "33_graph_baselines",
+    "37_classification",
+    "51_performance",
 }
 # What XLA's older emitters save in compiling, these lose in running.
-NEW_EMITTERS = {"21_graph_kernels", "24_classification", "31_performance"}
+NEW_EMITTERS = {"82_graph_kernels", "37_classification", "51_performance"}
 
 # The flags of settings.ini (`tst_flags`) and `#| eval: false` say which cells are left
 # out.

@@ -846,16 +846,16 @@ def test_staging_finishes_a_page(tmp_path):
         (
             "et_nbdev.graph.energy.EdgeIndex",
             "03_attention.ipynb",
-            ("21_graph_energy.ipynb", "edgeindex"),
+            ("30_graph_energy.ipynb", "edgeindex"),
         ),
-        ("Graph.num_nodes", "20_graph_data.ipynb", ("53_graph_readers.ipynb", "graph")),
-        ("Graph.nothing", "20_graph_data.ipynb", None),
-        ("descend", "06b_solvers.ipynb", ("06_dynamics.ipynb", "descend")),  # imported
+        ("Graph.num_nodes", "31_graph_data.ipynb", ("80_graph_readers.ipynb", "graph")),
+        ("Graph.nothing", "31_graph_data.ipynb", None),
+        ("descend", "07_solvers.ipynb", ("06_dynamics.ipynb", "descend")),  # imported
         ("exp", "03_attention.ipynb", None),  # a kernel's
-        ("train", "10_image_data.ipynb", None),  # the split
-        ("train", "12_image_train.ipynb", ("12_image_train.ipynb", "train")),
-        ("prepare", "22_anomaly.ipynb", None),  # a model's
-        ("batches", "07_training.ipynb", None),  # an argument
+        ("train", "20_image_data.ipynb", None),  # the split
+        ("train", "22_image_train.ipynb", ("22_image_train.ipynb", "train")),
+        ("prepare", "32_anomaly.ipynb", None),  # a model's
+        ("batches", "61_training.ipynb", None),  # an argument
     ],
 )
 def test_a_name_means_what_it_means_on_its_page(name, notebook, place):

@@ -1,4 +1,4 @@
-"""The loop every task uses, and the promises of nbs/07_training.ipynb: checkpoints that
+"""The loop every task uses, and the promises of nbs/61_training.ipynb: checkpoints that
 are whole or refused, and runs that survive an exception, a full disk, Ctrl-C and
 SIGKILL with the very weights of an uninterrupted one.
 """
