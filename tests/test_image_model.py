@@ -1520,6 +1520,12 @@ def test_help_explains_every_option_with_its_default(capsys, name):
         assert option in text
 
 
+@pytest.mark.parametrize("name", ["tiny-imagenet", "tiny-imagenet-2026-11-21"])
+def test_a_shipped_model_is_that_of_its_named_run(name):
+    shipped, named = from_pretrained(name).config, _CONFIGS[name].model
+    assert replace(named, mean=shipped.mean, std=shipped.std) == shipped
+
+
 def test_the_demos_help(capsys):
     assert stopped(["--help"], _demo_main) == (0, "")
     text = re.sub(r"\s+", " ", capsys.readouterr().out)
