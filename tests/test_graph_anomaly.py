@@ -22,7 +22,8 @@ import et_nbdev
 from et_nbdev.dynamics import descend
 from et_nbdev.graph import _anomaly_command as command
 from et_nbdev.graph import _anomaly_engine as engine
-from et_nbdev.graph import anomaly, baselines, energy
+from et_nbdev.graph import _kernels as kernels
+from et_nbdev.graph import anomaly, baselines
 from et_nbdev.graph._anomaly_command import _CONFIGS, _main, _report
 from et_nbdev.graph._anomaly_engine import (
     _Batch,
@@ -384,7 +385,7 @@ def test_a_part_with_all_nodes_of_2T_hops_has_the_loss_of_the_whole(
     backend, one_way, relations, monkeypatch
 ):
     if backend == "xla":
-        monkeypatch.setattr(energy.kernels, "available", lambda: False)
+        monkeypatch.setattr(kernels, "available", lambda: False)
     graph = chain(kinds=2 if relations == "concat" else 1, one_way=one_way)
     model, y, edges = build(graph, replace(SMALL, relations=relations, degree=False))
     assert edges[0].backend == backend
@@ -509,7 +510,7 @@ def test_training_on_parts_compiles_once_and_goes_on_where_it_was(
         and whole.test == resumed.test
     )
     # through XLA, a table of pairs takes the place of the edges
-    monkeypatch.setattr(energy.kernels, "available", lambda: False)
+    monkeypatch.setattr(kernels, "available", lambda: False)
     traced.clear()
     through_xla = train_anomaly(
         replace(config, optim=replace(QUICK.optim, steps=3)), toy(200), progress=False

@@ -1918,14 +1918,18 @@ def test_shipped_weights_load_and_complete(name):
             <= 1e-4 * np.abs(done.energies.total[:-1])
         ).all()
     )
-    # they are the paper's model, whatever options there are by now
-    assert set(nnx.to_pure_dict(nnx.state(net.block, nnx.Param))["attention"]) == {
-        "Wq",
-        "Wk",
-    }
+    # what is learned: the paper's, or that and all the options of `ImageConfig`
+    own = set(nnx.to_pure_dict(nnx.state(net.block, nnx.Param))["attention"])
+    more = {"log_beta", "positions"} if name == "tiny-imagenet" else set()
+    assert own == {"Wq", "Wk"} | more
     x = net.encode(patchify(normalize(pictures, c.mean, c.std), c.patch_size), occluded)
-    for _ in range(c.steps):
-        x = x + c.step_size * net.block.update(net.block.norm(x))
+    for t in range(c.steps):
+        g, alpha = net.block.norm(x), c.step_size
+        if c.learn_steps:
+            alpha = np.exp(net.solver.log_alpha[...][t])
+            gate = jax.nn.sigmoid(g @ net.solver.w[...] + net.solver.b[...])
+            alpha = alpha * gate[..., None]
+        x = x + alpha * net.block.update(g)
     drawn = np.asarray(unpatchify(net.decode(x), c.image_size, c.patch_size))
     drawn = np.clip(drawn * np.float32(c.std) + np.float32(c.mean), 0, 1)
     patches = lambda x: np.asarray(patchify(np.asarray(x), c.patch_size))[occluded]
