@@ -42,7 +42,10 @@ def main():
     args = parser.parse_args()
     for name in ("et-operations", "transformer"):
         row = run_of(name, args.steps, args.seed)
-        model = load_model(args.runs / row["run"] / "best.safetensors")
+        path = args.runs / row["run"] / "best.safetensors"
+        if not path.exists():  # the weights of a long run are kept beside its result
+            path = ROOT / "results/image-pair" / f"{row['run']}.safetensors"
+        model = load_model(path)
         kept = ("run", "seed", "best_step", "commit", "validation_mse", "test_mse")
         meta = {key: row[key] for key in kept} | {"step": row["best_step"]}
         if name == "transformer":
