@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 from flax import nnx
+from safetensors import safe_open
 from tqdm import tqdm
 
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
@@ -41,6 +42,7 @@ from et_nbdev.vision.train import _FILLS, _evaluate_fill, _held_out, _summary, e
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results/tiny-imagenet"
 RIVAL = ROOT / "results/tiny-imagenet-transformer"
+SHIPPED = ROOT / "et_nbdev/vision/weights/tiny-imagenet.safetensors"
 HIDDEN = np.float32([0.80, 0.72, 0.90])
 STEPS = 200
 
@@ -116,6 +118,14 @@ def dynamics(model, images, pictures=500) -> dict:
     return {"step": list(range(STEPS + 1)), **found, **about, **_provenance()}
 
 
+def training_run() -> dict:
+    "The row in results/image-pair that the shipped weights say they come from."
+    with safe_open(SHIPPED, "np") as file:
+        run = json.loads(file.metadata()["meta"])["run"]
+    row = json.loads((ROOT / f"results/image-pair/{run}.json").read_text())
+    return row | {"run": run}
+
+
 def scores(model, rival, images) -> dict:
     "Errors of both models and of all fills on all pictures, as `_summary` has them."
     n = model.config.num_tokens // 2
@@ -123,7 +133,7 @@ def scores(model, rival, images) -> dict:
     errors["weight-shared transformer"] = evaluate(rival, images, n)
     for name, fill in tqdm(_FILLS.items(), "fills"):
         errors[name] = _evaluate_fill(fill, images, model.config, n)
-    run = json.loads((OUT / "run.json").read_text())
+    run = training_run()
     return {
         **_summary(errors),
         **_provenance(),

@@ -45,7 +45,9 @@ def rival_of(stem, metrics):
     folder = stem.replace("tiny-imagenet", "tiny-imagenet-transformer")
     name = "weight-shared transformer"
     if name in metrics["masked_patch_mse"]:
-        return kept(folder, "run")["parameters"], score(metrics, name)
+        run = kept(folder, "config")["run"]
+        row = kept("image-pair", run)
+        return row["parameters"], score(metrics, name)
     if folder != stem:
         other = kept(folder)
         return other["parameters"], score(other, name)

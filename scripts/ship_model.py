@@ -7,14 +7,14 @@ transformer of as many operations beside its results, for comparison.
     python scripts/front_figures.py
     python scripts/browser_models.py
 
-The weights come from runs/image-pair, what is known of them from results/image-pair.
+The weights come from runs/image-pair, what is known of them from results/image-pair:
+the `run` in their header names the row there.
 """
 
 import argparse
 import json
 from pathlib import Path
 
-from et_nbdev.training.checkpoint import _atomic_write
 from et_nbdev.vision.model import _save_pretrained, load_model, save_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,9 +53,6 @@ def main():
             _save_pretrained(RIVAL, model, meta)
         else:
             save_model(SHIPPED, model, meta)
-        home = RIVAL if name == "transformer" else ROOT / "results/tiny-imagenet"
-        with _atomic_write(home / "run.json") as temporary:
-            temporary.write_text(json.dumps(row) + "\n")
         print(f"{row['run']}: test error {row['test_mse']:.4f}")
 
 
