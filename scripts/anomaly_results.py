@@ -8,7 +8,7 @@ own; a run that was stopped goes on where it was. Lines shared among processes:
 Other graphs, with their files where load_graph looks for them:
     python scripts/anomaly_results.py --data amazon yelp tfinance --ratios 0.01 0.4
 Changes to the Energy Transformer (its parts taken away, --search) start from what its
-own line found, so that one comes first.
+own line found, and means over several starts from what theirs did, so that comes first.
 """
 
 import argparse
@@ -19,11 +19,14 @@ from dataclasses import replace
 from functools import cache
 from itertools import count, product
 from pathlib import Path
+from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from et_nbdev.graph._anomaly_engine import _best_threshold, _scores, _train_classifier
+from et_nbdev.graph._anomaly_engine import _Batch, _held_out, _train_classifier
 from et_nbdev.graph.anomaly import (
     AnomalyConfig,
     AnomalyEnergyTransformer,
@@ -80,16 +83,30 @@ SPACES = {
         reg_lambda=[1.0, 10.0],
     ),
 }
-# A line of the table: classifier, how many hops away the neighbors are whose mean
-# features join a node's own, what becomes of several kinds of edges
+
+
+class Line(NamedTuple):
+    "A line of the table."
+
+    kind: str  # classifier
+    hops: int = 0  # how far away neighbors are whose mean features join a node's own
+    relations: str = "merged"  # what becomes of several kinds of edges
+    labels: bool = False  # those of training nodes are features, too
+
+
 LINES = (
-    {kind: (kind, 0, "merged") for kind in SPACES}
-    | {
-        f"{kind}-2hop": (kind, 2, "merged")
-        for kind in ("mlp", "bwgnn", "et", "forest", "boosting")
-    }
-    | {f"et-{pool}": ("et", 0, pool) for pool in ("max", "concat")}
-)  # these two only where there are several
+    {kind: Line(kind) for kind in SPACES}
+    | {f"{kind}-2hop": Line(kind, 2) for kind in ("mlp", "bwgnn", "forest", "boosting")}
+    | {"et-2hop": Line("et", 2)}
+    # these two only where there are several kinds of edges
+    | {f"et-{pool}": Line("et", relations=pool) for pool in ("max", "concat")}
+    | {f"{kind}-2hop-labels": Line(kind, 2, labels=True) for kind in ("et", "bwgnn")}
+)
+# Lines that have the mean probability of several models, with other initial weights;
+# the setting is that of the line itself
+STARTS = 3
+MEANS = {f"{line}-mean": line for line in ("et-2hop", "et-2hop-labels")}
+MEANS["bwgnn-2hop-labels-mean"] = "bwgnn-2hop-labels"
 BATCH = 8  # trials drawn at a time; the search starts from the best of the first ones
 # Appendix D.1 and the public commands (without their dropout in the memory): one head
 # as wide as a token, K = 2D, T = 2, learned β
@@ -189,62 +206,104 @@ def edges_of(name: str, kind: str, relations: str):
     )
 
 
+def with_labels(features, labels, known) -> np.ndarray:
+    "Features and two more columns, which name the class of the `known` nodes."
+    shown = np.zeros((len(features), 2), np.float32)
+    shown[known, labels[known]] = 1
+    return np.column_stack([features, shown])
+
+
+def completion_loss(model, batch: _Batch, key):
+    """The weighted loss of a random half of the training nodes, whose labels are taken
+    out of the features; the other half keeps its own.
+    """
+    hiding, dropping = jax.random.split(key)
+    hide = jax.random.bernoulli(hiding, shape=batch.nodes.shape)
+    shown = jnp.ones(len(batch.features)).at[batch.nodes].set(jnp.where(hide, 0.0, 1.0))
+    features = batch.features.at[:, -2:].multiply(shown[:, None])
+    logits = model(features, batch.edges, rngs=nnx.Rngs(dropout=dropping))
+    log_p = jax.nn.log_softmax(logits[batch.nodes])
+    anomalous = batch.labels == 1
+    count = lambda nodes: jnp.sum(jnp.where(nodes, 1.0, 0.0))
+    # a half of few nodes may have no anomalous one
+    sigma = count(hide & ~anomalous) / jnp.maximum(count(hide & anomalous), 1.0)
+    weight = jnp.where(hide, jnp.where(anomalous, sigma, 1.0), 0.0)
+    own = jnp.where(anomalous, log_p[:, 1], log_p[:, 0])
+    return -jnp.sum(weight * own) / jnp.sum(weight), {}
+
+
+def trained(data, parts, line: Line, config: dict, start: int, features, epochs: int):
+    "Probabilities of all nodes, after one training from the initial weights `start`."
+    graph, options = graph_of(data), dict(config)
+    if line.kind in ("forest", "boosting"):
+        return fit_trees(
+            line.kind, features, graph.labels, parts.train, start, **options
+        )
+    if line.labels:
+        features = with_labels(features, graph.labels, parts.train)
+    lr, decay = options.pop("lr"), options.pop("weight_decay")
+    optim = OptimConfig(
+        steps=epochs,
+        warmup=min(5, epochs - 1),
+        lr=lr,
+        lr_floor=0.0,
+        weight_decay=decay,
+        b2=0.999,
+    )
+    edges = edges_of(data, line.kind, line.relations)
+    if line.kind == "et":
+        model = AnomalyEnergyTransformer(
+            features.shape[1],
+            AnomalyConfig(relations=line.relations, **options),
+            num_nodes=graph.num_nodes,
+            kinds=len(edges),
+            rngs=nnx.Rngs(start),
+        )
+    else:
+        model = _BASELINES[line.kind](
+            features.shape[1], **options, rngs=nnx.Rngs(start)
+        )
+    return _train_classifier(
+        model,
+        graph,
+        parts,
+        features,
+        edges,
+        optim,
+        seed=start,
+        progress=False,
+        loss=completion_loss if line.labels else _weighted_loss,
+    ).p
+
+
 def evaluate(
-    data: str, ratio: float, line: str, config: dict, seed: int, epochs: int
+    data: str,
+    ratio: float,
+    line: str,
+    config: dict,
+    seed: int,
+    epochs: int,
+    starts: int = 1,
 ) -> dict:
-    "One split, one training: scores on validation and test nodes."
-    kind, hops, relations = LINES[line]
+    """One split: scores on validation and test nodes of the mean probability after
+    training from that many starts.
+    """
     graph, options = graph_of(data), dict(config)
     parts = split(graph.labels, ratio, seed)
     features = features_of(
-        data, hops, options.pop("scale"), options.pop("degree", True)
+        data, LINES[line].hops, options.pop("scale"), options.pop("degree", True)
     )
-    start = time.perf_counter()
-    if kind in ("forest", "boosting"):
-        p = fit_trees(kind, features, graph.labels, parts.train, seed, **options)
-        threshold = _best_threshold(graph.labels[parts.validation], p[parts.validation])
-        validation, test = (
-            _scores(graph.labels[nodes], p[nodes], threshold)
-            for nodes in (parts.validation, parts.test)
-        )
-    else:
-        lr, decay = options.pop("lr"), options.pop("weight_decay")
-        optim = OptimConfig(
-            steps=epochs,
-            warmup=min(5, epochs - 1),
-            lr=lr,
-            lr_floor=0.0,
-            weight_decay=decay,
-            b2=0.999,
-        )
-        edges = edges_of(data, kind, relations)
-        if kind == "et":
-            model = AnomalyEnergyTransformer(
-                features.shape[1],
-                AnomalyConfig(relations=relations, **options),
-                num_nodes=graph.num_nodes,
-                kinds=len(edges),
-                rngs=nnx.Rngs(seed),
-            )
-        else:
-            model = _BASELINES[kind](features.shape[1], **options, rngs=nnx.Rngs(seed))
-        run = _train_classifier(
-            model,
-            graph,
-            parts,
-            features,
-            edges,
-            optim,
-            seed=seed,
-            progress=False,
-            loss=_weighted_loss,
-        )
-        validation, test = run.validation, run.test
+    begin = time.perf_counter()
+    p = [
+        trained(data, parts, LINES[line], options, start, features, epochs)
+        for start in range(seed, seed + 1000 * starts, 1000)
+    ]
+    _, validation, test = _held_out(np.mean(p, 0), graph.labels, parts)
     return {
         "seed": seed,
         "validation": validation,
         "test": test,
-        "seconds": time.perf_counter() - start,
+        "seconds": time.perf_counter() - begin,
     }
 
 
@@ -262,15 +321,13 @@ def merit(run: dict) -> float:
     return (run["validation"]["macro_f1"] + run["validation"]["auroc"]) / 2
 
 
-def base(full: Path, first: bool) -> dict:
-    """The setting that changes start from: what the trials of the Energy Transformer
-    found, or the first batch of them. Raises ValueError until they have.
+def base(full: Path, first: bool = False) -> dict:
+    """The setting that changes and means start from: what the trials of a line found,
+    or their first batch. Raises ValueError until they have.
     """
     found = json.loads(full.read_text()) if full.exists() else {"trials": []}
     if len(found["trials"]) < BATCH if first else "config" not in found:
-        raise ValueError(
-            f"argument --lines: changes need the trials of the line et first ({full})"
-        )
+        raise ValueError(f"argument --lines: this needs another line first ({full})")
     return (
         max(found["trials"][:BATCH], key=merit)["config"] if first else found["config"]
     )
@@ -285,6 +342,7 @@ def fill(
     line: str,
     seeds: int,
     epochs: int,
+    starts: int,
 ):
     """Trials on the split of seed 0, then the best one on all splits; what the file
     already holds is not run again.
@@ -292,7 +350,10 @@ def fill(
 
     def add(to: str, config: dict, seed: int):
         record[to].append(
-            {"config": config, **evaluate(data, ratio, line, config, seed, epochs)}
+            {
+                "config": config,
+                **evaluate(data, ratio, line, config, seed, epochs, starts),
+            }
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         with _atomic_write(path) as temporary:
@@ -340,10 +401,10 @@ def main(argv: list[str] | None = None):
     parser.add_argument(
         "--lines",
         nargs="+",
-        choices=[*LINES, *CHANGES],
-        default=[*LINES, *ABLATIONS],
+        choices=[*LINES, *MEANS, *CHANGES],
+        default=[*LINES, *MEANS, *ABLATIONS],
         metavar="LINE",
-        help=f"of {', '.join([*LINES, *CHANGES])}",
+        help=f"of {', '.join([*LINES, *MEANS, *CHANGES])}",
     )
     parser.add_argument(
         "--search",
@@ -395,7 +456,9 @@ def main(argv: list[str] | None = None):
         args.lines, args.seeds = list(SEARCH), 1
     file = lambda data, ratio, line: args.out / f"{data}-{ratio:g}-{slug(line)}.json"
     fits = lambda data, line: (
-        line in CHANGES or LINES[line][2] == "merged" or graph_of(data).relations
+        line in [*CHANGES, *MEANS]
+        or LINES[line].relations == "merged"
+        or graph_of(data).relations
     )
     with _as_command(parser.prog):
         for data, ratio, line in [
@@ -419,22 +482,23 @@ def main(argv: list[str] | None = None):
                     f"argument --epochs: {path} was made with {record['epochs']}, got"
                     f" {args.epochs}; choose another --out for these"
                 )
-            if line in CHANGES:
-                record["config"] = (
-                    base(file(data, ratio, "et"), line in SEARCH) | CHANGES[line]
-                )
-            planned = (
-                [] if line in CHANGES else draws(SPACES[LINES[line][0]], args.trials)
-            )
+            trained_as = "et" if line in CHANGES else MEANS.get(line, line)
+            planned = []
+            if trained_as == line:
+                planned = draws(SPACES[LINES[line].kind], args.trials)
+            else:
+                found = base(file(data, ratio, trained_as), line in SEARCH)
+                record["config"] = found | CHANGES.get(line, {})
             fill(
                 path,
                 record,
                 planned,
                 data,
                 ratio,
-                "et" if line in CHANGES else line,
+                trained_as,
                 args.seeds,
                 args.epochs,
+                STARTS if line in MEANS else 1,
             )
 
 

@@ -161,7 +161,7 @@ def test_changes_wait_for_what_they_change(data, script, trials, wrong):
             "runs": [],
         }
         (data / "out/digits-knn-0.4-et.json").write_text(json.dumps(record))
-    with pytest.raises(SystemExit, match="need the trials of the line et first"):
+    with pytest.raises(SystemExit, match="needs another line first .*-0.4-et.json"):
         script.main(
             [
                 *wrong,
@@ -202,6 +202,48 @@ def test_a_missing_file_ends_in_one_line(data, script):
         script.main(["--data", "tolokers", *FEW, "--lines", "mlp", "--out", str(data)])
 
 
+def test_labels_of_training_nodes_alone_are_shown(script):
+    labels = np.array([0, 1, 1, 0])
+    seen = script.with_labels(np.ones((4, 3), np.float32), labels, np.array([0, 2]))
+    assert seen[:, 3:].tolist() == [[1, 0], [0, 0], [0, 1], [0, 0]]
+
+
+def test_no_label_is_asked_for_that_is_shown(script):
+    """A model that repeats the labels in its features gets every shown one right and
+    knows nothing of the others; the loss is that of these, log 2.
+    """
+    rng = np.random.default_rng(0)
+    labels, train = rng.integers(0, 2, 50), np.arange(0, 50, 2)
+    features = script.with_labels(np.ones((50, 3), np.float32), labels, train)
+    batch = script._Batch(*map(script.jnp.asarray, (features, 0, train, labels[train])))
+    repeats = lambda features, edges, rngs: 100 * features[:, -2:]
+    for seed in range(5):
+        loss = script.completion_loss(repeats, batch, script.jax.random.key(seed))[0]
+        assert np.isclose(loss, np.log(2))
+
+
+def test_a_half_without_anomalous_nodes_has_a_loss(script):
+    labels, train = np.eye(1, 20, dtype=int)[0], np.arange(20)
+    features = script.with_labels(np.ones((20, 3), np.float32), labels, train)
+    batch = script._Batch(*map(script.jnp.asarray, (features, 0, train, labels)))
+    constant = lambda features, edges, rngs: script.jnp.zeros((20, 2))
+    losses = [
+        script.completion_loss(constant, batch, script.jax.random.key(seed))[0]
+        for seed in range(10)
+    ]
+    assert np.allclose(losses, np.log(2))
+
+
+def test_a_mean_over_starts_has_the_setting_of_its_line(data, script):
+    few = ["--data", "digits-knn", *FEW, "--out", str(data), "--trials", "1"]
+    lines = ["bwgnn-2hop-labels", "bwgnn-2hop-labels-mean"]
+    script.main([*few, "--lines", *lines])
+    one, mean = (rows(data)[f"digits-knn-0.4-{line}"] for line in lines)
+    assert mean["config"] == one["config"] and not mean["trials"]
+    scores = lambda row: [run["test"] for run in row["runs"]]
+    assert scores(one) != scores(mean) and len(mean["runs"]) == 2
+
+
 def test_the_choice_looks_at_validation_alone(script):
     run = lambda v, t: {
         "validation": {"macro_f1": v, "auroc": v},
@@ -230,7 +272,7 @@ def test_runs_of_a_setting_that_was_overtaken_are_not_kept(data, script, monkeyp
     monkeypatch.setattr(
         script,
         "evaluate",
-        lambda data, ratio, line, config, seed, epochs: {
+        lambda data, ratio, line, config, seed, epochs, starts: {
             "seed": seed,
             "seconds": 0.0,
             **{
