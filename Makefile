@@ -98,6 +98,7 @@ docs: readme
 	@if command -v quarto >/dev/null; then \
 	  (cd _proc && PATH="$(CURDIR)/$(BIN):$$PATH" quarto render --no-cache) || exit 1; \
 	  rm -rf _docs && mv _proc/_docs _docs && mkdir _docs/notebooks && cp nbs/*.ipynb _docs/notebooks/ || exit 1; \
+	  $(BIN)/python scripts/search_text.py _docs/search.json || exit 1; \
 	  echo 'The site is in _docs/index.html'; \
 	else \
 	  echo 'Quarto is not on the PATH, so the pages are staged and checked, and previewed without the theme of the site.'; \

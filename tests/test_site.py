@@ -48,6 +48,31 @@ def test_pages_have_no_faults():
     )
 
 
+@pytest.mark.parametrize(
+    "tex, text",
+    [
+        (r"so \(-\partial E/\partial g\) is", "so -∂E/∂g is"),
+        (r"\(\tfrac1D \mathbf 1\)", "1/D 1"),
+        (r"\[W_K^{h}, \; x \in \mathbb R^D \tag{3}\]", "W_K^h, x ∈ℝ^D"),
+        (r"\(\begin{aligned}a&=b\\c&=d\end{aligned}\)", "a=b c=d"),
+        ("costs $5, a[0] (all)", "costs $5, a[0] (all)"),
+    ],
+)
+def test_search_shows_formulas_as_people_read_them(tmp_path, tex, text):
+    index = tmp_path / "search.json"
+    index.write_text(json.dumps([{"href": "a.html", "title": "A", "text": tex}]))
+    script("search_text").main(str(index))
+    (entry,) = json.loads(index.read_text(encoding="utf-8"))
+    assert entry == {"href": "a.html", "title": "A", "text": text}
+
+
+def test_every_formula_of_the_book_can_be_searched():
+    plain = script("search_text").plain
+    site, _ = docs.check(ROOT / "nbs", None)
+    read = [plain(formula) for page in site for formula, *_ in page.formulas]
+    assert len(read) > 1000 and all(read)
+
+
 def test_the_address_is_put_where_pages_link_to_the_repository():
     put = script("stage_docs").addressed
     config = SimpleNamespace(git_url="https://host/us/it", branch="main")
