@@ -404,6 +404,55 @@ def read_checkpoint(path: Path):
         raise error
 
 
+@cache
+def estimators():
+    "A trained one of each kind that people keep in a file."
+    from et_nbdev.graph.data import load_graph
+    from et_nbdev.graph.detector import AnomalyDetector
+    from et_nbdev.graph.set_classifier import GraphSetClassifier
+    from et_nbdev.graph.sets import _make_rings
+
+    small = dict(dim=4, num_heads=2, head_dim=2, num_memories=4, steps=1)
+    detector = AnomalyDetector(**small, hidden=4, scale="both", training_steps=2)
+    classifier = GraphSetClassifier(**small, num_positions=2, epochs=1)
+    return [
+        detector.fit(load_graph("digits-knn")),
+        classifier.fit(_make_rings(num_graphs=40)),
+    ]
+
+
+def estimator_seeds():
+    return [written(fitted.save) for fitted in estimators()]
+
+
+def damaged_estimator(data: bytes, rng: random.Random) -> bytes:
+    "What it says of itself is odd, but its checksum is right."
+    from flax.traverse_util import unflatten_dict
+    from safetensors.numpy import load
+
+    from et_nbdev.training.checkpoint import _read_meta, _save_checkpoint
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "x.safetensors")
+        path.write_bytes(data)
+        meta = _read_meta(path)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        meta = damage_json(meta, rng)
+    tree = unflatten_dict(load(data), sep=".")
+    return written(lambda path: _save_checkpoint(path, tree, meta))
+
+
+def read_estimator(path: Path):
+    from et_nbdev.training.checkpoint import CheckpointError
+
+    for fitted in estimators():
+        try:
+            return type(fitted).load(path).get_params()
+        except CheckpointError as e:
+            error = e
+    raise error
+
+
 def log_seeds():
     return [
         b"".join(
@@ -570,6 +619,13 @@ READERS = {
         read_checkpoint,
         checkpoint_error,
         inside=damaged_meta,
+    ),
+    "estimator": Reader(
+        "x.safetensors",
+        estimator_seeds,
+        read_estimator,
+        checkpoint_error,
+        inside=damaged_estimator,
     ),
     "log": Reader(
         "metrics.jsonl",

@@ -58,10 +58,16 @@ FEW = {
     "parquet": 6,
     "safetensors": 8,
     "config": 12,
+    "estimator": 12,
     "log": 40,
     "fold": 40,
 }
-NEEDS = {"pictures": "PIL", "parquet": "datasets", "mat": "scipy"}
+NEEDS = {
+    "pictures": "PIL",
+    "parquet": "datasets",
+    "mat": "scipy",
+    "estimator": "sklearn",
+}
 
 
 @pytest.mark.parametrize("reader", FEW)
