@@ -174,7 +174,7 @@ def _through_normalization(
     along = jnp.mean(Q_hat * wide, -1, keepdims=True)
     return ((wide - Q_hat * along) / rms).astype(pull.dtype)
 
-
+# %% ../nbs/03_attention.ipynb #843122e0
 def _match_and_pulls(Q, K, beta, visible=None, weights=None, bias=None):
     "Every query's soft match, and −∂E/∂Q and −∂E/∂K, from one set of scores."
     match, P = _soft_match(Q, K, beta, visible, weights, bias)
