@@ -182,7 +182,7 @@ class Solution(NamedTuple):
     certificate: _Certificate
     states: Float[Array, "evaluations ... N D"] | None = None  # if asked for
 
-
+# %% ../nbs/07_solvers.ipynb #0c31212d
 def solve(
     block: Block,
     x: Float[Array, "... N D"],  # token states at t = 0
@@ -295,7 +295,7 @@ class Momentum:
         v = self.momentum * v + _per_sample(self.step_size, x) * view.update
         return (x + v, v), view
 
-
+# %% ../nbs/07_solvers.ipynb #3d8b7353
 @_frozen_pytree
 class Schedule:
     "Euler with a step size for every step; after the last one, that one again."
@@ -320,7 +320,7 @@ class Schedule:
         alpha, view = jnp.asarray(self.step_sizes, x.dtype), look(x)
         return (x + alpha[jnp.minimum(t, len(alpha) - 1)] * view.update, t + 1), view
 
-
+# %% ../nbs/07_solvers.ipynb #f395c70f
 @signed
 class LearnedEuler(nnx.Module):
     r"""Euler steps of learned size: $\alpha_t > 0$ for every step, and with `gate` a
