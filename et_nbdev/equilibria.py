@@ -79,7 +79,7 @@ def equilibrium(
 # %% ../nbs/08_equilibria.ipynb #be4a6faa
 @_frozen_pytree
 class Noisy:
-    r"""Appendix F: $x \leftarrow x + \alpha\,(u + s\,\xi)$ with standard normal ξ. Its
+    r"""Appendix F: $x \leftarrow x + \alpha\,(u + s\,z)$ with standard normal z. Its
     end is a random function of its start, not a sample of $e^{-E/\mathcal T}$: for that
     see `Langevin`. Raises TypeError on tokens or blocks in half precision.
     """
@@ -125,7 +125,7 @@ class Langevin:
         return _unit(x), self.key
 
     def step(self, look, state):
-        r"$c \leftarrow c + hMu + \sqrt{2h\mathcal T}\,\xi$, back on the spheres."
+        r"$c \leftarrow c + hMu + \sqrt{2h\mathcal T}\,z$, back on the spheres."
         c, key = state
         view, (key, now) = look(c), jax.random.split(key)
         h = _per_sample(self.step_size, c)
