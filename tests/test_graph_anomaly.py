@@ -21,9 +21,9 @@ from flax import nnx
 import et_nbdev
 from et_nbdev.dynamics import descend
 from et_nbdev.graph import _anomaly_command as command
+from et_nbdev.graph import _anomaly_demo, anomaly
 from et_nbdev.graph import _anomaly_engine as engine
 from et_nbdev.graph import _kernels as kernels
-from et_nbdev.graph import anomaly, baselines
 from et_nbdev.graph._anomaly_command import _CONFIGS, _main, _report
 from et_nbdev.graph._anomaly_engine import (
     _Batch,
@@ -944,8 +944,8 @@ def test_what_is_no_anomaly_model_is_refused(tmp_path):
 
 
 def test_the_demo_trains_three_once_and_shows_them(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(baselines, "_CONFIGS", {"digits-knn": QUICK})
-    baselines._demo_main(["--out", str(tmp_path / "out")])
+    monkeypatch.setattr(_anomaly_demo, "_CONFIGS", {"digits-knn": QUICK})
+    _anomaly_demo._demo_main(["--out", str(tmp_path / "out")])
     printed = capsys.readouterr().out
     metrics = json.loads((tmp_path / "out/digits-knn/anomaly.json").read_text())
     assert list(metrics["test"]) == ["Energy Transformer", "GCN", "MLP"] and {
@@ -965,11 +965,11 @@ def test_the_demo_trains_three_once_and_shows_them(tmp_path, monkeypatch, capsys
             rf" +{score['macro_f1']:.3f}",
             printed,
         ), printed
-    for module in (anomaly, baselines):
+    for module in (anomaly, _anomaly_demo):
         monkeypatch.setattr(
             module, "_train_classifier", without_training(module._train_classifier)
         )
-    again = baselines._demo(tmp_path / "out", progress=False)
+    again = _anomaly_demo._demo(tmp_path / "out", progress=False)
     assert again["test"] == metrics["test"]
     graph = load_graph("digits-knn")
     for name in ("energy", "gcn", "mlp"):
@@ -981,18 +981,18 @@ def test_the_demo_trains_three_once_and_shows_them(tmp_path, monkeypatch, capsys
         )
     with monkeypatch.context() as patch:
         patch.setattr(
-            baselines,
+            _anomaly_demo,
             "load_graph",
             lambda name: replace(graph, labels=graph.labels[::-1]),
         )
         with pytest.raises(CheckpointError, match="energy: .*graph.digest"):
-            baselines._demo(tmp_path / "out", progress=False)
-        patch.setattr(baselines, "train_anomaly", lambda *args: None)
+            _anomaly_demo._demo(tmp_path / "out", progress=False)
+        patch.setattr(_anomaly_demo, "train_anomaly", lambda *args: None)
         with pytest.raises(CheckpointError, match="gcn: .*graph.digest"):
-            baselines._demo(tmp_path / "out", progress=False)
+            _anomaly_demo._demo(tmp_path / "out", progress=False)
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(SystemExit):
-        baselines._demo_main(["--out", str(tmp_path / "file")])
+        _anomaly_demo._demo_main(["--out", str(tmp_path / "file")])
     assert re.search(
         "argument --out: expected a folder, .*file", capsys.readouterr().err
     )

@@ -16,7 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import beta as beta_function
 
-import et_nbdev.graph.baselines as baselines
+from et_nbdev.graph import _baselines_engine as engine
+from et_nbdev.graph._baselines_engine import (
+    _edge_products,
+    _neighbor_softmax_attention,
+    _neighbor_sum,
+    _Neighbors,
+    _neighbors,
+    _propagate,
+    _weighted_sum,
+)
 from et_nbdev.graph.baselines import (
     _BASELINES,
     BWGNN,
@@ -25,13 +34,6 @@ from et_nbdev.graph.baselines import (
     GraphTransformer,
     _aggregate,
     _beta_wavelets,
-    _edge_products,
-    _neighbor_softmax_attention,
-    _neighbor_sum,
-    _Neighbors,
-    _neighbors,
-    _propagate,
-    _weighted_sum,
     fit_trees,
 )
 from et_nbdev.graph.data import Graph
@@ -292,7 +294,7 @@ def test_attention_is_a_loop_over_nodes_and_so_are_its_derivatives(
     x64, monkeypatch, room
 ):
     # pieces of one edge, of several with a rest, of all
-    monkeypatch.setattr(baselines, "_ROOM", room)
+    monkeypatch.setattr(engine, "_ROOM", room)
     graph = random_graph(4)
     A, edges = table(graph), _neighbors(graph, by_edge=True)
     Q, K, V, do = jnp.asarray(np.random.default_rng(0).normal(size=(4, N, 2, 3)))
@@ -448,7 +450,7 @@ def test_dropout_needs_a_key_and_keeps_the_mean(name):
     # none without a key
     assert_close(model(X, edges), make(name, dtype=jnp.float32)(X, edges), rtol=1e-6)
     x = jnp.ones((200, 50))
-    dropped = baselines._drop(x, 0.25, nnx.Rngs(0))
+    dropped = engine._drop(x, 0.25, nnx.Rngs(0))
     assert (
         set(np.unique(dropped).tolist()) == {0.0, float(np.float32(1 / 0.75))}
         and abs(dropped.mean() - 1) < 0.02

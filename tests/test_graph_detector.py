@@ -24,7 +24,8 @@ from sklearn.utils import estimator_checks
 from sklearn.utils.validation import check_is_fitted
 
 import et_nbdev
-from et_nbdev.graph import _anomaly_command, detector
+from et_nbdev.graph import _anomaly_command
+from et_nbdev.graph import _detector_engine as engine
 from et_nbdev.graph._anomaly_engine import _scores, _Statistics
 from et_nbdev.graph.anomaly import (
     AnomalyConfig,
@@ -92,14 +93,14 @@ def test_it_is_what_train_anomaly_trains():
 
 def test_every_setting_of_a_run_is_a_hyperparameter_with_the_same_default():
     own = AnomalyDetector().get_params()
-    assert detector._training(own, "digits-knn") == AnomalyTraining()
+    assert engine._training(own, "digits-knn") == AnomalyTraining()
     nested = {"model", "optim", "sample", "data"}
     names = {f.name for f in fields(AnomalyTraining)} - nested
     for kind in (AnomalyConfig, SampleConfig, OptimConfig):
         names |= {f.name for f in fields(kind)}
     assert set(own) == names | {"training_steps"}
-    assert detector._training(own | {"steps": 7}, "").model.steps == 7
-    assert detector._training(own | {"training_steps": 7}, "").optim.steps == 7
+    assert engine._training(own | {"steps": 7}, "").model.steps == 7
+    assert engine._training(own | {"training_steps": 7}, "").optim.steps == 7
 
 
 @pytest.mark.parametrize("scale", ["standard", "rank", "both"])
@@ -124,7 +125,7 @@ def test_another_graph_is_encoded_by_the_training_graph(fitted):
         return np.column_stack([graph.features.astype(np.float64), np.log1p(degrees)])
 
     want = (columns(there) - columns(here).mean(0)) / columns(here).std(0)
-    found, _ = detector._inputs_for(fitted._kept, there)
+    found, _ = engine._inputs_for(fitted._kept, there)
     assert np.abs(np.asarray(found) - want).max() < 1e-5
     # one standard deviation further out, where its own statistics would show none
     assert found[:, :5].mean() > 0.5 and abs(_inputs(there)[:, :5].mean()) < 1e-5
@@ -168,7 +169,7 @@ def test_one_node_does_not_change_what_the_others_are_compared_with(fitted):
     features = there.features.copy()
     features[7, 0] = 1e4
     found = [
-        np.asarray(detector._inputs_for(fitted._kept, graph)[0])
+        np.asarray(engine._inputs_for(fitted._kept, graph)[0])
         for graph in (there, replace(there, features=features))
     ]
     others = np.arange(60) != 7
@@ -199,7 +200,7 @@ def test_a_node_at_the_threshold_is_flagged(fitted, monkeypatch):
 
 def test_an_explanation_is_that_of_its_node(fitted):
     there = toy(seed=1)
-    features, edges = detector._inputs_for(fitted._kept, there)
+    features, edges = engine._inputs_for(fitted._kept, there)
     seen = explain(fitted.model_, features, edges)
     senders, receivers = edges[0].edge_list()
     for node in (0, 17):
@@ -231,7 +232,7 @@ def test_a_probability_that_is_no_number_is_refused(fitted):
     spoiled = nnx.clone(kept.model)
     spoiled.encoder.bias[...] = jnp.full_like(spoiled.encoder.bias[...], jnp.nan)
     with pytest.raises(FloatingPointError, match="^graph: no finite probability"):
-        detector._probabilities(kept._replace(model=spoiled), toy(seed=1))
+        engine._probabilities(kept._replace(model=spoiled), toy(seed=1))
 
 
 def test_a_pair_is_no_split():

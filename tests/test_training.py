@@ -1531,7 +1531,7 @@ def test_a_command_ends_in_a_line(error, message):
         ("vision.train", "_main"),
         ("vision.train", "_demo_main"),
         ("graph._anomaly_command", "_main"),
-        ("graph.baselines", "_demo_main"),
+        ("graph._anomaly_demo", "_demo_main"),
         ("graph._set_command", "_main"),
     ],
 )

@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_sizes, signed
-from .baselines import _LayerNorm
+from ._baselines_engine import _LayerNorm
 from .sets import EdgeBatch, GraphBatch
 from ..training.loop import _drop, _option
 

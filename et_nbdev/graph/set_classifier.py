@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float, Int
 
+from ._detector_engine import _check_y, _configuration, _Estimator
 from et_nbdev.graph.classify import (
     ClassifyConfig,
     ClassifyTraining,
@@ -23,7 +24,6 @@ from et_nbdev.graph.classify import (
     train_classifier,
 )
 from .crossval import _deal, _Fold, _predict_logits
-from .detector import _check_y, _configuration, _Estimator
 from et_nbdev.graph.sets import (
     GraphSet,
     _cached_positions,
