@@ -68,9 +68,7 @@ def _node_names(
 
 
 def _draw_weights(ax, graph, place: dict, weights: list):
-    """Edges colored by their weight. The scale is symmetric about zero if weights have
-    both signs; otherwise it spans the weights.
-    """
+    "Edges colored by their weight; symmetric about zero if there are both signs."
     import matplotlib.pyplot as plt
     import networkx as nx
 
