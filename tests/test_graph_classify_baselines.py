@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from et_nbdev.graph.classify_baselines import (
-    GIN,
-    Agnostic,
-    AgnosticConfig,
-    GINConfig,
-    _MaskedBatchNorm,
-)
+from et_nbdev.graph._set_baselines import _MaskedBatchNorm
+from et_nbdev.graph.classify_baselines import GIN, Agnostic, AgnosticConfig, GINConfig
 from et_nbdev.graph.sets import EdgeBatch, GraphBatch
 from et_nbdev.testing import assert_close
 

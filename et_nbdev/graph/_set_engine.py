@@ -24,7 +24,9 @@ from et_nbdev.graph.sets import (
     GraphBatch,
     GraphSet,
     _Buckets,
+    _Columns,
     _EdgeLists,
+    _Encoding,
     _take,
 )
 
@@ -398,3 +400,30 @@ class _Classified(NamedTuple):
     test: _Scores
     history: list[dict]
     best_step: int
+
+# %% ../../nbs/86_set_engine.ipynb #fd4a729b
+def _tables(encoding: _Encoding) -> dict[str, dict]:
+    "An encoding as a tree of arrays."
+    return {
+        side: {key: [*part] if isinstance(part, tuple) else part for key, part in parts}
+        for side, parts in (
+            ("node", encoding.node._asdict().items()),
+            ("edge", encoding.edge._asdict().items()),
+        )
+    }
+
+
+def _encoding_of(arrays: dict[str, np.ndarray], degrees: bool) -> _Encoding:
+    "The encoding from arrays by name. Raises KeyError or ValueError where it is none."
+
+    def columns(side):
+        count = sum(name.startswith(f"{side}.values.") for name in arrays)
+        several = lambda key: tuple(arrays[f"{side}.{key}.{i}"] for i in range(count))
+        values, known = several("values"), several("known")
+        mean, scale = arrays[f"{side}.mean"], arrays[f"{side}.scale"]
+        pairs = [*zip(values, known), (mean, scale)]
+        if any(a.ndim != 1 or a.shape != b.shape for a, b in pairs):
+            raise ValueError(f"an encoding of the {side}s whose columns disagree")
+        return _Columns(values, known, mean, scale)
+
+    return _Encoding(columns("node"), columns("edge"), bool(degrees))

@@ -68,20 +68,23 @@ def _node_names(
 
 
 def _draw_weights(ax, graph, place: dict, weights: list):
-    "Edges colored by their weight, with a scale symmetric about zero."
+    "Edges colored by their weight; symmetric about zero if there are both signs."
     import matplotlib.pyplot as plt
     import networkx as nx
 
+    low, high = np.min(weights, initial=np.inf), np.max(weights, initial=-np.inf)
+    signed = low < 0 < high or not weights
     reach = max(np.abs(weights).max(initial=0), 1e-6)
+    low, high = (-reach, reach) if signed else (low - 1e-6, high + 1e-6)
     lines = nx.draw_networkx_edges(
         graph,
         place,
         ax=ax,
         edge_color=weights,
         width=3,
-        edge_cmap=plt.cm.PuOr_r,
-        edge_vmin=-reach,
-        edge_vmax=reach,
+        edge_cmap=plt.cm.PuOr_r if signed else plt.cm.cividis_r,
+        edge_vmin=low,
+        edge_vmax=high,
     )
     nx.draw_networkx_nodes(graph, place, ax=ax, node_color="0.9", node_size=180)
     if graph.edges:
