@@ -781,10 +781,8 @@ class _Walk(_Explorer):
                 (f"{b} ({_KINDS[int(labels[b])][0]})", int(b)) for b in near.nodes[best]
             ]
             self.walk.value = -1
-        self.view.value = (
-            "<div"
-            f' class="et-panels">{_graph_frame(path, t, self.near, labels, self.pictures)}</div>'
-        )
+        frame = _graph_frame(path, t, self.near, labels, self.pictures)
+        self.view.value = f'<div class="et-panels">{frame}</div>'
         self.message.value = escape(
             _graph_says(path, t, self.near, labels, self.model.config.steps)
         )
