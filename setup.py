@@ -33,7 +33,10 @@ setup(
     license_files=["LICENSE"],
     url=cfg["git_url"],
     packages=find_packages(include=[cfg["lib_path"], f"{cfg['lib_path']}.*"]),
-    package_data={"et_nbdev.vision": ["weights/*.safetensors"]},
+    package_data={
+        "et_nbdev": ["explorer/*.html", "explorer/*.css", "explorer/*.js"],
+        "et_nbdev.vision": ["weights/*.safetensors"],
+    },
     python_requires=f">={pythons[0]},<{major}.{minor + 1}",
     classifiers=[f"Programming Language :: Python :: {v}" for v in pythons],
     install_requires=cfg["requirements"].split(),

@@ -114,11 +114,12 @@ def entry(module, name, config, offered):
     node, comment = module.public[name]
     file = module.path.relative_to(ROOT).as_posix()
     source = f"{config.git_url}/blob/{config.branch}/{file}#L{node.lineno}"
-    chapter = address(module.notebook, module.anchor(name))
+    notebook = module.home(name)
+    chapter = address(notebook, module.anchor(name))
     home = "et_nbdev" if name in offered else module.name
     parts = [
         f"## {name} {{#{name}}}",
-        f"`from {home} import {name}` · [{title_of(module.notebook)}]({chapter})"
+        f"`from {home} import {name}` · [{title_of(notebook)}]({chapter})"
         f" · [source]({source})",
     ]
     if not isinstance(node, DEFINED):
@@ -126,7 +127,7 @@ def entry(module, name, config, offered):
     said = (ast.get_docstring(node) or "").strip().split("\n\n")[0]
     parts += [
         f"```python\n{IDLE.sub('', module.signature(name))}\n```",
-        linked(said, module.notebook, "api"),
+        linked(said, notebook, "api"),
     ]
     if rows := [
         f"| `{called(method)}` | {escaped(first_line(method))} |"

@@ -212,6 +212,12 @@ class Module:
         )
         return {name: found[name] for name in names}
 
+    def home(self, name):
+        "The notebook that defines a name, where several export to the module."
+        above = self.text.split("\n")[: self.public[name][0].lineno]
+        cells = re.findall(r"^# %% \S*/nbs/(\S+\.ipynb)", "\n".join(above), re.M)
+        return cells[-1] if cells else self.notebook
+
     def signature(self, name):
         node = self.public[name][0]
         # what a class has from bases that have no page of their own
@@ -227,7 +233,7 @@ class Module:
         "Where on its page a name is explained; empty for the page as a whole."
         if isinstance(self.public[name][0], (ast.FunctionDef, ast.ClassDef)):
             return name.lower()
-        heading = section_of(notebook_cells(self.notebook), name)
+        heading = section_of(notebook_cells(self.home(name)), name)
         return identifier(heading) if heading else ""
 
     def place(self, path):
@@ -248,7 +254,7 @@ class Module:
         }
         if path[1:] and path[1] not in members:
             return None
-        return self.notebook, self.anchor(path[0])
+        return self.home(path[0]), self.anchor(path[0])
 
 
 @cache

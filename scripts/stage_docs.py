@@ -103,7 +103,7 @@ def documentation(module, name, config, with_signature):
     return (
         f"### {name}\n\n[source]({source}){{.source-link}}\n\n"
         + signature * with_signature
-        + linked(ast.get_docstring(node) or "", module.notebook)
+        + linked(ast.get_docstring(node) or "", module.home(name))
     )
 
 
@@ -198,6 +198,13 @@ def addressed(text, config):
     return text.replace("](../", f"]({config.git_url}/blob/{config.branch}/")
 
 
+def exported_by(notebook):
+    """The module that a notebook writes, or adds public names to; None without one."""
+    here = {m: [m.home(name) for name in m.public].count(notebook) for m in modules()}
+    mine = [m for m in here if here[m] or m.notebook == notebook]
+    return max(mine, key=here.get, default=None)
+
+
 def finish(path, config):
     "A page as Quarto reads it."
     notebook = json.loads(path.read_text(encoding="utf-8"))
@@ -220,9 +227,8 @@ def finish(path, config):
                 if "text/markdown" in data:
                     data["text/markdown"] = addressed(data["text/markdown"], config)
                 output["data"] = data
-    for module in modules():
-        if module.notebook == path.name:
-            cells = documented(cells, module, config)
+    if module := exported_by(path.name):
+        cells = documented(cells, module, config)
     for cell in cells:
         if cell["cell_type"] == "code":
             cell["source"] = without_pragmas(cell["source"])

@@ -5,13 +5,17 @@ compiled twice, and pages stand by themselves.
 import ast
 import base64
 import json
+import os
 import re
+import shutil
 import struct
+import subprocess
 import xml.dom.minidom
 import zlib
 from dataclasses import replace
 from datetime import datetime
 from html.parser import HTMLParser
+from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
 
@@ -25,7 +29,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from et_nbdev import explore
+from et_nbdev import _explorer_views, explore
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import Euler, descend
 from et_nbdev.energy import Energies
@@ -450,7 +454,7 @@ def test_what_the_image_explorer_shows_is_the_path_of_its_settings(explorer, mod
         total = float(want.energies.total[explorer.t.value])
         assert (
             f"t = {explorer.t.value} of {explorer.steps.value}: E ="
-            f" {explore._number(total)}," in explorer.message.value
+            f" {_explorer_views._number(total)}," in explorer.message.value
         )
 
     holds()
@@ -1037,8 +1041,8 @@ def test_importing_it_imports_no_front_end():
 
 
 def test_the_notebook_keeps_pages_and_no_widgets():
-    """A widget without its kernel is an error message; the two pages are what a reader
-    without one sees.
+    """A widget without its kernel is an error message; the three pages are what a
+    reader without one sees.
     """
     notebook = json.loads((ROOT / "nbs/50_explorer.ipynb").read_text(encoding="utf-8"))
     data = [
@@ -1051,6 +1055,142 @@ def test_the_notebook_keeps_pages_and_no_widgets():
         and "widgets" not in notebook["metadata"]
     ), "clear the outputs of the cells that say eval: false"
     pages = ["".join(d["text/html"]) for d in data if "text/html" in d]
-    assert len(pages) == 2 and all(
+    assert len(pages) == 3 and all(
         "et-frame" in page and len(page) < 300_000 for page in pages
     )
+
+
+# ------------------------------------------------------------------------------------
+# the files of the pages
+
+
+FOLDER = files("et_nbdev") / "explorer"
+
+
+def test_the_files_of_the_pages_are_in_the_package():
+    "That they are in the wheel is looked at in test_project."
+    names = {path.name for path in FOLDER.iterdir()}
+    assert {"page.html", "page.css", "page.js", "touch.css", "touch.js"} <= names
+    found = _explorer_views.__file__, explore.__file__
+    used = re.findall(
+        r"\"([\w-]+\.(?:html|css|js))\"|'([\w-]+\.(?:html|css|js))'",
+        "".join(Path(path).read_text(encoding="utf-8") for path in found),
+    )
+    assert {a or b for a, b in used} == names
+    for name in names:
+        text = _explorer_views._file(name)
+        assert text.endswith("\n") and not re.search(r"https?:|@import", text)
+
+
+def test_no_script_or_style_is_written_in_a_notebook():
+    for path in sorted((ROOT / "nbs").glob("*explorer*.ipynb")):
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            if cell["cell_type"] == "code":
+                source = "".join(cell["source"])
+                assert not re.search(
+                    r"addEventListener|querySelector|=> \{|display: *(flex|block)",
+                    source,
+                ), f"{path.name}: {cell['id']}"
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="needs node")
+@pytest.mark.parametrize(
+    "name", sorted(p.name for p in FOLDER.iterdir() if p.name.endswith(".js"))
+)
+def test_scripts_can_be_parsed(name):
+    run = subprocess.run(
+        ["node", "--check", str(FOLDER / name)], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+
+
+# ------------------------------------------------------------------------------------
+# in a real browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync = pytest.importorskip("playwright.sync_api").sync_playwright
+    names = os.environ.get("CHROME") or "chromium", "chromium-browser", "google-chrome"
+    chrome = next(filter(None, map(shutil.which, names)), None)
+    if chrome is None:
+        pytest.skip("needs a Chromium, on the PATH or named by CHROME")
+    with sync() as play:
+        browser = play.chromium.launch(executable_path=chrome, chromium_sandbox=False)
+        yield browser
+        browser.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_page_is_moved_through(browser, width, scheme, model, photos, net, graph):
+    occluded, settings = np.arange(16) % 2 == 0, ExplorerSettings(0.3, steps=4)
+    made = (
+        animate_image(model, photos["a"], occluded, settings),
+        animate_graph(net, graph, 0, settings),
+    )
+    size = dict(width=width, height=900)
+    tab = browser.new_page(viewport=size, color_scheme=scheme)
+    faults = []
+    tab.on("pageerror", lambda error: faults.append(str(error)))
+    tab.set_content(
+        "<!doctype html><meta name=viewport content='width=device-width'>"
+        "<meta name=color-scheme content='light dark'>" + "".join(made)
+    )
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    for page in tab.locator("[role=group]").all():
+        seen = page.locator(".et-frame:not([hidden])")
+        slider, says = page.locator("input"), page.locator("output")
+        at = lambda t: (
+            seen.count() == 1
+            and f"t = {t} of 4" in says.inner_text()
+            and slider.input_value() == str(t)
+            and slider.get_attribute("aria-valuetext") == says.inner_text()
+            and seen.get_attribute("data-says") == says.inner_text()
+        )
+        assert at(4)
+        slider.press("ArrowLeft")
+        assert at(3)
+        slider.fill("0")
+        assert at(0)
+        play = page.locator("button")
+        play.click()
+        assert play.inner_text() == "Pause"
+        seen.locator("xpath=self::*[contains(@data-says, 't = 1 of')]").wait_for()
+        play.click()
+        assert play.inner_text() == "Play"
+    assert faults == []
+    tab.close()
+
+
+def test_drawing_across_patches_presses_them(browser):
+    "Buttons as ipywidgets makes them; a click on one turns it."
+    tab = browser.new_page(viewport=dict(width=400, height=300))
+    buttons = "".join(
+        '<button class="et-patch jupyter-button" style="width:50px;height:50px"'
+        " onclick=\"this.classList.toggle('mod-active')\"></button>"
+        for _ in range(4)
+    )
+    script = _explorer_views._file("touch.js")
+    tab.set_content(
+        f"<body style='margin:0'><div style='display:flex'>{buttons}</div>"
+        f"{_explorer_views._style('touch.css')}<script>{script}</script>"
+    )
+    pressed = lambda: tab.evaluate(
+        "[...document.querySelectorAll('button')]"
+        ".map(b => b.classList.contains('mod-active'))"
+    )
+
+    def draw(start, end):
+        tab.mouse.move(start, 25)
+        tab.mouse.down()
+        tab.mouse.move(end, 25, steps=12)
+        tab.mouse.up()
+
+    tab.mouse.click(25, 25)
+    assert pressed() == [True, False, False, False]
+    draw(75, 175)  # starts on a shown patch: hides
+    assert pressed() == [True, True, True, True]
+    draw(25, 125)  # starts on a hidden one: shows
+    assert pressed() == [False, False, False, True]
+    tab.close()

@@ -260,7 +260,7 @@ def test_public_names_show_their_own_arguments(module):
             assert "*args" not in str(inspect.signature(thing, eval_str=True)), name
 
 
-def test_the_wheel_holds_the_modules_and_the_weights_and_nothing_else(tmp_path):
+def test_the_wheel_holds_modules_weights_and_pages_and_nothing_else(tmp_path):
     for name in (
         "settings.ini",
         "setup.py",
@@ -279,11 +279,14 @@ def test_the_wheel_holds_the_modules_and_the_weights_and_nothing_else(tmp_path):
         for p in (tmp_path / LIB.name).rglob("*")
         if p.is_file()
     }
+    pages = {name for name in want if name.startswith("et_nbdev/explorer/")}
+    assert {Path(name).suffix for name in pages} == {".html", ".css", ".js"}
     assert any(name.endswith(".safetensors") for name in want) and all(
-        name.endswith((".py", ".safetensors")) for name in want
+        name.endswith((".py", ".safetensors")) for name in want - pages
     )
     for stray in (
         "et_nbdev/vision/notes.txt",
+        "et_nbdev/explorer/notes.txt",
         "et_nbdev/run.npz",
         "tests/test_x.py",
         "runs/last.safetensors",
