@@ -20,15 +20,13 @@ from flax import nnx
 
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.fit import fit
-from et_nbdev.vision.data import batches
-from et_nbdev.vision.dynamics import (
+from et_nbdev.vision._dynamics_scores import (
     _errors_after,
     _errors_in_time,
     _errors_settled,
-    _FieldImageEnergyTransformer,
-    _growing,
-    _loss_at,
 )
+from et_nbdev.vision.data import batches
+from et_nbdev.vision.dynamics import _FieldImageEnergyTransformer, _growing, _loss_at
 from et_nbdev.vision.model import ImageEnergyTransformer
 from et_nbdev.vision.train import _CONFIGS, _FILLS, _evaluate_fill, _held_out, _prepare
 

@@ -13,11 +13,13 @@ from et_nbdev.dynamics import descend
 from et_nbdev.energy import ExternalField
 from et_nbdev.solvers import Anderson, Backtracking, solve
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient
-from et_nbdev.vision.data import normalize, occlude, patchify
-from et_nbdev.vision.dynamics import (
+from et_nbdev.vision._dynamics_scores import (
     _errors_after,
     _errors_in_time,
     _errors_settled,
+)
+from et_nbdev.vision.data import normalize, occlude, patchify
+from et_nbdev.vision.dynamics import (
     _FieldImageEnergyTransformer,
     _growing,
     _loss_at,
