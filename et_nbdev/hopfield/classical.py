@@ -77,6 +77,7 @@ def asynchronous(
         h, old = x @ W[i] - b[i], x[..., i]
         new = _follow(h, old)
         E = E - (new - old) * (x @ mutual[i] - b[i]) - W[i, i] * (new - old) ** 2 / 2
+        # JAX arrays never change: `at[...].set` returns a changed copy
         return (x.at[..., i].set(new), E), E
 
     (x, _), energies = jax.lax.scan(one, (x, start), neuron_order(order, len(W)))

@@ -406,8 +406,8 @@ _CONFIGS["tiny-imagenet-2026-11-21"] = TrainConfig(
 )
 
 # %% ../../nbs/79_image_training_engine.ipynb #8407efe4
-# the model that comes with the library, with all that its energy may have: half an
-# hour on one core
+# the model that comes with the library, with all that its energy may have: two hours
+# on one core
 _CONFIGS["tiny-imagenet"] = TrainConfig(
     ImageConfig(
         image_size=64,
@@ -430,11 +430,11 @@ _CONFIGS["tiny-imagenet"] = TrainConfig(
         learn_steps=True,
         gate_steps=True,
     ),
-    OptimConfig(steps=1800, warmup=200, lr=1.1e-2, lr_floor=1.1e-6),
+    OptimConfig(steps=7200, warmup=500, lr=1.1e-2, lr_floor=1.1e-6),
     data="tiny-imagenet",
     batch_size=64,
     validate_on=1000,
-    every=90,
+    every=360,
 )
 
 # %% ../../nbs/79_image_training_engine.ipynb #1847291e
