@@ -55,18 +55,24 @@ def rival_of(stem, metrics):
 
 
 def seeds(metrics):
-    "Which seed, and what others of the same run ended at."
+    """Which seed, and how far runs of several seeds lie apart: of the same length, or
+    shorter ones of the same model.
+    """
     own = f"seed {metrics['config']['seed']}"
     if "run" not in metrics:
         return f"one run, {own}"
-    pattern = metrics["run"].rsplit("-", 1)[0] + "-*.json"
-    found = sorted((ROOT / "results/image-pair").glob(pattern))
-    errors = [json.loads(path.read_text())["test_mse"] for path in found]
-    if len(errors) == 1:
-        return f"one run, {own}"
+    model = metrics["run"].rsplit("-", 3)[0]  # then the steps, the rate, the seed
+    errors = {}
+    for path in sorted((ROOT / "results/image-pair").glob(f"{model}-*.json")):
+        row = json.loads(path.read_text())
+        if "test_mse" in row:
+            errors.setdefault(row["steps"], []).append(row["test_mse"])
+    steps = max(steps for steps, found in errors.items() if len(found) > 1)
+    found = errors[steps]
+    same = steps == metrics["config"]["optim"]["steps"]
     return (
-        f"{own} of {len(errors)} runs, which ended at"
-        f" {np.mean(errors):.4f} ± {np.std(errors, ddof=1):.4f} (test pictures)"
+        f"{own}{'' if same else ', one run'}; {len(found)} runs of {steps:,} steps ended"
+        f" at {np.mean(found):.4f} ± {np.std(found, ddof=1):.4f} (test pictures)"
     )
 
 

@@ -616,19 +616,25 @@ def test_readme_shows_the_kept_results():
                 " readme`"
             )
     # the pair on Tiny ImageNet, over its seeds, and the fills beside it
-    said = {row[0]: row[1:] for row in rows if len(row) == 5}
+    said = {row[0]: row[1:] for row in rows if len(row) == 6}
     for model, name in (
         ("Energy Transformer", "et-operations"),
         ("transformer, relative positions", "transformer"),
     ):
-        found = (ROOT / "results/image-pair").glob(
-            f"tiny-imagenet-small-64-{name}-1800-*.json"
+        runs, longer = (
+            [
+                json.loads(path.read_text())
+                for path in (ROOT / "results/image-pair").glob(
+                    f"tiny-imagenet-small-64-{name}-{steps}-*.json"
+                )
+            ]
+            for steps in (1800, 7200)
         )
-        runs = [json.loads(path.read_text()) for path in found]
         error = [run["test_mse"] for run in runs]
         assert said[model] == [
             f"{np.mean(error):.4f} ± {np.std(error, ddof=1):.4f}",
             str(len(error)),
+            ", ".join(f"{run['test_mse']:.4f}" for run in longer),
             f"{runs[0]['parameters']:,}",
             f"{runs[0]['operations'] / 1e6:.0f}",
         ]
