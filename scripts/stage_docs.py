@@ -14,7 +14,7 @@ from html import escape
 import yaml
 from api_pages import api_pages, linked
 from model_cards import page
-from modules import ROOT, modules, without_pragmas, wrapped
+from modules import ROOT, identifier, modules, without_pragmas, wrapped
 from PIL import Image, ImageOps
 
 OPEN = 32  # lines of exported code that are shown without a click
@@ -100,8 +100,10 @@ def documentation(module, name, config, with_signature):
     file = module.path.relative_to(ROOT).as_posix()
     source = f"{config.git_url}/blob/{config.branch}/{file}#L{node.lineno}"
     signature = f"```python\n{module.signature(name)}\n```\n\n"
+    anchor = module.anchor(name)
+    own = f" {{#{anchor}}}" if anchor not in (identifier(name), "") else ""
     return (
-        f"### {name}\n\n[source]({source}){{.source-link}}\n\n"
+        f"### {name}{own}\n\n[source]({source}){{.source-link}}\n\n"
         + signature * with_signature
         + linked(ast.get_docstring(node) or "", module.home(name))
     )
