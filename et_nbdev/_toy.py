@@ -107,6 +107,8 @@ def animate(
     from IPython.display import Image
     from PIL import Image as Picture
 
+    density = 1.5  # pixels where the page counts one; 2 would double the bytes
+    fig.set_dpi(density * fig.dpi)
     pictures = []
     for frame in range(frames):
         draw(frame)
@@ -126,7 +128,7 @@ def animate(
     file = io.BytesIO()
     options = dict(save_all=True, append_images=rest, loop=0, duration=stay)
     first.save(file, "PNG", **options, optimize=True)
-    return Image(file.getvalue())
+    return Image(file.getvalue(), width=round(first.width / density))
 
 # %% ../nbs/66_toy.ipynb #5ba20002
 def _sharp(fig, most_colors: int = 12_000, most_bytes: int = 250_000):

@@ -56,11 +56,21 @@ def card(path, folder):
 
 
 def cards(folder):
-    "A card for every chapter of the sidebar, section by section."
+    """A card for every chapter of the sidebar, section by section; of a section with a
+    page of its own, a link to it.
+    """
     config = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
     parts = []
     for entry in config["website"]["sidebar"]["contents"]:
-        chapters = entry.get("contents", []) if isinstance(entry, dict) else []
+        if not isinstance(entry, dict):
+            continue
+        if "href" in entry:
+            path = ROOT / "nbs" / entry["href"]
+            cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+            said = re.search(r"^> (.+)", "".join(cells[0]["source"]), re.M)[1]
+            parts.append(f"### [{entry['section']}]({path.name})\n\n{said}\n")
+            continue
+        chapters = [name for name in entry["contents"] if isinstance(name, str)]
         notebooks = [ROOT / "nbs" / name for name in chapters if name[:1].isdigit()]
         if notebooks:
             own = "\n".join(card(path, folder) for path in notebooks)
