@@ -153,10 +153,14 @@ def _sharp(fig, most_colors: int = 12_000, most_bytes: int = 250_000):
 
 
 def sharp_figures():
-    "From here on this notebook shows matplotlib's figures at twice their density."
+    """From here on this notebook shows matplotlib's figures at twice their density.
+    Outside of IPython nothing happens.
+    """
     from IPython import get_ipython
     from matplotlib.figure import Figure
 
     shell = get_ipython()
+    if shell is None:
+        return
     shell.run_line_magic("matplotlib", "inline")
     shell.display_formatter.formatters["image/png"].for_type(Figure, _sharp)

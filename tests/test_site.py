@@ -3,7 +3,9 @@ staged. And the checker itself: it finds what is broken.
 """
 
 import ast
+import base64
 import importlib.util
+import io
 import json
 import os
 import re
@@ -12,6 +14,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from PIL import Image
@@ -242,6 +245,26 @@ def test_the_install_cell_runs_on_colab_alone(tmp_path, monkeypatch, on_colab):
     (tmp_path / "et_nbdev" / "settings.ini").touch()  # once more does nothing
     InteractiveShell().run_cell(colab.install_cell(SETTINGS)).raise_error()
     assert len((tmp_path / "called").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("photograph", [False, True])
+def test_the_first_cell_makes_figures_sharp(photograph, monkeypatch):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    shell = InteractiveShell()
+    monkeypatch.setattr(InteractiveShell, "_instance", shell)
+    shell.run_cell(colab.install_cell(SETTINGS)).raise_error()
+    fig, ax = plt.subplots(figsize=(4, 3))
+    if photograph:  # dense it would be too large
+        ax.imshow(np.random.default_rng(0).random((300, 400, 3)))
+    else:
+        ax.plot([0, 1, 0])
+    data, metadata = shell.display_formatter.format(fig)
+    plt.close(fig)
+    png = base64.b64decode(data["image/png"])
+    picture, shown = Image.open(io.BytesIO(png)), metadata["image/png"]
+    density = round(picture.width / shown["width"], 1)
+    assert (density, picture.mode) == ((1, "RGBA") if photograph else (2, "P"))
+    assert len(png) < (300_000 if photograph else 30_000)
 
 
 @pytest.mark.parametrize(
