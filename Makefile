@@ -25,7 +25,7 @@ help:
 	@echo 'make check                                style, types and the proofs of the core: a few minutes'
 	@echo 'make test [DGL=1]                         run every notebook and every test (DGL=1: compare with DGL, too)'
 	@echo 'make docs                                 build the documentation site (without Quarto, a plain preview)'
-	@echo 'make readme                               README.md from nbs/index.ipynb'
+	@echo 'make readme                               README.md, and the list of the engine room'
 	@echo 'make bench                                run every script of benchmarks/'
 	@echo 'make clean | distclean                    remove what was built | and .venv'
 

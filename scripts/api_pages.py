@@ -102,6 +102,11 @@ def address(page, anchor):
     return f"{page}#{anchor}" if anchor else page
 
 
+def anchor_of(module, name):
+    "On the page of its room; with a number where only its capitals are its own."
+    return name + "-1" * (module.anchor(name) == f"{name.lower()}-1")
+
+
 def listing(rows):
     "A table whose rows stand below each other on a phone."
     return "\n".join(["::: {.api-list}", *rows, ":::"])
@@ -118,7 +123,7 @@ def entry(module, name, config, offered):
     chapter = address(notebook, module.anchor(name))
     home = "et_nbdev" if name in offered else module.name
     parts = [
-        f"## {name} {{#{name}}}",
+        f"## {name} {{#{anchor_of(module, name)}}}",
         f"`from {home} import {name}` · [{title_of(notebook)}]({chapter})"
         f" · [source]({source})",
     ]
@@ -163,7 +168,7 @@ def api_pages(config):
         room = room_of(module)
         for name, (node, comment) in module.public.items():
             said = escaped(what(node, comment))
-            link = f"[`{name}`](api_{room}.qmd#{name})"
+            link = f"[`{name}`](api_{room}.qmd#{anchor_of(module, name)})"
             rows.setdefault(room, []).append(f"| {link} | {said} |")
             text = entry(module, name, config, offered)
             pages.setdefault(f"api_{room}.qmd", []).append(text)

@@ -128,7 +128,7 @@ def add_prose(page, text):
     for line in re.findall(r"^#{1,6}\s+(.+)$", CODE.sub(r"\2", text), re.M):
         own = re.search(r"\{[^}]*#([\w.:-]+)", line)
         name = base = own[1] if own else identifier(line)
-        if own and name in page.anchors:
+        if own and name.lower() in map(str.lower, page.anchors):
             page.faults.append(f"two headings are called #{name}")
         n = 0
         while name in page.anchors:
@@ -739,9 +739,8 @@ def check_configuration(site, folder):
             for e in entry:
                 yield from leaves(e)
         else:
-            yield from leaves(
-                entry.get("contents", entry.get("menu", entry.get("href", [])))
-            )
+            for key in ("href", "menu", "contents"):
+                yield from leaves(entry.get(key, []))
 
     sidebar = set(leaves(config["sidebar"]))
     navbar = {

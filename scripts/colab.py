@@ -1,5 +1,5 @@
 """Colab opens a notebook alone. Its first cell of code fetches the repository around it
-and installs it; anywhere else it does nothing.
+and installs it. There and anywhere else the cell makes figures sharp.
 
     python scripts/colab.py        writes that cell into every notebook with code
 """
@@ -11,7 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ID = "c01ab000"
 CELL = """#| hide
-# On Google Colab: fetch the repository of this notebook and install it.
+# On Google Colab: fetch the repository of this notebook and install it. Then anywhere:
+# figures at twice the density.
 import os
 import sys
 
@@ -19,6 +20,10 @@ if "google.colab" in sys.modules and not os.path.exists("../settings.ini"):
     !git clone -q --depth 1 {git_url} {lib_name}
     !pip install -q "./{lib_name}[dev]"
     os.chdir("{lib_name}/{nbs_path}")
+
+from {lib_name}._toy import sharp_figures
+
+sharp_figures()
 """
 
 

@@ -232,7 +232,9 @@ class Module:
     def anchor(self, name):
         "Where on its page a name is explained; empty for the page as a whole."
         if isinstance(self.public[name][0], (ast.FunctionDef, ast.ClassDef)):
-            return name.lower()
+            # `split` beside `Split`: the second has a number, as Pandoc would give it
+            same = [n for n in self.public if n.lower() == name.lower()]
+            return name.lower() + f"-{same.index(name)}" * (name != same[0])
         heading = section_of(notebook_cells(self.home(name)), name)
         return identifier(heading) if heading else ""
 

@@ -42,6 +42,8 @@ def shown_output(output, found, name):
         path.write_bytes(content.encode() if svg else base64.b64decode(content))
         alt, label = escape(found.get("fig-alt", "")), found.get("label", "")
         own = f'#{label} alt="{alt}"' if label else f'alt="{alt}"'
+        if width := output.get("metadata", {}).get(picture, {}).get("width"):
+            own += f" width={width}"
         where = path.relative_to(OUT)
         return f"![{found.get('fig-cap', '')}]({where}){{{own}}}", "display"
     text = html_of(output)

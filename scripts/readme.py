@@ -1,11 +1,14 @@
 """README.md from nbs/index.ipynb: the same text, with links that hold from the top of
-the repository; pages that only the site has are named, not linked.
+the repository; pages that only the site has are named, not linked. And the list of
+nbs/engine_room.ipynb, from the sidebar and the first lines of its chapters.
 """
 
 import json
 import posixpath
 import re
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = (
@@ -87,6 +90,33 @@ def readme(root=ROOT):
     )
 
 
+def engine_room(root=ROOT):
+    "The notebook that lists the chapters of the engine room, as text."
+    path = root / "nbs/engine_room.ipynb"
+    config = yaml.safe_load((root / "_quarto.yml").read_text(encoding="utf-8"))
+    groups = next(
+        entry["contents"]
+        for entry in config["website"]["sidebar"]["contents"]
+        if isinstance(entry, dict) and entry.get("href") == path.name
+    )
+    parts = []
+    for group in groups:
+        lines = [f"## {group['section']}", ""]
+        for name in group["contents"]:
+            text = (root / "nbs" / name).read_text(encoding="utf-8")
+            title, said = re.match(
+                r"# (.+)\n+> (.+)", source(json.loads(text)["cells"][0])
+            ).groups()
+            lines.append(f"- [{title}]({name}): {said}")
+        parts.append("\n".join(lines))
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    above = source(notebook["cells"][1]).partition("\n## ")[0].rstrip()
+    text = "\n\n".join([above, *parts])
+    notebook["cells"][1]["source"] = text.splitlines(keepends=True)
+    return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
 if __name__ == "__main__":
     (ROOT / "README.md").write_text(readme(), encoding="utf-8")
-    print("README.md written")
+    (ROOT / "nbs/engine_room.ipynb").write_text(engine_room(), encoding="utf-8")
+    print("README.md and nbs/engine_room.ipynb written")

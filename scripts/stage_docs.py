@@ -14,7 +14,7 @@ from html import escape
 import yaml
 from api_pages import api_pages, linked
 from model_cards import page
-from modules import ROOT, modules, without_pragmas, wrapped
+from modules import ROOT, identifier, modules, without_pragmas, wrapped
 from PIL import Image, ImageOps
 
 OPEN = 32  # lines of exported code that are shown without a click
@@ -56,11 +56,21 @@ def card(path, folder):
 
 
 def cards(folder):
-    "A card for every chapter of the sidebar, section by section."
+    """A card for every chapter of the sidebar, section by section; of a section with a
+    page of its own, a link to it.
+    """
     config = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
     parts = []
     for entry in config["website"]["sidebar"]["contents"]:
-        chapters = entry.get("contents", []) if isinstance(entry, dict) else []
+        if not isinstance(entry, dict):
+            continue
+        if "href" in entry:
+            path = ROOT / "nbs" / entry["href"]
+            cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+            said = re.search(r"^> (.+)", "".join(cells[0]["source"]), re.M)[1]
+            parts.append(f"### [{entry['section']}]({path.name})\n\n{said}\n")
+            continue
+        chapters = [name for name in entry["contents"] if isinstance(name, str)]
         notebooks = [ROOT / "nbs" / name for name in chapters if name[:1].isdigit()]
         if notebooks:
             own = "\n".join(card(path, folder) for path in notebooks)
@@ -100,8 +110,10 @@ def documentation(module, name, config, with_signature):
     file = module.path.relative_to(ROOT).as_posix()
     source = f"{config.git_url}/blob/{config.branch}/{file}#L{node.lineno}"
     signature = f"```python\n{module.signature(name)}\n```\n\n"
+    anchor = module.anchor(name)
+    own = f" {{#{anchor}}}" if anchor not in (identifier(name), "") else ""
     return (
-        f"### {name}\n\n[source]({source}){{.source-link}}\n\n"
+        f"### {name}{own}\n\n[source]({source}){{.source-link}}\n\n"
         + signature * with_signature
         + linked(ast.get_docstring(node) or "", module.home(name))
     )
