@@ -250,8 +250,10 @@ def test_the_install_cell_runs_on_colab_alone(tmp_path, monkeypatch, on_colab):
 @pytest.mark.parametrize("photograph", [False, True])
 def test_the_first_cell_makes_figures_sharp(photograph, monkeypatch):
     plt = pytest.importorskip("matplotlib.pyplot")
+    monkeypatch.setattr(InteractiveShell, "enable_gui", lambda *_: None)
     shell = InteractiveShell()
-    monkeypatch.setattr(InteractiveShell, "_instance", shell)
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    before = plt.get_backend()
     shell.run_cell(colab.install_cell(SETTINGS)).raise_error()
     fig, ax = plt.subplots(figsize=(4, 3))
     if photograph:  # dense it would be too large
@@ -260,6 +262,7 @@ def test_the_first_cell_makes_figures_sharp(photograph, monkeypatch):
         ax.plot([0, 1, 0])
     data, metadata = shell.display_formatter.format(fig)
     plt.close(fig)
+    plt.switch_backend(before)
     png = base64.b64decode(data["image/png"])
     picture, shown = Image.open(io.BytesIO(png)), metadata["image/png"]
     density = round(picture.width / shown["width"], 1)
