@@ -1,5 +1,6 @@
 """Speed and memory of the image model: inference and training step, at two sizes,
-beside the plain reference and the machine's own peak.
+beside the plain reference, the same in PyTorch where it is installed, and the machine's
+own peak.
 
 Everything is timed in turn within one process, and what is reported are ratios of
 medians; peak memory and the time to the first result come from a process of their own
@@ -7,6 +8,7 @@ each. Writes results/benchmarks/images.json. Run it on a machine that does nothi
 """
 
 import argparse
+import importlib.util
 import json
 import re
 import subprocess
@@ -45,6 +47,7 @@ MODELS = {  # name: (class, whether a step's inside is recomputed on the way bac
     "library, all stored": (ImageEnergyTransformer, False),
     "reference": (PlainEnergyTransformer, False),
 }
+TORCH = importlib.util.find_spec("torch") is not None
 # n × k times k × m
 PRODUCTS = (
     (3072, 3072, 3072),
@@ -60,6 +63,10 @@ def work(kind: str, size: str, name: str):
     waits for it.
     """
     config, B = SIZES[size]
+    if name == "PyTorch":
+        from torch_reference import torch_work
+
+        return torch_work(kind, config, B)
     make, remat = MODELS[name]
     model = make(config, rngs=nnx.Rngs(0))
     graphdef, params = nnx.split(model, nnx.Param)
@@ -174,6 +181,13 @@ def main(argv=None):
         return print(json.dumps(measure_alone(*args.alone)))
     report = {"import_s": import_seconds("et_nbdev.vision.model"), **_provenance()}
     print(f"import et_nbdev.vision.model: {report['import_s']:.2f} s")
+    if TORCH:
+        import torch
+        from torch_reference import difference
+
+        report["torch"] = torch.__version__
+        report["torch_differs_by"] = difference(SIZES["small"][0])
+        assert report["torch_differs_by"] < 1e-4
     multiply = {shape: product(*shape) for shape in PRODUCTS}
     for size, (config, B) in SIZES.items():
         for kind in ("inference", "training"):
@@ -181,7 +195,7 @@ def main(argv=None):
                 name
                 for name in MODELS
                 if kind == "training" or name != "library, all stored"
-            ]
+            ] + ["PyTorch"] * TORCH
             thunks = {**multiply, **{name: work(kind, size, name) for name in names}}
             for thunk in thunks.values():
                 thunk()  # compile

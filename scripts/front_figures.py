@@ -91,12 +91,9 @@ def frame(pictures, below, energies, t, total):
     mean = energies.mean(1) / 1e3
     ax.plot(mean, color="0.85", lw=2)
     ax.plot(mean[: t + 1], "o-", color=ACCENT, lw=2, ms=5)
-    ax.set(
-        xlim=(-0.15, total + 0.15),
-        xticks=range(total + 1),
-        yticks=(-50, -100, -150, -200),
-    )
-    ax.set_ylabel("energy / 1000", fontsize=15)
+    ax.set(xlim=(-0.15, total + 0.15), xticks=range(total + 1))
+    ax.locator_params("y", nbins=4)
+    ax.set_ylabel("E / 1000", fontsize=15)
     ax.tick_params(labelsize=15)
     ax.set_xlabel(
         (
@@ -107,7 +104,7 @@ def frame(pictures, below, energies, t, total):
         fontsize=15,
     )
     ax.spines[["top", "right"]].set_visible(False)
-    fig.subplots_adjust(left=0.115, right=0.985, top=0.93, bottom=0.31)
+    fig.subplots_adjust(left=0.135, right=0.985, top=0.93, bottom=0.31)
     below = pixels(fig)[:, : top.shape[1]]
     plt.close(fig)
     return Image.fromarray(np.concatenate([top, below]))

@@ -1,5 +1,5 @@
 """The baselines on sets of graphs: definitions, invariances and the limits of what a
-sum can see, as in nbs/38_classification_baselines.ipynb.
+sum can see, as in nbs/59_classification_baselines.ipynb.
 """
 
 import jax

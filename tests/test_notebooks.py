@@ -28,7 +28,7 @@ COMPUTE = {
     "22_image_train",
     "82_graph_kernels",
     "32_anomaly",
-    "33_graph_baselines",
+    "58_graph_baselines",
     "37_classification",
     "51_performance",
 }

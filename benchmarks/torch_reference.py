@@ -1,0 +1,94 @@
+"""The same plain loop in PyTorch: the energy, autograd's gradient of it, AdamW. It takes
+its weights from a model of the library, so that both compute the same.
+"""
+
+import jax
+import numpy as np
+import torch
+from flax import nnx
+
+from et_nbdev.vision.data import occlude
+from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
+
+
+class TorchEnergyTransformer(torch.nn.Module):
+    def __init__(self, model: ImageEnergyTransformer):
+        super().__init__()
+        self.config, self.eps = model.config, model.block.norm.eps
+        copy = lambda p: torch.nn.Parameter(torch.tensor(np.asarray(p[...])))
+        block, attention = model.block, model.block.attention
+        self.Wq, self.Wk = copy(attention.Wq), copy(attention.Wk)
+        self.xi = copy(block.memory.xi)
+        self.gamma, self.delta = copy(block.norm.gamma), copy(block.norm.delta)
+        self.last_gamma, self.last_delta = (
+            copy(model.norm.gamma),
+            copy(model.norm.delta),
+        )
+        self.mask, self.positions = copy(model.mask_token), copy(model.positions)
+        self.enc, self.enc_bias = copy(model.encoder.kernel), copy(model.encoder.bias)
+        self.dec, self.dec_bias = copy(model.decoder.kernel), copy(model.decoder.bias)
+        self.beta = torch.tensor(np.asarray(attention.beta))[:, None, None]
+
+    def norm(self, x, gamma, delta):
+        x = x - x.mean(-1, keepdim=True)
+        return gamma * x / torch.sqrt((x**2).mean(-1, keepdim=True) + self.eps) + delta
+
+    def energy(self, g):
+        "Eq. (3) and (5), summed over the batch."
+        Q = torch.einsum("bnd,hdy->bhny", g, self.Wq)
+        K = torch.einsum("bnd,hdy->bhny", g, self.Wk)
+        scores = self.beta * (Q @ K.mT)
+        own = torch.eye(g.shape[1], dtype=torch.bool)
+        scores = scores.masked_fill(own, -torch.inf)
+        attention = -(torch.logsumexp(scores, -1, keepdim=True) / self.beta).sum()
+        return attention - 0.5 * (torch.relu(g @ self.xi.T) ** 2).sum()
+
+    def forward(self, patches, masked, train=False):
+        x = patches @ self.enc + self.enc_bias
+        x = torch.where(masked[..., None], self.mask, x) + self.positions
+        for _ in range(self.config.steps):
+            with torch.enable_grad():
+                g = self.norm(x, self.gamma, self.delta)
+                g = g if train else g.detach().requires_grad_()
+                slope = torch.autograd.grad(self.energy(g), g, create_graph=train)[0]
+            x = x - self.config.step_size * slope
+        return self.norm(x, self.last_gamma, self.last_delta) @ self.dec + self.dec_bias
+
+
+def torch_work(kind: str, config: ImageConfig, batch: int):
+    "A thunk that does one inference or one training step."
+    model = TorchEnergyTransformer(ImageEnergyTransformer(config, rngs=nnx.Rngs(0)))
+    N = config.num_tokens
+    hidden = occlude(jax.random.key(1), batch, N, N // 2, 0.1)
+    occluded, masked = (torch.tensor(np.asarray(part)) for part in hidden)
+    torch.manual_seed(0)
+    patches = torch.randn(batch, N, config.patch_dim)
+    if kind == "inference":
+
+        def infer():
+            with torch.no_grad():
+                model(patches, masked)
+
+        return infer
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def train():
+        optimizer.zero_grad()
+        predicted = model(patches, masked, train=True)
+        ((predicted - patches) ** 2)[occluded].mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return train
+
+
+def difference(config: ImageConfig) -> float:
+    "Largest relative difference between its patches and the library's."
+    model, N = ImageEnergyTransformer(config, rngs=nnx.Rngs(0)), config.num_tokens
+    patches = jax.random.normal(jax.random.key(0), (2, N, config.patch_dim))
+    masked = occlude(jax.random.key(1), 2, N, N // 2, 0.1)[1]
+    ours = np.asarray(model(patches, masked))
+    given = (torch.tensor(np.asarray(part)) for part in (patches, masked))
+    with torch.no_grad():
+        theirs = TorchEnergyTransformer(model)(*given).numpy()
+    return float(np.abs(ours - theirs).max() / np.abs(ours).max())
