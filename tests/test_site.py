@@ -93,7 +93,9 @@ def test_the_landing_page_has_a_card_for_every_chapter(tmp_path):
     text = script("stage_docs").with_cards(table, tmp_path)
     assert text.endswith("\n\nAfter it.") and "| a |" not in text
     linked = set(re.findall(r"\]\(([\w-]+\.ipynb)\)", text))
-    chapters = {p.name for p in (ROOT / "nbs").glob("[0-5]*.ipynb")}
+    chapters = {
+        p.name for p in (ROOT / "nbs").glob("[0-9]*.ipynb") if p.name[:2] < "58"
+    }
     assert linked == {*chapters, "engine_room.ipynb"}
     pictures = re.findall(r"\((images/cards/[\w-]+\.png)\)", text)
     assert len(pictures) > len(chapters) / 2
