@@ -93,7 +93,9 @@ def test_the_landing_page_has_a_card_for_every_chapter(tmp_path):
     text = script("stage_docs").with_cards(table, tmp_path)
     assert text.endswith("\n\nAfter it.") and "| a |" not in text
     linked = set(re.findall(r"\]\(([\w-]+\.ipynb)\)", text))
-    chapters = {p.name for p in (ROOT / "nbs").glob("[0-5]*.ipynb")}
+    chapters = {
+        p.name for p in (ROOT / "nbs").glob("[0-9]*.ipynb") if p.name[:2] < "58"
+    }
     assert linked == {*chapters, "engine_room.ipynb"}
     pictures = re.findall(r"\((images/cards/[\w-]+\.png)\)", text)
     assert len(pictures) > len(chapters) / 2
@@ -250,8 +252,10 @@ def test_the_install_cell_runs_on_colab_alone(tmp_path, monkeypatch, on_colab):
 @pytest.mark.parametrize("photograph", [False, True])
 def test_the_first_cell_makes_figures_sharp(photograph, monkeypatch):
     plt = pytest.importorskip("matplotlib.pyplot")
+    monkeypatch.setattr(InteractiveShell, "enable_gui", lambda *_: None)
     shell = InteractiveShell()
-    monkeypatch.setattr(InteractiveShell, "_instance", shell)
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    before = plt.get_backend()
     shell.run_cell(colab.install_cell(SETTINGS)).raise_error()
     fig, ax = plt.subplots(figsize=(4, 3))
     if photograph:  # dense it would be too large
@@ -260,6 +264,7 @@ def test_the_first_cell_makes_figures_sharp(photograph, monkeypatch):
         ax.plot([0, 1, 0])
     data, metadata = shell.display_formatter.format(fig)
     plt.close(fig)
+    plt.switch_backend(before)
     png = base64.b64decode(data["image/png"])
     picture, shown = Image.open(io.BytesIO(png)), metadata["image/png"]
     density = round(picture.width / shown["width"], 1)
