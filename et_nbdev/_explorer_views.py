@@ -445,7 +445,7 @@ def _ring(path, t: int, near: _Neighborhood, labels, pictures, size: int = 400) 
     )
 
 # %% ../nbs/96_explorer_views.ipynb #83c12920
-def _listed(values: dict[str, float]) -> str:
+def _listed(values: dict[str, float | np.floating]) -> str:
     return ", ".join(f"{name} {_number(v)}" for name, v in values.items())
 
 
