@@ -85,13 +85,22 @@ _LOOKS = {
     "attention": (_BLUE, "6 3", "– –"),
     "memory": (_ORANGE, "2 3", "· ·"),
 }
-_OTHERS = [("#009E73", "8 2 2 2", "– ·"), ("#CC79A7", "4 2", "- -")]
+_OTHERS = [
+    ("#009E73", "8 2 2 2", "– ·"),
+    ("#B8578E", "4 2", "- -"),
+    ("#7B5FC4", "10 3", "— —"),
+]
 
 
 def _looks(names) -> dict[str, tuple[str, str, str]]:
     "Color, dashes and sign of every curve; terms of a user's own take turns."
     own = [name for name in names if name not in _LOOKS]
-    return _LOOKS | {name: _OTHERS[i % 2] for i, name in enumerate(own)}
+    return _LOOKS | {name: _OTHERS[i % len(_OTHERS)] for i, name in enumerate(own)}
+
+
+def _title(name: str) -> str:
+    "The name of a term as HTML."
+    return escape(name.replace("_", " "))
 
 
 def _key(names) -> str:
@@ -100,7 +109,7 @@ def _key(names) -> str:
     said = {"E": "both" if len(names) == 3 else "their sum"}
     return ", ".join(
         f'<b style="color:{looks[name][0]}">{looks[name][2]}</b>'
-        f" {said.get(name, name.replace('_', ' '))}"
+        f" {said.get(name, _title(name))}"
         for name in names
     )
 
@@ -237,12 +246,21 @@ def _pull_map(name: str, sizes: Float[np.ndarray, "N"], color: str) -> str:
         f": |−∂E/∂g| of each patch, from {_number(sizes.min())} (white) to"
         f" {_number(sizes.max())} (darkest)"
     )
-    return _panel(_img(_shades(sizes, color), name + said), f"<b>{name}</b>{said}", 190)
+    shades = _img(_shades(sizes, color), name + said)
+    return _panel(shades, f"<b>{_title(name)}</b>{said}", 190)
+
+
+def _pull_maps(path, t: int) -> str:
+    "The map of every term."
+    looks = _looks(path.energies)
+    return "".join(
+        _pull_map(name, path.pulls[name][t], looks[name][0]) for name in path.energies
+    )
 
 # %% ../nbs/96_explorer_views.ipynb #a73e9d47
 def _image_frame(path, t: int) -> str:
     """All that is known of time t, from what `descend_picture` returns: two pictures,
-    two maps of sizes, the curves.
+    a map for every term, the curves.
     """
     curves = {"E": path.energies.total, **path.energies}
     completed, tokens = (
@@ -255,8 +273,7 @@ def _image_frame(path, t: int) -> str:
     return "".join(
         [
             _panel(completed, "completed picture", 190),
-            _pull_map("attention", path.attention[t], _BLUE),
-            _pull_map("memory", path.memory[t], _ORANGE),
+            _pull_maps(path, t),
             _panel(tokens, "all tokens, decoded", 190),
             _panel(
                 _curves(curves, t, _says(path.energies, t)),
@@ -428,31 +445,34 @@ def _ring(path, t: int, near: _Neighborhood, labels, pictures, size: int = 400) 
     )
 
 # %% ../nbs/96_explorer_views.ipynb #83c12920
+def _listed(values: dict[str, float | np.floating]) -> str:
+    return ", ".join(f"{name} {_number(v)}" for name, v in values.items())
+
+
 def _graph_says(path, t: int, near: _Neighborhood, labels, trained: int) -> str:
+    pulls = {name: path.pulls[name][t, near.node] for name in path.energies}
     return (
         f"Node {near.node} ({_KINDS[int(labels[near.node])][0]}), t = {t} of"
         f" {len(path.p) - 1}: probability of being anomalous"
         f" {path.p[t, near.node]:.3f}; the readout was trained at t = {trained}; pull"
-        f" of attention {_number(path.attention[t, near.node])}, of memory"
-        f" {_number(path.memory[t, near.node])}. Whole graph:"
+        f" of {_listed(pulls).replace(', ', ', of ')}. Whole graph:"
         f" {_says(path.energies, t).partition(': ')[2]}"
     )
 
 # %% ../nbs/96_explorer_views.ipynb #17d841b6
+def _node_curves(path, node: int) -> tuple[dict[str, np.ndarray], dict]:
+    "Its energies over time, of the terms that are sums over nodes, and all its pulls."
+    shares = {n: path.shares[n][:, node] for n in path.energies if n in path.shares}
+    total = sum(shares.values(), np.zeros(len(path.p)))
+    return {"E": total, **shares}, {n: path.pulls[n][:, node] for n in path.energies}
+
+
 def _graph_frame(path, t: int, near: _Neighborhood, labels, pictures) -> str:
     "All that is known of a node at time t, from what `descend_graph` returns."
-    a, m = path.attention_energy[:, near.node], path.memory_energy[:, near.node]
-    u, v = path.attention[:, near.node], path.memory[:, near.node]
-    curves = {"E": a + m, "attention": a, "memory": m}
-    sizes = {"attention": u, "memory": v}
-    own = (
-        f"At time {t} the node's energy is {_number(a[t] + m[t])}: attention"
-        f" {_number(a[t])}, memory {_number(m[t])}"
-    )
-    pulls = (
-        f"At time {t} the attention pulls with {_number(u[t])}, the memory with"
-        f" {_number(v[t])}"
-    )
+    curves, sizes = _node_curves(path, near.node)
+    now = lambda curves: {name: e[t] for name, e in curves.items()}
+    left_out = ", ".join(_title(name) for name in sizes if name not in curves)
+    rest = f" ({left_out} left out: no sum over nodes)" if left_out else ""
     return "".join(
         [
             _panel(
@@ -462,13 +482,21 @@ def _graph_frame(path, t: int, near: _Neighborhood, labels, pictures) -> str:
                 400,
             ),
             _panel(
-                _curves(curves, t, own),
-                f"its energy, change since t = 0: {_key(curves)}",
+                _curves(
+                    curves, t, f"The node's energy at time {t}: {_listed(now(curves))}"
+                ),
+                f"its energy, change since t = 0: {_key(curves)}{rest}",
                 330,
             ),
             _panel(
-                _curves(sizes, t, pulls, False, height=150),
-                f"its two gradients, |−∂E/∂g|: {_key(sizes)}",
+                _curves(
+                    sizes,
+                    t,
+                    f"The pulls at the node at time {t}: {_listed(now(sizes))}",
+                    False,
+                    height=150,
+                ),
+                f"its gradients, |−∂E/∂g|: {_key(sizes)}",
                 330,
             ),
         ]

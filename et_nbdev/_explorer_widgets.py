@@ -43,14 +43,26 @@ def _solver_dials(w, alpha: float, solvers: list[str], style: dict) -> dict:
     )
 
 
-def _switch(w, term: str):
-    "A box that takes a term of the energy out, or back in."
-    narrow = w.Layout(width="120px")
-    return w.Checkbox(value=True, description=term, indent=False, layout=narrow)
+def _weight(w, term: str, style: dict):
+    "The weight of a term in the energy. At 0 the term is out."
+    return w.FloatSlider(
+        value=1.0,
+        min=0.0,
+        max=2.0,
+        step=0.1,
+        description=term.replace("_", " "),
+        tooltip=f"weight of {term} in the energy",
+        readout_format=".1f",
+        **style,
+    )
 
 # %% ../nbs/97_explorer_widgets.ipynb #6132381c
-def _dials(alpha: float, steps: int, longest: int, solvers: list[str]) -> dict:
-    "The dials that both instruments have, by the names they are known by."
+def _dials(
+    terms: tuple[str, ...], alpha: float, steps: int, longest: int, solvers: list[str]
+) -> dict:
+    """The dials that both instruments have, by the names they are known by; `weights`
+    holds one for every term.
+    """
     w = _widgets()
     style = dict(style=dict(description_width="76px"), layout=w.Layout(width="330px"))
     made = dict(
@@ -58,8 +70,7 @@ def _dials(alpha: float, steps: int, longest: int, solvers: list[str]) -> dict:
         play=w.Play(value=steps, min=0, max=steps, interval=600, repeat=True),
         steps=w.IntSlider(value=steps, min=1, max=longest, description="T", **style),
         **_solver_dials(w, alpha, solvers, style),
-        attention=_switch(w, "attention"),
-        memory=_switch(w, "memory"),
+        weights={term: _weight(w, term, style) for term in terms},
         reset=w.Button(
             description="as trained", tooltip="all dials back to the model’s own values"
         ),
@@ -67,9 +78,12 @@ def _dials(alpha: float, steps: int, longest: int, solvers: list[str]) -> dict:
         message=w.HTML(),
     )
     w.jslink((made["play"], "value"), (made["t"], "value"))
-    rows = "play reset", "t", "steps", "alpha", "beta", "solver", "attention memory"
     made["panel"] = w.VBox(
-        [w.HBox([made[name] for name in row.split()]) for row in rows],
+        [
+            w.HBox([made["play"], made["reset"]]),
+            *(made[name] for name in ("t", "steps", "alpha", "beta", "solver")),
+            *made["weights"].values(),
+        ],
         layout=w.Layout(width="350px"),
     )
     return made

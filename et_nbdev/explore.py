@@ -6,8 +6,8 @@
 __all__ = ['ExplorerSettings', 'descend_picture', 'descend_graph', 'animate_image', 'animate_graph', 'ImageExplorer', 'GraphExplorer']
 
 # %% ../nbs/95_explorer_descents.ipynb #83be4f9e
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
 from io import BytesIO
@@ -60,26 +60,37 @@ from et_nbdev.vision.model import (
 )
 
 # %% ../nbs/95_explorer_descents.ipynb #a69c9782
+def _check_names(weights: Iterable[str], names: Iterable[str]):
+    "Raise ValueError, naming the term, for a weight that belongs to no term."
+    for name in weights:
+        if name not in names:
+            raise ValueError(
+                f"weights: the block has no term {name!r}; its terms are"
+                f" {', '.join(names)}"
+            )
+
+
 def _dialed(
-    block: Block, beta: Float[ArrayLike, ""] = 1.0, **weights: Float[ArrayLike, ""]
+    block: Block,
+    beta: Float[ArrayLike, ""] = 1.0,
+    weights: Mapping[str, Float[ArrayLike, ""]] = {},
 ) -> Block:
     r"""A block with dials: $E = \sum_i w_i E_i$ with `weights` by the names of the
     terms, 1 unless given, and every head's β multiplied by `beta`.
 
-    A copy: the model that is shown stays as it is. All numbers may be traced.
+    A copy: the model that is shown stays as it is. All numbers may be traced. Raises
+    ValueError, naming the term, for a weight that belongs to no term.
     """
-    terms = nnx.merge(*nnx.split(block)).terms
-    heads = terms.get("attention")
-    while isinstance(heads, Scaled):
-        heads = heads.term
-    if isinstance(heads, EnergyAttention):
-        heads.log_beta = nnx.Param(
-            jnp.log(heads.beta) + jnp.log(jnp.asarray(beta, heads.beta.dtype))
-        )
+    _check_names(weights, block.names)
+    copy = nnx.merge(*nnx.split(block))
+    for _, part in list(nnx.iter_modules(copy)):
+        if isinstance(part, EnergyAttention):
+            factor = jnp.asarray(beta, part.beta.dtype)
+            part.log_beta = nnx.Param(jnp.log(part.beta) + jnp.log(factor))
     scaled = {
-        name: Scaled(term, weights.get(name, 1.0)) for name, term in terms.items()
+        name: Scaled(term, weights.get(name, 1.0)) for name, term in copy.terms.items()
     }
-    return Block(block.norm, **scaled)
+    return Block(copy.norm, **scaled)
 
 # %% ../nbs/95_explorer_descents.ipynb #46b67b75
 # rules for choosing steps, by the names on the dial
@@ -97,10 +108,15 @@ def _check_dials(c):
             raise ValueError(
                 f"{name}: expected a positive, finite number, got {getattr(c, name)!r}"
             )
-    for name in ("attention", "memory"):
-        if not isinstance(getattr(c, name), (bool, np.bool_)):
+    if not isinstance(c.weights, Mapping):
+        raise ValueError(
+            f"weights: expected a number by the name of each term, got {c.weights!r}"
+        )
+    for name, weight in c.weights.items():
+        value = np.asarray(weight)
+        if value.dtype.kind not in "biuf" or value.ndim or not np.isfinite(value):
             raise ValueError(
-                f"{name}: expected True or False, got {getattr(c, name)!r}"
+                f"weights: expected a finite number for {name!r}, got {weight!r}"
             )
     check_sizes(0, steps=c.steps)
     if c.steps > _LONGEST:
@@ -123,18 +139,19 @@ class ExplorerSettings:
     solver: Literal["Euler", "backtracking", "Anderson"] | Callable[[Array], Solver] = (
         "Euler"
     )
-    attention: bool = True  # False: w_ATT = 0
-    memory: bool = True  # False: w_HN = 0
+    # w of a term by its name; 1 for those left out
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self):
         _check_dials(self)
 
-    @property
-    def numbers(self) -> tuple[Float[Array, ""], ...]:
-        "α, b, w_ATT and w_HN as arrays, which can change without a new program."
-        return tuple(
-            jnp.float32(v) for v in (self.alpha, self.beta, self.attention, self.memory)
-        )
+    def numbers(self, names: Iterable[str]) -> tuple[Any, Any, dict[str, Any]]:
+        """α, b and the weight of every term so named as arrays, which can change
+        without a new program. Raises ValueError for the weight of another term.
+        """
+        _check_names(self.weights, names)
+        weights = {name: jnp.float32(self.weights.get(name, 1.0)) for name in names}
+        return jnp.float32(self.alpha), jnp.float32(self.beta), weights
 
 # %% ../nbs/95_explorer_descents.ipynb #47a263c5
 def _check_settings(settings):
@@ -148,8 +165,8 @@ def _descend(block, x, numbers, solver, longest: int, learned=None, **context):
     """The dialed block, the states (longest + 1, ..., N, D) of a descent with it, and
     their energies. `learned` steps take the place of Euler's.
     """
-    alpha, beta, attention, memory = numbers
-    block = _dialed(block, beta, attention=attention, memory=memory)
+    alpha, beta, weights = numbers
+    block = _dialed(block, beta, weights)
     make = solver if callable(solver) else _SOLVERS[solver]
     found = solve(
         block,
@@ -167,6 +184,11 @@ def _upto(path, steps: int):
     "The first steps + 1 rows of every array, on the host."
     return jax.tree.map(lambda a: np.asarray(a)[: steps + 1], path)
 
+
+def _lengths(updates: dict[str, Array]) -> dict[str, Array]:
+    "|u| of every token, by the names of the terms."
+    return {name: jnp.sqrt(jnp.sum(u**2, -1)) for name, u in updates.items()}
+
 # %% ../nbs/95_explorer_descents.ipynb #3a4ce2a4
 class _ImagePath(NamedTuple):
     "One picture on its way down, at the times 0 … T."
@@ -175,8 +197,7 @@ class _ImagePath(NamedTuple):
     completed: Float[np.ndarray, "T+1 S S C"]
     tokens: Float[np.ndarray, "T+1 S S C"]  # all patches as the decoder reads them
     energies: Energies  # each (T+1,)
-    attention: Float[np.ndarray, "T+1 N"]  # |u_ATT| of every token
-    memory: Float[np.ndarray, "T+1 N"]  # |u_HN|
+    pulls: dict[str, Float[np.ndarray, "T+1 N"]]  # |u| of every token, by terms
 
 # %% ../nbs/95_explorer_descents.ipynb #4fdd58ee
 def _learned_steps(model, alpha: Float[Array, ""]):
@@ -210,15 +231,8 @@ def _image_path(
         0,
         1,
     )
-    size = {name: jnp.sqrt(jnp.sum(u**2, -1)) for name, u in updates.items()}
-    none = jnp.zeros(states.shape[:-1])
-    return _ImagePath(
-        jnp.where(hidden[None], read, image[None]),
-        read,
-        energies,
-        size.get("attention", none),
-        size.get("memory", none),
-    )
+    completed = jnp.where(hidden[None], read, image[None])
+    return _ImagePath(completed, read, energies, _lengths(updates))
 
 # %% ../nbs/95_explorer_descents.ipynb #167e6645
 def _check_picture(c, image, occluded):
@@ -244,7 +258,8 @@ def descend_picture(
     """One picture's descent. What lies under an occluded patch is never looked at.
 
     Raises TypeError for a model without an energy, or an image that is not uint8,
-    ValueError for other shapes than the model's.
+    ValueError for other shapes than the model's or for the weight of a term that its
+    block does not have.
     """
     _check_image_model(model)
     _check_settings(settings)
@@ -252,7 +267,7 @@ def descend_picture(
     _check_picture(c, image, occluded)
     hidden = _hidden_pixels(c, occluded)
     seen = normalize(np.where(hidden, np.uint8(0), image), 0, 1)
-    given = seen, hidden, occluded, settings.numbers
+    given = seen, hidden, occluded, settings.numbers(model.block.names)
     path = _image_path(model, *given, solver=settings.solver, longest=_LONGEST)
     return _upto(path, settings.steps)
 
@@ -271,15 +286,21 @@ class _GraphPath(NamedTuple):
     "All nodes of a graph on their way down, at the times 0 … T."
 
     energies: Energies  # each (T+1,), of the whole graph
-    attention_energy: Float[np.ndarray, "T+1 N"]  # E_A of Eq. (3), node by node
-    memory_energy: Float[np.ndarray, "T+1 N"]  # of Eq. (5)
-    attention: Float[np.ndarray, "T+1 N"]  # |u_ATT| of every token
-    memory: Float[np.ndarray, "T+1 N"]  # |u_HN|
+    # E_A node by node, as in Eqs. (3) and (5), of the terms that are sums over nodes
+    shares: dict[str, Float[np.ndarray, "T+1 N"]]
+    pulls: dict[str, Float[np.ndarray, "T+1 N"]]  # |u| of every token, by terms
     # p_AB, mean over heads, in the order of edges.edge_list(); 0 with the attention off
     weights: Float[np.ndarray, "T+1 E"]
     p: Float[np.ndarray, "T+1 N"]  # probability of being anomalous, read off at t
 
 # %% ../nbs/95_explorer_descents.ipynb #f3d10514
+def _unscaled(term):
+    "What a scaled term scales."
+    while isinstance(term, Scaled):
+        term = term.term
+    return term
+
+
 @partial(nnx.jit, static_argnames=("solver", "longest"))
 def _graph_path(
     model, features, edges, senders, receivers, numbers, *, solver, longest: int
@@ -289,28 +310,23 @@ def _graph_path(
     block, states, energies = _descend(
         model.blocks[0], x, numbers, solver, longest, **context
     )
-    terms, first = block.terms, block.norm(x)
-    none = jnp.zeros(len(x))
+    first, heads = block.norm(x), _unscaled(block.terms.get("attention"))
 
     def at(x):
         g = block.norm(x)
-        size = {
-            name: jnp.sqrt(jnp.sum(u**2, -1))
-            for name, u in block.updates(g, **context).items()
+        shares = {
+            name: term.token_energy(g, **own)
+            for name, term, own in block._with_context(g, context)
+            if hasattr(_unscaled(term), "token_energy")
         }
-        attention, memory = terms.get("attention"), terms.get("memory")
-        paid = jnp.zeros((len(senders), 1))
-        if attention:
-            paid = _attention_weights(attention.term, g, edges, (senders, receivers))
+        paid = jnp.zeros(len(senders))
+        if isinstance(heads, EnergyAttention):
+            weights = _attention_weights(heads, g, edges, (senders, receivers))
+            off = block.attention.factor == 0
+            paid = jnp.where(off, paid, jnp.mean(weights, -1))
         read = model.down(nnx.relu(model.up(jnp.concatenate([first, g], -1))))
-        return (
-            attention.token_energy(g, edges=edges) if attention else none,
-            memory.token_energy(g) if memory else none,
-            size.get("attention", none),
-            size.get("memory", none),
-            (attention.factor if attention else 0.0) * jnp.mean(paid, -1),
-            jax.nn.softmax(read)[:, 1],
-        )
+        pulls = _lengths(block.updates(g, **context))
+        return shares, pulls, paid, jax.nn.softmax(read)[:, 1]
 
     return _GraphPath(energies, *jax.lax.map(at, states))
 
@@ -340,7 +356,7 @@ def descend_graph(
     `et_nbdev.graph.anomaly` make them.
 
     Raises TypeError or ValueError as `model.check`, ValueError for a model of several
-    relations, more than 6 steps, or no heads.
+    relations, more than 6 steps, no heads, or the weight of a term that it lacks.
     """
     _check_graph_model(model)
     _check_settings(settings)
@@ -350,7 +366,8 @@ def descend_graph(
         )
     model.check(features, edges)
     senders, receivers = map(jnp.asarray, edges[0].edge_list())
-    given = jnp.asarray(features), edges[0], senders, receivers, settings.numbers
+    numbers = settings.numbers(model.blocks[0].names)
+    given = jnp.asarray(features), edges[0], senders, receivers, numbers
     path = _graph_path(model, *given, solver=settings.solver, longest=_SHORT)
     return _upto(path, settings.steps)
 
@@ -429,27 +446,32 @@ class _Dials:
     "The dials by their names, and what they say."
 
     longest = _LONGEST
+    _single = "alpha", "beta", "steps", "solver"  # settings with one dial each
     # widgets, made by `_dials`
     t: Any
+    alpha: Any
+    beta: Any
+    solver: Any
     play: Any
     steps: Any
     reset: Any
     view: Any
     message: Any
     panel: Any
+    weights: dict[str, Any]
     _draw: Any
     _turned: Any
     _lengthened: Any  # methods of the classes below
 
-    def __init__(self, alpha: float, steps: int):
-        self._own = ExplorerSettings(alpha, steps=min(steps, self.longest))
+    def __init__(self, terms: tuple[str, ...], alpha: float, steps: int):
+        steps = min(steps, self.longest)
+        weights = dict.fromkeys(terms, 1.0)
+        self._own = ExplorerSettings(alpha, steps=steps, weights=weights)
         self._held, self._compiled = False, set()
-        own = self._own.alpha, self._own.steps, self.longest
-        vars(self).update(_dials(*own, list(_SOLVERS)))
-        for name in vars(self._own):
-            getattr(self, name).observe(
-                self._lengthened if name == "steps" else self._turned, "value"
-            )
+        vars(self).update(_dials(terms, alpha, steps, self.longest, list(_SOLVERS)))
+        for dial in (self.alpha, self.beta, self.solver, *self.weights.values()):
+            dial.observe(self._turned, "value")
+        self.steps.observe(self._lengthened, "value")
         self.t.observe(lambda change: self._draw(), "value")
         self.reset.on_click(lambda button: self.set(self._own))
 
@@ -457,17 +479,23 @@ class _Dials:
     def settings(self) -> ExplorerSettings:
         "What the dials say."
         return ExplorerSettings(
-            **{name: getattr(self, name).value for name in vars(self._own)}
+            **{name: getattr(self, name).value for name in self._single},
+            weights={name: dial.value for name, dial in self.weights.items()},
         )
 
     def set(self, settings: ExplorerSettings):
-        "Turn all dials at once."
-        self._together(
-            lambda: [
-                setattr(getattr(self, name), "value", value)
-                for name, value in vars(settings).items()
-            ]
-        )
+        """Turn all dials at once. Raises ValueError for the weight of a term that has
+        no dial.
+        """
+        _check_names(settings.weights, self.weights)
+
+        def turn():
+            for name in self._single:
+                getattr(self, name).value = getattr(settings, name)
+            for name, dial in self.weights.items():
+                dial.value = settings.weights.get(name, 1.0)
+
+        self._together(turn)
 
     def _together(self, change_all):
         "Many changes, one computation."
@@ -485,7 +513,6 @@ class _Explorer(_Dials):
     """
 
     widget: Any
-    solver: Any
     _compute: Any
     path = property(
         lambda self: _upto(self._whole, self.steps.value),
@@ -686,9 +713,10 @@ class ImageExplorer(_Canvas):
     uint8 (S, S, C), the photographs of scikit-image and scikit-learn if left out.
 
     Every dial is a widget by its name: `picture`, `upload`, `patches`, `random`,
-    `clear`, `t`, `steps` (T), `alpha`, `beta`, `solver`, `attention`, `memory`. Raises
-    TypeError for a model without an energy or pictures without names, ValueError for
-    pictures of another size, ImportError without ipywidgets.
+    `clear`, `t`, `steps` (T), `alpha`, `beta`, `solver`; `weights` has one for every
+    term of the block. Raises TypeError for a model without an energy or pictures
+    without names, ValueError for pictures of another size, ImportError without
+    ipywidgets.
     """
 
     def __init__(
@@ -698,9 +726,10 @@ class ImageExplorer(_Canvas):
     ):
         model = from_pretrained(model) if isinstance(model, str) else model
         _check_image_model(model)
-        super().__init__(model.config.step_size, model.config.steps)
+        c = model.config
+        super().__init__(model.block.names, c.step_size, c.steps)
         self._shown, self.model, self.pictures = None, model, _pictures(model, pictures)
-        w, N = _widgets(), model.config.num_tokens
+        w, N = _widgets(), c.num_tokens
         self.picture = w.Dropdown(
             options=list(self.pictures),
             description="picture",
@@ -793,9 +822,9 @@ class GraphExplorer(_Walk):
     for the nodes, their numbers if left out.
 
     Every dial is a widget by its name: `node`, `walk` (to a neighbor), `normal`,
-    `anomalous` (another node of the kind), `t`, `steps` (T), `alpha`, `beta`, `solver`,
-    `attention`, `memory`. Raises as `descend_graph`, ImportError without ipywidgets or
-    networkx.
+    `anomalous` (another node of the kind), `t`, `steps` (T), `alpha`, `beta`, `solver`;
+    `weights` has one for every term of the block. Raises as `descend_graph`,
+    ImportError without ipywidgets or networkx.
     """
 
     def __init__(
@@ -809,7 +838,8 @@ class GraphExplorer(_Walk):
         w, c = _widgets(), model.config
         self.edges = model.prepare(graph, c.relations)
         self._features = _inputs(graph, c.degree, c.scale)
-        super().__init__(c.step_size, c.steps)
+        _check_graph_model(model)
+        super().__init__(model.blocks[0].names, c.step_size, c.steps)
         narrow = w.Layout(width="330px")
         self.node = w.BoundedIntText(
             value=0,

@@ -1,6 +1,7 @@
 """What the page that runs a model in a browser loads, into nbs/play: the weights that
-ship with the library in half precision, NAME.safetensors, and photographs.png, six
-photographs side by side.
+ship with the library, NAME.safetensors, the larger ones in half precision, and their
+pictures side by side: photographs.png with six photographs, digits.png with a held-out
+digit of each kind.
 
     python scripts/browser_models.py
 """
@@ -12,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from et_nbdev.training.checkpoint import _atomic_write
 from et_nbdev.vision.data import photographs
+from et_nbdev.vision.train import _CONFIGS, _prepare
 
-NAMES = ("tiny-imagenet",)
 OUT = Path(__file__).resolve().parent.parent / "nbs/play"
 
 
@@ -44,16 +46,35 @@ def halved(content: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text + b"".join(parts)
 
 
+# a small model stays as it is
+PACKED = {"tiny-imagenet": halved, "digits": bytes}
+
+
+def held_out_digits():
+    "The first picture of each digit in the test split, 0 to 9."
+    pictures = _prepare(_CONFIGS["digits"])[1]["test"]
+    pictures = pictures[np.arange(len(pictures))]
+    known = load_digits()
+    pixels = np.round(known.images * (255 / 16)).astype(np.uint8)
+    kinds = {p.tobytes(): kind for p, kind in zip(pixels, known.target)}
+    first = {}
+    for picture in pictures:
+        first.setdefault(kinds[picture.tobytes()], picture[..., 0])
+    return [first[kind] for kind in range(10)]
+
+
 def main():
     OUT.mkdir(exist_ok=True)
-    for name in NAMES:
+    for name, packed in PACKED.items():
         source = files("et_nbdev.vision") / "weights" / f"{name}.safetensors"
         path = OUT / f"{name}.safetensors"
         with _atomic_write(path) as temporary:
-            temporary.write_bytes(halved(source.read_bytes()))
+            temporary.write_bytes(packed(source.read_bytes()))
         print(path.name, path.stat().st_size // 1000, "kB")
-    sheet = np.concatenate(list(photographs(64)), axis=1)
-    Image.fromarray(sheet).save(OUT / "photographs.png", optimize=True)
+    sheets = {"photographs": photographs(64), "digits": held_out_digits()}
+    for name, pictures in sheets.items():
+        sheet = Image.fromarray(np.concatenate(list(pictures), axis=1))
+        sheet.save(OUT / f"{name}.png", optimize=True)
 
 
 if __name__ == "__main__":

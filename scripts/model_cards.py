@@ -24,6 +24,10 @@ DATA = {
         "CIFAR-10 (Krizhevsky, 2009; 32×32)",
         "none stated; published for research",
     ),
+    "digits": (
+        "scikit-learn's handwritten digits (Alpaydin and Kaynak, 1998; 8×8, gray)",
+        "CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits)",
+    ),
 }
 
 
@@ -115,11 +119,12 @@ def card(path):
     data, terms = DATA[metrics["data"]]
     rival = rival_of(path.stem, metrics)
     seen = meta["step"] * config["batch_size"]
+    size, color = model["image_size"], "gray" if model["channels"] == 1 else "color"
     commit = metrics["commit"]
     note = metrics.get("note", "").rstrip(".")
     about = [
         ("model", model_of(model) + f"; {count:,} parameters"),
-        ("input", f"{model['image_size']}×{model['image_size']} in color, some hidden"),
+        ("input", f"{size}×{size} in {color}, some hidden"),
         ("data", f"the training split of {data}"),
         ("terms of the data", terms),
         (

@@ -30,9 +30,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from et_nbdev import _explorer_views, explore
-from et_nbdev.block import EnergyTransformer
+from et_nbdev.attention import EnergyAttention
+from et_nbdev.block import Block, EnergyTransformer
 from et_nbdev.dynamics import Euler, descend
-from et_nbdev.energy import Energies
+from et_nbdev.energy import Energies, Energy, Scaled
 from et_nbdev.explore import (
     _LONGEST,
     _SHORT,
@@ -50,6 +51,7 @@ from et_nbdev.explore import (
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, _inputs
 from et_nbdev.graph.data import Graph
 from et_nbdev.graph.energy import _attention_weights
+from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import Anderson, Backtracking, solve
 from et_nbdev.testing import assert_close
 from et_nbdev.vision.data import patchify
@@ -200,7 +202,7 @@ def test_dials_make_an_energy_whose_gradient_is_the_update(x64, learn_beta):
 
     @jax.jit
     def look(g, beta, attention, memory):
-        turned = _dialed(block, beta, attention=attention, memory=memory)
+        turned = _dialed(block, beta, dict(attention=attention, memory=memory))
         slope = jax.grad(lambda g: turned.energy(g))(g)
         return *turned.energies_and_update(g), slope, turned.attention.term.beta
 
@@ -217,6 +219,109 @@ def test_dials_make_an_energy_whose_gradient_is_the_update(x64, learn_beta):
     assert_close(block.attention.beta, jnp.array([0.3, 0.9]))  # the model is left alone
 
 
+class Apart(Energy):
+    "A user's term with automatic update, which is no sum over tokens."
+
+    def energy(self, g):
+        return jnp.sum(jnp.mean(g, -2) ** 2, -1) / 2
+
+
+class Sharp(Energy):
+    "A user's term with an update by hand."
+
+    def __init__(self):
+        self.beta = nnx.Param(jnp.array(0.8))
+
+    def token_energy(self, g):
+        return self.beta[...] * jnp.sum(jnp.cos(g), -1)
+
+    def energy_and_update(self, g):
+        return self.energy(g), self.beta[...] * jnp.sin(g)
+
+
+def with_own_terms(block):
+    "The block and two terms, one of which is named like a dial."
+    return Block(block.norm, **block.terms, apart=Apart(), alpha=Sharp())
+
+
+def test_terms_of_a_users_own_are_weighed_in_energy_gradient_and_descent(x64):
+    block = EnergyTransformer(6, 2, 4, 8, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    block = with_own_terms(block)
+    weights = dict(attention=0.7, memory=1.3, apart=1.9, alpha=0.4)
+    x = jax.random.normal(jax.random.key(0), (2, 3, 5, 6))  # two batch axes, 5 tokens
+    numbers = 0.2, 1.6, weights
+
+    @jax.jit
+    def look(x, numbers):
+        turned, states, energies = explore._descend(block, x, numbers, "Euler", 4)
+        g = turned.norm(states)
+        slope = jax.grad(lambda g: turned.energy(g).sum())(g)
+        return states, energies, slope, turned.updates(g), block.energies(g)
+
+    states, energies, slope, updates, own = look(x, numbers)
+    assert list(energies) == ["attention", "memory", "apart", "alpha"]
+    assert slope.dtype == jnp.float64 and energies.total.shape == (5, 2, 3)
+    assert_close(sum(updates.values()), -slope)
+    assert_close(jnp.diff(states, axis=0), -0.2 * slope[:-1])
+    for name in ("memory", "apart", "alpha"):  # β changes the attention itself
+        assert_close(energies[name], weights[name] * own[name])
+    # every term counts: its dial changes the gradient by its own update
+    for name, update in updates.items():
+        more = _dialed(block, 1.6, weights | {name: 2 * weights[name]})
+        assert_close(more.update(block.norm(x)), update[0] - slope[0])
+        assert np.abs(update).max() > 1e-2
+
+
+def test_every_head_hears_the_dial_of_beta(x64):
+    "Under whatever name, in whatever wrapper, and once if two terms are one."
+    heads = [
+        EnergyAttention(6, 2, 4, param_dtype=jnp.float64, rngs=nnx.Rngs(i))
+        for i in range(2)
+    ]
+    norm = EnergyLayerNorm(6, param_dtype=jnp.float64)
+    block = Block(norm, near=heads[0], far=Scaled(heads[1], 0.5), again=heads[0])
+    turned = _dialed(block, 3.0)
+    assert_close(turned.near.term.beta, 3 * heads[0].beta)
+    assert_close(turned.far.term.term.beta, 3 * heads[1].beta)
+    assert turned.again.term is turned.near.term
+
+
+def test_a_users_term_has_its_dial_its_map_and_its_curve(model, photos):
+    own = nnx.clone(model)
+    own.block = with_own_terms(own.block)
+    explorer = ImageExplorer(own, photos)
+    assert list(explorer.weights) == ["attention", "memory", "apart", "alpha"]
+    assert [d.description for d in explorer.weights.values()] == list(explorer.weights)
+    before = explorer.view.value
+    assert before.count("<img") == 2 + 4 and before.count("<polyline") == 1 + 4
+    explorer.weights["apart"].value = 0.0
+    assert explorer.view.value != before and explorer.alpha.value == 0.3
+    assert (explorer.path.pulls["apart"] == 0).all()
+    settings = replace(explorer.settings, weights={"apart": 2.0})
+    explorer.set(settings)
+    assert [d.value for d in explorer.weights.values()] == [1, 1, 2, 1]
+    want = descend_picture(own, photos["a"], explorer.occluded, settings)
+    jax.tree.map(np.testing.assert_array_equal, explorer.path, want)
+    assert "apart" in explorer.message.value
+    explorer.reset.click()
+    assert explorer.view.value == before
+
+
+def test_a_users_term_on_a_graph(net, graph):
+    own = nnx.clone(net)
+    own.blocks = nnx.List([with_own_terms(net.blocks[0])])
+    walker = GraphExplorer(own, graph)
+    assert list(walker.weights) == ["attention", "memory", "apart", "alpha"]
+    path = walker.path
+    for name, share in path.shares.items():
+        assert_close(share.sum(1), path.energies[name], rtol=1e-4, atol=1e-4)
+    assert set(path.pulls) - set(path.shares) == {"apart"}
+    assert "apart left out: no sum over nodes" in walker.view.value
+    walker.weights["alpha"].value = 0.0
+    assert (walker.path.shares["alpha"] == 0).all()
+    assert walker.path.energies.total[0] != path.energies.total[0]
+
+
 @pytest.mark.parametrize(
     "attention, memory", [(True, True), (False, True), (True, False), (False, False)]
 )
@@ -226,7 +331,7 @@ def test_an_image_path_is_the_descent_written_out(model, photos, attention, memo
         model,
         photos["a"],
         occluded,
-        ExplorerSettings(0.4, 1.7, 6, "Euler", attention, memory),
+        ExplorerSettings(0.4, 1.7, 6, weights=dict(attention=attention, memory=memory)),
     )
     e_att, e_hn, pull, recall, read = by_hand(
         model, photos["a"], occluded, 0.4, 1.7, attention, memory, 6
@@ -234,8 +339,8 @@ def test_an_image_path_is_the_descent_written_out(model, photos, attention, memo
     for mine, theirs in (
         (path.energies["attention"], e_att),
         (path.energies["memory"], e_hn),
-        (path.attention, pull),
-        (path.memory, recall),
+        (path.pulls["attention"], pull),
+        (path.pulls["memory"], recall),
     ):
         assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
     tokens = np.clip(0.5 + 0.5 * read, 0, 1)
@@ -247,11 +352,13 @@ def test_an_image_path_is_the_descent_written_out(model, photos, attention, memo
         np.broadcast_to(given[:, ~occluded], shown[:, ~occluded].shape),
     )
     assert_close(shown[:, occluded], tokens[:, occluded], atol=1e-4)
-    assert path.completed.shape == (7, 8, 8, 3) and path.attention.shape == (7, 16)
-    if not attention:
-        assert (path.attention == 0).all() and (path.energies["attention"] == 0).all()
-    if not memory:
-        assert (path.memory == 0).all() and (path.energies["memory"] == 0).all()
+    assert path.completed.shape == (7, 8, 8, 3) and path.pulls["memory"].shape == (
+        7,
+        16,
+    )
+    for name, weight in (("attention", attention), ("memory", memory)):
+        if not weight:
+            assert (path.pulls[name] == 0).all() and (path.energies[name] == 0).all()
 
 
 def test_the_solver_is_the_one_that_is_named(model, photos):
@@ -297,7 +404,9 @@ def test_hidden_pixels_are_not_looked_at_and_without_attention_nobody_is(model, 
     )[-1][occluded]
     assert np.abs(shown(photos["a"]) - shown(others)).max() > 1e-3
     assert_close(
-        shown(photos["a"], attention=False), shown(others, attention=False), atol=1e-6
+        shown(photos["a"], weights={"attention": 0}),
+        shown(others, weights={"attention": 0}),
+        atol=1e-6,
     )
 
 
@@ -330,44 +439,40 @@ def test_a_graph_path_is_what_the_model_says(net, graph):
     energies, attention, memory, pull, recall, weights, p = jax.tree.map(
         np.asarray, own(jnp.asarray(features))
     )
-    for name, mine in (
-        ("attention", path.attention_energy),
-        ("memory", path.memory_energy),
-    ):
+    for name, mine in path.shares.items():
         assert_close(path.energies[name], energies[name], rtol=1e-4)
         assert_close(mine.sum(1), energies[name], rtol=1e-4)
     assert_close(path.p[-1], p, rtol=1e-4)
     for mine, theirs in (
-        (path.attention_energy, attention),
-        (path.memory_energy, memory),
-        (path.attention, np.linalg.norm(pull, axis=-1)),
-        (path.memory, np.linalg.norm(recall, axis=-1)),
+        (path.shares["attention"], attention),
+        (path.shares["memory"], memory),
+        (path.pulls["attention"], np.linalg.norm(pull, axis=-1)),
+        (path.pulls["memory"], np.linalg.norm(recall, axis=-1)),
         (path.weights, weights.mean(-1)),
     ):
         assert_close(mine[1], theirs, rtol=1e-4, atol=1e-5)
     off = descend_graph(
-        net, features, edges, ExplorerSettings(0.5, steps=2, attention=False)
+        net, features, edges, ExplorerSettings(0.5, steps=2, weights={"attention": 0})
     )
     assert (
         (off.weights == 0).all()
-        and (off.attention == 0).all()
-        and (off.attention_energy == 0).all()
-        and (off.memory > 0).all()
+        and (off.pulls["attention"] == 0).all()
+        and (off.shares["attention"] == 0).all()
+        and (off.pulls["memory"] > 0).all()
     )
 
 
 @pytest.mark.parametrize("left_out", ["num_heads", "num_memories"])
-def test_a_model_with_one_term_is_shown_and_the_other_pulls_nobody(photos, left_out):
+def test_a_model_with_one_term_is_shown_and_has_one_dial(photos, left_out):
     small = ImageConfig(channels=3, **{**SIZES, left_out: 0})
     model = ImageEnergyTransformer(small, rngs=nnx.Rngs(0))
     path = descend_picture(
         model, photos["a"], np.arange(16) % 3 == 0, ExplorerSettings(steps=3)
     )
-    idle, at_work = path.attention, path.memory
-    if left_out == "num_memories":
-        idle, at_work = at_work, idle
-    assert (idle == 0).all() and (at_work > 0).all() and len(path.energies) == 1
-    assert idle.shape == at_work.shape == (4, 16)
+    (name,) = path.energies
+    assert (name == "attention") == (left_out == "num_memories")
+    assert path.pulls[name].shape == (4, 16) and (path.pulls[name] > 0).all()
+    assert list(path.pulls) == list(ImageExplorer(model, photos).weights) == [name]
     said = animate_image(
         model, photos["a"], np.arange(16) % 3 == 0, ExplorerSettings(steps=3)
     )
@@ -381,9 +486,9 @@ def test_a_graph_without_memories_is_shown(graph, net):
     path = descend_graph(
         bare, _inputs(graph), bare.prepare(graph), ExplorerSettings(0.5, steps=2)
     )
-    assert (path.memory_energy == 0).all() and (path.memory == 0).all()
+    assert list(path.shares) == list(path.pulls) == ["attention"]
     assert_close(
-        path.attention_energy.sum(1), path.energies.total, rtol=1e-4, atol=1e-4
+        path.shares["attention"].sum(1), path.energies.total, rtol=1e-4, atol=1e-4
     )
 
 
@@ -408,8 +513,7 @@ def test_no_turn_of_a_dial_makes_a_new_program(model, photos, net, graph, traces
             float(rng.uniform(0.2, 4)),
             int(rng.integers(0, longest + 1)),
             solver,
-            bool(rng.integers(2)),
-            bool(rng.integers(2)),
+            dict(attention=float(rng.integers(2)), memory=float(rng.uniform(0, 2))),
         )
 
     for solver in explore._SOLVERS:
@@ -441,7 +545,9 @@ def test_no_turn_of_a_dial_makes_a_new_program(model, photos, net, graph, traces
 
 def test_what_the_image_explorer_shows_is_the_path_of_its_settings(explorer, model):
     explorer.reset.click()
-    assert explorer.settings == ExplorerSettings(0.3, 1.0, 5, "Euler", True, True)
+    assert explorer.settings == ExplorerSettings(
+        0.3, 1.0, 5, "Euler", dict(attention=1.0, memory=1.0)
+    )
 
     def holds():
         want = descend_picture(
@@ -464,14 +570,15 @@ def test_what_the_image_explorer_shows_is_the_path_of_its_settings(explorer, mod
         ("steps", 9),
         ("t", 4),
         ("solver", "backtracking"),
-        ("attention", False),
-        ("attention", True),
-        ("memory", False),
+        ("attention", 0.0),
+        ("attention", 1.0),
+        ("memory", 0.4),
         ("picture", "b"),
         ("steps", 3),
     ):
         before = explorer.view.value
-        getattr(explorer, name).value = value
+        dial = explorer.weights.get(name) or getattr(explorer, name)
+        dial.value = value
         assert explorer.view.value != before, name
         holds()
     assert explorer.t.value == explorer.t.max == 3  # cut off at T
@@ -526,7 +633,8 @@ def test_the_message_says_what_is_wrong_what_takes_long_and_when_nothing_moves(
     )
     explorer.reset.click()
     assert "alert" not in explorer.message.value
-    explorer.attention.value = explorer.memory.value = False
+    for dial in explorer.weights.values():
+        dial.value = 0
     assert re.search(
         r"E = 0, of which attention 0 and memory 0; there is nothing to descend",
         explorer.message.value,
@@ -634,14 +742,15 @@ def test_a_graph_explorer_walks(walker, net, graph, traces):
         ("t", 0),
         ("alpha", 1.0),
         ("beta", 0.5),
-        ("memory", False),
-        ("attention", False),
+        ("memory", 0.0),
+        ("attention", 0.0),
         ("steps", 4),
         ("node", 1),
         ("node", 9),
     ):
         before = walker.view.value
-        getattr(walker, name).value = value
+        dial = walker.weights.get(name) or getattr(walker, name)
+        dial.value = value
         assert walker.view.value != before, name
         holds()
     assert traces == [] and len(walker.near.nodes) == 0  # the lonely one
@@ -771,7 +880,8 @@ def test_the_pictures_of_a_page_are_those_of_the_path(model, photos):
         np.testing.assert_array_equal(
             tokens, np.round(255 * path.tokens[t]).astype(np.uint8)
         )
-        for shades, sizes in ((attention, path.attention[t]), (memory, path.memory[t])):
+        for shades, name in ((attention, "attention"), (memory, "memory")):
+            sizes = path.pulls[name][t]
             # the larger the darker
             assert (
                 np.diff(shades.reshape(16, 3)[np.argsort(sizes)].astype(int).sum(1))
@@ -804,8 +914,9 @@ def test_the_pictures_of_a_page_are_those_of_the_path(model, photos):
         (dict(alpha="a"), "alpha: .* got 'a'"),
         (dict(beta=None), "beta: .* got None"),
         (dict(solver=["Euler"]), r"solver: .* got \['Euler'\]"),
-        (dict(attention=0.3), "attention: expected True or False, got 0.3"),
-        (dict(memory="no"), "memory: .* got 'no'"),
+        (dict(weights=0.3), "weights: .* by the name of each term, got 0.3"),
+        (dict(weights={"memory": "no"}), "weights: .* for 'memory', got 'no'"),
+        (dict(weights={"apart": np.nan}), "weights: .* for 'apart', got nan"),
     ],
 )
 def test_settings_out_of_range_are_refused(wrong, words):
@@ -851,6 +962,27 @@ def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
             ),
         ),
         (TypeError, "model", lambda: ImageExplorer(net)),
+        (
+            ValueError,
+            "weights: the block has no term 'apart'; its terms are attention, memory",
+            lambda: descend_picture(
+                model, photos["a"], everything, ExplorerSettings(weights={"apart": 1})
+            ),
+        ),
+        (
+            ValueError,
+            "weights: the block has no term 'apart'",
+            lambda: descend_graph(
+                net, features, edges, ExplorerSettings(steps=2, weights={"apart": 1})
+            ),
+        ),
+        (
+            ValueError,
+            "weights: the block has no term 'apart'",
+            lambda: ImageExplorer(model, photos).set(
+                ExplorerSettings(weights={"apart": 1})
+            ),
+        ),
         (
             ValueError,
             r"pictures: .* got float64\(8, 8, 3\) for 'half'",

@@ -532,7 +532,7 @@ def test_the_explorer_shows_terms_that_the_library_does_not_have():
         assert list(path.energies) == list(terms)
         assert_descends(path.energies.total)
     without = descend_picture(
-        model, picture, occluded, ExplorerSettings(steps=4, attention=False)
+        model, picture, occluded, ExplorerSettings(steps=4, weights={"attention": 0})
     )
     assert not np.any(without.energies["attention"])
     assert np.all(without.energies["convolution"])

@@ -22,9 +22,10 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Float64, Int
 
 from .._checks import check_positive, check_sizes, check_switches
+from ..block import Block
 from ._edges import _Rows
 from .data import Graph, Split
-from .energy import EdgeIndex, EdgeTransformer
+from .energy import EdgeIndex
 from et_nbdev.training.checkpoint import (
     CheckpointError,
     _opened,
@@ -340,7 +341,7 @@ def _train_classifier(
 
 # %% ../../nbs/84_anomaly_engine.ipynb #7562971f
 def _along(
-    block: EdgeTransformer, kind: EdgeIndex | Bool[Array, "n n"]
+    block: Block, kind: EdgeIndex | Bool[Array, "n n"]
 ) -> dict[str, EdgeIndex | Array]:
     "The context that restricts attention to edges, or to a mask; none without it."
     if "attention" not in block.names:

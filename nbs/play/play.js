@@ -1,11 +1,29 @@
-// Something to play with: hide patches of a photograph, let the energy fall, and see the
-// picture fill in. Everything runs in this browser; weights are loaded when wanted.
+// Something to play with: hide patches of a photograph or a digit, let the energy fall,
+// and see the picture fill in. Everything runs in this browser; weights are loaded when
+// wanted.
 
 import { ImageEnergyTransformer, readSafetensors } from "./engine.js";
 
 const HERE = new URL(".", import.meta.url);
 const HIDDEN = "#c8a2c8";
 const STEPS = 12; // as far as time can be dragged
+const PACE = 80; // milliseconds that a step stays on the screen, at least
+
+// The models, with their pictures side by side in one file.
+const MODELS = [
+  {
+    title: "photographs, 64 × 64",
+    file: "tiny-imagenet",
+    sheet: "photographs",
+    name: (i) => `photograph ${i + 1}`,
+  },
+  {
+    title: "digits, 8 × 8",
+    file: "digits",
+    sheet: "digits",
+    name: (i) => `a handwritten ${i}`,
+  },
+];
 
 /** An element with properties, attributes in `set`, and children. */
 function element(tag, properties = {}, ...children) {
@@ -22,15 +40,15 @@ async function fetched(name) {
   return answer;
 }
 
-/** The six photographs, side by side in one file, as pixels in [0, 1] (S, S, 3). */
-async function photographs(S) {
-  const sheet = await createImageBitmap(await (await fetched("photographs.png")).blob());
+/** The pictures of a sheet as pixels in [0, 1] (S, S, C). */
+async function picturesOf(name, config) {
+  const sheet = await createImageBitmap(await (await fetched(`${name}.png`)).blob());
   const count = sheet.width / sheet.height;
-  return Promise.all(Array.from({ length: count }, (_, i) => pixelsOf(sheet, S, i)));
+  return Array.from({ length: count }, (_, i) => pixelsOf(sheet, config, i));
 }
 
 /** The square number `i` of a picture, or its middle, shrunk to S pixels a side. */
-function pixelsOf(picture, S, i = undefined) {
+function pixelsOf(picture, { image_size: S, channels: C }, i = undefined) {
   const side = Math.min(picture.width, picture.height);
   const left = i === undefined ? (picture.width - side) / 2 : i * side;
   const top = (picture.height - side) / 2;
@@ -39,13 +57,24 @@ function pixelsOf(picture, S, i = undefined) {
   context.imageSmoothingQuality = "high";
   context.drawImage(picture, left, top, side, side, 0, 0, S, S);
   const { data } = context.getImageData(0, 0, S, S);
-  return Float32Array.from({ length: S * S * 3 }, (_, at) => {
-    return data[4 * Math.floor(at / 3) + (at % 3)] / 255;
+  const gray = (at) => (0.299 * data[at] + 0.587 * data[at + 1] + 0.114 * data[at + 2]) / 255;
+  return Float32Array.from({ length: S * S * C }, (_, at) => {
+    return C === 1 ? gray(4 * at) : data[4 * Math.floor(at / 3) + (at % 3)] / 255;
   });
+}
+
+const rounded = (v) => v.toFixed(Math.abs(v) < 100 ? 1 : 0).replace("-", "−");
+
+/** A model and its pictures. */
+async function load({ file, sheet }) {
+  const bytes = await (await fetched(`${file}.safetensors`)).arrayBuffer();
+  const net = new ImageEnergyTransformer(readSafetensors(bytes));
+  return { net, pictures: await picturesOf(sheet, net.config) };
 }
 
 class Player {
   constructor(root) {
+    this.model = MODELS[0];
     this.net = null;
     this.path = [];
     this.t = 0;
@@ -70,7 +99,7 @@ class Player {
       tabIndex: 0,
       set: {
         role: "img",
-        "aria-label": "Photograph in patches. Press to hide or show one; with the keyboard: arrows and space.",
+        "aria-label": "Picture in patches. Press to hide or show one; with the keyboard: arrows and space.",
       },
     });
     this.curve = element("canvas", { width: 384, height: 150 });
@@ -84,12 +113,15 @@ class Player {
     const own = element("input", { type: "file", accept: "image/*", hidden: true });
     own.onchange = () => own.files.length && this.load(own.files[0]);
     this.pictures = element("div", { className: "play-pictures" });
+    const models = element("select", { onchange: () => this.use(MODELS[models.selectedIndex]) });
+    models.append(...MODELS.map(({ title }) => element("option", { textContent: title })));
     this.status = element("p", { className: "play-status", set: { "aria-live": "polite" } });
     root.replaceChildren(
       element("div", { className: "play-picture" }, this.canvas, this.pictures),
       element(
         "div",
         { className: "play-controls" },
+        element("label", {}, "pictures", models),
         element(
           "div",
           { className: "play-buttons" },
@@ -148,32 +180,44 @@ class Player {
 
   // --- the model ---
 
-  /** Load weights and photographs, once. */
+  /** Load weights and pictures, once. */
   wake() {
-    this.waking ??= this.start().catch((error) => {
-      this.waking = null;
+    if (this.awake !== this.model) {
+      this.awake = this.model;
+      this.awakening = this.start(this.model);
+    }
+    return this.awakening;
+  }
+
+  /** Play with another model. */
+  use(model) {
+    cancelAnimationFrame(this.frame);
+    this.model = model;
+    return this.wake();
+  }
+
+  async start(model) {
+    this.say("Loading the model …");
+    model.loading ??= load(model);
+    const { net, pictures } = await model.loading.catch((error) => {
+      this.awake = model.loading = null;
       this.say(`${error.message}. Is the page opened from a server?`);
       throw error;
     });
-    return this.waking;
-  }
-
-  async start() {
-    this.say("Loading the model …");
-    const bytes = await (await fetched("tiny-imagenet.safetensors")).arrayBuffer();
-    this.net = new ImageEnergyTransformer(readSafetensors(bytes));
-    this.side = this.net.side;
+    if (model !== this.model) return; // another one was chosen meanwhile
+    this.net = net;
+    this.side = net.side;
     this.cursor = 0;
-    this.masked = Array(this.net.N).fill(false);
-    const all = await photographs(this.net.config.image_size);
-    all.forEach((pixels, i) => {
-      const name = `photograph ${i + 1}`;
-      const choose = element("button", { type: "button", set: { "aria-label": name } });
+    this.masked = Array(net.N).fill(false);
+    const choices = pictures.map((pixels, i) => {
+      const set = { "aria-label": model.name(i) };
+      const choose = element("button", { type: "button", set });
       choose.append(this.thumbnail(pixels));
       choose.onclick = () => this.choose(pixels);
-      this.pictures.append(choose);
+      return choose;
     });
-    this.choose(all[0]);
+    this.pictures.replaceChildren(...choices);
+    this.choose(pictures[0]);
   }
 
   thumbnail(pixels) {
@@ -187,7 +231,7 @@ class Player {
     await this.wake();
     try {
       const picture = await createImageBitmap(file);
-      this.choose(pixelsOf(picture, this.net.config.image_size));
+      this.choose(pixelsOf(picture, this.net.config));
     } catch {
       this.say(`${file.name} is not a picture that this browser can read.`);
     }
@@ -211,7 +255,7 @@ class Player {
     this.descend();
   }
 
-  /** Start again at t = 0, and from there step by step, one step a frame. */
+  /** Start again at t = 0, and from there step by step, at most one step a frame. */
   async descend(play = true) {
     await this.wake();
     this.x = this.net.encode(this.net.patchify(this.pixels), this.masked);
@@ -219,8 +263,13 @@ class Player {
     this.playing = play;
     this.look();
     this.show(0);
+    this.shown = performance.now();
     cancelAnimationFrame(this.frame);
-    this.frame = requestAnimationFrame(() => this.advance());
+    this.next();
+  }
+
+  next() {
+    this.frame = requestAnimationFrame((now) => this.advance(now));
   }
 
   look() {
@@ -230,14 +279,22 @@ class Player {
     this.path.push({ attention: attention.energy, memory: memory.energy, pixels });
   }
 
-  advance() {
-    if (this.path.length > STEPS) return;
+  advance(now) {
+    if (this.path.length <= STEPS) this.step();
+    const ahead = Math.min(this.path.length - 1, this.net.config.steps);
+    if (this.playing && this.t < ahead && now - this.shown >= PACE) {
+      this.show(this.t + 1);
+      this.shown = now;
+    }
+    this.playing &&= this.t < this.net.config.steps;
+    if (this.playing || this.path.length <= STEPS) this.next();
+  }
+
+  step() {
     const weights = { attention: +this.attention.input.value, memory: +this.memory.input.value };
     this.x = this.net.step(this.x, this.seen, this.path.length - 1, weights);
     this.look();
-    if (this.playing && this.path.length - 1 <= this.net.config.steps) this.show(this.path.length - 1);
-    else this.drawCurve();
-    this.frame = requestAnimationFrame(() => this.advance());
+    this.drawCurve();
   }
 
   // --- drawing ---
@@ -249,7 +306,7 @@ class Player {
     this.draw();
     this.drawCurve();
     const { attention, memory } = this.path[this.t];
-    const E = (attention + memory).toFixed(0).replace("-", "−");
+    const E = rounded(attention + memory);
     const depth = this.net.config.steps;
     const beyond = this.t > depth ? `, beyond the ${depth} steps it was trained for` : "";
     const hidden = this.masked.filter(Boolean).length;
@@ -257,10 +314,10 @@ class Player {
   }
 
   image(pixels) {
-    const S = this.net.config.image_size;
+    const { image_size: S, channels: C } = this.net.config;
     const image = new ImageData(S, S);
     for (let at = 0; at < S * S; at++) {
-      for (let c = 0; c < 3; c++) image.data[4 * at + c] = 255 * pixels[3 * at + c];
+      for (let c = 0; c < 3; c++) image.data[4 * at + c] = 255 * pixels[C * at + (c % C)];
       image.data[4 * at + 3] = 255;
     }
     return image;
@@ -330,7 +387,7 @@ class Player {
       labels.push(at);
       context.fillText(name, x(last) + 6, at);
     }
-    const total = this.path.map((p) => (p.attention + p.memory).toFixed(0));
+    const total = this.path.map((p) => (p.attention + p.memory).toFixed(1));
     this.curve.setAttribute("aria-label", `Energy at t = 0, 1, …: ${total.join(", ")}`);
   }
 }
