@@ -466,7 +466,7 @@ def _node_curves(path, node: int) -> tuple[dict[str, np.ndarray], dict]:
     total = sum(shares.values(), np.zeros(len(path.p)))
     return {"E": total, **shares}, {n: path.pulls[n][:, node] for n in path.energies}
 
-
+# %% ../nbs/96_explorer_views.ipynb #783ca47c
 def _graph_frame(path, t: int, near: _Neighborhood, labels, pictures) -> str:
     "All that is known of a node at time t, from what `descend_graph` returns."
     curves, sizes = _node_curves(path, near.node)

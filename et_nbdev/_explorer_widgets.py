@@ -42,7 +42,7 @@ def _solver_dials(w, alpha: float, solvers: list[str], style: dict) -> dict:
         solver=w.Dropdown(options=solvers, description="solver", **style),
     )
 
-
+# %% ../nbs/97_explorer_widgets.ipynb #52481179
 def _weight(w, term: str, style: dict):
     "The weight of a term in the energy. At 0 the term is out."
     return w.FloatSlider(

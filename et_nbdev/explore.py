@@ -300,7 +300,7 @@ def _unscaled(term):
         term = term.term
     return term
 
-
+# %% ../nbs/95_explorer_descents.ipynb #589304ca
 @partial(nnx.jit, static_argnames=("solver", "longest"))
 def _graph_path(
     model, features, edges, senders, receivers, numbers, *, solver, longest: int
