@@ -65,12 +65,13 @@ def _dials(
     """
     w = _widgets()
     style = dict(style=dict(description_width="76px"), layout=w.Layout(width="330px"))
+    weights = {term: _weight(w, term, style) for term in terms}
     made = dict(
         t=w.IntSlider(value=steps, min=0, max=steps, description="time t", **style),
         play=w.Play(value=steps, min=0, max=steps, interval=600, repeat=True),
         steps=w.IntSlider(value=steps, min=1, max=longest, description="T", **style),
         **_solver_dials(w, alpha, solvers, style),
-        weights={term: _weight(w, term, style) for term in terms},
+        weights=weights,
         reset=w.Button(
             description="as trained", tooltip="all dials back to the model’s own values"
         ),
@@ -82,7 +83,7 @@ def _dials(
         [
             w.HBox([made["play"], made["reset"]]),
             *(made[name] for name in ("t", "steps", "alpha", "beta", "solver")),
-            *made["weights"].values(),
+            *weights.values(),
         ],
         layout=w.Layout(width="350px"),
     )

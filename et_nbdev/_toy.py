@@ -120,7 +120,7 @@ def animate(
     ends = np.concatenate([np.asarray(pictures[0]), np.asarray(pictures[-1])])
     all_colors = Picture.Quantize.MAXCOVERAGE
     palette = Picture.fromarray(ends).quantize(128, method=all_colors)
-    colors = np.reshape(palette.getpalette(), (-1, 3))
+    colors = np.reshape(palette.getpalette() or [], (-1, 3))
     colors[colors.min(-1) > 244] = 255
     palette.putpalette(colors.ravel().tolist())
     first, *rest = (p.quantize(palette=palette, dither=0) for p in pictures)

@@ -310,7 +310,8 @@ def _graph_path(
     block, states, energies = _descend(
         model.blocks[0], x, numbers, solver, longest, **context
     )
-    first, heads = block.norm(x), _unscaled(block.terms.get("attention"))
+    first, dial = block.norm(x), block.terms.get("attention")
+    heads = _unscaled(dial)
 
     def at(x):
         g = block.norm(x)
@@ -320,10 +321,9 @@ def _graph_path(
             if hasattr(_unscaled(term), "token_energy")
         }
         paid = jnp.zeros(len(senders))
-        if isinstance(heads, EnergyAttention):
+        if isinstance(dial, Scaled) and isinstance(heads, EnergyAttention):
             weights = _attention_weights(heads, g, edges, (senders, receivers))
-            off = block.attention.factor == 0
-            paid = jnp.where(off, paid, jnp.mean(weights, -1))
+            paid = jnp.where(dial.factor == 0, paid, jnp.mean(weights, -1))
         read = model.down(nnx.relu(model.up(jnp.concatenate([first, g], -1))))
         pulls = _lengths(block.updates(g, **context))
         return shares, pulls, paid, jax.nn.softmax(read)[:, 1]
