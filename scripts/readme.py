@@ -35,6 +35,8 @@ def relink(text, folder="nbs"):
 
     pieces = re.split(r"(^```.*?^```|`[^`\n]*`)", text, flags=re.M | re.S)
     for i in range(0, len(pieces), 2):
+        # the button of the site's reference leads to the examples here
+        pieces[i] = pieces[i].replace("[Use it](api.qmd)", "[Use it](#in-code)")
         pieces[i] = re.sub(r"\[([^]]*)\]\([^)]*\.qmd[^)]*\)", r"\1", pieces[i])
         pieces[i] = re.sub(r"(\]\()([^)\s]+)([^)]*\))", move, pieces[i])
         pieces[i] = re.sub(r"((?:src|href)=\")([^\"]+)(\")", move, pieces[i])

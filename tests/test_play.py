@@ -235,7 +235,7 @@ def test_a_picture_is_completed_in_a_browser(browser, width, tmp_path):
     )
     page.wait_for_function(
         "document.querySelector('.et-play canvas[aria-label^=Energy]').ariaLabel"
-        ".split(',').length == 14",
+        ".split(',').length == 15",  # 13 energies
         timeout=120_000,
     )
     said_at(12)
