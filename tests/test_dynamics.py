@@ -136,7 +136,8 @@ def test_scan_rematerialized_and_unrolled_are_the_loop_in_values_and_gradients(
             jax.tree.leaves(expected),
             strict=True,
         ):
-            assert_close(a, b, rtol=1e-12)
+            # a derivative may cancel down to rounding, so not of its own size alone
+            assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
 def test_without_jit_it_is_the_same(x64):
