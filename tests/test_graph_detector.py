@@ -435,6 +435,9 @@ def rewritten(saved, path, change):
     [
         lambda tensors, meta: meta.pop("detector"),
         lambda tensors, meta: meta["detector"].pop("threshold"),
+        lambda tensors, meta: meta["detector"].update(threshold=10**400),
+        lambda tensors, meta: meta["detector"].update(threshold="0.5"),
+        lambda tensors, meta: meta["config"].update(optim=["lr"]),
         lambda tensors, meta: tensors.pop("statistics.mean"),
         lambda tensors, meta: tensors.update({"statistics.std": np.zeros(3)}),
         lambda tensors, meta: tensors.update({"statistics.more": np.zeros(3)}),

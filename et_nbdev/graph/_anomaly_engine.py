@@ -503,7 +503,9 @@ def _about(config, graph: Graph, run: _Anomaly) -> dict:
 # %% ../../nbs/84_anomaly_engine.ipynb #042a64cd
 def _check_about(about: dict):
     "Raise KeyError, TypeError or ValueError unless `_about` could have made it."
-    float(about["threshold"])
+    threshold = about["threshold"]
+    if not (isinstance(threshold, (int, float)) and 0 <= threshold <= 1):
+        raise ValueError(f"threshold: expected a number from 0 to 1, got {threshold}")
     names = [*about["feature_names"], *about["relations"], about["graph"]["digest"]]
     if not all(isinstance(name, str) for name in names):
         raise ValueError(f"names: expected strings, got {names}")

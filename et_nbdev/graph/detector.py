@@ -117,7 +117,7 @@ class AnomalyDetector(_DetectorParams):
         kept = _Detector.load(file := _file_of(path), _load_detector)
         try:
             found = cls(**_flat(kept.made))
-        except (KeyError, TypeError) as e:
+        except (KeyError, TypeError, ValueError) as e:
             raise CheckpointError(
                 f"{file}: holds no detector that this version knows ({e})"
             ) from e
