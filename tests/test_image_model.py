@@ -1982,6 +1982,12 @@ def test_an_unknown_source_lists_what_there_is(source):
         from_pretrained(source)
 
 
+@pytest.mark.parametrize("source", [None, 3, b"digits"])
+def test_a_source_that_is_no_text_is_refused(source):
+    with pytest.raises(TypeError, match="^source: .*, got " + type(source).__name__):
+        from_pretrained(source)
+
+
 def test_damaged_weights_are_refused(tmp_path):
     _save_pretrained(tmp_path, build())
     file = tmp_path / "model.safetensors"

@@ -221,8 +221,12 @@ def _pretrained() -> tuple[str, ...]:
 # %% ../../nbs/78_image_model_engine.ipynb #aacccddb
 def _weights(source: str | Path, revision: str | None) -> AbstractContextManager[Path]:
     """The file of the weights that `from_pretrained` loads, as a context. Raises
-    ValueError on an unknown source, OSError if the hub cannot be reached.
+    TypeError if `source` is neither text nor a path, ValueError if it is unknown,
+    OSError if the hub cannot be reached.
     """
+    if not isinstance(source, (str, Path)):
+        got = type(source).__name__
+        raise TypeError(f"source: expected a name or a path, got {got}")
     name = str(source)
     if revision is not None and (name in _pretrained() or Path(name).is_dir()):
         raise ValueError(f"revision: {name!r} is no hub repository and has none")
