@@ -208,6 +208,28 @@ def said(page, text: str):
     return page.inner_text(".play-status")
 
 
+def test_a_fast_drag_leaves_no_patch_out(browser):
+    page = opened(browser, 1280)
+    said(page, "t = 6:")
+    page.get_by_text("Show all").click()
+    said(page, "0 of 64 patches hidden")
+    box = page.locator(".play-picture > canvas").bounding_box()
+    row = box["y"] + box["height"] / 16
+    page.mouse.move(box["x"] + 5, row)
+    page.mouse.down()
+    said(page, "1 of 64 patches hidden")
+    page.mouse.move(box["x"] + box["width"] - 5, row)  # one event for seven patches
+    page.mouse.up()
+    said(page, "8 of 64 patches hidden")
+    # a touch that scrolls the page takes back what it did
+    page.mouse.move(box["x"] + 5, row + box["height"] / 8)
+    page.mouse.down()
+    said(page, "9 of 64 patches hidden")
+    page.locator(".play-picture > canvas").dispatch_event("pointercancel")
+    said(page, "8 of 64 patches hidden")
+    assert not page.faults
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_picture_is_completed_in_a_browser(browser, width, tmp_path):
     image = pytest.importorskip("PIL.Image")

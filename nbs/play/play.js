@@ -8,6 +8,7 @@ const HERE = new URL(".", import.meta.url);
 const HIDDEN = "#c8a2c8";
 const STEPS = 12; // as far as time can be dragged
 const PACE = 80; // milliseconds that a step stays on the screen, at least
+const STILL = matchMedia("(prefers-reduced-motion: reduce)").matches; // only the end
 
 // The models, with their pictures side by side in one file.
 const MODELS = [
@@ -98,7 +99,7 @@ class Player {
       height: 384,
       tabIndex: 0,
       set: {
-        role: "img",
+        role: "application",
         "aria-label": "Picture in patches. Press to hide or show one; with the keyboard: arrows and space.",
       },
     });
@@ -111,7 +112,10 @@ class Player {
     this.attention = slider("attention ×", { min: 0, max: 2, step: 0.1, value: 1 }, weight);
     this.memory = slider("memory ×", { min: 0, max: 2, step: 0.1, value: 1 }, weight);
     const own = element("input", { type: "file", accept: "image/*", hidden: true });
-    own.onchange = () => own.files.length && this.load(own.files[0]);
+    own.onchange = () => {
+      if (own.files.length) this.load(own.files[0]);
+      own.value = ""; // so that the same file can be chosen again
+    };
     this.pictures = element("div", { className: "play-pictures" });
     const models = element("select", { onchange: () => this.use(MODELS[models.selectedIndex]) });
     models.append(...MODELS.map(({ title }) => element("option", { textContent: title })));
@@ -150,18 +154,29 @@ class Player {
     };
     const toggle = (n) => this.hide((hidden, i) => (i === n ? !hidden : hidden));
     let drawing = null; // what patches under a moving pointer become
+    let before = null; // where it was, and what was hidden when it went down
     this.canvas.onpointerdown = async (event) => {
       await this.wake();
       const n = patch(event);
       drawing = !this.masked[n];
+      before = { n, masked: this.masked };
       toggle(n);
     };
     this.canvas.onpointermove = (event) => {
       if (drawing === null || !event.buttons) return;
       const n = patch(event);
-      if (this.masked[n] !== drawing) toggle(n);
+      if (n === before.n) return;
+      const crossed = new Set(this.between(before.n, n));
+      before.n = n;
+      const changed = this.masked.some((hidden, i) => crossed.has(i) && hidden !== drawing);
+      if (changed) this.hide((hidden, i) => (crossed.has(i) ? drawing : hidden));
     };
     window.addEventListener("pointerup", () => (drawing = null));
+    // the page is scrolled by this touch: it was not meant for the picture
+    this.canvas.onpointercancel = () => {
+      if (drawing !== null) this.hide((_, i) => before.masked[i]);
+      drawing = null;
+    };
     const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: "up", ArrowDown: "down" };
     this.canvas.onkeydown = async (event) => {
       if (!(event.key in moves) && event.key !== " ") return;
@@ -172,6 +187,17 @@ class Player {
       this.cursor = (this.cursor + step + this.net.N) % this.net.N;
       this.draw();
     };
+  }
+
+  /** The patches on a straight line from one to another. */
+  between(from, to) {
+    const place = (n) => [n % this.side, Math.floor(n / this.side)];
+    const [[x, y], [u, v]] = [place(from), place(to)];
+    const count = Math.max(Math.abs(u - x), Math.abs(v - y), 1);
+    return Array.from({ length: count + 1 }, (_, i) => {
+      const along = (a, b) => Math.round(a + ((b - a) * i) / count);
+      return along(y, v) * this.side + along(x, u);
+    });
   }
 
   say(text) {
@@ -281,12 +307,14 @@ class Player {
 
   advance(now) {
     if (this.path.length <= STEPS) this.step();
-    const ahead = Math.min(this.path.length - 1, this.net.config.steps);
-    if (this.playing && this.t < ahead && now - this.shown >= PACE) {
-      this.show(this.t + 1);
+    const depth = this.net.config.steps;
+    const next = STILL ? depth : this.t + 1;
+    const ready = next <= Math.min(this.path.length - 1, depth);
+    if (this.playing && ready && now - this.shown >= PACE) {
+      this.show(next);
       this.shown = now;
     }
-    this.playing &&= this.t < this.net.config.steps;
+    this.playing &&= this.t < depth;
     if (this.playing || this.path.length <= STEPS) this.next();
   }
 
