@@ -1,5 +1,6 @@
 """Hand what settings.ini says to setuptools; nothing is stated twice."""
 
+import re
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -10,6 +11,14 @@ config = ConfigParser()
 config.read_string((root / "settings.ini").read_text(encoding="utf-8"))
 cfg = config["DEFAULT"]
 readme = root / "README.md"
+
+
+def absolute(text):
+    "Links into the repository, as they work where the package is listed."
+    at = f"{cfg['git_url'].rstrip('/')}/%s/{cfg['branch']}/"
+    text = re.sub(r"(!\[[^\]]*\]\()(?!https?:)", rf"\1{at % 'raw'}", text)
+    return re.sub(r"(?<!!)(\[[^\]]*\]\()(?!https?:|#)", rf"\1{at % 'blob'}", text)
+
 
 pythons = cfg["pythons"].split()
 major, minor = map(int, pythons[-1].split("."))
@@ -24,7 +33,9 @@ setup(
     version=cfg["version"],
     description=cfg["description"],
     long_description=(
-        readme.read_text(encoding="utf-8") if readme.exists() else cfg["description"]
+        absolute(readme.read_text(encoding="utf-8"))
+        if readme.exists()
+        else cfg["description"]
     ),
     long_description_content_type="text/markdown",
     author=cfg["author"],
@@ -32,6 +43,10 @@ setup(
     license={"apache2": "Apache-2.0"}[cfg["license"]],
     license_files=["LICENSE"],
     url=cfg["git_url"],
+    project_urls={
+        "Documentation": cfg["doc_host"] + cfg["doc_baseurl"],
+        "Changelog": f"{cfg['git_url']}/blob/{cfg['branch']}/CHANGELOG.md",
+    },
     packages=find_packages(include=[cfg["lib_path"], f"{cfg['lib_path']}.*"]),
     package_data={
         "et_nbdev": ["explorer/*.html", "explorer/*.css", "explorer/*.js"],

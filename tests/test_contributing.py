@@ -39,6 +39,19 @@ def test_an_example_runs(section, tmp_path, monkeypatch, compile_quickly):
     assert len(body) <= 12
 
 
+def test_the_front_pages_figure_is_drawn_in_any_folder(tmp_path):
+    "The lines that README shows; what they need is in the extra `demo`."
+    pytest.importorskip("skimage")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    (code,) = [block for block in blocks if "photographs()" in block]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "photographs.png").stat().st_size > 100_000
+
+
 def test_the_chapter_becomes_a_module(tmp_path):
     shutil.copy(ROOT / "settings.ini", tmp_path)
     (tmp_path / "nbs").mkdir()

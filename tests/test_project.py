@@ -330,6 +330,9 @@ def test_the_wheel_holds_modules_weights_and_pages_and_nothing_else(tmp_path):
         )
     config = ConfigParser()
     config.read(ROOT / "settings.ini", encoding="utf-8")
+    # where the package is listed, a link into the repository has to name it
+    at = re.findall(r"\]\(([^)#]+)", metadata.partition("\n\n")[2])
+    assert at and all(link.startswith("https://") for link in at), at
     assert all(
         f"Requires-Dist: {name.partition('>')[0]}" in metadata
         for name in config["DEFAULT"]["requirements"].split()
