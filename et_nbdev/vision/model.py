@@ -465,8 +465,8 @@ def from_pretrained(
     """A trained model: the name of one that comes along, a folder that holds a
     model.safetensors, or a hub repository "user/name" at a `revision`.
 
-    Raises TypeError or ValueError on anything else, CheckpointError if the file is missing or
-    damaged, OSError if the hub cannot be reached.
+    Raises TypeError or ValueError on anything else, CheckpointError if the file is
+    missing or damaged, OSError if the hub cannot be reached.
     """
     with _weights(source, revision) as path:
         return load_model(path)
