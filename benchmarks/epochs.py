@@ -1,0 +1,242 @@
+"""One epoch of training on whole graphs: the Energy Transformer and GIN of this library
+beside the same GIN in PyTorch Geometric and in DGL.
+
+Each way trains on the same graphs in batches of 32, with AdamW and the gradient's norm
+clipped. An epoch is what cross-validation does between two looks at the validation
+graphs: batches are put together, padded where the way needs it, and learned from. All
+take turns within one process; medians and the middle 80 % are kept, with ratios to the
+library's GIN. Ways whose package is not installed are left out. Writes
+results/benchmarks/epochs.json. Run it on a machine that does nothing else; the set is
+found as `et_nbdev.graph.sets.load_graphs` says.
+"""
+
+import argparse
+import json
+import os
+import time
+from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
+from et_nbdev.graph.classify_baselines import GIN, GINConfig
+from et_nbdev.graph.crossval import FitConfig, _optimizer, _programs, _taken_apart
+from et_nbdev.graph.sets import (
+    _cached_positions,
+    _EdgeLists,
+    _learn_encoding,
+    load_graphs,
+)
+from et_nbdev.training.checkpoint import _atomic_write, _provenance
+from et_nbdev.training.loop import TrainState
+
+FIT = FitConfig(batch_size=32)
+GIN_CONFIG = GINConfig(64, 5, 0.5)
+ET_CONFIG = ClassifyConfig(
+    dim=32,
+    num_heads=4,
+    head_dim=8,
+    num_memories=128,
+    num_positions=15,
+    blocks=4,
+    filter_size=1,
+)
+RETURNS = dict(positions="returns", readout="every")
+
+
+def ours(make, config, supply, sizes, ids):
+    "A function that trains for one epoch, and the number of parameters."
+    model = make(*sizes, config, rngs=nnx.Rngs(0))
+    graphdef, params, rest = _taken_apart(model)
+    step = _programs(graphdef)[0]
+    optimizer = _optimizer(jnp.float32(0), FIT.weight_decay, FIT.clip)
+    state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32), rest)]
+    key, share = jax.random.key(0), jnp.float32(1 / FIT.batch_size)
+
+    def epoch(number):
+        for part in supply.plan(ids, 0, number):
+            batch = *supply.load(part), share, np.float32(FIT.lr)
+            state[0], metrics = step(state[0], batch, key)
+        return float(metrics["loss"])
+
+    return epoch, sum(p.size for p in jax.tree.leaves(params))
+
+
+def torch_gin(graphs, features, ids, package):
+    "The same for GIN in PyTorch, its layers and its batches made by `package`."
+    import torch
+    from torch import nn
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.manual_seed(0)
+    D, F, C = GIN_CONFIG.hidden, features.shape[1], graphs.num_classes
+    labels = torch.from_numpy(graphs.labels.astype(np.int64))
+    nodes = [slice(*graphs.start[i : i + 2]) for i in ids]
+    edges = [slice(*graphs.edge_start[i : i + 2]) for i in ids]
+    pieces = [
+        (
+            torch.from_numpy(features[n]),
+            torch.from_numpy(graphs.senders[e].astype(np.int64) - n.start),
+            torch.from_numpy(graphs.receivers[e].astype(np.int64) - n.start),
+            labels[i : i + 1],
+        )
+        for i, n, e in zip(ids, nodes, edges)
+    ]
+    if package == "torch_geometric":
+        from torch_geometric.data import Data
+        from torch_geometric.loader import DataLoader
+        from torch_geometric.nn import GINConv, global_add_pool
+
+        conv = lambda layers: GINConv(layers, train_eps=True)
+        pool = lambda graph, h: global_add_pool(h, graph.batch)
+        near = lambda layer, graph, h: layer(h, graph.edge_index)
+        data = [Data(x=x, edge_index=torch.stack([s, r]), y=y) for x, s, r, y in pieces]
+        loader = DataLoader(data, FIT.batch_size, shuffle=True)
+        unpack = lambda graph: (graph, graph.x, graph.y)
+    else:
+        import dgl
+        from dgl.dataloading import GraphDataLoader
+        from dgl.nn.pytorch import GINConv, SumPooling
+
+        pool_nodes = SumPooling()
+        conv = lambda layers: GINConv(layers, "sum", learn_eps=True)
+        pool = lambda graph, h: pool_nodes(graph, h)
+        near = lambda layer, graph, h: layer(graph, h)
+        data = []
+        for x, s, r, y in pieces:
+            graph = dgl.graph((s, r), num_nodes=len(x))
+            graph.ndata["x"] = x
+            data.append((graph, y[0]))
+        loader = GraphDataLoader(data, batch_size=FIT.batch_size, shuffle=True)
+        unpack = lambda batch: (batch[0], batch[0].ndata["x"], batch[1])
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            sizes = [F, *[D] * (GIN_CONFIG.num_layers - 1)]
+            halves = lambda i: (nn.Linear(i, D), nn.BatchNorm1d(D), nn.ReLU())
+            self.layers = nn.ModuleList(
+                conv(nn.Sequential(*halves(i), *halves(D))) for i in sizes[:-1]
+            )
+            self.heads = nn.ModuleList(nn.Linear(i, C) for i in sizes)
+            self.drop = nn.Dropout(GIN_CONFIG.dropout)
+
+        def forward(self, graph, h):
+            logits = self.drop(self.heads[0](pool(graph, h)))
+            for layer, head in zip(self.layers, self.heads[1:]):
+                h = near(layer, graph, h)
+                logits = logits + self.drop(head(pool(graph, h)))
+            return logits
+
+    model = Model()
+    settings = dict(lr=FIT.lr, betas=(0.9, 0.99), weight_decay=FIT.weight_decay)
+    optimizer = torch.optim.AdamW(model.parameters(), **settings)
+
+    def epoch(_):
+        for batch in loader:
+            graph, h, y = unpack(batch)
+            loss = nn.functional.cross_entropy(model(graph, h), y)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), FIT.clip)
+            optimizer.step()
+        return float(loss.detach())
+
+    return epoch, sum(p.numel() for p in model.parameters())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--data", default="NCI1", help="a name of the TU collection (default: NCI1)"
+    )
+    parser.add_argument(
+        "--graphs", type=int, default=2048, help="graphs in an epoch (default: 2048)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=9, help="epochs of each way (default: 9)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(__file__).parent.parent / "results/benchmarks/epochs.json",
+    )
+    args = parser.parse_args()
+    try:
+        graphs = load_graphs(args.data)
+    except FileNotFoundError as e:
+        print(f"epochs.py: {e}\nGoing on with rings, whose graphs are all small.")
+        args.data, graphs = "rings", load_graphs("rings")
+    rng = np.random.default_rng(0)
+    ids = np.sort(rng.permutation(len(graphs))[: args.graphs])
+    encoding = _learn_encoding(graphs, np.arange(len(graphs)))
+    features, e = encoding(graphs)
+    sizes = features.shape[1], graphs.num_classes
+    k = ET_CONFIG.num_positions
+    supply = {
+        kind: _EdgeLists(
+            graphs, encoding, _cached_positions(graphs, k, kind), FIT.batch_size
+        )
+        for kind in ("eigenvectors", "returns")
+    }
+
+    def et(*sizes_config, rngs):
+        return GraphClassifier(*sizes_config, num_edge_features=e.shape[1], rngs=rngs)
+
+    returns = replace(ET_CONFIG, **RETURNS)
+    ways = {
+        "Energy Transformer": ours(et, ET_CONFIG, supply["eigenvectors"], sizes, ids),
+        "Energy Transformer, returns": ours(et, returns, supply["returns"], sizes, ids),
+        "GIN": ours(GIN, GIN_CONFIG, supply["returns"], sizes, ids),
+    }
+    packages = {"GIN of PyTorch Geometric": "torch_geometric", "GIN of DGL": "dgl"}
+    for name, package in packages.items():
+        if find_spec(package):
+            ways[name] = torch_gin(graphs, features, ids, package)
+        else:
+            print(f"epochs.py: {package} is not installed, so {name} is left out")
+
+    seconds = {name: [] for name in ways}
+    first = {}
+    for number in range(args.rounds + 2):  # two to compile and to warm up
+        for name, (epoch, _) in ways.items():
+            start = time.perf_counter()
+            epoch(number)
+            took = time.perf_counter() - start
+            if number == 0:
+                first[name] = took
+            elif number > 1:
+                seconds[name].append(took)
+    median = {name: float(np.median(all)) for name, all in seconds.items()}
+    result = {
+        "data": args.data,
+        "graphs": len(ids),
+        "mean_nodes": float(graphs.sizes[ids].mean()),
+        "batch_size": FIT.batch_size,
+        "seconds": median,
+        "spread": {n: np.quantile(s, [0.1, 0.9]).tolist() for n, s in seconds.items()},
+        "first_epoch": first,
+        "over_gin": {name: s / median["GIN"] for name, s in median.items()},
+        "parameters": {name: int(size) for name, (_, size) in ways.items()},
+        "rounds": args.rounds,
+        "versions": {
+            package: version(package)
+            for package in ("torch", "torch_geometric", "dgl")
+            if find_spec(package)
+        },
+        **_provenance(),
+    }
+    with _atomic_write(args.out) as path:
+        path.write_text(json.dumps(result, indent=2) + "\n")
+    for name, s in median.items():
+        print(f"{name:<30}{s:8.2f} s an epoch{result['over_gin'][name]:8.2f} × GIN")
+
+
+if __name__ == "__main__":
+    main()
