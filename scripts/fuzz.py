@@ -233,7 +233,7 @@ def tu_seeds():
 def dgl_seeds():
     code = (
         "import sys; import numpy as np; import dgl, torch\nfrom et_nbdev.graph.data"
-        " import from_npz\ng = from_npz(sys.argv[1])\nd ="
+        " import _from_npz\ng = _from_npz(sys.argv[1])\nd ="
         " dgl.graph((torch.tensor(g.senders), torch.tensor(g.receivers)),"
         " num_nodes=g.num_nodes)\nd.ndata['feature'], d.ndata['label'] ="
         " torch.tensor(g.features),"

@@ -196,8 +196,10 @@ def handed_over(data, alt):
 
 def links(name, config):
     repo = config.git_url.removeprefix("https://github.com/")
+    number = int(name[:2])
     return (
-        "::: {.page-links}\n[Open in"
+        f"::: {{.page-links}}\n{'Chapter' if number < 60 else 'Engine room'} {number}"
+        " · [Open in"
         f" Colab](https://colab.research.google.com/github/{repo}/blob/{config.branch}/nbs/{name})"
         f" · [Download the notebook](notebooks/{name}){{data-noresolveinput=true}} · [See it on"
         f" GitHub]({config.git_url}/blob/{config.branch}/nbs/{name})\n:::"

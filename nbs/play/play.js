@@ -338,6 +338,8 @@ class Player {
     const depth = this.net.config.steps;
     const beyond = this.t > depth ? `, beyond the ${depth} steps it was trained for` : "";
     const hidden = this.masked.filter(Boolean).length;
+    // read out where the descent ends, not at every step of it
+    this.status.setAttribute("aria-live", this.playing && this.t < depth ? "off" : "polite");
     this.say(`t = ${this.t}: E = ${E}, ${hidden} of ${this.net.N} patches hidden${beyond}`);
   }
 
