@@ -213,3 +213,55 @@ def test_a_run_that_diverges_says_so(ladder):
     assert row["validation_mse"] is None
     assert ladder.score(row) == float("inf")
     json.loads(json.dumps(row, allow_nan=False))
+
+
+@pytest.fixture(scope="module")
+def graph_terms():
+    path = ROOT / "experiments/graph_terms.py"
+    spec = importlib.util.spec_from_file_location("graph_terms", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def a_graph(rng, N=9):
+    from et_nbdev.graph.energy import EdgeIndex
+
+    upper = np.triu(rng.random((N, N)) < 0.4, 1)
+    return EdgeIndex(*np.nonzero(upper | upper.T), N)
+
+
+def test_the_sum_over_edges_is_its_formula(graph_terms, x64):
+    rng = np.random.default_rng(0)
+    term = graph_terms.EdgeSum(6, 2, 4, rngs=nnx.Rngs(0))
+    g, edges = jnp.asarray(rng.normal(size=(9, 6))), a_graph(rng)
+    Q, K = (np.einsum("nd,hdy->nhy", g, W[...]) for W in (term.Wq, term.Wk))
+    pairs = list(zip(*edges.edge_list()))
+    E = 0.0
+    for B, C in pairs:
+        for h in range(2):
+            E -= 0.5 * max(0.0, K[B, h] @ Q[C, h]) ** 2
+    E /= len(pairs) / 9 * 4**0.5
+    assert_close(term.energy(g, edges=(edges,)), E)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    ["as-found", "normalized-heads", "signs", "both", "edge-sum", "beside-edge-sum"],
+)
+def test_every_variant_on_graphs_descends_its_energy(graph_terms, x64, variant):
+    from et_nbdev.graph.anomaly import AnomalyConfig
+
+    assert variant in graph_terms.VARIANTS
+    rng = np.random.default_rng(1)
+    c = AnomalyConfig(dim=6, num_heads=2, head_dim=4, num_memories=5)
+    block = graph_terms.block(variant, c, nnx.Rngs(0))
+    context = dict(edges=(a_graph(rng),))
+    g = jnp.asarray(rng.normal(size=(9, 6)))
+    total = lambda g: sum(
+        term.energy(g, **{k: v for k, v in context.items() if k in term.takes})
+        for term in block.terms.values()
+    )
+    energies, update = block.energies_and_update(g, **context)
+    assert_close(energies.total, total(g))
+    assert_close(update, -jax.grad(total)(g))
