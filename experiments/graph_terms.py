@@ -33,7 +33,7 @@ from flax import nnx
 
 from et_nbdev.block import Block
 from et_nbdev.energy import Energy
-from et_nbdev.graph._anomaly_engine import _held_out, _train_classifier
+from et_nbdev.graph._anomaly_engine import _held_out, _train_classifier, _weighted_loss
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer
 from et_nbdev.graph.data import split
 from et_nbdev.graph.energy import EdgeAttention
@@ -135,7 +135,15 @@ def run(data: str, variant: str, seed: int) -> dict:
     )
     model.blocks = nnx.List([block(variant, model.config, nnx.Rngs(seed))])
     fitted = _train_classifier(
-        model, graph, parts, features, edges, optim, seed=seed, progress=False
+        model,
+        graph,
+        parts,
+        features,
+        edges,
+        optim,
+        seed=seed,
+        progress=False,
+        loss=_weighted_loss,
     )
     _, validation, test = _held_out(fitted.p, graph.labels, parts)
     return {
