@@ -33,8 +33,12 @@ from flax import nnx
 
 from et_nbdev.block import Block
 from et_nbdev.energy import Energy
-from et_nbdev.graph._anomaly_engine import _held_out, _train_classifier, _weighted_loss
-from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer
+from et_nbdev.graph._anomaly_engine import _held_out, _train_classifier
+from et_nbdev.graph.anomaly import (
+    AnomalyConfig,
+    AnomalyEnergyTransformer,
+    _weighted_loss,
+)
 from et_nbdev.graph.data import split
 from et_nbdev.graph.energy import EdgeAttention
 from et_nbdev.memory import HopfieldMemory, SignedMemory
@@ -71,7 +75,7 @@ class EdgeSum(Energy):
             return jnp.sum(jax.nn.relu(score) ** 2)
 
         total, N = 0.0, g.shape[0]
-        for kind in edges:
+        for kind in edges if isinstance(edges, tuple) else (edges,):
             start, senders = kind.into.start, kind.into.nodes
             receivers = jnp.repeat(
                 jnp.arange(N), jnp.diff(start), total_repeat_length=len(senders)
@@ -108,19 +112,25 @@ VARIANTS = (
 )
 
 
-def run(data: str, variant: str, seed: int) -> dict:
+def found(data: str) -> dict:
+    "The setting that the trials chose."
+    kept = ROOT / f"results/anomaly/{data}-{RATIO:g}-{FOUND[data]}.json"
+    return json.loads(kept.read_text())["config"]
+
+
+def run(
+    data: str, line: str, config: dict, variant: str, seed: int, epochs: int = EPOCHS
+) -> dict:
     "Train once on a split; what the run's file holds."
-    began, line = time.perf_counter(), FOUND[data]
-    kept = ROOT / f"results/anomaly/{data}-{RATIO:g}-{line}.json"
-    found = json.loads(kept.read_text())["config"]
-    graph, options = results.graph_of(data), dict(found)
+    began = time.perf_counter()
+    graph, options = results.graph_of(data), dict(config)
     hops, scale = results.LINES[line].hops, options.pop("scale")
     features = results.features_of(data, hops, scale, options.pop("degree", True))
     edges = results.edges_of(data, "et", "merged")
     parts = split(graph.labels, RATIO, seed)
     optim = OptimConfig(
-        steps=EPOCHS,
-        warmup=5,
+        steps=epochs,
+        warmup=min(5, epochs - 1),
         lr=options.pop("lr"),
         lr_floor=0.0,
         weight_decay=options.pop("weight_decay"),
@@ -154,7 +164,7 @@ def run(data: str, variant: str, seed: int) -> dict:
         "validation": validation,
         "test": test,
         "seconds": time.perf_counter() - began,
-        "config": found,
+        "config": config,
         **_provenance(),
     }
 
@@ -176,7 +186,7 @@ def main():
                 path = args.out / f"{data}-{variant}-{seed}.json"
                 if path.exists():
                     continue
-                row = run(data, variant, seed)
+                row = run(data, FOUND[data], found(data), variant, seed)
                 with _atomic_write(path) as temporary:
                     temporary.write_text(json.dumps(row, allow_nan=False) + "\n")
                 print(
