@@ -48,6 +48,7 @@ MODELS = {  # name: (class, whether a step's inside is recomputed on the way bac
     "reference": (PlainEnergyTransformer, False),
 }
 TORCH = importlib.util.find_spec("torch") is not None
+PYTORCH = {"PyTorch": False, "PyTorch, compiled": True} if TORCH else {}
 # n × k times k × m
 PRODUCTS = (
     (3072, 3072, 3072),
@@ -63,10 +64,10 @@ def work(kind: str, size: str, name: str):
     waits for it.
     """
     config, B = SIZES[size]
-    if name == "PyTorch":
+    if name in PYTORCH:
         from torch_reference import torch_work
 
-        return torch_work(kind, config, B)
+        return torch_work(kind, config, B, compiled=PYTORCH[name])
     make, remat = MODELS[name]
     model = make(config, rngs=nnx.Rngs(0))
     graphdef, params = nnx.split(model, nnx.Param)
@@ -138,6 +139,8 @@ def peak() -> float:
 
 def measure_alone(kind: str, size: str, name: str) -> dict:
     jax.block_until_ready(jnp.ones(8) + 1)  # the runtime itself
+    if name in PYTORCH:
+        import torch_reference  # noqa: F401
     before, thunk = peak(), work(kind, size, name)
     first = seconds(thunk)
     for _ in range(2):
@@ -195,7 +198,7 @@ def main(argv=None):
                 name
                 for name in MODELS
                 if kind == "training" or name != "library, all stored"
-            ] + ["PyTorch"] * TORCH
+            ] + [*PYTORCH]
             thunks = {**multiply, **{name: work(kind, size, name) for name in names}}
             for thunk in thunks.values():
                 thunk()  # compile

@@ -1,5 +1,6 @@
-"""The same plain loop in PyTorch: the energy, autograd's gradient of it, AdamW. It takes
-its weights from a model of the library, so that both compute the same.
+"""The same plain loop in PyTorch: the energy, `torch.func.grad` of it, AdamW; run as it
+is, or by way of `torch.compile`, which needs a C++ compiler. It takes its weights from a
+model of the library, so that both compute the same.
 """
 
 import jax
@@ -43,19 +44,16 @@ class TorchEnergyTransformer(torch.nn.Module):
         attention = -(torch.logsumexp(scores, -1, keepdim=True) / self.beta).sum()
         return attention - 0.5 * (torch.relu(g @ self.xi.T) ** 2).sum()
 
-    def forward(self, patches, masked, train=False):
+    def forward(self, patches, masked):
         x = patches @ self.enc + self.enc_bias
         x = torch.where(masked[..., None], self.mask, x) + self.positions
         for _ in range(self.config.steps):
-            with torch.enable_grad():
-                g = self.norm(x, self.gamma, self.delta)
-                g = g if train else g.detach().requires_grad_()
-                slope = torch.autograd.grad(self.energy(g), g, create_graph=train)[0]
-            x = x - self.config.step_size * slope
+            g = self.norm(x, self.gamma, self.delta)
+            x = x - self.config.step_size * torch.func.grad(self.energy)(g)
         return self.norm(x, self.last_gamma, self.last_delta) @ self.dec + self.dec_bias
 
 
-def torch_work(kind: str, config: ImageConfig, batch: int):
+def torch_work(kind: str, config: ImageConfig, batch: int, compiled: bool = False):
     "A thunk that does one inference or one training step."
     model = TorchEnergyTransformer(ImageEnergyTransformer(config, rngs=nnx.Rngs(0)))
     N = config.num_tokens
@@ -63,18 +61,19 @@ def torch_work(kind: str, config: ImageConfig, batch: int):
     occluded, masked = (torch.tensor(np.asarray(part)) for part in hidden)
     torch.manual_seed(0)
     patches = torch.randn(batch, N, config.patch_dim)
+    call = torch.compile(model) if compiled else model
     if kind == "inference":
 
         def infer():
             with torch.no_grad():
-                model(patches, masked)
+                call(patches, masked)
 
         return infer
     optimizer = torch.optim.AdamW(model.parameters())
 
     def train():
         optimizer.zero_grad()
-        predicted = model(patches, masked, train=True)
+        predicted = call(patches, masked)
         ((predicted - patches) ** 2)[occluded].mean().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -94,7 +94,8 @@ def block(variant: str, c: AnomalyConfig, rngs: nnx.Rngs) -> Block:
         attention = EdgeAttention(*sizes, **beta, normalize=normalize, rngs=rngs)
         terms["attention"] = attention
     if variant in ("edge-sum", "beside-edge-sum"):
-        terms["sum"] = EdgeSum(*sizes, rngs=rngs)
+        name = "sum" if "attention" in terms else "attention"
+        terms[name] = EdgeSum(*sizes, rngs=rngs)
     if variant in ("signs", "both"):
         terms["memory"] = SignedMemory(c.dim, c.num_memories, 0.25, rngs=rngs)
     else:

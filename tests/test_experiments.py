@@ -267,13 +267,10 @@ def test_every_variant_on_graphs_descends_its_energy(graph_terms, x64, variant):
     assert_close(update, -jax.grad(total)(g))
 
 
-def test_a_variant_is_trained_and_scored(graph_terms):
+@pytest.mark.parametrize("variant", ["edge-sum", "beside-edge-sum"])
+def test_a_variant_is_trained_and_scored(graph_terms, variant):
     config = dict(scale="standard", lr=1e-2, weight_decay=0.0)
     config |= dict(dim=8, num_heads=1, head_dim=4, num_memories=8, steps=2)
-    row = graph_terms.run("digits-knn", "et-2hop", config, "beside-edge-sum", 1, 3)
-    assert (row["variant"], row["line"], row["seed"]) == (
-        "beside-edge-sum",
-        "et-2hop",
-        1,
-    )
+    row = graph_terms.run("digits-knn", "et-2hop", config, variant, 1, 3)
+    assert (row["variant"], row["line"], row["seed"]) == (variant, "et-2hop", 1)
     assert all(0 < row[part]["auroc"] <= 1 for part in ("validation", "test"))
