@@ -1,6 +1,6 @@
 """Speed and memory of the image model: inference and training step, at two sizes,
-beside the plain reference, the same in PyTorch where it is installed, and the machine's
-own peak.
+beside the plain reference, the same in PyTorch where it is installed, the authors' own
+code where ET_AUTHORS names a checkout of it, and the machine's own peak.
 
 Everything is timed in turn within one process, and what is reported are ratios of
 medians; peak memory and the time to the first result come from a process of their own
@@ -19,6 +19,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from authors_reference import FOLDER, AuthorsEnergyTransformer, authors_difference
 from flax import nnx
 from reference import PlainEnergyTransformer
 
@@ -47,6 +48,8 @@ MODELS = {  # name: (class, whether a step's inside is recomputed on the way bac
     "library, all stored": (ImageEnergyTransformer, False),
     "reference": (PlainEnergyTransformer, False),
 }
+if FOLDER:
+    MODELS["authors' code"] = (AuthorsEnergyTransformer, False)
 TORCH = importlib.util.find_spec("torch") is not None
 PYTORCH = {"PyTorch": False, "PyTorch, compiled": True} if TORCH else {}
 # n × k times k × m
@@ -184,6 +187,9 @@ def main(argv=None):
         return print(json.dumps(measure_alone(*args.alone)))
     report = {"import_s": import_seconds("et_nbdev.vision.model"), **_provenance()}
     print(f"import et_nbdev.vision.model: {report['import_s']:.2f} s")
+    if FOLDER:
+        report["authors_differ_by"] = authors_difference(SIZES["small"][0])
+        assert report["authors_differ_by"] < 1e-4
     if TORCH:
         import torch
         from torch_reference import difference
