@@ -4,8 +4,13 @@
                       relative positions in the scores that start as distances,
                       normalized heads, a β of every head, memories with thresholds and
                       signs, learned step sizes and a gate
+    et-small          the same with matrices that start smaller: a standard deviation of
+                      1/√K instead of 1/√D, so that what all memories together say
+                      does not grow with their number
     transformer       a weight-shared transformer with a free table of relative positions
-    transformer-plain the same without the table
+    transformer-small the same with matrices that start half as large, as those of
+                      et-small-operations do
+    transformer-plain the transformer without the table
     et-paper          the Energy Transformer as in the paper: its start, α = 0.1, T = 12
     hyperset          Hyper-SET as published (Hu, Zou, Xu, arXiv 2502.11646) for masked
                       images: its two steps, sizes from a network
@@ -250,6 +255,17 @@ class ConventionalModel(ImageTransformer):
         return x, Trajectory(None, None)
 
 
+class SmallConventionalModel(ConventionalModel):
+    "The same with matrices that start half as large."
+
+    def _make_block(self, rngs):
+        block = super()._make_block(rngs)
+        a = block.attention
+        for layer in (a.query, a.key, a.value, a.out, block.up, block.down):
+            layer.kernel[...] = layer.kernel[...] / 2
+        return block
+
+
 class HyperSetModel(ImageTransformer):
     def _make_block(self, rngs):
         return HyperSet(self.config, rngs=rngs)
@@ -305,7 +321,12 @@ def _learned_steps(c: ImageConfig) -> ImageConfig:
 
 DESIGNS = {
     "et": (EnergyModel, _all_options),
+    "et-small": (EnergyModel, _all_options),  # how small, `sized` says
     "transformer": (ConventionalModel, partial(_conventional, relative="zero")),
+    "transformer-small": (
+        SmallConventionalModel,
+        partial(_conventional, relative="zero"),
+    ),
     "transformer-plain": (ConventionalModel, _conventional),
     "et-paper": (EnergyModel, _as_in_the_paper),
     "hyperset": (HyperSetModel, lambda c: c),
@@ -314,7 +335,9 @@ DESIGNS = {
 # where the search for a learning rate starts, at D = 128
 FIRST_RATE = {
     "et": 1.1e-2,
+    "et-small": 1.1e-2,
     "transformer": 1.1e-2,
+    "transformer-small": 1.6e-2,
     "transformer-plain": 8e-3,
     "et-paper": 4e-3,
     "hyperset": 4e-3,
@@ -322,12 +345,19 @@ FIRST_RATE = {
 }
 COMPARISONS = ("operations", "parameters")
 # both comparisons are with the transformer, which therefore has no suffix
-NAMES = ("et-operations", "transformer", "et-parameters", "transformer-plain") + tuple(
-    f"{name}-{by}"
-    for name in ("et-paper", "hyperset", "hyperset-true")
-    for by in COMPARISONS
+NAMES = (
+    "et-small-operations",
+    "transformer",
+    "et-small-parameters",
+    "transformer-small",
+    "transformer-plain",
+    *(
+        f"{name}-{by}"
+        for name in ("et", "et-paper", "hyperset", "hyperset-true")
+        for by in COMPARISONS
+    ),
 )
-PAIR = ("et-operations", "transformer")
+PAIR = ("et-small-operations", "transformer")
 
 
 def design_of(name: str) -> str:
@@ -383,7 +413,9 @@ def sized(base: ImageConfig, name: str) -> ImageConfig:
     goal = measure(sized(base, "transformer"), "transformer")
     config = _filled(change(base), name, measure, goal)
     if config.num_memories >= config.dim:
-        return config
+        small = design == "et-small"
+        scale = config.num_memories**-0.5 if small else config.init_scale
+        return replace(config, init_scale=scale)
 
     def narrower(Y):
         D = Y * base.num_heads
