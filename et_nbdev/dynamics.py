@@ -55,7 +55,7 @@ class Look:
 # %% ../nbs/06_dynamics.ipynb #5ffb4b25
 @runtime_checkable
 class Solver(Protocol):
-    """A way down. Any pytree with these two methods is one; see `Euler`.
+    """Any pytree with these two methods; see `Euler`.
 
     `cost` is how many evaluations one step takes, where it is not 1.
     """

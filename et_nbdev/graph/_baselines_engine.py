@@ -63,7 +63,7 @@ class _Neighbors(NamedTuple):
 # %% ../../nbs/91_baselines_engine.ipynb #c089104a
 def _neighbors(graph: Graph, *, by_edge: bool = False) -> _Neighbors:
     """The rows of a graph, with `receivers` and `reverse` if `by_edge`. Parallel edges
-    count once, loops as given. Memory: 4 bytes an edge, or 12.
+    count once, loops as given. Memory: 4 bytes per edge, or 12.
 
     Raises ValueError if an edge lacks its reverse.
     """

@@ -63,8 +63,8 @@ class AnomalyDetector(_DetectorParams):
         weights and the threshold, is kept. `y` is there for scikit-learn alone.
 
         `split` names the nodes of the three parts (None: by `train_fraction` and
-        `seed`); with a `folder` a training that was stopped goes on. Raises as
-        `train_anomaly`, and ValueError for a split that is none.
+        `seed`); with a `folder` an interrupted training resumes. Raises as
+        `train_anomaly`, and ValueError for an invalid split.
         """
         _check_y(y)
         if not isinstance(graph, Graph):

@@ -196,7 +196,7 @@ class GraphSetClassifier(_ClassifierParams):
         progress: bool = False,
     ) -> "GraphSetClassifier":
         """Train on the graphs whose class is known. `y` is there for scikit-learn
-        alone; with a `folder` a training that was stopped goes on.
+        alone; with a `folder` an interrupted training resumes.
         """
         _check_y(y)
         if not isinstance(graphs, GraphSet):

@@ -77,7 +77,7 @@ def _sharing(
 def _unit_memories(
     pictures: Float[Array, "K ..."],
 ) -> tuple[Float[Array, "K D"], Float[Array, "D"]]:
-    """Pictures as memories: flattened, less their mean, of unit length. Returns
+    """Pictures as memories: flattened, centered, scaled to unit length. Returns
     memories and mean. Raises ValueError if a picture equals the mean, or there are
     fewer than two.
     """

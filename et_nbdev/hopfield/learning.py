@@ -82,7 +82,7 @@ def learn(
     step_size: Real[ArrayLike, ""] | None = None,
 ) -> tuple[Float[Array, "K D"], Float[Array, "times"]]:
     r"""T = `steps` gradient steps on the likelihood of all data, $\xi \leftarrow \xi -
-    \alpha\,\partial\mathcal L/\partial\xi$, from the memories given. Returns memories
+    \alpha\,\partial\mathcal L/\partial\xi$, starting from `xi`. Returns memories
     and T + 1 losses.
 
     α = `step_size`; None: $1/(\beta + \frac12\beta^2 R^2)$ with R the length of the

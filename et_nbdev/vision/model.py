@@ -233,7 +233,7 @@ class ImageEnergyTransformer(nnx.Module):
         return x + self.positions[...][None]
 
     def context(self, x: Float[Array, "... N D"]) -> dict[str, Array]:
-        "What the energy is told of the tokens at t = 0: nothing."
+        "Extra inputs to the energy from the tokens at t = 0: none."
         return {}
 
     def decode(self, x: Float[Array, "... N D"]) -> Float[Array, "... N P"]:
