@@ -144,6 +144,28 @@ def test_the_energy_transformer_has_all_options(pair):
     assert not model.solver.w[...].any() and not model.solver.b[...].any()
 
 
+def test_what_starts_small(pair):
+    "Memories at 1/√K; a transformer's matrices half as large, and nothing else."
+    base = pair.Plan().base
+    for name in ("et-small-operations", "et-small-parameters"):
+        c = pair.sized(base, name)
+        xi = pair.make(c, name).block.memory.xi[...]
+        np.testing.assert_allclose(xi.std() * c.num_memories**0.5, 1, rtol=0.02)
+    c = pair.sized(base, "transformer")
+    whole, small = (
+        jax.tree_util.tree_leaves_with_path(
+            nnx.to_pure_dict(nnx.state(pair.make(c, name), nnx.Param))
+        )
+        for name in ("transformer", "transformer-small")
+    )
+    halved = 0
+    for (path, w), (_, s) in zip(whole, small, strict=True):
+        kernel = path[0].key == "block" and path[-1].key == "kernel"
+        np.testing.assert_array_equal(s, w / 2 if kernel else w)
+        halved += kernel
+    assert halved == 6
+
+
 # --- Hyper-SET
 
 
@@ -323,7 +345,7 @@ def test_the_order_of_the_runs(pair, monkeypatch):
     monkeypatch.setattr(pair, "LEARNING_RATES", (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2))
     monkeypatch.setattr(pair, "first_rate", lambda plan, name: 4e-3)
     errors = {
-        "et-operations": {4e-3: 0.3, 8e-3: 0.2, 1.6e-2: 0.1},
+        "et-small-operations": {4e-3: 0.3, 8e-3: 0.2, 1.6e-2: 0.1},
         "transformer": {2e-3: 0.3, 4e-3: 0.2, 8e-3: None, 1.6e-2: 0.5},
     }
     plan = plan_of(pair, trial_steps=5, steps=9, longer=4, seeds=(0, 1))
