@@ -144,7 +144,7 @@ class GIN(nnx.Module):
     + \sum_{B\in N(C)}h_B)$, `num_layers` - 1 times; logits $\sum_l (W_l\sum_C h^{(l)}_C
     + b_l)$.
 
-    With `rngs` it is being trained: dropout, and a batch norm of the batch. Work a
+    With `rngs` it is in training mode: dropout, and a batch norm of the batch. Work per
     layer: B·N²·D, as a dense product; along edges E·D. Raises as `Agnostic`.
     """
 
