@@ -20,7 +20,7 @@ from .norm import EnergyLayerNorm
 
 # %% ../nbs/69_block_checks.ipynb #de52c1e7
 def _replaced(term: Energy) -> set[str]:
-    "Methods replaced on an object whose update was derived by hand."
+    "Methods replaced on an object with an update that was derived by hand."
     kind = type(term)
     if getattr(kind.energy_and_update, "automatic", False):
         return set()
@@ -39,7 +39,7 @@ _OPTIONS = set(
 
 
 def check_term(kind: type, name: str, term: Energy):
-    "Raise TypeError or ValueError unless a block of this kind may have such a term."
+    "Raise TypeError or ValueError unless a block of this class may have this term."
     if not isinstance(term, Energy):
         raise TypeError(f"{name}: expected an Energy, got {type(term).__name__}")
     if name in ("names", "total") or hasattr(kind, name):
@@ -58,7 +58,7 @@ def check_term(kind: type, name: str, term: Energy):
 
 # %% ../nbs/69_block_checks.ipynb #382de6e5
 def check_parts(kind: type, norm: EnergyLayerNorm, terms: dict[str, Energy]):
-    "Raise TypeError or ValueError unless a norm and terms can make such a block."
+    "Raise TypeError or ValueError unless a block of this class can be made from them."
     if not isinstance(norm, EnergyLayerNorm):
         raise TypeError(f"norm: expected an EnergyLayerNorm, got {type(norm).__name__}")
     if not terms:
@@ -68,8 +68,8 @@ def check_parts(kind: type, norm: EnergyLayerNorm, terms: dict[str, Energy]):
 
 # %% ../nbs/69_block_checks.ipynb #5ec332a3
 def check_attribute(kind: type, names: tuple[str, ...], name: str, value: Any):
-    """Raise TypeError, ValueError or AttributeError unless a block with terms of these
-    names may be given the attribute.
+    """Raise TypeError, ValueError or AttributeError unless the attribute may be set on
+    a block with terms of these names.
     """
     if name in names and (value is None or isinstance(value, nnx.Module)):
         check_term(kind, name, value)
@@ -121,8 +121,8 @@ def check_update(name: str, update, g):
 
 # %% ../nbs/69_block_checks.ipynb #4edfaf08
 def check_memory(dim, num_memories, activation, power, beta):
-    """Raise ValueError, naming the argument, unless a `HopfieldMemory` can be made of
-    these.
+    """Raise ValueError, naming the argument, unless these are valid for a
+    `HopfieldMemory`.
     """
     check_sizes(dim=dim, num_memories=num_memories)
     if activation not in ("relu", "power", "softmax"):

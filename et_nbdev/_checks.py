@@ -49,7 +49,7 @@ def check_positive(**values):
     """
     for name, value in values.items():
         known = not isinstance(value, Tracer)
-        # NumPy: what JAX compares while it traces has no truth value
+        # NumPy, because comparisons in JAX have no truth value while it traces
         number = np.asarray(value) if known else value
         real = any(
             jnp.issubdtype(number.dtype, kind) for kind in (jnp.floating, jnp.integer)
@@ -61,8 +61,8 @@ def check_positive(**values):
 
 # %% ../nbs/62_checks.ipynb #5c1e70ab
 def check_switches(config):
-    """Raise ValueError, naming the field of this dataclass, unless what is on or off is
-    True or False.
+    """Raise ValueError, naming the field of this dataclass, unless every boolean field
+    is True or False.
     """
     for f in fields(config):
         value = getattr(config, f.name)

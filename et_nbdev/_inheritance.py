@@ -17,27 +17,27 @@ from jaxtyping import Array, Float
 
 # %% ../nbs/67_inheritance.ipynb #5e771e06
 def _attributes(kinds: tuple[type, ...]) -> set[str]:
-    "Names of what these classes define: methods, properties and constants."
+    "Names of the methods, properties and constants that these classes define."
     names = set().union(*map(vars, kinds))
     theirs = ("__", "_pytree__", "_abc_")  # Python's and flax's
     return {n for n in names if not n.startswith(theirs)} | names & {"__call__"}
 
 
 def _depth(lineage: tuple[type, ...], method: str) -> int:
-    "How far up the lineage the method is defined; its length if nowhere."
+    "The index in the lineage where the method is defined; its length if nowhere."
     found = (i for i, kind in enumerate(lineage) if method in vars(kind))
     return next(found, len(lineage))
 
 
 def _own(lineage: tuple[type, ...], name: str) -> Any:
-    "What the lineage defines by that name; None if nothing, or if automatic."
+    "What the lineage defines under that name; None if nothing, or if automatic."
     found = next((vars(kind)[name] for kind in lineage if name in vars(kind)), None)
     return None if getattr(found, "automatic", False) else found
 
 # %% ../nbs/67_inheritance.ipynb #5e771e02
 def _settle_energy(cls: type, lineage: tuple[type, ...]):
-    """Raise TypeError unless the class defines one energy. A sum over tokens adds up
-    those of this class, also when a subclass calls it by `super()`.
+    """Raise TypeError unless the class defines one energy. A sum over tokens uses the
+    token energies of this class, also if a subclass calls it with `super()`.
     """
     parts, whole = _depth(lineage, "token_energy"), _depth(lineage, "energy")
     no_parts = _own(lineage, "token_energy") is None
@@ -70,8 +70,8 @@ def _gradient(energy: Callable, g: Float[Array, "... N D"]):
 
 
 def _holds(lineage: tuple[type, ...], base: type) -> bool:
-    """Whether the first update in the lineage finds everything as it was when that
-    update was derived.
+    """Whether everything is still as it was when the first update in the lineage was
+    derived.
     """
     if (at := _depth(lineage, "energy_and_update")) == len(lineage):
         return False
@@ -79,14 +79,14 @@ def _holds(lineage: tuple[type, ...], base: type) -> bool:
     names = _attributes(its) - {"takes", "energy_and_update", "update"}
     if any(_own(lineage, name) is not _own(its, name) for name in names):
         return False
-    # a mixin is not a term by itself: what it extends has to hold as well
+    # a mixin is not a term by itself: the class that it extends has to hold, too
     rest = lineage[at + 1 :]
     return issubclass(lineage[at], base) or not rest or _holds(rest, base)
 
 # %% ../nbs/67_inheritance.ipynb #5e771e0a
 def _settle_update(cls: type, base: type, lineage: tuple[type, ...]):
-    """Drop an inherited update if the class changes anything it was derived with. Raise
-    TypeError for half of an update.
+    """Drop an inherited update if the class changes anything that it was derived from.
+    Raise TypeError if a class defines only half of an update.
     """
     half, both = _depth(lineage, "update"), _depth(lineage, "energy_and_update")
     if half < both:
@@ -109,7 +109,7 @@ def _settle_update(cls: type, base: type, lineage: tuple[type, ...]):
 # %% ../nbs/67_inheritance.ipynb #5e771e03
 def _keywords(cls: type, base: type, method: str) -> tuple[set[str], bool]:
     """Keyword parameters of a method; for **context, those of the next class in the
-    lineage. And whether the last one passes on any context.
+    lineage. Also, whether the last one passes on any context.
     """
     names, passes = set(), False
     for kind in cls.__mro__[: cls.__mro__.index(base)]:
@@ -117,7 +117,7 @@ def _keywords(cls: type, base: type, method: str) -> tuple[set[str], bool]:
             continue
         own = vars(kind)[method]
         if not callable(own) or getattr(own, "automatic", False):
-            return names, False  # what else it takes, token_energy or energy says
+            return names, False  # token_energy or energy says what else it takes
         # the first two are self and g
         parameters = list(inspect.signature(own).parameters.values())[2:]
         names |= {p.name for p in parameters if p.kind != p.VAR_KEYWORD}
@@ -128,7 +128,7 @@ def _keywords(cls: type, base: type, method: str) -> tuple[set[str], bool]:
 
 # %% ../nbs/67_inheritance.ipynb #5e771e0b
 def _inner_terms(term: nnx.Module, base: type) -> list[Any]:
-    "The modules of type `base` inside of this one, without those inside of them."
+    "The modules of type `base` inside this one, without those inside them."
     found = {path: m for path, m in nnx.iter_modules(term) if isinstance(m, base)}
     outer = [path for path in found if path]
     inside = lambda path: any(path[: len(o)] == o for o in outer if len(o) < len(path))

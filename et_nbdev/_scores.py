@@ -18,7 +18,7 @@ def _masked_logsumexp(
     scores: Float[Array, "... C B"],
     mask: Bool[ArrayLike, "... C B"] | None,  # True where the sum runs
 ) -> tuple[Float[Array, "... C"], Float[Array, "... C B"]]:
-    """Log-sum-exp over the last axis and its gradient, the softmax. A row without
+    """Log-sum-exp over the last axis, and its gradient, the softmax. A row without
     visible keys gives 0 and zeros.
     """
     if mask is None:
@@ -37,7 +37,7 @@ def _masked_logsumexp(
             jnp.zeros_like(scores),
         )
     z = p.sum(-1, keepdims=True)
-    empty = z == 0  # and not z > 0, which a NaN would pass as empty
+    empty = z == 0  # not `~(z > 0)`, which would treat NaN as empty
     safe = jnp.where(empty, jnp.ones_like(z), z)
     return jnp.where(empty, jnp.zeros_like(z), top + jnp.log(safe))[..., 0], p / safe
 
@@ -59,7 +59,9 @@ def _visible(g, mask, self_attention: bool):
 
 # %% ../nbs/68_scores.ipynb #783149bf
 def _for_scores(name: str, a, scores_shape: tuple[int, ...], dtype):
-    "An array of pairs with the axes and the dtype of the scores, which it must fit."
+    """An array of pairs, with the axes and dtype of the scores, to which it must
+    broadcast.
+    """
     a = jnp.asarray(a)
     fits = 2 <= a.ndim <= len(scores_shape) and all(
         size in (1, want) for size, want in zip(a.shape[::-1], scores_shape[::-1])
@@ -99,7 +101,7 @@ def _check_beta(beta, num_heads: int, head_dim: int) -> np.ndarray:
 
 # %% ../nbs/68_scores.ipynb #9e2b7cb0
 def _centered(g, coordinates, dtype):
-    "Coordinates minus their mean, then in `dtype`: few digits are lost."
+    "Coordinates minus their mean, then in `dtype`, so that few digits are lost."
     shape, batch = np.shape(coordinates), g.shape[:-2]
     fits = 2 <= len(shape) <= g.ndim and shape[-2] == g.shape[-2]
     if not fits or any(a not in (1, b) for a, b in zip(shape[-3::-1], batch[::-1])):

@@ -42,7 +42,7 @@ def landscape(
 
 # %% ../nbs/66_toy.ipynb #426cf478
 def _unbroken(path):
-    "A path of angles as degrees, NaN where it leaves the map on one side."
+    "A path of angles in degrees, with NaN where it leaves the map on one side."
     path = np.degrees(np.asarray(path, dtype=float))
     jumps = np.abs(np.diff(path, axis=0)).max(-1) > 180
     return np.insert(path, np.flatnonzero(jumps) + 1, np.nan, axis=0)
@@ -78,7 +78,7 @@ def draw_circle(
     labels: Iterable[str] | None = None,
     color: str = "#0072B2",
 ):
-    "Draw tokens on their circle, with arrows for `push` and a label beside each."
+    "Draw tokens on their circle, each with a label, and with arrows for `push`."
     plane = lambda v: np.asarray(v) @ _PLANE.T
     around = np.linspace(0, 2 * np.pi, 200)
     ax.plot(3**0.5 * np.cos(around), 3**0.5 * np.sin(around), color="0.7", lw=1)
@@ -107,7 +107,7 @@ def animate(
     from IPython.display import Image
     from PIL import Image as Picture
 
-    density = 1.5  # pixels where the page counts one; 2 would double the bytes
+    density = 1.5  # pixels per pixel of the page; 2 would double the bytes
     fig.set_dpi(density * fig.dpi)
     pictures = []
     for frame in range(frames):
@@ -153,8 +153,8 @@ def _sharp(fig, most_colors: int = 12_000, most_bytes: int = 250_000):
 
 
 def sharp_figures():
-    """From here on this notebook shows matplotlib's figures at twice their density.
-    Outside of IPython nothing happens.
+    """Show all following matplotlib figures of this notebook at twice the density.
+    Outside IPython nothing happens.
     """
     from IPython import get_ipython
     from matplotlib.figure import Figure

@@ -38,12 +38,13 @@ def _soft_match(
     K: Float[Array, "... H N Y"],
     beta: Float[Array, "H"],
     visible: Bool[ArrayLike, "... N N"] | None = None,
-    weights: Float[ArrayLike, "... N N"] | None = None,  # Â, a factor of every score
+    weights: Float[ArrayLike, "... N N"] | None = None,  # Â, multiplies every score
     bias: Float[ArrayLike, "... N N"] | None = None,  # b, added to every score
 ) -> tuple[Float[Array, "... H N"], Float[Array, "... H N N"]]:
     r"""The soft maximum of every query's scores, $\frac1\beta\log\sum_B\exp(\beta\hat
     A_{CB}\,K_B\cdot Q_C + b_{CB})$, and the softmax $P_{CB}$ behind it; its derivative
-    by $K_B\cdot Q_C$ is $P_{CB}\hat A_{CB}$. Both are in the dtype of `beta`.
+    with respect to $K_B\cdot Q_C$ is $P_{CB}\hat A_{CB}$. Both are in the dtype of
+    `beta`.
     """
     scores = jnp.einsum(
         "...hcy,...hby->...hcb", Q, K, preferred_element_type=beta.dtype
@@ -60,7 +61,7 @@ def _pulls(
     K: Float[Array, "... H N Y"],
 ) -> tuple[Float[Array, "... H N Y"], Float[Array, "... H N Y"]]:
     r"""$-\partial E/\partial Q_A = \sum_B P_{AB} K_B$ and $-\partial E/\partial K_A =
-    \sum_C P_{CA} Q_C$: what a token is pulled to as a query, and as a key.
+    \sum_C P_{CA} Q_C$: where a token is pulled as a query, and as a key.
     """
     as_query = jnp.einsum("...hab,...hby->...hay", P.astype(K.dtype), K)
     as_key = jnp.einsum("...hca,...hcy->...hay", P.astype(Q.dtype), Q)
@@ -85,13 +86,13 @@ def _two_term_update(
 # %% ../nbs/03_attention.ipynb #b66f90ba
 @signed
 class RelativePositions(nnx.Module):
-    r"""A learned bias of every score, $b_{h,C-B}$, that depends on where two patches
-    of a picture stand relative to each other.
+    r"""A learned bias for every score, $b_{h,C-B}$, that depends on the relative
+    position of two patches of a picture.
 
     `side` × `side` patches, row by row. `start="zero"` starts with a table of zeros,
-    `start="distance"` with minus the Euclidean distance in patches, times ¼, ½, 1, 2, …
-    from head to head, again from ¼ after the fourth. Parameters: H·(2·side − 1)².
-    Raises ValueError for sizes below 1 and for an unknown `start`.
+    `start="distance"` with minus the Euclidean distance in patches, times ¼, ½, 1, 2
+    for the first four heads, and again from ¼. Parameters: H·(2·side − 1)². Raises
+    ValueError for sizes below 1 and for an unknown `start`.
     """
 
     def __init__(
@@ -123,13 +124,13 @@ class RelativePositions(nnx.Module):
 # %% ../nbs/03_attention.ipynb #6b2be12b
 @signed
 class RelativeDistances(nnx.Module):
-    r"""A learned bias of every score that falls with the distance of two tokens,
-    $b_{hCB} = -m_h\,|z_C - z_B|^2$, where the token C has the coordinates $z_C$.
+    r"""A learned bias for every score that falls with the distance between two tokens,
+    $b_{hCB} = -m_h\,|z_C - z_B|^2$, where token C has coordinates $z_C$.
 
     Coordinates are context, `coordinates=` (..., N, Z), best scaled so that neighbors
     are about 1 apart. The factors m are positive, trained as exp(log_factor), and start
-    at ¼, ½, 1, 2 from head to head, again from ¼ after the fourth. Parameters: H.
-    Raises ValueError unless there is a head.
+    at ¼, ½, 1, 2 for the first four heads, and again from ¼. Parameters: H. Raises
+    ValueError if `num_heads` is below 1.
     """
 
     def __init__(self, num_heads: int, *, param_dtype=jnp.float32):
@@ -182,7 +183,7 @@ def _match_and_pulls(Q, K, beta, visible=None, weights=None, bias=None):
 
 
 def _match_and_normalized_pulls(Q, K, beta, visible=None, weights=None, bias=None):
-    "The same where queries and keys are compared after `_normalize_heads`."
+    "The same, after `_normalize_heads` has normalized queries and keys."
     (Q, rms_Q), (K, rms_K) = _normalize_heads(Q), _normalize_heads(K)
     match, as_query, as_key = _match_and_pulls(Q, K, beta, visible, weights, bias)
     as_query = _through_normalization(as_query, Q, rms_Q)
@@ -191,7 +192,7 @@ def _match_and_normalized_pulls(Q, K, beta, visible=None, weights=None, bias=Non
 # %% ../nbs/03_attention.ipynb #0fe4d5bd
 @signed
 class EnergyAttention(Energy):
-    r"""Energy attention, Eq. (3) and (4): every token is query and key at once, and
+    r"""Energy attention, Eq. (3) and (4): every token is both a query and a key, and
     there is no value matrix.
 
     $E = -\sum_h \frac{1}{\beta_h} \sum_C \log \sum_{B\neq C} \exp(\beta_h\, K_{hB}\cdot
@@ -199,16 +200,16 @@ class EnergyAttention(Energy):
 
     `beta` is the inverse temperature: None for $1/\sqrt Y$, a number, or H numbers, one
     per head; `learn_beta=True` trains it as exp(log_beta), which stays positive.
-    `self_attention=True` lets B = C into the sum, Eq. (12). `normalize=True` divides
-    queries and keys by their root mean square inside a head. `positions` adds a bias to
-    every score. `init_scale` is the standard deviation of the weights at the start,
-    None for $1/\sqrt D$; with `tied_start=True` W_K starts as a copy of W_Q, so that a
-    token attends to what resembles it. `dtype` is the dtype of the matrix products
-    (None: that of g); scores and energies are float32 at least. Context: `mask`
-    (..., N, N), `weights` and `bias` (..., H, N, N), and `coordinates` (..., N, Z) for
-    `positions` that are distances. Parameters: 2·H·Y·D, those of `positions`, and one
-    per number in `beta` if it is learned. Raises ValueError for sizes out of range or a
-    β that is not positive and finite.
+    `self_attention=True` includes B = C in the sum, Eq. (12). `normalize=True` divides
+    queries and keys by their root mean square within each head. `positions` adds a bias
+    to every score. `init_scale` is the standard deviation of the initial weights, None
+    for $1/\sqrt D$; with `tied_start=True` W_K starts as a copy of W_Q, so that a token
+    first attends to similar tokens. `dtype` is the dtype of the matrix products (None:
+    that of g); scores and energies are at least float32. Context: `mask` (..., N, N),
+    `weights` and `bias` (..., H, N, N), and `coordinates` (..., N, Z) if `positions`
+    are distances. Parameters: 2·H·Y·D, those of `positions`, and one per number in
+    `beta` if it is learned. Raises ValueError for sizes out of range or a β that is not
+    positive and finite.
     """
 
     def __init__(
@@ -256,13 +257,13 @@ class EnergyAttention(Energy):
 
     @property
     def takes(self) -> set[str]:
-        "Coordinates only where distances count; a class of your own may use them."
+        "Coordinates only if `positions` are distances; your own subclass may use them."
         own = not type(self).__module__.startswith("et_nbdev.")
         counted = own or isinstance(self.positions, RelativeDistances)
         return super().takes - (set() if counted else {"coordinates"})
 
     def _position_bias(self, g, coordinates, dtype):
-        "The bias of `positions`, None without any."
+        "The bias of `positions`; None without `positions`."
         if isinstance(self.positions, RelativeDistances):
             return self.positions(_centered(g, coordinates, dtype))
         return None if self.positions is None else self.positions()
@@ -293,7 +294,7 @@ class EnergyAttention(Energy):
         bias: Float[Array | np.ndarray, "... N N"] | None = None,
         coordinates: Float[Array | np.ndarray, "... N Z"] | None = None,
     ) -> Float[Array, "... N"]:
-        "What every query contributes to Eq. (3), or to Eq. (12) with self-attention."
+        "Every query's contribution to Eq. (3), or to Eq. (12) with self-attention."
         return -jnp.sum(
             self._match_and_update(g, mask, weights, bias, coordinates)[0], -2
         )
@@ -303,15 +304,15 @@ class EnergyAttention(Energy):
         g: Float[Array, "... N D"],
         # True where a query (row) may see a key (column)
         mask: Bool[Array | np.ndarray, "... N N"] | None = None,
-        # Â, a factor of every score; (N, N), (H, N, N) or (..., H, N, N)
+        # Â, multiplies every score; (N, N), (H, N, N) or (..., H, N, N)
         weights: Float[Array | np.ndarray, "... N N"] | None = None,
-        # b, added to every score; likewise
+        # b, added to every score; same shapes
         bias: Float[Array | np.ndarray, "... N N"] | None = None,
-        # z, where tokens are, for `positions` that are distances
+        # z, the coordinates of the tokens, if `positions` are distances
         coordinates: Float[Array | np.ndarray, "... N Z"] | None = None,
     ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
-        """E_ATT and −∂E_ATT/∂g, from one set of scores. Raises TypeError on a mask that
-        is not boolean, and ValueError on pairs or coordinates of another shape.
+        """E_ATT and −∂E_ATT/∂g, from one set of scores. Raises TypeError if the mask is
+        not boolean, and ValueError if pairs or coordinates have the wrong shape.
         """
         match, update = self._match_and_update(g, mask, weights, bias, coordinates)
         return -jnp.sum(match, (-2, -1)), update

@@ -33,15 +33,15 @@ from .norm import EnergyLayerNorm
 class Block(nnx.Module):
     r"""A norm and named terms of one energy, $E(g) = \sum_i E_i(g)$ with $g = g(x)$.
 
-    `Block(norm, attention=…, memory=…)`: every term is an `Energy` and an attribute of
-    that name, and every result names its energy likewise. Context (`mask=`, say) goes
+    `Block(norm, attention=…, memory=…)`: every term is an `Energy` and becomes an
+    attribute of that name; results use the same names. Context, such as `mask=`, goes
     to the terms that take it. Calling the block descends for T steps, like a layer.
 
-    Raises TypeError for a term that is not an `Energy`, for context that no term takes
-    or that a term needs and does not get, and for a subclass that overrides one of the
-    sums; ValueError for no terms, for a name that is taken, and for tokens whose last
-    axis is not D; AttributeError for another term given to it later, unless its name
-    begins with an underscore.
+    Raises TypeError for a term that is not an `Energy`, for context that no term takes,
+    for missing context, and for a subclass that overrides one of the sums; ValueError
+    for a block without terms, for a name that is taken, and for tokens whose last axis
+    is not D; AttributeError if a term is added later, unless its name begins with an
+    underscore.
     """
 
     def __init_subclass__(cls, **options):
@@ -72,7 +72,7 @@ class Block(nnx.Module):
             yield name, term, own
 
     def energies(self, g: Float[Array, "... N D"], **context) -> Energies:
-        "The energy of every term, one number per sample each."
+        "The energy of every term, one number per sample."
         terms = self._with_context(g, context)
         return Energies(
             {
@@ -107,7 +107,7 @@ class Block(nnx.Module):
         return self.energies(g, **context).total  # pyright: ignore[reportReturnType]
 
     def update(self, g: Float[Array, "... N D"], **context) -> Float[Array, "... N D"]:
-        "−∂E/∂g: what every token should move by, up to the step size."
+        "−∂E/∂g: the direction in which every token moves, before the step size."
         return self.energies_and_update(g, **context)[1]
 
     def __call__(
@@ -118,7 +118,7 @@ class Block(nnx.Module):
         **context,
     ) -> Float[Array, "... N D"]:
         "The normalized tokens after T steps downhill; see `et_nbdev.dynamics.descend`."
-        from et_nbdev.dynamics import descend  # which sets a block in motion
+        from et_nbdev.dynamics import descend  # which imports this module
 
         return self.norm(descend(self, x, steps, step_size, **context)[0])
 
@@ -129,12 +129,12 @@ class EnergyTransformer(Block):
     the normalized tokens (Eq. 6).
 
     The terms are `attention`, an `EnergyAttention`, and `memory`, a `HopfieldMemory`;
-    without heads or without memories (0) the block has no such term. Parameters:
-    2·H·Y·D + K·D, D + 1 for the norm, and those of a learned β and of `positions`.
-    Raises what the parts raise, and ValueError with neither heads nor memories.
+    with 0 heads or 0 memories the block has no such term. Parameters: 2·H·Y·D + K·D,
+    D + 1 for the norm, and those of a learned β and of `positions`. Raises what the
+    parts raise, and ValueError if there are neither heads nor memories.
     """
 
-    Attention = EnergyAttention  # a subclass may bring its own
+    Attention = EnergyAttention  # a subclass may use its own
     attention: EnergyAttention
     memory: HopfieldMemory
 
@@ -192,7 +192,7 @@ class EnergyTransformer(Block):
 # %% ../nbs/05_block.ipynb #e70787df
 @signed
 class TransformerBlock(nnx.Module):
-    r"""A conventional pre-norm transformer block, to compare with: $x \leftarrow x +
+    r"""A conventional pre-norm transformer block, for comparison: $x \leftarrow x +
     \mathrm{attention}(\mathrm{norm}(x))$, then $x \leftarrow x +
     W_2\,\mathrm{gelu}(W_1\,\mathrm{norm}(x))$. Tokens (..., N, D) in and out; H heads
     of width Y, K hidden units.

@@ -34,20 +34,20 @@ class Energy(nnx.Module):
     A subclass defines `token_energy` (..., N), if the term is a sum over tokens, or
     `energy` (...) otherwise. The update −∂E/∂g is found by automatic differentiation
     unless the subclass derives `energy_and_update` by hand. Keyword parameters of these
-    methods (`mask`, say) are context: a `Block` hands them the data of that name. A
-    method that passes `**context` on takes what the next class in line does, and then
-    what the terms inside of this one do. A term keeps no state: the same g gives the
-    same E.
+    methods, such as `mask`, are context: a `Block` passes them the data of that name. A
+    method that passes on `**context` also takes what the next class in the lineage
+    takes, and what the terms inside this one take. A term keeps no state: the same g
+    gives the same E.
 
     A subclass of a term, or a mixin, may change the energy, or a method or constant
-    that the energy is made of. Unless it derives an update, it then has the automatic
-    one, not its parent's. If the parent's is still right, say so in the class:
-    `energy_and_update = Parent.energy_and_update`. Raises TypeError, when the class is
-    defined, if it has neither method, changes `energy` beside a parent's
+    that the energy is made of. Unless it derives its own update, it then gets the
+    automatic one, not its parent's. If the parent's is still right, say so in the
+    class: `energy_and_update = Parent.energy_and_update`. Raises TypeError at class
+    definition if the class has neither method, changes `energy` but keeps a parent's
     `token_energy`, or changes `update`, which is half of `energy_and_update`.
     """
 
-    token_energy: Callable[..., Array]  # where the energy is a sum over tokens
+    token_energy: Callable[..., Array]  # if the energy is a sum over tokens
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
@@ -83,13 +83,13 @@ class Energy(nnx.Module):
 # %% ../nbs/01_energy.ipynb #da379f31
 class ExternalField(Energy):
     r"""$E = -\sum_A h_A\cdot g_A$: every token feels the constant force $h_A$. The
-    field h is context, `field=` (..., N, D), or less if it is the same for all.
+    field h is context: `field=`, of shape (..., N, D) or one that broadcasts to it.
     """
 
     def token_energy(
         self, g: Float[Array, "... N D"], field: Float[ArrayLike, "..."]
     ) -> Float[Array, "... N"]:
-        "−h·g of every token; float32 at least."
+        "−h·g of every token, in at least float32."
         wide = at_least_float32(g.dtype)
         h = jnp.broadcast_to(jnp.asarray(field, wide), g.shape)
         return -jnp.sum(h * g.astype(wide), -1)
@@ -97,8 +97,8 @@ class ExternalField(Energy):
 # %% ../nbs/01_energy.ipynb #1c15db3d
 @jax.tree_util.register_pytree_with_keys_class
 class Energies(dict[str, Any]):
-    """Energies by the names of their terms, one number per sample each (behind a time
-    axis in a trajectory); `total` is their sum. A pytree.
+    """The energy of each term by name, one number per sample (after a time axis in a
+    trajectory); `total` is their sum. A pytree.
     """
 
     @property
@@ -117,7 +117,8 @@ class Energies(dict[str, Any]):
 @signed
 class Scaled(Energy):
     """A term times a factor: to weigh it against the others, or with 0 to switch it
-    off. Raises TypeError for no term, ValueError for several factors.
+    off. Raises TypeError if `term` is not an `Energy`, ValueError if `factor` is not
+    one number.
     """
 
     def __init__(self, term: Energy, factor: float | Float[Array, ""]):

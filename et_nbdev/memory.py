@@ -38,19 +38,19 @@ def _energy_and_hidden(
 # %% ../nbs/04_memory.ipynb #ee5bace2
 @signed
 class HopfieldMemory(Energy):
-    r"""Hopfield network on every token by itself, Eq. (5): K memories ξ, and an energy
-    that falls as a token aligns with some of them.
+    r"""A Hopfield network applied to each token separately, Eq. (5): K memories ξ, and
+    an energy that falls as a token aligns with some of them.
 
     With the overlaps $a_\mu = \sum_j \xi_{\mu j} g_j$ and $r = \max(\cdot, 0)$:
 
     - "relu": $E = -\frac12\sum_B\sum_\mu r(a_{\mu B})^2$, the paper's choice;
     - "power": $E = -\frac1n\sum_B\sum_\mu r(a_{\mu B})^n$, n = `power` ≥ 2;
-    - "softmax": $E = -\frac1\beta\sum_B\log\sum_\mu\exp(\beta a_{\mu B})$, β = `beta`,
-      an inverse temperature of its own.
+    - "softmax": $E = -\frac1\beta\sum_B\log\sum_\mu\exp(\beta a_{\mu B})$, with its own
+      inverse temperature β = `beta`.
 
-    `dtype` is the dtype of the matrix products (None: that of g); energies are float32
-    at least. Parameters: K·D. Raises ValueError on an unknown activation, sizes below
-    1, n < 2, or a β that is not positive and finite.
+    `dtype` is the dtype of the matrix products (None: that of g); energies are at least
+    float32. Parameters: K·D. Raises ValueError on an unknown activation, sizes below 1,
+    n < 2, or a β that is not positive and finite.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class HopfieldMemory(Energy):
         self.xi = nnx.Param(init(rngs.params(), (num_memories, dim), param_dtype))
 
     def overlap(self, g: Float[Array, "... N D"]) -> Float[Array, "... N K"]:
-        "a = g ξᵀ: how far each token points along each memory; float32 at least."
+        "a = g ξᵀ: how far each token points along each memory, in at least float32."
         dtype = self.dtype or g.dtype
         return jnp.einsum(
             "...nd,kd->...nk",
@@ -91,7 +91,7 @@ class HopfieldMemory(Energy):
         return self._energy_and_hidden(g)[1]
 
     def token_energy(self, g: Float[Array, "... N D"]) -> Float[Array, "... N"]:
-        "What every token contributes to Eq. (5)."
+        "Every token's contribution to Eq. (5)."
         return self._energy_and_hidden(g)[0]
 
     def energy_and_update(
@@ -111,10 +111,10 @@ class SignedMemory(HopfieldMemory):
     r"""ReLU memories with thresholds b and fixed signs s: $E = -\frac12\sum_B\sum_\mu
     s_\mu\, r(\xi_\mu\cdot g_B + b_\mu)^2$.
 
-    A memory of negative sign repels: it raises the energy of tokens that point along
-    it. `negative` is the share of such memories, between 0 and 1: the last
-    round(`negative` · K) of the K. The thresholds are learned and start at 0.
-    Parameters: K·D + K. Raises ValueError for a share out of range, and what
+    A memory with a negative sign repels: it raises the energy of tokens that point
+    along it. `negative` is the fraction of such memories, between 0 and 1: the last
+    round(`negative` · K) of them. The thresholds are learned and start at 0.
+    Parameters: K·D + K. Raises ValueError if `negative` is out of range, and what
     `HopfieldMemory` raises.
     """
 

@@ -53,9 +53,9 @@ def hessian(
     eps: Float[ArrayLike, ""] = 1e-5,
 ) -> Float[Array, "... N D D"]:
     r"""$M = \frac{\partial g}{\partial x} = \frac{\gamma}{\sigma}\big(I -
-    \tfrac1D\mathbf 1\mathbf 1^\top - \tfrac{1}{D}\hat c\,\hat c^\top\big)$, $\sigma^2$
-    the variance plus ε and $\hat c = (x-\bar x)/\sigma$; one symmetric matrix per
-    token.
+    \tfrac1D\mathbf 1\mathbf 1^\top - \tfrac{1}{D}\hat c\,\hat c^\top\big)$, where
+    $\sigma^2$ is the variance plus ε and $\hat c = (x-\bar x)/\sigma$; one symmetric
+    matrix per token.
     """
     D = x.shape[-1]
     centered = x - x.mean(-1, keepdims=True)
@@ -71,8 +71,8 @@ def _turning(
     u: Float[Array, "... N D"],
     eps: Float[ArrayLike, ""] = 1e-5,
 ) -> Float[Array, "... N D"]:
-    r"""$\frac\sigma\gamma M u$: the part of a force u that turns a token x, without
-    what merely stretches it or shifts its mean.
+    r"""$\frac\sigma\gamma M u$: the part of a force u that turns a token x; the parts
+    that only stretch it or shift its mean are removed.
     """
     c = x - x.mean(-1, keepdims=True)
     along = jnp.mean(c * u, -1, keepdims=True) / (
@@ -87,10 +87,10 @@ class EnergyLayerNorm(nnx.Module):
     δ: Eq. (1) and (2).
 
     γ is stored as `rho` with $\gamma = \log(1+e^\rho)$, so no gradient step can make it
-    negative. Starts at γ = 1, δ = 0. Statistics are taken in float32 at least, whatever
-    the dtype of the tokens. Parameters: D + 1. Raises ValueError if `dim` < 2 (a lone
-    entry is its own mean) or `eps` is not positive and finite, and on tokens whose last
-    axis is not D; TypeError on tokens that are not floating-point.
+    negative. Starts at γ = 1, δ = 0. Statistics are computed in at least float32,
+    whatever the dtype of the tokens. Parameters: D + 1. Raises ValueError if `dim` < 2
+    (a lone entry is its own mean) or `eps` is not positive and finite, and on tokens
+    whose last axis is not D; TypeError on tokens that are not floating-point.
     """
 
     def __init__(
@@ -135,8 +135,8 @@ class EnergyLayerNorm(nnx.Module):
     def turning(
         self, x: Float[Array, "... N D"], u: Float[Array, "... N D"]
     ) -> Float[Array, "... N D"]:
-        r"""$\frac\sigma\gamma M u$: the part of a force u that turns a token x, without
-        what merely stretches it or shifts its mean; in the dtype of u.
+        r"""$\frac\sigma\gamma M u$: the part of a force u that turns a token x; the
+        parts that only stretch it or shift its mean are removed. In the dtype of u.
         """
         wide, _, _, eps = self._cast(x)
         return _turning(wide, u.astype(wide.dtype), eps).astype(u.dtype)

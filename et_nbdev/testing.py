@@ -28,8 +28,8 @@ def assert_close(
     r"""Assert $\max|a-b| \le \mathrm{atol} + \mathrm{rtol}\,\max|b|$, equal shapes,
     equal dtypes, everything finite.
 
-    Raises AssertionError that names what differs: shape, dtype, a non-finite entry, or
-    the largest error and where it is.
+    Raises AssertionError, naming what differs: shape, dtype, a non-finite entry, or the
+    largest error and where it is.
     """
     a, b = np.asarray(actual), np.asarray(expected)
     assert a.shape == b.shape, f"shape {a.shape} is not the expected {b.shape}"
@@ -54,7 +54,7 @@ def assert_gradient(
     # maps an array to a scalar, or to one scalar per sample
     f: Callable[[Float[Array, "..."]], Float[Array, "..."]],
     x: Float[ArrayLike, "..."],  # where the gradient is taken; float64, see `float64`
-    gradient: ArrayLike,  # the claim: ∂(Σ f)/∂x, of the shape of x
+    gradient: ArrayLike,  # the claimed ∂(Σ f)/∂x, with the shape of x
     rtol: float = 1e-9,  # against automatic differentiation
     fd_rtol: float = 1e-6,  # against central differences
     fd_step: float = 1e-5,  # half the width of a central difference
@@ -85,7 +85,7 @@ def assert_descends(
     """Assert that energies never rise along their first axis, in any sample.
 
     Raises AssertionError naming the step, the sample and the size of the largest rise;
-    ValueError if there is nothing to judge.
+    ValueError if there is nothing to compare.
     """
     e = np.asarray(energies, dtype=np.float64)
     if e.ndim == 0 or len(e) < 2 or e.size == 0:
