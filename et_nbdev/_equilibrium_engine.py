@@ -20,11 +20,11 @@ from .norm import _turning
 
 # %% ../nbs/73_equilibrium_engine.ipynb #9f3e0da5
 class _LinearSolution(NamedTuple):
-    "What conjugate gradients found, sample by sample."
+    "The result of conjugate gradients, per sample."
 
     w: Float[Array, "... N D"]
     residual: Float[Array, "..."]  # |v − S w| / |v|
-    # least p·Sp/p·p met, as a fraction of the largest |Sp|/|p|; 1 if v = 0
+    # smallest p·Sp/p·p so far, as a fraction of the largest |Sp|/|p|; 1 if v = 0
     curvature: Float[Array, "..."]
 
     @property
@@ -41,7 +41,7 @@ class _Search(NamedTuple):
     p: Array  # the direction of the next step
     left: Array  # |r|²
     on: Array  # samples that have not stopped
-    least: Array  # curvature met so far, along p …
+    least: Array  # curvature so far, along p …
     largest: Array  # … and of S
 
 
@@ -51,7 +51,7 @@ def _dot(a: Float[Array, "... N D"], b: Float[Array, "... N D"]):
 
 # %% ../nbs/73_equilibrium_engine.ipynb #f72705c1
 def _conjugate_step(product, enough, now: _Search) -> _Search:
-    "One step; a sample stops where r is small enough or the curvature not positive."
+    "One step; a sample stops if r is small enough or the curvature is not positive."
     w, r, p, left, on, least, largest = now
     Sp = product(p)
     bend, on = _dot(p, Sp), on & (left > enough)
@@ -70,8 +70,8 @@ def _conjugate_step(product, enough, now: _Search) -> _Search:
 def _conjugate_gradients(
     product, v: Float[Array, "... N D"], cg_steps: int
 ) -> _LinearSolution:
-    """w with S w = v after so many steps, for product(p) = S p; a sample stops early
-    where w is exact, or where S turns out not to be positive.
+    """w with S w = v after `cg_steps` steps, for product(p) = S p; a sample stops early
+    if w is exact, or if S turns out not to be positive.
     """
     size = _dot(v, v)
     enough = (4 * jnp.finfo(v.dtype).eps) ** 2 * size
@@ -110,11 +110,11 @@ def _adjoint(
     r"""The vector w with $S w = v$ for the stiffness $S = \partial^2E/\partial x^2$ of
     settled tokens: what `equilibrium` computes in its derivative.
 
-    Exact where `residual` is small, and of use where the tokens rest in a minimum: at a
+    Accurate if `residual` is small, and useful if the tokens are in a minimum: at a
     saddle `curvature` is negative.
     """
     graphdef, params = nnx.split(block)
-    x, still = _unit(x), 1e-30  # the direction alone: no ε here either
+    x, still = _unit(x), 1e-30  # only the direction counts: no ε here either
     pull = jax.vjp(lambda x: _force(graphdef, (params, context), x), x)[1]
     # symmetric, so that pulling back is as good as pushing forward
     stiffness = lambda p: _turning(x, -pull(p)[0], still)
@@ -123,7 +123,7 @@ def _adjoint(
 # %% ../nbs/73_equilibrium_engine.ipynb #cc40c7c8
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _at_rest(graphdef, cg_steps: int, leave_out: bool, given, x, settled):
-    "x; its derivative is that of the point where the force vanishes."
+    "x, with the derivative of the point where the force vanishes."
     return x
 
 

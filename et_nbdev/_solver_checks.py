@@ -23,8 +23,8 @@ _OURS = set()  # the solvers of the library
 
 @dataclass_transform(frozen_default=True)
 def _frozen_pytree(cls: type[_Solver]) -> type[_Solver]:
-    """A frozen dataclass and pytree: its numbers may change without compiling anew. A
-    field with `metadata=dict(static=True)` may not. A list of numbers is one array.
+    """A frozen dataclass and pytree: its numbers can change without recompiling, except
+    fields with `metadata=dict(static=True)`. A list of numbers is one array.
     """
     cls = dataclass(frozen=True)(cls)
     static = [f.name for f in fields(cls) if f.metadata.get("static")]
@@ -93,7 +93,8 @@ def _per_sample(
 # %% ../nbs/70_descent_engine.ipynb #22451ba2
 def _check_solver(solver: Any, dtype):
     """Raise TypeError unless `solver` has the methods of a `Solver`, and ValueError,
-    naming the field, if one of the library's rejects its numbers as `dtype` holds them.
+    naming the field, if a solver of the library rejects its numbers after rounding to
+    `dtype`.
     """
     complete = hasattr(solver, "init") and hasattr(solver, "step")
     if isinstance(solver, type) or not complete:
@@ -101,7 +102,7 @@ def _check_solver(solver: Any, dtype):
             "solver: expected an object with methods init and step, such as Euler(0.1),"
             f" got {solver!r}"
         )
-    if type(solver) not in _OURS:  # a user's own may hold anything
+    if type(solver) not in _OURS:  # a user's solver may hold anything
         return
     kinds = (float, list, tuple, np.floating, np.ndarray, jax.Array)  # no keys
     numbers = {

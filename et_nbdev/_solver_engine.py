@@ -69,7 +69,7 @@ def _ulp(energies: Energies):
 
 # %% ../nbs/71_solver_engine.ipynb #911ca0da
 def _total(energies: Energies):
-    """E, rounded alike wherever it is computed: XLA may recompute this sum with other
+    """E, with the same rounding everywhere: XLA may recompute this sum with different
     rounding; clipping prevents it.
     """
     largest = jnp.finfo(energies.total.dtype).max
@@ -96,8 +96,8 @@ def _unseen(look: Look, x: Float[Array, "... N D"]) -> View:
 def _shorten(
     kept: View, trial: Float[Array, "... N D"], alpha: Float[Array, "..."]
 ) -> tuple[Float[Array, "... N D"], Float[Array, "..."]]:
-    """A trial and its α, scaled alike so that no number overflows: the path of g stays.
-    The first look is at x as it is.
+    """A trial and its α, both scaled so that nothing overflows; the path of g does not
+    change. The first look is at x itself.
     """
     size = _rms(trial)
     share = jnp.minimum(1, _over(jnp.full_like(size, _LONGEST), size))
@@ -107,13 +107,13 @@ def _shorten(
 
 # %% ../nbs/71_solver_engine.ipynb #0a55393c
 def _keep(ok: Bool[Array, "..."], new: View, old: View) -> View:
-    "Of two views the new one where `ok`, sample by sample."
+    "The new view where `ok`, else the old one, sample by sample."
     return View(*_pick(ok, new[:4], old[:4]))
 
 # %% ../nbs/71_solver_engine.ipynb #36ce7391
 def _extrapolate(ahead, d, past, known):
-    """The mixture of this step (to `ahead`, by d) and the remembered ones whose mixed d
-    is shortest; returns where it leads.
+    """Mix this step (to `ahead`, by d) and the remembered ones so that the mixed d is
+    shortest; return where the mixture leads.
     """
     m, ones = len(past[0]), [1] * known.ndim
     index = jnp.arange(m, dtype=jnp.int32).reshape(m, *ones)
@@ -123,7 +123,7 @@ def _extrapolate(ahead, d, past, known):
     gram = jnp.einsum("i...nd,j...nd->...ij", turns, turns)
     size = jnp.trace(gram, axis1=-2, axis2=-1)[..., None]
     size = jnp.maximum(size, jnp.finfo(d.dtype).tiny)
-    # small, but where there is nothing to remember
+    # small, unless nothing is remembered
     ridge = size * (1e-6 + 1 - jnp.moveaxis(counts, 0, -1))
     gram = gram + ridge[..., None] * jnp.eye(m, dtype=d.dtype).reshape(*ones, m, m)
     along = jnp.einsum("i...nd,...nd->...i", turns, d)
@@ -132,7 +132,7 @@ def _extrapolate(ahead, d, past, known):
 
 # %% ../nbs/71_solver_engine.ipynb #d3cd3305
 def _bogacki_shampine(look: Look, kept: View, dt: Array) -> tuple[View, Array]:
-    "A step of the third order from a view, and by how much one of the second differs."
+    "A third-order step from a view, and its difference from the second-order step."
     x, k1 = kept.x, kept.update
     k2 = look(x + dt / 2 * k1).update
     k3 = look(x + dt * 3 / 4 * k2).update
@@ -149,9 +149,9 @@ def _change(error: Float[Array, "..."]) -> Float[Array, "..."]:
 class _Certificate(NamedTuple):
     "What the computed energies of a descent prove, per sample."
 
-    # largest rise of E in a step that was taken; 0 if it never rose
+    # largest rise of E in an accepted step; 0 if it never rose
     rise: Float[Array, "..."]
-    # a smaller difference of two energies means nothing: 4 ulp of the largest Σ|Eᵢ|
+    # smaller differences of energies are rounding: 4 ulp of the largest Σ|Eᵢ|
     rounding: Float[Array, "..."]
 
     @property
@@ -165,14 +165,14 @@ class _Run(NamedTuple):
 
     k: Array  # steps so far
     state: Any  # the solver's
-    view: View  # of every sample where it stands
+    view: View  # of every sample at its current state
     active: Array  # samples that have not stopped
     evaluations: Array
     rejected: Array
     certificate: _Certificate
     force: Array  # the largest so far
     residual: Array
-    kept: tuple  # energies, and states if asked, after every step
+    kept: tuple  # energies, and states if requested, after every step
 
 # %% ../nbs/71_solver_engine.ipynb #19d797ad
 def _advance(look, solver, cost, goes_on, run: _Run) -> _Run:
@@ -205,7 +205,7 @@ def _advance(look, solver, cost, goes_on, run: _Run) -> _Run:
 
 # %% ../nbs/71_solver_engine.ipynb #bd646a58
 def _begin(look, solver, x, steps: int, states: bool) -> _Run:
-    "All samples at the start, with room for the energies of so many steps."
+    "All samples at the start, with room for the energies of all steps."
     view, samples = _unseen(look, x), x.shape[:-2]
     none = jnp.zeros(samples, jnp.int32)
     flat = jnp.zeros(samples, view.energies.total.dtype)
@@ -226,7 +226,7 @@ def _begin(look, solver, x, steps: int, states: bool) -> _Run:
 # %% ../nbs/71_solver_engine.ipynb #fbb92d67
 @partial(jax.jit, static_argnames=("cost", "evaluations", "states"))
 def _solve(block, solver, x, context, tolerance, until, *, cost, evaluations, states):
-    "The run, and what it kept with one row per evaluation: energies, states if asked."
+    "The run, with one row per evaluation of energies, and of states if requested."
     look, steps = Look(block, context), evaluations // cost
     goes_on = lambda energy, residual: ~(residual <= tolerance) & ~(energy <= until)
     run = jax.lax.while_loop(
@@ -234,7 +234,7 @@ def _solve(block, solver, x, context, tolerance, until, *, cost, evaluations, st
         partial(_advance, look, solver, cost, goes_on),
         _begin(look, solver, x, steps, states),
     )
-    # a row per evaluation: the last step that was done by then
+    # a row per evaluation: the last step finished by then
     done = jnp.arange(1, evaluations + 1, dtype=jnp.int32) // cost
     row = jnp.clip(done - 1, 0, run.k - 1)
     kept = jax.tree.map(lambda kept: kept[row], run.kept)
@@ -259,8 +259,8 @@ _result.defvjp(lambda inputs, solution: (solution, None), _no_derivative)
 
 # %% ../nbs/71_solver_engine.ipynb #be8a04cc
 def _check_precision(block: Block, x: Array):
-    """Raise TypeError or ValueError unless x are tokens of the block, and both compute
-    with enough digits to tell one step from the next.
+    """Raise TypeError or ValueError unless x are tokens of the block, and both have
+    enough precision to distinguish one step from the next.
     """
     check_tokens("x", x, block.norm.dim)
     kinds = type(block.norm).__mro__
@@ -293,7 +293,7 @@ def _check_pytree(solver: Solver):
 
 
 def _check_stopping(x: Array, tolerance, until):
-    "Raise ValueError unless these, where given, can stop a descent of x."
+    "Raise ValueError unless these, if given, can stop a descent of x."
     if tolerance is not None:
         _check_all_positive(x.dtype, tolerance=tolerance)
     if until is not None:

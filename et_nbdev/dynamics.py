@@ -57,23 +57,23 @@ class Look:
 class Solver(Protocol):
     """Any pytree with these two methods; see `Euler`.
 
-    `cost` is how many evaluations one step takes, where it is not 1.
+    `cost` is the number of evaluations per step, if it is not 1.
     """
 
     def init(self, look: Look, x: Float[Array, "... N D"]) -> Any:
-        "What the solver remembers before its first step, x included: a pytree."
+        "The solver's state before its first step, including x: a pytree."
         ...
 
     def step(self, look: Look, state: Any) -> tuple[Any, View]:
-        """Look, `cost` times, and move. Returns what is remembered from here on, and
-        the view of the state that now counts: for Euler the one it steps from.
+        """Look `cost` times, and move. Returns the new solver state, and the view of
+        the current tokens: for Euler, those it steps from.
         """
         ...
 
 # %% ../nbs/06_dynamics.ipynb #06e440e3
 @_frozen_pytree
 class Euler:
-    "The paper's solver: every step is αu as it comes, whatever the energy does."
+    "The paper's solver: every step is αu, whatever the energy does."
 
     step_size: _PerSample = 0.1  # α; one number, or one per sample
 
@@ -81,7 +81,7 @@ class Euler:
         _check_all_positive(step_size=self.step_size)
 
     def init(self, look, x):
-        "Nothing but the state."
+        "The solver's state is x itself."
         return x
 
     def step(self, look, x):
@@ -98,8 +98,8 @@ def _step(solver: Solver, look: Look, state: Any) -> tuple[Any, View]:
 
 
 class Trajectory(NamedTuple):
-    """What `descend` passed through: T+1 energies, at the start and after every step,
-    and as many states if asked.
+    """The path of `descend`: T+1 energies, one at the start and one after every step,
+    and as many states if requested.
     """
 
     energies: Energies  # each (T+1, ...)
@@ -111,10 +111,10 @@ def descend(
     x: Float[Array, "... N D"],  # token states at t = 0
     steps: int = 12,  # T
     step_size: Float[ArrayLike, ""] | None = None,  # α = dt/τ; None: 0.1
-    solver: Solver | None = None,  # instead of Euler steps of one size
+    solver: Solver | None = None,  # instead of Euler with one step size
     *,
     states: bool = False,  # keep every state, not only the energies
-    # in training, recompute each step instead of storing its inside
+    # in training, recompute each step instead of storing its intermediates
     remat: bool = False,
     unroll: int | bool = 1,  # steps compiled into one iteration of the loop; True: all
     **context,  # for the terms that take it: mask=, weights=, field=, …
@@ -123,12 +123,13 @@ def descend(
     \partial L/\partial x$, T times in one `lax.scan`.
 
     Returns the last state and the trajectory. The state keeps the dtype of x, which
-    should be float32 at least: half precision swallows small steps (the block's `dtype`
-    speeds up its products without that). Each step takes its energy from the scores
-    that its update needs anyway; only the last state's energy is extra, and Euler's is
-    dropped under `jit` when nobody reads it. Raises TypeError for a `solver` without
-    `init` and `step`, ValueError if `steps` is negative, `step_size` not positive and
-    finite or given beside a solver, and what the block raises on x and context.
+    should be at least float32: half precision loses small steps. (To speed up the
+    matrix products, set the block's `dtype` instead.) Each step computes its energy
+    from the scores that its update needs anyway. Only the energy of the last state
+    costs extra; with Euler, `jit` removes it if it is not used. Raises TypeError for a
+    `solver` without `init` and `step`, ValueError if `steps` is negative, `step_size`
+    is not positive and finite, or both a `step_size` and a solver are given, and what
+    the block raises for x and context.
     """
     _check_block(block)
     check_tokens("x", x, block.norm.dim)
@@ -155,11 +156,10 @@ def descend(
 
 # %% ../nbs/06_dynamics.ipynb #209d8d8e
 def plot_energies(energies: Energies | Any, max_lines: int = 32):
-    """Energy over time: a panel for the sum and one for every term, a line per sample
-    for the first `max_lines` of them. Returns the figure.
+    """Energy over time: a panel for the sum and one for each term, with one line per
+    sample for the first `max_lines` samples. Returns the figure.
 
-    `energies` are those of a `Trajectory` or a `Solution`, each (T+1, ...), or one of
-    these itself.
+    `energies` is a `Trajectory`, a `Solution`, or the energies of one, each (T+1, ...).
     """
     import matplotlib.pyplot as plt
 

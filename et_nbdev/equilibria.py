@@ -37,25 +37,26 @@ def equilibrium(
     tolerance: float | None = None,
     evaluations: int = 500,  # as in `solve`
     cg_steps: int = 30,  # steps of conjugate gradients
-    # samples without a valid derivative have the derivative 0, not NaN
+    # samples without a valid derivative get 0, not NaN
     leave_out: bool = False,
     **context,  # for the terms that take it
 ) -> tuple[Float[Array, "... N D"], Solution]:
-    r"""Where the descent settles, each token at unit variance and zero mean. Its
-    derivative by weights and context is $\partial_\theta f^\top S^{-1}v$.
+    r"""The state where the descent settles, with each token at unit variance and zero
+    mean. Its derivative with respect to weights and context is $\partial_\theta f^\top
+    S^{-1}v$.
 
-    Returns it and what the solver says about it; there `settled` means that the
-    residual is at most `tolerance` and that every token has a direction (constant ones
-    have none, and stay at 0). A sample that has not settled, or where $S$ shows
-    negative curvature in the backward pass (a saddle), has the derivative NaN, or 0
-    with `leave_out`; `_equilibrium_engine._adjoint` shows that curvature, and how
-    exactly the linear equations are solved. The derivative is as good as `tolerance`
-    and `cg_steps` make it: a flat valley needs a smaller tolerance and more steps.
+    Returns the state and the `Solution`, where `settled` means that the residual is at
+    most `tolerance` and that every token has a direction (constant tokens have none,
+    and stay at 0). The derivative is NaN, or 0 with `leave_out`, for a sample that has
+    not settled or whose $S$ shows negative curvature in the backward pass (a saddle);
+    `_equilibrium_engine._adjoint` returns that curvature and the error of the linear
+    solve. The accuracy of the derivative depends on `tolerance` and `cg_steps`: a flat
+    valley needs a smaller tolerance and more steps.
 
-    The path to it is not stored, so memory depends neither on its length nor on
-    `cg_steps`. The start x receives no derivative: it chooses the valley, and does not
-    move its bottom. Raises what `solve` raises, and ValueError unless `cg_steps` is a
-    whole number of at least 1.
+    The path is not stored, so memory depends neither on its length nor on `cg_steps`.
+    The start x gets no derivative: it selects the valley, but does not move its bottom.
+    Raises what `solve` raises, and ValueError unless `cg_steps` is a whole number of at
+    least 1.
     """
     check_sizes(cg_steps=cg_steps)
     _check_block(block)
@@ -79,9 +80,9 @@ def equilibrium(
 # %% ../nbs/08_equilibria.ipynb #be4a6faa
 @_frozen_pytree
 class Noisy:
-    r"""Appendix F: $x \leftarrow x + \alpha\,(u + s\,z)$ with standard normal z. Its
-    end is a random function of its start, not a sample of $e^{-E/\mathcal T}$: for that
-    see `Langevin`. Raises TypeError on tokens or blocks in half precision.
+    r"""Appendix F: $x \leftarrow x + \alpha\,(u + s\,z)$ with standard normal z. The
+    end point is a random function of the start, not a sample from $e^{-E/\mathcal T}$:
+    for that see `Langevin`. Raises TypeError on tokens or blocks in half precision.
     """
 
     key: PRNGKeyArray
@@ -108,8 +109,8 @@ class Noisy:
 @_frozen_pytree
 class Langevin:
     r"""Noisy steps on the spheres of $g$, whose distribution tends to $p(g)\propto
-    e^{-E(g)/\mathcal T}$ for small steps and long chains. States are at unit variance.
-    Raises as `Noisy`.
+    e^{-E(g)/\mathcal T}$ for small steps and long chains. States have unit variance.
+    Raises the same errors as `Noisy`.
     """
 
     key: PRNGKeyArray

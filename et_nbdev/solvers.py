@@ -55,7 +55,7 @@ from .energy import Energies
 # %% ../nbs/07_solvers.ipynb #e0276c23
 @_frozen_pytree
 class Growing:
-    "Euler whose step size grows by a factor from step to step, unguarded."
+    "Euler with a step size that grows by a factor at every step; E is not checked."
 
     step_size: _PerSample = 0.1  # α of the first step
     factor: _PerSample = 2.0
@@ -78,16 +78,16 @@ class Growing:
 @_frozen_pytree
 class Backtracking:
     r"""Euler that looks before it steps: a trial is accepted only if $E(g') \le E(g) -
-    c\,u\cdot(g'-g)$, so that E can only fall.
+    c\,u\cdot(g'-g)$, so E can only fall.
 
-    The step size grows by `grow` after a trial that is accepted and shrinks by `shrink`
-    after one that is rejected.
+    The step size is multiplied by `grow` after an accepted trial and by `shrink` after
+    a rejected one.
     """
 
     step_size: _PerSample = 0.1  # α of the first trial
     grow: float = 2.0
     shrink: float = 0.5
-    sufficient: float = 0.1  # c: the share of the predicted decrease that is required
+    sufficient: float = 0.1  # c: the required fraction of the predicted decrease
 
     def __post_init__(self):
         _check_all_positive(step_size=self.step_size)
@@ -96,7 +96,7 @@ class Backtracking:
         _check_range("sufficient", self.sufficient, 0, 1)
 
     def init(self, look, x):
-        "The view that is kept, and the step size of the next trial."
+        "The accepted view, and the step size of the next trial."
         alpha = _per_sample(self.step_size, x)[..., 0, 0]
         return _unseen(look, x), alpha / self.grow  # the first look is accepted
 
@@ -123,11 +123,11 @@ class Backtracking:
 # %% ../nbs/07_solvers.ipynb #d699d39c
 @_frozen_pytree
 class Anderson(Backtracking):
-    """Backtracking whose trials are extrapolated from the last few steps; one that does
-    not lower E enough is rejected, and plain steps follow.
+    """Backtracking with trials that are extrapolated from the last few steps. A trial
+    that does not lower E enough is rejected, and plain steps follow.
     """
 
-    # steps remembered
+    # number of steps remembered
     memory: int = field(default=5, metadata=dict(static=True))
 
     def __post_init__(self):
@@ -135,13 +135,13 @@ class Anderson(Backtracking):
         check_sizes(memory=self.memory)
 
     def init(self, look, x):
-        "Besides: how many steps are remembered, where they led, and how far that was."
+        "Also: how many steps are remembered, where each led, and its displacement."
         room = jnp.zeros((self.memory, *x.shape), x.dtype)
-        known = jnp.full(x.shape[:-2], -1, jnp.int32)  # the first look is no step
+        known = jnp.full(x.shape[:-2], -1, jnp.int32)  # the first look is not a step
         return *super().init(look, x), known, (room, room)
 
     def step(self, look, state):
-        "A trial, extrapolated where steps are remembered, accepted or rejected."
+        "One trial, accepted or rejected; extrapolated if steps are remembered."
         kept, alpha, known, past = state
         plain = kept.x + _wide(alpha) * kept.update
         ahead = _unit(plain)
@@ -169,18 +169,18 @@ class Solution(NamedTuple):
 
     # the last state; normalize it, since its length has no meaning
     x: Float[Array, "... N D"]
-    # each (evaluations, ...): after every evaluation, the first at the start
+    # each (evaluations, ...): one row per evaluation, the first at the start
     energies: Energies
-    # of energy and gradient, the one at the start included
+    # of energy and gradient, including the one at the start
     evaluations: Int[Array, "..."]
     rejected: Int[Array, "..."]  # trials that were not accepted
-    # turning force at x, as a fraction of the largest force met; NaN where a variance
-    # overflows
+    # turning force at x, as a fraction of the largest force so far; NaN if a
+    # variance overflows
     residual: Float[Array, "..."]
-    # residual ≤ tolerance: at rest, be it in a minimum or on a saddle
+    # residual ≤ tolerance: at rest, in a minimum or on a saddle
     settled: Bool[Array, "..."]
     certificate: _Certificate
-    states: Float[Array, "evaluations ... N D"] | None = None  # if asked for
+    states: Float[Array, "evaluations ... N D"] | None = None  # if requested
 
 # %% ../nbs/07_solvers.ipynb #0c31212d
 def solve(
@@ -188,11 +188,11 @@ def solve(
     x: Float[Array, "... N D"],  # token states at t = 0
     solver: Solver = Anderson(),
     *,
-    # of energy and gradient, at most; T Euler steps are T + 1
+    # at most this many, of energy and gradient; T Euler steps take T + 1
     evaluations: int = 100,
-    # a sample has settled where its residual is at most this
+    # a sample has settled if its residual is at most this
     tolerance: Float[ArrayLike, ""] | None = None,
-    # a sample also stops where its energy is at most this
+    # a sample also stops if its energy is at most this
     until: float | Float[ArrayLike, "..."] | None = None,
     states: bool = False,  # keep the state after every evaluation
     **context,  # for the terms that take it: mask=, weights=, field=, …
@@ -201,11 +201,11 @@ def solve(
     pace.
 
     Convergence is judged on g: the residual is the part of the force that can still
-    turn a token, as a fraction of the largest force met. It says that the tokens rest,
-    not that they are in a minimum: equal tokens stay equal, even on a saddle. Not
-    differentiable; see `et_nbdev.equilibria`. Raises ValueError or TypeError, naming
-    the argument, on bad numbers, tokens or context, and on tokens or blocks that
-    compute in half precision.
+    turn a token, as a fraction of the largest force met. A small residual means that
+    the tokens are at rest, not that they are in a minimum: equal tokens stay equal,
+    even on a saddle. Not differentiable; see `et_nbdev.equilibria`. Raises ValueError
+    or TypeError, naming the argument, for bad numbers, tokens or context, and for
+    tokens or blocks in half precision.
     """
     _check_block(block)
     _check_precision(block, x := jnp.asarray(x))
@@ -234,13 +234,13 @@ def solve(
 # %% ../nbs/07_solvers.ipynb #bc290c5e
 @_frozen_pytree
 class Flow:
-    r"""Continuous time, $\tau\,\dot x = -\partial E/\partial g$, in steps that adapt to
-    the path: the embedded pair of orders 3 and 2 of Bogacki and Shampine, every sample
-    with steps of its own. A step costs three evaluations.
+    r"""Continuous time, $\tau\,\dot x = -\partial E/\partial g$, in adaptive steps: the
+    embedded pair of orders 3 and 2 of Bogacki and Shampine, with separate steps for
+    every sample. A step costs three evaluations.
     """
 
-    rtol: float = 1e-3  # error of a step, as a fraction of x …
-    atol: float = 1e-3  # … and in its units
+    rtol: float = 1e-3  # error allowed per step, as a fraction of x …
+    atol: float = 1e-3  # … and in the units of x
     step_size: _PerSample = 0.1  # first step, in units of τ
     time: float = float("inf")  # where to stop, in units of τ
 
@@ -252,7 +252,7 @@ class Flow:
             raise ValueError(f"time: expected a positive number, got {self.time}")
 
     def init(self, look, x):
-        "The view that is kept, the length of the next step, and the time."
+        "The accepted view, the length of the next step, and the time."
         h = _per_sample(self.step_size, x)[..., 0, 0]
         return _unseen(look, x), h, jnp.zeros_like(h)
 
@@ -279,7 +279,7 @@ class Momentum:
     """
 
     step_size: _PerSample = 0.1  # α
-    momentum: float = 0.5  # μ, what is left of the velocity after a step
+    momentum: float = 0.5  # μ, the fraction of the velocity that a step keeps
 
     def __post_init__(self):
         _check_all_positive(step_size=self.step_size)
@@ -298,7 +298,7 @@ class Momentum:
 # %% ../nbs/07_solvers.ipynb #3d8b7353
 @_frozen_pytree
 class Schedule:
-    "Euler with a step size for every step; after the last one, that one again."
+    "Euler with a given size for every step; steps beyond the last size repeat it."
 
     step_sizes: Float[ArrayLike, "T"] | Sequence[float]
 
@@ -324,12 +324,13 @@ class Schedule:
 @signed
 class LearnedEuler(nnx.Module):
     r"""Euler steps of learned size: $\alpha_t > 0$ for every step, and with `gate` a
-    share for every token, $\alpha_{tA} = \alpha_t\,\mathrm{sigmoid}(w\cdot g_A + b)$.
+    fraction for every token, $\alpha_{tA} = \alpha_t\,\mathrm{sigmoid}(w\cdot g_A +
+    b)$.
 
     E still falls for small steps, because every step size is positive and the same for
-    all entries of a token. Starts at α = `step_size` for all (times ½ with the gate).
-    Parameters: T, and D + 1 for the gate. Steps beyond T repeat the last size.
-    Raises ValueError on sizes or a `step_size` out of range.
+    all entries of a token. All sizes start at α = `step_size` (times ½ with the gate).
+    Parameters: T, and D + 1 for the gate. Steps beyond T repeat the last size. Raises
+    ValueError on sizes or a `step_size` out of range.
     """
 
     def __init__(
