@@ -37,9 +37,9 @@ def patterns(
 def after_settling(
     key: PRNGKeyArray, K: Int[Array, ""] | int, D: int, most: int
 ) -> tuple[Float[Array, ""], Float[Array, ""], Int[Array, ""]]:
-    """A classical network that starts in its patterns (8 of K): the share of neurons
-    that one step gets wrong, the overlap of the settled states with their patterns,
-    and how many sweeps it took: below 200, all have settled.
+    """A classical network that starts in its patterns (8 of K): the fraction of neurons
+    that one step gets wrong, the overlap of the settled states with their patterns, and
+    the number of sweeps (if it is below 200, all have settled).
     """
     xi = patterns(key, K, most, D)
     W = hebb(xi)
@@ -52,8 +52,8 @@ def after_settling(
 def kept(
     key: PRNGKeyArray, K: Int[Array, ""] | int, F: Callable, D: int, most: int
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """A dense network that starts in its patterns (16 of K): the share of them that
-    keep 95 % of their neurons, an overlap of 0.9, and how many sweeps it took.
+    """A dense network that starts in its patterns (16 of K): the fraction of them that
+    keep 95% of their neurons, an overlap of 0.9, and the number of sweeps.
     """
     xi = patterns(key, K, most, D)
     start = xi[jnp.arange(16) % K]
@@ -64,8 +64,8 @@ def kept(
 def log_capacity(
     F: Callable, D: int, guess: float, sets: int = 6
 ) -> Float[np.ndarray, "n"]:
-    """log K at which half of the patterns are kept, for each of n = `sets` sets of
-    random patterns. Raises ValueError where the search around `guess` does not hold it.
+    """The log K at which half of the patterns are kept, for each of n = `sets` sets of
+    random patterns. Raises ValueError if it is not in the search range around `guess`.
     """
     Ks = np.unique(np.round(guess * 2 ** np.linspace(-1.25, 1.25, 9)).astype(int))
 
@@ -88,16 +88,16 @@ def log_capacity(
 # %% ../../nbs/75_hopfield_capacity.ipynb #e17273ba
 @jax.jit
 def all_fixed(xi: Float[Array, "K D"], K: Int[Array, ""] | int) -> Bool[Array, ""]:
-    """Are the first K patterns all fixed points of the exponential network that stores
-    them?
+    """Whether the first K patterns are all fixed points of the exponential network that
+    stores them.
     """
-    # rows of zeros are neither memories nor states to ask about
+    # rows of zeros are neither memories nor states to check
     xi = xi * (jnp.arange(len(xi)) < K)[:, None]
     return jnp.where(xi == 0, 0, flip_energies(xi, xi, Exponential())).min() >= 0
 
 
 def log_exponential_capacity(D: int, sets: int = 24) -> Float[np.ndarray, "n"]:
-    "log K up to which all patterns are fixed points, for each of n = `sets` sets."
+    "The log K up to which all patterns are fixed points, for n = `sets` sets."
     around = 2 ** (D / 2 + np.arange(-4, 2.1, 0.5))
     Ks = np.round((2 * np.log(2) / D) ** 0.5 * around).astype(int)
 

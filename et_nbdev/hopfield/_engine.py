@@ -19,13 +19,15 @@ from .._checks import check_positive, check_tokens
 
 # %% ../../nbs/74_hopfield_engine.ipynb #16e45981
 def known(*values) -> bool:
-    "Have all of them values yet? While JAX traces a function its arguments have none."
+    """Whether all of them have values; while JAX traces a function, its arguments do
+    not.
+    """
     return not any(isinstance(v, Tracer) for v in jax.tree.leaves(values))
 
 
 def check_floating(dtype=None, /, **arrays: Array):
-    """Raise TypeError, naming the argument, unless every array is of floating-point
-    numbers (of `dtype`, where given), and ValueError unless they are finite.
+    """Raise TypeError, naming the argument, unless every array holds floating-point
+    numbers (of `dtype`, if given), and ValueError unless they are finite.
     """
     for name, a in arrays.items():
         if not (hasattr(a, "dtype") and jnp.issubdtype(a.dtype, jnp.floating)):
@@ -55,8 +57,7 @@ def check_memories(xi: Array):
 
 def check_states(x: Array, dim: int, spins: bool = False, dtype=None):
     """Raise TypeError or ValueError unless `x` is a finite floating array (..., D) with
-    D = `dim`, of `dtype` where given; with `spins` also if an entry is neither −1 nor
-    1.
+    D = `dim`, of `dtype` if given; with `spins` also if an entry is neither −1 nor 1.
     """
     check_floating(dtype, x=x)
     if x.ndim < 1 or x.shape[-1] != dim:
@@ -70,7 +71,7 @@ def check_states(x: Array, dim: int, spins: bool = False, dtype=None):
 
 # %% ../../nbs/74_hopfield_engine.ipynb #48a00007
 def couplings(x, W, b):
-    """W and b, checked against the states x; no b is b = 0. Raises TypeError or
+    """W and b, checked against the states x; None for b means 0. Raises TypeError or
     ValueError on arrays that do not fit.
     """
     check_floating(W=W)
@@ -110,7 +111,9 @@ def neuron_order(order, D: int) -> Array:
 
 # %% ../../nbs/74_hopfield_engine.ipynb #48a0000a
 def check_data(x: Array, xi: Array, beta):
-    "Raise TypeError or ValueError unless data, memories and β fit each other."
+    """Raise TypeError or ValueError unless data, memories and β are valid and fit
+    together.
+    """
     check_memories(xi)
     check_positive(beta=beta)
     check_states(x, xi.shape[1], dtype=xi.dtype)
@@ -144,14 +147,14 @@ def unit_overlap(
 def flip_energies(
     x: Float[Array, "... D"], xi: Float[Array, "K D"], F: Callable
 ) -> Float[Array, "... D"]:
-    r"""By how much E would change if neuron i alone were flipped, for every i: a state
-    is a fixed point if none of them is negative.
+    r"""The change of E if only neuron i were flipped, for every i: a state is a fixed
+    point if none of them is negative.
 
     $\Delta_i = \sum_\mu \xi_{\mu i}^2\big(F(a_\mu) - \tfrac12[F(a_\mu-2) +
     F(a_\mu+2)]\big) - \tfrac12 x_i\,\xi_{\mu i}[F(a_\mu-2) - F(a_\mu+2)]$ for memories
-    of −1, 0 and 1 (0: this neuron is nothing to this memory). A change too small for
-    the format is given as its smallest number, with the right sign. Raises as
-    `dense_energy`, and ValueError on other memories.
+    of −1, 0 and 1 (0: the memory ignores this neuron). A change too small for the dtype
+    is returned as its smallest number, with the right sign. Raises the same errors as
+    `dense_energy`, and ValueError for other memories.
     """
     check_memories(xi)
     check_states(x, D := xi.shape[1], spins=True, dtype=xi.dtype)
@@ -169,7 +172,7 @@ def flip_energies(
 # %% ../../nbs/74_hopfield_engine.ipynb #57a1551c
 def check_attention(x, y, Wq, Wk, Wv):
     """Raise TypeError or ValueError, naming the argument, unless weights and tokens fit
-    each other.
+    together.
     """
     for name, W in (("Wq", Wq), ("Wk", Wk), ("Wv", Wv)):
         if getattr(W, "ndim", 0) != 3 or W.shape != Wq.shape:

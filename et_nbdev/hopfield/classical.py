@@ -50,7 +50,7 @@ def synchronous(
     x: Float[Array, "... D"], W: Float[Array, "D D"], b: Float[Array, "D"] | None = None
 ) -> Float[Array, "... D"]:
     r"""All neurons at once: $x \leftarrow \mathrm{sgn}(Wx - b)$. It may raise the
-    energy. Raises as `ising_energy`.
+    energy. Raises the same errors as `ising_energy`.
     """
     W, b = couplings(x, W, b)
     return _follow(x @ W.T - jnp.broadcast_to(b, x.shape), x)
@@ -60,14 +60,14 @@ def asynchronous(
     x: Float[Array, "... D"],
     W: Float[Array, "D D"],
     b: Float[Array, "D"] | None = None,
-    # which neuron when; None: each once, 0 … D−1
+    # the neurons to update, in order; None: each once, 0 … D−1
     order: Int[ArrayLike, "T"] | Sequence[Int[ArrayLike, ""]] | None = None,
 ) -> tuple[Float[Array, "... D"], Float[Array, "times ..."]]:
     r"""One neuron after another: $x_i \leftarrow \mathrm{sgn}(Wx - b)_i$. Returns the
-    state, and the T+1 energies before and after every step.
+    final state, and T+1 energies: at the start and after every step.
 
-    The energy never rises if W is symmetric with $W_{ii} \ge 0$. Raises as
-    `ising_energy`, and ValueError if an index in `order` is out of range.
+    The energy never rises if W is symmetric with $W_{ii} \ge 0$. Raises the same errors
+    as `ising_energy`, and ValueError if an index in `order` is out of range.
     """
     W, b = couplings(x, W, b)
     start, mutual = ising_energy(x, W, b), (W + W.T) / 2
@@ -88,8 +88,8 @@ def settle(
     step: Callable, x: Float[Array, "... D"], most: int = 100
 ) -> tuple[Float[Array, "... D"], Int[Array, "..."]]:
     """Repeat x ← step(x) until no state changes, at most `most` times. Returns the
-    states, and how many steps changed each: `most` if the last one still did. Raises
-    TypeError unless x is an array.
+    states, and the number of steps that changed each: `most` if the last step still
+    did. Raises TypeError unless x is an array.
     """
     check_sizes(most=most)
     if not hasattr(x, "shape"):
@@ -125,8 +125,8 @@ class Polynomial:
 
 @dataclass(frozen=True)
 class Exponential:
-    """F(a) = exp(a) in units of exp(D). Where single precision has no number so small
-    it rounds to 0; flips are compared in a `unit` in which it does not.
+    """F(a) = exp(a) in units of exp(D). In single precision small values round to 0, so
+    flips are compared in a `unit` in which they do not.
     """
 
     def __call__(
@@ -156,9 +156,10 @@ def _dense_sweep(
     F: Callable,
     order: Int[ArrayLike, "T"] | Sequence[Int[ArrayLike, ""]] | None = None,
 ) -> tuple[Float[Array, "... D"], Float[Array, "times ..."]]:
-    """One neuron after another, flipped if that lowers the energy (where it changes
-    nothing, rounding may decide). Returns the states, and the T+1 energies before and
-    after every step. Raises as `dense_energy` and `asynchronous`.
+    """One neuron after another, flipped if that lowers the energy (if it changes
+    nothing, rounding may decide). Returns the final states, and T+1 energies: at the
+    start and after every step. Raises the same errors as `dense_energy` and
+    `asynchronous`.
     """
     check_memories(xi)
     check_states(x, D := xi.shape[1], spins=True, dtype=xi.dtype)

@@ -35,9 +35,9 @@ def sample(
     num: int,
     beta: Real[ArrayLike, ""] = 1.0,
 ) -> Float[Array, "{num} D"]:
-    r"""`num` independent states from $e^{-\beta E}/Z$: a memory drawn by $w =
-    \mathrm{softmax}(\frac\beta2|\xi|^2)$, and Gaussian noise of variance 1/β. Raises
-    TypeError or ValueError on bad memories, β or `num`.
+    r"""`num` independent states from $e^{-\beta E}/Z$: a memory drawn with
+    probabilities $w = \mathrm{softmax}(\frac\beta2|\xi|^2)$, and Gaussian noise of
+    variance 1/β. Raises TypeError or ValueError on bad memories, β or `num`.
     """
     check_memories(xi)
     check_positive(beta=beta)
@@ -65,7 +65,7 @@ def _likelihood_update(
     x: Float[Array, "B D"], xi: Float[Array, "K D"], beta: Real[ArrayLike, ""] = 1.0
 ) -> Float[Array, "K D"]:
     r"""$-\partial\mathcal L/\partial\xi_\mu = \beta\,\langle p_\mu(x)\,x\rangle -
-    \beta\,w_\mu\xi_\mu$, by hand. Raises as `negative_log_likelihood`.
+    \beta\,w_\mu\xi_\mu$, by hand. Raises the same errors as `negative_log_likelihood`.
     """
     check_data(x, xi, beta)
     beta = jnp.asarray(beta, xi.dtype)
@@ -82,12 +82,12 @@ def learn(
     step_size: Real[ArrayLike, ""] | None = None,
 ) -> tuple[Float[Array, "K D"], Float[Array, "times"]]:
     r"""T = `steps` gradient steps on the likelihood of all data, $\xi \leftarrow \xi -
-    \alpha\,\partial\mathcal L/\partial\xi$, starting from `xi`. Returns memories
+    \alpha\,\partial\mathcal L/\partial\xi$, starting from `xi`. Returns the memories
     and T + 1 losses.
 
     α = `step_size`; None: $1/(\beta + \frac12\beta^2 R^2)$ with R the length of the
-    longest memory at each step, one over the largest possible curvature. Raises as
-    `negative_log_likelihood`, and ValueError on bad steps.
+    longest memory at each step, one over the largest possible curvature. Raises the
+    same errors as `negative_log_likelihood`, and ValueError on bad steps.
     """
     check_sizes(0, steps=steps)
     check_positive(beta=beta, step_size=1.0 if step_size is None else step_size)
