@@ -25,7 +25,7 @@ def _check_config(c):
     """Raise ValueError, naming the field, unless the sizes and choices of an
     `ImageConfig` are possible ones.
     """
-    # an energy without its attention or its memory is still one
+    # an energy without attention or without memory is still an energy
     least = 0 if c.block == "energy" else 1
     for name, low in dict(
         image_size=1,
@@ -57,7 +57,7 @@ def _check_config(c):
 
 # %% ../../nbs/78_image_model_engine.ipynb #91bdb2d9
 def _check_scales(c):
-    "The same for its step size and the scales of what training starts from."
+    "The same for its step size and its initial scales."
     if not 0 < c.step_size < float("inf"):
         raise ValueError(f"step_size: expected a positive α, got {c.step_size}")
     for name in ("position_scale", "mask_scale"):
@@ -148,7 +148,7 @@ def _check_pictures(c, images, occluded):
 
 # %% ../../nbs/78_image_model_engine.ipynb #08e67e4a
 def _relative_positions(c) -> RelativePositions | None:
-    "The bias of the scores at the start, as the configuration says."
+    "The initial bias of the scores, as the configuration says."
     if c.relative_positions == "none" or not c.num_heads:
         return None
     side = c.image_size // c.patch_size
@@ -156,7 +156,7 @@ def _relative_positions(c) -> RelativePositions | None:
 
 # %% ../../nbs/78_image_model_engine.ipynb #0451327e
 def _energy_block(c, rngs: nnx.Rngs) -> EnergyTransformer:
-    "The block of an `ImageConfig`, freshly drawn."
+    "The block of an `ImageConfig`, with random weights."
     beta = c.beta
     if c.beta_per_head:
         beta = np.full(c.num_heads, c.head_dim**-0.5 if beta is None else beta)
@@ -192,7 +192,7 @@ def _energy_block(c, rngs: nnx.Rngs) -> EnergyTransformer:
 
 # %% ../../nbs/78_image_model_engine.ipynb #7f427e94
 def _plot_columns(columns: dict):
-    "Pictures below each other in columns with titles; returns the figure."
+    "Columns of pictures with titles. Returns the figure."
     import matplotlib.pyplot as plt
 
     rows = len(next(iter(columns.values())))
@@ -229,7 +229,7 @@ def _weights(source: str | Path, revision: str | None) -> AbstractContextManager
         raise TypeError(f"source: expected a name or a path, got {got}")
     name = str(source)
     if revision is not None and (name in _pretrained() or Path(name).is_dir()):
-        raise ValueError(f"revision: {name!r} is no hub repository and has none")
+        raise ValueError(f"revision: {name!r} is not a hub repository and has none")
     if name in _pretrained():
         return as_file(files("et_nbdev.vision") / "weights" / f"{name}.safetensors")
     if name and Path(name).is_dir():

@@ -39,7 +39,7 @@ def _square(images, ndim: int | None = None) -> tuple[int, int]:
 
 
 def _side(S: int, patch_size: int) -> int:
-    "Patches a side."
+    "Patches per side."
     if S % _integer("patch_size", patch_size, 1):
         raise ValueError(
             f"patch_size: must divide the side of {S} pixels, got {patch_size}"
@@ -99,7 +99,7 @@ def _part_of(B: int, part: tuple[int, int]) -> slice:
 def _ahead(
     make: Callable[[int], np.ndarray], steps, workers: int = min(8, os.cpu_count() or 1)
 ) -> Iterator[np.ndarray]:
-    "make(s) for s in steps, in order, a few of them begun before they are asked for."
+    "make(s) for s in steps, in order; a few are started before they are needed."
     pool, begun = ThreadPoolExecutor(workers, "et_nbdev.batches"), deque()
     try:
         for s in steps:
@@ -108,7 +108,7 @@ def _ahead(
                 yield begun.popleft().result()
         while begun:
             yield begun.popleft().result()
-    # the consumer may stop early, or an error may: what has not begun is dropped
+    # the consumer may stop early, or an error may occur: drop what has not begun
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -146,7 +146,7 @@ def _jitter(key, x, strength):
 
 # %% ../../nbs/77_picture_arrays.ipynb #c51627f6
 def _check_augment(scale, ratio, flip, jitter):
-    "Raise ValueError, naming the argument, unless `_augment` can do that."
+    "Raise ValueError, naming the argument, unless these are valid for `_augment`."
     for name, pair, high in (("scale", scale, 1), ("ratio", ratio, 100)):
         if np.shape(pair) != (2,) or not 0 < pair[0] <= pair[1] <= high:
             raise ValueError(
@@ -167,14 +167,14 @@ def _augment(
     flip: float = 0.5,
     jitter: float = 0.4,
 ) -> Float32[Array, "B S S C"]:
-    """Each picture, uint8 or floating in [0, 1], seen a little differently: float32 in
-    [0, 1]. Works under `jit`.
+    """Random views of pictures, uint8 or floating in [0, 1]: float32 in [0, 1]. Works
+    under `jit`.
 
     A crop, its area uniform in `scale` and its width:height log-uniform in `ratio` (no
     side longer than the picture's), resized to S×S; mirrored with probability `flip`;
-    brightness, contrast and, of colors, saturation times factors uniform in 1 ±
-    `jitter`. `scale` and `ratio` (1, 1), `flip` and `jitter` 0 switch a part off.
-    Raises ValueError or TypeError naming the argument.
+    brightness, contrast and, for color pictures, saturation times factors uniform in 1
+    ± `jitter`. `scale` and `ratio` (1, 1), `flip` and `jitter` 0 switch a part off.
+    Raises ValueError or TypeError, naming the argument.
     """
     _square(images, ndim=4)
     _check_augment(scale, ratio, flip, jitter)

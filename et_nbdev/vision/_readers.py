@@ -21,11 +21,11 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 # %% ../../nbs/76_picture_readers.ipynb #150bdee8
-_Pixels = jax.Array | np.ndarray  # pictures as they come, of JAX or of NumPy
+_Pixels = jax.Array | np.ndarray  # pictures, as JAX or NumPy arrays
 
 
 def _need(module: str):
-    "Import what only some users of the library have installed."
+    "Import an optional dependency."
     try:
         return import_module(module)
     except ModuleNotFoundError as e:
@@ -90,7 +90,7 @@ def _eight_bits(img, gray: bool):
 def _decode(
     stored: bytes | Path | np.ndarray, size: int, channels: int
 ) -> UInt8[np.ndarray, "S S C"]:
-    "One picture as it is stored -> pixels."
+    "A stored picture -> pixels."
     from PIL import ImageOps
     from PIL.Image import Resampling
 
@@ -113,7 +113,7 @@ def _decode(
 # %% ../../nbs/76_picture_readers.ipynb #c82f3281
 @runtime_checkable
 class _Pictures(Protocol):
-    "What takes an array of indices and has a length: uint8 pixels, or a set of them."
+    "Anything with a length that takes an array of indices: uint8 pixels, or `_Images`."
 
     def __len__(self) -> int: ...
 
@@ -137,7 +137,7 @@ def _naming(picture: str):
 # %% ../../nbs/76_picture_readers.ipynb #83d6d9e5
 @dataclass(frozen=True, repr=False, eq=False)
 class _Images:
-    """A split of a set of pictures: random access, decoded when asked for. Made by
+    """A split of a set of pictures: random access, decoded on demand. Made by
     `load_images`.
 
     `images[i]` is uint8 (S, S, C); `images[indices]`, a slice, integers or booleans, is
@@ -180,8 +180,9 @@ def _channel_statistics(
     """(mean, standard deviation) of each channel, pixels in [0, 1], over at most 5,000
     pictures spread evenly over the set: deterministic.
 
-    Streamed as a histogram of the 256 levels, so exact. The standard deviation is at
-    least 1/255, one level: a blank channel divides safely.
+    Streamed as a histogram of the 256 levels, so the result is exact. The standard
+    deviation is at least 1/255, one level, so that dividing by it is safe for a blank
+    channel.
     """
     picks = np.unique(
         np.linspace(0, len(images) - 1, min(5000, len(images))).round().astype(int)
@@ -245,7 +246,7 @@ def _from_digits() -> dict[str, _Source]:
 # %% ../../nbs/76_picture_readers.ipynb #1bbe64f4
 def _from_pictures(folder: Path) -> dict[str, _Source]:
     """Picture files anywhere below `folder`. If it has subfolders train, valid, test …,
-    these are the splits, and all there is.
+    these are the splits, and other files are ignored.
     """
 
     def source(root):
@@ -274,7 +275,7 @@ def _from_pictures(folder: Path) -> dict[str, _Source]:
 
 # %% ../../nbs/76_picture_readers.ipynb #e2757cb9
 def _picture_column(table, where: str) -> str:
-    "The first column of pictures, by its type or else by its name."
+    "The first column of pictures, by type, else by name."
     Feature = _need("datasets").Image
     columns = [c for c, kind in table.features.items() if isinstance(kind, Feature)]
     columns = columns or [
@@ -319,7 +320,7 @@ def _from_table(table, where: str) -> _Source:
 # %% ../../nbs/76_picture_readers.ipynb #ff000c0c
 @contextmanager
 def _no_network():
-    """`datasets` asking its cache alone; left to itself it reports even the loading of
+    """Let `datasets` use only its cache; by default it reports even the loading of
     local files to a server.
     """
     config = _need("datasets").config
@@ -333,8 +334,8 @@ def _no_network():
 def _from_hub(repo: str, online: bool) -> dict[str, _Source]:
     "A set of the Hugging Face hub, from the hub or from its cache on this machine."
     datasets = _need("datasets")
-    # one question with a time limit first: `datasets` asks an unreachable hub again and
-    # again for half a minute
+    # one request with a time limit first: `datasets` retries an unreachable hub for
+    # half a minute
     if online:
         _need("huggingface_hub").HfApi().dataset_info(repo, timeout=10)
     with nullcontext() if online else _no_network():
@@ -369,8 +370,8 @@ def _shards(path: Path) -> dict[str, list[str]]:
 
 # %% ../../nbs/76_picture_readers.ipynb #1efcc9c4
 def _check_complete(path: Path, splits: dict[str, list[str]]):
-    """Raise ValueError where a split lacks one of the shards that its names count: it
-    would quietly be another set.
+    """Raise ValueError if a split lacks a shard that its file names count: it would
+    silently be a different set.
     """
     for split, files in splits.items():
         total = max(
@@ -429,7 +430,7 @@ def _from_folder(path: Path) -> dict[str, _Source]:
 def _find_folder(
     name: str, data_dir: str | os.PathLike | None, tried: list[str]
 ) -> Path | None:
-    "The set's folder in data_dir or ET_DATA; `tried` learns where there is none."
+    "The set's folder in data_dir or ET_DATA; places without one are added to `tried`."
     for label, root in (
         ("data_dir", data_dir),
         ("the environment variable ET_DATA", os.environ.get("ET_DATA")),
@@ -444,7 +445,7 @@ def _find_folder(
 
 # %% ../../nbs/76_picture_readers.ipynb #cc5f2dd8
 def _find_on_hub(repo: str, tried: list[str]) -> dict[str, _Source] | None:
-    "The set from the hub's cache or the hub; `tried` learns why from neither."
+    "The set from the hub's cache or the hub; if neither has it, `tried` says why."
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):
         tried.append("the hub: names there have the form user/name")
         return None
@@ -461,8 +462,8 @@ def _find_on_hub(repo: str, tried: list[str]) -> dict[str, _Source] | None:
 
 # %% ../../nbs/76_picture_readers.ipynb #80241db6
 def _find(name: str, data_dir: str | os.PathLike | None) -> dict[str, _Source]:
-    """The first that has `name`: a path (unless the name is a known one), data_dir,
-    ET_DATA, the hub's cache, the hub.
+    """The first source that has `name`: a path (unless the name is a known one),
+    data_dir, ET_DATA, the hub's cache, the hub.
     """
     path, tried = Path(name).expanduser(), []
     if name not in _NAMED:
@@ -492,7 +493,7 @@ def _permutation(n: int, *seed: int) -> np.ndarray:
 
 
 def _carve(n: int, validation: int, test: int, name: str) -> dict[str, np.ndarray]:
-    "The rows of the splits into which n pictures are divided at random."
+    "The rows of the splits, after a random division of n pictures."
     if n <= validation + test:
         raise ValueError(
             f"name: {name!r} has {n} pictures to divide; {validation + test + 1} or"
@@ -509,7 +510,7 @@ def _carve(n: int, validation: int, test: int, name: str) -> dict[str, np.ndarra
 def _split(
     source: dict[str, _Source], split: str, held_out: int, name: str
 ) -> tuple[np.ndarray, _Fetch]:
-    "The rows of `split`, and where to fetch them."
+    "The rows of `split`, and the source to fetch them from."
     source = {
         s: found for s, found in source.items() if s in _SPLITS.values()
     } or source
@@ -537,12 +538,12 @@ class _Named(NamedTuple):
     repo: str  # on the hub
     size: int  # S
     held_out: int  # pictures of train that become "validation"
-    # of the source: the one to learn from, and the labeled one to test on
+    # splits of the source: the one to train on, and the labeled one to test on
     splits: tuple[str, str]
 
 
-# sets that `load_images` knows by name: where they are, pixels a side, pictures held
-# out, splits
+# sets that `load_images` knows by name: where they are, pixels per side, pictures
+# held out, splits
 _NAMED = {
     "cifar10": _Named("uoft-cs/cifar10", 32, 5_000, ("train", "test")),
     "tiny-imagenet": _Named(
@@ -565,7 +566,7 @@ def _probe(source: dict[str, _Source], name: str) -> tuple[int, int]:
                 with _open(stored) as img:
                     shapes.add(img.size)
                     gray = gray and img.mode in _GREY
-            except Exception as e:  # refused by name if it is ever asked for
+            except Exception as e:  # rejected by name if it is ever requested
                 problem = f"{label}: {_brief(e)}"
     if not shapes:
         raise ValueError(f"name: no picture of {name!r} can be decoded ({problem})")
@@ -576,7 +577,7 @@ def _probe(source: dict[str, _Source], name: str) -> tuple[int, int]:
 
 # %% ../../nbs/76_picture_readers.ipynb #0abfabbf
 def _check_request(name, split, size, data_dir):
-    "Raise ValueError, naming the argument, unless `load_images` can be asked for this."
+    "Raise ValueError, naming the argument, unless `load_images` accepts these."
     if not isinstance(name, (str, os.PathLike)) or not str(name):
         raise ValueError(f"name: must be the name of a set or a path, got {name!r}")
     if split not in ("train", "validation", "test"):
@@ -590,7 +591,9 @@ def _check_request(name, split, size, data_dir):
 
 
 def _splits_of(known: _Named, source: dict[str, _Source], name: str):
-    "Of a source the splits that a known set is made of. Raises ValueError without one."
+    """The splits of a source that make up a known set. Raises ValueError if one is
+    missing.
+    """
     if missing := sorted(set(known.splits) - set(source)):
         raise ValueError(
             f"name: the files found for {name!r} lack the split {missing[0]!r}:"

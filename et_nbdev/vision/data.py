@@ -44,7 +44,7 @@ from et_nbdev.vision._readers import (
 # %% ../../nbs/20_image_data.ipynb #2fd74def
 def photographs(size: int = 64) -> UInt8[np.ndarray, "6 S S 3"]:
     """Six color photographs that ship with scikit-image and scikit-learn, cut square
-    and shrunk to `size` pixels a side.
+    and shrunk to `size` pixels per side.
 
     Raises ValueError if `size` is not a positive integer, ImportError if either library
     is missing.
@@ -77,21 +77,21 @@ def load_images(
     name: str | os.PathLike,
     split: str = "train",  # "train", "validation" or "test"
     *,
-    size: int | None = None,  # S; None: the set's own
+    size: int | None = None,  # S; None: the native size
     # where to look first; None: ET_DATA
     data_dir: str | os.PathLike | None = None,
 ) -> _Images:
     """One split of a set of pictures: digits, cifar10, tiny-imagenet, imagenet-1k, any
     hub name, folder of pictures or parquet.
 
-    The splits are disjoint and the same wherever the files are: those of the source;
-    `validation` carved out of `train` where it has two (5,000 pictures of cifar10 and
-    tiny-imagenet, 10,000 of imagenet-1k, else a tenth up to 10,000); 80:10:10 where it
-    has one. Without `size`, S is 8 (digits), 32, 64 or 224 for the known names; for
-    others the side that all pictures share if they are square and no larger than 224,
-    else 32. C is 1 where all pictures looked at are gray (a color one then turns
-    gray), else 3. Raises ValueError for a bad argument or damaged files,
-    FileNotFoundError with a list of all places tried.
+    The splits are disjoint, and the same wherever the files are. A source with three
+    splits keeps them. If it has two, `validation` is taken from `train` (5,000 pictures
+    of cifar10 and tiny-imagenet, 10,000 of imagenet-1k, else a tenth, at most 10,000).
+    If it has one, that is divided 80:10:10. Without `size`, S is 8 (digits), 32, 64 or
+    224 for the known names; for others it is the side that all pictures share if they
+    are square and no larger than 224, else 32. C is 1 if all pictures that were
+    inspected are gray (a color one is then converted), else 3. Raises ValueError for a
+    bad argument or damaged files, FileNotFoundError with a list of all places tried.
     """
     _check_request(name, split, size, data_dir)
     name = str(name)
@@ -106,7 +106,7 @@ def load_images(
 def patchify(
     images: Shaped[_Pixels, "*B S S C"], patch_size: int
 ) -> Shaped[_Pixels, "*B N P"]:
-    """Pictures as N = (S/p)² tokens of P = p·p·C numbers. Raises ValueError where
+    """Pictures as N = (S/p)² tokens of P = p·p·C numbers. Raises ValueError if
     patch_size does not divide S.
     """
     (S, C), p = _square(images), patch_size
@@ -121,8 +121,8 @@ def patchify(
 def unpatchify(
     patches: Shaped[_Pixels, "*B N P"], image_size: int, patch_size: int
 ) -> Shaped[_Pixels, "*B S S C"]:
-    """The inverse of `patchify`. Raises ValueError if N, P, image_size and patch_size do
-    not match.
+    """The inverse of `patchify`. Raises ValueError if N, P, image_size and patch_size
+    disagree.
     """
     S, p = _integer("image_size", image_size, 1), patch_size
     n, shape = _side(S, p), getattr(patches, "shape", ())
@@ -148,9 +148,9 @@ def occlude(
     """(occluded, masked): the hidden tokens of each picture, and those of them that
     become MASK.
 
-    Per picture num_occluded distinct tokens are occluded, all sets of them equally
+    In each picture num_occluded distinct tokens are occluded, with all sets equally
     likely; round((1 - open_fraction) · num_occluded) of them are masked. Works under
-    `jit` with all arguments but the key static. Raises ValueError naming the argument.
+    `jit` with all arguments but the key static. Raises ValueError, naming the argument.
     """
     B, N = _integer("batch_size", batch_size, 1), _integer("num_tokens", num_tokens, 1)
     n = _integer("num_occluded", num_occluded, 0, N)
@@ -168,7 +168,7 @@ def normalize(
     """(images - mean) / std of pixels, uint8 or floating in [0, 1]; mean and std (C,)
     as `Images.statistics` gives them.
 
-    NumPy in, NumPy out; JAX in, JAX out. Raises ValueError or TypeError naming the
+    NumPy in, NumPy out; JAX in, JAX out. Raises ValueError or TypeError, naming the
     argument.
     """
     mean, std = _channelwise(images, mean, "mean"), _channelwise(images, std, "std")
@@ -192,7 +192,7 @@ def _fill_mean(
     channel.
 
     images uint8 or floating in [0, 1]; the result is float32 in [0, 1]. Raises
-    ValueError or TypeError naming the argument.
+    ValueError or TypeError, naming the argument.
     """
     return _fill(
         images,
@@ -205,8 +205,8 @@ def _fill_mean(
 def _fill_nearest(
     images: Shaped[_Pixels, "B S S C"], occluded: Bool[_Pixels, "B N"], patch_size: int
 ) -> Float32[np.ndarray, "B S S C"]:
-    """Occluded pixels replaced by the nearest visible pixel (Euclidean). Arguments, result
-    and errors as for `_fill_mean`.
+    """Occluded pixels replaced by the nearest visible pixel (Euclidean). Arguments,
+    result and errors are those of `_fill_mean`.
     """
     nearest = _need("scipy.ndimage").distance_transform_edt
     return _fill(
@@ -220,8 +220,8 @@ def _fill_nearest(
 def _fill_biharmonic(
     images: Shaped[_Pixels, "B S S C"], occluded: Bool[_Pixels, "B N"], patch_size: int
 ) -> Float32[np.ndarray, "B S S C"]:
-    """Occluded pixels from Δ²u = 0 with the visible ones given (scikit-image). Arguments,
-    result and errors as for `_fill_mean`.
+    """Occluded pixels from Δ²u = 0 with the visible ones given (scikit-image).
+    Arguments, result and errors are those of `_fill_mean`.
     """
     inpaint = _need("skimage.restoration").inpaint_biharmonic
     return _fill(
@@ -236,20 +236,19 @@ def batches(
     images: _Pictures,
     batch_size: int,  # B
     *,
-    seed: int,  # of the shuffling
+    seed: int,  # for the shuffling
     start: int = 0,  # number of the first batch: the step to resume at
     shuffle: bool = True,  # a fresh permutation each epoch
     epochs: int | None = None,  # None: forever
-    # (i, n): the i-th of n equal parts of each batch alone, for the i-th of n processes
+    # (i, n): only the i-th of n equal parts of each batch, for the i-th of n processes
     part: tuple[int, int] = (0, 1),
 ) -> Iterator[UInt8[np.ndarray, "B S S C"]]:
-    """Batches, decoded ahead in background threads; number s is a function of (seed,
-    s), wherever one starts.
+    """Batches, decoded ahead in background threads; batch s depends only on (seed, s),
+    wherever you start.
 
     The incomplete last batch of an epoch is dropped, except in one pass in order
-    (`shuffle=False, epochs=1`), where nothing is left out. A picture that cannot be
-    decoded raises its error at the batch it is in. Raises ValueError at once for a bad
-    argument.
+    (`shuffle=False, epochs=1`), which leaves nothing out. A picture that cannot be
+    decoded raises its error at its batch. Raises ValueError at once for a bad argument.
     """
     n = len(images)
     B = _integer("batch_size", batch_size, 1, n)

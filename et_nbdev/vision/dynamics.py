@@ -49,7 +49,8 @@ def _growing(
     steps: int = 9, first: float = 1.0, factor: float = 2.0
 ) -> Float[np.ndarray, "T"]:
     """Step sizes first · factor^n, n = 0, 1, …: with factor 2 every step is about as
-    long as all before it together. Raises ValueError on numbers that are not positive.
+    long as all steps before it together. Raises ValueError for numbers that are not
+    positive.
     """
     check_sizes(steps=steps)
     _check_all_positive(first=first, factor=factor)
@@ -70,7 +71,7 @@ def _states_by(
 
 # %% ../../nbs/27_image_dynamics.ipynb #b9dda9ea
 def _tokens_at_rest(model: ImageEnergyTransformer, x: Float[Array, "B N D"]):
-    "Where the descent of tokens x settles, and as a metric the share that has settled."
+    "Where the descent of tokens x settles, with the fraction settled as a metric."
     options = dict(tolerance=1e-3, evaluations=100, leave_out=True)
     solver = Anderson(model.config.step_size)
     x, found = equilibrium(model.block, x, solver, **options, **model.context(x))
@@ -78,7 +79,7 @@ def _tokens_at_rest(model: ImageEnergyTransformer, x: Float[Array, "B N D"]):
 
 # %% ../../nbs/27_image_dynamics.ipynb #e31ca125
 def _read_at(states: Float[Array, "times B N D"], first: int | None, key):
-    "The last state of every sample, or one at random from number `first` on."
+    "The last state of every sample, or a random one from step `first` on."
     T, B = len(states) - 1, states.shape[1]
     t = jnp.full(B, T) if first is None else jax.random.randint(key, B, first, T + 1)
     return states[t, jnp.arange(B)]
@@ -86,11 +87,11 @@ def _read_at(states: Float[Array, "times B N D"], first: int | None, key):
 # %% ../../nbs/27_image_dynamics.ipynb #874e195c
 def _loss_at(config, step_sizes=None, first: int | None = None):
     """The loss (model, uint8 images, key) -> (mean, metrics) after steps of the given
-    sizes, or without any where the descent has settled; `config` is a `TrainConfig`.
+    sizes, or without sizes, where the descent has settled; `config` is a `TrainConfig`.
 
-    With `first`, every picture is read at a random number of steps between `first` and
-    all of them. At rest, a picture that has not settled (or stands on a saddle) trains
-    the decoder alone.
+    With `first`, every picture is decoded after a random number of steps, from `first`
+    to all of them. At rest, a picture that has not settled (or is on a saddle) trains
+    only the decoder.
     """
     c, n = config.model, config.num_occluded
 

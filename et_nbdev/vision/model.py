@@ -45,7 +45,7 @@ def _waves(side: int, dim: int) -> Float[Array, "N D"]:
     """Positions of side × side patches at unit variance: sines and cosines along
     columns in one half of the D entries, along rows in the other.
     """
-    # in patches: from a little over the shortest that can be told apart
+    # in patches, from just above the shortest that the grid resolves
     lengths = np.geomspace(2.5, 4 * side, -(-dim // 4))
     phase = 2 * np.pi * np.arange(side)[:, None] / lengths
     one = 2**0.5 * np.concatenate([np.sin(phase), np.cos(phase)], 1)
@@ -54,7 +54,7 @@ def _waves(side: int, dim: int) -> Float[Array, "N D"]:
 
 
 def _first_positions(c, rngs: nnx.Rngs) -> Float[Array, "N D"]:
-    "Positions at the start, as the configuration says."
+    "The initial positions, as the configuration says."
     if c.position_init == "waves":
         return c.position_scale * _waves(c.image_size // c.patch_size, c.dim)
     normal = nnx.initializers.normal(c.position_scale)
@@ -66,8 +66,8 @@ class ImageConfig:
     """Everything that fixes an image model's shapes and dynamics. The defaults are
     ET-base, as in the paper.
 
-    Raises ValueError, naming the field, on values outside their range or at odds with
-    one another.
+    Raises ValueError, naming the field, for values that are out of range or
+    inconsistent.
     """
 
     image_size: int = _option(224, "side of the square pictures, in pixels")
@@ -81,8 +81,8 @@ class ImageConfig:
     num_memories: int = _option(3072, "memories K of the Hopfield network")
     block: Literal["energy", "transformer"] = _option(
         "energy",
-        "what is applied T times: the energy block, or a conventional transformer block"
-        " of as many heads and K hidden units",
+        "the block to apply T times: the energy block, or a conventional transformer"
+        " block with as many heads and K hidden units",
     )
     steps: int = _option(12, "steps T of the descent")
     step_size: float = _option(0.1, "step size α of the descent")
@@ -97,48 +97,46 @@ class ImageConfig:
     power: float = _option(3.0, "exponent n of the activation 'power'")
     memory_beta: float = _option(1.0, "inverse temperature of the activation 'softmax'")
     shared_norm: bool = _option(
-        False, "decode through the block's norm instead of one of its own"
+        False, "decode with the block's norm instead of a separate one"
     )
     position_init: Literal["normal", "waves"] = _option(
         "normal",
-        "the positions' start: random numbers, or waves across the picture, alike for"
+        "initial positions: random numbers, or waves across the picture, similar for"
         " neighbors; learned either way",
     )
     position_scale: float = _option(
-        1.0,
-        "standard deviation of the positions at the start, in units of an encoded"
-        " patch",
+        1.0, "initial standard deviation of the positions, in units of an encoded patch"
     )
     mask_scale: float = _option(
-        1.0, "standard deviation of MASK at the start, likewise"
+        1.0, "initial standard deviation of MASK, in the same units"
     )
     init_scale: float | None = _option(
-        None, "standard deviation of the block's weights at the start; none: 1/√D"
+        None, "initial standard deviation of the block's weights; none: 1/√D"
     )
     tied_start: bool = _option(
-        False, "start with W_K = W_Q: tokens first attend to what resembles them"
+        False, "start with W_K = W_Q: tokens first attend to similar tokens"
     )
     relative_positions: Literal["none", "zero", "distance"] = _option(
         "none",
-        "learned bias of the scores by where two patches stand to each other: none, a"
-        " table of zeros at the start, or of minus distances",
+        "learned bias of the scores by the relative position of two patches: none, or"
+        " a table that starts with zeros or with minus the distances",
     )
     normalize_heads: bool = _option(
-        False, "divide queries and keys by their root mean square inside a head"
+        False, "divide queries and keys by their root mean square within each head"
     )
     beta_per_head: bool = _option(
-        False, "an inverse temperature for every head, all with the same start"
+        False, "one inverse temperature per head, all with the same initial value"
     )
     negative_memories: float | None = _option(
         None,
-        "share of memories that repel; the memories then have thresholds, too; none:"
+        "fraction of memories that repel; all memories then have thresholds; none:"
         " the paper's memories",
     )
     learn_steps: bool = _option(
         False, "learn the size of every step, starting at step_size"
     )
     gate_steps: bool = _option(
-        False, "and the share of it that a token takes, starting at a half"
+        False, "also learn the fraction of a step that each token takes, from one half"
     )
     dtype: Literal["float32", "bfloat16"] = _option(
         "float32", "dtype of the matrix products of the block"
@@ -171,13 +169,13 @@ class ImageConfig:
     @property
     def flops(self) -> int:
         """Floating-point operations of all matrix products in one forward pass of one
-        picture, a multiply-add being two.
+        picture, counting a multiply-add as two.
         """
         N = self.num_tokens
         D = self.dim
         K = self.num_memories
         HY = self.num_heads * self.head_dim
-        # products over pairs of tokens: scores, and two softmaxes to one
+        # products over pairs of tokens: scores, then two with the softmax, or one
         pairs = 6 if self.block == "energy" else 4
         gate = 2 * N * D if self.gate_steps and self.block == "energy" else 0
         return (
@@ -192,8 +190,8 @@ class ImageEnergyTransformer(nnx.Module):
     positions, a descent, norm and affine decoder.
 
     Patches (B, N, P) in, predictions for every patch (B, N, P) out, both in normalized
-    pixels; `masked` is boolean (B, N). Raises ValueError where patches or masked have
-    other shapes than the configuration says, or its block is no energy.
+    pixels; `masked` is boolean (B, N). Raises ValueError if patches or masked do not
+    have the shapes of the configuration, or if its block is not the energy block.
     """
 
     def __init__(self, config: ImageConfig, *, rngs: nnx.Rngs):
@@ -250,8 +248,8 @@ class ImageEnergyTransformer(nnx.Module):
         step_size: Float[ArrayLike, ""] | None = None,
         **options,
     ) -> tuple[Float[Array, "B N D"], Trajectory]:
-        """Encode, then `et_nbdev.dynamics.descend` with the configuration's T and α, or
-        the learned steps, unless `options` say otherwise, by a solver, say.
+        """Encode, then call `et_nbdev.dynamics.descend` with the configuration's T and
+        α, or the learned steps, unless the arguments say otherwise.
         """
         x = self.encode(patches, masked)
         if step_size is None and "solver" not in options:
@@ -276,8 +274,8 @@ class ImageEnergyTransformer(nnx.Module):
 
 # %% ../../nbs/21_image_model.ipynb #0fd246d4
 class ImageTransformer(ImageEnergyTransformer):
-    """What `ImageEnergyTransformer` is measured against: T applications of one
-    conventional `TransformerBlock`, all else equal.
+    """The baseline for `ImageEnergyTransformer`: T applications of one conventional
+    `TransformerBlock`, all else equal.
     """
 
     def _make_block(self, rngs: nnx.Rngs) -> Any:
@@ -302,8 +300,8 @@ class ImageTransformer(ImageEnergyTransformer):
         remat: bool = False,
         **_,
     ) -> tuple[Float[Array, "B N D"], Trajectory]:
-        """Encode, then the block T times. There are no energies to return; options of
-        the descent that make no sense here are ignored.
+        """Encode, then apply the block T times. There are no energies to return;
+        options of the descent that do not apply here are ignored.
         """
         graphdef, params = nnx.split(self.block)
         step = lambda x, _: (nnx.merge(graphdef, params)(x), x if states else None)
@@ -319,16 +317,16 @@ class ImageTransformer(ImageEnergyTransformer):
 
 # %% ../../nbs/21_image_model.ipynb #92209cc0
 class _Completion(NamedTuple):
-    "Completed pictures, and how they came about."
+    "Completed pictures, and the descent that made them."
 
     images: Float[Array, "B S S C"]  # pixels in [0, 1]; open patches are the original's
     energies: Energies  # each (T+1, B)
-    # the completion read off at every time, if asked for
+    # the completion after every step, if requested
     path: Float[Array, "T+1 B S S C"] | None
 
 
 def _hidden_pixels(c: ImageConfig, occluded: Bool[np.ndarray, "... N"]):
-    "Which numbers of the pictures (..., S, S, C) are those of occluded patches."
+    "Which entries of the pictures (..., S, S, C) belong to occluded patches."
     return unpatchify(
         np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim)),
         c.image_size,
@@ -367,18 +365,18 @@ def _complete(
 # %% ../../nbs/21_image_model.ipynb #4042c5fc
 def complete(
     model: ImageEnergyTransformer,
-    # (B, S, S, C): uint8, or floating in [0, 1]; what is under an occluded patch is
-    # never looked at
+    # (B, S, S, C): uint8, or floating in [0, 1]; pixels of occluded patches are
+    # ignored
     images,
     occluded,  # (B, N) booleans: the patches to complete, in reading order
     *,
     steps: int | None = None,  # T; None: the configuration's
     step_size: float | None = None,  # α; None: the model's, learned or not
-    path: bool = False,  # also read the picture off at every time
+    path: bool = False,  # also return the completion after every step
 ) -> _Completion:
-    """Complete pictures by descent. Raises ValueError or TypeError naming the argument:
-    shapes, dtypes, open pixels that are NaN or outside [0, 1], a step size that is not
-    positive and finite.
+    """Complete pictures by descent. Raises ValueError or TypeError, naming the
+    argument, for wrong shapes or dtypes, open pixels that are NaN or outside [0, 1],
+    and a step size that is not positive and finite.
     """
     c, images, occluded = model.config, np.asarray(images), np.asarray(occluded)
     learned = step_size is None and hasattr(model, "solver")
@@ -397,8 +395,8 @@ def complete(
 def plot_completion(
     model: ImageEnergyTransformer, images, occluded, times=None, *, max_rows: int = 8
 ):
-    """Rows of original · occluded · completed at several times of the descent; returns
-    the figure.
+    """Rows of pictures: original, occluded, and completed at several times of the
+    descent. Returns the figure.
     """
     images, occluded = np.asarray(images)[:max_rows], np.asarray(occluded)[:max_rows]
     c = model.config
@@ -408,7 +406,7 @@ def plot_completion(
         else times
     )
     path = complete(model, images, occluded, steps=max(times), path=True).path
-    assert path is not None  # since it was asked for
+    assert path is not None  # it was requested
     # gray pictures too, for the lilac
     colored = lambda x: np.broadcast_to(
         np.asarray(x, np.float32), (*np.shape(x)[:-1], 3)
@@ -424,7 +422,7 @@ def plot_completion(
 
 # %% ../../nbs/21_image_model.ipynb #a90296a2
 def _image_model(config: ImageConfig, *, rngs: nnx.Rngs) -> ImageEnergyTransformer:
-    "The model that `config.block` names, freshly drawn."
+    "A model of the kind `config.block`, with random weights."
     kind = ImageEnergyTransformer if config.block == "energy" else ImageTransformer
     return kind(config, rngs=rngs)
 
@@ -432,9 +430,7 @@ def _image_model(config: ImageConfig, *, rngs: nnx.Rngs) -> ImageEnergyTransform
 def save_model(
     path: Path | str, model: ImageEnergyTransformer, meta: dict | None = None
 ):
-    """Weights and configuration in one safetensors file, atomically; `meta` is kept
-    beside them.
-    """
+    "Write weights, configuration and `meta` to one safetensors file, atomically."
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     _save_checkpoint(
         path,
@@ -444,7 +440,7 @@ def save_model(
 
 
 def load_model(path: Path | str) -> ImageEnergyTransformer:
-    """The model of a file that `save_model` or the training wrote. Raises
+    """Load a model from a file that `save_model` or the training wrote. Raises
     CheckpointError if it is missing, damaged or of another kind.
     """
 
@@ -462,8 +458,9 @@ def load_model(path: Path | str) -> ImageEnergyTransformer:
 def from_pretrained(
     source: str | Path, *, revision: str | None = None
 ) -> ImageEnergyTransformer:
-    """A trained model: the name of one that comes along, a folder that holds a
-    model.safetensors, or a hub repository "user/name" at a `revision`.
+    """Load a trained model. `source` is the name of one that comes with the library, a
+    folder that holds a model.safetensors, or a hub repository "user/name", at a
+    `revision`.
 
     Raises TypeError or ValueError on anything else, CheckpointError if the file is
     missing or damaged, OSError if the hub cannot be reached.
@@ -475,8 +472,8 @@ def from_pretrained(
 def _save_pretrained(
     folder: Path | str, model: ImageEnergyTransformer, meta: dict | None = None
 ):
-    """Write `model` in the hub's layout: model.safetensors, and its configuration once
-    more as config.json. Raises OSError if it cannot be written.
+    """Write `model` in the hub's layout: model.safetensors, and a copy of its
+    configuration in config.json. Raises OSError if it cannot be written.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

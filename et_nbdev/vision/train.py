@@ -54,8 +54,8 @@ def _completion_loss(
     patches: Float[Array, "B N P"],
     occluded: Bool[Array, "B N"],
 ) -> Float[Array, ""]:
-    """Mean squared error over the pixels of the occluded tokens only; in
-    units of the per-channel variance.
+    """Mean squared error over the pixels of the occluded tokens only, in units of the
+    per-channel variance.
     """
     error = jnp.mean((predicted - patches) ** 2, -1)
     return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error))) / jnp.maximum(
@@ -65,9 +65,11 @@ def _completion_loss(
 # %% ../../nbs/22_image_train.ipynb #c233d2e9
 @dataclass(frozen=True)
 class TrainConfig:
-    """A training run: a model, an optimizer, the pictures and what is hidden of them.
+    """A training run: the model, the optimizer, the pictures and what is hidden in
+    them.
 
-    Raises ValueError, naming the field, on values outside their range."""
+    Raises ValueError, naming the field, on values outside their range.
+    """
 
     model: ImageConfig = ImageConfig()
     optim: OptimConfig = OptimConfig()
@@ -76,22 +78,21 @@ class TrainConfig:
         "digits, cifar10, tiny-imagenet, imagenet-1k, a hub name user/name, a folder of"
         " pictures, a parquet file",
     )
-    batch_size: int = _option(128, "pictures a step")
+    batch_size: int = _option(128, "pictures per step")
     occluded: float = _option(
-        0.5, "share of the tokens that are occluded; the loss is taken on these"
+        0.5, "fraction of the tokens that are occluded; the loss is taken over these"
     )
     open_fraction: float = _option(
-        0.1, "share of the occluded tokens that keep their content in training"
+        0.1, "fraction of the occluded tokens that keep their content in training"
     )
     crop: float = _option(
-        1.0,
-        "smallest share of a picture's area that a random crop keeps; 1: no cropping",
+        1.0, "smallest fraction of a picture that a random crop keeps; 1: no cropping"
     )
     flip: float = _option(0.5, "probability of mirroring a picture")
     jitter: float = _option(
         0.0, "strength of the random changes of brightness, contrast and saturation"
     )
-    validate_on: int = _option(2000, "validation pictures, at most")
+    validate_on: int = _option(2000, "number of validation pictures, at most")
     every: int = _option(500, "steps between validations, each with a checkpoint")
     seed: int = _option(0, "seed of weights, batches, occlusions and augmentation")
 
@@ -100,7 +101,7 @@ class TrainConfig:
 
     @property
     def num_occluded(self) -> int:
-        "Occluded tokens of a picture."
+        "Occluded tokens per picture."
         return round(self.occluded * self.model.num_tokens)
 
 # %% ../../nbs/22_image_train.ipynb #258c1920
@@ -191,9 +192,9 @@ def _held_out(
     limit: int | None = None,
     batch_size: int = 250,
 ):
-    """The first `limit` pictures in their order, and for each an occlusion that depends
-    on the seed and its number alone: yields uint8 (B, S, S, C) and boolean (B, N).
-    Raises ValueError as `occlude` and `batches`.
+    """The first `limit` pictures in order, each with an occlusion that depends only on
+    the seed and its number. Yields uint8 (B, S, S, C) and boolean (B, N). Raises
+    ValueError like `occlude` and `batches`.
     """
     limit, at = len(images) if limit is None else min(limit, len(images)), 0
     for batch in batches(
@@ -228,7 +229,7 @@ def evaluate(
     """Mean squared error of each held-out picture on its occluded patches, all of them
     MASK, in units of the per-channel variance.
 
-    `steps` is the depth T in use, None for that of the training.
+    `steps` is the depth T to use; None: that of the training.
     """
     return np.concatenate(
         [
@@ -245,7 +246,7 @@ def evaluate(
     )
 
 # %% ../../nbs/22_image_train.ipynb #26389c63
-# what fills holes without learning, by name
+# baselines that fill holes without learning, by name
 _FILLS = {
     "mean of the open pixels": _fill_mean,
     "nearest open pixel": _fill_nearest,
@@ -262,9 +263,7 @@ def _evaluate_fill(
     seed: int = 0,
     limit: int | None = None,
 ) -> Float[np.ndarray, "M"]:
-    """What `evaluate` gives, for a fill: the same pictures, the same occlusions, the
-    same units.
-    """
+    "What `evaluate` returns, for a fill: the same pictures, occlusions and units."
     errors = []
     for x, occluded in _held_out(images, model, num_occluded, seed=seed, limit=limit):
         patches = lambda x: patchify(
@@ -283,7 +282,7 @@ def _prepare(config: TrainConfig) -> tuple[TrainConfig, dict[str, _Images]]:
     """Load the pictures, and put their channels and statistics into the model's
     configuration.
 
-    A set smaller than a batch makes the batch as small. Raises what
+    If a set is smaller than a batch, the batch shrinks to its size. Raises what
     `et_nbdev.vision.data.load_images` raises.
     """
     images = {
@@ -318,7 +317,7 @@ def train(
     folder: Path | str | None = None,
     progress: bool = True,
     mesh: jax.sharding.Mesh | None = None,
-    model: ImageEnergyTransformer | None = None,  # to train; None: a fresh one
+    model: ImageEnergyTransformer | None = None,  # to train; None: a new one
 ) -> _Fit:
     """Train on images["train"], choose the weights on images["validation"]; resumes
     from `folder`. See `et_nbdev.training.fit.fit`.
@@ -343,8 +342,8 @@ def train(
     )
 
 # %% ../../nbs/79_image_training_engine.ipynb #4d6d7775
-# CIFAR-10 in 4×4 patches, as small as still tells variants apart: a few minutes on
-# one core
+# CIFAR-10 in 4×4 patches, the smallest model that still separates variants: a few
+# minutes on one core
 _CONFIGS["tiny"] = TrainConfig(
     ImageConfig(
         image_size=32,
@@ -406,7 +405,7 @@ _CONFIGS["tiny-imagenet-2026-11-21"] = TrainConfig(
 )
 
 # %% ../../nbs/79_image_training_engine.ipynb #8407efe4
-# the model that comes with the library, with all that its energy may have: two hours
+# the model that comes with the library, with every option of its energy: two hours
 # on one core
 _CONFIGS["tiny-imagenet"] = TrainConfig(
     ImageConfig(
@@ -467,7 +466,7 @@ def _errors_by_name(
     images: _Pictures,
     limit: int | None,
 ) -> dict[str, Float[np.ndarray, "M"]]:
-    "The errors of the model, first, and of every simple fill on held-out pictures."
+    "Errors on held-out pictures: first of the model, then of every simple fill."
     names = {"energy": "Energy Transformer", "transformer": "weight-shared transformer"}
     options = dict(seed=config.seed, limit=limit)
     own = evaluate(model, images, config.num_occluded, **options)
@@ -484,7 +483,7 @@ def _errors_by_name(
 def _report_figures(
     model: ImageEnergyTransformer, config: TrainConfig, images: _Pictures
 ) -> dict:
-    "Held-out pictures that the model completes, and their energies if it has any."
+    "Held-out pictures that the model completes, and their energies if there are any."
     held_out = _held_out(
         images, config.model, config.num_occluded, seed=config.seed, batch_size=32
     )
@@ -496,7 +495,7 @@ def _report_figures(
 
 # %% ../../nbs/79_image_training_engine.ipynb #05643f69
 def _summary(errors: dict[str, Float[np.ndarray, "M"]]) -> dict:
-    "Means and standard errors by name, and over how many pictures."
+    "Means and standard errors by name, and the number of pictures."
     error_of_mean = lambda e: e.std(ddof=min(1, len(e) - 1)) / len(e) ** 0.5
     return {
         "masked_patch_mse": {name: float(e.mean()) for name, e in errors.items()},
@@ -524,10 +523,10 @@ def _report(
     limit: int | None = None,
     fit: _Fit | None = None,
 ) -> dict:
-    """Score `model` beside the simple fills on held-out pictures; write completion.png,
+    """Score `model` and the simple fills on held-out pictures; write completion.png,
     energy.png (if it has an energy) and metrics.json into `out`.
 
-    Returns what metrics.json holds, and prints the table. Raises OSError if `out`
+    Returns the contents of metrics.json, and prints the table. Raises OSError if `out`
     cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -551,7 +550,7 @@ def _report(
 
 # %% ../../nbs/79_image_training_engine.ipynb #af2b6d50
 def _train_parser(description: str | None) -> argparse.ArgumentParser:
-    "What `et_train_images` takes besides the fields of a configuration."
+    "The options of `et_train_images` besides the fields of a configuration."
     parser = argparse.ArgumentParser("et_train_images", description=description)
     parser.add_argument(
         "--out",
@@ -566,13 +565,13 @@ def _train_parser(description: str | None) -> argparse.ArgumentParser:
         "--test_on",
         type=int,
         default=1000,
-        help="test pictures to report on, at most (default: 1000)",
+        help="number of test pictures to report on, at most (default: 1000)",
     )
     parser.add_argument(
         "--devices",
         choices=("one", "all"),
         default="one",
-        help="one device, or all of all processes (default: one)",
+        help="one device, or all devices of all processes (default: one)",
     )
     return parser
 
@@ -583,7 +582,7 @@ def _main(argv: list[str] | None = None) -> None:
     """
     parser = _train_parser(_main.__doc__)
     with _as_command(parser.prog):
-        # these are read off the pictures
+        # these come from the pictures
         config, args = _configure(
             parser, _CONFIGS, "small", argv, omit=("mean", "std", "channels")
         )
@@ -632,8 +631,8 @@ def _complete_photographs(out: Path):
 
 # %% ../../nbs/79_image_training_engine.ipynb #1450d4f9
 def _demo_config(data: str) -> TrainConfig:
-    """The configuration "digits"; for any other pictures a short run of "small",
-    resized to 32×32.
+    """The configuration "digits"; for other pictures a short run of "small", resized to
+    32×32.
     """
     if data == "digits":
         return _CONFIGS["digits"]
@@ -677,7 +676,7 @@ def _demo_main(argv: list[str] | None = None):
         "et_demo",
         description=(
             "Complete photographs with a trained Energy Transformer, then train a small"
-            " one, complete held-out pictures, show the descent."
+            " one, complete held-out pictures with it, and plot their energies."
         ),
     )
     parser.add_argument(

@@ -17,12 +17,12 @@ from .model import ImageEnergyTransformer, complete
 
 # %% ../../nbs/23_windows.ipynb #afa63503
 def _starts(length: int, side: int, stride: int) -> list[int]:
-    "Where windows of `side` patches begin that cover `length` patches."
+    "Starts of windows of `side` patches that together cover `length` patches."
     return sorted({*range(0, length - side, stride), length - side})
 
 # %% ../../nbs/23_windows.ipynb #2d855994
 def _weights(side: int) -> Float[np.ndarray, "side side"]:
-    "How much the completion of each patch of a window counts."
+    "The weight of each patch of a window in the average."
     inside = np.minimum(np.arange(side), np.arange(side)[::-1]) + 1.0
     return np.outer(inside, inside)
 
@@ -55,12 +55,13 @@ def complete_large(
     stride: int = 2,  # patches from one window to the next
     progress: bool = True,
 ) -> Float[np.ndarray, "B height width C"]:
-    """Complete pictures larger than the model's by overlapping windows; pixels in
-    [0, 1], those of open patches are the given ones.
+    """Complete pictures larger than the model's with overlapping windows. Returns
+    pixels in [0, 1]; open patches keep the given ones.
 
-    A window without a hidden patch is skipped. Raises ValueError naming the argument:
-    sides that are not multiples of the patch size or shorter than the model's pictures,
-    a table of another shape, a stride below 1 or above a window's side.
+    A window without a hidden patch is skipped. Raises ValueError, naming the argument,
+    if a side is not a multiple of the patch size or is shorter than the model's
+    pictures, if `hidden` has the wrong shape, or if the stride is below 1 or above a
+    window's side.
     """
     images, hidden = np.asarray(images), np.asarray(hidden)
     _check_large(model, images, hidden, stride)
