@@ -33,12 +33,12 @@ def _atomic_write(path: Path | str):
     """Yield a temporary path beside `path`; on success flush it to the disk and rename
     it over `path`, on failure remove it.
 
-    Raises OSError, naming the file, if it cannot be written; whatever was at `path` is
+    Raises OSError, naming the file, if it cannot be written; an older file at `path` is
     then still there.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # of no other thread, process or machine
+    # different in every thread, process and machine
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
     try:
         yield temporary
@@ -52,7 +52,7 @@ def _atomic_write(path: Path | str):
             finally:
                 os.close(descriptor)
     except OSError as e:
-        # a full disk does not say which file
+        # the error for a full disk names no file
         if e.errno is not None:
             e.filename = e.filename or str(path)
         raise
@@ -61,7 +61,7 @@ def _atomic_write(path: Path | str):
 
 # %% ../../nbs/63_checkpoints.ipynb #b86f1b86
 class CheckpointError(Exception):
-    """A checkpoint that is missing, corrupt, or of another model; the message says
+    """A checkpoint that is missing, corrupt, or from another model; the message says
     which, and what to do.
     """
 
@@ -96,7 +96,7 @@ def _save_checkpoint(
     """
     tensors = {name: np.array(leaf, order="C") for name, leaf in _named(tree).items()}
     text = json.dumps(meta or {})
-    # written by Python: safetensors' own errors on a full disk are no OSErrors
+    # written by Python: on a full disk safetensors does not raise OSError
     with _atomic_write(path) as temporary:
         temporary.write_bytes(
             safetensors.numpy.save(
@@ -107,7 +107,7 @@ def _save_checkpoint(
 # %% ../../nbs/63_checkpoints.ipynb #b8856865
 @contextlib.contextmanager
 def _opened(path: Path | str):
-    "The file of a checkpoint; what cannot be read of it is a CheckpointError."
+    "The open file of a checkpoint; errors while reading become a CheckpointError."
     if not Path(path).is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
     try:
@@ -141,9 +141,8 @@ def _load_checkpoint(path: Path | str, like: PyTree) -> tuple[PyTree[Array], dic
     """Read a checkpoint into the structure of `like` (arrays or
     `jax.ShapeDtypeStruct`s); returns the tree and its meta.
 
-    `like` may be a part of what was saved. Raises CheckpointError if the file is
-    missing, is not a checkpoint, is damaged, or holds other names, shapes or dtypes
-    than `like`.
+    `like` may be part of what was saved. Raises CheckpointError if the file is missing,
+    is not a checkpoint, is damaged, or holds other names, shapes or dtypes than `like`.
     """
     with _opened(path) as f:
         header = f.metadata() or {}
@@ -172,20 +171,20 @@ def _load_checkpoint(path: Path | str, like: PyTree) -> tuple[PyTree[Array], dic
 def _restore(
     path: Path | str, kind: str, build: Callable[[dict, int], nnx.Module]
 ) -> Any:
-    """The model that `build` makes of a checkpoint's configuration (and of the file's
+    """The model that `build` makes from a checkpoint's configuration (and the file's
     size in bytes), with the checkpoint's weights.
 
-    It is made without memory for its arrays, so that a small file may claim any shapes;
-    of a number of layers `build` has to see that it fits the file. Raises
+    It is built without allocating its arrays, so a small file may claim any shapes;
+    `build` has to check that the number of layers fits the size of the file. Raises
     CheckpointError, which calls the model `kind`, if the file is missing, damaged, of
-    another kind, or holds more than this model: a term of one's own, say.
+    another kind, or holds more than this model, such as a term of your own.
     """
     config = _read_meta(path).get("config")
     try:
         graphdef, abstract = nnx.split(
             nnx.eval_shape(lambda: build(config, Path(path).stat().st_size))
         )
-    # a configuration may hold anything, and JAX and flax refuse it in many ways
+    # a configuration may hold anything, and JAX and flax reject it in many ways
     except Exception as e:
         raise CheckpointError(
             f"{path}: holds no {kind} that this version knows ({type(e).__name__}:"
@@ -206,8 +205,8 @@ def _restore(
 
 # %% ../../nbs/63_checkpoints.ipynb #89a25118
 def _provenance() -> dict:
-    """Where a number comes from: commit (with '+' if files differ from it), machine,
-    versions, and the time, in UTC.
+    """The origin of a number: commit (with '+' if files differ from it), machine,
+    versions, and the time in UTC.
     """
 
     def git(*args):

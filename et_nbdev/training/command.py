@@ -23,7 +23,7 @@ from .checkpoint import CheckpointError
 
 # %% ../../nbs/65_command_line.ipynb #7486cdcf
 def _reader(kind: type, optional: bool):
-    "What makes a value of a word of the command line."
+    "A function from a word of the command line to a value."
     words: dict = {"none": None} if optional else {}
     words |= {"true": True, "false": False} if kind is bool else {}
 
@@ -32,7 +32,7 @@ def _reader(kind: type, optional: bool):
             raise ValueError(text)
         return words[text.lower()] if text.lower() in words else kind(text)
 
-    read.__name__ = kind.__name__  # argparse names it where a value cannot be read
+    read.__name__ = kind.__name__  # argparse shows it if a value cannot be read
     return read
 
 # %% ../../nbs/65_command_line.ipynb #4306a102
@@ -42,8 +42,8 @@ def _add_options(
     omit: tuple[str, ...] = (),
     prefix: str = "",
 ):
-    """One option a field of the dataclass `config`, with its help and its default; the
-    fields of a nested one as --model.dim and so on.
+    """One option per field of the dataclass `config`, with its help and default; the
+    fields of a nested one become --model.dim and so on.
     """
     for f in fields(config):
         name, value, parts = prefix + f.name, getattr(config, f.name), get_args(f.type)
@@ -65,8 +65,8 @@ def _add_options(
 
 # %% ../../nbs/65_command_line.ipynb #857e5301
 def _with_options(config, options: dict, prefix: str = ""):
-    """`config` with the values that the options of `_add_options` were given. Raises
-    what the dataclass raises on them.
+    """`config` with the values of the options from `_add_options`. Raises what the
+    dataclass raises for them.
     """
 
     def new(name, value):
@@ -86,17 +86,17 @@ def _configure(
     argv: Sequence[str] | None = None,
     omit: tuple[str, ...] = (),
 ) -> tuple[Any, argparse.Namespace]:
-    """Parse a command line: the configuration that it starts from and changes, and
-    whatever else `parser` knows of.
+    """Parse a command line: the selected configuration with its changes, and the other
+    options of `parser`.
 
-    `configs` are those to start from, `omit` names fields that are no options. Ends the
-    process, as argparse does, on what cannot be read; raises what the configuration
-    raises on what makes no sense.
+    `configs` are those to start from, `omit` names fields that are not options. Ends
+    the process, as argparse does, if a value cannot be read; raises what the
+    configuration raises for invalid values.
     """
     parser.formatter_class = partial(
         argparse.HelpFormatter, width=100, max_help_position=40
     )
-    # the defaults of all other options hang on this one
+    # the defaults of all other options depend on this one
     first = argparse.ArgumentParser(parser.prog, add_help=False)
     for p in (first, parser):
         p.add_argument(
@@ -112,7 +112,7 @@ def _configure(
 
 # %% ../../nbs/65_command_line.ipynb #96f0c6d3
 def _out_folder(text: str) -> Path:
-    "The `type` of an option that names a folder to write to, be it there or not."
+    "The `type` of an option that names an output folder, which may not exist yet."
     if not text:
         raise argparse.ArgumentTypeError(
             "expected a folder, got ''; for the current one say ."
@@ -127,8 +127,8 @@ def _out_folder(text: str) -> Path:
 # %% ../../nbs/65_command_line.ipynb #4306a109
 @contextlib.contextmanager
 def _as_command(name: str):
-    """Within it, errors that a user can mend end the process with one line and status 1
-    instead of a traceback.
+    """A context in which errors that a user can fix end the process with one line and
+    status 1 instead of a traceback.
     """
     try:
         yield
@@ -139,7 +139,7 @@ def _as_command(name: str):
 
 # %% ../../nbs/65_command_line.ipynb #3cb1d374
 def _number(variable: str) -> int | None:
-    "The number that a variable of the environment holds, if it is there."
+    "The number in an environment variable, if it is set."
     text = os.environ.get(variable)
     if text is None or text.isdecimal():
         return text if text is None else int(text)
@@ -147,12 +147,12 @@ def _number(variable: str) -> int | None:
 
 # %% ../../nbs/65_command_line.ipynb #4306a111
 def _all_devices() -> Mesh:
-    """A mesh of all devices of all processes, one axis, "batch". The environment says
-    who the processes are: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    """A mesh of all devices of all processes, with one axis, "batch". The processes are
+    set by the environment: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
     JAX_PROCESS_ID, or Slurm or Open MPI.
 
-    To be called before anything is computed. Raises ValueError, naming the variable,
-    for what is no number, OSError if the processes do not find each other.
+    Call it before any computation. Raises ValueError, naming the variable, for what is
+    not a number, OSError if the processes do not find each other.
     """
     processes, own = _number("JAX_NUM_PROCESSES"), _number("JAX_PROCESS_ID")
     launched = (_number("SLURM_STEP_NUM_TASKS"), _number("OMPI_COMM_WORLD_SIZE"))

@@ -50,11 +50,12 @@ from et_nbdev.training.loop import (
 
 # %% ../../nbs/64_fit.ipynb #b8ef96ac
 class _MetricsLog:
-    """Metrics as JSON lines, one object a line with its "step"; `rows` are those of the
-    file, or with the path None of the memory alone.
+    """Metrics as JSON lines, one object per line with its "step"; `rows` are those of
+    the file. With the path None they are only in memory.
 
-    Opened at `step`, it forgets the lines after it: an interrupted run's file ends up
-    as the uninterrupted one's. As a hook it appends the row of a step that has one.
+    Opened at `step`, it drops the lines after that step, so the file of an interrupted
+    run ends up like that of an uninterrupted one. As a hook it appends the row of a
+    step, if there is one.
     """
 
     def __init__(self, path: Path | str | None, step: int = 0):
@@ -86,9 +87,9 @@ class _MetricsLog:
 
 # %% ../../nbs/64_fit.ipynb #bc1a9472
 def read_metrics(path: Path | str) -> list[dict]:
-    """The rows of a metrics file, steps ascending. A last line that a killed process
-    has cut off is left out; of others that cannot be read or are out of order, a
-    warning tells.
+    """The rows of a metrics file, steps ascending. A last line that was cut off when a
+    process was killed is dropped; other lines that are unreadable or out of order are
+    dropped with a warning.
     """
 
     def read(line):
@@ -104,7 +105,7 @@ def read_metrics(path: Path | str) -> list[dict]:
     if found[-1:] == [None]:
         found.pop()
     for row in filter(None, found):
-        # which of the two is wrong, the one before them tells
+        # the row before these two tells which of them is wrong
         if rows and row["step"] <= rows[-1]["step"]:
             if len(rows) > 1 and row["step"] <= rows[-2]["step"]:
                 continue
@@ -121,7 +122,7 @@ def read_metrics(path: Path | str) -> list[dict]:
 # %% ../../nbs/64_fit.ipynb #05c167dd
 @contextlib.contextmanager
 def _interruptible():
-    """Within it, Ctrl-C asks (`.is_set()`) instead of tearing a step apart; a second
+    """A context in which Ctrl-C sets an event instead of interrupting a step; a second
     Ctrl-C interrupts as usual.
     """
     asked = threading.Event()
@@ -142,13 +143,13 @@ def _interruptible():
 
 
 class _Interruption:
-    "Ends a run after the step in which Ctrl-C came, in whichever process."
+    "Ends a run after the step in which Ctrl-C was pressed, in any process."
 
     def __init__(self, asked: threading.Event, place, *every: int):
         self.asked, self.place, self.every, self.came = asked, place, every, False
 
     def __call__(self, run: Run):
-        # processes have to ask each other, so they do it now and then only
+        # processes have to ask each other, so they only do it now and then
         if jax.process_count() == 1 or run.due(*self.every):
             self.came = self.place.any(self.asked.is_set())
             run.stop |= self.came
@@ -156,9 +157,9 @@ class _Interruption:
 # %% ../../nbs/64_fit.ipynb #74e8a47e
 @contextlib.contextmanager
 def _alone(folder: Path | None, wait: bool = False):
-    """Within it no other process trains in `folder`; one that does is an error, or is
-    waited for. The lock is the operating system's: it leaves no file, and goes with its
-    process, however that ends.
+    """A context in which no other process trains in `folder`; if one does, raise an
+    error, or wait for it. The operating system holds the lock: it leaves no file, and
+    disappears with its process, however that ends.
     """
     if folder is None or os.name != "posix":
         yield
@@ -195,11 +196,11 @@ def _differences(saved: dict, wanted: dict) -> str:
 
 
 def _resume(run: Run, folder: Path, config: dict):
-    "Go on from the last checkpoint of `folder`, if there is one."
+    "Resume from the last checkpoint in `folder`, if there is one."
     if not (path := folder / "last.safetensors").exists():
         return
     saved = _read_meta(path).get("config")
-    # before the arrays: their shapes say less than the configuration
+    # compared before the arrays: their shapes say less than the configuration
     if saved != config:
         raise CheckpointError(
             f"{folder}: holds a run of another configuration"
@@ -215,8 +216,9 @@ def _resume(run: Run, folder: Path, config: dict):
 
 # %% ../../nbs/64_fit.ipynb #e7d68289
 def _trainable(model: nnx.Module) -> tuple[nnx.GraphDef, dict]:
-    """What a model is made of, and a copy of its parameters: the step takes their
-    memory, and the caller keeps its model. Raises ValueError if it holds other state.
+    """The structure of a model, and a copy of its parameters: the step reuses their
+    memory, and the caller's model must survive. Raises ValueError if the model holds
+    other state.
     """
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
     if jax.tree.leaves(rest):
@@ -228,11 +230,11 @@ def _trainable(model: nnx.Module) -> tuple[nnx.GraphDef, dict]:
 
 
 class _Checkpoints:
-    "Writes the last state to `folder`, now and then and where a run stops."
+    "Writes the last state to `folder` at intervals and when a run stops."
 
     def __init__(self, folder: Path, config: dict, every: int):
         self.folder, self.config, self.every = folder, config, every
-        # of a process killed while writing
+        # left by a process that was killed while writing
         for orphan in folder.glob(".*.partial"):
             orphan.unlink(missing_ok=True)
 
@@ -243,11 +245,13 @@ class _Checkpoints:
 
 # %% ../../nbs/64_fit.ipynb #1d3e6e08
 class _Meter:
-    "Makes the row of a step that is due: metrics, speed, the share spent on waiting."
+    """Makes the row of a step that is due: metrics, speed, fraction of time spent
+    waiting.
+    """
 
     def __init__(self, run: Run, lr: float, *every: int):
         self.lr, self.every, self.samples, self.waited = lr, every, 0, 0.0
-        # of the whole run, earlier processes too
+        # of the whole run, including earlier processes
         self.start = time.perf_counter() - run.progress["seconds"]
 
     def __call__(self, run: Run):
@@ -278,13 +282,13 @@ class _Meter:
 
 # %% ../../nbs/64_fit.ipynb #265b8586
 class _Validation:
-    "Scores the model, and keeps the weights with the least loss, in a file, too."
+    "Scores the model, and keeps the weights with the smallest loss, also in a file."
 
     def __init__(self, run: Run, validate, every: int, graphdef, place, home, config):
         self.validate, self.every, self.graphdef = validate, every, graphdef
         self.place, self.config, self.best = place, config, None
         self.path = home and home / "best.safetensors"
-        # missed now rather than at the end
+        # if it is missing, fail now rather than at the end
         if validate and run.progress["best"] is not None:
             best, _ = _load_checkpoint(self.path, {"params": run.state.params})
             self.best = best["params"]
@@ -307,13 +311,13 @@ class _Validation:
 
 # %% ../../nbs/64_fit.ipynb #a2fe610a
 class _Placement:
-    """Where arrays lie: on the default device, or on a mesh, with batches spread over
-    it along their first axis and all else on every device.
+    """Where arrays are: on the default device, or on a mesh, with batches split along
+    their first axis and everything else on every device.
     """
 
     def __init__(self, mesh: Mesh | None):
         self.leads = jax.process_index() == 0
-        # of automatic axes, whatever the caller's: the loss says nothing of shardings
+        # with automatic axes, whatever the caller's: the loss ignores shardings
         self.mesh = mesh and Mesh(mesh.devices, mesh.axis_names)
 
     def replicate(self, tree):
@@ -333,14 +337,14 @@ class _Placement:
         return jax.tree.map(jnp.asarray, jax.device_get(tree)) if self.mesh else tree
 
     def any(self, flag: bool) -> bool:
-        "Whether it holds in any process; all of them have to ask."
+        "Whether `flag` is true in any process; all processes have to call this."
         if jax.process_count() == 1:
             return flag
         return bool(multihost_utils.process_allgather(np.asarray(flag)).any())
 
 # %% ../../nbs/64_fit.ipynb #144bd928
 class _ProgressBar(tqdm):
-    "A turn for every step, and what the last row says."
+    "One tick per step, with the numbers of the last row."
 
     def __init__(self, run: Run, shown: bool):
         super().__init__(
@@ -373,7 +377,7 @@ class _Fit(NamedTuple):
 
 # %% ../../nbs/64_fit.ipynb #cc27270a
 def _fresh_run(model: nnx.Module, optim: OptimConfig):
-    "What the model is made of, its optimizer, and the run before its first step."
+    "The structure of the model, its optimizer, and the run before its first step."
     (graphdef, params), optimizer = _trainable(model), _make_optimizer(optim)
     start = TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
     run = Run(start, optim.steps)
@@ -382,7 +386,7 @@ def _fresh_run(model: nnx.Module, optim: OptimConfig):
 
 
 def _identity(optim: OptimConfig, seed: int, config: dict | None) -> dict:
-    "What a resumed run must agree with, as JSON gives it back."
+    "What a resumed run must agree with, after a round trip through JSON."
     identity = {"optim": asdict(optim), "seed": seed, **(config or {})}
     return json.loads(json.dumps(identity))
 
@@ -398,7 +402,7 @@ def _fitted(run: Run, graphdef, best: _Validation, log: _MetricsLog) -> _Fit:
 def fit(
     model: nnx.Module,
     loss: _Loss,  # (model, batch, key) -> mean loss, {metric: value}
-    # number of the first batch -> batches; number s depends on s alone
+    # number of the first batch -> batches; batch s depends only on s
     batches: Callable[[int], Iterator],
     optim: OptimConfig,
     *,
@@ -413,27 +417,27 @@ def fit(
     config: dict | None = None,
     # devices to spread each batch over; None: the default device
     mesh: Mesh | None = None,
-    # your own; they may add to a row before it is written, and stop the run
+    # your own; they may add to a row before it is written, or stop the run
     hooks: Sequence[_Hook] = (),
     progress: bool = True,
 ) -> _Fit:
-    """Train `model`, with a progress bar, to the end of the schedule; killed at any
-    moment and called again, it goes on from the last checkpoint of `folder` and ends
-    with the very weights of an uninterrupted run.
+    """Train `model`, with a progress bar, to the end of the schedule; if it is killed
+    at any moment and called again, it resumes from the last checkpoint in `folder` and
+    ends with exactly the weights of an uninterrupted run.
 
     One process per folder, or all processes of a `jax.distributed` program with a mesh
     of all their devices: then `batches` yields each process its own part of every
-    batch, the first one writes, and the folder is one that all of them can read. Raises
-    ValueError on bad arguments, CheckpointError (a folder of another run, a damaged
-    checkpoint), FloatingPointError (a loss is no longer finite; the checkpoints before
-    it remain), KeyboardInterrupt after a clean stop, OSError if the folder cannot be
-    written, or another process trains in it.
+    batch, the first process writes, and all of them must be able to read the folder.
+    Raises ValueError for bad arguments, CheckpointError (a folder of another run, a
+    damaged checkpoint), FloatingPointError (a loss is no longer finite; the checkpoints
+    before it remain), KeyboardInterrupt after a clean stop, OSError if the folder
+    cannot be written, or if another process trains in it.
     """
     check_sizes(every=every, log_every=log_every)
     graphdef, optimizer, run = _fresh_run(model, optim)
     place, home = _Placement(mesh), None if folder is None else Path(folder)
     identity = _identity(optim, seed, config)
-    own = home if place.leads else None  # the first process alone writes
+    own = home if place.leads else None  # only the first process writes
     with _alone(own):
         if home:
             _resume(run, home, identity)

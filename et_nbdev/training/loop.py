@@ -20,7 +20,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 
 # %% ../../nbs/61_training.ipynb #79071297
 def _option(default, text: str):
-    "A field of a configuration with the sentence that `--help` shows for it."
+    "A field of a configuration, with the text that `--help` shows for it."
     return field(default=default, metadata=dict(help=text))
 
 # %% ../../nbs/61_training.ipynb #242ab41f
@@ -92,12 +92,12 @@ def _make_optimizer(config: OptimConfig) -> optax.GradientTransformation:
 
 # %% ../../nbs/61_training.ipynb #31ff942d
 class TrainState(NamedTuple):
-    "All that training changes."
+    "Everything that training changes."
 
     params: PyTree[Array]
     optimizer: PyTree[Array]
     step: Array  # optimizer steps taken, int32
-    rest: PyTree[Array] = {}  # what else a model keeps: statistics of a batch norm
+    rest: PyTree[Array] = {}  # other state of a model: statistics of a batch norm
 
 
 # (model, batch, key) -> the loss, and what else to log
@@ -142,9 +142,9 @@ def _make_step(
     """One compiled optimizer step (state, batch) -> (state, metrics). The old state's
     memory is given to the new one.
 
-    The key of a step is folded from the seed and the step's number: nothing random has
-    to be stored to resume. With a mesh the new state is replicated on it; the batch may
-    come spread over it.
+    The key of a step is folded from the seed and the step's number: no random state has
+    to be stored to resume. With a mesh, the new state is replicated on it, and the
+    batch may be split over it.
     """
     take = _gradient_step(graphdef, loss, optimizer)
     return jax.jit(
@@ -157,7 +157,7 @@ def _make_step(
 def _drop(
     x: Float[Array, "... D"], rate: float, rngs: nnx.Rngs | None
 ) -> Float[Array, "... D"]:
-    """Dropout, in training only: entries become 0 with probability `rate`, the others
+    """Dropout, only in training: entries become 0 with probability `rate`, the others
     are scaled up to keep the mean. Without `rngs` nothing happens.
     """
     if rngs is None or rate == 0:
@@ -171,15 +171,15 @@ def _drop(
 # %% ../../nbs/61_training.ipynb #2a3898e4
 @dataclass
 class Run:
-    "A training on its way, as its hooks see it."
+    "A training in progress, as its hooks see it."
 
     state: PyTree  # after the last step, such as a `TrainState`
     steps: int  # in all
     step: int = 0  # taken so far
     batch: Any = None  # of the last step
-    asked: float = 0.0  # when it was asked for
+    asked: float = 0.0  # when it was requested
     waited: float = 0.0  # seconds until it was there
-    # of the last step; to read them is to wait for the device
+    # of the last step; reading them waits for the device
     metrics: dict = field(default_factory=dict)
     row: dict | None = None  # of the log, if the last step has one
     stop: bool = False  # whether to end after this step
@@ -187,11 +187,11 @@ class Run:
     progress: dict = field(default_factory=dict)
 
     def due(self, *every: int) -> bool:
-        "Whether the last step is a multiple of one of the numbers, or the end."
+        "Whether the last step is a multiple of one of the numbers, or the last of all."
         return self.step == self.steps or any(self.step % n == 0 for n in every)
 
 
-_Hook = Callable[[Run], Any]  # what a hook returns is not looked at
+_Hook = Callable[[Run], Any]  # the return value is ignored
 
 # %% ../../nbs/61_training.ipynb #7b6de16f
 def train_loop(
