@@ -32,7 +32,7 @@ _PAPER = {  # sizes of the paper’s public commands, by graph
     ),
 }
 _CONFIGS = {  # training runs by name
-    # the bundled graph: some ten seconds on two cores
+    # the bundled graph: about ten seconds on two cores
     "digits-knn": AnomalyTraining(
         model=AnomalyConfig(dim=32, head_dim=32, num_memories=64, hidden=32),
         optim=OptimConfig(
@@ -46,7 +46,7 @@ _CONFIGS = {  # training runs by name
 def _one_split(
     config: AnomalyTraining, graph: Graph, folder: Path, progress: bool
 ) -> tuple[dict, nnx.Module]:
-    "Train on one split. Returns its part of the report, and the model."
+    "Train on one split. Returns its part of the report and the model."
     run = train_anomaly(config, graph, folder, progress)
     parts = split(graph.labels, config.train_fraction, config.seed)._asdict()
     judged = [row for row in run.history if "validation_loss" in row]
@@ -130,11 +130,11 @@ def _report(
     scores, and every run. Training resumes from `out`/seed-0 and so on, where the
     weights are.
 
-    Returns what metrics.json holds, and prints the scores. Raises as `train_anomaly`,
-    and OSError if `out` cannot be written.
+    Returns the contents of metrics.json, and prints the scores. Raises the same errors
+    as `train_anomaly`, and OSError if `out` cannot be written.
     """
     seeds = _seeds(config.seed, splits)
-    # fails at once if there are too few nodes, whatever the seed
+    # fails immediately if there are too few nodes, whatever the seed
     split(graph.labels, config.train_fraction, config.seed)
     runs = []
     for seed in seeds:

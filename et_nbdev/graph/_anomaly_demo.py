@@ -56,7 +56,7 @@ def _train_baseline(
 def _demo_metrics(
     config: AnomalyTraining, graph: Graph, found: dict[str, _Anomaly]
 ) -> dict:
-    "What the demo writes: scores on the test nodes by model, and how they came about."
+    "The report of the demo: scores on the test nodes by model, and their provenance."
     parts = split(graph.labels, config.train_fraction, config.seed)._asdict()
     seconds = (result.history[-1]["seconds"] for result in found.values())
     return {
@@ -70,7 +70,7 @@ def _demo_metrics(
 
 
 def _print_demo(metrics: dict):
-    "The scores of the demo, a line a model."
+    "Print the scores of the demo, one line per model."
     print(
         f"Scores on {metrics['nodes']['test']:,} test nodes, one split"
         "    AUROC   AUPRC  macro-F1"

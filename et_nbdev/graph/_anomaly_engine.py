@@ -73,7 +73,7 @@ def _check_training(c):
 # %% ../../nbs/84_anomaly_engine.ipynb #af13d9b2
 def _check_features(features, num_features: int, num_nodes: int | None = None):
     """Raises TypeError unless `features` are floating-point numbers, ValueError unless
-    of shape (N, F) with the F, and the N if given.
+    of shape (N, F) with the given F, and N if given.
     """
     if not (
         hasattr(features, "dtype") and jnp.issubdtype(features.dtype, jnp.floating)
@@ -149,17 +149,17 @@ class _Statistics(NamedTuple):
     degree: bool
     scale: str
     mean: Float64[np.ndarray, "C"]
-    std: Float64[np.ndarray, "C"]  # 0 where a column is constant
-    quantiles: Float64[np.ndarray, "Q F"]  # without rows unless there are ranks
+    std: Float64[np.ndarray, "C"]  # 0 if a column is constant
+    quantiles: Float64[np.ndarray, "Q F"]  # has rows only if there are ranks
 
     @classmethod
     def learn(cls, graph: Graph, degree: bool = True, scale: str = "standard"):
-        "From all nodes of a graph. Labels are not used."
+        "Statistics of all nodes of a graph. Labels are not used."
         none = cls(degree, scale, np.zeros(0), np.zeros(0), np.zeros((0, 0)))
         raw = none.raw(graph)
         if scale != "standard":
             at = np.linspace(0, 1, min(1000, len(raw)))
-            # percentiles, as in scikit-learn: other rounding breaks ties otherwise
+            # percentiles, as in scikit-learn: otherwise different rounding breaks ties
             quantiles = np.percentile(raw, 100 * at, axis=0)
             none = none._replace(quantiles=np.maximum.accumulate(quantiles))
         y = none.columns(raw)
@@ -167,7 +167,7 @@ class _Statistics(NamedTuple):
         return none._replace(mean=y.mean(0), std=std)
 
     def check(self, num_features: int, width: int):
-        "Raise ValueError unless they turn that many features into `width` columns."
+        "Raise ValueError unless they turn this many features into `width` columns."
         ranked = self.scale != "standard"
         if (
             {self.mean.shape, self.std.shape} != {(width,)}
@@ -196,7 +196,7 @@ def _best_threshold(labels: Int[np.ndarray, "n"], p: Float[np.ndarray, "n"]) -> 
     "The probability that, used as the threshold, gives the largest macro-F1."
     from sklearn.metrics import roc_curve
 
-    # shares of normal and of anomalous nodes that are flagged
+    # fractions of normal and of anomalous nodes that are flagged
     false, true, thresholds = roc_curve(labels, p, drop_intermediate=False)
     k, n = np.sum(labels == 1), np.sum(labels == 0)
     wrong = n * false + k * (1 - true)
@@ -214,7 +214,7 @@ def _scores(
     """Macro-F1 at `threshold`, AUROC, AUPRC, and recall when as many nodes are flagged
     as are anomalous.
 
-    Raises ValueError unless both classes are there and every probability is finite.
+    Raises ValueError unless both classes occur and every probability is finite.
     """
     from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 
@@ -388,7 +388,7 @@ def _around(
     most: int,
     rng: np.random.Generator,
 ) -> Int[np.ndarray, "m"]:
-    "`size` nodes: the seeds, their neighbors, the neighbors of these and so on."
+    "`size` nodes: the seeds, their neighbors, the neighbors of these, and so on."
     nodes = front = seeds
     while len(nodes) < size:
         near = np.concatenate(
@@ -440,8 +440,8 @@ def _sampled(
     config,  # a `SampleConfig`
     seed: int,
 ) -> Callable[[int], Iterator[_Batch]]:
-    """Batches for `_train_classifier`; that of step s depends on the seed and s alone.
-    Raises ValueError if there are fewer training nodes than seeds.
+    """Batches for `_train_classifier`; the batch of step s depends only on the seed and
+    s. Raises ValueError if there are fewer training nodes than seeds.
     """
     if config.seeds > len(train):
         raise ValueError(
@@ -481,7 +481,7 @@ def _split_digest(parts: Split) -> str:
 
 
 def _about(config, graph: Graph, run: _Anomaly) -> dict:
-    "What a detector's file says besides its weights and statistics, as JSON."
+    "The JSON part of a detector's file, besides its weights and statistics."
     return {
         "threshold": run.threshold,
         "validation": run.validation,
@@ -512,7 +512,7 @@ def _check_about(about: dict):
 
 # %% ../../nbs/84_anomaly_engine.ipynb #acef4052
 class _Detector(NamedTuple):
-    "A trained model and what it takes to use it on another graph."
+    "A trained model, and what is needed to use it on another graph."
 
     model: Any  # an `AnomalyEnergyTransformer`
     statistics: _Statistics
@@ -532,8 +532,8 @@ class _Detector(NamedTuple):
 
     @classmethod
     def load(cls, path: Path | str, load_model: Callable) -> "_Detector":
-        """`load_model` reads the model of such a file. Raises CheckpointError if the
-        file holds no detector, or only a model.
+        """Load a detector; `load_model` reads the model in the file. Raises
+        CheckpointError if the file holds no detector, or only a model.
         """
         model, meta = load_model(path), _read_meta(path)
         with _opened(path) as f:
@@ -570,7 +570,7 @@ def _detector_of(config, graph: Graph, run: _Anomaly) -> _Detector:
 
 
 def _keep(detector: _Detector, path: Path, load_model: Callable):
-    "Save it, unless the file holds it already: a finished run stays as it is."
+    "Save the detector unless the file already holds it: a finished run is not changed."
     same = ("threshold", "validation", "test", "graph")
     try:
         there = _Detector.load(path, load_model)

@@ -54,8 +54,8 @@ class _Neighbors(NamedTuple):
 
     start: Int[Array, "N+1"]
     nodes: Int[Array, "E"]
-    receivers: Int[Array, "E"] | None = None  # c, edge by edge; for attention
-    # which edge is the same one read backwards; for attention
+    receivers: Int[Array, "E"] | None = None  # c for each edge; for attention
+    # index of each edge's reverse; for attention
     reverse: Int[Array, "E"] | None = None
 
     num_nodes = property(lambda self: len(self.start) - 1)
@@ -63,7 +63,7 @@ class _Neighbors(NamedTuple):
 # %% ../../nbs/91_baselines_engine.ipynb #c089104a
 def _neighbors(graph: Graph, *, by_edge: bool = False) -> _Neighbors:
     """The rows of a graph, with `receivers` and `reverse` if `by_edge`. Parallel edges
-    count once, loops as given. Memory: 4 bytes per edge, or 12.
+    count once, loops stay as given. Memory: 4 bytes per edge, or 12.
 
     Raises ValueError if an edge lacks its reverse.
     """
@@ -139,15 +139,15 @@ def _propagate(
     )
 
 # %% ../../nbs/91_baselines_engine.ipynb #3e188277
-_ROOM = 2**19  # numbers held at a time while rows are multiplied edge by edge
+_ROOM = 2**19  # numbers in memory at a time while rows are multiplied edge by edge
 
 
 @jax.custom_vjp
 def _edge_products(
     edges: _Neighbors, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]
 ) -> Float[Array, "E H"]:
-    r"""$s_{CB} = Q_C\cdot K_B$ for every edge and head. Worked off in pieces: (E, H, Y)
-    never exists.
+    r"""$s_{CB} = Q_C\cdot K_B$ for every edge and head. Computed in pieces, so that (E,
+    H, Y) never exists.
     """
     E = len(edges.nodes)
     piece = max(1, min(E, _ROOM // prod(Q.shape[1:])))
@@ -192,7 +192,7 @@ def _neighbor_softmax_attention(
     V: Float[Array, "N H Y"],
 ) -> Float[Array, "N H Y"]:
     r"""$o_C = \sum_{B\in N(C)} \mathrm{softmax}_B(Q_C\cdot K_B/\sqrt Y)\,V_B$ in every
-    head; 0 where there are no neighbors.
+    head; 0 if there are no neighbors.
 
     Memory besides rows: a few arrays (E, H).
     """
@@ -209,7 +209,7 @@ def _neighbor_softmax_attention(
 
 # %% ../../nbs/91_baselines_engine.ipynb #dc39e0ca
 class _LayerNorm(nnx.Module):
-    "Layer norm with a scale for every entry."
+    "Layer norm with one scale per entry."
 
     def __init__(self, size: int, *, param_dtype, rngs: nnx.Rngs | None = None):
         self.scale = nnx.Param(jnp.ones(size, param_dtype))
@@ -259,7 +259,7 @@ class _TransformerLayer(nnx.Module):
 def _largest(
     h: Float32[np.ndarray, "N F"], senders: Int[np.ndarray, "E"], start
 ) -> Float32[np.ndarray, "N F"]:
-    "The maximum over each node's neighbors, 0 without any."
+    "The maximum over each node's neighbors; 0 if there are none."
     out, some = np.zeros_like(h), np.flatnonzero(np.diff(start))
     # one feature at a time: E numbers, not E · F
     for column, values in zip(out.T, h.T):
@@ -303,7 +303,7 @@ def _check_training(
 
 # %% ../../nbs/91_baselines_engine.ipynb #a8bcdd89
 def _trees(kind: Literal["forest", "boosting"]):
-    "The class that grows them. Raises ImportError where xgboost is missing."
+    "The class of the trees. Raises ImportError if xgboost is missing."
     if kind == "forest":
         from sklearn.ensemble import RandomForestClassifier
 

@@ -33,7 +33,7 @@ _Config = TypeVar("_Config")
 
 
 def _not_fitted(name: str) -> Exception:
-    "scikit-learn's own NotFittedError where there is scikit-learn."
+    "scikit-learn's NotFittedError, if scikit-learn is installed."
     try:
         from sklearn.exceptions import NotFittedError as kind
     except ImportError:
@@ -44,7 +44,7 @@ def _not_fitted(name: str) -> Exception:
 def _configuration(
     kind: type[_Config], params: dict[str, Any], **other: Any
 ) -> _Config:
-    "A configuration from those hyperparameters that are fields of it, and others."
+    "A configuration from the hyperparameters that are its fields, and from `others`."
     names = [f.name for f in fields(kind)]  # pyright: ignore[reportArgumentType]
     return kind(**{name: params[name] for name in names if name in params} | other)
 
@@ -58,10 +58,12 @@ def _check_y(y):
 # %% ../../nbs/92_detector_engine.ipynb #91c3d653
 @dataclass(eq=False, repr=False)
 class _Estimator:
-    "A dataclass whose fields are the hyperparameters of an estimator of scikit-learn."
+    "A dataclass with the hyperparameters of a scikit-learn estimator as its fields."
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        "The hyperparameters by name. None of them is an estimator, so `deep` is moot."
+        """The hyperparameters by name. None of them is an estimator, so `deep` has no
+        effect.
+        """
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def set_params(self: _Own, **params) -> _Own:
@@ -139,8 +141,8 @@ class _DetectorParams(_Estimator):
 
 # %% ../../nbs/92_detector_engine.ipynb #7f1733a6
 def _training(params: dict[str, Any], name: str) -> AnomalyTraining:
-    """The hyperparameters as a run on the graph `name`. Raises ValueError, naming what
-    is out of range.
+    """The hyperparameters as a run on the graph `name`. Raises ValueError, naming those
+    out of range.
     """
     check_sizes(training_steps=params["training_steps"])
     lr, floor = params["lr"], params["lr_floor"]
@@ -179,7 +181,7 @@ def _check_names(known: list[str], given: list[str], where: str):
 
 # %% ../../nbs/92_detector_engine.ipynb #50785d8e
 def _check_scorable(kept: _Detector, graph: Graph):
-    "Raise TypeError or ValueError, naming what differs, unless the detector knows it."
+    "Raise TypeError or ValueError, naming what differs, unless it can be scored."
     if not isinstance(graph, Graph):
         raise TypeError(
             "graph: expected a Graph, as load_graph, from_pandas or from_networkx make"
@@ -207,13 +209,13 @@ def _check_scorable(kept: _Detector, graph: Graph):
         )
 
 # %% ../../nbs/92_detector_engine.ipynb #36f37fe5
-# standard deviations; the norm squares its tokens, in single precision
+# in standard deviations: the norm squares tokens in single precision
 _FARTHEST = 1e9
 
 
 def _inputs_for(kept: _Detector, graph: Graph):
-    """Features and edges as the model takes them. Raises ValueError, naming the node,
-    for features out of its numerical range.
+    """Features and edges for the model. Raises ValueError, naming the node, if features
+    are out of its numerical range.
     """
     _check_scorable(kept, graph)
     if names := kept.about["relations"]:  # in the order of the blocks
@@ -229,7 +231,7 @@ def _inputs_for(kept: _Detector, graph: Graph):
 
 
 def _probabilities(kept: _Detector, graph: Graph) -> Float[np.ndarray, "N"]:
-    """The probability that a node is anomalous. Raises FloatingPointError where it is
+    """The probability that each node is anomalous. Raises FloatingPointError if one is
     not finite.
     """
     p = np.asarray(_predict(kept.model, *_inputs_for(kept, graph)), np.float64)
@@ -241,8 +243,8 @@ def _probabilities(kept: _Detector, graph: Graph) -> Float[np.ndarray, "N"]:
 
 # %% ../../nbs/92_detector_engine.ipynb #3769e80f
 def _checked_split(graph: Graph, parts: Split) -> Split:
-    """Raise ValueError, naming the part, unless it is of labeled nodes of both classes
-    that are in no other part.
+    """Raise ValueError, naming the part, unless each part holds labeled nodes of both
+    classes that are in no other part.
     """
     if not isinstance(parts, tuple) or len(parts) != len(Split._fields):
         raise TypeError(
@@ -274,14 +276,14 @@ def _checked_split(graph: Graph, parts: Split) -> Split:
 
 # %% ../../nbs/92_detector_engine.ipynb #a5c8c236
 class _NodeExplanation(NamedTuple):
-    "Why a node was flagged, or not: what the first block saw there after the descent."
+    "Why a node was flagged, or not: what the first block sees there after the descent."
 
     node: int
     p: float
     flagged: bool
     attention_energy: float
     memory_energy: float
-    # share of the nodes of the graph with a lower energy
+    # fraction of the nodes of the graph with a lower energy
     attention_rank: float
     memory_rank: float
     neighbors: Int[np.ndarray, "n"]  # most attended first
@@ -320,8 +322,8 @@ _FILE = "detector.safetensors"
 
 
 def _file_of(path: Path | str) -> Path:
-    """The file of a detector: `path` itself, or the only one in that folder of a run.
-    Raises CheckpointError where there is none, or several.
+    """The file of a detector: `path` itself, or the only detector in that folder of a
+    run. Raises CheckpointError if there is none, or if there are several.
     """
     path = Path(path)
     if not path.is_dir():
@@ -347,7 +349,7 @@ def _flat(made: dict) -> dict[str, Any]:
 
 # %% ../../nbs/92_detector_engine.ipynb #583870b6
 def _write_scores(path: Path, p: Float[np.ndarray, "N"], flagged: Int[np.ndarray, "N"]):
-    "A CSV with a row for each node, whole or not at all."
+    "Write a CSV with one row per node, atomically."
     rows = [f"{i},{x:.9g},{f}" for i, (x, f) in enumerate(zip(p, flagged))]
     with _atomic_write(path) as temporary:
         temporary.write_text("\n".join(["node,p,flagged", *rows]) + "\n")

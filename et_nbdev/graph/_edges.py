@@ -37,7 +37,7 @@ class _Rows:
 
     start: Int[Array, "starts"]  # N+1
     nodes: Int[Array, "E"]
-    # nodes by size of their row, for XLA; see `_over_rows`
+    # nodes sorted by the size of their row, for XLA; see `_over_rows`
     order: Int[Array, "N"] | None
     # (width, how many rows have up to that many neighbors, and more than half)
     classes: tuple[tuple[int, int], ...] = ()
@@ -69,7 +69,7 @@ def _sorted_rows(
     ]
 
 # %% ../../nbs/83_edges_engine.ipynb #ca1bc470
-# entries that may be wasted to be spared a class, with its loops and their compilation
+# a size class costs loops and their compilation; waste this many entries to avoid one
 _SPARE = 2**14
 
 
@@ -100,7 +100,7 @@ def _size_classes(
 def _rows_of(
     start: Int[np.ndarray, "starts"], nodes: Int[np.ndarray, "E"], backend: str
 ) -> _Rows:
-    "The rows as jax arrays, with size classes where XLA will need them."
+    "The rows as JAX arrays, with size classes if XLA will need them."
     order, classes = (None, ()) if backend == "compiled" else _size_classes(start)
     return _Rows(
         jnp.asarray(start),
@@ -157,7 +157,7 @@ def _check_edges(
 
 # %% ../../nbs/83_edges_engine.ipynb #5d80c3d3
 def _available(backend: Literal["compiled", "xla"] | None) -> str:
-    "The backend asked for, or the better one; what it needs is there."
+    "The requested backend, or the better one that is available."
     on_cpu = jax.default_backend() == "cpu"
     best = "compiled" if backend is None and on_cpu and kernels.available() else "xla"
     if (backend or best) == "compiled":
@@ -166,7 +166,7 @@ def _available(backend: Literal["compiled", "xla"] | None) -> str:
 
 
 def _check_fit(edges, num_tokens: int, self_attention: bool):
-    "Raise ValueError where tokens or attention do not fit the graph of an `EdgeIndex`."
+    "Raise ValueError if tokens or attention do not fit the graph of an `EdgeIndex`."
     if num_tokens != edges.num_nodes:
         raise ValueError(
             f"edges: expected a graph of as many nodes as tokens, N = {num_tokens}, got"
@@ -180,8 +180,9 @@ def _check_fit(edges, num_tokens: int, self_attention: bool):
 
 # %% ../../nbs/83_edges_engine.ipynb #ffc18fcc
 def _graphs(edges, kind: type) -> tuple:
-    """The context `edges=` of an attention as a tuple. Raises TypeError or ValueError
-    for what it cannot run along. With distances `kind` is `EdgeIndex`, else any.
+    """The context `edges=` of an attention as a tuple. Raises TypeError unless each has
+    type `kind` (`EdgeIndex` with distances, else any) and `match_and_pulls`, ValueError
+    if there are none.
     """
     graphs = edges if isinstance(edges, tuple) else (edges,)
     if not all(hasattr(graph, "match_and_pulls") for graph in graphs):
@@ -193,15 +194,15 @@ def _graphs(edges, kind: type) -> tuple:
     return graphs
 
 # %% ../../nbs/83_edges_engine.ipynb #50929f6a
-# numbers that a gather may hold at a time on a CPU; accelerators, which like them
-# large, get 16 times as much
+# numbers that a gather may hold at a time on a CPU; accelerators prefer large gathers
+# and get 16 times as much
 _ROOM = 2**20
-_WIDEST = 128  # neighbors of a node that are looked at together
+_WIDEST = 128  # neighbors of a node that are processed together
 
 
 def _in_chunks(rows: _Rows, ids: Int[Array, "n"], width: int, room: int, part):
-    """What `part` makes of the nodes of a size class, (n, pieces, ...): at most
-    `_WIDEST` neighbors a piece, and `room` neighbors a chunk.
+    """Apply `part` to the nodes of a size class; gives (n, pieces, ...). At most
+    `_WIDEST` neighbors per piece, and `room` neighbors per chunk.
     """
     W = min(width, _WIDEST)
     pieces = width // W
@@ -214,7 +215,7 @@ def _in_chunks(rows: _Rows, ids: Int[Array, "n"], width: int, room: int, part):
         c = ids[j // pieces]
         slot = (j % pieces * W)[:, None] + jnp.arange(W, dtype=jnp.int32)[None]
         there = slot < (rows.start[c + 1] - rows.start[c])[:, None]
-        # the first neighbor stands in where there is none
+        # the first neighbor stands in for missing ones
         b = rows.nodes[rows.start[c][:, None] + jnp.where(there, slot, 0)]
         return part(c, b, there[..., None])
 
@@ -229,7 +230,7 @@ def _in_chunks(rows: _Rows, ids: Int[Array, "n"], width: int, room: int, part):
 # %% ../../nbs/83_edges_engine.ipynb #a5b85d2b
 def _over_rows(
     rows: _Rows,
-    # of the results for one node; the last is that of what is gathered
+    # of the results for one node; the last is that of the gathered rows
     shapes: tuple[tuple[int, ...], ...],
     dtype: jnp.dtype,
     # nodes (R,), neighbors (R, W), existing (R, W) -> a tuple of arrays (R, ...)
@@ -237,8 +238,8 @@ def _over_rows(
     # arrays (n, pieces, ...) -> results (n, ...)
     merge: Callable = lambda *parts: tuple(p.sum(1) for p in parts),
 ) -> list[Float[Array, "N ..."]]:
-    """A function of every node's neighbors, zero where there are none; size class by
-    size class, chunk by chunk.
+    """A function of every node's neighbors, zero if there are none; computed by size
+    class and chunk.
     """
     order = rows.order
     assert order is not None, "rows: made for the backend 'compiled'"
@@ -360,9 +361,10 @@ def _neighbor_attention(
     r"""$\ell_C = \log\sum_{B\to C}\exp(K_B\cdot Q_C)$, and the derivatives of its sum
     over C: $\sum_B p_{CB}K_B$ by $Q_C$ and $\sum_C p_{CB}Q_C$ by $K_B$.
 
-    `edges` is an `EdgeIndex`. float32 or float64; β belongs into Q. Differentiable once
-    in reverse mode, which is what training through the update needs. Raises ValueError
-    if Q and K are not (N, H, Y) with N the graph's nodes, TypeError on other dtypes.
+    `edges` is an `EdgeIndex`. float32 or float64; β is a factor in Q. Differentiable
+    once in reverse mode, which is what training through the update needs. Raises
+    ValueError if Q and K are not (N, H, Y) with N the graph's nodes, TypeError on other
+    dtypes.
     """
     return _forwards(edges, Q, K)[0]
 
@@ -398,8 +400,8 @@ _neighbor_attention.defvjp(_forwards, _backwards)
 
 # %% ../../nbs/83_edges_engine.ipynb #ceb4a3ed
 def _with_distances(Q, K, z, factor, beta):
-    r"""Q and K (N, ..., H, Y + Z + 2) whose scores $\beta K_B\cdot Q_C$ hold the bias
-    $-m_h|z_C - z_B|^2 = 2m_h\,z_C\cdot z_B - m_h|z_C|^2 - m_h|z_B|^2$ besides.
+    r"""Q and K (N, ..., H, Y + Z + 2) whose scores $\beta K_B\cdot Q_C$ include the
+    bias $-m_h|z_C - z_B|^2 = 2m_h\,z_C\cdot z_B - m_h|z_C|^2 - m_h|z_B|^2$.
     """
     z = jnp.moveaxis(jnp.broadcast_to(z, (*Q.shape[1:-2], *z.shape[-2:])), -2, 0)
     z = jnp.broadcast_to(z[..., None, :], (*Q.shape[:-1], z.shape[-1]))
@@ -411,10 +413,10 @@ def _with_distances(Q, K, z, factor, beta):
 
 # %% ../../nbs/83_edges_engine.ipynb #390b3ea5
 def _add_distances(positions, g, coordinates, Q, K, beta):
-    """Q and K whose scores hold the bias of `positions` besides. Raises ValueError for
-    other positions than `RelativeDistances`.
+    """Q and K whose scores include the bias of `positions`. Raises ValueError unless
+    these are `RelativeDistances`.
     """
-    # edges take the distances apart, and so have to know their formula
+    # edges split the formula of the distances, so they have to know it
     if (
         not isinstance(positions, RelativeDistances)
         or type(positions).__call__ is not RelativeDistances.__call__

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 # %% ../../nbs/82_graph_kernels.ipynb #aec88c02
-_COMPILED = []  # functions that numba is to compile, each with its `fastmath`
+_COMPILED = []  # functions for numba to compile, each with its `fastmath`
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
 
 
@@ -70,7 +70,7 @@ def _gather(out, w, other, nodes, first, n, h):
         j += 1
 
 # %% ../../nbs/82_graph_kernels.ipynb #0d12a244
-@_compiled()  # without `_FAST`: every rounding in it is meant
+@_compiled()  # without `_FAST`: every rounding in it is intended
 def _exp32(x):
     "eˣ for a float32 x ≤ 1, to a relative 2·10⁻⁷; NaN stays NaN."
     x = np.float32(-87.0) if x < np.float32(-87.0) else x
@@ -193,7 +193,7 @@ def _tangent_keys_rows(
 # %% ../../nbs/82_graph_kernels.ipynb #7855e2a0
 @_compiled()
 def _first_row(start, i, chunks):
-    "The row at which chunk i begins, when rows and neighbors make equal chunks."
+    "The first row of chunk i, if chunks have equal numbers of rows plus neighbors."
     n = start.size - 1
     wanted, lo, hi = i * (np.int64(start[n]) + n) // chunks, 0, n
     while lo < hi:
@@ -242,26 +242,26 @@ _Api = _struct(
 )
 
 # %% ../../nbs/82_graph_kernels.ipynb #71b3a0d2
-_array = lambda address, shape, dtype: NotImplemented  # the array that lies there
-_address = lambda struct: NotImplemented  # where a struct lies
-_add = lambda counter, x: NotImplemented  # atomically; returns what was there before
-_invoke = lambda function, argument: NotImplemented  # a C function, of one word
+_array = lambda address, shape, dtype: NotImplemented  # the array at an address
+_address = lambda struct: NotImplemented  # the address of a struct
+_add = lambda counter, x: NotImplemented  # atomic; returns the old value
+_invoke = lambda function, argument: NotImplemented  # a C function with one word
 _malloc = lambda size: NotImplemented
 _free = lambda address: NotImplemented
-_give_way = lambda: NotImplemented  # to another thread of the system
+_give_way = lambda: NotImplemented  # yield to another thread
 _worker32 = lambda: NotImplemented  # the address of `_work32` as a C function
 _worker64 = lambda: NotImplemented
 
 # %% ../../nbs/82_graph_kernels.ipynb #cb9cef0d
 @_compiled()
 def _struct_at(address, dtype):
-    "The struct that lies at an address, as a view: its fields are attributes."
+    "The struct at an address, as a view: its fields are attributes."
     return _array(address, 1, dtype)[0]
 
 
 @_compiled()
 def _buffer(address):
-    "Where the numbers of one of XLA's arrays are, and its shape."
+    "The address of the numbers of one of XLA's arrays, and its shape."
     buffer = _struct_at(address, _Buffer)
     return buffer.data, _array(buffer.dims, buffer.rank, _int64)
 
@@ -302,7 +302,7 @@ _COME_SIZE = _ThreadPool_Schedule_Args.itemsize
 
 @_compiled()
 def _work(task, dtype):
-    "What every thread does: draw chunks until there are none left."
+    "The work of every thread: take chunks until none are left."
     p, ds, w = np.empty(_BLOCK, dtype), np.empty(_BLOCK, dtype), np.empty(_BLOCK, dtype)
     chunks, i = task.chunks, _add(task.next, 1)
     while i < chunks:
@@ -314,7 +314,7 @@ def _work(task, dtype):
 
 @_compiled()
 def _leave(task):
-    "One user of the task less; the last one frees it."
+    "Leave the task; the last user frees it."
     if _add(task.users, -1) == 1:
         _free(_address(task))
 
@@ -324,7 +324,7 @@ _SOFTMAX, _WEIGHTED, _TANGENT_QUERIES, _TANGENT_KEYS = range(4)
 
 @_compiled()
 def _run_chunk(frame, i, chunks, dtype, p, ds, w):
-    "Chunk i of the pass that XLA asks for."
+    "Compute chunk i of the pass that XLA requests."
     args = _array(frame.args.args, frame.args.size, _ptr)
     rets = _array(frame.rets.rets, frame.rets.size, _ptr)
     attribute = _struct_at(_array(frame.attrs.attrs, 1, _ptr)[0], _Scalar)
@@ -351,7 +351,7 @@ def _run_chunk(frame, i, chunks, dtype, p, ds, w):
 # %% ../../nbs/82_graph_kernels.ipynb #5eaebed6
 @_compiled()
 def _request(struct, size, ctx):
-    "Fill in what all requests to XLA begin with."
+    "Fill in the header of a request to XLA."
     struct.struct_size, struct.extension_start, struct.ctx = size, 0, ctx
 
 
@@ -367,8 +367,8 @@ def _pool_size(api, ctx, task):
 
 @_compiled()
 def _invite(api, ctx, worker, task):
-    """Ask one of XLA's threads to call `worker` with `task`; whether that was accepted.
-    It may come late, or when all is done.
+    """Ask one of XLA's threads to call `worker` with `task`; returns whether that was
+    accepted. The call may come late, or after all work is done.
     """
     _request(task.come, _COME_SIZE, ctx)
     task.come.task, task.come.data = worker, _address(task)
@@ -377,7 +377,7 @@ def _invite(api, ctx, worker, task):
 # %% ../../nbs/82_graph_kernels.ipynb #1e8ba0df
 @_compiled()
 def _launch(frame, worker):
-    "Do what a call frame asks for, together with XLA's threads."
+    "Do what a call frame requests, together with XLA's threads."
     api, task = _struct_at(frame.api, _Api), _struct_at(_malloc(_TASK_SIZE), _Task)
     threads = _pool_size(api, frame.ctx, task)
     start = _vector(_array(frame.args.args, 1, _ptr)[0], np.int32)
@@ -386,7 +386,7 @@ def _launch(frame, worker):
     helpers = min(threads, chunks) - 1
     task.frame, task.chunks = _address(frame), chunks
     task.next.value = task.done.value = 0
-    # this thread counts twice: it works, and afterwards it reads a counter
+    # this thread counts twice: it works, then it reads a counter
     task.users.value = helpers + 2
     for _ in range(helpers):
         if not _invite(api, frame.ctx, worker, task):
@@ -399,7 +399,7 @@ def _launch(frame, worker):
 # %% ../../nbs/82_graph_kernels.ipynb #de5aff11
 @_compiled()
 def _handle(frame, worker):
-    "Answer XLA: say for which version this is written, or work. 0 is no error."
+    "Answer XLA: report the version this is written for, or do the work. 0: no error."
     if frame.extension_start != 0:
         question = _struct_at(frame.extension_start, _Metadata_Extension)
         if question.extension_base.type == _METADATA:
@@ -429,7 +429,7 @@ def _handle64(frame):
 
 # %% ../../nbs/82_graph_kernels.ipynb #83b7cb45
 def _instruction(stub, result, code):
-    "Tell numba what LLVM's `code` makes of the words and structs that `stub` takes."
+    "Tell numba to compile `stub`, a function of words and structs, to LLVM's `code`."
     from numba import types
     from numba.extending import lower_builtin, type_callable
 
@@ -442,7 +442,7 @@ def _instruction(stub, result, code):
 
 # %% ../../nbs/82_graph_kernels.ipynb #aaca072e
 def _instructions():
-    "What the functions without a body are to LLVM: {function: its code}."
+    "The LLVM code of the functions without a body: {function: code}."
     from llvmlite import ir
 
     word = ir.IntType(64)
@@ -467,7 +467,7 @@ def _instructions():
 # %% ../../nbs/82_graph_kernels.ipynb #1a5e4e5d
 @functools.cache
 def _teach_numba():
-    "Tell numba which functions to compile, and what those without a body are."
+    "Tell numba which functions to compile, and the code of those without a body."
     from llvmlite import ir
     from numba import carray, types  # pyright: ignore[reportPrivateImportUsage]
     from numba.extending import overload, register_jitable
@@ -490,12 +490,14 @@ def _teach_numba():
         register_jitable(fastmath=fastmath)(f)
 
 # %% ../../nbs/82_graph_kernels.ipynb #d46fdccc
-# what is compiled, by dtype: it must outlive every program that calls it
+# compiled functions by dtype: they must outlive every program that calls them
 _LOCK, _KEPT = threading.RLock(), {}
 
 
 def _c_function(signature, f):
-    "`f` as a C function: from the cache, or without one if there is no place for it."
+    """`f` as a C function: from the cache, or without a cache if there is no place for
+    it.
+    """
     import numba
 
     try:
@@ -512,7 +514,7 @@ def _register(name, work, handle):
     worker = _c_function("void(int64)", work)
     binding.add_symbol(f"{name}_worker", worker.address)
     handler = _c_function("int64(int64)", handle)
-    jax.devices("cpu")  # without a client for the CPU, XLA would ask the handler later
+    jax.devices("cpu")  # otherwise XLA would query the handler later
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler.ctypes), platform="cpu")
     return worker, handler
 
@@ -522,7 +524,7 @@ _OLDEST, _NEWEST = (0, 3), (0, 5)
 
 
 def _check_system():
-    "Raises ImportError without numba, RuntimeError where XLA's structs may be others."
+    "Raises ImportError without numba, RuntimeError if XLA's structs may differ."
     if find_spec("numba") is None:
         raise ImportError(
             "backend 'compiled' needs numba: pip install 'et_nbdev[graphs]'"
@@ -541,7 +543,7 @@ def _check_system():
 
 # %% ../../nbs/82_graph_kernels.ipynb #989fdd9e
 def _target(dtype):
-    "The name under which XLA knows the passes, compiled when first asked for."
+    "The name of the passes in XLA; they are compiled on first use."
     name = f"et_nbdev_graph_{dtype}"
     with _LOCK:
         if dtype not in _KEPT:
@@ -555,13 +557,13 @@ def _target(dtype):
 
 # %% ../../nbs/82_graph_kernels.ipynb #76433ab4
 def require():
-    "Compile the passes, once. Raises ImportError or RuntimeError, which say why not."
+    "Compile the passes, once. Raises ImportError or RuntimeError if that fails."
     _target(str(jax.dtypes.canonicalize_dtype(np.float64)))
 
 
 @functools.cache
 def available() -> bool:
-    "Whether the passes run here. Warns once where they do not, and says why."
+    "Whether the passes run here. If they do not, warns once and says why."
     try:
         require()
     except (ImportError, RuntimeError) as reason:
@@ -575,8 +577,8 @@ def available() -> bool:
 
 # %% ../../nbs/82_graph_kernels.ipynb #ac8edbea
 def check_rows(rows, **inputs):
-    """Compiled loops read where shapes tell them to: refuse what does not fit the rows,
-    or each other. Raises ValueError and TypeError.
+    """Compiled loops trust shapes: raise ValueError or TypeError unless arrays fit the
+    rows and each other.
     """
     name, first = next(iter(inputs.items()))
     if first.ndim != 3 or len(first) != rows.start.shape[0] - 1:

@@ -41,7 +41,7 @@ def _check_baseline_config(config):
 
 # %% ../../nbs/93_set_baselines_engine.ipynb #8a76b891
 def _check_baseline_batch(batch, num_features: int):
-    "Raise TypeError or ValueError unless it is a batch with that many features."
+    "Raise TypeError or ValueError unless it is a batch with this many features."
     if not isinstance(batch, GraphBatch | EdgeBatch):
         raise TypeError(
             f"batch: expected a GraphBatch or an EdgeBatch, got {type(batch).__name__}"

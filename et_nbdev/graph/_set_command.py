@@ -37,7 +37,7 @@ _CONFIGS = {  # training runs by name
 def _metrics(
     config: ClassifyTraining, graphs: GraphSet, fold: _Fold, run: _Classified
 ) -> dict:
-    "The report of a run: its scores, and what produced them."
+    "The report of a run: its scores and their provenance."
     most = int(np.bincount(graphs.labels[fold.train]).argmax())
     params = jax.tree.leaves(nnx.state(run.model, nnx.Param))
     return {
@@ -54,8 +54,8 @@ def _metrics(
 
 # %% ../../nbs/87_set_command.ipynb #a31abfe1
 def _main(argv: list[str] | None = None) -> None:
-    """Console script `et_train_graphs`: train a classifier of graphs on one split,
-    resume it if it was stopped, and report on the test graphs.
+    """Console script `et_train_graphs`: train a graph classifier on one split, resume
+    it if it was stopped, and report on the test graphs.
     """
     parser = argparse.ArgumentParser("et_train_graphs", description=_main.__doc__)
     parser.add_argument(

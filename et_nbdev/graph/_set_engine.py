@@ -88,7 +88,7 @@ def _check_training(c):
 
 # %% ../../nbs/86_set_engine.ipynb #9ae398c2
 def _check_last_axes(batch, **sizes: int):
-    "Raise ValueError unless the arrays of a batch have these last axes."
+    "Raise ValueError unless the arrays of a batch have these sizes of the last axis."
     for name, size in sizes.items():
         if getattr(batch, name).shape[-1] != size:
             raise ValueError(
@@ -122,8 +122,8 @@ def _edge_softmax(
     N: int,
     strangers: Int[Array, "N"] | None,
 ) -> tuple[Float[Array, "N H"], Float[Array, "E H"]]:
-    """Log-sum-exp of each query's scores, and the softmax. `strangers` counts further
-    scores of 0 per query. A query without keys gives 0 and zeros.
+    """Log-sum-exp of each query's scores, and the softmax. `strangers` is the number of
+    further scores of 0 per query. A query without keys gives 0 and zeros.
     """
     top = jax.ops.segment_max(
         jnp.where(linked, jax.lax.stop_gradient(scores), -jnp.inf), receivers, N
@@ -152,8 +152,8 @@ def _edge_softmax(
 @dataclass(frozen=True)
 class _WeightedEdges:
     r"""Edges with a factor $\hat A$ for every score: query `receivers` attends to key
-    `senders`. `strangers` counts further keys of each query, with a score of 0. The
-    weights must not depend on the tokens that descend.
+    `senders`. `strangers` is the number of further keys per query, with a score of 0.
+    The weights must not depend on the tokens that descend.
     """
 
     senders: Int[Array, "E"]
@@ -169,7 +169,7 @@ class _WeightedEdges:
         beta: Float[Array, "H"],
         self_attention: bool = False,
     ) -> tuple[Float[Array, "N H"], Float[Array, "N H Y"], Float[Array, "N H Y"]]:
-        """What `EdgeAttention` asks of its edges: the soft match of every query, and
+        """What `EdgeAttention` needs from its edges: the soft match of every query, and
         both pulls. Raises ValueError for a batch of token sets: lay them end to end.
         """
         if Q.ndim != 3:
@@ -191,8 +191,8 @@ class _WeightedEdges:
 
 # %% ../../nbs/86_set_engine.ipynb #3a412756
 class _Places(NamedTuple):
-    """Indices of nodes and CLS, with the CLS of each graph in front of its nodes, and
-    the graph that each token belongs to (B: none).
+    """Indices of nodes and CLS, with the CLS of each graph before its nodes, and the
+    graph of each token (B: none).
     """
 
     node: Int[Array, "n"]
@@ -261,7 +261,7 @@ def _tabled_pairs(
     batch: GraphBatch,
     literal: bool,
 ) -> dict[str, Array]:
-    "The same in tables: edges, and a row and a column for CLS."
+    "The same as tables: edges, and a row and a column for CLS."
     here = _with_cls(batch)
     both = here[:, :, None] & here[:, None, :]
     # Ã
@@ -282,7 +282,7 @@ def _tabled_pairs(
 
 # %% ../../nbs/86_set_engine.ipynb #ac9038c9
 def _of_present(block, path, here: Bool[Array, "..."]) -> Energies:
-    "The energies of a path with states; that of the memory without padded tokens."
+    "The energies of a path with states; the memory's without padded tokens."
     energies = Energies(path.energies)
     if "memory" in energies:
         memory = block.memory.token_energy(block.norm(path.states))
@@ -337,8 +337,8 @@ def _reorder(batch: GraphBatch, key: PRNGKeyArray) -> GraphBatch:
 def _stream(
     supply: _Buckets | _EdgeLists, ids: Int[np.ndarray, "n"], seed: int, start: int = 0
 ):
-    """Batch number `start` and all after it, epoch after epoch. Each depends on its
-    number and the seed alone.
+    """Batch number `start` and all after it, epoch after epoch. Each depends only on
+    its number and the seed.
     """
     per = len(supply.plan(ids, seed))
     for epoch in count(start // per):
@@ -386,8 +386,8 @@ def _scored(model, supply: _Buckets | _EdgeLists, ids: Int[np.ndarray, "n"]) -> 
 
 
 def _judged(found: _Scores, n: int) -> dict:
-    "What `fit` chooses by: the errors among n graphs; the loss decides ties."
-    # less than a single error
+    "The score that `fit` uses: errors among n graphs, with the loss to break ties."
+    # less than one error
     tie = found.cross_entropy / (1 + found.cross_entropy) / n
     return {"loss": 1 - found.accuracy + tie, **found._asdict()}
 
@@ -414,7 +414,7 @@ def _tables(encoding: _Encoding) -> dict[str, dict]:
 
 
 def _encoding_of(arrays: dict[str, np.ndarray], degrees: bool) -> _Encoding:
-    "The encoding from arrays by name. Raises KeyError or ValueError where it is none."
+    "The encoding from arrays by name. Raises KeyError or ValueError if it is invalid."
 
     def columns(side):
         count = sum(name.startswith(f"{side}.values.") for name in arrays)

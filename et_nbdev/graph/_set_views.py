@@ -19,14 +19,14 @@ from .sets import GraphBatch
 
 # %% ../../nbs/88_set_views.ipynb #036a306e
 class _Attended(NamedTuple):
-    """What a model sees in a batch. Token 0 is CLS. The last two are taken at the end
-    of each block.
+    """What a model sees in a batch. Token 0 is CLS. The last two are from the end of
+    each block.
     """
 
-    # queries in rows, 0 where there is no edge
+    # queries in rows; 0 if there is no edge
     adjacency: Float[np.ndarray, "B H N+1 N+1"]
-    listens: Float[np.ndarray, "S B H N+1"]  # what CLS pays to each token; sums to 1
-    heard: Float[np.ndarray, "S B H N+1"]  # what each token pays to CLS
+    listens: Float[np.ndarray, "S B H N+1"]  # attention of CLS to each token; sums to 1
+    heard: Float[np.ndarray, "S B H N+1"]  # attention of each token to CLS
 
 # %% ../../nbs/88_set_views.ipynb #1284233e
 def _attended(model, batch: GraphBatch) -> _Attended:
@@ -59,7 +59,7 @@ def _attended(model, batch: GraphBatch) -> _Attended:
 def _node_names(
     batch: GraphBatch, i: int, n: int, names: dict[int, str]
 ) -> dict[int, str]:
-    "For nodes 0 to n - 1 the first of `names` whose feature it has, or an empty one."
+    "For nodes 0 to n - 1, the first of `names` whose feature the node has, or ''."
     has = lambda v, column: batch.features[i, v, column] == 1
     return {
         v: next((name for column, name in names.items() if has(v, column)), "")
@@ -141,8 +141,8 @@ def _plot_molecule(
     """Graph i of a batch, drawn with networkx: edges by their learned weight, nodes by
     what they exchange with CLS in the last block. Returns the figure.
 
-    `names` are those of features that are one-hot labels, by column. Other columns,
-    such as attributes, give no name.
+    `names` are the names of one-hot labels, by column. Other columns, such as
+    attributes, have no name.
     """
     import networkx as nx
 

@@ -45,10 +45,10 @@ def _inputs(
     scale: Literal["standard", "rank", "both"] = "standard",
 ) -> Float[np.ndarray, "N F"]:
     """Features of mean 0 and standard deviation 1 over the nodes, with log(1 + degree)
-    as one more unless `degree=False`. Constant columns become 0.
+    as one more feature unless `degree=False`. Constant columns become 0.
 
-    "standard" keeps values, "rank" maps their ranks to a normal distribution,
-    "both" has the two side by side. Raises ValueError on other names.
+    "standard" keeps values, "rank" maps their ranks to a normal distribution, "both"
+    has the two side by side. Raises ValueError for other names.
     """
     if scale not in ("standard", "rank", "both"):
         raise ValueError(f"scale: expected 'standard', 'rank' or 'both', got {scale!r}")
@@ -81,7 +81,7 @@ class AnomalyConfig:
     head_dim: int = _option(64, "Y, width of a head")
     num_memories: int = _option(128, "K, memories; 0 leaves them out")
     steps: int = _option(2, "T, steps of the descent")
-    step_size: float = _option(1.0, "α, the paper's residual connection is α = 1")
+    step_size: float = _option(1.0, "α; the paper's residual connection is α = 1")
     beta: float | None = _option(None, "β, inverse temperature; none for 1/√Y")
     learn_beta: bool = _option(True, "train β")
     positions: bool = _option(False, "a learned position for every node")
@@ -149,7 +149,7 @@ class AnomalyEnergyTransformer(nnx.Module):
     @staticmethod
     def prepare(graph: Graph, relations: str = "merged") -> tuple[EdgeIndex, ...]:
         """The edges as the attention takes them, each once and without loops: merged
-        into one, or one per relation.
+        into one graph, or one graph per relation.
         """
         graph = graph.simple()
         if relations != "merged" and not graph.relations:
@@ -179,10 +179,10 @@ class AnomalyEnergyTransformer(nnx.Module):
         *,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "N 2"]:
-        """Logits of normal and anomalous. `rngs` are for dropout, in training. Without
+        """Logits of normal and anomalous. `rngs` are for dropout in training; without
         them the result is deterministic.
 
-        Raises as `check`.
+        Raises the same errors as `check`.
         """
         self.check(features, edges)
         c, x = self.config, self.encode(features)
@@ -226,9 +226,7 @@ class SampleConfig:
         " on the whole graph",
     )
     nodes: int = _option(4096, "nodes of such a part")
-    neighbors: int = _option(
-        16, "at most so many neighbors of a node are taken and kept"
-    )
+    neighbors: int = _option(16, "number of neighbors taken and kept per node, at most")
 
     def __post_init__(self):
         check_sizes(nodes=self.nodes, neighbors=self.neighbors)
@@ -254,7 +252,7 @@ class AnomalyTraining:
         "fraction of the labeled nodes to train on; the rest is split 1 : 2 into"
         " validation and test",
     )
-    seed: int = _option(0, "of the split, the weights and the dropout")
+    seed: int = _option(0, "seed of the split, the weights and the dropout")
     every: int = _option(5, "steps between validations")
     model: AnomalyConfig = AnomalyConfig()
     optim: OptimConfig = OptimConfig(
@@ -273,8 +271,8 @@ class AnomalyTraining:
 
 # %% ../../nbs/32_anomaly.ipynb #4ff39dc0
 def _load_detector(path: Path | str) -> AnomalyEnergyTransformer:
-    """The model of a checkpoint that `train_anomaly` wrote. Raises CheckpointError if
-    the file is missing, damaged or of another kind.
+    """Load the model of a checkpoint that `train_anomaly` wrote. Raises CheckpointError
+    if the file is missing, damaged or of another kind.
     """
 
     def build(made: dict, size: int):
@@ -296,12 +294,12 @@ def train_anomaly(
     progress: bool = True,
     parts: Split | None = None,
 ) -> _Anomaly:
-    """Split (or take the `parts` given), build, train and score an Energy Transformer
-    on `graph` as `config` says. A detector.safetensors that can score other graphs is
-    left in `folder`; a folder with a run on other data is refused.
+    """Split the nodes (or use `parts`), then build, train and score an Energy
+    Transformer on `graph` as `config` says. Writes a detector.safetensors that can
+    score other graphs into `folder`, and rejects a folder with a run on other data.
 
-    Raises as `split`, `AnomalyEnergyTransformer` and `fit`; ValueError for a graph
-    without edges, FloatingPointError if predictions are not finite.
+    Raises the same errors as `split`, `AnomalyEnergyTransformer` and `fit`; ValueError
+    for a graph without edges, FloatingPointError if predictions are not finite.
     """
     c, own = config.model, {} if parts is None else {"split": _split_digest(parts)}
     parts = parts or split(graph.labels, config.train_fraction, config.seed)

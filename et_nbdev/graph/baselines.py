@@ -37,7 +37,7 @@ from ..training.loop import _drop
 #| code-fold: true
 @signed
 class MLP(nnx.Module):
-    r"""A node by itself: $\mathrm{logits} = \mathrm{ReLU}(\dots\mathrm{ReLU}(X W_0 +
+    r"""A node on its own: $\mathrm{logits} = \mathrm{ReLU}(\dots\mathrm{ReLU}(X W_0 +
     b_0)\dots)\,W_n + b_n$ with `num_layers` linear maps.
 
     Raises ValueError for sizes below 1 and a dropout outside [0, 1), TypeError or
@@ -67,7 +67,7 @@ class MLP(nnx.Module):
 
     @staticmethod
     def prepare(graph: Graph) -> tuple[()]:
-        "Nothing: no edge is looked at."
+        "Nothing: edges are ignored."
         return ()
 
     def __call__(
@@ -106,8 +106,8 @@ class GCN(nnx.Module):
     r"""Graph convolutional network (Kipf and Welling, 2017): `num_layers` times $\hat A
     H W + b$, with ReLU in between.
 
-    $\hat A = \tilde D^{-1/2}(A+I)\tilde D^{-1/2}$; undirected graphs only. Raises as
-    `MLP`, and TypeError for edges not made by `prepare`.
+    $\hat A = \tilde D^{-1/2}(A+I)\tilde D^{-1/2}$; undirected graphs only. Raises the
+    same errors as `MLP`, and TypeError for edges not made by `prepare`.
     """
 
     prepare = staticmethod(_neighbors)
@@ -152,8 +152,8 @@ def _beta_wavelets(
     r"""$\mathcal W_{p,C-p}\,h$ for p = 0, …, C, where $\mathcal W_{p,q} = (L/2)^p
     (I-L/2)^q / (2B(p+1,q+1))$ and C = `order`.
 
-    C sparse products. Terms of alternating sign cost about C bits of precision. Raises
-    ValueError for an order below 1.
+    Takes C sparse products. Terms of alternating sign cost about C bits of precision.
+    Raises ValueError for an order below 1.
     """
     check_sizes(order=order)
     powers = [h]
@@ -180,7 +180,7 @@ class BWGNN(nnx.Module):
     W_{0,C}H \,\|\, \dots \,\|\, \mathcal W_{C,0}H)$, $H =
     \mathrm{ReLU}(\mathrm{MLP}(X))$.
 
-    C = `order`; undirected graphs only. Raises as `GCN`.
+    C = `order`; undirected graphs only. Raises the same errors as `GCN`.
     """
 
     prepare = staticmethod(_neighbors)
@@ -228,7 +228,7 @@ class GraphTransformer(nnx.Module):
     $x = XW + b$; `num_layers` times $x \mathrel{+}= W_O\,\|_h \sum_{B\in N(C)}
     \mathrm{softmax}_B(Q_C\cdot K_B/\sqrt Y) V_B$ and $x \mathrel{+}= \mathrm{MLP}(x)$,
     both of the normalized x; then a norm and a linear map. Y = `hidden` / `num_heads`;
-    undirected graphs only. Raises as `GCN`.
+    undirected graphs only. Raises the same errors as `GCN`.
     """
 
     def __init__(
@@ -268,8 +268,8 @@ class GraphTransformer(nnx.Module):
 
     @staticmethod
     def prepare(graph: Graph) -> _Neighbors:
-        """The rows of the graph, and every edge's reverse. Raises ValueError if one
-        lacks it.
+        """The rows of the graph, and every edge's reverse. Raises ValueError if an edge
+        has none.
         """
         return _neighbors(graph, by_edge=True)
 
@@ -289,7 +289,7 @@ class GraphTransformer(nnx.Module):
         return self.head(self.norm(x))
 
 # %% ../../nbs/58_graph_baselines.ipynb #cfd2a5d5
-# what the energy is compared with, by name
+# baselines for the energy, by name
 _BASELINES = {"mlp": MLP, "gcn": GCN, "bwgnn": BWGNN, "transformer": GraphTransformer}
 
 # %% ../../nbs/58_graph_baselines.ipynb #b79437f9
@@ -297,10 +297,10 @@ _BASELINES = {"mlp": MLP, "gcn": GCN, "bwgnn": BWGNN, "transformer": GraphTransf
 def _aggregate(
     graph: Graph, hops: int = 2, kinds: tuple[Literal["mean", "max"], ...] = ("mean",)
 ) -> Float32[np.ndarray, "N F2"]:
-    r"""Features side by side with those of neighbors: $h^{(k)}_C$, the mean (max) of
-    $h^{(k-1)}_B$ over the nodes B that C sees, for k = 1, …, `hops`.
+    r"""Features side by side with those of the neighbors: $h^{(k)}_C$, the mean (max)
+    of $h^{(k-1)}_B$ over the nodes B that C sees, for k = 1, …, `hops`.
 
-    Columns: the F own features, then F for each kind and hop. 0 where there are no
+    Columns: the F own features, then F for each kind and hop. 0 if there are no
     neighbors; parallel edges count once. Raises ValueError for negative `hops` or an
     unknown kind.
     """
@@ -340,8 +340,8 @@ def fit_trees(
     `train`; reproducible for a seed and a number of threads.
 
     `options` go to scikit-learn's RandomForestClassifier ("forest") or xgboost's
-    XGBClassifier ("boosting"). Anomalies weigh #normal / #anomalous. Raises ValueError
-    naming the argument, and ImportError where xgboost is missing.
+    XGBClassifier ("boosting"). Anomalies have the weight #normal / #anomalous. Raises
+    ValueError naming the argument, and ImportError if xgboost is missing.
     """
     if kind not in ("forest", "boosting"):
         raise ValueError(f"kind: expected 'forest' or 'boosting', got {kind!r}")

@@ -62,7 +62,7 @@ class _LearnedAdjacency(nnx.Module):
     r"""Conv2D(X ⊗ X), H filters of `size` × `size`, stride 1, zeros beyond the border,
     without forming X ⊗ X; and a linear map of edge features.
 
-    With `size` = 1 a weight depends on its two tokens (and their edge) alone, whatever
+    With `size` = 1 a weight depends only on its two tokens (and their edge), whatever
     the order of the others. Parameters: size²·D·H + L·H, and H biases, which start at
     1. Raises ValueError on sizes out of range or an even `size`, which has no middle.
     """
@@ -166,12 +166,12 @@ class ClassifyConfig:
     filter_size: int = _option(
         3,
         "side of the filters over X ⊗ X; with 1 the order of the nodes does not matter,"
-        " given their positions",
+        " for given positions",
     )
     strangers: Literal["out", "zero"] = _option(
         "out",
-        "a pair without an edge: out of the sum, or in it with a score of zero, as the"
-        " paper's formula reads literally",
+        "a pair without an edge: not in the sum, or in it with a score of zero, as in"
+        " the literal formula of the paper",
     )
     noise: float = _option(
         0.02, "standard deviation of the noise on the gradient, in training"
@@ -185,7 +185,7 @@ class ClassifyConfig:
     positions: Literal["eigenvectors", "returns"] = _option(
         "eigenvectors",
         "entries of the Laplacian's eigenvectors, or the log of the degree and the"
-        " probabilities that a random walk is back after 2, 3, … steps",
+        " probabilities that a random walk has returned after 2, 3, … steps",
     )
     readout: Literal["cls", "every"] = _option(
         "cls",
@@ -203,9 +203,9 @@ class GraphClassifier(nnx.Module):
     r"""Appendix F: CLS and embedded nodes, S blocks of T steps with weighted scores, an
     affine readout of CLS.
 
-    Called with a `GraphBatch`, or with an `EdgeBatch`, which holds the same along
-    edges. `num_edge_features` is L. Raises ValueError on sizes out of range, and on a
-    batch of other sizes.
+    Call it with a `GraphBatch`, or with an `EdgeBatch`, which holds the same as lists
+    of edges. `num_edge_features` is L. Raises ValueError for sizes out of range, and
+    for a batch with other sizes.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class GraphClassifier(nnx.Module):
         return pairs(self.adjacency, x, batch, self.config.strangers == "zero")
 
     def __call__(self, batch, rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
-        """Logits. `rngs` are for signs, noise, dropout and order, in training. Without
+        """Logits. `rngs` are for signs, noise, dropout and order in training; without
         them the result is deterministic.
         """
         self.check(batch)
@@ -315,9 +315,9 @@ class GraphClassifier(nnx.Module):
         return jnp.stack([h(drop(x)) for h, x in zip(self.heads, read)]).sum(0)
 
     def energies(self, batch) -> list[Energies]:
-        """What each block descends, without noise: energies (T+1, B) of the present
-        tokens, one `Energies` per block. For an `EdgeBatch` they are sums over graphs,
-        (T+1,).
+        """The energies of every block's descent, without noise: (T+1, B) over the
+        present tokens, one `Energies` per block. For an `EdgeBatch` they are sums over
+        graphs, (T+1,).
         """
         self.check(batch)
         x, found = self.tokens(batch), []
@@ -347,7 +347,7 @@ class ClassifyTraining:
         "dense", "tables in buckets, or lists of edges, which large graphs need"
     )
     num_buckets: int = _option(
-        4, "at most so many sizes that graphs are padded to; each is compiled once"
+        4, "number of sizes that graphs are padded to, at most; each is compiled once"
     )
     lr: float = _option(1e-3, "peak learning rate")
     lr_floor: float = _option(5e-8, "learning rate at the start and at the end")
@@ -357,9 +357,9 @@ class ClassifyTraining:
     weight_decay: float = _option(0.05, "decoupled weight decay, on matrices only")
     every: int = _option(1, "epochs between validations")
     fold: int = _option(
-        0, "the fold of ten that is tested on; the next one chooses the weights"
+        0, "which of ten folds is the test; the next one chooses the weights"
     )
-    seed: int = _option(0, "of the weights, the batches and all noise")
+    seed: int = _option(0, "seed of the weights, the batches and all noise")
     model: ClassifyConfig = ClassifyConfig()
 
     def __post_init__(self):
@@ -367,7 +367,7 @@ class ClassifyTraining:
         self.optim(100)
 
     def optim(self, steps_per_epoch: int) -> OptimConfig:
-        "The optimizer for epochs of that many steps."
+        "The optimizer for epochs with that many steps."
         steps = self.epochs * steps_per_epoch
         return OptimConfig(
             steps, int(self.warmup * steps), self.lr, self.lr_floor, self.weight_decay
@@ -377,9 +377,8 @@ class ClassifyTraining:
 def _classification_loss(
     model: GraphClassifier, batch: GraphBatch | EdgeBatch, key: PRNGKeyArray
 ) -> tuple[Float[Array, ""], dict]:
-    """Mean cross-entropy over the graphs that the batch holds, however few
-    (`_fit_classifier` divides by the intended number); a label of -1 stands for no
-    graph.
+    """Mean cross-entropy over the graphs in the batch, however few (`_fit_classifier`
+    divides by the intended number); the label -1 means that there is no graph.
     """
     log_p = jax.nn.log_softmax(model(batch, rngs=nnx.Rngs(key)))
     real = batch.labels >= 0
@@ -404,8 +403,8 @@ def train_classifier(
     fold.test; resumes from `folder`.
 
     Features are encoded by the labels and statistics of the training graphs.
-    `positions` may be given if they are known already. Raises ValueError for labels
-    that are unknown or of one class only in training, and what `load_graphs`,
+    `positions` may be passed if they are known already. Raises ValueError if labels are
+    unknown, or if those in training are all of one class, and what `load_graphs`,
     `_make_buckets` and `fit` raise.
     """
     c, fold = config.model, _Fold(*map(np.asarray, fold))
@@ -438,8 +437,8 @@ def train_classifier(
 
 # %% ../../nbs/37_classification.ipynb #cb950f05
 def load_classifier(path: Path | str) -> GraphClassifier:
-    """The classifier that a run has left in best.safetensors. Raises CheckpointError if
-    the file is missing, damaged or of another kind.
+    """Load the classifier that a run has written to best.safetensors. Raises
+    CheckpointError if the file is missing, damaged or of another kind.
     """
 
     def build(made: dict, size: int):

@@ -34,7 +34,7 @@ class AgnosticConfig:
         False, "embed each node before the sum (deep set) or not (fingerprint)"
     )
     dropout: float = _option(
-        0.0, "share of the hidden entries that is dropped in training"
+        0.0, "fraction of the hidden entries that is dropped in training"
     )
 
     def __post_init__(self):
@@ -85,9 +85,9 @@ class GINConfig:
     "Raises ValueError, naming the field, on values outside their range."
 
     hidden: int = _option(64, "D, width of a state")
-    num_layers: int = _option(5, "layers, of which the features are the first")
+    num_layers: int = _option(5, "layers; the features count as the first")
     dropout: float = _option(
-        0.5, "share of each layer's logits that is dropped in training"
+        0.5, "fraction of each layer's logits that is dropped in training"
     )
     norm: str = _option("batch", "batch or layer")
 
@@ -118,7 +118,7 @@ class _Isomorphism(nnx.Module):
     def __call__(
         self, h: Float[Array, "... D"], batch: GraphBatch | EdgeBatch, training: bool
     ) -> Float[Array, "... D2"]:
-        # whose padding edges join a padding node to itself
+        # its padding edges join a padding node to itself
         flat = isinstance(batch, EdgeBatch)
         near = (
             jax.ops.segment_sum(
@@ -140,12 +140,13 @@ class _Isomorphism(nnx.Module):
 # %% ../../nbs/59_classification_baselines.ipynb #be328e67
 @signed
 class GIN(nnx.Module):
-    r"""Graph isomorphism network (Xu et al., 2019): $h_C = \mathrm{MLP}((1+\epsilon)h_C
-    + \sum_{B\in N(C)}h_B)$, `num_layers` - 1 times; logits $\sum_l (W_l\sum_C h^{(l)}_C
-    + b_l)$.
+    r"""Graph isomorphism network (Xu et al., 2019): $h_C =
+    \mathrm{MLP}((1+\epsilon)h_C + \sum_{B\in N(C)}h_B)$, `num_layers` - 1 times; logits
+    $\sum_l (W_l\sum_C h^{(l)}_C + b_l)$.
 
-    With `rngs` it is in training mode: dropout, and a batch norm of the batch. Work per
-    layer: B·N²·D, as a dense product; along edges E·D. Raises as `Agnostic`.
+    With `rngs` it is in training: dropout, and batch statistics in the batch norm. Work
+    per layer: B·N²·D, as a dense product; along edges E·D. Raises the same errors as
+    `Agnostic`.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ from et_nbdev.training.loop import (
 
 # %% ../../nbs/89_cross_validation.ipynb #febcb84d
 class _Fold(NamedTuple):
-    "Ids of graphs, ascending; together all of them."
+    "Ids of graphs, ascending; together, all graphs."
 
     train: Int[np.ndarray, "train"]
     validation: Int[np.ndarray, "validation"]
@@ -65,9 +65,9 @@ def _deal(
     """The fold that each graph is tested in: class by class in the order of a hash of
     (seed, graph), dealt out in turn.
 
-    Folds differ by at most one graph, and by at most one graph of each class. Raises
-    ValueError for k < 3, fewer than k graphs, graphs without a class, or classes that
-    are no integers.
+    The sizes of folds differ by at most one graph, and by at most one graph of each
+    class. Raises ValueError for k < 3, fewer than k graphs, graphs without a class, or
+    classes that are not integers.
     """
     check_sizes(3, k=k)
     labels = np.asarray(labels)
@@ -88,9 +88,9 @@ def _deal(
 
 # %% ../../nbs/89_cross_validation.ipynb #92ebe28f
 def _parts(fold: Int[np.ndarray, "G"] | Sequence[int], f: int) -> _Fold:
-    """Outer fold f: its graphs to test on, those of the next fold to choose by, the
-    others to train on. Raises ValueError unless `fold` has at least three folds, 0, 1,
-    2, …, none of them empty.
+    """Outer fold f: its graphs are the test, those of the next fold the validation
+    part, all others are for training. Raises ValueError unless `fold` has at least
+    three folds, 0, 1, 2, …, and none is empty.
     """
     fold = np.asarray(fold)
     if (
@@ -129,11 +129,11 @@ class FitConfig:
     """
 
     epochs: int = _option(100, "passes over the training graphs")
-    batch_size: int = _option(32, "graphs in a batch, fewer where they are large")
+    batch_size: int = _option(32, "graphs per batch, fewer if they are large")
     lr: float = _option(1e-3, "peak learning rate")
     warmup: float = _option(
         0.1,
-        "share of the steps in which the rate rises from 0; then a cosine back to 0",
+        "fraction of the steps in which the rate rises from 0; then a cosine back to 0",
     )
     weight_decay: float = _option(0.05, "decoupled weight decay, on matrices only")
     clip: float = _option(1.0, "largest global norm of the gradient")
@@ -165,7 +165,7 @@ _optimizer = optax.inject_hyperparams(_clipped_adamw, static_args=("b1", "b2"))
 
 
 def _losses(logits: Float[Array, "B C"], labels: Int[Array, "B"]) -> Float[Array, "B"]:
-    "Cross-entropy of each graph, 0 for one without a class."
+    "Cross-entropy of each graph; 0 for a graph without a class."
     losses = optax.softmax_cross_entropy_with_integer_labels(
         logits, jnp.maximum(labels, 0)
     )
@@ -191,7 +191,7 @@ def _taken_apart(model: nnx.Module):
 # %% ../../nbs/89_cross_validation.ipynb #263bbb05
 @lru_cache(maxsize=64)
 def _programs(graphdef: nnx.GraphDef):
-    "Compiled training step, logits and scores of all models of this structure."
+    "Compiled training step, logits and scores of all models with this structure."
 
     def loss(model, batch, key):
         graphs, weight = batch
@@ -221,7 +221,7 @@ def _programs(graphdef: nnx.GraphDef):
 def _ids_to_learn_from(
     train, validation, graphs: _Buckets | _EdgeLists
 ) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "m"]]:
-    "Ids of graphs that are there and have a class, none of them in both parts."
+    "Ids of existing graphs with a class, none of them in both parts."
     train, validation = (
         _graph_ids(name, ids, len(graphs.labels))
         for name, ids in (("train", train), ("validation", validation))
@@ -246,18 +246,16 @@ def _ids_to_learn_from(
 
 # %% ../../nbs/89_cross_validation.ipynb #d744120b
 class _Fitted(NamedTuple):
-    """A model with the weights of its best epoch on the validation graphs, and how it
-    went.
-    """
+    "A model with the weights of its best epoch on the validation graphs, and the log."
 
     model: nnx.Module
-    history: list[dict]  # a row an epoch: loss, validation_accuracy, validation_loss
+    history: list[dict]  # a row per epoch: loss, validation_accuracy, validation_loss
     epoch: int  # of the weights, from 1; 0 if no epoch gave a finite loss
 
 
 class _Epochs:
-    """Makes a row of every epoch, with what `judge` says of its weights, and keeps the
-    best ones. Ends a run whose loss is no longer finite.
+    """Makes a row for every epoch, with the scores from `judge`, and keeps the best
+    weights. Ends a run if the loss is no longer finite.
     """
 
     def __init__(self, run: Run, steps: int, scale: float, judge):
@@ -280,7 +278,7 @@ class _Epochs:
 
 # %% ../../nbs/89_cross_validation.ipynb #1becf5e4
 def _all_batches(graphs: _Buckets | _EdgeLists, train, config: FitConfig, seed, rates):
-    "The batches of all epochs, each with the weight of a graph and a learning rate."
+    "The batches of all epochs, each with the weight of one graph and a learning rate."
     epochs, share = range(1, config.epochs + 1), jnp.float32(1 / config.batch_size)
     parts = (part for epoch in epochs for part in graphs.plan(train, seed, epoch))
     return ((*graphs.load(p), share, rate) for p, rate in zip(parts, rates))
@@ -296,11 +294,12 @@ def _fit_classifier(
     each_epoch: Callable[[dict], None] = lambda row: None,
 ) -> _Fitted:
     """Train on the graphs `train`; the weights kept are those of the epoch with the
-    best accuracy on `validation`, among equals the least loss, among these the first.
+    best accuracy on `validation`. Ties go to the smallest loss, then to the first
+    epoch.
 
-    `model(batch, rngs=None)` gives logits (B, C); with `rngs` it is being trained.
-    Stops where the loss is no longer finite. Raises ValueError for a training or
-    validation graph without a class or that is not there, and for one that is both.
+    `model(batch, rngs=None)` gives logits (B, C); with `rngs` it is in training. Stops
+    if the loss is no longer finite. Raises ValueError if a training or validation graph
+    has no class or does not exist, and if a graph is in both parts.
     """
     train, validation = _ids_to_learn_from(train, validation, graphs)
     graphdef, params, rest = _taken_apart(model)
@@ -330,8 +329,8 @@ def _fit_classifier(
 def _predict_logits(
     model: nnx.Module, graphs: _Buckets | _EdgeLists, ids: Int[np.ndarray, "n"]
 ) -> Float[np.ndarray, "n C"]:
-    """Logits of each graph, in the order of `ids`. Looks at no label. Raises ValueError
-    for a graph that is not there.
+    """Logits of each graph, in the order of `ids`. Labels are ignored. Raises
+    ValueError for a graph that does not exist.
     """
     ids = _graph_ids("ids", ids, len(graphs.labels))
     graphdef, params, rest = _taken_apart(model)
@@ -353,7 +352,7 @@ def _predict(
 
 # %% ../../nbs/89_cross_validation.ipynb #61958260
 class _Sizes(NamedTuple):
-    "What a model has to know of the data."
+    "What a model needs to know about the data."
 
     num_features: int
     num_classes: int
@@ -363,8 +362,9 @@ class _Sizes(NamedTuple):
 # %% ../../nbs/89_cross_validation.ipynb #831e4c46
 @dataclass(frozen=True, repr=False, eq=False)
 class _Protocol:
-    """A cross-validation without its results. Raises ValueError without candidates, for
-    folds of another number of graphs, and for an unknown layout.
+    """A cross-validation without its results. Raises ValueError if there are no
+    candidates, if the folds do not match the number of graphs, and for an unknown
+    layout.
     """
 
     make_model: Callable[[Any, _Sizes, nnx.Rngs], nnx.Module]
@@ -399,25 +399,25 @@ class _Protocol:
 
     @property
     def kinds(self) -> set[str]:
-        "Of the positions that the candidates want."
+        "The kinds of positions that the candidates need."
         wanted = (getattr(c.model, "positions", None) for c in self.candidates)
         return {kind or "eigenvectors" for kind in wanted}
 
     @property
     def epochs(self) -> int:
-        "Epochs of all candidates, in one fold."
+        "Epochs of all candidates together, per fold."
         return sum(c.fit.epochs for c in self.candidates)
 
     def supply(
         self, graphs: GraphSet, encoding: _Encoding, batch_size: int
     ) -> _Buckets | _EdgeLists:
-        "The same graphs, with other labels, for a training with such batches."
+        "The graphs in the layout of the protocol, for training with this batch size."
         layout, shapes = self.layout, (self.num_buckets, self.room)
         return _in_layout(layout, graphs, encoding, self.positions, batch_size, *shapes)
 
 # %% ../../nbs/89_cross_validation.ipynb #1a8a07cf
 def _settings(protocol: _Protocol) -> dict:
-    "What a result depends on, but for the code of the model."
+    "Everything that a result depends on, except the code of the model."
     plain = lambda x: asdict(x) if is_dataclass(x) else x
     fold, dense = protocol.fold, protocol.layout == "dense"
     names = ("k", "layout", "seed", *(("num_buckets", "room") if dense else ()))
@@ -438,8 +438,8 @@ def _settings(protocol: _Protocol) -> dict:
 
 # %% ../../nbs/89_cross_validation.ipynb #a3b00a6d
 def _kept(path: Path, settings: dict) -> dict | None:
-    """The result of a fold, if there is one. Raises ValueError if it is of another run
-    or no result.
+    """The result of a fold, if there is one. Raises ValueError if the file is from
+    another run, or not a result.
     """
     if not path.exists():
         return None
@@ -465,13 +465,13 @@ def _kept(path: Path, settings: dict) -> dict | None:
 # %% ../../nbs/89_cross_validation.ipynb #77b52b4d
 @dataclass(frozen=True)
 class _Results:
-    "The results of folds, in files, or nowhere without a folder."
+    "The results of folds, in files; without a folder they are not kept."
 
     out: str | os.PathLike | None
     settings: dict
 
     def read(self) -> dict[str, dict | None]:
-        "All that are there, by the name of the file. Raises ValueError as `_kept`."
+        "All existing results, by file name. Raises ValueError like `_kept`."
         if self.out is None:
             return {}
         files = sorted(Path(self.out).glob("fold-*.json"))
@@ -481,7 +481,7 @@ class _Results:
         return self.read().get(f"fold-{f}.json")
 
     def row(self, f: int, found: dict, seconds: float) -> dict:
-        "What was found in fold f, as it is kept."
+        "The result of fold f, as it is written."
         return {
             "fold": f,
             **found,
@@ -491,8 +491,8 @@ class _Results:
         }
 
     def add(self, f: int, row: dict, keep: Callable[[], None]) -> dict:
-        """Write the result of a fold after `keep` is called; or give back the one that
-        was written meanwhile.
+        """Call `keep`, then write the result of a fold; or return the one that another
+        process has written meanwhile.
         """
         folder = Path(self.out) if self.out is not None else None
         with _alone(folder, wait=True):
@@ -521,15 +521,15 @@ def cross_validate(
     progress: bool = True,
     keep: Callable[[int, nnx.Module], None] = lambda f, model: None,
 ) -> list[dict]:
-    """Accuracy on each outer fold (all, or those of `folds`) of the candidate and the
-    epoch that are best on its inner hold-out.
+    """Accuracy on each outer fold (all, or those in `folds`) of the candidate and epoch
+    that are best on its inner hold-out.
 
     `make_model(candidate.model, sizes, rngs)` builds a model for `_fit_classifier`;
-    `fold` is as made by `deal`. `layout` says whether models get a `GraphBatch`, for
-    whose shapes `num_buckets` and `room` are, or an `EdgeBatch`. Rows are written to
-    `out`/fold-F.json, and read from there if they are complete. `keep` is called with
-    the winner of a fold. Raises ValueError naming what is wrong, and for a file of
-    another run in `out`.
+    `fold` is made by `_deal`. `layout` says whether models get a `GraphBatch`, with
+    shapes set by `num_buckets` and `room`, or an `EdgeBatch`. Rows are written to
+    `out`/fold-F.json, and read from there if they exist. `keep` is called with the
+    winner of a fold. Raises ValueError naming what is wrong, and if `out` holds a file
+    of another run.
     """
     protocol = _Protocol(
         make_model,
@@ -569,12 +569,12 @@ def _all_folds(
     with bar:
         for f in wanted:
             if done[f] is None:
-                _ = protocol.positions  # computed once, and not on a fold's clock
+                _ = protocol.positions  # computed once, outside the time of a fold
                 begin, before = time.perf_counter(), bar.n
                 found, winner = _one_fold(protocol, f, bar)
                 row = results.row(f, found, time.perf_counter() - begin)
                 done[f] = results.add(f, row, lambda: keep(f, winner))
-                # those of a candidate that was stopped
+                # the epochs of a candidate that was stopped
                 bar.update(before + epochs - bar.n)
             rows.append(done[f])
             bar.set_postfix_str(f"accuracy {_summary(rows)}")
@@ -582,8 +582,8 @@ def _all_folds(
 
 # %% ../../nbs/89_cross_validation.ipynb #a39f6d3c
 def _summary(rows: list[dict]) -> str:
-    """Mean ± deviation over folds, in per cent; of one fold its accuracy alone. Raises
-    ValueError for none.
+    """Mean ± standard deviation over folds, in percent; for one fold only its accuracy.
+    Raises ValueError for no folds.
     """
     scores = 100 * np.array([row["test_accuracy"] for row in rows])
     if not len(scores):
@@ -596,7 +596,7 @@ def _summary(rows: list[dict]) -> str:
 
 # %% ../../nbs/89_cross_validation.ipynb #b239118d
 def _seed_of(*parts) -> int:
-    "A seed for each combination of parts, 31 bits."
+    "A 31-bit seed for each combination of parts."
     return (
         int.from_bytes(
             hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "little"
@@ -606,7 +606,7 @@ def _seed_of(*parts) -> int:
 
 # %% ../../nbs/89_cross_validation.ipynb #6b0c3c2e
 class _Tried(NamedTuple):
-    "A candidate after training, and the batches that it was trained on."
+    "A candidate after training, and the data that it was trained on."
 
     fitted: _Fitted
     supply: _Buckets | _EdgeLists
@@ -614,7 +614,7 @@ class _Tried(NamedTuple):
 
     @property
     def mark(self) -> tuple[float, float]:
-        "The better the larger, on the validation part."
+        "Scores on the validation part; larger is better."
         return self.row["validation_accuracy"], -self.row["validation_loss"]
 
 # %% ../../nbs/89_cross_validation.ipynb #27293410
@@ -626,7 +626,7 @@ def _tried(
     seed: int,
     each_epoch: Callable[[dict], None],
 ) -> _Tried:
-    "A candidate, trained; one without a finite loss is worse than all others."
+    "A trained candidate; one without a finite loss is worse than all others."
     begin = time.perf_counter()
     sizes = _Sizes(*(getattr(supply, name) for name in _Sizes._fields))
     model = make_model(candidate.model, sizes, nnx.Rngs(seed))
@@ -649,7 +649,7 @@ def _tried(
 def _tested(
     winner: _Tried, labels: Int[np.ndarray, "G"], part: _Fold
 ) -> tuple[dict, Int[np.ndarray, "test"]]:
-    "Scores of the winner on the test part, and the classes it gives to these graphs."
+    "Scores of the winner on the test part, and its predicted classes."
     classes = _predict(winner.fitted.model, winner.supply, part.test)
     right = int((classes == labels[part.test]).sum())
     most = np.bincount(labels[part.train]).argmax()
@@ -662,7 +662,7 @@ def _tested(
 
 # %% ../../nbs/89_cross_validation.ipynb #7273f78e
 def _all_tried(protocol: _Protocol, f: int, part: _Fold, bar: tqdm) -> Iterator[_Tried]:
-    "The candidates, one after the other, trained without the labels of the test part."
+    "The candidates one by one, trained without the labels of the test part."
     candidates, seed = protocol.candidates, _seed_of(protocol.seed, f)
     hidden = protocol.graphs.labels.copy()
     hidden[part.test] = -1
@@ -685,7 +685,7 @@ def _all_tried(protocol: _Protocol, f: int, part: _Fold, bar: tqdm) -> Iterator[
 
 # %% ../../nbs/89_cross_validation.ipynb #d28acaa9
 def _one_fold(protocol: _Protocol, f: int, bar: tqdm) -> tuple[dict, nnx.Module]:
-    "What the protocol finds in outer fold f, and the winner."
+    "The result of outer fold f, and the winner."
     graphs, part = protocol.graphs, _parts(protocol.fold, f)
     tried = _all_tried(protocol, f, part, bar)
     rows, best, chosen = [], None, 0
@@ -693,7 +693,7 @@ def _one_fold(protocol: _Protocol, f: int, bar: tqdm) -> tuple[dict, nnx.Module]
         rows.append(one.row)
         if best is None or one.mark > best.mark:
             best, chosen = one, i
-    assert best is not None  # there is a candidate
+    assert best is not None  # there is at least one candidate
     scores, classes = _tested(best, graphs.labels, part)
     history = best.fitted.history
     return {

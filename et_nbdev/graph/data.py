@@ -32,7 +32,7 @@ from ..training.checkpoint import _atomic_write
 
 # %% ../../nbs/80_graph_readers.ipynb #50a07c85
 def _array(name: str, value) -> np.ndarray:
-    "Anything array-like on the host; a torch tensor is detached first."
+    "Anything array-like, as a NumPy array; a torch tensor is detached first."
     try:
         return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     except Exception as e:
@@ -42,7 +42,7 @@ def _array(name: str, value) -> np.ndarray:
 
 
 def _frozen(a: np.ndarray, dtype) -> np.ndarray:
-    "A read-only view, of the very array where the type already fits."
+    "A read-only view; of the same array if the type already fits."
     a = np.ascontiguousarray(a, dtype).view()
     a.flags.writeable = False
     return a
@@ -149,7 +149,7 @@ _Edges = tuple[Int[np.ndarray, "_"], Int[np.ndarray, "_"]]
 
 def _rows(edges: _Edges, num_nodes: int):
     """The edges as a boolean sparse matrix, receivers in rows and senders in columns;
-    parallel edges fall together.
+    parallel edges are merged.
     """
     from scipy.sparse import coo_array
 
@@ -183,7 +183,7 @@ def _union(relations: Mapping[str, _Edges], num_nodes: int) -> _Edges:
 
 # %% ../../nbs/80_graph_readers.ipynb #f0f987d6
 def _fields(senders, receivers, features, labels, relations: Mapping) -> dict:
-    "What a `Graph` is made of, checked and read-only."
+    "The fields of a `Graph`, checked and read-only."
     features = _features(features)
     N = len(features)
     labels = _labels(labels, N)
@@ -205,7 +205,7 @@ def _fields(senders, receivers, features, labels, relations: Mapping) -> dict:
 
 # %% ../../nbs/80_graph_readers.ipynb #6eb6c8d9
 class _EdgeList:
-    "What two lists of ends and the number of nodes tell."
+    "Properties of a list of edges between a number of nodes."
 
     senders: Int32[np.ndarray, "E"]
     receivers: Int32[np.ndarray, "E"]
@@ -266,11 +266,11 @@ class Graph(_EdgeList):
     and read-only.
 
     Edge e goes from senders[e] to receivers[e]: node receivers[e] may see node
-    senders[e]. `labels` are 1 (anomalous), 0 (normal) or
-    -1 (unlabeled: in the graph, never trained on or scored); `relations` name the
-    kinds of edges whose union is the edge list; `feature_names` name the columns, where
-    they have names. Raises ValueError naming the argument: an id out of range, lengths
-    that disagree, wrong types, features not finite, no nodes.
+    senders[e]. `labels` are 1 (anomalous), 0 (normal) or -1 (unlabeled: in the graph,
+    never trained on or scored); `relations` name the kinds of edges whose union is the
+    edge list; `feature_names` name the columns, if they have names. Raises ValueError,
+    naming the argument, if an id is out of range, lengths disagree, types are wrong,
+    features are not finite, or there are no nodes.
     """
 
     senders: Int32[np.ndarray, "E"]
@@ -306,7 +306,7 @@ class Graph(_EdgeList):
     @property
     def digest(self) -> str:
         """A short hash of the edges, relations, features and labels, as they are
-        stored; names do not enter.
+        stored; names are not included.
         """
         return _digest(self)
 
@@ -365,7 +365,7 @@ def from_relations(
 
 # %% ../../nbs/80_graph_readers.ipynb #ee1d9529
 def _chosen(nodes, num_nodes: int) -> Int32[np.ndarray, "n"]:
-    "Distinct ids of nodes, at least one, of ids or of True for those to keep."
+    "Distinct node ids, at least one, from ids or from booleans (True: keep)."
     nodes = _array("nodes", nodes)
     if nodes.dtype.kind == "b":
         if nodes.shape != (num_nodes,):
@@ -387,8 +387,8 @@ def _subgraph(
     """The nodes (ids, or True for those to keep) in the order given, and the edges
     among them.
 
-    Raises ValueError where an id is out of range or given twice, and where nothing
-    would be left.
+    Raises ValueError if an id is out of range or given twice, or if nothing would be
+    left.
     """
     nodes = _chosen(nodes, graph.num_nodes)
     place = np.full(graph.num_nodes, -1, np.int32)
@@ -429,12 +429,12 @@ def _one_label_each(labels) -> np.ndarray:
 
 
 def _rows_of(matrix):
-    """A SciPy sparse matrix by rows. Its indices may come from a file, and to convert
-    unchecked ones is to write anywhere in memory.
+    """A SciPy sparse matrix by rows. Its indices may come from a file; converting
+    unchecked ones could write anywhere in memory.
     """
     if hasattr(matrix, "check_format"):
         matrix.check_format(full_check=True)
-        # which SciPy lets pass if the last one says that there are no entries
+        # SciPy does not check this if the last pointer says that there are no entries
         if (np.diff(matrix.indptr) < 0).any():
             raise ValueError("index pointer values must form a non-decreasing sequence")
     return matrix.tocsr()
@@ -458,7 +458,7 @@ def from_scipy(adjacency, features, labels, name: str = "") -> Graph:
     non-zero [i, j] is an edge from i to j.
 
     `features` (N, F) may be sparse; `labels` are (N,), (N, 1), (1, N) or one-hot (N,
-    2). Raises ValueError naming the argument.
+    2). Raises ValueError, naming the argument.
     """
     features = _rows_of(features).toarray() if hasattr(features, "tocsr") else features
     labels = _one_label_each(labels)
@@ -471,7 +471,7 @@ def from_scipy(adjacency, features, labels, name: str = "") -> Graph:
 
 def from_pyg(data: Any, name: str = "") -> Graph:
     """A graph from PyTorch Geometric's `Data`, or anything with x (N, F), edge_index
-    (2, E) and y. Raises ValueError naming what is missing.
+    (2, E) and y. Raises ValueError, naming what is missing.
     """
     if missing := [
         a for a in ("x", "edge_index", "y") if getattr(data, a, None) is None
@@ -488,10 +488,10 @@ def from_pyg(data: Any, name: str = "") -> Graph:
 
 # %% ../../nbs/80_graph_readers.ipynb #a74c1063
 def from_dgl(graph: Any, name: str = "") -> Graph:
-    """A graph from a `dgl.DGLGraph` of one type of node, with node data `feature` (or
-    `feat`) and `label`; several types of edges become relations.
+    """A graph from a `dgl.DGLGraph` with one type of nodes, with node data `feature`
+    (or `feat`) and `label`; several types of edges become relations.
 
-    Raises ValueError naming what is missing.
+    Raises ValueError, naming what is missing.
     """
     if len(graph.ntypes) != 1:
         raise ValueError(f"graph: must have one type of nodes, got {graph.ntypes}")
@@ -516,7 +516,7 @@ def from_dgl(graph: Any, name: str = "") -> Graph:
 
 # %% ../../nbs/80_graph_readers.ipynb #66489e4a
 def _need(module: str, package: str = "'et_nbdev[graphs]'"):
-    "Import what only some users of the library have installed, as part of `package`."
+    "Import an optional dependency, which `package` installs."
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as e:
@@ -524,8 +524,8 @@ def _need(module: str, package: str = "'et_nbdev[graphs]'"):
 
 
 def _check_weights(weights: str, found: Sequence[str]):
-    """Raise ValueError where edges carry what a `Graph` has no place for, unless that
-    is to be ignored.
+    """Raise ValueError if edges carry data that a `Graph` cannot hold, unless it is to
+    be ignored.
     """
     if weights not in ("refuse", "ignore"):
         raise ValueError(f"weights: expected 'refuse' or 'ignore', got {weights!r}")
@@ -537,7 +537,7 @@ def _check_weights(weights: str, found: Sequence[str]):
 
 
 def _maybe_labels(name: str, values) -> np.ndarray:
-    "Labels (N,), with None or NaN where a node has none."
+    "Labels (N,), with None or NaN if a node has none."
     try:
         a = np.asarray(values, np.float64)
     except (ValueError, TypeError) as e:
@@ -566,7 +566,7 @@ def _graph_of(ends, kinds, features, labels, names, name: str) -> Graph:
 # %% ../../nbs/80_graph_readers.ipynb #a8d96b1b
 def _rows_of_nodes(data: dict, features: str | Sequence[str]) -> list:
     """Features of nodes, from the attributes of each. Raises ValueError, naming the
-    node, where one is missing.
+    node, if one is missing.
     """
     keys = [features] if isinstance(features, str) else list(features)
     for node, own in data.items():
@@ -582,7 +582,7 @@ def _rows_of_nodes(data: dict, features: str | Sequence[str]) -> list:
 # %% ../../nbs/80_graph_readers.ipynb #ab6a754e
 def from_networkx(
     graph: Any,
-    # of the nodes: the attribute with a vector, or attributes with a number each
+    # of the nodes: one attribute with a vector, or several with one number each
     features: str | Sequence[str] = "features",
     label: str = "label",
     *,
@@ -590,12 +590,12 @@ def from_networkx(
     weights: Literal["refuse", "ignore"] = "refuse",
     name: str = "",
 ) -> Graph:
-    """A graph from any class of graphs of NetworkX. Node i is the i-th of
-    `graph.nodes`; an undirected edge becomes two, one in each direction.
+    """A graph from any NetworkX graph class. Node i is the i-th of `graph.nodes`; an
+    undirected edge becomes two, one in each direction.
 
-    Nodes without `label` are unlabeled. Raises ValueError naming a node that lacks a
-    feature, an edge that lacks its `relation`, and edges with a `weight` unless these
-    are to be ignored.
+    Nodes without `label` are unlabeled. Raises ValueError if a node lacks a feature, if
+    an edge lacks its `relation`, or if edges have a `weight`, unless weights are to be
+    ignored.
     """
     data = dict(graph.nodes(data=True))
     place = {node: i for i, node in enumerate(data)}
@@ -615,7 +615,7 @@ def from_networkx(
 
 # %% ../../nbs/80_graph_readers.ipynb #3140084f
 def _numbered_ends(edges, keys: tuple[str, str], index) -> list[Int[np.ndarray, "E"]]:
-    "Where both ends of each edge stand in the index of the nodes."
+    "The positions of both ends of each edge in the index of the nodes."
     if not index.is_unique:
         twice = index[index.duplicated()][0]
         raise ValueError(f"nodes: {twice!r} is in the index twice")
@@ -628,7 +628,7 @@ def _numbered_ends(edges, keys: tuple[str, str], index) -> list[Int[np.ndarray, 
 
 
 def _columns_of_numbers(nodes, but: str) -> list:
-    "The columns of a table except one. Raises ValueError where they hold no numbers."
+    "The columns of a table except one. Raises ValueError unless they hold numbers."
     columns = [key for key in nodes.columns if key != but]
     for key in columns:
         if nodes[key].dtype.kind not in "fiub":
@@ -649,13 +649,15 @@ def from_pandas(
     weights: Literal["refuse", "ignore"] = "refuse",
     name: str = "",
 ) -> Graph:
-    """A graph from two DataFrames. `nodes` has a row for each node, its name as the
-    index: the column `label`, if it is there, and all others numbers, the features.
-    `edges` has a row for each edge, from `source` to `target`, by these names.
+    """A graph from two DataFrames. `nodes` has one row per node, with its name as the
+    index. The column `label` is optional; all others are features and hold numbers.
+    `edges` has one row per edge, from the node named in `source` to the one named in
+    `target`.
 
-    Where a label is missing the node is unlabeled. Raises ValueError naming columns
-    that are missing, no numbers, or (of `edges`, unless they are to be ignored) have no
-    place in a Graph, and nodes that are there twice or not at all.
+    A node without a label is unlabeled. Raises ValueError, naming the column or node,
+    if a column is missing or does not hold numbers, if `edges` has columns that a Graph
+    cannot hold (unless they are to be ignored), or if a node appears twice or not at
+    all.
     """
     keys = [source, target] + ([] if relation is None else [relation])
     if missing := [key for key in keys if key not in edges.columns]:
@@ -674,7 +676,7 @@ def from_pandas(
 # %% ../../nbs/80_graph_readers.ipynb #2b71d1e2
 def to_scipy(graph: Graph) -> Any:
     """The adjacency as a sparse (N, N) array of SciPy, [i, j] the number of edges from
-    i to j; a dict of one a relation where the graph has several kinds of edges.
+    i to j; a dict with one per relation if the graph has several kinds of edges.
     """
     coo_array = _need("scipy.sparse").coo_array
     N = graph.num_nodes
@@ -685,20 +687,20 @@ def to_scipy(graph: Graph) -> Any:
 
 
 def _named_columns(graph: Graph) -> list[str]:
-    "The names of the features, made up where they have none."
+    "The names of the features, made up if they have none."
     return [*graph.feature_names] or [f"x{i}" for i in range(graph.num_features)]
 
 
 def _listed(graph: Graph):
-    "Every edge with its kind, None where the graph has one kind."
+    "Every edge with its kind; None if the graph has one kind."
     for kind, ends in (graph.relations or {None: graph.edges}).items():
         yield from ((s, r, kind) for s, r in zip(*(end.tolist() for end in ends)))
 
 # %% ../../nbs/80_graph_readers.ipynb #d36b1eaf
 def to_pandas(graph: Graph) -> tuple[Any, Any]:
     """Two DataFrames that `from_pandas` reads: edges with source and target (and
-    relation, where there are several kinds), nodes with their features and label.
-    Raises ModuleNotFoundError without pandas.
+    relation, if there are several kinds), nodes with their features and label. Raises
+    ModuleNotFoundError without pandas.
     """
     DataFrame = _need("pandas", "pandas").DataFrame
     edges = DataFrame(list(_listed(graph)), columns=["source", "target", "relation"])
@@ -710,10 +712,10 @@ def to_pandas(graph: Graph) -> tuple[Any, Any]:
 
 
 def to_networkx(graph: Graph) -> Any:
-    """A `networkx.DiGraph` that `from_networkx` reads, a MultiDiGraph where there are
-    parallel edges or several kinds of them: nodes 0, 1, … with their features, one by
-    one where they have names and as the vector `features` otherwise, and their label.
-    Raises ModuleNotFoundError without NetworkX.
+    """A `networkx.DiGraph` that `from_networkx` reads, or a MultiDiGraph if there are
+    parallel edges or several kinds of them. Nodes 0, 1, … have their label, and their
+    features one by one if these have names, else as the vector `features`. Raises
+    ModuleNotFoundError without NetworkX.
     """
     nx = _need("networkx")
     several = bool(graph.relations) or graph.has_parallel_edges
@@ -761,8 +763,8 @@ def to_dgl(graph: Graph) -> Any:
 
 # %% ../../nbs/80_graph_readers.ipynb #d3672b10
 def save_graph(graph: Graph, path: str | os.PathLike):
-    """Write an .npz that `load_graph` reads, atomically. Raises OSError with whatever
-    was at `path` still in place.
+    """Write an .npz that `load_graph` reads, atomically. If it raises OSError, whatever
+    was at `path` is still there.
     """
     arrays = {
         key: getattr(graph, key)
@@ -791,9 +793,8 @@ _ROOM = 2**31
 
 # %% ../../nbs/80_graph_readers.ipynb #92a261f1
 def _room(path: str | os.PathLike) -> int:
-    """How many bytes a file may unpack to. Features that are mostly zeros shrink a
-    hundredfold and more; what is made to fill the memory does a thousandfold, at any
-    size.
+    """How many bytes a file may unpack to. Features that are mostly zeros compress a
+    hundredfold and more; a zip bomb compresses a thousandfold, at any size.
     """
     return _ROOM + 200 * os.path.getsize(path)
 
@@ -801,8 +802,8 @@ def _room(path: str | os.PathLike) -> int:
 def _unpack(
     z: zipfile.ZipFile, members: Iterable[str], room: int
 ) -> Iterator[tuple[str, bytes]]:
-    """Members and what they hold. Raises ValueError before they are more than `room`
-    bytes in all, and what zipfile raises on damage.
+    """Members and their contents. Raises ValueError before they exceed `room` bytes in
+    all, and what zipfile raises for damaged ones.
     """
     for info in map(z.getinfo, members):
         if (room := room - info.file_size) < 0:
@@ -810,7 +811,7 @@ def _unpack(
                 f"{info.filename} of {info.file_size} bytes, too many for so small a"
                 " file"
             )
-        # by pieces: its size may be a lie
+        # in pieces: the stated size may be wrong
         with z.open(info) as stream:
             yield info.filename, b"".join(iter(partial(stream.read, 4096), b""))
 
@@ -837,7 +838,7 @@ def _read_npz(path: str | os.PathLike, wanted: str = ".*") -> dict[str, Any]:
 
 # %% ../../nbs/80_graph_readers.ipynb #9ec00679
 def _by_our_names(a: dict[str, Any]) -> dict[str, Any]:
-    "What the arrays of a heterophilous graph are called here; nothing for others."
+    "The arrays of a heterophilous graph by our names; empty for other files."
     if (
         not {"edges", "node_features", "node_labels"} <= set(a)
         or a["edges"].ndim != 2
@@ -864,11 +865,11 @@ def _relations_in(a: dict[str, Any]) -> dict[str, _Edges]:
 def _from_npz(path: str | os.PathLike) -> Graph:
     """A graph from an .npz with senders, receivers, features and labels (as
     `save_graph` writes it, with its name and relations) or with edges (E, 2),
-    node_features and node_labels (as the heterophilous graphs of Platonov et al. come).
-    Without labels all are −1, unknown. Pickled objects are refused.
+    node_features and node_labels (like the heterophilous graphs of Platonov et al.).
+    Without labels all are −1, unknown. Pickled objects are rejected.
 
-    Raises ValueError naming the file where it is damaged or lacks an array, OSError
-    where it cannot be opened.
+    Raises ValueError, naming the file, if it is damaged or lacks an array, OSError if
+    it cannot be opened.
     """
     a = _read_npz(
         path,
@@ -894,7 +895,7 @@ def _from_npz(path: str | os.PathLike) -> Graph:
         raise ValueError(f"path: {path} holds no sound graph: {e}") from e
 
 # %% ../../nbs/80_graph_readers.ipynb #fb7b42bb
-# kinds of numbers
+# NumPy types of MATLAB's kinds of numbers
 _MAT = {
     1: "i1",
     2: "u1",
@@ -910,7 +911,7 @@ _MAT = {
 
 
 def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
-    "Kind and data of each element; the tag of a small one has room for its data."
+    "Kind and data of each element; the tag of a small one contains its data."
     at = 0
     while at < len(data):
         kind, size = struct.unpack_from(f"{order}II", data, at)
@@ -926,7 +927,7 @@ def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
 
 # %% ../../nbs/80_graph_readers.ipynb #c934ff76
 def _mat_matrix(data: memoryview, order: str):
-    "Name and matrix; None for what is no real matrix: texts, cells, structures."
+    "Name and matrix; None if it is not a real matrix but text, cells or structures."
     from scipy.sparse import csc_array
 
     def numbers(element, kinds="iuf"):
@@ -979,17 +980,17 @@ def _read_mat(path: str | os.PathLike) -> dict[str, Any]:
                 ((kind, content),) = _elements(memoryview(content), order)
             if kind == 14:
                 found.append(_mat_matrix(content, order))
-    except Exception as e:  # of zlib, struct, NumPy and SciPy
+    except Exception as e:  # from zlib, struct, NumPy and SciPy
         raise _damaged(path, e) from e
     return dict(found)
 
 # %% ../../nbs/80_graph_readers.ipynb #c3f9b63b
 def _from_mat(path: str | os.PathLike) -> Graph:
     """A heterogeneous graph from a .mat file in the layout of YelpChi and Amazon:
-    features, label and one sparse net_NAME a relation.
+    features, label and one sparse net_NAME per relation.
 
-    Raises ValueError naming the file where it is damaged or lacks an array, OSError
-    where it cannot be opened.
+    Raises ValueError, naming the file, if it is damaged or lacks an array, OSError if
+    it cannot be opened.
     """
     data = _read_mat(path)
     relations = {key: data[key] for key in sorted(data) if key.startswith("net_")}
@@ -1000,7 +1001,7 @@ def _from_mat(path: str | os.PathLike) -> Graph:
             f"path: {path} holds {sorted(data)} but lacks {', '.join(missing)}"
         )
     try:
-        # before sparse features are written out
+        # before sparse features are made dense
         if data["features"].shape[0] != data["label"].size:
             raise ValueError(
                 f"labels: {data['label'].size} for the {data['features'].shape[0]} rows"
@@ -1027,8 +1028,8 @@ def _need_dgl(what: str):
 
 # %% ../../nbs/80_graph_readers.ipynb #ab0f4b85
 def _limit_memory(more: int):
-    """To so many bytes more than are in use now, where the system can (Linux): a
-    damaged file may ask for any amount.
+    """Allow `more` bytes beyond those in use now, if the system can (Linux): a damaged
+    file may ask for any amount.
     """
     status = Path("/proc/self/status")
     if status.exists():
@@ -1043,9 +1044,7 @@ def _limit_memory(more: int):
 
 # %% ../../nbs/80_graph_readers.ipynb #fdb55713
 def _dgl_worker(kind: str, source: str, target: str):
-    """Runs in a process of its own: a file, or a data set of `dgl.data`, becomes an
-    .npz.
-    """
+    "Runs in its own process: turns a file, or a data set of `dgl.data`, into an .npz."
     try:
         # without DGL=1 it is not installed
         import dgl  # pyright: ignore[reportMissingImports]
@@ -1072,7 +1071,7 @@ def _dgl_worker(kind: str, source: str, target: str):
 
 # %% ../../nbs/80_graph_readers.ipynb #ac87ef6c
 def _run_dgl_worker(module: str, *arguments: str, timeout: float | None = None):
-    "`_dgl_worker` of a module beside this one in a process of its own, run to its end."
+    "Run `_dgl_worker` of a module in this package, in its own process, to its end."
     call = (
         f"import sys; from et_nbdev.graph.{module} import _dgl_worker;"
         " _dgl_worker(*sys.argv[1:])"
@@ -1090,8 +1089,9 @@ def _run_dgl_worker(module: str, *arguments: str, timeout: float | None = None):
 
 # %% ../../nbs/80_graph_readers.ipynb #13ff3e51
 def _by_dgl(kind: str, source: str, timeout: float | None = None) -> Graph:
-    """What `_dgl_worker` makes of it, by way of a temporary file (TMPDIR says where).
-    Raises ImportError where DGL does not work, RuntimeError with the reason otherwise.
+    """The graph that `_dgl_worker` makes, by way of a temporary file (in TMPDIR).
+    Raises ImportError if DGL does not work, RuntimeError with the reason for other
+    failures.
     """
     with tempfile.TemporaryDirectory() as folder:
         target = str(Path(folder, "graph.npz"))
@@ -1114,11 +1114,11 @@ def _by_dgl(kind: str, source: str, timeout: float | None = None) -> Graph:
 
 # %% ../../nbs/80_graph_readers.ipynb #c95120c5
 def _from_dgl_file(path: str | os.PathLike) -> Graph:
-    """The first graph of a file in DGL's binary format, read as by `from_dgl`, in a
-    process of its own.
+    """The first graph of a file in DGL's binary format, read by `from_dgl` in its own
+    process.
 
-    Raises ImportError without DGL, ValueError naming the file where it is damaged or
-    lacks data, OSError where it cannot be opened.
+    Raises ImportError without DGL, ValueError naming the file if it is damaged or lacks
+    data, OSError if it cannot be opened.
     """
     with open(path, "rb") as f:
         size = f.seek(0, os.SEEK_END)
@@ -1136,7 +1136,7 @@ def _from_dgl_file(path: str | os.PathLike) -> Graph:
 
 # %% ../../nbs/80_graph_readers.ipynb #5a24f629
 def _alike(views: Int[np.ndarray, "N P"], k: int = 8) -> _Edges:
-    "Edges to every node from the k whose views are most like its own."
+    "Edges to every node from the k nodes with the most similar views."
     square = (views**2).sum(1)
     distance = square[:, None] + square[None] - 2 * views @ views.T
     np.fill_diagonal(distance, distance.max() + 1)
@@ -1164,13 +1164,13 @@ def _digits(name: str) -> Graph:
 class _Dataset(NamedTuple):
     file: str  # as published
     dgl: str  # the class of dgl.data that downloads it, if there is one
-    unlabeled: int  # how many of the first nodes
+    unlabeled: int  # this many of the first nodes
     source: str  # where the file is published
 
 
 _BWGNN = "with BWGNN, https://github.com/squareRoot3/Rethinking-Anomaly-Detection"
 _FRAUD = "with CARE-GNN, https://github.com/YingtongDou/CARE-GNN"
-# graphs that `load_graph` knows by name: file, DGL’s class, nodes without label, source
+# graphs that `load_graph` knows by name: file, DGL's class, unlabeled nodes, source
 _DATASETS = {
     "digits-knn": _Dataset("", "", 0, "made from the digits of scikit-learn"),
     "digits-relations": _Dataset("", "", 0, "made from the digits of scikit-learn"),
@@ -1192,7 +1192,7 @@ _DATASETS = {
 
 # %% ../../nbs/80_graph_readers.ipynb #d968951b
 def _find(file: str, root: str | os.PathLike | None) -> tuple[Path | None, list[str]]:
-    "The first place that has the file, and all places looked at."
+    "The first place that has the file, and all places tried."
     roots = [Path(r).expanduser() for r in (root, os.environ.get("ET_DATA")) if r]
     places = [r / sub / file for r in roots for sub in ("graphs/anomaly", "")]
     return next((p for p in places if p.is_file()), None), [str(p) for p in places]
@@ -1203,7 +1203,7 @@ def _read(path: Path) -> Graph:
 
 # %% ../../nbs/80_graph_readers.ipynb #ca3d6132
 def _where_to_put(data: _Dataset, tried: list[str]) -> str:
-    "What helps where a file was not found in any of these places."
+    "What to do if a file was not found in any of these places."
     if tried:
         places, more = "\n  - ".join(["Looked for", *tried]), ""
     else:
@@ -1248,7 +1248,7 @@ def _raw(name: str, root: str | os.PathLike | None) -> Graph:
 
 # %% ../../nbs/80_graph_readers.ipynb #22e4aec6
 def _check_request(name: str, root: str | os.PathLike | None):
-    "Raise ValueError for a name that is neither known nor a file's, or no folder."
+    "Raise ValueError unless `name` is known or a file, and `root` a folder."
     if name not in _DATASETS and not Path(name).is_file():
         raise ValueError(
             f"name: must be one of {', '.join(_DATASETS)}, or the path of an .npz, .mat"
@@ -1259,16 +1259,15 @@ def _check_request(name: str, root: str | os.PathLike | None):
 
 # %% ../../nbs/80_graph_readers.ipynb #076f5b59
 def load_graph(name: str, root: str | os.PathLike | None = None) -> Graph:
-    """A graph by its name, with both directions of every edge, neither
-    loops nor parallel edges, and features as published.
+    """Load a graph by name, with both directions of every edge, without loops or
+    parallel edges, and with features as published.
 
-    `root` is a folder to look in before that of the environment variable ET_DATA;
-    `yelp` and `amazon`, found in neither, are downloaded by DGL (to `root` or its own
-    folder). These two are heterogeneous, with the relations of the file, net_…. `name`
-    may also be the path of a file of your own: .npz, .mat, or else DGL's format; all
-    its labels are taken to be known unless they are −1. Raises ValueError for an
-    unknown name or a damaged file, FileNotFoundError with all places tried, ImportError
-    where DGL is needed.
+    `root` is a folder to look in before that of the environment variable ET_DATA; if
+    `yelp` or `amazon` is in neither, DGL downloads it (to `root` or its own folder).
+    These two are heterogeneous, with the relations of the file, net_…. `name` may also
+    be the path of your own file: .npz, .mat, or else DGL's format. Its labels count as
+    known unless they are −1. Raises ValueError for an unknown name or a damaged file,
+    FileNotFoundError with all places tried, ImportError if DGL is needed but missing.
     """
     _check_request(name, root)
     if name in ("digits-knn", "digits-relations"):
@@ -1297,7 +1296,7 @@ class Split(NamedTuple):
 
 # %% ../../nbs/80_graph_readers.ipynb #b95f2d71
 def _check_split(train_fraction, seed):
-    "Raise ValueError, naming the argument, unless these can be those of a split."
+    "Raise ValueError, naming the argument, unless these are valid for a split."
     if (
         isinstance(train_fraction, bool)
         or not isinstance(train_fraction, (int, float, np.floating))
@@ -1315,8 +1314,8 @@ def _check_split(train_fraction, seed):
 
 # %% ../../nbs/80_graph_readers.ipynb #e29cd7a0
 def _stratified(labels, train_fraction: float, seed: int) -> Split:
-    """The parts, with equal shares of anomalies as far as whole nodes permit. Raises
-    ValueError where one would hold one class only.
+    """The parts, with equal fractions of anomalies as far as whole nodes permit. Raises
+    ValueError if one would hold only one class.
     """
     divide = partial(
         _need("sklearn.model_selection").train_test_split, random_state=seed
@@ -1334,10 +1333,10 @@ def _stratified(labels, train_fraction: float, seed: int) -> Split:
 
 # %% ../../nbs/80_graph_readers.ipynb #5bd37195
 def split(labels: Int8[np.ndarray, "N"], train_fraction: float, seed: int) -> Split:
-    """Labeled nodes (label 0 or 1) in three parts with equal shares of anomalies:
-    train_fraction of them, and the rest 1 : 2.
+    """Labeled nodes (label 0 or 1) in three parts with equal fractions of anomalies:
+    train_fraction of them for training, the rest 1 : 2.
 
-    Raises ValueError naming the argument, and where a part would hold one class only.
+    Raises ValueError, naming the argument, also if a part would hold only one class.
     """
     labels = _labels(labels, len(_array("labels", labels)))
     _check_split(train_fraction, seed)

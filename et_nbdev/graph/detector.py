@@ -37,17 +37,17 @@ from ..training.command import _as_command
 @dataclass(eq=False, repr=False)
 class AnomalyDetector(_DetectorParams):
     """An Energy Transformer that flags anomalous nodes, with the interface of a
-    classifier of scikit-learn, except that its input is a `Graph`.
+    scikit-learn classifier, except that its input is a `Graph`.
 
     Hyperparameters: those of `AnomalyConfig` (the model), `SampleConfig` (training on
-    parts), `OptimConfig` (its `steps` are `training_steps`, and `lr_floor=None` is a
-    constant rate) and `AnomalyTraining`. Learned, with a final underscore: `model_`,
-    `threshold_`, `classes_`, `n_features_in_`, `feature_names_in_`, the scores
-    `validation_` and `test_`, and `provenance_`.
+    parts), `OptimConfig` (its `steps` are called `training_steps`, and `lr_floor=None`
+    means a constant rate) and `AnomalyTraining`. Learned, with a final underscore:
+    `model_`, `threshold_`, `classes_`, `n_features_in_`, `feature_names_in_`, the
+    scores `validation_` and `test_`, and `provenance_`.
 
-    `fit` raises as `train_anomaly`. All others raise NotFittedError before it, and
-    ValueError, naming what differs, for a graph with other features or relations than
-    the training graph.
+    `fit` raises the same errors as `train_anomaly`. All other methods raise
+    NotFittedError before `fit`, and ValueError, naming what differs, if a graph's
+    features or relations are not those of the training graph.
     """
 
     def fit(
@@ -59,12 +59,12 @@ class AnomalyDetector(_DetectorParams):
         folder: Path | str | None = None,
         progress: bool = False,
     ) -> "AnomalyDetector":
-        """Train on the labeled nodes of `graph`; what validation nodes choose, the
-        weights and the threshold, is kept. `y` is there for scikit-learn alone.
+        """Train on the labeled nodes of `graph`; the validation nodes choose the
+        weights and the threshold. `y` is only there for scikit-learn.
 
         `split` names the nodes of the three parts (None: by `train_fraction` and
-        `seed`); with a `folder` an interrupted training resumes. Raises as
-        `train_anomaly`, and ValueError for an invalid split.
+        `seed`); with a `folder`, an interrupted training resumes. Raises the same
+        errors as `train_anomaly`, and ValueError for an invalid split.
         """
         _check_y(y)
         if not isinstance(graph, Graph):
@@ -76,12 +76,12 @@ class AnomalyDetector(_DetectorParams):
         return self
 
     def predict_proba(self, graph: Graph) -> Float[np.ndarray, "N 2"]:
-        "The probabilities of being normal and of being anomalous, of every node."
+        "The probabilities of being normal and of being anomalous, for every node."
         p = _probabilities(self._fitted(), graph)
         return np.column_stack([1 - p, p])
 
     def decision_function(self, graph: Graph) -> Float[np.ndarray, "N"]:
-        "The probability of being anomalous, less the threshold; flagged from 0 on."
+        "The probability of being anomalous minus the threshold; flagged if at least 0."
         return _probabilities(self._fitted(), graph) - self.threshold_
 
     def predict(self, graph: Graph) -> Int[np.ndarray, "N"]:
@@ -89,30 +89,32 @@ class AnomalyDetector(_DetectorParams):
         return (self.decision_function(graph) >= 0).astype(np.int64)
 
     def evaluate(self, graph: Graph) -> dict[str, float]:
-        """The `scores` over all labeled nodes, at the threshold. Raises ValueError
-        unless both classes are among them.
+        """Scores over all labeled nodes, at the threshold. Raises ValueError unless
+        these include both classes.
         """
         p = _probabilities(self._fitted(), graph)[graph.labeled]
         return _scores(graph.labels[graph.labeled], p, self.threshold_)
 
     def explain(self, graph: Graph, node: int) -> _NodeExplanation:
-        """Energies, attention and memories of one node, by the function `explain`; of
-        several blocks the first. Raises ValueError for a node that is not there.
+        """Energies, attention and memories of one node, from the function `explain`; if
+        there are several blocks, those of the first. Raises ValueError if the node does
+        not exist.
         """
         return _explained(self._fitted(), graph, node)
 
     def save(self, path: Path | str):
         """Write weights, statistics, threshold, hyperparameters and provenance to one
-        safetensors file, atomically; in a folder it is called detector.safetensors.
-        Raises OSError.
+        safetensors file, atomically. In a folder, the file is called
+        detector.safetensors. Raises OSError.
         """
         kept, path = self._fitted(), Path(path)
         kept.save(path / _FILE if path.is_dir() else path)
 
     @classmethod
     def load(cls, path: Path | str) -> "AnomalyDetector":
-        """A detector from a file, or from the folder of a run of `et_train_anomaly`.
-        Raises CheckpointError if it is missing, damaged or of another kind.
+        """Load a detector from a file, or from the folder of a run of
+        `et_train_anomaly`. Raises CheckpointError if it is missing, damaged or of
+        another kind.
         """
         kept = _Detector.load(file := _file_of(path), _load_detector)
         try:
@@ -131,13 +133,13 @@ class AnomalyDetector(_DetectorParams):
     n_features_in_ = property(lambda self: self._about["num_features"])
     validation_ = property(lambda self: dict(self._about["validation"]))
     test_ = property(lambda self: dict(self._about["test"]))
-    # where it comes from: graph, commit, machine, versions, time
+    # its origin: graph, commit, machine, versions, time
     provenance_ = property(lambda self: dict(self._about))
 
     @property
     def feature_names_in_(self) -> np.ndarray:
-        """Names of the features of the training graph, (F,). Raises AttributeError
-        where they have none, as scikit-learn has it.
+        """Names of the features of the training graph, (F,). Raises AttributeError if
+        they have none, as in scikit-learn.
         """
         if not (names := self._about["feature_names"]):
             raise AttributeError("feature_names_in_: the features have no names")
@@ -147,21 +149,21 @@ class AnomalyDetector(_DetectorParams):
 #| code-fold: true
 def _main(argv: list[str] | None = None) -> None:
     """Console script `et_score`: score the nodes of a graph with a detector that was
-    trained on another.
+    trained on another graph.
     """
     parser = argparse.ArgumentParser("et_score", description=_main.__doc__)
     add = parser.add_argument
     add(
         "--model",
         required=True,
-        help="a file of AnomalyDetector.save, or the folder of an et_train_anomaly",
+        help="a file of AnomalyDetector.save, or the folder of an et_train_anomaly run",
     )
     add(
         "--data",
         required=True,
         help=(
             "the graph: a name, or the path of an .npz, .mat or DGL file; labels are"
-            " not looked at, and an .npz needs none"
+            " ignored, and an .npz needs none"
         ),
     )
     add("--out", required=True, type=Path, help="CSV to write: node, p, flagged")

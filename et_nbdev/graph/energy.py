@@ -38,18 +38,18 @@ from et_nbdev.graph._edges import (
 #| code-fold: true
 @jax.tree_util.register_pytree_node_class
 class EdgeIndex:
-    r"""Which nodes see which, as an edge list instead of a mask: the context `edges=` of
-    a block whose attention is an `EdgeAttention`.
+    r"""Which nodes see which, as an edge list instead of a mask: the context `edges=`
+    of a block whose attention is an `EdgeAttention`.
 
     Edge e says that query `receivers[e]` may see key `senders[e]`; an undirected graph
-    lists both directions. Made once, outside of `jit`; a pytree, so hand it to compiled
-    functions as an argument. `self_loops=True` permits edges from a node to itself, for
-    attention with `self_attention=True`. `capacity` reserves room for that many edges,
-    so that graphs of one size of N and `capacity` share a compiled program. `backend`
-    is "compiled" (kernels for the CPU, needs numba) or "xla" (anything XLA runs on);
-    None picks "compiled" on the CPU, or warns that it is not available. Memory: 8 bytes
-    an edge. Raises TypeError or ValueError on bad ids, parallel edges (merge them),
-    self-loops that are not permitted.
+    lists both directions. Make it once, outside `jit`. It is a pytree, so pass it to
+    compiled functions as an argument. `self_loops=True` permits edges from a node to
+    itself, for attention with `self_attention=True`. `capacity` reserves room for that
+    many edges, so that graphs with the same N and `capacity` share a compiled program.
+    `backend` is "compiled" (kernels for the CPU, needs numba) or "xla" (anything XLA
+    runs on); None picks "compiled" on the CPU, or warns that it is not available.
+    Memory: 8 bytes per edge. Raises TypeError or ValueError for bad ids, parallel edges
+    (merge them), or self-loops that are not permitted.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class EdgeIndex:
     ) -> tuple[
         Float[Array, "N ... H"], Float[Array, "N ... H Y"], Float[Array, "N ... H Y"]
     ]:
-        r"""What `EdgeAttention` asks of its edges: $\ell_C/\beta$ of every query, and
-        $-\partial E/\partial Q$ and $-\partial E/\partial K$. Raises ValueError where
+        r"""What `EdgeAttention` needs from its edges: $\ell_C/\beta$ of every query,
+        and $-\partial E/\partial Q$ and $-\partial E/\partial K$. Raises ValueError if
         tokens or attention do not fit the graph.
         """
         _check_fit(self, len(Q), self_attention)
@@ -141,14 +141,14 @@ class EdgeAttention(EnergyAttention):
 
     Weights, β and options are those of `EnergyAttention`. The edges are context,
     `edges=`: an `EdgeIndex`, or several in a tuple, whose energies add up. Any object
-    with its `match_and_pulls` will do. Raises TypeError for other edges, and ValueError
-    if the tokens are not those of the graph, if the graph has self-loops and the
-    attention none, for no graph at all, and for edges together with a mask, weights,
-    a bias or the positions of a grid.
+    with the method `match_and_pulls` works, too. Raises TypeError for other edges, and
+    ValueError if the number of tokens is not that of the nodes, if the graph has
+    self-loops but the attention does not, if there is no graph, and if edges come with
+    a mask, weights, a bias or the positions of a grid.
     """
 
     def _project(self, g, coordinates=None):
-        "Q and K (N, ..., H, Y) as they are compared, β, and what normalized them."
+        "Q and K (N, ..., H, Y) as the scores use them, β, and their root mean squares."
         Wq, Wk = (W[...].astype(self.dtype or g.dtype) for W in (self.Wq, self.Wk))
         beta = self.beta.astype(at_least_float32(g.dtype))
         Q, K = (
@@ -186,7 +186,7 @@ class EdgeAttention(EnergyAttention):
             lambda *terms: sum(terms[1:], terms[0]),
             *(e.match_and_pulls(Q, K, beta, self.self_attention) for e in graphs),
         )
-        # what distances have added to the width does not depend on g
+        # the columns that distances have added do not depend on g
         Q, K, as_query, as_key = (
             a[..., : self.head_dim] for a in (Q, K, as_query, as_key)
         )
@@ -248,13 +248,13 @@ def _attention_weights(
     attention: EdgeAttention,
     g: Float[Array, "N D"],
     edges: EdgeIndex,
-    # of the edges; None: all, in the order of `edges.edge_list()`
+    # senders and receivers; None: all, in the order of `edges.edge_list()`
     pairs: tuple[Int[ArrayLike, "E"], Int[ArrayLike, "E"]] | None = None,
     chunk: int = 2**16,
     coordinates: Float[Array, "N Z"] | None = None,
 ) -> Float[Array, "E H"]:
-    r"""$p_{CB}$ of every edge; over the edges into a node they sum to 1. `pairs` are
-    senders and receivers. Works on `chunk` edges at a time.
+    r"""$p_{CB}$ of every edge; over the edges into a node they sum to 1. Works on
+    `chunk` edges at a time.
     """
     Q, K, beta, _ = attention._project(g, coordinates)
     match = edges.match_and_pulls(Q, K, beta, attention.self_attention)[0]

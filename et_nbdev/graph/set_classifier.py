@@ -43,7 +43,7 @@ from et_nbdev.training.checkpoint import (
 # %% ../../nbs/39_set_classifier.ipynb #096922d9
 #| code-fold: true
 class _KeptClassifier(NamedTuple):
-    "A trained model and what it takes to use it on other graphs."
+    "A trained model, and what is needed to use it on other graphs."
 
     model: GraphClassifier
     encoding: _Encoding
@@ -112,8 +112,8 @@ def _trained(
 def _probabilities(
     kept: _KeptClassifier, config: ClassifyTraining, graphs: GraphSet
 ) -> Float[np.ndarray, "G C"]:
-    """What the model makes of each graph. Raises TypeError for what is no set,
-    ValueError for labels or attributes that the encoding does not know.
+    """The class probabilities of each graph. Raises TypeError for what is not a
+    `GraphSet`, ValueError for labels or attributes that the encoding does not know.
     """
     if not isinstance(graphs, GraphSet):
         raise TypeError(
@@ -168,7 +168,7 @@ class _ClassifierParams(_Estimator):
     seed: int = ClassifyTraining.seed
 
     def _training(self, name: str) -> ClassifyTraining:
-        "As a run on the set `name`. Raises ValueError on values out of range."
+        "The training on the set `name`. Raises ValueError on values out of range."
         own = self.get_params()
         model = _configuration(ClassifyConfig, own)
         return _configuration(ClassifyTraining, own, data=name, model=model)
@@ -177,14 +177,15 @@ class _ClassifierParams(_Estimator):
 #| code-fold: true
 @dataclass(eq=False, repr=False)
 class GraphSetClassifier(_ClassifierParams):
-    """An Energy Transformer that classifies graphs, with the interface of a classifier
-    of scikit-learn, except that its input is a `GraphSet`.
+    """An Energy Transformer that classifies graphs, with the interface of a
+    scikit-learn classifier, except that its input is a `GraphSet`.
 
-    Hyperparameters: those of `ClassifyConfig` and `ClassifyTraining`; of the ten folds
-    of the training set, `fold` chooses the weights. Learned, with a final underscore:
-    `model_`, `encoding_`, `classes_` (as in the file), `validation_`, `provenance_`.
-    `fit` raises as `train_classifier`, all others NotFittedError, and ValueError for
-    labels and attributes that the training set does not have.
+    Hyperparameters: those of `ClassifyConfig` and `ClassifyTraining`. The training set
+    is divided into ten folds, and fold `fold` chooses the weights. Learned, with a
+    final underscore: `model_`, `encoding_`, `classes_` (as in the file), `validation_`,
+    `provenance_`. `fit` raises the same errors as `train_classifier`. All other methods
+    raise NotFittedError before `fit`, and ValueError for labels or attributes that the
+    training set does not have.
     """
 
     def fit(
@@ -195,8 +196,8 @@ class GraphSetClassifier(_ClassifierParams):
         folder: Path | str | None = None,
         progress: bool = False,
     ) -> "GraphSetClassifier":
-        """Train on the graphs whose class is known. `y` is there for scikit-learn
-        alone; with a `folder` an interrupted training resumes.
+        """Train on the graphs whose class is known. `y` is only there for scikit-learn.
+        With a `folder`, an interrupted training resumes.
         """
         _check_y(y)
         if not isinstance(graphs, GraphSet):
@@ -205,16 +206,16 @@ class GraphSetClassifier(_ClassifierParams):
         return self
 
     def predict_proba(self, graphs: GraphSet) -> Float[np.ndarray, "G C"]:
-        "The probability of each of `classes_`, of every graph."
+        "The probability of each of `classes_`, for every graph."
         return _probabilities(self._fitted(), self._training(""), graphs)
 
     def predict(self, graphs: GraphSet) -> Int[np.ndarray, "G"]:
-        "The most likely of `classes_`, of every graph."
+        "The most likely of `classes_`, for every graph."
         return self.classes_[self.predict_proba(graphs).argmax(1)]
 
     def score(self, graphs: GraphSet, y: None = None) -> float:
-        """The share of the graphs of known class that are classified correctly. Raises
-        ValueError if there are none.
+        """The fraction of graphs with a known class that are classified correctly.
+        Raises ValueError if there are none.
         """
         _check_y(y)
         known = graphs[np.flatnonzero(graphs.labels >= 0)]
@@ -230,8 +231,8 @@ class GraphSetClassifier(_ClassifierParams):
 
     @classmethod
     def load(cls, path: Path | str) -> "GraphSetClassifier":
-        """A classifier from a file. Raises CheckpointError if it is missing, damaged or
-        of another kind.
+        """Load a classifier from a file. Raises CheckpointError if it is missing,
+        damaged or of another kind.
         """
         kept = _KeptClassifier.load(path)
         own = {

@@ -44,7 +44,7 @@ from ..training.checkpoint import _atomic_write
 
 # %% ../../nbs/81_set_readers.ipynb #7cc54a74
 def _table_of(name: str, value, rows: int, kind: type) -> np.ndarray:
-    """A table with `rows` rows, of integers or of finite floats; None is a table
+    """A table with `rows` rows, of integers or finite floats; None gives a table
     without columns.
     """
     dtype = np.int64 if kind is int else np.float32
@@ -152,8 +152,8 @@ def _graph_by_graph(
     Int32[np.ndarray, "E"],
     Int32[np.ndarray, "E"],
 ]:
-    """The order in which edges stand graph by graph, else as given; where those of each
-    graph begin; and the edges in it.
+    """The order that sorts edges by graph (stable); where the edges of each graph
+    begin; and the edges in that order.
     """
     G = len(start) - 1
     senders, receivers = _pair(
@@ -178,7 +178,7 @@ def _both_ways(
     senders: Int32[np.ndarray, "E"], receivers: Int32[np.ndarray, "E"], N: int
 ):
     """Senders and receivers of each edge and its reverse, once, without loops, sorted
-    by receiver and then sender; and the edge that each is made of, the first if it is
+    by receiver, then sender; and the edge that each comes from, the first if it is
     given twice.
     """
     s, r = np.concatenate([senders, receivers]), np.concatenate([receivers, senders])
@@ -243,7 +243,7 @@ def _tables_of(graphs, order: Int[np.ndarray, "E"]) -> dict[str, np.ndarray]:
 
 
 def _as_published(one, names: list[np.ndarray]) -> Float32[np.ndarray, "N F"]:
-    "One-hot node labels, of these names in each column, and attributes; else ones."
+    "One-hot node labels, with these values in each column, and attributes; else ones."
     hot = [
         column[:, None] == values for column, values in zip(one.node_labels.T, names)
     ]
@@ -253,7 +253,7 @@ def _as_published(one, names: list[np.ndarray]) -> Float32[np.ndarray, "N F"]:
 
 # %% ../../nbs/81_set_readers.ipynb #7e4be323
 def _selected(graphs, ids: Int[np.ndarray, "n"]):
-    "These graphs of a set end to end, in the order given."
+    "The graphs `ids` of a set, in the order given."
     nodes, edges = _ranges(graphs.start, ids), _ranges(graphs.edge_start, ids)
     start = np.concatenate([[0], np.cumsum(graphs.sizes[ids])]).astype(np.int32)
     shift = np.repeat(start[:-1] - graphs.start[ids], np.diff(graphs.edge_start)[ids])
@@ -272,21 +272,21 @@ def _selected(graphs, ids: Int[np.ndarray, "n"]):
 # %% ../../nbs/81_set_readers.ipynb #65b38d4f
 @dataclass(frozen=True, repr=False, eq=False)
 class GraphSet:
-    """G graphs end to end, with a class each; NumPy arrays on the host, checked and
+    """G graphs end to end, each with a class; NumPy arrays on the host, checked and
     read-only.
 
     Nodes of graph i are start[i]:start[i + 1]. `labels` are classes 0, …, C - 1, or -1
-    where unknown; `classes` are the values that stand for them in the file.
-    `graphs[ids]` is the set of some of them, in the order given; `graphs.graph(i)` is
-    one of them as a `Graph`. Raises ValueError naming the argument: lengths that
-    disagree, ids out of range, edges from one graph to another, a graph without nodes.
+    if unknown; `classes` are the values that stand for them in the file. `graphs[ids]`
+    is the set of some of them, in the order given; `graphs.graph(i)` is one of them as
+    a `Graph`. Raises ValueError, naming the argument, if lengths disagree, ids are out
+    of range, an edge leads from one graph to another, or a graph has no nodes.
     """
 
     start: Int32[np.ndarray, "starts"]  # G+1
     senders: Int32[np.ndarray, "E"]
     receivers: Int32[np.ndarray, "E"]
     labels: Int32[np.ndarray, "G"]
-    # None: classes 0, 1, … as the labels have them, and tables without columns
+    # None: classes 0, 1, … from the labels, and tables without columns
     classes: Int64[np.ndarray, "C"] = None
     node_labels: Int64[np.ndarray, "N M"] = None
     node_attributes: Float32[np.ndarray, "N A"] = None
@@ -329,9 +329,9 @@ class GraphSet:
         return _selected(self, ids)
 
     def undirected(self) -> "GraphSet":
-        """Each edge and its reverse once, sorted by receiver and then sender, no loops.
-        Of edges given twice the first counts; a missing reverse knows what its edge
-        does.
+        """Each edge and its reverse once, sorted by receiver, then sender, without
+        loops. If an edge is given twice, the first counts; a missing reverse gets the
+        labels and attributes of its edge.
         """
         senders, receivers, of = _both_ways(
             self.senders, self.receivers, self.num_nodes
@@ -346,14 +346,14 @@ class GraphSet:
 
     @cached_property
     def is_undirected(self) -> bool:
-        """Whether every edge is there once in each direction, without loops, as
+        """Whether every edge is listed once in each direction, without loops, as
         `undirected` makes it.
         """
         return _are_both_ways(self.senders, self.receivers, self.num_nodes)
 
     @cached_property
     def digest(self) -> str:
-        """16 hexadecimal digits that change with every number of the set, not with its
+        """16 hexadecimal digits that depend on every number in the set, but not on its
         name.
         """
         return _digest(self)
@@ -413,7 +413,7 @@ def _rows(lines: list[str], where: str, kind: type) -> list[list]:
 
 # %% ../../nbs/81_set_readers.ipynb #1f11e557
 def _table(data: bytes, where: str, kind: type) -> np.ndarray:
-    """The numbers of a file, a row a line, separated by commas. Raises ValueError
+    """The numbers of a file, one row per line, separated by commas. Raises ValueError
     naming file and line.
     """
     text = data.decode("utf-8", errors="replace").replace("\r\n", "\n").rstrip()
@@ -433,7 +433,7 @@ def _table(data: bytes, where: str, kind: type) -> np.ndarray:
         ):
             return a
     except (ValueError, Warning):
-        pass  # line by line, to say which one; or because a label is written as 1.0
+        pass  # read line by line, to name the bad one; or a label is written as 1.0
     rows = _rows(lines, where, kind)
     return np.array(rows, dtype).reshape(len(rows), -1 if rows else 0)
 
@@ -445,7 +445,7 @@ _OURS = re.compile(
 
 
 def _unzipped(path: Path) -> list[tuple[str, bytes]]:
-    "The text files in a zip, each read to its end, where its checksum is."
+    "The text files in a zip, each read to its end, so that its checksum is checked."
     with open(path, "rb") as f:
         try:
             with zipfile.ZipFile(f) as z:
@@ -461,7 +461,7 @@ def _unzipped(path: Path) -> list[tuple[str, bytes]]:
 # %% ../../nbs/81_set_readers.ipynb #0cbacd83
 def _members(path: Path) -> dict[str, bytes]:
     """The text files of a folder or a zip, by name without folders. Raises ValueError
-    for two of one name.
+    if two have the same name.
     """
     if path.is_dir():
         found = [
@@ -494,7 +494,7 @@ class _Texts(NamedTuple):
         return f"{self.path}: {self.name}_{part}.txt"
 
     def required(self, part: str, columns: int) -> Int64[np.ndarray, "rows {columns}"]:
-        "Integers of a file that must be there."
+        "Integers of a file that must exist."
         file = f"{self.name}_{part}.txt"
         if file not in self.files:
             targets = f"{self.name}_graph_attributes.txt" in self.files
@@ -512,7 +512,7 @@ class _Texts(NamedTuple):
     def optional(
         self, part: str, kind: type, rows: int, what: str
     ) -> np.ndarray | None:
-        "Numbers of a file with a line for each of `rows` things, if it is there."
+        "Numbers of a file with `rows` lines, if it exists."
         file = f"{self.name}_{part}.txt"
         if file not in self.files:
             return None
@@ -536,8 +536,8 @@ class _Texts(NamedTuple):
 
 # %% ../../nbs/81_set_readers.ipynb #75973fd5
 def _texts_of(path: Path, name: str | None) -> _Texts:
-    """The files of the set `name`, or of the only one there is. Raises ValueError if it
-    is not there, or if there are several.
+    """The files of the set `name`, or of the only set. Raises ValueError if it does not
+    exist, or if there are several.
     """
     files = _members(path)
     names = sorted(f.removesuffix("_A.txt") for f in files if f.endswith("_A.txt"))
@@ -583,10 +583,10 @@ def _check_texts(
 # %% ../../nbs/81_set_readers.ipynb #77fced1e
 def _read_tu(path: str | os.PathLike, name: str | None = None) -> GraphSet:
     """A set in the TU text format, from a zip or a folder, at any depth in it; `name`
-    is needed where it holds several. Edges as in the file.
+    is needed if there are several. Edges are those of the file.
 
-    Raises ValueError naming file and line where the text is malformed, ids are out of
-    range or counts disagree; OSError where nothing can be opened.
+    Raises ValueError, naming file and line, if the text is malformed, ids are out of
+    range or counts disagree; OSError if nothing can be opened.
     """
     texts = _texts_of(Path(path), name)
     graph_labels = texts.required("graph_labels", 1)[:, 0]
@@ -600,7 +600,7 @@ def _read_tu(path: str | os.PathLike, name: str | None = None) -> GraphSet:
     }
     node_tables = tables("node", N, "nodes in the indicator")
     edge_tables = tables("edge", E, "edges")
-    order = np.argsort(indicator, kind="stable")  # as a rule they are in order already
+    order = np.argsort(indicator, kind="stable")  # usually they are in order already
     place = np.empty(N, np.int64)
     place[order] = np.arange(N)
     senders, receivers = place[A - 1].T
@@ -618,7 +618,7 @@ def _read_tu(path: str | os.PathLike, name: str | None = None) -> GraphSet:
 
 # %% ../../nbs/81_set_readers.ipynb #edf4b775
 def _of_dgl(graph) -> tuple:
-    "Nodes, senders, receivers and the four tables of a DGLGraph, None for no table."
+    "Nodes, senders, receivers and the four tables of a DGLGraph; None: no table."
     take = lambda data, key: (
         _array(key, data[key]).reshape(len(data[key]), -1) if key in data else None
     )
@@ -636,7 +636,7 @@ def graphs_from_dgl(dataset: Iterable, name: str = "") -> GraphSet:
     """A set from `dgl.data.TUDataset`, or any iterable of (DGLGraph, class) with node
     data `node_labels`, `node_attr` and edge data `edge_labels`.
 
-    Classes are the distinct values, ascending. Raises ValueError where it is empty.
+    Classes are the distinct values, ascending. Raises ValueError if it is empty.
     """
     parts, labels = [], []
     for graph, label in dataset:
@@ -648,7 +648,7 @@ def graphs_from_dgl(dataset: Iterable, name: str = "") -> GraphSet:
     start = np.concatenate([[0], np.cumsum(sizes)])
     end_to_end = lambda ends: np.concatenate([e + s for e, s in zip(ends, start)])
     tables = [None if t[0] is None else np.concatenate(t) for t in tables]
-    # DGL has them as floats
+    # DGL stores labels as floats
     tables = [
         t.astype(np.int64) if t is not None and i in (0, 2) else t
         for i, t in enumerate(tables)
@@ -666,8 +666,8 @@ def graphs_from_dgl(dataset: Iterable, name: str = "") -> GraphSet:
 
 # %% ../../nbs/81_set_readers.ipynb #8a20fe05
 def _dgl_worker(source: str, name: str, target: str):
-    """Runs in a process of its own: the text of a set becomes an .npz by way of DGL, in
-    a fresh folder, so that no pickle of an earlier run is opened.
+    """Runs in its own process: DGL turns the text of a set into an .npz, in a new
+    folder, so that no pickle from an earlier run is opened.
     """
     try:
         from dgl.data import TUDataset  # pyright: ignore[reportMissingImports]
@@ -684,7 +684,7 @@ def _dgl_worker(source: str, name: str, target: str):
             pass
 
         @staticmethod
-        # DGL asks a row of one for its number, which NumPy refuses since 2.4
+        # DGL converts a row of one entry to a number, an error since NumPy 2.4
         def _idx_reset(labels):
             return TUDataset._idx_reset(labels).ravel()
 
@@ -709,7 +709,7 @@ def _by_dgl(path: Path, name: str) -> GraphSet:
 
 # %% ../../nbs/81_set_readers.ipynb #51e48d4e
 def _tree_with_rings(rng, label: int | np.integer):
-    "Edges, each once, and node labels of one of the graphs of `_make_rings`."
+    "Edges, each once, and node labels of one graph of `_make_rings`."
     tree = rng.randint(5, 16)
     edges = [(v, rng.randint(v)) for v in range(1, tree)]
     corner = [tree + c for c in range(6)]
@@ -724,15 +724,15 @@ def _tree_with_rings(rng, label: int | np.integer):
         rng.permutation(6)[:2] if not label else (rng.randint(3), 3 + rng.randint(3))
     )
     edges += list(zip(rng.permutation(tree)[:2], (corner[first], corner[second])))
-    where = rng.permutation(tree + 6)  # so that the number of a node tells nothing
+    where = rng.permutation(tree + 6)  # so that node numbers carry no information
     return where[np.array(edges)], rng.randint(0, 3, tree + 6)
 
 # %% ../../nbs/81_set_readers.ipynb #b30a0833
 def _make_rings(num_graphs: int = 240, seed: int = 0) -> GraphSet:
     """Random trees with a ring of six (class 0) or two rings of three (class 1), half
-    of each; degrees tell nothing. Nodes have one of three labels at random.
+    of each. Degrees carry no information; nodes have one of three labels at random.
     """
-    rng = np.random.RandomState(seed)  # whose stream is promised never to change
+    rng = np.random.RandomState(seed)  # its stream is guaranteed never to change
     labels = np.arange(num_graphs) % 2
     parts = [_tree_with_rings(rng, label) for label in labels]
     start = np.concatenate([[0], np.cumsum([len(names) for _, names in parts])])
@@ -748,7 +748,7 @@ def _make_rings(num_graphs: int = 240, seed: int = 0) -> GraphSet:
     ).undirected()
 
 # %% ../../nbs/81_set_readers.ipynb #c20fb722
-# where a TU set is fetched from
+# where TU sets are downloaded from
 _TU_URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
 _COUNTS = {  # graphs, nodes, directed edges
     "MUTAG": (188, 3371, 7442),
@@ -785,8 +785,8 @@ def _checked(path: Path, name: str, via: str = "text") -> GraphSet:
 
 # %% ../../nbs/81_set_readers.ipynb #c9f555b7
 def _download(name: str, target: Path) -> Path:
-    """NAME.zip as published, checked before it is put in its place. Raises OSError
-    without network, ValueError for a file that is no such set.
+    """NAME.zip as published, checked before it is moved into place. Raises OSError
+    without network, ValueError if the file is not that set.
     """
     with _atomic_write(target) as temporary:
         with (
@@ -800,7 +800,7 @@ def _download(name: str, target: Path) -> Path:
 
 # %% ../../nbs/81_set_readers.ipynb #6ee40b61
 def _places_of(name: str, root: str | os.PathLike | None, store: Path) -> list[Path]:
-    "Where NAME.zip or a folder NAME is looked for, in this order."
+    "The places to look for NAME.zip or a folder NAME, in this order."
     folders = [
         Path(r).expanduser() / sub
         for r in (root, os.environ.get("ET_DATA"))
@@ -831,13 +831,13 @@ def load_graphs(
     *,
     via: Literal["text", "dgl"] = "text",
 ) -> GraphSet:
-    """A set by its name, `rings` or one of the TU collection, with both directions of
-    every edge, neither loops nor parallel edges.
+    """Load a set by name, `rings` or one of the TU collection, with both directions of
+    every edge and without loops or parallel edges.
 
-    Found in `root`, in the folder of the environment variable ET_DATA, or among earlier
-    downloads (in `root`, else ~/.cache/et_nbdev/tu); otherwise downloaded. `via` is our
-    own reader or DGL's. Raises ValueError for a name or file that is not right,
-    FileNotFoundError with all places tried, ImportError where DGL is needed.
+    It is read from `root`, from the folder of the environment variable ET_DATA, or from
+    earlier downloads (in `root`, else ~/.cache/et_nbdev/tu); otherwise downloaded.
+    `via` selects our own reader or DGL's. Raises ValueError for a bad name or file,
+    FileNotFoundError with all places tried, ImportError if DGL is needed but missing.
     """
     if via not in ("text", "dgl"):
         raise ValueError(f"via: must be 'text' or 'dgl', got {via!r}")
@@ -860,8 +860,8 @@ def load_graphs(
 def _modes(
     A: Float[np.ndarray, "c m m"], k: int
 ) -> tuple[Float[np.ndarray, "c k2"], Float[np.ndarray, "c m k2"]]:
-    """Eigenvalues and vectors of connected parts of equal size m, the trivial one left
-    out; k2 = min(k, m - 1).
+    """Eigenvalues and eigenvectors of connected parts of equal size m, without the
+    trivial one; k2 = min(k, m - 1).
     """
     root = A.sum(-1) ** -0.5
     values, vectors = np.linalg.eigh(
@@ -873,7 +873,7 @@ def _modes(
 def _modes_of_large(
     A, k: int
 ) -> tuple[Float[np.ndarray, "1 k2"], Float[np.ndarray, "1 m k2"]]:
-    """The same of one large sparse part: Lanczos' method on the inverse of L + 0.01,
+    """The same for one large sparse part: Lanczos' method on the inverse of L + 0.01,
     whose largest eigenvalues are the smallest of L.
     """
     from scipy.sparse import diags_array, eye_array
@@ -881,7 +881,7 @@ def _modes_of_large(
 
     m = A.shape[0]
     root = diags_array(np.asarray(A.sum(1)).ravel() ** -0.5)
-    # without which the vectors would differ from call to call in their last bits
+    # without it, the last bits of the vectors would differ from call to call
     start = np.random.RandomState(0).rand(m)
     values, vectors = eigsh(
         (eye_array(m) - root @ A @ root).tocsc(), k + 1, sigma=-0.01, v0=start
@@ -890,7 +890,7 @@ def _modes_of_large(
     return values[None, order], vectors[None][:, :, order]
 
 
-_LARGE = 200  # nodes of a part from which on the sparse method is faster
+_LARGE = 200  # the sparse method is faster from this many nodes on
 
 # %% ../../nbs/81_set_readers.ipynb #8aae8ef1
 class _Parts(NamedTuple):
@@ -905,7 +905,7 @@ class _Parts(NamedTuple):
 
 
 def _connected_parts(graphs: GraphSet) -> _Parts:
-    "The connected parts; edges count in both directions, once."
+    "The connected parts; edges count once in each direction."
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -926,14 +926,14 @@ def _connected_parts(graphs: GraphSet) -> _Parts:
 
 # %% ../../nbs/81_set_readers.ipynb #9ab0eaed
 def _is_dense(m: int, k: int) -> bool:
-    return m < _LARGE or k >= m - 1  # Lanczos' method does not find all
+    return m < _LARGE or k >= m - 1  # Lanczos' method does not find all of them
 
 
 def _modes_of(
     parts: _Parts, some: Int[np.ndarray, "n"], m: int, k: int
 ) -> tuple[Float[np.ndarray, "n k2"], Float[np.ndarray, "n m k2"]]:
-    """Eigenvalues and vectors of the parts `some`, all of m nodes; in each vector the
-    entry of largest magnitude is positive.
+    """Eigenvalues and eigenvectors of the parts `some`, each with m nodes; in each
+    vector the entry of largest magnitude is positive.
     """
     from scipy.sparse import coo_array
 
@@ -953,7 +953,7 @@ def _modes_of(
 
 # %% ../../nbs/81_set_readers.ipynb #11bb19eb
 def _modes_by_part(parts: _Parts, k: int) -> Iterator[tuple]:
-    "Nodes, eigenvalues and vectors of each part of at least two nodes."
+    "Nodes, eigenvalues and eigenvectors of each part with at least two nodes."
     sizes = np.diff(parts.start)
     for m in np.unique(sizes[sizes > 1]).tolist():
         same = np.flatnonzero(sizes == m)
@@ -966,11 +966,11 @@ def _modes_by_part(parts: _Parts, k: int) -> Iterator[tuple]:
 # %% ../../nbs/81_set_readers.ipynb #467e06f5
 def _laplacian_positions(graphs: GraphSet, k: int = 15) -> Float32[np.ndarray, "N k"]:
     r"""For every node its entries in the k eigenvectors of $\mathcal L = I - D^{-1/2} A
-    D^{-1/2}$ with the smallest eigenvalues above 0, of its own graph alone.
+    D^{-1/2}$ with the smallest eigenvalues above 0, for its own graph only.
 
     Columns have length 1 and ascend by eigenvalue; those a graph lacks are 0, and k may
-    be larger than any graph. Edges count in both directions, once. Raises ValueError
-    for negative k.
+    be larger than any graph. Edges count once in each direction. Raises ValueError for
+    negative k.
     """
     check_sizes(0, k=k)
     positions = np.zeros((graphs.num_nodes, k), np.float32)
@@ -993,10 +993,10 @@ def _laplacian_positions(graphs: GraphSet, k: int = 15) -> Float32[np.ndarray, "
 
 # %% ../../nbs/81_set_readers.ipynb #18a8d7b4
 def _return_probabilities(graphs: GraphSet, k: int = 15) -> Float32[np.ndarray, "N k"]:
-    r"""For every node $\log(1+\text{degree})$, then how likely a random walk from it
-    is back after 2, 3, …, k steps.
+    r"""For every node $\log(1+\text{degree})$, then the probability that a random walk
+    from it has returned after 2, 3, …, k steps.
 
-    A node without neighbors has zeros. Edges count in both directions, once. Raises
+    A node without neighbors has zeros. Edges count once in each direction. Raises
     ValueError for negative k.
     """
     from scipy.sparse import csr_array
@@ -1013,7 +1013,7 @@ def _return_probabilities(graphs: GraphSet, k: int = 15) -> Float32[np.ndarray, 
         one = S[start:end, start:end]
         before, power = np.eye(end - start), one.toarray()  # S⁰ and S¹
         for t in range(2, k + 1):
-            if t % 2:  # S^t of an odd t from the two powers around its half
+            if t % 2:  # S^t for odd t comes from the two powers around t / 2
                 before, power = power, one @ power
             found[start:end, t - 1] = (power * (before if t % 2 else power)).sum(1)
     return found
@@ -1023,12 +1023,12 @@ _POSITIONS = {
     "eigenvectors": lambda graphs, k: _laplacian_positions(graphs, k),
     "returns": lambda graphs, k: _return_probabilities(graphs, k),
 }
-# to be raised with every change of what one of these gives
+# increase this whenever one of these gives different numbers
 _POSITIONS_VERSION = 1
 
 
 def _positions_file(graphs: GraphSet, k: int, kind: str) -> Path:
-    "Where positions of these edges are kept."
+    "The file that keeps the positions for these edges."
     numbers = _POSITIONS_VERSION, k, [*_POSITIONS].index(kind)
     digest = hashlib.sha256(
         np.concatenate([numbers, graphs.start, graphs.senders, graphs.receivers])
@@ -1044,9 +1044,9 @@ def _cached_positions(
     kind: Literal["eigenvectors", "returns"] = "eigenvectors",
     least: int = 2**14,
 ) -> Float32[np.ndarray, "N k"]:
-    """Positions of a kind, for sets of at least so many nodes kept in
-    ~/.cache/et_nbdev/positions. A file that is damaged is made anew; one that cannot be
-    written is done without.
+    """Positions of a kind. For sets with at least `least` nodes they are kept in
+    ~/.cache/et_nbdev/positions. A damaged file is replaced; if it cannot be written,
+    there is a warning.
     """
     if graphs.num_nodes < least:
         return _POSITIONS[kind](graphs, k)
@@ -1073,7 +1073,7 @@ def _cached_positions(
 def _mean_and_scale(
     rows: Float32[np.ndarray, "n A"],
 ) -> tuple[Float32[np.ndarray, "A"], Float32[np.ndarray, "A"]]:
-    "Of each column, and for one that hardly varies the scale 1; 0 and 1 of no rows."
+    "Mean and scale of each column; scale 1 if it hardly varies; 0 and 1 without rows."
     if not len(rows):
         shape = rows.shape[1:]
         return np.zeros(shape, np.float32), np.ones(shape, np.float32)
@@ -1121,13 +1121,13 @@ class _Columns(NamedTuple):
 
 # %% ../../nbs/81_set_readers.ipynb #4c1c70ae
 class _Encoding(NamedTuple):
-    """What turns the labels and attributes of a set into features; learned from its
-    training graphs.
+    """Turns the labels and attributes of a set into features; learned from its training
+    graphs.
     """
 
     node: _Columns
     edge: _Columns
-    # whether nodes, for lack of anything else, are described by their degree
+    # whether nodes are described by their degree, for lack of anything else
     degrees: bool
 
     def __call__(
@@ -1154,8 +1154,8 @@ def _attributes(graphs: GraphSet, degrees: bool) -> Float32[np.ndarray, "N A"]:
 def _learn_encoding(
     graphs: GraphSet, train: Int[np.ndarray, "n"] | Sequence[int]
 ) -> _Encoding:
-    """The names of all labels from the set; which of them are known, and mean and
-    deviation of attributes, from the graphs `train` alone.
+    """The values of all labels come from the set; which of them are known, and mean and
+    standard deviation of attributes, come from the graphs `train` only.
     """
     train = _graph_ids("train", train, len(graphs))
     degrees = not graphs.node_labels.shape[1] and not graphs.node_attributes.shape[1]
@@ -1176,7 +1176,7 @@ def _learn_encoding(
 # %% ../../nbs/81_set_readers.ipynb #e96ec852
 def _check_parts(graphs: GraphSet, positions: Float32[np.ndarray, "N k"]):
     """Raise ValueError, naming the argument, unless tables and lists of edges would
-    mean the same, and positions are one a node.
+    mean the same, and there is one position per node.
     """
     if not graphs.is_undirected:
         raise ValueError(
@@ -1200,15 +1200,15 @@ def _check_finite(**tables: np.ndarray):
 
 # %% ../../nbs/81_set_readers.ipynb #f04b4f10
 class GraphBatch(NamedTuple):
-    """B graphs, padded to N nodes. Padding is zero everywhere; a row without a node
-    present stands for no graph and has the label -1.
+    """B graphs, padded to N nodes. Padding is zero everywhere; a row without nodes is
+    not a graph and has the label -1.
     """
 
     features: Float[Array, "B N F"]  # one-hot node labels ‖ standardized attributes
     positions: Float[Array, "B N k"]
     # 1 where node (row) sees node (column); symmetric, no loops
     adjacency: Float[Array, "B N N"]
-    # what is known of that edge, 0 where there is none; L may be 0
+    # features of that edge, 0 if there is none; L may be 0
     edge_features: Float[Array, "B N N L"]
     present: Bool[Array, "B N"]
     labels: Int[Array, "B"]
@@ -1217,8 +1217,8 @@ class GraphBatch(NamedTuple):
 def _bucket_sizes(
     sizes: Int[np.ndarray, "G"] | Sequence[int], num_buckets: int = 4, multiple: int = 4
 ) -> tuple[int, ...]:
-    """At most `num_buckets` values of N, multiples of `multiple`, that hold graphs of
-    all these sizes with the least padded work.
+    """At most `num_buckets` values of N, multiples of `multiple`, that fit graphs of
+    all these sizes with the least work on padding.
     """
     check_sizes(num_buckets=num_buckets, multiple=multiple)
     ends, counts = np.unique(
@@ -1251,7 +1251,7 @@ class _Bucket(NamedTuple):
     features: Float32[Array, "n N F"]
     positions: Float32[Array, "n N k"]
     adjacency: Bool[Array, "n N N"]
-    # receiver and sender; N where there is none. E = 0 if edges have no features
+    # receiver and sender; N if there is none. E = 0 if edges have no features
     edges: Int32[Array, "n E 2"]
     edge_features: Float32[Array, "n E L"]
     sizes: Int32[Array, "n"]
@@ -1260,7 +1260,7 @@ class _Bucket(NamedTuple):
 # %% ../../nbs/81_set_readers.ipynb #0f8d309d
 @jax.jit
 def _take(bucket: _Bucket, rows: Int[Array, "B"]) -> GraphBatch:
-    "Some graphs of a bucket as a batch; a row of -1 is no graph."
+    "Some graphs of a bucket as a batch; the row -1 means no graph."
     N, real = bucket.adjacency.shape[1], rows >= 0
     rows = jnp.maximum(rows, 0)
     mask = lambda x: jnp.where(
@@ -1287,7 +1287,7 @@ def _take(bucket: _Bucket, rows: Int[Array, "B"]) -> GraphBatch:
 def _equally_filled(
     rows: Int[np.ndarray, "n"], B: int
 ) -> Iterator[Int32[np.ndarray, "{B}"]]:
-    "The rows in batches of B, equally many in each but for one, filled up with -1."
+    "The rows in batches of B, equally full up to one row, filled up with -1."
     for part in np.array_split(rows, -(-len(rows) // B)) if len(rows) else ():
         filled = np.pad(part, (0, B - len(part)), constant_values=-1)
         yield filled.astype(np.int32)
@@ -1295,7 +1295,7 @@ def _equally_filled(
 # %% ../../nbs/81_set_readers.ipynb #2720aef5
 @dataclass(frozen=True, repr=False, eq=False)
 class _Buckets:
-    "A set, encoded and sorted into buckets of few shapes."
+    "A set, encoded and sorted into buckets with few shapes."
 
     buckets: tuple[_Bucket, ...]
     batch_sizes: tuple[int, ...]  # B of each bucket
@@ -1307,7 +1307,7 @@ class _Buckets:
     num_features = property(lambda self: self.buckets[0].features.shape[-1])
     num_positions = property(lambda self: self.buckets[0].positions.shape[-1])
     num_edge_features = property(lambda self: self.buckets[0].edge_features.shape[-1])
-    # of the rows of each bucket
+    # graphs by row, for each bucket
     _ids = cached_property(
         lambda self: [
             np.flatnonzero(self.bucket == b) for b in range(len(self.buckets))
@@ -1320,11 +1320,11 @@ class _Buckets:
         seed: int | None = None,
         epoch: int = 0,
     ) -> list[tuple[int, Int32[np.ndarray, "B"]]]:
-        """The batches of one epoch as (bucket, rows of it), every graph of `ids` in one
-        of them, rows filled up with -1.
+        """The batches of one epoch as (bucket, rows in it), with every graph of `ids`
+        in one of them; rows are filled up with -1.
 
-        In random order, the same for the same seed and epoch; without a seed in
-        ascending order. A bucket's batches are equally full, but for one graph.
+        The order is random, but the same for the same seed and epoch; without a seed it
+        is ascending. A bucket's batches are equally full, up to one graph.
         """
         ids = _graph_ids("ids", ids, len(self.row))
         rng = None if seed is None else np.random.default_rng((seed, epoch))
@@ -1334,7 +1334,7 @@ class _Buckets:
             if rng is not None:
                 rng.shuffle(rows)
             found += [(b, filled) for filled in _equally_filled(rows, B)]
-        # an array, so that no shape is guessed
+        # an object array, so that NumPy guesses no shape
         if rng is not None:
             rng.shuffle(found := np.array([*found, None], object)[:-1])
         return list(found)
@@ -1359,7 +1359,7 @@ class _Buckets:
 def _numbered(
     counts: Int[np.ndarray, "n"],
 ) -> tuple[Int[np.ndarray, "m"], Int[np.ndarray, "m"]]:
-    "For things that come in groups of these sizes: the group, and the number in it."
+    "For items in groups of these sizes: the group, and the number within it."
     group = np.repeat(np.arange(len(counts)), counts)
     first = np.cumsum(counts) - counts
     return group, np.arange(len(group)) - np.repeat(first, counts)
@@ -1372,7 +1372,7 @@ def _filled_bucket(
     p: Float32[np.ndarray, "n k"],
     e: Float32[np.ndarray, "E L"],
 ) -> _Bucket:
-    "Graphs of at most N nodes, their features, positions and features of edges."
+    "A bucket of graphs with at most N nodes, from their features and positions."
     counts = np.diff(graphs.edge_start)
     g, v = _numbered(graphs.sizes)
     h, j = _numbered(counts)
@@ -1407,9 +1407,9 @@ def _make_buckets(
     """Encode a set and sort it into at most `num_buckets` buckets, with batches of at
     most `batch_size` graphs and B·N² ≤ `room` (but B ≥ 1).
 
-    `positions` may be given if they are at hand. Memory: about N² + 4N(F + k) bytes a
-    graph, N that of its bucket. Raises ValueError as `encoding` does, for a set that is
-    not as `undirected` makes it, for positions of another number of nodes, and for
+    `positions` may be passed if they are known. Memory: about N² + 4N(F + k) bytes per
+    graph, with N that of its bucket. Raises ValueError like `encoding`, for a set that
+    is not as `undirected` makes it, for positions of another number of nodes, and for
     numbers that are not finite.
     """
     check_sizes(batch_size=batch_size, room=room)
@@ -1442,13 +1442,13 @@ class EdgeBatch(NamedTuple):
     senders: Int[Array, "E"]
     receivers: Int[Array, "E"]  # ascending
     edge_features: Float[Array, "E L"]
-    graph: Int[Array, "n"]  # to which each node belongs, B for padding; ascending
+    graph: Int[Array, "n"]  # the graph of each node, B for padding; ascending
     present: Bool[Array, "n"]
     labels: Int[Array, "B"]  # -1 for padding
 
 # %% ../../nbs/81_set_readers.ipynb #67f23cd2
 def _filled(a: np.ndarray, rows: int, value=0) -> Array:
-    "An array with so many rows, those after its own filled with a value."
+    "The array, extended to `rows` rows that are filled with a value."
     more = np.full((rows - len(a), *a.shape[1:]), value, a.dtype)
     return jnp.asarray(np.concatenate([a, more]))
 
@@ -1471,9 +1471,8 @@ def _edge_batch(
     num_edges: int | None = None,
     num_graphs: int | None = None,
 ) -> EdgeBatch:
-    """Some graphs as an `EdgeBatch` of the sizes given, or of the least possible: one
-    node more than needed. Raises ValueError where they do not fit, and as
-    `_make_buckets`.
+    """Some graphs as an `EdgeBatch` of the sizes given, or the smallest possible, with
+    one spare node. Raises ValueError if they do not fit, and like `_make_buckets`.
     """
     _check_parts(graphs, positions)
     part, nodes = graphs[ids], _ranges(graphs.start, np.asarray(ids))
@@ -1498,7 +1497,7 @@ def _edge_batch(
 
 # %% ../../nbs/81_set_readers.ipynb #b9e9d58b
 def _dealt(ids: Int[np.ndarray, "n"], hands: int, rng=None) -> list[np.ndarray]:
-    "Ids that ascend by size in so many parts, each with its share of every size."
+    "Divide ids, sorted by size, into `hands` parts, each with its share of every size."
     if rng is None:
         return [ids[i::hands] for i in range(hands)]
     rows = [rng.permutation(ids[j : j + hands]) for j in range(0, len(ids), hands)]
@@ -1509,14 +1508,14 @@ def _dealt(ids: Int[np.ndarray, "n"], hands: int, rng=None) -> list[np.ndarray]:
 
 
 def _roomy(n: int) -> int:
-    "The least power of 1.25 that is at least n and 16, rounded up."
+    "The smallest power of 1.25 that is at least n and 16, rounded up."
     return int(np.ceil(1.25 ** np.ceil(np.log(max(n, 16)) / np.log(1.25))))
 
 # %% ../../nbs/81_set_readers.ipynb #0197041d
 @dataclass(frozen=True, repr=False, eq=False)
 class _EdgeLists:
-    """A set to be taken along edges, in batches of at most `batch_size` graphs: what
-    `_Buckets` are for tables, and used alike. Raises ValueError as `_make_buckets`.
+    """A set as lists of edges, in batches of at most `batch_size` graphs; used like
+    `_Buckets`, which hold tables. Raises ValueError like `_make_buckets`.
     """
 
     graphs: GraphSet
@@ -1541,9 +1540,9 @@ class _EdgeLists:
         seed: int | None = None,
         epoch: int = 0,
     ) -> list[Int[np.ndarray, "b"]]:
-        """The batches of one epoch as graphs, each with its share of small and of large
-        ones; in random order, the same for the same seed and epoch, or without a seed
-        in a fixed one.
+        """The batches of one epoch as ids of graphs, each with its share of small and
+        large ones. The order is random, but the same for the same seed and epoch;
+        without a seed it is fixed.
         """
         ids = _graph_ids("ids", ids, len(self.labels))
         ids = ids[np.lexsort((ids, self.graphs.sizes[ids]))]
@@ -1556,7 +1555,7 @@ class _EdgeLists:
 
     def load(self, part: Int[np.ndarray, "b"]) -> tuple[EdgeBatch, None]:
         """A batch of the plan, padded to one of few sizes, each a quarter above the one
-        before; and nothing, where `_Buckets` have rows.
+        before; and None in place of the rows that `_Buckets` return.
         """
         some = self.graphs[part]
         sizes = _roomy(some.num_nodes + 1), _roomy(some.num_edges), self.batch_size
@@ -1580,8 +1579,8 @@ def _in_layout(
     num_buckets: int = 4,
     room: int = 2**20,
 ) -> _Buckets | _EdgeLists:
-    """A set for training: buckets of tables, or lists of edges, which have no use for
-    `num_buckets` and `room`. Raises ValueError as `_make_buckets`.
+    """A set for training: buckets of tables, or lists of edges, which ignore
+    `num_buckets` and `room`. Raises ValueError like `_make_buckets`.
     """
     if layout == "edges":
         return _EdgeLists(graphs, encoding, positions, batch_size)
@@ -1600,7 +1599,7 @@ def _flip_signs(
 ) -> GraphBatch | EdgeBatch:
     "The same batch with a random sign for each graph and each column of its positions."
     flat, positions = isinstance(batch, EdgeBatch), batch.positions
-    # along edges also for padding
+    # with lists of edges, also a row for padding
     signs = jax.random.rademacher(
         key, (len(batch.labels) + flat, positions.shape[-1]), positions.dtype
     )
