@@ -340,3 +340,358 @@ def train(
         mesh=mesh,
         progress=progress,
     )
+
+# %% ../../nbs/79_image_training_engine.ipynb #4d6d7775
+# CIFAR-10 in 4×4 patches, the smallest model that still separates variants: a few
+# minutes on one core
+_CONFIGS["tiny"] = TrainConfig(
+    ImageConfig(
+        image_size=32,
+        patch_size=4,
+        dim=64,
+        num_heads=4,
+        head_dim=16,
+        num_memories=256,
+        steps=6,
+        step_size=1.0,
+        position_init="waves",
+        position_scale=2.0,
+        tied_start=True,
+    ),
+    OptimConfig(steps=700, warmup=70, lr=4e-3, lr_floor=1e-6),
+    batch_size=64,
+    every=350,
+    validate_on=1000,
+)
+
+# %% ../../nbs/79_image_training_engine.ipynb #131e2dc0
+# CIFAR-10 in 8×8 patches: about an hour on two cores
+_CONFIGS["small"] = TrainConfig(
+    ImageConfig(
+        image_size=32,
+        patch_size=8,
+        dim=256,
+        num_heads=8,
+        head_dim=32,
+        num_memories=1024,
+        steps=8,
+        step_size=0.2,
+    ),
+    OptimConfig(steps=5000, warmup=300, lr=2e-3, lr_floor=1e-6),
+    batch_size=128,
+    every=250,
+)
+
+# %% ../../nbs/79_image_training_engine.ipynb #1237a0cd
+# Tiny ImageNet in 8×8 patches with the energy of the paper: about an hour on one core
+_CONFIGS["tiny-imagenet-2026-11-21"] = TrainConfig(
+    ImageConfig(
+        image_size=64,
+        patch_size=8,
+        dim=192,
+        num_heads=6,
+        head_dim=32,
+        num_memories=768,
+        steps=6,
+        step_size=1.0,
+        position_init="waves",
+        position_scale=2.0,
+        tied_start=True,
+    ),
+    OptimConfig(steps=4000, warmup=200, lr=3e-3, lr_floor=1e-6),
+    data="tiny-imagenet",
+    batch_size=64,
+    every=250,
+)
+
+# %% ../../nbs/79_image_training_engine.ipynb #8407efe4
+# the model that comes with the library, with every option of its energy: two hours
+# on one core
+_CONFIGS["tiny-imagenet"] = TrainConfig(
+    ImageConfig(
+        image_size=64,
+        patch_size=8,
+        dim=128,
+        num_heads=4,
+        head_dim=32,
+        num_memories=479,
+        steps=6,
+        step_size=2.0,
+        beta=4 * 32**-0.5,
+        learn_beta=True,
+        beta_per_head=True,
+        position_init="waves",
+        position_scale=2.0,
+        tied_start=True,
+        relative_positions="distance",
+        normalize_heads=True,
+        negative_memories=0.25,
+        learn_steps=True,
+        gate_steps=True,
+    ),
+    OptimConfig(steps=7200, warmup=500, lr=1.1e-2, lr_floor=1.1e-6),
+    data="tiny-imagenet",
+    batch_size=64,
+    validate_on=1000,
+    every=360,
+)
+
+# %% ../../nbs/79_image_training_engine.ipynb #1847291e
+# the paper's: 100 epochs of ImageNet-1k, two of them warm-up
+_CONFIGS["et-base"] = TrainConfig(
+    ImageConfig(position_scale=0.02, mask_scale=0.02, init_scale=0.02),
+    OptimConfig(steps=165_500, warmup=3_310),
+    data="imagenet-1k",
+    batch_size=768,
+    occluded=100 / 196,
+    crop=0.08,
+    jitter=0.4,
+    every=1655,
+)
+
+# %% ../../nbs/79_image_training_engine.ipynb #488611b0
+def _save(figures: dict, out: Path):
+    "Write each figure to `out`, by its file's name, and close it."
+    import matplotlib.pyplot as plt
+
+    for name, fig in figures.items():
+        with _atomic_write(out / name) as path:
+            fig.savefig(path, format="png", dpi=150)
+        plt.close(fig)
+
+# %% ../../nbs/79_image_training_engine.ipynb #50459a6d
+def _errors_by_name(
+    model: ImageEnergyTransformer,
+    config: TrainConfig,
+    images: _Pictures,
+    limit: int | None,
+) -> dict[str, Float[np.ndarray, "M"]]:
+    "Errors on held-out pictures: first of the model, then of every simple fill."
+    names = {"energy": "Energy Transformer", "transformer": "weight-shared transformer"}
+    options = dict(seed=config.seed, limit=limit)
+    own = evaluate(model, images, config.num_occluded, **options)
+    errors = {names[config.model.block]: own}
+    for name, fill in tqdm(
+        _FILLS.items(), "simple fills", file=sys.stdout, leave=False, ncols=100
+    ):
+        errors[name] = _evaluate_fill(
+            fill, images, config.model, config.num_occluded, **options
+        )
+    return errors
+
+# %% ../../nbs/79_image_training_engine.ipynb #586a243b
+def _report_figures(
+    model: ImageEnergyTransformer, config: TrainConfig, images: _Pictures
+) -> dict:
+    "Held-out pictures that the model completes, and their energies if there are any."
+    held_out = _held_out(
+        images, config.model, config.num_occluded, seed=config.seed, batch_size=32
+    )
+    shown, occluded = next(held_out)
+    figures = {"completion.png": plot_completion(model, shown, occluded)}
+    if config.model.block == "energy":
+        figures["energy.png"] = plot_energies(complete(model, shown, occluded).energies)
+    return figures
+
+# %% ../../nbs/79_image_training_engine.ipynb #05643f69
+def _summary(errors: dict[str, Float[np.ndarray, "M"]]) -> dict:
+    "Means and standard errors by name, and the number of pictures."
+    error_of_mean = lambda e: e.std(ddof=min(1, len(e) - 1)) / len(e) ** 0.5
+    return {
+        "masked_patch_mse": {name: float(e.mean()) for name, e in errors.items()},
+        "standard_error": {name: float(error_of_mean(e)) for name, e in errors.items()},
+        "pictures": len(next(iter(errors.values()))),
+    }
+
+
+def _print_errors(metrics: dict):
+    "The table of a `_summary`."
+    print(
+        f"Mean squared error on occluded patches of {metrics['pictures']} held-out"
+        " pictures (1 = variance of the pixels)"
+    )
+    for name, mse in metrics["masked_patch_mse"].items():
+        print(f"  {name:<28}{mse:8.3f} ± {metrics['standard_error'][name]:.3f}")
+
+# %% ../../nbs/79_image_training_engine.ipynb #433340e8
+def _report(
+    model: ImageEnergyTransformer,
+    config: TrainConfig,
+    images: _Images,
+    out: Path,
+    *,
+    limit: int | None = None,
+    fit: _Fit | None = None,
+) -> dict:
+    """Score `model` and the simple fills on held-out pictures; write completion.png,
+    energy.png (if it has an energy) and metrics.json into `out`.
+
+    Returns the contents of metrics.json, and prints the table. Raises OSError if `out`
+    cannot be written.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    errors = _errors_by_name(model, config, images, limit)
+    _save(_report_figures(model, config, images), out)
+    metrics = _summary(errors) | {
+        "parameters": sum(p.size for p in jax.tree.leaves(nnx.state(model, nnx.Param))),
+        "forward_flops": config.model.flops,
+        "split": images.split,
+        "data": images.name,
+        "config": asdict(config),
+        **_provenance(),
+    }
+    if fit:
+        seconds = fit.history[-1]["seconds"]
+        metrics |= {"best_step": fit.best_step, "training_seconds": seconds}
+    with _atomic_write(out / "metrics.json") as path:
+        path.write_text(json.dumps(metrics, indent=2) + "\n")
+    _print_errors(metrics)
+    return metrics
+
+# %% ../../nbs/79_image_training_engine.ipynb #af2b6d50
+def _train_parser(description: str | None) -> argparse.ArgumentParser:
+    "The options of `et_train_images` besides the fields of a configuration."
+    parser = argparse.ArgumentParser("et_train_images", description=description)
+    parser.add_argument(
+        "--out",
+        type=_out_folder,
+        default=None,
+        help=(
+            "folder of checkpoints, log and report (default: runs/CONFIG); training"
+            " resumes from it"
+        ),
+    )
+    parser.add_argument(
+        "--test_on",
+        type=int,
+        default=1000,
+        help="number of test pictures to report on, at most (default: 1000)",
+    )
+    parser.add_argument(
+        "--devices",
+        choices=("one", "all"),
+        default="one",
+        help="one device, or all devices of all processes (default: one)",
+    )
+    return parser
+
+# %% ../../nbs/79_image_training_engine.ipynb #f59bfbb1
+def _main(argv: list[str] | None = None) -> None:
+    """Console script `et_train_images`: train a configuration, resume it if it was
+    stopped, and report on the test split.
+    """
+    parser = _train_parser(_main.__doc__)
+    with _as_command(parser.prog):
+        # these come from the pictures
+        config, args = _configure(
+            parser, _CONFIGS, "small", argv, omit=("mean", "std", "channels")
+        )
+        if args.test_on < 1:
+            parser.error(f"argument --test_on: expected at least 1, got {args.test_on}")
+        out = args.out or Path("runs") / args.config
+        mesh = _all_devices() if args.devices == "all" else None
+        config, images = _prepare(config)
+        result = train(config, images, out, mesh=mesh)
+        if jax.process_index() == 0:
+            _report(
+                result.model,
+                config,
+                images["test"],
+                out,
+                limit=args.test_on,
+                fit=result,
+            )
+
+# %% ../../nbs/79_image_training_engine.ipynb #31c83aff
+def _complete_photographs(out: Path):
+    """Complete six photographs with the Tiny ImageNet model of the library: print their
+    mean energy at each step, write the figures into `out`.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    model = from_pretrained("tiny-imagenet")
+    c, photos = model.config, photographs(model.config.image_size)
+    draw = jax.jit(occlude, static_argnums=(1, 2, 3))
+    occluded = np.asarray(
+        draw(jax.random.key(1), len(photos), c.num_tokens, c.num_tokens // 2)[0]
+    )
+    print(
+        "Half of each of six photographs is hidden. The trained model completes them:"
+    )
+    energies = complete(model, photos, occluded, path=True).energies
+    for t, energy in enumerate(np.mean(energies.total, 1)):
+        print(f"  step {t}   mean energy {energy:12,.0f}", flush=True)
+    _save(
+        {
+            "completion.png": plot_completion(model, photos, occluded),
+            "energy.png": plot_energies(energies),
+        },
+        out,
+    )
+    print(f"Look at {out / 'completion.png'} and {out / 'energy.png'}", flush=True)
+
+# %% ../../nbs/79_image_training_engine.ipynb #1450d4f9
+def _demo_config(data: str) -> TrainConfig:
+    """The configuration "digits"; for other pictures a short run of "small", resized to
+    32×32.
+    """
+    if data == "digits":
+        return _CONFIGS["digits"]
+    small = _CONFIGS["small"]
+    return replace(
+        small,
+        data=data,
+        optim=replace(small.optim, steps=450, warmup=50),
+        batch_size=64,
+        every=225,
+    )
+
+# %% ../../nbs/79_image_training_engine.ipynb #1eba2abf
+def _demo(data: str = "digits", out: Path | str = "out") -> dict:
+    """Train on `data` for a few minutes, complete held-out pictures, and write figures
+    and metrics into the folder of that name in `out`. Raises what loading, training and
+    writing raise.
+    """
+    config, images = _prepare(_demo_config(data))
+    print(
+        f"Training an Energy Transformer on {len(images['train']):,} pictures of"
+        f" {data!r}, usually two to five minutes on two cores",
+        flush=True,
+    )
+    folder = Path(out) / Path(data).resolve().name
+    run = folder / "run"
+    result = train(config, images, run)
+    metrics = _report(
+        result.model, config, images["test"], folder, limit=400, fit=result
+    )
+    print(
+        f"Training took {metrics['training_seconds']:.0f} s. Figures and metrics are in"
+        f" {folder}/; the weights, in {run}/, make the next call skip the training"
+    )
+    return metrics
+
+# %% ../../nbs/79_image_training_engine.ipynb #d23aa139
+def _demo_main(argv: list[str] | None = None):
+    "Console script `et_demo`."
+    parser = argparse.ArgumentParser(
+        "et_demo",
+        description=(
+            "Complete photographs with a trained Energy Transformer, then train a small"
+            " one, complete held-out pictures with it, and plot their energies."
+        ),
+    )
+    parser.add_argument(
+        "--data",
+        default="digits",
+        help=TrainConfig.__dataclass_fields__["data"].metadata["help"]
+        + " (default: digits)",
+    )
+    parser.add_argument(
+        "--out",
+        type=_out_folder,
+        default="out",
+        help="folder for figures, metrics and weights (default: out)",
+    )
+    args = parser.parse_args(argv)
+    with _as_command(parser.prog):
+        _complete_photographs(args.out / "six-photographs")
+        _demo(args.data, args.out)
