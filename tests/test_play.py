@@ -1,5 +1,6 @@
 """The browser's engine computes what the library computes."""
 
+import dataclasses
 import json
 import os
 import re
@@ -12,8 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors
 from flax import nnx
+from sklearn.metrics import roc_auc_score
 
+from et_nbdev.explore import ExplorerSettings, descend_graph
+from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, _inputs
+from et_nbdev.graph.data import Graph, load_graph
+from et_nbdev.training.checkpoint import _load_checkpoint, _read_meta, _save_checkpoint
 from et_nbdev.vision.data import photographs
 from et_nbdev.vision.model import (
     ImageConfig,
@@ -72,7 +79,7 @@ def in_the_browser(model: Path, folder: Path, pixels, masked, steps: int) -> dic
 def relative(found, wanted) -> float:
     wanted = np.asarray(wanted, np.float64).ravel()
     gap = np.abs(np.asarray(found, np.float64).ravel() - wanted).max()
-    return gap / np.abs(wanted).max()
+    return gap / (np.abs(wanted).max() or 1)  # zeros, where a term is switched off
 
 
 def compare(model, found: dict, pixels, masked, steps: int, within: float):
@@ -157,12 +164,114 @@ def test_a_model_it_cannot_run_is_refused(tmp_path):
         in_the_browser(path, tmp_path, np.zeros((12, 12, 3)), np.zeros(16, bool), 1)
 
 
+# --- a graph
+
+WALK = ROOT / "nbs/play/digits-graph.safetensors"
+
+
+def walked(path: Path, steps: int, attentive: bool = True) -> dict:
+    "What the engine says of every node of the graph in that file."
+    options = [str(ENGINE), str(path), str(steps), json.dumps(attentive)]
+    command = ["node", str(ROOT / "tests/play/walk.mjs"), *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def compare_walk(model, graph, path: list, attentive: bool = True):
+    "Energies and updates of every node, P of every edge and p, within 1e-3."
+    features, edges = _inputs(graph), model.prepare(graph)
+    weights = {} if attentive else {"attention": 0.0}
+    settings = ExplorerSettings(
+        model.config.step_size, steps=len(path) - 1, weights=weights
+    )
+    wanted = descend_graph(model, features, edges, settings)
+    for name, shares in wanted.shares.items():
+        assert relative([at[name] for at in path], shares) < 1e-3, name
+    assert relative([at["p"] for at in path], wanted.p) < 1e-3
+    if attentive:
+        assert relative([at["P"] for at in path], wanted.weights) < 1e-3
+        g = model.blocks[0].norm(model.encode(jnp.asarray(features)))
+        updates = model.blocks[0].updates(g, edges=edges[0])
+        for name, found in zip(("attention", "memory"), path[0]["updates"]):
+            assert relative(found, updates[name]) < 1e-4, name
+
+
+def graph_file():
+    return runpy.run_path(str(ROOT / "scripts/browser_graph.py"))["graph_arrays"]
+
+
+@pytest.mark.parametrize("learn_beta", [True, False])
+def test_a_graph_descends_as_in_the_library(learn_beta, tmp_path):
+    c = AnomalyConfig(
+        dim=10,
+        head_dim=6,
+        num_memories=14,
+        hidden=7,
+        step_size=0.3,
+        learn_beta=learn_beta,
+    )
+    random = np.random.default_rng(0)
+    a, b = np.triu_indices(12, 1)
+    chosen = random.random(len(a)) < 0.4
+    chosen &= (a != 5) & (b != 5)  # a node without neighbors
+    levels = random.integers(0, 17, (12, 8))
+    levels[:, 3] = 4  # a constant column
+    labels = (np.arange(12) % 3 == 0).astype(np.int8)
+    graph = Graph(a[chosen], b[chosen], levels, labels, name="few").symmetric()
+    model = AnomalyEnergyTransformer(9, c, rngs=nnx.Rngs(0))
+    for leaf in jax.tree.leaves(
+        nnx.state(model, nnx.Param), is_leaf=lambda x: isinstance(x, nnx.Param)
+    ):
+        leaf[...] = leaf[...] + 0.3 * random.normal(size=leaf.shape).astype(np.float32)
+    tree = {"params": nnx.to_pure_dict(nnx.state(model, nnx.Param))}
+    tree["graph"] = graph_file()(graph)
+    _save_checkpoint(tmp_path / "g", tree, {"config": {"model": dataclasses.asdict(c)}})
+    compare_walk(model, graph, walked(tmp_path / "g", 4)["path"])
+    compare_walk(model, graph, walked(tmp_path / "g", 4, False)["path"], False)
+
+
+@pytest.fixture(scope="module")
+def detector():
+    "The model of the page."
+    c = AnomalyConfig(**_read_meta(WALK)["config"]["model"])
+    model = AnomalyEnergyTransformer(33, c, rngs=nnx.Rngs(0))
+    params = {"params": nnx.to_pure_dict(nnx.state(model, nnx.Param))}
+    nnx.update(model, _load_checkpoint(WALK, params)[0]["params"])
+    return model
+
+
+@pytest.mark.parametrize("attentive", [True, False])
+def test_the_walk_is_the_librarys(detector, attentive):
+    "After a change of the graph or the model: python scripts/browser_graph.py"
+    graph = load_graph("digits-knn")
+    assert WALK.stat().st_size < 300_000
+    with safetensors.safe_open(WALK, framework="numpy") as file:
+        for name, wanted in graph_file()(graph).items():
+            np.testing.assert_array_equal(file.get_tensor(f"graph.{name}"), wanted)
+    found = walked(WALK, 6, attentive)
+    compare_walk(detector, graph, found["path"], attentive)
+    print(f"in node: {found['milliseconds']:.0f} ms a step")
+    if attentive:
+        p = np.array(found["path"][detector.config.steps]["p"])
+        assert roc_auc_score(graph.labels, p) > 0.95
+        assert p[1279] > 0.8  # where the walk begins, as in the chapter
+
+
+def test_a_graph_model_it_cannot_run_is_refused(tmp_path, detector):
+    tree = {"graph": graph_file()(load_graph("digits-knn"))}
+    config = dataclasses.asdict(detector.config) | dict(num_heads=2)
+    _save_checkpoint(tmp_path / "g", tree, {"config": {"model": config}})
+    with pytest.raises(AssertionError, match="expected one head"):
+        walked(tmp_path / "g", 1)
+
+
 # --- in a real browser
 
 PAGE = """<!doctype html><meta name=viewport content="width=device-width">
 <link rel=stylesheet href="play/play.css"><body>
-<div class="et-play">What stands here without JavaScript.</div>
-<script type=module>import "./play/play.js"</script>"""
+<main><div class="et-{0}">What stands here without JavaScript.</div></main>
+<script type=module>import "./play/{0}.js"</script>"""
 SITE = "http://play.test/"
 
 
@@ -179,16 +288,20 @@ def browser():
         browser.close()
 
 
-def opened(browser, width: int, missing: str = "nothing"):
+def opened(browser, width: int, missing: str = "nothing", kind="play", touch=False):
     "The page in a window of that width, without the file `missing`."
-    page = browser.new_page(viewport=dict(width=width, height=900))
+    page = browser.new_page(
+        viewport=dict(width=width, height=900),
+        has_touch=touch,
+        is_mobile=touch and width < 768,
+    )
     page.faults = []
     page.on("pageerror", lambda error: page.faults.append(str(error)))
 
     def answer(route):
         path = route.request.url.removeprefix(SITE)
         if not path:
-            return route.fulfill(body=PAGE, content_type="text/html")
+            return route.fulfill(body=PAGE.format(kind), content_type="text/html")
         file = ROOT / "nbs" / path
         if file.name == missing or not file.is_file():
             return route.fulfill(status=404)
@@ -333,4 +446,125 @@ def test_how_fast_a_browser_descends(browser, name, steps):
     speed = page.evaluate(SPEED, [name, steps])
     print(f"{name} in Chromium: {speed:.0f} steps per second, a picture for each")
     assert speed > 0
+    page.close()
+
+
+def listed(page, what: str) -> np.ndarray:
+    "The numbers that a curve says at t = 0, 1, …"
+    said = page.locator(f"canvas[aria-label^={what}]").get_attribute("aria-label")
+    return np.array(said.split(": ")[1].split(", "), float)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_graph_is_walked_in_a_browser(browser, width, detector):
+    page = opened(browser, width, kind="walk", touch=True)
+    assert "Node 1279, an eight: p = 0.830 at t = 2." in said(page, "Node 1279")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    graph = load_graph("digits-knn")
+    settings = ExplorerSettings(detector.config.step_size, steps=6)
+    wanted = descend_graph(detector, _inputs(graph), detector.prepare(graph), settings)
+    near = page.locator(".walk-map > button")
+
+    def stands_at(node):
+        assert f"Node {node}," in said(page, f"Node {node},")
+        assert relative(listed(page, "Probability"), wanted.p[:, node]) < 1e-3
+        E = sum(wanted.shares.values())[:, node]
+        assert relative(listed(page, "Energy"), E) < 1e-3
+        edges = detector.prepare(graph)[0].edge_list()
+        into = np.flatnonzero(edges[1] == node)
+        names = near.evaluate_all("all => all.map(e => e.ariaLabel)")
+        for name, edge in zip(names, into, strict=True):
+            said_of = r"Node (\d+), (?:an|no) eight: p = ([\d.]+), attention (\d+) %"
+            here, p, paid = re.fullmatch(said_of, name).groups()
+            assert int(here) == edges[0][edge]
+            assert abs(float(p) - wanted.p[2, int(here)]) < 0.006
+            assert abs(float(paid) / 100 - wanted.weights[2, edge]) < 0.006
+
+    stands_at(1279)
+    # a bar is as high as p, and eights have a frame
+    looks = near.evaluate_all(
+        """all => all.map(e => [e.ariaLabel, parseFloat(getComputedStyle(e).borderWidth),
+          e.querySelector("i").offsetHeight / e.querySelector(".walk-bar").offsetHeight])"""
+    )
+    for name, frame, height in looks:
+        assert abs(height - float(re.search(r"p = ([\d.]+)", name)[1])) < 0.04
+        assert (frame > 1) == ("an eight" in name)
+    # by touch, by click, by the keyboard, and back
+    goal = lambda i: int(re.search(r"\d+", near.nth(i).get_attribute("title"))[0])
+    walk = [1279]
+    for step in ("tap", "click", "keyboard"):
+        walk.append(goal(2))
+        if step == "keyboard":
+            near.nth(2).focus()
+            page.keyboard.press("Enter")
+        else:
+            getattr(near.nth(2), step)()
+        stands_at(walk[-1])
+    # the keyboard goes on at the node that it came from
+    assert f"Node {walk[-2]}," in page.evaluate("document.activeElement.ariaLabel")
+    for node in walk[-2::-1]:
+        page.get_by_text("Back").click()
+        stands_at(node)
+    assert page.get_by_text("Back").is_disabled()
+    # time, and attention
+    page.get_by_label("time t").fill("5")
+    assert "beyond the 2 steps" in said(page, "t = 5")
+    page.get_by_label("time t").fill("2")
+    page.get_by_label("attention", exact=True).uncheck()
+    assert "p = 0.369" in said(page, "attention 0.0")
+    assert "attention 0 %" in near.first.get_attribute("title")
+    page.get_by_text("Another eight").click()
+    page.wait_for_function("!document.body.innerText.includes('Node 1279')")
+    assert ", an eight" in page.inner_text(".play-status")
+    assert page.faults == []
+    page.close()
+
+
+def test_what_is_touched_in_a_walk_is_large_enough(browser):
+    "The most crowded node, on a phone: 44 pixels each, and as far apart."
+    page = opened(browser, 390, kind="walk", touch=True)
+    said(page, "Node 1279")
+    degrees = np.delete(load_graph("digits-knn").degrees, 1279)  # where it may jump
+    chance = (np.argmax(degrees) + 0.5) / len(degrees)
+    page.evaluate(f"Math.random = () => {chance}")
+    page.get_by_text("Any node").click()
+    said(page, f"{degrees.max()} neighbors")
+    boxes = page.locator(".walk-map > button").evaluate_all(
+        "all => all.map(e => e.getBoundingClientRect().toJSON())"
+    )
+    assert all(min(box["width"], box["height"]) >= 44 for box in boxes)
+    middles = np.array(
+        [(b["x"] + b["width"] / 2, b["y"] + b["height"] / 2) for b in boxes]
+    )
+    apart = np.linalg.norm(middles[:, None] - middles, axis=-1)
+    assert apart[~np.eye(len(apart), dtype=bool)].min() >= 44
+    for control in page.locator(".play-controls :is(button, input)").all():
+        assert control.bounding_box()["height"] >= 44
+    page.close()
+
+
+def test_a_graph_that_cannot_be_had_is_said(browser):
+    page = opened(browser, 1280, missing=WALK.name, kind="walk")
+    assert "could not be loaded (404)" in said(page, "could not be loaded")
+    page.close()
+
+
+WALK_SPEED = """async () => {
+  const { readSafetensors } = await import("./play/engine.js");
+  const { GraphEnergyTransformer } = await import("./play/graph.js");
+  const answer = await fetch("./play/digits-graph.safetensors");
+  const net = new GraphEnergyTransformer(readSafetensors(await answer.arrayBuffer()));
+  net.descend(2);
+  const began = performance.now();
+  net.descend(9);
+  return (performance.now() - began) / 10;
+}"""
+
+
+def test_how_fast_a_browser_walks(browser):
+    "A figure to read: the machine may have other work to do."
+    page = opened(browser, 1280, kind="walk")
+    took = page.evaluate(WALK_SPEED)
+    print(f"the graph in Chromium: {took:.0f} ms a step, all nodes")
+    assert took > 0
     page.close()

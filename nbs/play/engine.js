@@ -15,6 +15,8 @@ function fromHalf(bits) {
   return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 }
 
+const ARRAYS = { F32: Float32Array, U16: Uint16Array, U8: Uint8Array };
+
 /** Tensors by name and the model's configuration, from the bytes of a file. */
 export function readSafetensors(buffer) {
   const view = new DataView(buffer);
@@ -25,10 +27,10 @@ export function readSafetensors(buffer) {
   for (const [name, { dtype, shape, data_offsets }] of Object.entries(entries)) {
     const [start, end] = data_offsets.map((offset) => 8 + size + offset);
     const bytes = buffer.slice(start, end);
-    if (dtype === "F32") tensors[name] = { shape, data: new Float32Array(bytes) };
-    else if (dtype === "F16")
+    if (dtype === "F16")
       tensors[name] = { shape, data: Float32Array.from(new Uint16Array(bytes), fromHalf) };
-    else throw new Error(`${name}: expected F32 or F16, got ${dtype}`);
+    else if (dtype in ARRAYS) tensors[name] = { shape, data: new ARRAYS[dtype](bytes) };
+    else throw new Error(`${name}: expected F32, F16, U16 or U8, got ${dtype}`);
   }
   return { tensors, config: JSON.parse(about.meta).config.model };
 }
@@ -36,7 +38,7 @@ export function readSafetensors(buffer) {
 // --- matrix products ---
 
 /** out += A B, with A (m, k), B (k, n) and out (m, n): four rows of B at a time. */
-function multiply(out, A, B, m, k, n) {
+export function multiply(out, A, B, m, k, n) {
   for (let i = 0; i < m; i++) {
     const row = i * n;
     let l = 0;
@@ -58,7 +60,7 @@ function multiply(out, A, B, m, k, n) {
   }
 }
 
-function transposed(A, m, n) {
+export function transposed(A, m, n) {
   const out = new Float32Array(m * n);
   for (let i = 0; i < m; i++) for (let j = 0; j < n; j++) out[j * m + i] = A[i * n + j];
   return out;
@@ -66,10 +68,10 @@ function transposed(A, m, n) {
 
 // --- parts of the model ---
 
-const softplus = (rho) => (rho > 20 ? rho : Math.log1p(Math.exp(rho)));
+export const softplus = (rho) => (rho > 20 ? rho : Math.log1p(Math.exp(rho)));
 
 /** γ (x − mean) / std + δ for every token of width D. */
-function layerNorm(x, gamma, delta, D) {
+export function layerNorm(x, gamma, delta, D) {
   const g = new Float32Array(x.length);
   for (let at = 0; at < x.length; at += D) {
     let mean = 0;

@@ -3,8 +3,8 @@
 // wanted.
 
 import { ImageEnergyTransformer, readSafetensors } from "./engine.js";
+import { button, drawCurves, element, fetched, rounded, slider, whenSeen } from "./parts.js";
 
-const HERE = new URL(".", import.meta.url);
 const HIDDEN = "#c8a2c8";
 const STEPS = 12; // as far as time can be dragged
 const PACE = 80; // milliseconds that a step stays on the screen, at least
@@ -25,21 +25,6 @@ const MODELS = [
     name: (i) => `a handwritten ${i}`,
   },
 ];
-
-/** An element with properties, attributes in `set`, and children. */
-function element(tag, properties = {}, ...children) {
-  const { set = {}, ...rest } = properties;
-  const made = Object.assign(document.createElement(tag), rest);
-  for (const [name, value] of Object.entries(set)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
-}
-
-async function fetched(name) {
-  const answer = await fetch(new URL(name, HERE));
-  if (!answer.ok) throw new Error(`${name} could not be loaded (${answer.status})`);
-  return answer;
-}
 
 /** The pictures of a sheet as pixels in [0, 1] (S, S, C). */
 async function picturesOf(name, config) {
@@ -64,8 +49,6 @@ function pixelsOf(picture, { image_size: S, channels: C }, i = undefined) {
   });
 }
 
-const rounded = (v) => v.toFixed(Math.abs(v) < 100 ? 1 : 0).replace("-", "−");
-
 /** A model and its pictures. */
 async function load({ file, sheet }) {
   const bytes = await (await fetched(`${file}.safetensors`)).arrayBuffer();
@@ -85,14 +68,6 @@ class Player {
   // --- the page ---
 
   build(root) {
-    const slider = (label, options, listener) => {
-      const input = element("input", { type: "range", ...options, oninput: listener });
-      const said = element("output", { textContent: options.value });
-      return { input, said, row: element("label", {}, label, input, said) };
-    };
-    const button = (textContent, onclick) => {
-      return element("button", { type: "button", textContent, onclick });
-    };
     const weight = () => this.descend();
     this.canvas = element("canvas", {
       width: 384,
@@ -379,44 +354,15 @@ class Player {
 
   /** E and its two terms over time, each from where it started. */
   drawCurve() {
-    const context = this.curve.getContext("2d");
-    const { width, height } = this.curve;
-    const style = getComputedStyle(document.body);
-    const color = (name, plain) => style.getPropertyValue(`--${name}`).trim() || plain;
-    const [left, right, top, bottom] = [10, width - 90, 18, height - 22];
     const from = this.path[0];
-    const lines = [
-      ["E", color("text", "#000000"), (p) => p.attention + p.memory - from.attention - from.memory],
-      ["attention", color("note", "#0072b2"), (p) => p.attention - from.attention],
-      ["memory", color("warning", "#d55e00"), (p) => p.memory - from.memory],
+    const over = (of) => this.path.map((p) => of(p) - of(from));
+    const curves = [
+      ["E", "text", "#000000", over((p) => p.attention + p.memory)],
+      ["attention", "note", "#0072b2", over((p) => p.attention)],
+      ["memory", "warning", "#d55e00", over((p) => p.memory)],
     ];
-    const values = lines.flatMap(([, , of]) => this.path.map(of));
-    const [low, high] = [Math.min(...values, -1), Math.max(...values, 0)];
-    const x = (t) => left + ((right - left) * t) / STEPS;
-    const y = (v) => bottom - ((bottom - top) * (v - low)) / (high - low);
-    context.clearRect(0, 0, width, height);
-    context.font = "13px sans-serif";
-    context.fillStyle = context.strokeStyle = color("muted", "#555555");
-    context.fillText("energy, from its start", left, 12);
-    context.textAlign = this.t > STEPS / 2 ? "right" : "left";
-    context.fillText(` t = ${this.t} `, x(this.t), height - 6);
-    context.textAlign = "left";
-    context.setLineDash([3, 3]);
-    context.strokeRect(x(this.t), top, 0, bottom - top);
-    context.setLineDash([]);
-    const labels = [];
-    for (const [name, stroke, of] of lines) {
-      context.strokeStyle = context.fillStyle = stroke;
-      context.lineWidth = 2;
-      context.beginPath();
-      this.path.forEach((p, t) => context.lineTo(x(t), y(of(p))));
-      context.stroke();
-      const last = this.path.length - 1;
-      let at = y(of(this.path[last])) + 4;
-      while (labels.some((other) => Math.abs(other - at) < 14)) at += 14;
-      labels.push(at);
-      context.fillText(name, x(last) + 6, at);
-    }
+    const range = { t: this.t, last: STEPS, low: -1, high: 0 };
+    drawCurves(this.curve, "energy, from its start", curves, range);
     const total = this.path.map((p) => (p.attention + p.memory).toFixed(1));
     this.curve.setAttribute("aria-label", `Energy at t = 0, 1, …: ${total.join(", ")}`);
   }
@@ -424,14 +370,9 @@ class Player {
 
 for (const root of document.querySelectorAll(".et-play")) {
   const player = new Player(root);
-  // the picture as soon as it is seen
-  const seen = new IntersectionObserver(([entry]) => {
-    if (!entry.isIntersecting) return;
-    seen.disconnect();
-    player.wake();
-  });
-  seen.observe(root);
-  // in other colors when the reader turns the light on or off
-  const turned = new MutationObserver(() => player.path?.length && player.drawCurve());
-  turned.observe(document.body, { attributeFilter: ["class"] });
+  whenSeen(
+    root,
+    () => player.wake(),
+    () => player.path.length && player.drawCurve(),
+  );
 }
