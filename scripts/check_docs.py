@@ -521,6 +521,13 @@ def check_figures(page, staged):
             ),
             "",
         )
+        if cell["directives"].get("classes") == "drawn" and (
+            m := re.search(
+                r"(?i)\b(?:black|white|dark|light)\b",
+                cell["directives"].get("fig-cap", ""),
+            )
+        ):
+            yield f"a drawing is inverted by night, and its caption says {m[0]!r}"
         for name in ("label", "fig-cap", "fig-alt"):
             said = cell["directives"].get(name, "")
             if not (says(said) if name == "fig-alt" else said.strip()):

@@ -39,6 +39,11 @@ async (desk) => {
       faults.push(`the first thing to play with is ${top(play)} pixels down`);
   }
 
+  if (document.body.className === "quarto-dark")
+    all("main .drawn img, main img.drawn")
+      .filter((e) => !style(e).filter.includes("invert") || style(e).padding !== "0px")
+      .forEach((e) => faults.push(`a drawing that stays white by night: ${e.alt}`));
+
   // contrast, as WCAG defines it
   const parts = (color) => (color.match(/[\d.]+/g) || [0, 0, 0, 0]).map(Number);
   const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);

@@ -79,7 +79,8 @@ def shown_cell(cell, name):
     for i, output in enumerate(cell["outputs"]):
         text, kind = shown_output(output, found, f"{name}-{i}")
         parts.append(f"::: {{.cell-output .cell-output-{kind}}}\n{text}\n:::")
-    return "::: {.cell}\n" + "\n\n".join(parts) + "\n:::"
+    own = "".join(f" .{name}" for name in found.get("classes", "").split())
+    return f"::: {{.cell{own}}}\n" + "\n\n".join(parts) + "\n:::"
 
 
 def palettes():

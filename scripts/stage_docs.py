@@ -11,6 +11,7 @@ import os
 import re
 from html import escape
 
+import numpy as np
 import yaml
 from api_pages import api_pages, linked
 from model_cards import page
@@ -18,6 +19,52 @@ from modules import ROOT, identifier, modules, without_pragmas, wrapped
 from PIL import Image, ImageOps
 
 OPEN = 32  # lines of exported code that are shown without a click
+
+
+# --- drawings, which the dark theme inverts ---
+
+
+def is_drawing(picture):
+    """Whether a picture can be inverted by night: lines and areas of few colors on white
+    paper. In photographs and maps colors are many, or the paper is small.
+    """
+    picture.seek(getattr(picture, "n_frames", 1) // 2)
+    pixels = np.asarray(picture.convert("RGB")) >> 4  # 16 shades of each color
+    paper = (pixels == 15).all(-1).mean()
+    count = np.bincount(pixels.reshape(-1, 3) @ np.array([256, 16, 1]))
+    return bool(paper >= 0.7 and (count > 1e-4 * count.sum()).sum() <= 100)
+
+
+def stored_picture(output):
+    "The picture of an output of a cell; None without one."
+    data = output.get("data", {})
+    kind = next((k for k in data if k in ("image/png", "image/jpeg")), None)
+    if kind is not None:
+        return Image.open(io.BytesIO(base64.b64decode("".join(data[kind]))))
+
+
+def drawn(cell):
+    "The source of a cell of code that says so where all of its pictures are drawings."
+    pictures = [stored_picture(output) for output in cell.get("outputs", [])]
+    pictures = [picture for picture in pictures if picture is not None]
+    said = "#| classes: drawn\n" if pictures and all(map(is_drawing, pictures)) else ""
+    return said + cell["source"]
+
+
+def with_drawings(text, folder):
+    "Markdown that says so of the files that it shows."
+
+    def said(m):
+        path = folder / m[1]
+        if (
+            path.suffix != ".png"
+            or not path.is_file()
+            or not is_drawing(Image.open(path))
+        ):
+            return m[0]
+        return m[0].replace("{fig-alt", "{.drawn fig-alt")
+
+    return re.sub(r"\]\((images/[^)\s]+)\)\{fig-alt", said, text)
 
 
 # --- a card for every chapter ---
@@ -29,8 +76,8 @@ def first_picture(notebook):
     "The first picture among the outputs of a notebook; None without one."
     for cell in notebook["cells"]:
         for output in cell.get("outputs", []):
-            if stored := output.get("data", {}).get("image/png"):
-                return Image.open(io.BytesIO(base64.b64decode("".join(stored))))
+            if picture := stored_picture(output):
+                return picture
 
 
 def card_picture(picture):
@@ -51,7 +98,8 @@ def card(path, folder):
         (folder / "images/cards").mkdir(parents=True, exist_ok=True)
         file = f"images/cards/{path.stem}.png"
         card_picture(picture).quantize(128).save(folder / file, optimize=True)
-        shown = f'![A figure of this chapter]({file}){{fig-alt="A figure of this chapter"}} '
+        said = ".drawn " * is_drawing(picture) + 'fig-alt="A figure of this chapter"'
+        shown = f"![A figure of this chapter]({file}){{{said}}} "
     return f"::: {{.chapter-card}}\n[{shown}{title}]({path.name})\n\n{said}\n:::\n"
 
 
@@ -229,7 +277,8 @@ def finish(path, config):
         if cell["cell_type"] == "markdown":
             if path.name == "index.ipynb":
                 cell["source"] = with_cards(cell["source"], path.parent)
-            cell["source"] = addressed(linked(cell["source"], path.name), config)
+            text = with_drawings(cell["source"], ROOT / "nbs")
+            cell["source"] = addressed(linked(text, path.name), config)
         alt = re.search(
             r"^#\|\s*fig-alt:\s*[\"']?(.*?)[\"']?\s*$", cell["source"], re.M
         )
@@ -245,7 +294,7 @@ def finish(path, config):
         cells = documented(cells, module, config)
     for cell in cells:
         if cell["cell_type"] == "code":
-            cell["source"] = without_pragmas(cell["source"])
+            cell["source"] = without_pragmas(drawn(cell))
     if path.name[0].isdigit():
         cells.insert(1, markdown_cell("page-links", links(path.name, config)))
     for cell in cells:

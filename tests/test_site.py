@@ -660,6 +660,12 @@ def data(kind, text):
     return [{"output_type": "display_data", "metadata": {}, "data": {kind: text}}]
 
 
+def drawn_cell(caption):
+    said = f"label: fig-x\n#| fig-cap: {caption}\n#| fig-alt: It falls."
+    source = f"#| classes: drawn\n#| {said}\nplot()"
+    return staged_cell("code", source, data("image/png", "iVBORw0KGgo="))
+
+
 TEXT = staged_cell("markdown", "Here is the text.")
 LONG = "x = " + "1" * 84  # as wide as the column
 
@@ -802,6 +808,9 @@ LONG = "x = " + "1" * 84  # as wide as the column
         ([staged_cell("markdown", "Try\n\n1. this\n2. that")], None),
         ([staged_cell("markdown", "Try this:\n1. one\n2. two")], "a list that runs on"),
         ([staged_cell("markdown", "Try\n- one\n- two")], "a list that runs on"),
+        # what is inverted by night
+        ([drawn_cell("The thick line.")], None),
+        ([drawn_cell("The black line.")], "its caption says 'black'"),
     ],
 )
 def test_what_was_wrong_with_a_staged_page_is_found(tmp_path, cells, said):
@@ -889,6 +898,64 @@ def test_staging_finishes_a_page(tmp_path):
     # and the check has nothing to say
     again = staged_faults(tmp_path, *notebook["cells"][1:])
     assert not [f for f in again if not re.search("fig|Eq|no formula", f)]
+
+
+# Figures of the book by their labels, and files: what the dark theme inverts, and what
+# it leaves as it is, because it is a photograph or a map.
+DRAWINGS = """03_attention:fig-chase 05_block:fig-blocks 50_explorer:fig-dials
+    00_one_sitting:fig-one-sitting 11_hopfield_continuous:fig-plane 32_anomaly:fig-why
+    35_anomaly_results:fig-margins 40_classification_results:fig-folds
+    31_graph_data:fig-graph 04_memory:fig-wells images/walk.png"""
+PHOTOGRAPHS = """22_image_train:fig-photographs 20_image_data:fig-task 23_windows:fig-large
+    20_image_data:fig-fills 21_image_model:fig-steps 21_image_model:fig-pipeline
+    22_image_train:fig-cifar 21_image_model:fig-parts 01_energy:fig-landscape
+    24_image_results:fig-photographs images/photographs.png images/descent.gif"""
+
+
+def picture_of_the_book(name):
+    if name.startswith("images/"):
+        return Image.open(ROOT / "nbs" / name)
+    notebook, label = name.split(":")
+    text = (ROOT / f"nbs/{notebook}.ipynb").read_text()
+    for cell in json.loads(text)["cells"]:
+        if f"#| label: {label}\n" in cell["source"]:
+            outputs = map(sys.modules["stage_docs"].stored_picture, cell["outputs"])
+            return next(filter(None, outputs))
+
+
+def test_the_dark_theme_inverts_drawings_and_no_photograph():
+    stage = script("stage_docs")
+    for labels, inverted in ((DRAWINGS, True), (PHOTOGRAPHS, False)):
+        for name in labels.split():
+            assert stage.is_drawing(picture_of_the_book(name)) == inverted, name
+    # an empty page, and one with a small photograph
+    page = np.full((200, 300, 3), 255, np.uint8)
+    assert stage.is_drawing(Image.fromarray(page))
+    page[20:80, 20:80] = np.random.default_rng(0).integers(0, 256, (60, 60, 3))
+    assert not stage.is_drawing(Image.fromarray(page))
+
+
+def test_staging_says_what_is_drawn(tmp_path):
+    stage = script("stage_docs")
+    (tmp_path / "images").mkdir()
+    outputs, files = {}, {"drawing": "white", "map": "navy"}
+    for name, color in files.items():
+        path = tmp_path / f"images/{name}.png"
+        Image.new("RGB", (30, 20), color).save(path)
+        png = base64.b64encode(path.read_bytes()).decode()
+        outputs[name] = data("image/png", png)[0]
+    cell = lambda *names: dict(source="plot()", outputs=[outputs[n] for n in names])
+    assert stage.drawn(cell("drawing")) == "#| classes: drawn\nplot()"
+    assert stage.drawn(cell("drawing", "map")) == stage.drawn(cell()) == "plot()"
+    text = "![A]({}){{fig-alt="
+    for file, said in (
+        ("images/drawing.png", "{.drawn fig-alt="),
+        ("images/map.png", "{fig-alt="),
+        ("images/none.png", "{fig-alt="),
+        ("images/other.gif", "{fig-alt="),
+    ):
+        found = stage.with_drawings(text.format(file), tmp_path)
+        assert found == f"![A]({file}){said}"
 
 
 @pytest.mark.parametrize(
@@ -1105,6 +1172,11 @@ def test_the_preview_shows_what_is_on_a_page(preview):
             "a name that breaks",
         ),
         ("<div style='height: 3000px'></div><button>Play</button>", "3"),
+        ("![A drawing of it](dot.png){.drawn fig-alt='It falls.'}", None),
+        (
+            "![A drawing of it](dot.png){.drawn style='filter: none'}",
+            "a drawing that stays white by night",
+        ),
     ],
 )
 def test_what_only_a_browser_sees_is_found(preview, prose, said):
