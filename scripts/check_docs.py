@@ -521,7 +521,7 @@ def check_figures(page, staged):
             ),
             "",
         )
-        if cell["directives"].get("classes") == "drawn" and (
+        if "drawn" in cell["directives"].get("classes", "").split() and (
             m := re.search(
                 r"(?i)\b(?:black|white|dark|light)\b",
                 cell["directives"].get("fig-cap", ""),

@@ -54,7 +54,10 @@ def markdown(cell):
     if cell["cell_type"] == "markdown":
         return relink(re.sub(r"\A---\n.*?\n---\n?", "", text, flags=re.S))
     if cell["cell_type"] != "code" or re.search(
-        r"^#\|\s*(hide|include:\s*false)\s*$", text, flags=re.M
+        # the last one: what the site alone shows
+        r"^#\|\s*(hide|include:\s*false|classes:\s*site)\s*$",
+        text,
+        flags=re.M,
     ):
         return ""
     parts = (

@@ -47,8 +47,11 @@ def drawn(cell):
     "The source of a cell of code that says so where all of its pictures are drawings."
     pictures = [stored_picture(output) for output in cell.get("outputs", [])]
     pictures = [picture for picture in pictures if picture is not None]
-    said = "#| classes: drawn\n" if pictures and all(map(is_drawing, pictures)) else ""
-    return said + cell["source"]
+    if not pictures or not all(map(is_drawing, pictures)):
+        return cell["source"]
+    if "#| classes: " in cell["source"]:
+        return cell["source"].replace("#| classes: ", "#| classes: drawn ", 1)
+    return "#| classes: drawn\n" + cell["source"]
 
 
 def with_drawings(text, folder):
@@ -98,8 +101,9 @@ def card(path, folder):
         (folder / "images/cards").mkdir(parents=True, exist_ok=True)
         file = f"images/cards/{path.stem}.png"
         card_picture(picture).quantize(128).save(folder / file, optimize=True)
-        said = ".drawn " * is_drawing(picture) + 'fig-alt="A figure of this chapter"'
-        shown = f"![A figure of this chapter]({file}){{{said}}} "
+        drawn = ".drawn " * is_drawing(picture)
+        alt = "A figure of this chapter"
+        shown = f'![{alt}]({file}){{{drawn}fig-alt="{alt}"}} '
     return f"::: {{.chapter-card}}\n[{shown}{title}]({path.name})\n\n{said}\n:::\n"
 
 
@@ -134,6 +138,38 @@ def with_cards(text, folder):
         text,
         flags=re.M | re.S,
     )
+
+
+# --- the landing page's results ---
+
+SITE = re.compile(r"^#\| classes: site$", re.M)  # a cell that the README leaves out
+
+
+def with_folded_results(cells):
+    """The cells with what the README has of results in folds, a fold for each text that
+    begins in bold with its tables; above them what the site alone has: a figure.
+    """
+    texts = [c["source"] if c["cell_type"] == "markdown" else "" for c in cells]
+    start = next((i for i, t in enumerate(texts) if t.startswith("## Results")), None)
+    if start is None:
+        return cells
+    end = next(
+        i for i, t in enumerate(texts) if i > start and re.search("^## ", t, re.M)
+    )
+    within = cells[start:end]
+    above = [c for c in within if SITE.search(c["source"])]
+    folds = []
+    for cell in within:
+        if cell["cell_type"] == "markdown":
+            folds.append(cell["source"])
+        elif cell not in above:
+            folds += ["".join(o["data"]["text/markdown"]) for o in cell["outputs"]]
+    heading, *folds = re.split(r"^\*\*([^*\n]+)\.\*\* ", "\n\n".join(folds), flags=re.M)
+    fold = '::: {{.callout-note collapse="true"}}\n## {}\n\n{}\n:::\n'
+    pairs = zip(folds[::2], map(str.strip, folds[1::2]))
+    text = "\n".join(fold.format(*pair) for pair in pairs)
+    top = [markdown_cell("results", heading), *above, markdown_cell("folds", text)]
+    return [*cells[:start], *top, *cells[end:]]
 
 
 # --- what nbdev staged ---
@@ -290,6 +326,8 @@ def finish(path, config):
                 if "text/markdown" in data:
                     data["text/markdown"] = addressed(data["text/markdown"], config)
                 output["data"] = data
+    if path.name == "index.ipynb":
+        cells = with_folded_results(cells)
     if module := exported_by(path.name):
         cells = documented(cells, module, config)
     for cell in cells:

@@ -97,6 +97,9 @@ def test_the_landing_page_has_a_card_for_every_chapter(tmp_path):
         p.name for p in (ROOT / "nbs").glob("[0-9]*.ipynb") if p.name[:2] < "58"
     }
     assert linked == {*chapters, "engine_room.ipynb"}
+    # below the link what the chapter is for
+    said = re.findall(r"^\[!?.*\]\([\w-]+\.ipynb\)\n\n(.+)", text, re.M)
+    assert len(said) == len(chapters) and "fig-alt" not in "".join(said)
     pictures = re.findall(r"\((images/cards/[\w-]+\.png)\)", text)
     assert len(pictures) > len(chapters) / 2
     for path in pictures:
@@ -935,6 +938,44 @@ def test_the_dark_theme_inverts_drawings_and_no_photograph():
     assert not stage.is_drawing(Image.fromarray(page))
 
 
+def test_results_are_folded_on_the_landing_page():
+    stage = script("stage_docs")
+    figure = staged_cell("code", "#| echo: false\n#| classes: site\nplot()")
+    table = data("text/markdown", "| a | b |\n|---|---|\n| 1 | 2 |")
+    text = "## Results\n\n**Pictures.** What they are."
+    cells = [
+        staged_cell("markdown", "## In code"),
+        staged_cell("markdown", text),
+        staged_cell("code", "#| echo: false\ntable()", table),
+        staged_cell("markdown", "*Close.*\n\n**Whole graphs.** Others."),
+        figure,
+        staged_cell("markdown", "Kept in `results/`.\n\n## Citation"),
+    ]
+    for cell in cells:
+        cell["source"] = "".join(cell["source"])
+    found = stage.with_folded_results(cells)
+    assert found[2] == figure and "classes: drawn site" not in figure["source"]
+    sources = [cell["source"] for cell in found]
+    assert sources[:2] == ["## In code", "## Results\n\n"]
+    assert sources[-1].endswith("## Citation") and len(sources) == 5
+    fold = '::: {.callout-note collapse="true"}\n## '
+    pictures, graphs = sources[3].split(fold)[1:]
+    assert pictures.startswith("Pictures\n\nWhat they are.\n\n| a | b |")
+    assert "| 1 | 2 |\n\n*Close.*\n:::" in pictures
+    assert graphs == "Whole graphs\n\nOthers.\n:::\n"
+    assert stage.with_folded_results(cells[:1]) == cells[:1]
+
+
+def test_the_readme_has_the_tables_and_not_the_figure():
+    text = (ROOT / "README.md").read_text()
+    heads = ("MFLOP a picture |", "| CIFAR-10 |", "| s a run |", "| GIN |")
+    assert all(head in text for head in heads)
+    index = json.loads((ROOT / "nbs/index.ipynb").read_text())
+    site = [c for c in index["cells"] if "#| classes: site\n" in c["source"]]
+    assert len(site) == 2 and "callout" not in text
+    assert "The tables, and what they compare" not in text
+
+
 def test_staging_says_what_is_drawn(tmp_path):
     stage = script("stage_docs")
     (tmp_path / "images").mkdir()
@@ -946,6 +987,8 @@ def test_staging_says_what_is_drawn(tmp_path):
         outputs[name] = data("image/png", png)[0]
     cell = lambda *names: dict(source="plot()", outputs=[outputs[n] for n in names])
     assert stage.drawn(cell("drawing")) == "#| classes: drawn\nplot()"
+    own = cell("drawing") | {"source": "#| classes: site\nplot()"}
+    assert stage.drawn(own) == "#| classes: drawn site\nplot()"
     assert stage.drawn(cell("drawing", "map")) == stage.drawn(cell()) == "plot()"
     text = "![A]({}){{fig-alt="
     for file, said in (
@@ -1173,6 +1216,7 @@ def test_the_preview_shows_what_is_on_a_page(preview):
         ),
         ("<div style='height: 3000px'></div><button>Play</button>", "3"),
         ("![A drawing of it](dot.png){.drawn fig-alt='It falls.'}", None),
+        ("[Go](#x){.start-buttons}<div style='height: 11000px'></div>", "pixels high"),
         (
             "![A drawing of it](dot.png){.drawn style='filter: none'}",
             "a drawing that stays white by night",
