@@ -3,6 +3,16 @@
 // sideways, names that break, and something to play with that nobody will find.
 async (desk) => {
   await document.fonts.ready;
+  // what can be played with is built by a script, and wakes when it is seen
+  const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
+  const waiting = ":is(.et-play, .et-walk):not(:has(button))";
+  for (let i = 0; i < 50 && document.querySelector(waiting); i++) await pause(100);
+  if (document.querySelector(waiting)) return [0, ["a player that does not start"]];
+  for (const player of document.querySelectorAll(".et-play, .et-walk")) {
+    player.scrollIntoView();
+    await pause(800);
+  }
+  scrollTo(0, 0);
   const faults = [];
   const all = (selector) =>
     [...document.querySelectorAll(selector)].filter((e) => e.getClientRects().length);
@@ -59,7 +69,8 @@ async (desk) => {
     return "rgb(255, 255, 255)";
   };
   const pale = {};
-  all("main a, main summary, main p, main code, main button, main figcaption")
+  const read = ":is(a, summary, p, code, button, figcaption, label, select, output)";
+  all(`main ${read}`)
     .filter((e) => !e.closest("pre"))
     .forEach((e) => {
       const pair = [style(e).color, ground(e)];

@@ -1216,6 +1216,8 @@ def test_the_preview_shows_what_is_on_a_page(preview):
         ),
         ("<div style='height: 3000px'></div><button>Play</button>", "3"),
         ("![A drawing of it](dot.png){.drawn fig-alt='It falls.'}", None),
+        ("<select style='color: #bbb'><option>pale</select>", "a contrast of"),
+        ("::: {.et-walk}\nWhat stands here without a script.\n:::", "does not start"),
         ("[Go](#x){.start-buttons}<div style='height: 11000px'></div>", "pixels high"),
         (
             "![A drawing of it](dot.png){.drawn style='filter: none'}",
