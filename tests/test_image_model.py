@@ -1312,6 +1312,9 @@ def test_run_again_it_finishes_at_once(run, monkeypatch, capsys):
     )
     assert before == {name: (out / name).read_bytes() for name in before}
     printed = capsys.readouterr().out
+    assert f"figures: {out}/; from_pretrained" in printed
+    best = weights(load_model(out / "best.safetensors"))
+    assert same(weights(from_pretrained(out)), best)
     for name, mse in metrics["masked_patch_mse"].items():
         assert re.search(rf"{name} +{mse:.3f} ± ", printed), printed
 
@@ -1518,6 +1521,8 @@ def test_help_explains_every_option_with_its_default(capsys, name):
     check(_CONFIGS[name])
     for option in ("--config", "--out", "--test_on"):
         assert option in text
+    for word in ("Raises", "thepaper'sforimages", "Consolescript"):
+        assert word not in text
 
 
 @pytest.mark.parametrize("name", ["tiny-imagenet", "tiny-imagenet-2026-11-21"])

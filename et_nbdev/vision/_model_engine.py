@@ -233,7 +233,9 @@ def _weights(source: str | Path, revision: str | None) -> AbstractContextManager
     if name in _pretrained():
         return as_file(files("et_nbdev.vision") / "weights" / f"{name}.safetensors")
     if name and Path(name).is_dir():
-        return nullcontext(Path(name) / "model.safetensors")
+        made = Path(name) / "model.safetensors"
+        best = Path(name) / "best.safetensors"  # of a run of et_train_images
+        return nullcontext(made if made.is_file() or not best.is_file() else best)
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         raise ValueError(
             f"source: expected one of {', '.join(_pretrained())}, a folder that exists,"

@@ -459,8 +459,8 @@ def from_pretrained(
     source: str | Path, *, revision: str | None = None
 ) -> ImageEnergyTransformer:
     """Load a trained model. `source` is the name of one that comes with the library, a
-    folder that holds a model.safetensors, or a hub repository "user/name", at a
-    `revision`.
+    folder that holds a model.safetensors or a run of `et_train_images`, or a hub
+    repository "user/name", at a `revision`.
 
     Raises TypeError or ValueError on anything else, CheckpointError if the file is
     missing or damaged, OSError if the hub cannot be reached.

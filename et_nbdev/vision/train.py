@@ -577,8 +577,8 @@ def _train_parser(description: str | None) -> argparse.ArgumentParser:
 
 # %% ../../nbs/79_image_training_engine.ipynb #f59bfbb1
 def _main(argv: list[str] | None = None) -> None:
-    """Console script `et_train_images`: train a configuration, resume it if it was
-    stopped, and report on the test split.
+    """Train an image model, resume a run that was stopped, and report on the test
+    pictures.
     """
     parser = _train_parser(_main.__doc__)
     with _as_command(parser.prog):
@@ -601,6 +601,7 @@ def _main(argv: list[str] | None = None) -> None:
                 limit=args.test_on,
                 fit=result,
             )
+            print(f"Weights, scores and figures: {out}/; from_pretrained loads them")
 
 # %% ../../nbs/79_image_training_engine.ipynb #31c83aff
 def _complete_photographs(out: Path):
