@@ -1096,6 +1096,9 @@ def test_unknown_names_and_folders_are_refused(tmp_path):
             ),
         ):
             load_graph(name)
+    (tmp_path / "edges.csv").write_text("source,target\n")
+    with pytest.raises(ValueError, match="edges.csv' is a table; .* from_pandas"):
+        load_graph(str(tmp_path / "edges.csv"))
     with pytest.raises(ValueError, match="root: .*nowhere is not a folder"):
         load_graph("tolokers", tmp_path / "nowhere")
 

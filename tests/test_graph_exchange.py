@@ -91,6 +91,15 @@ def test_tables_are_refused_by_name(change, says):
         from_pandas(*change(*tables()))
 
 
+def test_what_is_no_table_is_refused():
+    edges, nodes = tables()
+    for wrong in (("edges.csv", nodes), (edges, nodes.to_numpy())):
+        with pytest.raises(TypeError, match="^(edges|nodes): expected a DataFrame"):
+            from_pandas(*wrong)
+    with pytest.raises(ValueError, match="index of nodes, 0, 1, 2, …"):
+        from_pandas(edges, nodes.reset_index())
+
+
 def test_weights_are_left_out_where_that_is_said():
     edges, nodes = tables()
     heavy = edges.assign(weight=[1.0, 2, 3], day=0)

@@ -126,6 +126,8 @@ def random_set(seed, G=7, most=9, p=0.35):
         (dict(start=[1, 2, 3]), "^start: must ascend from 0"),
         (dict(start=[0.0, 2, 3]), "^start: .*float64"),
         (dict(labels=[0]), "^labels: must hold one integer for each of the 2 graphs"),
+        (dict(labels=["a", "b"]), "^labels: .*, got <U1 .*; np.unique"),
+        (dict(classes=["a", "b"]), "^classes: must hold integers, got <U1"),
         (
             dict(labels=[0, 2], classes=[5, 6]),
             "^labels: must be classes from 0 to 1 or -1, got 0 to 2",

@@ -623,7 +623,10 @@ def _numbered_ends(edges, keys: tuple[str, str], index) -> list[Int[np.ndarray, 
     for key, end in zip(keys, ends):
         if (end < 0).any():
             strange = edges[key].iloc[int(np.argmax(end < 0))]
-            raise ValueError(f"edges: {key} {strange!r} is not in the index of nodes")
+            some = ", ".join(map(repr, index[:3].tolist()))
+            raise ValueError(
+                f"edges: {key} {strange!r} is not in the index of nodes, {some}, …"
+            )
     return ends
 
 
@@ -659,6 +662,12 @@ def from_pandas(
     cannot hold (unless they are to be ignored), or if a node appears twice or not at
     all.
     """
+    for argument, table in (("edges", edges), ("nodes", nodes)):
+        if not hasattr(table, "columns"):
+            raise TypeError(
+                f"{argument}: expected a DataFrame, such as pandas.read_csv gives, got"
+                f" {type(table).__name__}"
+            )
     keys = [source, target] + ([] if relation is None else [relation])
     if missing := [key for key in keys if key not in edges.columns]:
         raise ValueError(f"edges: no column {missing[0]!r} in {list(edges.columns)}")
@@ -1252,7 +1261,12 @@ def _check_request(name: str, root: str | os.PathLike | None):
     if name not in _DATASETS and not Path(name).is_file():
         raise ValueError(
             f"name: must be one of {', '.join(_DATASETS)}, or the path of an .npz, .mat"
-            f" or DGL file, got {name!r}"
+            f" or DGL file, got {name!r}, which is no file here"
+        )
+    if Path(name).suffix.lower() in (".csv", ".tsv", ".txt"):
+        raise ValueError(
+            f"name: {name!r} is a table; read it with pandas, make a graph by"
+            " from_pandas, and keep that as .npz with save_graph"
         )
     if root is not None and not Path(root).expanduser().is_dir():
         raise ValueError(f"root: {root} is not a folder")

@@ -126,16 +126,15 @@ def _classes_of(
     if labels.shape != (G,) or labels.dtype.kind not in "iu":
         raise ValueError(
             f"labels: must hold one integer for each of the {G} graphs, got"
-            f" {labels.dtype} of shape {labels.shape}"
+            f" {labels.dtype} of shape {labels.shape}; np.unique with"
+            " return_inverse=True numbers names"
         )
-    classes = _frozen(
-        (
-            np.arange(labels.max(initial=-1) + 1)
-            if classes is None
-            else _array("classes", classes)
-        ),
-        np.int64,
-    )
+    if classes is None:
+        classes = np.arange(labels.max(initial=-1) + 1)
+    classes = _array("classes", classes)
+    if classes.dtype.kind not in "iu":
+        raise ValueError(f"classes: must hold integers, got {classes.dtype}")
+    classes = _frozen(classes, np.int64)
     if labels.size and (labels.min() < -1 or labels.max() >= len(classes)):
         raise ValueError(
             f"labels: must be classes from 0 to {len(classes) - 1} or -1, got"
