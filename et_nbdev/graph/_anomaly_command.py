@@ -151,8 +151,8 @@ def _report(
 
 # %% ../../nbs/85_anomaly_command.ipynb #592a3373
 def _main(argv: list[str] | None = None) -> None:
-    """Console script `et_train_anomaly`: train an anomaly detector on a graph, resume
-    it if it was stopped, and report on the test nodes.
+    """Train an anomaly detector on a graph, resume a run that was stopped, and report
+    on the test nodes.
     """
     parser = argparse.ArgumentParser("et_train_anomaly", description=_main.__doc__)
     parser.add_argument(

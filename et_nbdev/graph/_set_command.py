@@ -54,8 +54,8 @@ def _metrics(
 
 # %% ../../nbs/87_set_command.ipynb #a31abfe1
 def _main(argv: list[str] | None = None) -> None:
-    """Console script `et_train_graphs`: train a graph classifier on one split, resume
-    it if it was stopped, and report on the test graphs.
+    """Train a graph classifier on one split, resume it if it was stopped, and report
+    on the test graphs.
     """
     parser = argparse.ArgumentParser("et_train_graphs", description=_main.__doc__)
     parser.add_argument(

@@ -148,9 +148,7 @@ class AnomalyDetector(_DetectorParams):
 # %% ../../nbs/34_detector.ipynb #cdc71cb1
 #| code-fold: true
 def _main(argv: list[str] | None = None) -> None:
-    """Console script `et_score`: score the nodes of a graph with a detector that was
-    trained on another graph.
-    """
+    "Score the nodes of a graph with a detector that was trained on another."
     parser = argparse.ArgumentParser("et_score", description=_main.__doc__)
     add = parser.add_argument
     add(

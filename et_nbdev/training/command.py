@@ -48,7 +48,9 @@ def _add_options(
     for f in fields(config):
         name, value, parts = prefix + f.name, getattr(config, f.name), get_args(f.type)
         if is_dataclass(value):
-            group = parser.add_argument_group(f.name, type(value).__doc__)
+            # the first sentence: the rest is about Python
+            said = " ".join((type(value).__doc__ or "").split()).partition(". ")[0]
+            group = parser.add_argument_group(f.name, f"{said.rstrip('.')}.")
             _add_options(group, value, omit, f"{name}.")
         elif f.name not in omit:
             choices = parts if get_origin(f.type) is Literal else None
@@ -103,7 +105,8 @@ def _configure(
             "--config",
             choices=list(configs),
             default=default,
-            help=f"the configuration to start from (default: {default})",
+            help=f"the configuration to start from; it sets the defaults of all other"
+            f" options, which --config NAME --help shows (default: {default})",
         )
     start = configs[first.parse_known_args(argv)[0].config]
     _add_options(parser, start, omit)

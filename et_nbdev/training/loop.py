@@ -27,7 +27,7 @@ def _option(default, text: str):
 @dataclass(frozen=True)
 class OptimConfig:
     """AdamW with a warm-up cosine schedule and a bound on the global norm of the
-    gradient; the defaults are the paper's for images.
+    gradient. The defaults are the paper's for images.
 
     Raises ValueError, naming the field, on values outside their range.
     """
