@@ -340,7 +340,11 @@ class ClassifyTraining:
     ValueError on values out of range.
     """
 
-    data: str = _option("MUTAG", "rings, or a name of the TU collection")
+    data: str = _option(
+        "MUTAG",
+        "rings, a name of the TU collection, or that of a folder in its format in"
+        " the folder that ET_DATA names",
+    )
     epochs: int = _option(60, "passes over the training graphs")
     batch_size: int = _option(32, "graphs per step, at most")
     layout: Literal["dense", "edges"] = _option(

@@ -660,7 +660,7 @@ def from_pandas(
     A node without a label is unlabeled. Raises ValueError, naming the column or node,
     if a column is missing or does not hold numbers, if `edges` has columns that a Graph
     cannot hold (unless they are to be ignored), or if a node appears twice or not at
-    all.
+    all; TypeError for anything but tables.
     """
     for argument, table in (("edges", edges), ("nodes", nodes)):
         if not hasattr(table, "columns"):

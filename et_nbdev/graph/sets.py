@@ -845,7 +845,8 @@ def load_graphs(
     if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
         raise ValueError(
             "name: must be 'rings' or a name of the TU collection such as"
-            f" {', '.join(_TU_NAMES)}, got {name!r}"
+            f" {', '.join(_TU_NAMES)}, got {name!r}; of a folder NAME of your own, in"
+            " the same format, pass NAME, and the folder above it as root"
         )
     if root is not None and not Path(root).expanduser().is_dir():
         raise ValueError(f"root: {root} is not a folder")
