@@ -166,9 +166,9 @@ descent can be watched on real pictures. They are small, and meant for that alon
 LIMITS = """\
 ## Limits of all of them
 
-- What they fill in is plausible, not true. It tells neither who somebody is nor what
-  was covered: decide nothing that matters by it.
-- They predict means, so hidden parts are blurred, and large ones most.
+- What they fill in is plausible, not true. It shows neither who somebody is nor what
+  was covered: base no decision that matters on it.
+- They predict means, so hidden parts are blurred, large ones most.
 - They know one size of picture and one size of patch (`complete_large` covers larger
   pictures with windows), and were trained with half of the patches hidden at random; a
   large hole in one place is another task.
