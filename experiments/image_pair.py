@@ -346,18 +346,18 @@ FIRST_RATE = {
 COMPARISONS = ("operations", "parameters")
 # both comparisons are with the transformer, which therefore has no suffix
 NAMES = (
-    "et-small-operations",
+    "et-operations",
     "transformer",
-    "et-small-parameters",
-    "transformer-small",
+    "et-parameters",
     "transformer-plain",
+    "transformer-small",
     *(
         f"{name}-{by}"
-        for name in ("et", "et-paper", "hyperset", "hyperset-true")
+        for name in ("et-small", "et-paper", "hyperset", "hyperset-true")
         for by in COMPARISONS
     ),
 )
-PAIR = ("et-small-operations", "transformer")
+PAIR = ("et-operations", "transformer")
 
 
 def design_of(name: str) -> str:
@@ -412,10 +412,10 @@ def sized(base: ImageConfig, name: str) -> ImageConfig:
     measure = operations if name.endswith("operations") else parameters
     goal = measure(sized(base, "transformer"), "transformer")
     config = _filled(change(base), name, measure, goal)
+    if design == "et-small":
+        config = replace(config, init_scale=config.num_memories**-0.5)
     if config.num_memories >= config.dim:
-        small = design == "et-small"
-        scale = config.num_memories**-0.5 if small else config.init_scale
-        return replace(config, init_scale=scale)
+        return config
 
     def narrower(Y):
         D = Y * base.num_heads

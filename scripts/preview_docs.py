@@ -149,9 +149,8 @@ def find_chrome():
     return next(filter(None, map(shutil.which, [*names, "chrome"])), None)
 
 
-HOME = (
-    "http://preview.test/"  # where the browser finds them: from a file no script loads
-)
+# where the browser finds them: from a file no script loads
+HOME = "http://preview.test/"
 
 
 def answer(route):

@@ -345,7 +345,7 @@ def test_the_order_of_the_runs(pair, monkeypatch):
     monkeypatch.setattr(pair, "LEARNING_RATES", (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2))
     monkeypatch.setattr(pair, "first_rate", lambda plan, name: 4e-3)
     errors = {
-        "et-small-operations": {4e-3: 0.3, 8e-3: 0.2, 1.6e-2: 0.1},
+        "et-operations": {4e-3: 0.3, 8e-3: 0.2, 1.6e-2: 0.1},
         "transformer": {2e-3: 0.3, 4e-3: 0.2, 8e-3: None, 1.6e-2: 0.5},
     }
     plan = plan_of(pair, trial_steps=5, steps=9, longer=4, seeds=(0, 1))
