@@ -51,8 +51,8 @@ def et(config, sizes: _Sizes, rngs: nnx.Rngs) -> nnx.Module:
 
 
 MAKE = {
-    "et": et,  # as in the paper: eigenvectors, read off CLS
-    "et-returns": et,  # returns of random walks, read off the sum of the nodes, too
+    "et": et,  # returns of random walks, read off the sum of the nodes, and more terms
+    "et-eigenvectors": et,  # eigenvectors, read off CLS, and the terms of the paper
     "gin": lambda config, sizes, rngs: GIN(
         sizes.num_features, sizes.num_classes, config, rngs=rngs
     ),
@@ -83,15 +83,19 @@ def grid(model: str, k: int) -> list[_Candidate]:
     sizes = dict(
         dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=k, blocks=4
     )
-    if model == "et":
+    if model == "et-eigenvectors":
         changes = dict(filter_size=1, step_size=1.0), dict(filter_size=3, step_size=0.3)
+        rates = 1e-3, 3e-3
     else:
         sizes |= dict(positions="returns", readout="every", filter_size=1)
-        changes = dict(step_size=1.0), dict(step_size=0.3)
+        sizes |= dict(normalize_heads=True, beta=2**0.5, learn_beta=True)  # 4/√Y
+        sizes |= dict(negative_memories=0.25, step_size=0.3)
+        changes = dict(noise=0.02), dict(noise=0.1)
+        rates = 2e-3, 4e-3
     return [
         _Candidate(ClassifyConfig(**sizes, **change), FitConfig(lr=lr))
         for change in changes
-        for lr in (1e-3, 3e-3)
+        for lr in rates
     ]
 
 

@@ -366,6 +366,28 @@ def test_a_classifier_without_memories_descends_as_well(x64):
         assert_close(listed.total, own.total.sum(1))
 
 
+def test_normalized_heads_and_repelling_memories_descend_in_both_layouts(x64):
+    dense, edges = prepared()
+    terms = dict(normalize_heads=True, negative_memories=0.25)
+    model = build(replace(SMALL, beta=2.0, learn_beta=True, steps=6, **terms))
+    for block in model.blocks:
+        keys = jax.random.split(jax.random.key(1))
+        block.memory.threshold[...] = jax.random.normal(keys[0], (12,), jnp.float64)
+        block.attention.log_beta[...] = jnp.float64(0.4)
+        assert block.attention.normalize and block.memory.num_negative == 3
+    for batch in (dense, edges):
+        x = model.tokens(batch)
+        pairs, block = model.pairs(x, batch), model.blocks[1]
+        E = lambda g: jnp.sum(block.energies(g, **pairs).total)
+        g = block.norm(x + 1)  # no token is zero, those of padding included
+        assert_close(block.update(g, **pairs), -jax.grad(E)(g))
+    assert_close(call(model, dense), call(model, edges))
+    energies = nnx.jit(lambda model, batch: model.energies(batch))
+    for own, listed in zip(energies(model, dense), energies(model, edges)):
+        assert_descends(own.total)
+        assert_close(listed.total, own.total.sum(1))
+
+
 def test_each_block_has_parameters_of_its_own():
     blocks = build(SMALL).blocks
     assert (
@@ -856,6 +878,8 @@ def test_bad_input_is_named():
         strangers="half",
         filter_size=2,
         num_positions=-1,
+        normalize_heads=1,
+        negative_memories=1.5,
     ).items():
         with pytest.raises(ValueError, match=field):
             replace(SMALL, **{field: value})

@@ -733,7 +733,7 @@ def test_the_script_runs_and_shares_folds(tmp_path, capsys, monkeypatch):
     assert len(sizes) == 4
     assert set(sizes.values()) == {4}, "every model has the same budget of choice"
     kinds = lambda model: {c.model.positions for c in script["grid"](model, 5)}
-    assert kinds("et") == {"eigenvectors"} and kinds("et-returns") == {"returns"}
+    assert kinds("et") == {"returns"} and kinds("et-eigenvectors") == {"eigenvectors"}
     for bad in (
         ["--part", "3/3"],
         ["--folds", "2"],

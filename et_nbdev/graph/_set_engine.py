@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from .._checks import check_positive, check_sizes, check_switches
+from .._checks import check_positive, check_share, check_sizes, check_switches
 from ..energy import Energies
 from .crossval import _Fold, _predict_logits
+from .energy import EdgeTransformer
 from et_nbdev.graph.sets import (
     EdgeBatch,
     GraphBatch,
@@ -29,6 +31,7 @@ from et_nbdev.graph.sets import (
     _Encoding,
     _take,
 )
+from ..memory import SignedMemory
 
 # %% ../../nbs/86_set_engine.ipynb #f4f09d13
 def _check_config(c):
@@ -50,6 +53,7 @@ def _check_config(c):
         raise ValueError(
             f"noise: expected a standard deviation of at least 0, got {c.noise}"
         )
+    check_share(negative_memories=c.negative_memories)
     if not 0 <= c.dropout < 1:
         raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {c.dropout}")
     choices = dict(
@@ -95,6 +99,26 @@ def _check_last_axes(batch, **sizes: int):
                 f"batch.{name}: expected a last axis of {size}, got shape"
                 f" {getattr(batch, name).shape}"
             )
+
+# %% ../../nbs/86_set_engine.ipynb #f4f09d14
+def _energy_block(c, *, param_dtype, rngs: nnx.Rngs) -> EdgeTransformer:
+    "One block of a `ClassifyConfig`, with random weights."
+    options = dict(param_dtype=param_dtype, rngs=rngs)
+    block = EdgeTransformer(
+        c.dim,
+        c.num_heads,
+        c.head_dim,
+        c.num_memories,
+        beta=c.beta,
+        learn_beta=c.learn_beta,
+        normalize=c.normalize_heads,
+        **options,
+    )
+    if c.negative_memories is not None and c.num_memories:
+        block.memory = SignedMemory(
+            c.dim, c.num_memories, c.negative_memories, **options
+        )
+    return block
 
 # %% ../../nbs/86_set_engine.ipynb #a2590176
 def _shifted(

@@ -28,6 +28,7 @@ from et_nbdev.graph._set_engine import (
     _check_training,
     _Classified,
     _cls_of,
+    _energy_block,
     _judged,
     _listed_pairs,
     _of_present,
@@ -41,7 +42,6 @@ from et_nbdev.graph._set_engine import (
     _with_cls,
 )
 from .crossval import _Fold
-from .energy import EdgeTransformer
 from et_nbdev.graph.sets import (
     EdgeBatch,
     GraphBatch,
@@ -192,6 +192,15 @@ class ClassifyConfig:
         "CLS after the last block, or CLS and the sum over the nodes at the start and"
         " after every block",
     )
+    learn_beta: bool = _option(False, "train β, one per block")
+    normalize_heads: bool = _option(
+        False, "divide queries and keys by their root mean square within each head"
+    )
+    negative_memories: float | None = _option(
+        None,
+        "fraction of memories that repel; all memories then have thresholds; none:"
+        " the paper's memories",
+    )
 
     def __post_init__(self):
         _check_config(self)
@@ -233,12 +242,7 @@ class GraphClassifier(nnx.Module):
             num_edge_features=num_edge_features,
             **options,
         )
-        self.blocks = nnx.List(
-            EdgeTransformer(
-                c.dim, c.num_heads, c.head_dim, c.num_memories, beta=c.beta, **options
-            )
-            for _ in range(c.blocks)
-        )
+        self.blocks = nnx.List(_energy_block(c, **options) for _ in range(c.blocks))
         if c.readout == "cls":
             self.head = nnx.Linear(c.dim, num_classes, **options)
         else:

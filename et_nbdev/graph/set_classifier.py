@@ -150,6 +150,9 @@ class _ClassifierParams(_Estimator):
     steps: int = ClassifyConfig.steps
     step_size: float = ClassifyConfig.step_size
     beta: float | None = ClassifyConfig.beta
+    learn_beta: bool = ClassifyConfig.learn_beta
+    normalize_heads: bool = ClassifyConfig.normalize_heads
+    negative_memories: float | None = ClassifyConfig.negative_memories
     filter_size: int = ClassifyConfig.filter_size
     strangers: Literal["out", "zero"] = ClassifyConfig.strangers
     noise: float = ClassifyConfig.noise

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from .._checks import check_share
 from ..attention import RelativePositions
 from ..block import EnergyTransformer
 from ..memory import SignedMemory
@@ -105,11 +106,7 @@ def _check_terms(c):
         raise ValueError("gate_steps: a gate needs learned steps, learn_steps=True")
     if c.negative_memories is None:
         return
-    share = c.negative_memories
-    if isinstance(share, (bool, str)) or not 0 <= share <= 1:
-        raise ValueError(
-            f"negative_memories: expected none or a share in [0, 1], got {share!r}"
-        )
+    check_share(negative_memories=c.negative_memories)
     if c.activation != "relu":
         raise ValueError(
             "negative_memories: memories with signs are ReLU memories, got activation"
