@@ -274,3 +274,57 @@ def test_a_variant_is_trained_and_scored(graph_terms, variant):
     row = graph_terms.run("digits-knn", "et-2hop", config, variant, 1, 3)
     assert (row["variant"], row["line"], row["seed"]) == (variant, "et-2hop", 1)
     assert all(0 < row[part]["auroc"] <= 1 for part in ("validation", "test"))
+
+
+@pytest.fixture(scope="module")
+def set_terms():
+    path = ROOT / "experiments/set_terms.py"
+    spec = importlib.util.spec_from_file_location("set_terms", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def a_weighted_graph(rng, N=9, H=2):
+    from et_nbdev.graph._set_engine import _WeightedEdges
+
+    upper = np.triu(rng.random((N, N)) < 0.4, 1)
+    senders, receivers = np.nonzero(upper | upper.T)
+    linked = rng.random(len(senders)) < 0.8  # the others are padding
+    weights = rng.normal(size=(H, len(senders)))
+    return _WeightedEdges(*map(jnp.asarray, (senders, receivers, linked, weights)))
+
+
+def test_the_weighted_sum_over_edges_is_its_formula(set_terms, x64):
+    rng = np.random.default_rng(0)
+    term = set_terms.EdgeSum(6, 2, 4, rngs=nnx.Rngs(0))
+    g, edges = jnp.asarray(rng.normal(size=(9, 6))), a_weighted_graph(rng)
+    Q, K = (np.einsum("nd,hdy->nhy", g, W[...]) for W in (term.Wq, term.Wk))
+    E = 0.0
+    for e, (B, C) in enumerate(zip(edges.senders, edges.receivers)):
+        for h in range(2):
+            if edges.linked[e]:
+                E -= 0.25 * edges.weights[h, e] * max(0.0, K[B, h] @ Q[C, h]) ** 2
+    assert_close(term.energy(g, edges=edges), E)
+
+
+@pytest.mark.parametrize("variant", ["as-found", "both", "both-beside-edge-sum"])
+def test_every_variant_on_sets_descends_its_energy(set_terms, x64, variant):
+    c = set_terms.FOUND | set_terms.VARIANTS[variant] | dict(dim=6, num_heads=2)
+    rng = np.random.default_rng(1)
+    block = set_terms.block(c, nnx.Rngs(0))
+    edges = a_weighted_graph(rng)
+    g = jnp.asarray(rng.normal(size=(9, 6)))
+    E = lambda g: block.energies(g, edges=edges).total
+    assert set(block.terms) == set(c["terms"])
+    assert_close(block.update(g, edges=edges), -jax.grad(E)(g))
+
+
+@pytest.mark.parametrize("variant", ["learned-step", "both-beside-edge-sum"])
+def test_a_variant_is_trained_on_a_fold_and_judged_by_its_hold_out(
+    set_terms, monkeypatch, variant
+):
+    monkeypatch.setitem(set_terms.EPOCHS, "rings", 2)
+    row = set_terms.run("rings", variant, 0)
+    assert (row["variant"], len(row["validation"])) == (variant, 2)
+    assert row["best_validation_accuracy"] == max(row["validation"])
