@@ -12,9 +12,10 @@ A folder holds the folds of one run; another number of folds needs another one:
 import argparse
 import json
 import sys
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -50,12 +51,32 @@ def et(config, sizes: _Sizes, rngs: nnx.Rngs) -> nnx.Module:
     )
 
 
+@dataclass(frozen=True)
+class PlacedConfig(GINConfig):
+    "A GIN that is given positions; they are computed from the graph, as for `et`."
+
+    positions: str = "returns"
+
+
+class PlacedGIN(nnx.Module):
+    "A GIN whose node features are joined by the positions of the nodes."
+
+    def __init__(self, config: PlacedConfig, sizes: _Sizes, rngs: nnx.Rngs):
+        width = sizes.num_features + sizes.num_positions
+        self.gin = GIN(width, sizes.num_classes, config, rngs=rngs)
+
+    def __call__(self, batch, rngs: nnx.Rngs | None = None):
+        both = jnp.concatenate([batch.features, batch.positions], -1)
+        return self.gin(batch._replace(features=both), rngs)
+
+
 MAKE = {
     "et": et,  # returns of random walks, read off the sum of the nodes, and more terms
     "et-eigenvectors": et,  # eigenvectors, read off CLS, and the terms of the paper
     "gin": lambda config, sizes, rngs: GIN(
         sizes.num_features, sizes.num_classes, config, rngs=rngs
     ),
+    "gin-returns": PlacedGIN,  # the same, with the positions of `et` as features
     "agnostic": lambda config, sizes, rngs: Agnostic(
         sizes.num_features, sizes.num_classes, config, rngs=rngs
     ),
@@ -64,9 +85,10 @@ MAKE = {
 
 def grid(model: str, k: int) -> list[_Candidate]:
     "Four candidates for every model: the same budget of choice."
-    if model == "gin":
+    if model.startswith("gin"):
+        make = GINConfig if model == "gin" else PlacedConfig
         return [
-            _Candidate(GINConfig(64, 5, dropout), FitConfig(lr=lr, weight_decay=0.0))
+            _Candidate(make(64, 5, dropout), FitConfig(lr=lr, weight_decay=0.0))
             for dropout in (0.0, 0.5)
             for lr in (1e-3, 1e-2)
         ]
@@ -228,8 +250,8 @@ def run(args):
         _Candidate(c.model, replace(c.fit, **changes))
         for c in grid(args.model, args.positions)
     ]
-    # the baselines have no use for positions
-    k = args.positions if args.model.startswith("et") else 0
+    placed = args.model.startswith("et") or args.model == "gin-returns"
+    k = args.positions if placed else 0  # the others have no use for positions
 
     def keep(f, model):
         if args.weights:

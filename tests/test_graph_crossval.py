@@ -682,6 +682,22 @@ def test_both_layouts_predict_the_same_and_may_be_trained_on(graphs, fold):
         run(layout="list")
 
 
+def test_a_gin_with_positions_is_a_gin_on_wider_features():
+    script = runpy.run_path(str(ROOT / "scripts/graph_classification.py"))
+    config = script["grid"]("gin-returns", 3)[0].model
+    graphs = load_graphs("rings")[np.arange(12)]
+    encoding = _learn_encoding(graphs, np.arange(12))
+    buckets = _make_buckets(graphs, encoding, k=3, num_buckets=1)
+    batch = next(buckets.batches(np.arange(12)))
+    model = script["MAKE"]["gin-returns"](config, buckets, nnx.Rngs(0))
+    plain = GIN(buckets.num_features + 3, 2, GINConfig(64, 5, 0.0), rngs=nnx.Rngs(0))
+    both = jnp.concatenate([batch.features, batch.positions], -1)
+    want = plain(batch._replace(features=both))
+    assert np.array_equal(model(batch), want)
+    moved = batch._replace(positions=batch.positions + 1)
+    assert not np.allclose(model(moved), want)
+
+
 def test_the_script_runs_and_shares_folds(tmp_path, capsys, monkeypatch):
     script = runpy.run_path(str(ROOT / "scripts/graph_classification.py"))
     monkeypatch.setitem(script["main"].__globals__, "FOLDS", tmp_path / "folds.json")
@@ -730,9 +746,10 @@ def test_the_script_runs_and_shares_folds(tmp_path, capsys, monkeypatch):
     ):
         script["fixed_folds"]("rings", np.sort(labels), 10)
     sizes = {model: len(script["grid"](model, 5)) for model in script["MAKE"]}
-    assert len(sizes) == 4
+    assert len(sizes) == 5
     assert set(sizes.values()) == {4}, "every model has the same budget of choice"
     kinds = lambda model: {c.model.positions for c in script["grid"](model, 5)}
+    assert kinds("gin-returns") == {"returns"}
     assert kinds("et") == {"returns"} and kinds("et-eigenvectors") == {"eigenvectors"}
     for bad in (
         ["--part", "3/3"],
