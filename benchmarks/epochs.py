@@ -13,8 +13,8 @@ found as `et_nbdev.graph.sets.load_graphs` says.
 import argparse
 import json
 import os
+import sys
 import time
-from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
+from et_nbdev.graph.classify import GraphClassifier
 from et_nbdev.graph.classify_baselines import GIN, GINConfig
 from et_nbdev.graph.crossval import FitConfig, _optimizer, _programs, _taken_apart
 from et_nbdev.graph.sets import (
@@ -36,27 +36,12 @@ from et_nbdev.graph.sets import (
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.loop import TrainState
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+from graph_classification import grid
+
 FIT = FitConfig(batch_size=32)
 GIN_CONFIG = GINConfig(64, 5, 0.5)
-ET_CONFIG = ClassifyConfig(
-    dim=32,
-    num_heads=4,
-    head_dim=8,
-    num_memories=128,
-    num_positions=15,
-    blocks=4,
-    filter_size=1,
-)
-# what cross-validation trains (scripts/graph_classification.py)
-FOUND = dict(
-    positions="returns",
-    readout="every",
-    step_size=0.3,
-    beta=2**0.5,
-    learn_beta=True,
-    normalize_heads=True,
-    negative_memories=0.25,
-)
 
 
 def ours(make, config, supply, sizes, ids):
@@ -187,10 +172,13 @@ def main():
     encoding = _learn_encoding(graphs, np.arange(len(graphs)))
     features, e = encoding(graphs)
     sizes = features.shape[1], graphs.num_classes
-    k = ET_CONFIG.num_positions
+    found, plain = (grid(name, 15)[0].model for name in ("et", "et-eigenvectors"))
     supply = {
         kind: _EdgeLists(
-            graphs, encoding, _cached_positions(graphs, k, kind), FIT.batch_size
+            graphs,
+            encoding,
+            _cached_positions(graphs, found.num_positions, kind),
+            FIT.batch_size,
         )
         for kind in ("eigenvectors", "returns")
     }
@@ -198,11 +186,11 @@ def main():
     def et(*sizes_config, rngs):
         return GraphClassifier(*sizes_config, num_edge_features=e.shape[1], rngs=rngs)
 
-    found = replace(ET_CONFIG, **FOUND)
-    plain = "Energy Transformer, the paper's terms"
     ways = {
         "Energy Transformer": ours(et, found, supply["returns"], sizes, ids),
-        plain: ours(et, ET_CONFIG, supply["eigenvectors"], sizes, ids),
+        "Energy Transformer, the paper's terms": ours(
+            et, plain, supply["eigenvectors"], sizes, ids
+        ),
         "GIN": ours(GIN, GIN_CONFIG, supply["returns"], sizes, ids),
     }
     packages = {"GIN of PyTorch Geometric": "torch_geometric", "GIN of DGL": "dgl"}

@@ -8,6 +8,7 @@ __all__ = ['signed', 'check_sizes', 'check_positive', 'check_share', 'check_swit
 
 # %% ../nbs/62_checks.ipynb #d96895cf
 import inspect
+import numbers
 from dataclasses import fields
 from typing import TypeVar
 
@@ -66,7 +67,7 @@ def check_share(**shares):
     [0, 1].
     """
     for name, share in shares.items():
-        is_number = isinstance(share, (int, float)) and not isinstance(share, bool)
+        is_number = not isinstance(share, bool) and isinstance(share, numbers.Real)
         if share is not None and not (is_number and 0 <= share <= 1):
             raise ValueError(
                 f"{name}: expected none or a share in [0, 1], got {share!r}"
