@@ -73,6 +73,7 @@ class PlacedGIN(nnx.Module):
 MAKE = {
     "et": et,  # returns of random walks, read off the sum of the nodes, and more terms
     "et-eigenvectors": et,  # eigenvectors, read off CLS, and the terms of the paper
+    "et-paper": et,  # the paper's sizes, step and schedule, and its literal formula
     "gin": lambda config, sizes, rngs: GIN(
         sizes.num_features, sizes.num_classes, config, rngs=rngs
     ),
@@ -84,7 +85,15 @@ MAKE = {
 
 
 def grid(model: str, k: int) -> list[_Candidate]:
-    "Four candidates for every model: the same budget of choice."
+    """Four candidates for every model: the same budget of choice. The paper's setting
+    stands alone, with nothing to choose.
+    """
+    if model == "et-paper":
+        from et_nbdev.graph._set_command import _CONFIGS
+
+        c = _CONFIGS["paper"]
+        fit = FitConfig(c.epochs, c.batch_size, c.lr, c.warmup, c.weight_decay)
+        return [_Candidate(replace(c.model, num_positions=k), fit)]
     if model.startswith("gin"):
         make = GINConfig if model == "gin" else PlacedConfig
         return [

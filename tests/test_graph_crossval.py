@@ -746,6 +746,7 @@ def test_the_script_runs_and_shares_folds(tmp_path, capsys, monkeypatch):
     ):
         script["fixed_folds"]("rings", np.sort(labels), 10)
     sizes = {model: len(script["grid"](model, 5)) for model in script["MAKE"]}
+    assert sizes.pop("et-paper") == 1, "the paper's setting has nothing to choose"
     assert len(sizes) == 5
     assert set(sizes.values()) == {4}, "every model has the same budget of choice"
     kinds = lambda model: {c.model.positions for c in script["grid"](model, 5)}
