@@ -747,6 +747,15 @@ def test_the_script_runs_and_shares_folds(tmp_path, capsys, monkeypatch):
         script["fixed_folds"]("rings", np.sort(labels), 10)
     sizes = {model: len(script["grid"](model, 5)) for model in script["MAKE"]}
     assert sizes.pop("et-paper") == 1, "the paper's setting has nothing to choose"
+    paper = script["grid"]("et-paper", 15)[0]
+    made = nnx.eval_shape(
+        lambda: script["MAKE"]["et-paper"](
+            paper.model, crossval._Sizes(7, 2, 15, 4), nnx.Rngs(0)
+        )
+    )
+    assert made.blocks[0].attention.Wk.shape == (12, 128, 64) and len(made.blocks) == 4
+    assert paper.model.step_size == 0.1 and paper.model.strangers == "zero"
+    assert (paper.fit.epochs, paper.fit.batch_size, paper.fit.lr) == (200, 64, 1e-3)
     assert len(sizes) == 5
     assert set(sizes.values()) == {4}, "every model has the same budget of choice"
     kinds = lambda model: {c.model.positions for c in script["grid"](model, 5)}
