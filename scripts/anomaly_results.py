@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from sklearn.neighbors import kneighbors_graph
 
 from et_nbdev.graph._anomaly_engine import _Batch, _held_out, _train_classifier
 from et_nbdev.graph.anomaly import (
@@ -34,7 +35,7 @@ from et_nbdev.graph.anomaly import (
     _weighted_loss,
 )
 from et_nbdev.graph.baselines import _BASELINES, _aggregate, fit_trees
-from et_nbdev.graph.data import _DATASETS, load_graph, split
+from et_nbdev.graph.data import _DATASETS, Graph, from_relations, load_graph, split
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.command import _as_command
 from et_nbdev.training.loop import OptimConfig
@@ -107,6 +108,7 @@ LINES = (
 STARTS = 3
 MEANS = {f"{line}-mean": line for line in ("et-2hop", "et-2hop-labels")}
 MEANS["bwgnn-2hop-labels-mean"] = "bwgnn-2hop-labels"
+ALIKE = "-alike"  # after a graph's name: edges of a second kind, by `with_alike`
 BATCH = 8  # trials drawn at a time; the search starts from the best of the first ones
 # Appendix D.1 and the public commands (without their dropout in the memory): one head
 # as wide as a token, K = 2D, T = 2, learned β
@@ -175,8 +177,23 @@ def draws(space: dict, number: int) -> list[dict]:
             return [dict(zip(space, points[i])) for i in list(chosen)[:number]]
 
 
+def with_alike(graph: Graph, k: int = 8) -> Graph:
+    """The graph with edges of two kinds: its own, and edges between each node and the k
+    nodes whose standardized features are nearest.
+    """
+    near = kneighbors_graph(_inputs(graph, degree=False, scale="standard"), k).tocoo()
+    return from_relations(
+        {"own": graph.edges, "alike": (near.col, near.row)},
+        graph.features,
+        graph.labels,
+        f"{graph.name}{ALIKE}",
+    ).symmetric()
+
+
 @cache
 def graph_of(name: str):
+    if name.endswith(ALIKE):
+        return with_alike(load_graph(name.removesuffix(ALIKE)))
     return load_graph(name)
 
 
@@ -387,10 +404,11 @@ def main(argv: list[str] | None = None):
     parser.add_argument(
         "--data",
         nargs="+",
-        choices=_DATASETS,
+        choices=[*_DATASETS, *(name + ALIKE for name in _DATASETS)],
         default=["amazon-upu", "tolokers", "digits-relations"],
         metavar="NAME",
-        help=f"of {', '.join(_DATASETS)}",
+        help=f"of {', '.join(_DATASETS)}, or one of these and {ALIKE}, which adds"
+        " edges between nodes with similar features",
     )
     parser.add_argument(
         "--ratios",

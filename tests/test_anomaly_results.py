@@ -67,6 +67,27 @@ def test_a_row_of_yelpchi_from_its_file(data, script, monkeypatch):
     ] | {"num_heads": 0}
 
 
+def test_edges_of_a_second_kind_link_nodes_with_similar_features(script):
+    plain, graph = (
+        script.graph_of(name) for name in ("digits-knn", "digits-knn-alike")
+    )
+    assert graph.name == "digits-knn-alike" and {*graph.relations} == {"own", "alike"}
+    assert np.array_equal(graph.features, plain.features)
+    assert np.array_equal(graph.labels, plain.labels)
+    edges = lambda ends: set(zip(*map(np.ndarray.tolist, ends)))
+    assert edges(graph.relations["own"]) == edges(plain.edges)
+    x = plain.features - plain.features.mean(0)
+    x = x / np.where(x.std(0) > 0, x.std(0), 1)
+    far = ((x[:, None] - x[None]) ** 2).sum(-1)
+    np.fill_diagonal(far, np.inf)  # no node is its own neighbor
+    alike = edges(graph.relations["alike"])
+    for b in range(0, graph.num_nodes, 97):
+        mine = {c for c, to in alike if to == b}
+        nearest = np.argsort(far[b])[:8]
+        chose = {c for c in mine if far[b, c] <= np.sort(far[c])[7] + 1e-6}
+        assert set(nearest) <= mine and mine <= set(nearest) | chose
+
+
 def test_a_row_of_tfinance_from_its_file(data, script, monkeypatch):
     monkeypatch.setenv("DGLBACKEND", "pytorch")
     dgl = pytest.importorskip(
