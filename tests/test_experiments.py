@@ -1,5 +1,6 @@
 """The scripts of experiments/: what they build and how they keep their runs."""
 
+import functools
 import importlib.util
 import json
 from dataclasses import replace
@@ -267,7 +268,29 @@ def test_every_variant_on_graphs_descends_its_energy(graph_terms, x64, variant):
     assert_close(update, -jax.grad(total)(g))
 
 
-@pytest.mark.parametrize("variant", ["edge-sum", "beside-edge-sum"])
+def test_only_the_steps_differ_from_the_detector_of_the_library(graph_terms):
+    from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer
+
+    c = AnomalyConfig(
+        dim=6, num_heads=2, head_dim=4, num_memories=5, steps=3, step_size=0.7
+    )
+    rng = np.random.default_rng(1)
+    x, edges = jnp.asarray(rng.normal(size=(9, 3)), jnp.float32), (a_graph(rng),)
+    plain, learned, heavy = (
+        graph_terms.Detector(3, variant, c, 0)
+        for variant in ("as-found", "learned-steps", "momentum")
+    )
+    library = AnomalyEnergyTransformer(3, c, rngs=nnx.Rngs(0))
+    library.blocks = plain.blocks
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    close(plain(x, edges), library(x, edges))
+    close(learned(x, edges), plain(x, edges))  # until it is trained
+    assert np.abs(heavy(x, edges) - plain(x, edges)).max() > 1e-3
+    of_steps = nnx.grad(lambda model: jnp.sum(model(x, edges)))(learned)["learned"]
+    assert all(np.abs(slope).max() > 0 for slope in jax.tree.leaves(of_steps))
+
+
+@pytest.mark.parametrize("variant", ["edge-sum", "beside-edge-sum", "learned-steps"])
 def test_a_variant_is_trained_and_scored(graph_terms, variant):
     config = dict(scale="standard", lr=1e-2, weight_decay=0.0)
     config |= dict(dim=8, num_heads=1, head_dim=4, num_memories=8, steps=2)
