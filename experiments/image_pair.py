@@ -7,7 +7,6 @@
     et-small          the same with matrices that start smaller: a standard deviation of
                       1/√K instead of 1/√D, so that what all memories together say
                       does not grow with their number
-    et-heads          the same with twice as many heads, at the expense of memories
     transformer       a weight-shared transformer with a free table of relative positions
     transformer-small the same with matrices that start half as large, as those of
                       et-small-operations do
@@ -307,10 +306,6 @@ def _all_options(c: ImageConfig) -> ImageConfig:
     )
 
 
-def _twice_the_heads(c: ImageConfig) -> ImageConfig:
-    return _all_options(replace(c, num_heads=2 * c.num_heads))
-
-
 def _as_in_the_paper(c: ImageConfig) -> ImageConfig:
     scales = dict(position_scale=0.02, mask_scale=0.02, init_scale=0.02)
     return replace(c, steps=12, step_size=0.1, position_init="normal", **scales)
@@ -327,7 +322,6 @@ def _learned_steps(c: ImageConfig) -> ImageConfig:
 DESIGNS = {
     "et": (EnergyModel, _all_options),
     "et-small": (EnergyModel, _all_options),  # how small, `sized` says
-    "et-heads": (EnergyModel, _twice_the_heads),
     "transformer": (ConventionalModel, partial(_conventional, relative="zero")),
     "transformer-small": (
         SmallConventionalModel,
@@ -342,7 +336,6 @@ DESIGNS = {
 FIRST_RATE = {
     "et": 1.1e-2,
     "et-small": 1.1e-2,
-    "et-heads": 1.1e-2,
     "transformer": 1.1e-2,
     "transformer-small": 1.6e-2,
     "transformer-plain": 8e-3,
@@ -360,7 +353,7 @@ NAMES = (
     "transformer-small",
     *(
         f"{name}-{by}"
-        for name in ("et-small", "et-heads", "et-paper", "hyperset", "hyperset-true")
+        for name in ("et-small", "et-paper", "hyperset", "hyperset-true")
         for by in COMPARISONS
     ),
 )
@@ -419,9 +412,9 @@ def sized(base: ImageConfig, name: str) -> ImageConfig:
     measure = operations if name.endswith("operations") else parameters
     goal = measure(sized(base, "transformer"), "transformer")
     config = _filled(change(base), name, measure, goal)
-    if design in ("et-small", "et-heads"):
+    if design == "et-small":
         config = replace(config, init_scale=config.num_memories**-0.5)
-    if config.num_memories >= config.dim or design == "et-heads":
+    if config.num_memories >= config.dim:
         return config
 
     def narrower(Y):

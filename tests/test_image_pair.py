@@ -144,31 +144,10 @@ def test_the_energy_transformer_has_all_options(pair):
     assert not model.solver.w[...].any() and not model.solver.b[...].any()
 
 
-def test_more_heads_take_what_memories_give(pair):
-    base = pair.Plan().base
-    rival = pair.sized(base, "transformer")
-    for by in ("operations", "parameters"):
-        plain, more = (pair.sized(base, f"et-{kind}{by}") for kind in ("", "heads-"))
-        assert more.num_heads == 2 * plain.num_heads and more.dim == plain.dim
-        assert 0 < more.num_memories < plain.num_memories
-        own, goal = (
-            getattr(pair, by)(c, name)
-            for c, name in ((more, f"et-heads-{by}"), (rival, "transformer"))
-        )
-        assert abs(own / goal - 1) < 1e-3
-        same = replace(more, num_heads=plain.num_heads, num_memories=plain.num_memories)
-        assert replace(same, init_scale=plain.init_scale) == plain
-
-
 def test_what_starts_small(pair):
     "Memories at 1/√K; a transformer's matrices half as large, and nothing else."
     base = pair.Plan().base
-    for name in (
-        "et-small-operations",
-        "et-small-parameters",
-        "et-heads-operations",
-        "et-heads-parameters",
-    ):
+    for name in ("et-small-operations", "et-small-parameters"):
         c = pair.sized(base, name)
         xi = pair.make(c, name).block.memory.xi[...]
         np.testing.assert_allclose(xi.std() * c.num_memories**0.5, 1, rtol=0.02)
