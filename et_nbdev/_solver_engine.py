@@ -258,11 +258,8 @@ def _no_derivative(saved, cotangent):
 _result.defvjp(lambda inputs, solution: (solution, None), _no_derivative)
 
 # %% ../nbs/71_solver_engine.ipynb #be8a04cc
-def _check_precision(block: Block, x: Array):
-    """Raise TypeError or ValueError unless x are tokens of the block, and both have
-    enough precision to distinguish one step from the next.
-    """
-    check_tokens("x", x, block.norm.dim)
+def _check_turning(block: Block):
+    "Raise TypeError unless the block's norm says which forces turn a token."
     kinds = type(block.norm).__mro__
     forward, turning = (_depth(kinds, name) for name in ("__call__", "turning"))
     if forward < turning:
@@ -270,6 +267,14 @@ def _check_precision(block: Block, x: Array):
             f"block: {type(block.norm).__name__} is another norm and needs a method"
             " turning(x, u), the part of a force u that moves g"
         )
+
+
+def _check_precision(block: Block, x: Array):
+    """Raise TypeError or ValueError unless x are tokens of the block, and both have
+    enough precision to distinguish one step from the next.
+    """
+    check_tokens("x", x, block.norm.dim)
+    _check_turning(block)
     few = "too few digits to tell one step from the next"
     if at_least_float32(x.dtype) != x.dtype:
         raise TypeError(f"x: expected float32 or float64, got {x.dtype}, {few}")

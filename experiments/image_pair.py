@@ -7,7 +7,11 @@
     et-small          the same with matrices that start smaller: a standard deviation of
                       1/√K instead of 1/√D, so that what all memories together say
                       does not grow with their number
+    et-metric         the first with a step size for every channel, along the turning
+                      force, in place of the gate for every token
     transformer       a weight-shared transformer with a free table of relative positions
+    transformer-gated the same with a factor for every channel of what its block adds,
+                      from as small a map as that of et-metric
     transformer-small the same with matrices that start half as large, as those of
                       et-small-operations do
     transformer-plain the transformer without the table
@@ -27,10 +31,11 @@ for as many operations as the transformer's (`-operations`), once for as many pa
 
 The order of the runs: short ones with seed 0 that find each model's learning rate, by
 steps along a grid until the best is not at an edge of those tried, as many for every
-model; then seeds 0, 1, 2 at full length at the best rate; then seed 0 of `et-operations`
-and `transformer` at four times the length. All are scored on 1,000 validation pictures
-with fixed occlusions, by which rates and weights are chosen. A full run is also scored
-on the test split, once, when it ends, and nothing is chosen by that.
+model; then seeds 0, 1, 2 at full length at the best rate; then seed 0 of
+`et-operations`, `et-metric-operations` and `transformer` at four times the length. All
+are scored on 1,000 validation pictures with fixed occlusions, by which rates and
+weights are chosen. A full run is also scored on the test split, once, when it ends, and
+nothing is chosen by that.
 
 Each run is one file in results/image-pair, written when it ends, a full run with the
 error on every test picture beside it. A run whose file stands is not made again.
@@ -266,6 +271,25 @@ class SmallConventionalModel(ConventionalModel):
         return block
 
 
+class GatedConventionalModel(ConventionalModel):
+    "The same with a factor for each t, token and channel, which starts at 1."
+
+    def __init__(self, c: ImageConfig, *, rngs: nnx.Rngs):
+        super().__init__(c, rngs=rngs)
+        zeros = lambda *shape: nnx.Param(jnp.zeros(shape, jnp.float32))
+        self.c, self.W2 = zeros(c.steps, c.dim), zeros(RANK, c.dim)
+        self.W1 = _normal(rngs, (c.dim, RANK), c.dim)
+
+    def descend(self, patches, masked, *, steps=None, **_):
+        x = self.encode(patches, masked)
+        for t in range(self.config.steps if steps is None else steps):
+            logits = self.block.norm1(x) @ self.W1[...] @ self.W2[...]
+            c = self.c[...][min(t, len(self.c) - 1)]
+            a = 2 * jax.nn.sigmoid(logits + jnp.broadcast_to(c, x.shape))
+            x = x + a * (self.block(x) - x)
+        return x, Trajectory(None, None)
+
+
 class HyperSetModel(ImageTransformer):
     def _make_block(self, rngs):
         return HyperSet(self.config, rngs=rngs)
@@ -289,6 +313,8 @@ class TrueHyperSetModel(EnergyModel):
 
 # --- designs: a class, and what it changes of the base ---
 
+RANK = 16  # of the map from a token to sizes for its channels
+
 
 def _all_options(c: ImageConfig) -> ImageConfig:
     return replace(
@@ -304,6 +330,10 @@ def _all_options(c: ImageConfig) -> ImageConfig:
         gate_steps=True,
         step_size=2 * c.step_size,  # of which the gate lets half pass at the start
     )
+
+
+def _per_channel(c: ImageConfig) -> ImageConfig:
+    return replace(_all_options(c), gate_steps=False, metric_rank=RANK)
 
 
 def _as_in_the_paper(c: ImageConfig) -> ImageConfig:
@@ -322,9 +352,14 @@ def _learned_steps(c: ImageConfig) -> ImageConfig:
 DESIGNS = {
     "et": (EnergyModel, _all_options),
     "et-small": (EnergyModel, _all_options),  # how small, `sized` says
+    "et-metric": (EnergyModel, _per_channel),
     "transformer": (ConventionalModel, partial(_conventional, relative="zero")),
     "transformer-small": (
         SmallConventionalModel,
+        partial(_conventional, relative="zero"),
+    ),
+    "transformer-gated": (
+        GatedConventionalModel,
         partial(_conventional, relative="zero"),
     ),
     "transformer-plain": (ConventionalModel, _conventional),
@@ -336,8 +371,10 @@ DESIGNS = {
 FIRST_RATE = {
     "et": 1.1e-2,
     "et-small": 1.1e-2,
+    "et-metric": 1.1e-2,
     "transformer": 1.1e-2,
     "transformer-small": 1.6e-2,
+    "transformer-gated": 1.6e-2,
     "transformer-plain": 8e-3,
     "et-paper": 4e-3,
     "hyperset": 4e-3,
@@ -351,13 +388,14 @@ NAMES = (
     "et-parameters",
     "transformer-plain",
     "transformer-small",
+    "transformer-gated-operations",
     *(
         f"{name}-{by}"
-        for name in ("et-small", "et-paper", "hyperset", "hyperset-true")
+        for name in ("et-metric", "et-small", "et-paper", "hyperset", "hyperset-true")
         for by in COMPARISONS
     ),
 )
-PAIR = ("et-operations", "transformer")
+PAIR = ("et-operations", "et-metric-operations", "transformer")
 
 
 def design_of(name: str) -> str:
@@ -373,9 +411,10 @@ def make(config: ImageConfig, name: str, seed: int = 0) -> ImageEnergyTransforme
 def operations(config: ImageConfig, name: str) -> int:
     "Floating-point operations of all matrix products in a forward pass of a picture."
     design = design_of(name)
-    if not design.startswith("hyperset"):
-        return config.flops
     N, D, K = config.num_tokens, config.dim, config.num_memories
+    if not design.startswith("hyperset"):
+        gate = 4 * N * D * RANK if design == "transformer-gated" else 0
+        return config.flops + config.steps * gate
     HY = config.num_heads * config.head_dim
     # projections into the heads and back, scores and pulls, memories and back
     true = design == "hyperset-true"
@@ -407,7 +446,7 @@ def sized(base: ImageConfig, name: str) -> ImageConfig:
     """
     design = design_of(name)
     change = DESIGNS[design][1]
-    if design.startswith("transformer"):
+    if not name.endswith(COMPARISONS):
         return change(base)
     measure = operations if name.endswith("operations") else parameters
     goal = measure(sized(base, "transformer"), "transformer")

@@ -41,7 +41,14 @@ from et_nbdev.explore import (
     descend_picture,
 )
 from et_nbdev.graph.energy import EdgeAttention, EdgeIndex, _attention_weights
-from et_nbdev.solvers import Flow, Growing, LearnedEuler, Momentum, Schedule
+from et_nbdev.solvers import (
+    Flow,
+    Growing,
+    LearnedEuler,
+    LearnedMetric,
+    Momentum,
+    Schedule,
+)
 from et_nbdev.testing import assert_close
 from et_nbdev.training.checkpoint import CheckpointError, _load_checkpoint
 from et_nbdev.vision.model import (
@@ -178,6 +185,16 @@ def gated(steps, step_size):
     return solver
 
 
+def metric(steps, step_size, param_dtype=jnp.float32):
+    "Steps whose sizes differ from channel to channel, some of them by much."
+    solver = LearnedMetric(
+        steps, D, step_size, 3, param_dtype=param_dtype, rngs=nnx.Rngs(0)
+    )
+    for seed, w in enumerate((solver.c, solver.W2)):
+        w[...] = 2 * jax.random.normal(jax.random.key(seed), w.shape, param_dtype)
+    return solver
+
+
 OURS = ("normalized", "signed", "scaled", "field")
 THEIRS = ("alibi", "convolution", "sphere attention", "sphere memory")
 BLOCKS = [OURS, THEIRS]
@@ -188,6 +205,7 @@ SOLVERS = {
     "Schedule": Schedule(np.array([0.02, 0.01])),
     "Momentum": Momentum(0.01, 0.2),
     "LearnedEuler": gated(4, 0.03),
+    "LearnedMetric": metric(4, 0.03),
     "Backtracking": Backtracking(0.02),
     "Anderson": Anderson(0.02),
     "Flow": Flow(step_size=0.02),
@@ -357,6 +375,8 @@ def test_a_gate_of_another_width_is_refused():
     for run in (descend, solve):
         with pytest.raises(ValueError, match=r"^gate: .*D = 6, got 5"):
             run(block, x.astype(jnp.float32), solver=LearnedEuler(3, gate=5))
+        with pytest.raises(ValueError, match=r"^dim: .*D = 6, got 5"):
+            run(block, x, solver=LearnedMetric(3, 5, rngs=nnx.Rngs(0)))
 
 
 def test_a_changed_energy_beside_the_parts_of_another_is_refused():
@@ -462,9 +482,37 @@ def test_step_sizes_that_differ_between_channels_may_climb(x64):
         assert_descends(path[1].energies.total)
 
 
-def test_gates_and_sizes_are_trained(x64):
+def test_along_the_turning_force_they_may_differ(x64):
+    "The energy falls as predicted, for any force, and in every short step of a block."
+    solver = metric(4, 0.03, jnp.float64)
+    norm = EnergyLayerNorm(D, param_dtype=jnp.float64)
+    x, u = tokens(), jax.random.normal(jax.random.key(7), (3, N, D))
+    slope = lambda tiny: (
+        (
+            descend(Block(norm, field=ExternalField()), x, 1, solver=tiny, field=u)[1]
+        ).energies.total
+    )
+    tiny = metric(4, 1e-6, jnp.float64)
+    fell = jnp.diff(slope(tiny), axis=0)[0]
+    a = jax.nn.sigmoid(
+        norm(x) @ tiny.W1[...] @ tiny.W2[...] + tiny.c[...][None, None, 0]
+    )
+    rate = norm.gamma / jnp.sqrt(x.var(-1) + norm.eps)
+    predicted = -1e-6 * jnp.sum(rate * jnp.sum(a * norm.turning(x, u) ** 2, -1), -1)
+    assert_close(fell, predicted, rtol=1e-3)
+    assert (fell < 0).all()
+    block = block_of("attention", "memory")
+    path = descend(block, x, 20, solver=solver)[1]
+    assert (jnp.diff(path.energies.total, axis=0) < 0).all()
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [LearnedEuler(3, 0.1, gate=D, param_dtype=jnp.float64), metric(3, 0.1)],
+    ids=["gate", "metric"],
+)
+def test_gates_and_sizes_are_trained(x64, solver):
     block, x = block_of("attention", "memory"), tokens()
-    solver = LearnedEuler(3, 0.1, gate=D, param_dtype=jnp.float64)
     loss = lambda solver: jnp.sum(descend(block, x, 3, solver=solver)[0] ** 2)
     for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(solver)):
         assert jnp.abs(leaf).max() > 0
@@ -991,7 +1039,11 @@ def test_another_norm_descends_and_is_not_judged_by_this_ones_turning(x64):
     assert_descends(descend(block, x, 20)[1].energies.total)
     with pytest.raises(TypeError, match="^block: RMSNorm .* needs a method turning"):
         solve(block, x)
+    with pytest.raises(TypeError, match="^block: RMSNorm .* needs a method turning"):
+        descend(block, x, solver=metric(4, 0.03))
     block = Block(Turned(D, param_dtype=jnp.float64), memory=memory)
+    steps = metric(4, 0.03, jnp.float64)
+    assert_descends(descend(block, x, 20, solver=steps)[1].energies.total)
     found = solve(block, x, Backtracking(), evaluations=60)
     assert found.certificate.holds.all() and jnp.isfinite(found.residual).all()
     with pytest.raises(TypeError, match="^block: the derivative is known for"):

@@ -87,7 +87,17 @@ def test_the_comparisons_are_fair(pair, size):
     assert {c.steps for n, c in sizes.items() if "paper" not in n} == {base.steps}
 
 
-@pytest.mark.parametrize("name", ["et", "transformer", "hyperset", "hyperset-true"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "et",
+        "et-metric",
+        "transformer",
+        "transformer-gated",
+        "hyperset",
+        "hyperset-true",
+    ],
+)
 def test_operations_are_those_the_compiler_counts(pair, name):
     changes = dict(dim=64, num_heads=4, head_dim=16, num_memories=256)
     c = replace(pair.Plan(size="tiny").base, **changes)
@@ -105,12 +115,25 @@ def test_every_part_of_a_model_is_trained(pair):
     plan = plan_of(pair)
     patches = jnp.asarray(rng.normal(size=(3, N, 12)), jnp.float32)
     masked = jnp.asarray(rng.random((3, N)) < 0.5)
-    for name in ("et-operations", "hyperset-operations", "hyperset-true-operations"):
+    for name in (
+        "et-operations",
+        "et-metric-operations",
+        "transformer-gated-operations",
+        "hyperset-operations",
+        "hyperset-true-operations",
+    ):
         c = pair.sized(plan.base, name)
         model = pair.make(c, name)
         if name.startswith("hyperset-op"):  # whose step sizes start at zero
             kernel = model.block.sizes.kernel
             kernel[...] = 0.1 * jax.random.normal(jax.random.key(0), kernel.shape)
+        per_channel = {
+            "et-metric-operations": getattr(model, "solver", None),
+            "transformer-gated-operations": model,
+        }
+        if name in per_channel:  # whose maps start at zero
+            W2 = per_channel[name].W2
+            W2[...] = 0.1 * jax.random.normal(jax.random.key(0), W2.shape)
         loss = lambda model: jnp.mean((model(patches, masked) - patches) ** 2)
         value, grads = nnx.jit(nnx.value_and_grad(loss))(model)
         assert np.isfinite(value)
@@ -118,6 +141,23 @@ def test_every_part_of_a_model_is_trained(pair):
             assert np.isfinite(leaf).all() and np.any(leaf), (name, path)
         params = jax.tree.leaves(nnx.state(model, nnx.Param))
         assert pair.parameters(c, name) == sum(p.size for p in params)
+
+
+def test_sizes_for_every_channel_start_where_the_others_do(pair):
+    "The gated transformer as the transformer, and half of 2u as far as it turns."
+    c = replace(plan_of(pair).base, relative_positions="zero", block="transformer")
+    patches = jnp.asarray(rng.normal(size=(3, N, 12)), jnp.float32)
+    masked = jnp.asarray(rng.random((3, N)) < 0.5)
+    plain, gated = (pair.make(c, name) for name in ("transformer", "transformer-gated"))
+    assert_close(gated(patches, masked), plain(patches, masked), rtol=1e-5)
+    gated.c[...] = gated.c[...] + 0.1
+    assert jnp.abs(gated(patches, masked) - plain(patches, masked)).max() > 1e-3
+    c = pair.sized(plan_of(pair).base, "et-metric-operations")
+    model = pair.make(c, "et-metric-operations")
+    x = model.encode(patches, masked)
+    step = model.descend(patches, masked, steps=1)[0] - x
+    norm, u = model.block.norm, model.block.update(model.block.norm(x))
+    assert_close(step, norm.turning(x, u), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["et-operations", "transformer"])

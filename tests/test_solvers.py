@@ -25,6 +25,7 @@ from et_nbdev.solvers import (
     Flow,
     Growing,
     LearnedEuler,
+    LearnedMetric,
     Momentum,
     Schedule,
     solve,
@@ -612,10 +613,11 @@ def test_nor_by_its_context_or_its_solver(x64):
 # the steps of the simple ones
 
 SIZES = [0.3, 0.1, 0.05, 0.05, 0.05]
+METRIC = dict(steps=3, dim=6, step_size=0.1, rank=2)
 
 
 @pytest.mark.parametrize(
-    "name", ["growing", "schedule", "momentum", "learned", "gated"]
+    "name", ["growing", "schedule", "momentum", "learned", "gated", "metric"]
 )
 def test_steps_are_what_they_say(x64, name):
     block, x, v = block_of(), tokens(2, 5, 6), 0.0
@@ -629,12 +631,17 @@ def test_steps_are_what_they_say(x64, name):
             jnp.asarray(rng.normal(size=6)),
             jnp.asarray(0.4),
         )
+    metric = LearnedMetric(**METRIC, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    metric.log_alpha[...] = learned.log_alpha[...]
+    metric.c[...] = jnp.asarray(rng.normal(size=(3, 6)))
+    metric.W2[...] = jnp.asarray(rng.normal(size=(2, 6)))
     solver = {
         "growing": Growing(0.05, 1.3),
         "schedule": Schedule(np.array(SIZES[:3])),
         "momentum": Momentum(0.05, 0.6),
         "learned": learned,
         "gated": learned,
+        "metric": metric,
     }[name]
     states = [x]
     for t, size in enumerate(SIZES):
@@ -646,6 +653,13 @@ def test_steps_are_what_they_say(x64, name):
             step = v = 0.6 * v + 0.05 * u
         elif name == "gated":
             step = size * jax.nn.sigmoid(g @ learned.w[...] + 0.4)[..., None] * u
+        elif name == "metric":
+            logits = g @ metric.W1[...] @ metric.W2[...]
+            a = jax.nn.sigmoid(logits + metric.c[...][None, None, min(t, 2)])
+            M = hessian(states[-1], block.norm.gamma)
+            v = states[-1].var(-1, keepdims=True) + 1e-5
+            turned = jnp.einsum("bnij,bnj->bni", M, u) * v**0.5 / block.norm.gamma
+            step = size * a * turned
         else:
             step = size * u
         states.append(states[-1] + step)
@@ -691,6 +705,17 @@ X, NAN, INF = np.ones((2, 4, 6), np.float32), float("nan"), float("inf")
         *[
             (X, partial(LearnedEuler, 3, gate=n), {}, ValueError, "^gate: ")
             for n in (0, 1.5)
+        ],
+        *[
+            (
+                X,
+                partial(LearnedMetric, **{**METRIC, name: n}, rngs=nnx.Rngs(0)),
+                {},
+                ValueError,
+                f"^{name}: ",
+            )
+            for name in METRIC
+            for n in (0, -1, NAN)
         ],
         *[
             (X, partial(Schedule, a), {}, ValueError, "^step_sizes: ")

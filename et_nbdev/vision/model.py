@@ -23,7 +23,7 @@ from ..block import TransformerBlock
 from ..dynamics import Trajectory, descend
 from ..energy import Energies
 from ..norm import EnergyLayerNorm
-from ..solvers import LearnedEuler
+from ..solvers import LearnedEuler, LearnedMetric
 from ..training.checkpoint import _atomic_write, _restore, _save_checkpoint
 from ..training.loop import _option
 from et_nbdev.vision._model_engine import (
@@ -138,6 +138,11 @@ class ImageConfig:
     gate_steps: bool = _option(
         False, "also learn the fraction of a step that each token takes, from one half"
     )
+    metric_rank: int | None = _option(
+        None,
+        "instead of the gate: rank of the map from a token to the fraction of a step"
+        " that each of its channels takes, along the turning force; none: all the same",
+    )
     dtype: Literal["float32", "bfloat16"] = _option(
         "float32", "dtype of the matrix products of the block"
     )
@@ -177,7 +182,9 @@ class ImageConfig:
         HY = self.num_heads * self.head_dim
         # products over pairs of tokens: scores, then two with the softmax, or one
         pairs = 6 if self.block == "energy" else 4
-        gate = 2 * N * D if self.gate_steps and self.block == "energy" else 0
+        gate = 0
+        if self.learn_steps:
+            gate = 2 * N * D * (self.gate_steps + 2 * (self.metric_rank or 0))
         return (
             self.steps * (8 * N * D * HY + pairs * N * N * HY + 4 * N * D * K + gate)
             + 4 * N * self.patch_dim * D
@@ -208,7 +215,11 @@ class ImageEnergyTransformer(nnx.Module):
         )
         self.positions = nnx.Param(_first_positions(c, rngs))
         self.block = self._make_block(rngs)
-        if c.learn_steps and c.block == "energy":
+        if c.metric_rank is not None:
+            self.solver = LearnedMetric(
+                c.steps, c.dim, c.step_size, c.metric_rank, rngs=rngs
+            )
+        elif c.learn_steps:
             gate = c.dim if c.gate_steps else None
             self.solver = LearnedEuler(c.steps, c.step_size, gate)
         if not c.shared_norm:
