@@ -345,12 +345,17 @@ def test_what_is_no_graph_is_refused(fitted):
 
 
 @pytest.mark.parametrize(
-    "bad", [dict(dim=0), dict(lr=-1.0), dict(train_fraction=2.0), dict(seeds=1)]
+    "bad",
+    [
+        *(dict(dim=0), dict(lr=-1.0), dict(train_fraction=2.0), dict(seeds=1)),
+        *(dict(seed=None), dict(dropout="a"), dict(train_fraction="0.4")),
+        *(dict(lr="1e-3"), dict(seeds=3.5), dict(beta="x"), dict(b1=True)),
+    ],
 )
 def test_hyperparameters_are_checked_by_fit_alone(bad):
     with doors.unchecked():
         own = AnomalyDetector(**bad)
-        with pytest.raises(ValueError, match=next(iter(bad))):
+        with pytest.raises(ValueError, match=rf"^{next(iter(bad))}\b.* expected"):
             own.fit(toy())
 
 
@@ -617,6 +622,20 @@ def test_a_folder_is_no_table(saved, tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         _main(["--model", str(saved), "--data", "digits-knn", "--out", str(tmp_path)])
     assert stopped.value.code == 2 and "expected a file" in capsys.readouterr().err
+
+
+def test_scores_are_not_written_over_what_they_are_made_from(saved, tmp_path, capsys):
+    save_graph(toy(), data := tmp_path / "toy.npz")
+    for model, out, name in (
+        (saved, saved, "model"),
+        (saved.parent, saved, "model"),  # as the folder of a run
+        (saved, data, "data"),
+    ):
+        whole = out.read_bytes()
+        with pytest.raises(SystemExit, match="2"):
+            _main(f"--model {model} --data {data} --out {out}".split())
+        assert f"is the file of --{name}" in capsys.readouterr().err
+        assert out.read_bytes() == whole
 
 
 def test_the_console_script_ends_with_status_zero(saved, tmp_path):

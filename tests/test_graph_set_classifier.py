@@ -191,9 +191,38 @@ def test_a_fresh_process_gives_the_same_numbers(fitted, saved, tmp_path, compile
 def test_hyperparameters_changed_after_fit_wait_for_the_next(fitted):
     there, again = rings(12, seed=1), GraphSetClassifier(**SMALL)
     again._kept = fitted._kept
-    again.set_params(dim=99, num_positions=7, batch_size=5)
+    again.set_params(dim=99, num_positions=7, batch_size=0, layout="none")
     gap = again.predict_proba(there) - fitted.predict_proba(there)
     assert np.abs(gap).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(readout="every", positions="returns"),
+        dict(normalize_heads=True, learn_beta=True, negative_memories=0.25),
+        dict(readout="every", layout="edges", num_positions=0, blocks=2),
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_every_kind_of_model_is_kept_and_used_on_another_set(tmp_path, options):
+    own, there = GraphSetClassifier(**SMALL | options), rings(12, seed=1)
+    own.fit(rings()).save(tmp_path)
+    again = GraphSetClassifier.load(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["classifier.safetensors"]
+    assert again.get_params() == own.get_params()
+    assert np.array_equal(again.predict_proba(there), own.predict_proba(there))
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("lr", "a"), ("seed", 1.5), ("dropout", None), ("beta", "x"), ("epochs", True)],
+)
+def test_a_hyperparameter_of_another_kind_is_named(name, value):
+    with doors.unchecked():
+        own = GraphSetClassifier(**{**SMALL, name: value})
+        with pytest.raises(ValueError, match=f"^{name}: expected a (whole )?number"):
+            own.fit(rings())
 
 
 def test_a_file_keeps_everything(fitted, saved):
@@ -221,6 +250,7 @@ def test_a_damaged_file_is_refused(saved, tmp_path, at):
         lambda tensors, meta: meta.pop("classifier"),
         lambda tensors, meta: meta["classifier"].update(classes=[1]),
         lambda tensors, meta: meta["config"].update(strange=1),
+        lambda tensors, meta: meta.update(detector=meta.pop("classifier")),
         lambda tensors, meta: tensors.pop("encoding.node.mean"),
         lambda tensors, meta: tensors.pop("encoding.node.known.0"),
         lambda tensors, meta: tensors.update(

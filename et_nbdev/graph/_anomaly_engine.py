@@ -21,7 +21,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Float64, Int
 
-from .._checks import check_positive, check_sizes, check_switches
+from .._checks import check_kinds, check_positive, check_sizes
 from ..block import Block
 from ._edges import _Rows
 from .data import Graph, Split
@@ -39,7 +39,7 @@ from ..training.loop import OptimConfig
 # %% ../../nbs/84_anomaly_engine.ipynb #5e7e8a4a
 def _check_config(c):
     "Raise ValueError, naming the field, unless an `AnomalyConfig` is a possible one."
-    check_switches(c)
+    check_kinds(c)
     check_sizes(dim=c.dim, head_dim=c.head_dim, steps=c.steps, hidden=c.hidden)
     check_sizes(0, num_heads=c.num_heads, num_memories=c.num_memories)
     check_positive(step_size=c.step_size)
@@ -57,6 +57,7 @@ def _check_config(c):
 # %% ../../nbs/84_anomaly_engine.ipynb #55b41577
 def _check_training(c):
     "Raise ValueError, naming the field, unless an `AnomalyTraining` is possible."
+    check_kinds(c)
     if not 0 < c.train_fraction < 1:
         raise ValueError(
             f"train_fraction: expected 0 < train_fraction < 1, got {c.train_fraction}"
@@ -535,7 +536,13 @@ class _Detector(NamedTuple):
         """Load a detector; `load_model` reads the model in the file. Raises
         CheckpointError if the file holds no detector, or only a model.
         """
-        model, meta = load_model(path), _read_meta(path)
+        meta = _read_meta(path)
+        if "classifier" in meta:
+            raise CheckpointError(
+                f"{path}: holds a classifier of graphs; GraphSetClassifier.load reads"
+                " it"
+            )
+        model = load_model(path)
         with _opened(path) as f:
             names = [name for name in f.keys() if name.startswith("statistics.")]
             own = {name.partition(".")[2]: f.get_tensor(name) for name in names}

@@ -52,7 +52,8 @@ def _configuration(
 def _check_y(y):
     if y is not None:
         raise ValueError(
-            f"y: expected nothing, since labels come with the graphs, got {type(y)}"
+            "y: expected nothing, since labels come with the graphs, got"
+            f" {type(y).__name__}"
         )
 
 # %% ../../nbs/92_detector_engine.ipynb #91c3d653

@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from .._checks import check_positive, check_share, check_sizes, check_switches
+from .._checks import check_kinds, check_positive, check_share, check_sizes
 from ..energy import Energies
 from .crossval import _Fold, _predict_logits
 from .energy import EdgeTransformer
@@ -36,7 +36,7 @@ from ..memory import SignedMemory
 # %% ../../nbs/86_set_engine.ipynb #f4f09d13
 def _check_config(c):
     "Raise ValueError, naming the field, unless a `ClassifyConfig` is a possible one."
-    check_switches(c)
+    check_kinds(c)
     check_sizes(
         dim=c.dim,
         num_heads=c.num_heads,
@@ -69,6 +69,7 @@ def _check_config(c):
 # %% ../../nbs/86_set_engine.ipynb #9e7da4ca
 def _check_training(c):
     "Raise ValueError, naming the field, unless a `ClassifyTraining` is possible."
+    check_kinds(c)
     check_sizes(
         epochs=c.epochs,
         batch_size=c.batch_size,

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from .._checks import check_sizes, signed
+from .._checks import check_kinds, check_sizes, signed
 from ..dynamics import descend
 from et_nbdev.graph._anomaly_engine import (
     _along,
@@ -229,6 +229,7 @@ class SampleConfig:
     neighbors: int = _option(16, "number of neighbors taken and kept per node, at most")
 
     def __post_init__(self):
+        check_kinds(self)
         check_sizes(nodes=self.nodes, neighbors=self.neighbors)
         if not (self.seeds == 0 or 2 <= self.seeds <= self.nodes):
             raise ValueError(

@@ -229,7 +229,8 @@ class GraphClassifier(nnx.Module):
     ):
         check_sizes(num_features=num_features, num_classes=num_classes)
         c = self.config = config
-        self.num_features, self.num_edge_features = num_features, num_edge_features
+        self.num_features, self.num_classes = num_features, num_classes
+        self.num_edge_features = num_edge_features
         options = dict(param_dtype=param_dtype, rngs=rngs)
         self.cls = nnx.Param(jax.random.normal(rngs.params(), (c.dim,), param_dtype))
         self.embed = nnx.Linear(num_features, c.dim, **options)

@@ -169,7 +169,11 @@ def _main(argv: list[str] | None = None) -> None:
     if args.out.is_dir():
         parser.error(f"argument --out: expected a file, got the folder {args.out}")
     with _as_command(parser.prog):
-        detector = AnomalyDetector.load(args.model)
+        model = _file_of(args.model)
+        for name, used in (("model", model), ("data", Path(args.data))):
+            if args.out.resolve() == used.resolve():
+                parser.error(f"argument --out: {args.out} is the file of --{name}")
+        detector = AnomalyDetector.load(model)
         graph = load_graph(args.data)
         p = detector.predict_proba(graph)[:, 1]
         flagged = (p >= detector.threshold_).astype(np.int64)

@@ -42,6 +42,12 @@ from et_nbdev.training.checkpoint import (
 
 # %% ../../nbs/39_set_classifier.ipynb #096922d9
 #| code-fold: true
+def _in_folder(path: Path | str) -> Path:
+    "The file `path`, or the file of a classifier in the folder `path`."
+    path = Path(path)
+    return path / "classifier.safetensors" if path.is_dir() else path
+
+
 class _KeptClassifier(NamedTuple):
     "A trained model, and what is needed to use it on other graphs."
 
@@ -59,7 +65,12 @@ class _KeptClassifier(NamedTuple):
     @classmethod
     def load(cls, path: Path | str) -> "_KeptClassifier":
         "Raises CheckpointError if the file holds no classifier, or only a model."
-        model, meta = load_classifier(path), _read_meta(path)
+        meta = _read_meta(path)
+        if "detector" in meta:
+            raise CheckpointError(
+                f"{path}: holds a detector of nodes; AnomalyDetector.load reads it"
+            )
+        model = load_classifier(path)
         with _opened(path) as f:
             names = [name for name in f.keys() if name.startswith("encoding.")]
             own = {name.partition(".")[2]: f.get_tensor(name) for name in names}
@@ -70,7 +81,7 @@ class _KeptClassifier(NamedTuple):
             if sizes != (
                 model.num_features,
                 model.num_edge_features,
-                model.head.out_features,
+                model.num_classes,
             ):
                 raise ValueError(f"an encoding of other sizes, {sizes}")
         except (TypeError, ValueError, KeyError) as e:
@@ -110,7 +121,7 @@ def _trained(
 
 # %% ../../nbs/39_set_classifier.ipynb #b4c0e68b
 def _probabilities(
-    kept: _KeptClassifier, config: ClassifyTraining, graphs: GraphSet
+    kept: _KeptClassifier, graphs: GraphSet
 ) -> Float[np.ndarray, "G C"]:
     """The class probabilities of each graph. Raises TypeError for what is not a
     `GraphSet`, ValueError for labels or attributes that the encoding does not know.
@@ -127,8 +138,8 @@ def _probabilities(
     )
     c = kept.model.config
     positions = _cached_positions(graphs, c.num_positions, c.positions)
-    sizes = config.batch_size, config.num_buckets
-    supply = _in_layout(config.layout, blank, kept.encoding, positions, *sizes)
+    how = (kept.made[name] for name in ("batch_size", "num_buckets"))
+    supply = _in_layout(kept.made["layout"], blank, kept.encoding, positions, *how)
     logits = _predict_logits(kept.model, supply, np.arange(len(graphs)))
     if not np.isfinite(logits).all():
         raise FloatingPointError("graphs: predictions are not finite")
@@ -210,7 +221,7 @@ class GraphSetClassifier(_ClassifierParams):
 
     def predict_proba(self, graphs: GraphSet) -> Float[np.ndarray, "G C"]:
         "The probability of each of `classes_`, for every graph."
-        return _probabilities(self._fitted(), self._training(""), graphs)
+        return _probabilities(self._fitted(), graphs)
 
     def predict(self, graphs: GraphSet) -> Int[np.ndarray, "G"]:
         "The most likely of `classes_`, for every graph."
@@ -228,16 +239,17 @@ class GraphSetClassifier(_ClassifierParams):
 
     def save(self, path: Path | str):
         """Write weights, encoding, hyperparameters and provenance to one safetensors
-        file, atomically. Raises OSError.
+        file, atomically. In a folder, the file is called classifier.safetensors. Raises
+        OSError.
         """
-        self._fitted().save(path)
+        self._fitted().save(_in_folder(path))
 
     @classmethod
     def load(cls, path: Path | str) -> "GraphSetClassifier":
-        """Load a classifier from a file. Raises CheckpointError if it is missing,
-        damaged or of another kind.
+        """Load a classifier from a file, or from the folder it was saved in. Raises
+        CheckpointError if it is missing, damaged or of another kind.
         """
-        kept = _KeptClassifier.load(path)
+        kept = _KeptClassifier.load(path := _in_folder(path))
         own = {
             k: v for k, v in kept.made.items() if k not in ("model", "sizes", "data")
         }

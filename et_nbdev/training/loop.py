@@ -18,6 +18,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 
+from .._checks import check_kinds, check_sizes
+
 # %% ../../nbs/61_training.ipynb #79071297
 def _option(default, text: str):
     "A field of a configuration, with the text that `--help` shows for it."
@@ -42,8 +44,8 @@ class OptimConfig:
     clip: float = _option(1.0, "largest global norm of the gradient")
 
     def __post_init__(self):
-        if self.steps < 1:
-            raise ValueError(f"steps: expected at least 1, got {self.steps}")
+        check_kinds(self)
+        check_sizes(steps=self.steps)
         if not 0 <= self.warmup < self.steps:
             raise ValueError(
                 f"warmup: expected 0 ≤ warmup < steps = {self.steps}, got {self.warmup}"
