@@ -265,7 +265,7 @@ def _check_turning(block: Block):
     if forward < turning:
         raise TypeError(
             f"block: {type(block.norm).__name__} is another norm and needs a method"
-            " turning(x, u), the part of a force u that moves g"
+            " turning(x, u), for every token a positive multiple of (∂g/∂x) u"
         )
 
 

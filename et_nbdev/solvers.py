@@ -18,7 +18,7 @@ from flax import nnx
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from ._checks import check_sizes, signed
+from ._checks import check_positive, check_sizes, signed
 from et_nbdev._solver_checks import (
     _check_all_positive,
     _check_block,
@@ -344,7 +344,7 @@ class LearnedEuler(nnx.Module):
         param_dtype=jnp.float32,
     ):
         check_sizes(steps=steps)
-        _check_all_positive(step_size=step_size)
+        check_positive(step_size=step_size)
         self.log_alpha = nnx.Param(jnp.full(steps, np.log(step_size), param_dtype))
         if gate is not None:
             check_sizes(gate=gate)
@@ -374,15 +374,16 @@ class LearnedEuler(nnx.Module):
 @signed
 class LearnedMetric(nnx.Module):
     r"""Steps along the turning force, of learned size for every channel: $x_A
-    \leftarrow x_A + \alpha_t\,a_{tA}\odot T_Au_A$, where $T_A =
-    \frac{\sigma_A}\gamma M_A$ and $a_{tA} = \mathrm{sigmoid}(c_t + W_2 W_1 g_A)$ has
-    D entries.
+    \leftarrow x_A + \alpha_t\,a_{tA}\odot P_Au_A$, where $P_A =
+    \frac{\sigma_A}\gamma M_A$ and $a_{tA} = \mathrm{sigmoid}(c_t + W_2^\top W_1^\top
+    g_A)$ has D entries.
 
-    E still falls for small steps: to first order by
-    $\frac\gamma{\sigma_A}\alpha_t\sum_i a_{tAi}\,(T_Au_A)_i^2$ for every token. All
+    No short step raises E: to first order it falls by
+    $\frac\gamma{\sigma_A}\alpha_t\sum_i a_{tAi}\,(P_Au_A)_i^2$ for every token. All
     sizes start at ½ `step_size`. Parameters: T + T·D + 2·D·rank. Steps beyond T repeat
-    the last sizes. Raises ValueError on sizes or a `step_size` out of range, TypeError
-    for a block whose norm has no method `turning`.
+    the last sizes. Another norm needs a method `turning(x, u)`, for every token a
+    positive multiple of $M_Au_A$; without it, TypeError. Raises ValueError on sizes or
+    a `step_size` out of range.
     """
 
     def __init__(
@@ -396,7 +397,7 @@ class LearnedMetric(nnx.Module):
         rngs: nnx.Rngs,
     ):
         check_sizes(steps=steps, dim=dim, rank=rank)
-        _check_all_positive(step_size=step_size)
+        check_positive(step_size=step_size)
         zeros = lambda *shape: nnx.Param(jnp.zeros(shape, param_dtype))
         self.log_alpha = nnx.Param(jnp.full(steps, np.log(step_size), param_dtype))
         self.c = zeros(steps, dim)
@@ -414,7 +415,7 @@ class LearnedMetric(nnx.Module):
         return x, jnp.int32(0)
 
     def step(self, look, state):
-        r"$x_A \leftarrow x_A + \alpha_t\,a_{tA}\odot T_Au_A$."
+        r"$x_A \leftarrow x_A + \alpha_t\,a_{tA}\odot P_Au_A$."
         (x, t), view = state, look(state[0])
         log_alpha, c, W1, W2 = (
             w[...].astype(x.dtype) for w in (self.log_alpha, self.c, self.W1, self.W2)

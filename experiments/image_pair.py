@@ -11,7 +11,7 @@
                       force, in place of the gate for every token
     transformer       a weight-shared transformer with a free table of relative positions
     transformer-gated the same with a factor for every channel of what its block adds,
-                      from as small a map as that of et-metric
+                      from a map of the same rank as et-metric's
     transformer-small the same with matrices that start half as large, as those of
                       et-small-operations do
     transformer-plain the transformer without the table
@@ -31,11 +31,10 @@ for as many operations as the transformer's (`-operations`), once for as many pa
 
 The order of the runs: short ones with seed 0 that find each model's learning rate, by
 steps along a grid until the best is not at an edge of those tried, as many for every
-model; then seeds 0, 1, 2 at full length at the best rate; then seed 0 of
-`et-operations`, `et-metric-operations` and `transformer` at four times the length. All
-are scored on 1,000 validation pictures with fixed occlusions, by which rates and
-weights are chosen. A full run is also scored on the test split, once, when it ends, and
-nothing is chosen by that.
+model of the command; then seeds 0, 1, 2 at full length at the best rate; then seed 0 of
+the models in `LONG` at four times the length. All are scored on 1,000 validation
+pictures with fixed occlusions, by which rates and weights are chosen. A full run is
+also scored on the test split, once, when it ends, and nothing is chosen by that.
 
 Each run is one file in results/image-pair, written when it ends, a full run with the
 error on every test picture beside it. A run whose file stands is not made again.
@@ -65,6 +64,7 @@ from et_nbdev.block import Block
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.energy import Energy
 from et_nbdev.norm import EnergyLayerNorm
+from et_nbdev.solvers import LearnedMetric
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.fit import fit
 from et_nbdev.training.loop import OptimConfig
@@ -272,21 +272,20 @@ class SmallConventionalModel(ConventionalModel):
 
 
 class GatedConventionalModel(ConventionalModel):
-    "The same with a factor for each t, token and channel, which starts at 1."
+    "The same with the sizes of a `LearnedMetric` for what its block adds, from 1 on."
 
     def __init__(self, c: ImageConfig, *, rngs: nnx.Rngs):
         super().__init__(c, rngs=rngs)
-        zeros = lambda *shape: nnx.Param(jnp.zeros(shape, jnp.float32))
-        self.c, self.W2 = zeros(c.steps, c.dim), zeros(RANK, c.dim)
-        self.W1 = _normal(rngs, (c.dim, RANK), c.dim)
+        self.sizes = LearnedMetric(c.steps, c.dim, 2.0, RANK, rngs=rngs)
 
     def descend(self, patches, masked, *, steps=None, **_):
-        x = self.encode(patches, masked)
+        x, sizes = self.encode(patches, masked), self.sizes
         for t in range(self.config.steps if steps is None else steps):
-            logits = self.block.norm1(x) @ self.W1[...] @ self.W2[...]
-            c = self.c[...][min(t, len(self.c) - 1)]
-            a = 2 * jax.nn.sigmoid(logits + jnp.broadcast_to(c, x.shape))
-            x = x + a * (self.block(x) - x)
+            now = min(t, self.config.steps - 1)
+            logits = self.block.norm1(x) @ sizes.W1[...] @ sizes.W2[...]
+            a = jax.nn.sigmoid(logits + jnp.broadcast_to(sizes.c[...][now], x.shape))
+            added = self.block(x) - x
+            x = x + jnp.exp(sizes.log_alpha[...][now]) * a * added
         return x, Trajectory(None, None)
 
 
@@ -395,7 +394,12 @@ NAMES = (
         for by in COMPARISONS
     ),
 )
-PAIR = ("et-operations", "et-metric-operations", "transformer")
+LONG = (
+    "et-operations",
+    "transformer",
+    "et-metric-operations",
+    "transformer-gated-operations",
+)
 
 
 def design_of(name: str) -> str:
@@ -666,7 +670,7 @@ def finals(done: dict, plan: Plan, names, steps: int) -> list[Job]:
     "The runs at full length, in their order; the rates have been found."
     rate = lambda name: plan.lr or next(iter(rates(done, plan, name)))
     full = [Job(name, steps, rate(name), s) for s in plan.seeds for name in names]
-    longer = [name for name in PAIR if name in names and plan.longer]
+    longer = [name for name in LONG if name in names and plan.longer]
     return full + [Job(name, plan.longer * steps, rate(name), 0) for name in longer]
 
 

@@ -99,12 +99,13 @@ def scores(metrics, rival):
 
 
 def model_of(config):
+    steps = "a size for every channel" if config.get("metric_rank") else "a gate"
     return (
         f"an Energy Transformer: patches {config['patch_size']}×{config['patch_size']},"
         f" D = {config['dim']}, {config['num_heads']} heads of {config['head_dim']},"
         f" {config['num_memories']} memories, T = {config['steps']},"
         + (
-            " learned steps with a gate, relative positions, normalized heads,"
+            f" learned steps with {steps}, relative positions, normalized heads,"
             " thresholds and signs"
             if config.get("learn_steps")
             else f" α = {config['step_size']:g}"

@@ -257,7 +257,7 @@ def test_parameters_add_up(changes):
         (dict(metric_rank=2), "metric_rank"),
         (dict(learn_steps=True, gate_steps=True, metric_rank=2), "metric_rank"),
         *((dict(learn_steps=True, metric_rank=r), "metric_rank") for r in (0, 1.5)),
-        (dict(block="transformer", metric_rank=2), "metric_rank"),
+        (dict(block="transformer", metric_rank=2), "metric_rank: is of the energy"),
     ],
 )
 def test_an_impossible_model_names_the_field(changes, name):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from et_nbdev.solvers import LearnedMetric
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient
 from et_nbdev.training.checkpoint import _load_checkpoint
 from et_nbdev.vision.data import load_images
@@ -98,7 +99,8 @@ def test_the_comparisons_are_fair(pair, size):
         "hyperset-true",
     ],
 )
-def test_operations_are_those_the_compiler_counts(pair, name):
+def test_operations_are_those_the_compiler_counts(pair, monkeypatch, name):
+    monkeypatch.setattr(pair, "RANK", 256)  # so that no part is small
     changes = dict(dim=64, num_heads=4, head_dim=16, num_memories=256)
     c = replace(pair.Plan(size="tiny").base, **changes)
     c = pair.DESIGNS[name][1](c)
@@ -109,6 +111,13 @@ def test_operations_are_those_the_compiler_counts(pair, name):
     forward = jax.jit(lambda params: nnx.merge(graphdef, params)(patches, masked))
     counted = forward.lower(params).compile().cost_analysis()["flops"] / 2
     assert 0.85 * counted < pair.operations(c, name) <= counted
+
+
+def test_the_long_runs_come_last(pair):
+    jobs = pair.finals({}, plan_of(pair, lr=0.01), pair.NAMES, 6)
+    assert [job.steps for job in jobs] == sorted(job.steps for job in jobs)
+    assert [job.name for job in jobs if job.steps == 12] == list(pair.LONG)
+    assert "et-metric-operations" in pair.LONG
 
 
 def test_every_part_of_a_model_is_trained(pair):
@@ -127,13 +136,10 @@ def test_every_part_of_a_model_is_trained(pair):
         if name.startswith("hyperset-op"):  # whose step sizes start at zero
             kernel = model.block.sizes.kernel
             kernel[...] = 0.1 * jax.random.normal(jax.random.key(0), kernel.shape)
-        per_channel = {
-            "et-metric-operations": getattr(model, "solver", None),
-            "transformer-gated-operations": model,
-        }
-        if name in per_channel:  # whose maps start at zero
-            W2 = per_channel[name].W2
-            W2[...] = 0.1 * jax.random.normal(jax.random.key(0), W2.shape)
+        for part in (getattr(model, "solver", None), getattr(model, "sizes", None)):
+            if isinstance(part, LearnedMetric):  # whose map starts at zero
+                W2 = part.W2
+                W2[...] = 0.1 * jax.random.normal(jax.random.key(0), W2.shape)
         loss = lambda model: jnp.mean((model(patches, masked) - patches) ** 2)
         value, grads = nnx.jit(nnx.value_and_grad(loss))(model)
         assert np.isfinite(value)
@@ -144,14 +150,21 @@ def test_every_part_of_a_model_is_trained(pair):
 
 
 def test_sizes_for_every_channel_start_where_the_others_do(pair):
-    "The gated transformer as the transformer, and half of 2u as far as it turns."
+    "The gated transformer is the transformer; et-metric's first step is its pull."
     c = replace(plan_of(pair).base, relative_positions="zero", block="transformer")
     patches = jnp.asarray(rng.normal(size=(3, N, 12)), jnp.float32)
     masked = jnp.asarray(rng.random((3, N)) < 0.5)
     plain, gated = (pair.make(c, name) for name in ("transformer", "transformer-gated"))
     assert_close(gated(patches, masked), plain(patches, masked), rtol=1e-5)
-    gated.c[...] = gated.c[...] + 0.1
-    assert jnp.abs(gated(patches, masked) - plain(patches, masked)).max() > 1e-3
+    s = gated.sizes
+    for p in (s.log_alpha, s.c, s.W2):
+        p[...] = jnp.asarray(rng.normal(size=p.shape), jnp.float32)
+    x = gated.encode(patches, masked)
+    for t in (0, 1, 1):  # steps beyond T = 2 are as the last
+        logits = gated.block.norm1(x) @ s.W1[...] @ s.W2[...]
+        a = jax.nn.sigmoid(logits + jnp.broadcast_to(s.c[...][t], x.shape))
+        x = x + jnp.exp(s.log_alpha[...])[t] * a * (gated.block(x) - x)
+    assert_close(gated.descend(patches, masked, steps=3)[0], x, rtol=1e-5)
     c = pair.sized(plan_of(pair).base, "et-metric-operations")
     model = pair.make(c, "et-metric-operations")
     x = model.encode(patches, masked)

@@ -62,6 +62,7 @@ OPTIONS = {
         learn_steps=True,
         gate_steps=True,
     ),
+    "a size for every channel": dict(learn_steps=True, metric_rank=3),
 }
 
 

@@ -616,6 +616,13 @@ SIZES = [0.3, 0.1, 0.05, 0.05, 0.05]
 METRIC = dict(steps=3, dim=6, step_size=0.1, rank=2)
 
 
+def test_sizes_of_channels_start_alike_and_their_map_at_unit_variance():
+    metric = LearnedMetric(3, 400, 0.2, rank=50, rngs=nnx.Rngs(0))
+    assert_close(jnp.exp(metric.log_alpha[...]), jnp.full(3, 0.2, "f"), rtol=1e-6)
+    assert not metric.c[...].any() and not metric.W2[...].any()
+    assert abs(20 * metric.W1[...].std() - 1) < 0.05
+
+
 @pytest.mark.parametrize(
     "name", ["growing", "schedule", "momentum", "learned", "gated", "metric"]
 )
@@ -699,7 +706,7 @@ X, NAN, INF = np.ones((2, 4, 6), np.float32), float("nan"), float("inf")
         ],
         *[
             (X, partial(LearnedEuler, 3, a), {}, ValueError, "^step_size: ")
-            for a in (0.0, -1.0, NAN, INF)
+            for a in (0.0, -1.0, NAN, INF, [0.1] * 3)
         ],
         *[(X, partial(LearnedEuler, n), {}, ValueError, "^steps: ") for n in (0, 1.5)],
         *[
@@ -715,7 +722,7 @@ X, NAN, INF = np.ones((2, 4, 6), np.float32), float("nan"), float("inf")
                 f"^{name}: ",
             )
             for name in METRIC
-            for n in (0, -1, NAN)
+            for n in (0, -1, NAN, [0.1] * 3)
         ],
         *[
             (X, partial(Schedule, a), {}, ValueError, "^step_sizes: ")

@@ -94,6 +94,7 @@ def _check_terms(c):
             f" {c.relative_positions!r}"
         )
     for name in (
+        "metric_rank",
         "learn_steps",
         "normalize_heads",
         "beta_per_head",

@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from .._checks import check_switches, signed
+from .._checks import check_kinds, signed
 from ..block import TransformerBlock
 from ..dynamics import Trajectory, descend
 from ..energy import Energies
@@ -140,8 +140,9 @@ class ImageConfig:
     )
     metric_rank: int | None = _option(
         None,
-        "instead of the gate: rank of the map from a token to the fraction of a step"
-        " that each of its channels takes, along the turning force; none: all the same",
+        "rank of a map that gives each channel of a token its own fraction of a step,"
+        " from one half, along the turning force; with learn_steps and without"
+        " gate_steps; none: no such map",
     )
     dtype: Literal["float32", "bfloat16"] = _option(
         "float32", "dtype of the matrix products of the block"
@@ -155,7 +156,7 @@ class ImageConfig:
 
     def __post_init__(self):
         _check_config(self)
-        check_switches(self)
+        check_kinds(self)
         _check_terms(self)
         _check_scales(self)
         for name in ("mean", "std"):
@@ -215,6 +216,9 @@ class ImageEnergyTransformer(nnx.Module):
         )
         self.positions = nnx.Param(_first_positions(c, rngs))
         self.block = self._make_block(rngs)
+        if not c.shared_norm:
+            self.norm = EnergyLayerNorm(c.dim, rngs=rngs)
+        self.decoder = affine(c.dim, c.patch_dim)
         if c.metric_rank is not None:
             self.solver = LearnedMetric(
                 c.steps, c.dim, c.step_size, c.metric_rank, rngs=rngs
@@ -222,9 +226,6 @@ class ImageEnergyTransformer(nnx.Module):
         elif c.learn_steps:
             gate = c.dim if c.gate_steps else None
             self.solver = LearnedEuler(c.steps, c.step_size, gate)
-        if not c.shared_norm:
-            self.norm = EnergyLayerNorm(c.dim, rngs=rngs)
-        self.decoder = affine(c.dim, c.patch_dim)
 
     def _make_block(self, rngs: nnx.Rngs) -> Any:
         return _energy_block(self.config, rngs)

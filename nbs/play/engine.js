@@ -270,15 +270,44 @@ export class ImageEnergyTransformer {
     const D = this.config.dim;
     const next = new Float32Array(x.length);
     for (let n = 0; n < this.N; n++) {
-      const alpha = this.stepSize(seen.g.subarray(n * D, (n + 1) * D), t);
-      for (let at = n * D; at < (n + 1) * D; at++)
-        next[at] =
-          x[at] +
-          alpha *
-            (weights.attention * seen.attention.update[at] +
-              weights.memory * seen.memory.update[at]);
+      const own = (array) => array.subarray(n * D, (n + 1) * D);
+      const memory = own(seen.memory.update);
+      const force = own(seen.attention.update).map(
+        (u, i) => weights.attention * u + weights.memory * memory[i],
+      );
+      const move = this.get("solver.c")
+        ? this.perChannel(own(x), own(seen.g), force, t)
+        : this.alike(own(seen.g), force, t);
+      next.set(own(x).map((entry, i) => entry + move[i]), n * D);
     }
     return next;
+  }
+
+  /** The move of a token along a force, all channels alike. */
+  alike(g, force, t) {
+    const alpha = this.stepSize(g, t);
+    return force.map((u) => alpha * u);
+  }
+
+  /** The move along the turning part of a force, with a size for every channel. */
+  perChannel(x, g, force, t) {
+    const D = this.config.dim;
+    const mean = (entry) => x.reduce((sum, _, i) => sum + entry(i), 0) / D;
+    const [middle, push] = [mean((i) => x[i]), mean((i) => force[i])];
+    const along =
+      mean((i) => (x[i] - middle) * force[i]) / (mean((i) => (x[i] - middle) ** 2) + EPS);
+    const names = ["log_alpha", "c", "W1", "W2"];
+    const [sizes, c, W1, W2] = names.map((name) => this.get(`solver.${name}`));
+    const now = Math.min(t, sizes.length - 1);
+    const rank = W1.length / D;
+    const low = Array.from({ length: rank }, (_, r) =>
+      g.reduce((sum, entry, i) => sum + entry * W1[i * rank + r], 0),
+    );
+    return force.map((u, i) => {
+      const logit = low.reduce((sum, l, r) => sum + l * W2[r * D + i], c[now * D + i]);
+      const turning = u - push - along * (x[i] - middle);
+      return (Math.exp(sizes[now]) * turning) / (1 + Math.exp(-logit));
+    });
   }
 
   /** α of a token at step t: the configuration's, or learned, with a gate. */
