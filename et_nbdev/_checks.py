@@ -87,10 +87,11 @@ def check_kinds(config):
     False, and numbers are numbers.
     """
     for f in fields(config):
-        kind, expected = _KINDS.get(f.type, (object, ""))
-        value = getattr(config, f.name)
-        if not isinstance(value, kind) or isinstance(value, bool) > (f.type is bool):
-            raise ValueError(f"{f.name}: expected {expected}, got {value!r}")
+        if f.type in _KINDS:
+            kind, expected = _KINDS[f.type]
+            value = getattr(config, f.name)
+            if not isinstance(value, kind) or isinstance(value, bool) > (kind is bool):
+                raise ValueError(f"{f.name}: expected {expected}, got {value!r}")
 
 # %% ../nbs/62_checks.ipynb #5c4484ff
 def check_tokens(name: str, x: Array, dim: int):
