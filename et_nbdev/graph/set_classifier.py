@@ -40,14 +40,14 @@ from et_nbdev.training.checkpoint import (
     _save_checkpoint,
 )
 
-# %% ../../nbs/39_set_classifier.ipynb #096922d9
-#| code-fold: true
+# %% ../../nbs/39_set_classifier.ipynb #39folder
 def _in_folder(path: Path | str) -> Path:
     "The file `path`, or the file of a classifier in the folder `path`."
     path = Path(path)
     return path / "classifier.safetensors" if path.is_dir() else path
 
-
+# %% ../../nbs/39_set_classifier.ipynb #096922d9
+#| code-fold: true
 class _KeptClassifier(NamedTuple):
     "A trained model, and what is needed to use it on other graphs."
 
