@@ -414,13 +414,17 @@ class LearnedMetric(nnx.Module):
         _check_turning(look.block)
         return x, jnp.int32(0)
 
+    def sizes(self, g, t):
+        r"$\alpha_t\,a_{tA}$ for all tokens and channels, (..., N, D)."
+        log_alpha, c, W1, W2 = (
+            w[...].astype(g.dtype) for w in (self.log_alpha, self.c, self.W1, self.W2)
+        )
+        now = jnp.minimum(t, len(c) - 1)
+        a = jax.nn.sigmoid(g @ W1 @ W2 + jnp.broadcast_to(c[now], g.shape))
+        return jnp.exp(log_alpha[now]) * a
+
     def step(self, look, state):
         r"$x_A \leftarrow x_A + \alpha_t\,a_{tA}\odot P_Au_A$."
         (x, t), view = state, look(state[0])
-        log_alpha, c, W1, W2 = (
-            w[...].astype(x.dtype) for w in (self.log_alpha, self.c, self.W1, self.W2)
-        )
-        now = jnp.minimum(t, len(c) - 1)
-        a = jax.nn.sigmoid(view.g @ W1 @ W2 + jnp.broadcast_to(c[now], x.shape))
         turning = look.block.norm.turning(x, view.update)
-        return (x + jnp.exp(log_alpha[now]) * a * turning, t + 1), view
+        return (x + self.sizes(view.g, t) * turning, t + 1), view

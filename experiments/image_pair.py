@@ -276,16 +276,13 @@ class GatedConventionalModel(ConventionalModel):
 
     def __init__(self, c: ImageConfig, *, rngs: nnx.Rngs):
         super().__init__(c, rngs=rngs)
-        self.sizes = LearnedMetric(c.steps, c.dim, 2.0, RANK, rngs=rngs)
+        self.metric = LearnedMetric(c.steps, c.dim, 2.0, RANK, rngs=rngs)
 
     def descend(self, patches, masked, *, steps=None, **_):
-        x, sizes = self.encode(patches, masked), self.sizes
+        x = self.encode(patches, masked)
         for t in range(self.config.steps if steps is None else steps):
-            now = min(t, self.config.steps - 1)
-            logits = self.block.norm1(x) @ sizes.W1[...] @ sizes.W2[...]
-            a = jax.nn.sigmoid(logits + jnp.broadcast_to(sizes.c[...][now], x.shape))
-            added = self.block(x) - x
-            x = x + jnp.exp(sizes.log_alpha[...][now]) * a * added
+            sizes = self.metric.sizes(self.block.norm1(x), t)
+            x = x + sizes * (self.block(x) - x)
         return x, Trajectory(None, None)
 
 

@@ -16,11 +16,12 @@ import safetensors.numpy
 import sklearn.base
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import estimator_checks
-from test_graph_detector import CHECKS
+from test_graph_detector import CHECKS, toy
 
 from et_nbdev.graph import set_classifier
 from et_nbdev.graph.classify import ClassifyConfig, ClassifyTraining, train_classifier
 from et_nbdev.graph.crossval import _deal, _Fold, _predict_logits
+from et_nbdev.graph.detector import AnomalyDetector
 from et_nbdev.graph.set_classifier import GraphSetClassifier
 from et_nbdev.graph.sets import (
     _EdgeLists,
@@ -250,7 +251,6 @@ def test_a_damaged_file_is_refused(saved, tmp_path, at):
         lambda tensors, meta: meta.pop("classifier"),
         lambda tensors, meta: meta["classifier"].update(classes=[1]),
         lambda tensors, meta: meta["config"].update(strange=1),
-        lambda tensors, meta: meta.update(detector=meta.pop("classifier")),
         lambda tensors, meta: tensors.pop("encoding.node.mean"),
         lambda tensors, meta: tensors.pop("encoding.node.known.0"),
         lambda tensors, meta: tensors.update(
@@ -264,6 +264,15 @@ def test_a_file_of_another_kind_is_refused(saved, tmp_path, change):
     _save_checkpoint(tmp_path / "other", tensors, meta)
     with pytest.raises(CheckpointError, match=re.escape(str(tmp_path / "other"))):
         GraphSetClassifier.load(tmp_path / "other")
+
+
+def test_detectors_and_classifiers_are_told_apart(saved, tmp_path):
+    detector = AnomalyDetector(dim=8, num_memories=6, training_steps=2, warmup=1)
+    detector.fit(toy()).save(tmp_path / "detector")
+    with pytest.raises(CheckpointError, match="holds a detector of nodes"):
+        GraphSetClassifier.load(tmp_path / "detector")
+    with pytest.raises(CheckpointError, match="holds a classifier of graphs"):
+        AnomalyDetector.load(saved)
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -136,7 +136,7 @@ def test_every_part_of_a_model_is_trained(pair):
         if name.startswith("hyperset-op"):  # whose step sizes start at zero
             kernel = model.block.sizes.kernel
             kernel[...] = 0.1 * jax.random.normal(jax.random.key(0), kernel.shape)
-        for part in (getattr(model, "solver", None), getattr(model, "sizes", None)):
+        for part in (getattr(model, "solver", None), getattr(model, "metric", None)):
             if isinstance(part, LearnedMetric):  # whose map starts at zero
                 W2 = part.W2
                 W2[...] = 0.1 * jax.random.normal(jax.random.key(0), W2.shape)
@@ -156,7 +156,7 @@ def test_sizes_for_every_channel_start_where_the_others_do(pair):
     masked = jnp.asarray(rng.random((3, N)) < 0.5)
     plain, gated = (pair.make(c, name) for name in ("transformer", "transformer-gated"))
     assert_close(gated(patches, masked), plain(patches, masked), rtol=1e-5)
-    s = gated.sizes
+    s = gated.metric
     for p in (s.log_alpha, s.c, s.W2):
         p[...] = jnp.asarray(rng.normal(size=p.shape), jnp.float32)
     x = gated.encode(patches, masked)
