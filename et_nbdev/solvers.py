@@ -414,8 +414,10 @@ class LearnedMetric(nnx.Module):
         _check_turning(look.block)
         return x, jnp.int32(0)
 
-    def sizes(self, g, t):
-        r"$\alpha_t\,a_{tA}$ for all tokens and channels, (..., N, D)."
+    def sizes(
+        self, g: Float[Array, "*batch N D"], t: Int[Array, ""]
+    ) -> Float[Array, "*batch N D"]:
+        r"$\alpha_t\,a_{tA}$ for all tokens and channels, in step `t`."
         log_alpha, c, W1, W2 = (
             w[...].astype(g.dtype) for w in (self.log_alpha, self.c, self.W1, self.W2)
         )
