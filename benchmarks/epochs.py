@@ -5,16 +5,21 @@ Each way trains on the same graphs in batches of 32, with AdamW and the gradient
 clipped. An epoch is what cross-validation does between two looks at the validation
 graphs: batches are put together, padded where the way needs it, and learned from. All
 take turns within one process; medians and the middle 80 % are kept, with ratios to the
-library's GIN. Ways whose package is not installed are left out. Writes
-results/benchmarks/epochs.json. Run it on a machine that does nothing else; the set is
-found as `et_nbdev.graph.sets.load_graphs` says.
+library's GIN. Then each way trains for one epoch in a process of its own, for the peak
+memory, and how much of it came after the packages and the graphs were loaded. Ways
+whose package is not installed are left out. Writes results/benchmarks/epochs.json. Run
+it on a machine that does nothing else; the set is found as
+`et_nbdev.graph.sets.load_graphs` says.
 """
 
 import argparse
 import json
 import os
+import re
+import subprocess
 import sys
 import time
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,6 +47,7 @@ from graph_classification import grid
 
 FIT = FitConfig(batch_size=32)
 GIN_CONFIG = GINConfig(64, 5, 0.5)
+PACKAGES = {"GIN of PyTorch Geometric": "torch_geometric", "GIN of DGL": "dgl"}
 
 
 def ours(make, config, supply, sizes, ids):
@@ -145,30 +151,11 @@ def torch_gin(graphs, features, ids, package):
     return epoch, sum(p.numel() for p in model.parameters())
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--data", default="NCI1", help="a name of the TU collection (default: NCI1)"
-    )
-    parser.add_argument(
-        "--graphs", type=int, default=2048, help="graphs in an epoch (default: 2048)"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=9, help="epochs of each way (default: 9)"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path(__file__).parent.parent / "results/benchmarks/epochs.json",
-    )
-    args = parser.parse_args()
-    try:
-        graphs = load_graphs(args.data)
-    except FileNotFoundError as e:
-        print(f"epochs.py: {e}\nGoing on with rings, whose graphs are all small.")
-        args.data, graphs = "rings", load_graphs("rings")
+def prepared(data: str, count: int):
+    "The graphs of an epoch, and a function for each way that makes its training."
+    graphs = load_graphs(data)
     rng = np.random.default_rng(0)
-    ids = np.sort(rng.permutation(len(graphs))[: args.graphs])
+    ids = np.sort(rng.permutation(len(graphs))[:count])
     encoding = _learn_encoding(graphs, np.arange(len(graphs)))
     features, e = encoding(graphs)
     sizes = features.shape[1], graphs.num_classes
@@ -187,18 +174,76 @@ def main():
         return GraphClassifier(*sizes_config, num_edge_features=e.shape[1], rngs=rngs)
 
     ways = {
-        "Energy Transformer": ours(et, found, supply["returns"], sizes, ids),
-        "Energy Transformer, the paper's terms": ours(
-            et, plain, supply["eigenvectors"], sizes, ids
+        "Energy Transformer": partial(ours, et, found, supply["returns"], sizes, ids),
+        "Energy Transformer, the paper's terms": partial(
+            ours, et, plain, supply["eigenvectors"], sizes, ids
         ),
-        "GIN": ours(GIN, GIN_CONFIG, supply["returns"], sizes, ids),
+        "GIN": partial(ours, GIN, GIN_CONFIG, supply["returns"], sizes, ids),
     }
-    packages = {"GIN of PyTorch Geometric": "torch_geometric", "GIN of DGL": "dgl"}
-    for name, package in packages.items():
+    for name, package in PACKAGES.items():
         if find_spec(package):
-            ways[name] = torch_gin(graphs, features, ids, package)
-        else:
+            ways[name] = partial(torch_gin, graphs, features, ids, package)
+    return graphs, ids, ways
+
+
+def peak() -> float:
+    """This process's peak memory so far in MiB. getrusage would count what the parent
+    held when it forked.
+    """
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) / 1024
+
+
+def measure_alone(name: str, data: str, count: int) -> dict:
+    "Peak memory in MiB: of this process, and before it made the model."
+    jax.block_until_ready(jnp.ones(8) + 1)  # the runtime itself
+    if name in PACKAGES:
+        __import__(PACKAGES[name])
+    _, _, ways = prepared(data, count)
+    before = peak()
+    epoch, _ = ways[name]()
+    epoch(0)
+    return {"peak_mib": peak(), "before_mib": before}
+
+
+def alone(name: str, data: str, count: int) -> dict:
+    "The same, of a new process."
+    command = [sys.executable, __file__, "--alone", name]
+    command += ["--data", data, "--graphs", str(count)]
+    run = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--data", default="NCI1", help="a name of the TU collection (default: NCI1)"
+    )
+    parser.add_argument(
+        "--graphs", type=int, default=2048, help="graphs in an epoch (default: 2048)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=9, help="epochs of each way (default: 9)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(__file__).parent.parent / "results/benchmarks/epochs.json",
+    )
+    parser.add_argument("--alone", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.alone:
+        return print(json.dumps(measure_alone(args.alone, args.data, args.graphs)))
+    try:
+        graphs, ids, ways = prepared(args.data, args.graphs)
+    except FileNotFoundError as e:
+        print(f"epochs.py: {e}\nGoing on with rings, whose graphs are all small.")
+        args.data = "rings"
+        graphs, ids, ways = prepared(args.data, args.graphs)
+    for name, package in PACKAGES.items():
+        if name not in ways:
             print(f"epochs.py: {package} is not installed, so {name} is left out")
+    ways = {name: make() for name, make in ways.items()}
 
     seconds = {name: [] for name in ways}
     first = {}
@@ -212,6 +257,7 @@ def main():
             elif number > 1:
                 seconds[name].append(took)
     median = {name: float(np.median(all)) for name, all in seconds.items()}
+    memory = {name: alone(name, args.data, args.graphs) for name in ways}
     result = {
         "data": args.data,
         "graphs": len(ids),
@@ -222,10 +268,11 @@ def main():
         "first_epoch": first,
         "over_gin": {name: s / median["GIN"] for name, s in median.items()},
         "parameters": {name: int(size) for name, (_, size) in ways.items()},
+        "memory": memory,
         "rounds": args.rounds,
         "versions": {
             package: version(package)
-            for package in ("torch", "torch_geometric", "dgl")
+            for package in ("torch", *PACKAGES.values())
             if find_spec(package)
         },
         **_provenance(),
@@ -233,7 +280,12 @@ def main():
     with _atomic_write(args.out) as path:
         path.write_text(json.dumps(result, indent=2) + "\n")
     for name, s in median.items():
-        print(f"{name:<38}{s:8.2f} s an epoch{result['over_gin'][name]:8.2f} × GIN")
+        own = memory[name]["peak_mib"] - memory[name]["before_mib"]
+        print(
+            f"{name:<38}{s:8.2f} s an epoch{result['over_gin'][name]:8.2f} × GIN",
+            end="",
+        )
+        print(f"{own:8.0f} MiB more, {memory[name]['peak_mib']:6.0f} in all")
 
 
 if __name__ == "__main__":

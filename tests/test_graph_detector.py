@@ -311,6 +311,21 @@ def test_other_features_are_refused_by_name(fitted):
         fitted.feature_names_in_
 
 
+def test_edges_run_as_in_the_training_graph(fitted):
+    graph = toy()
+    up = graph.senders < graph.receivers
+    one_way = replace(
+        graph, senders=graph.senders[up], receivers=graph.receivers[up], relations={}
+    )
+    with pytest.raises(ValueError, match="both directions, .* 'toy'; call .*symmetric"):
+        fitted.predict_proba(one_way)
+    assert fitted.predict_proba(one_way.symmetric()).shape == (60, 2)
+    directed = AnomalyDetector(**SMALL).fit(replace(one_way, name=""))
+    assert directed.predict_proba(one_way).shape == (60, 2)
+    with pytest.raises(ValueError, match="one direction, as in the training graph$"):
+        directed.predict_proba(graph)
+
+
 def test_other_relations_are_refused_and_their_order_is_free():
     graph = toy()
     known = AnomalyDetector(**SMALL, relations="concat").fit(graph)
@@ -618,10 +633,16 @@ def test_the_command_ends_with_one_line(saved, tmp_path, monkeypatch, change, sa
     assert not Path("scores.csv").exists()
 
 
-def test_a_folder_is_no_table(saved, tmp_path, capsys):
+@pytest.mark.skipif(os.name != "posix", reason="no such files elsewhere")
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_scores_are_written_to_files_only(saved, tmp_path, capsys, kind):
+    out = tmp_path / "out"
+    out.mkdir() if kind == "folder" else os.mkfifo(out)
+    before = out.stat().st_mode
     with pytest.raises(SystemExit) as stopped:
-        _main(["--model", str(saved), "--data", "digits-knn", "--out", str(tmp_path)])
+        _main(["--model", str(saved), "--data", "digits-knn", "--out", str(out)])
     assert stopped.value.code == 2 and "expected a file" in capsys.readouterr().err
+    assert out.stat().st_mode == before
 
 
 def test_scores_are_not_written_over_what_they_are_made_from(saved, tmp_path, capsys):

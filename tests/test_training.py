@@ -322,6 +322,18 @@ def test_atomic_write_replaces_only_on_success(tmp_path):
     assert path.read_text() == "new" and os.listdir(path.parent) == ["file"]
 
 
+@pytest.mark.skipif(os.name != "posix", reason="links need rights elsewhere")
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "far").mkdir()
+    link, file = tmp_path / "link", tmp_path / "far" / "file"
+    file.write_text("old")
+    link.symlink_to(file)
+    with _atomic_write(link) as temporary:
+        temporary.write_text("new")
+    assert link.is_symlink() and file.read_text() == "new"
+    assert os.listdir(file.parent) == ["file"]
+
+
 def test_writers_of_one_name_do_not_meet(tmp_path):
     """Threads, or processes of equal number in two containers: each has a temporary
     file of its own, and the last one's is what remains.

@@ -476,6 +476,12 @@ def _without_labels(graph: Graph) -> str:
     return replace(graph, labels=np.full(graph.num_nodes, -1, np.int8)).digest
 
 
+def _runs_both_ways(graph: Graph) -> bool:
+    "Whether every node sends as many edges as it receives: cheaper than pairing them."
+    sent, received = (np.bincount(ids, minlength=1) for ids in graph.edges)
+    return np.array_equal(sent, received)
+
+
 def _split_digest(parts: Split) -> str:
     nodes = [np.asarray(ids, np.int64) for ids in parts]
     return hashlib.sha256(b"/".join(ids.tobytes() for ids in nodes)).hexdigest()[:16]
@@ -496,6 +502,7 @@ def _about(config, graph: Graph, run: _Anomaly) -> dict:
             "name": graph.name,
             "nodes": graph.num_nodes,
             "edges": graph.num_edges,
+            "both_ways": _runs_both_ways(graph),
             "digest": _without_labels(graph),
         },
         **_provenance(),
@@ -510,6 +517,8 @@ def _check_about(about: dict):
     names = [*about["feature_names"], *about["relations"], about["graph"]["digest"]]
     if not all(isinstance(name, str) for name in names):
         raise ValueError(f"names: expected strings, got {names}")
+    if not isinstance(both := about["graph"]["both_ways"], bool):
+        raise ValueError(f"both_ways: expected true or false, got {both}")
 
 # %% ../../nbs/84_anomaly_engine.ipynb #acef4052
 class _Detector(NamedTuple):

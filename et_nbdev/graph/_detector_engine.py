@@ -15,7 +15,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from .._checks import check_sizes
-from ._anomaly_engine import _Detector, _predict, _without_labels
+from et_nbdev.graph._anomaly_engine import (
+    _Detector,
+    _predict,
+    _runs_both_ways,
+    _without_labels,
+)
 from et_nbdev.graph.anomaly import (
     AnomalyConfig,
     AnomalyEnergyTransformer,
@@ -189,7 +194,8 @@ def _check_scorable(kept: _Detector, graph: Graph):
             f" it, got {type(graph).__name__}"
         )
     about = kept.about
-    where = f"the training graph {about['graph']['name']!r}"
+    name = about["graph"]["name"]
+    where = f"the training graph {name!r}" if name else "the training graph"
     if about["feature_names"] and graph.feature_names:
         _check_names(about["feature_names"], list(graph.feature_names), where)
     if graph.num_features != about["num_features"]:
@@ -201,6 +207,12 @@ def _check_scorable(kept: _Detector, graph: Graph):
         raise ValueError(
             f"graph: expected the relations {about['relations']}, as in {where}, got"
             f" {list(graph.relations)}"
+        )
+    both = _runs_both_ways(graph)
+    if graph.num_edges and both != about["graph"]["both_ways"]:
+        raise ValueError(
+            f"graph: expected edges in {'one direction' if both else 'both directions'},"
+            f" as in {where}" + ("" if both else "; call graph.symmetric() first")
         )
     own = kept.model.config.positions
     if own and _without_labels(graph) != about["graph"]["digest"]:

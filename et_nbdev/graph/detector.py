@@ -161,13 +161,13 @@ def _main(argv: list[str] | None = None) -> None:
         required=True,
         help=(
             "the graph: a name, or the path of an .npz, .mat or DGL file; labels are"
-            " ignored, and an .npz needs none"
+            " ignored, and an .npz needs none; edges count in both directions"
         ),
     )
     add("--out", required=True, type=Path, help="CSV to write: node, p, flagged")
     args = parser.parse_args(argv)
-    if args.out.is_dir():
-        parser.error(f"argument --out: expected a file, got the folder {args.out}")
+    if args.out.exists() and not args.out.is_file():
+        parser.error(f"argument --out: expected a file to write, got {args.out}")
     with _as_command(parser.prog):
         model = _file_of(args.model)
         for name, used in (("model", model), ("data", Path(args.data))):

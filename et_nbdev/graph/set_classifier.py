@@ -211,11 +211,17 @@ class GraphSetClassifier(_ClassifierParams):
         progress: bool = False,
     ) -> "GraphSetClassifier":
         """Train on the graphs whose class is known. `y` is only there for scikit-learn.
-        With a `folder`, an interrupted training resumes.
+        With a `folder`, an interrupted training resumes. Raises ValueError for fewer
+        than ten such graphs.
         """
         _check_y(y)
         if not isinstance(graphs, GraphSet):
             raise TypeError(f"graphs: expected a GraphSet, got {type(graphs).__name__}")
+        if (known := int((graphs.labels >= 0).sum())) < 10:
+            raise ValueError(
+                f"graphs: expected at least 10 whose class is known, got {known} of"
+                f" {len(graphs)}"
+            )
         self._kept = _trained(self._training(graphs.name), graphs, folder, progress)
         return self
 
