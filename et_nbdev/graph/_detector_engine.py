@@ -212,7 +212,7 @@ def _check_scorable(kept: _Detector, graph: Graph):
     if graph.num_edges and both != about["graph"]["both_ways"]:
         raise ValueError(
             f"graph: expected edges in {'one direction' if both else 'both directions'},"
-            f" as in {where}" + ("" if both else "; call graph.symmetric() first")
+            f" as in {where}" + ("" if both else "; call symmetric()")
         )
     own = kept.model.config.positions
     if own and _without_labels(graph) != about["graph"]["digest"]:
