@@ -415,7 +415,7 @@ class LearnedMetric(nnx.Module):
         return x, jnp.int32(0)
 
     def sizes(
-        self, g: Float[Array, "*batch N D"], t: Int[Array, ""]
+        self, g: Float[Array, "*batch N D"], t: Int[Array, ""] | int
     ) -> Float[Array, "*batch N D"]:
         r"$\alpha_t\,a_{tA}$ for all tokens and channels, in step `t`."
         log_alpha, c, W1, W2 = (

@@ -476,12 +476,6 @@ def _without_labels(graph: Graph) -> str:
     return replace(graph, labels=np.full(graph.num_nodes, -1, np.int8)).digest
 
 
-def _runs_both_ways(graph: Graph) -> bool:
-    "Whether every node sends as many edges as it receives: cheaper than pairing them."
-    sent, received = (np.bincount(ids, minlength=1) for ids in graph.edges)
-    return np.array_equal(sent, received)
-
-
 def _split_digest(parts: Split) -> str:
     nodes = [np.asarray(ids, np.int64) for ids in parts]
     return hashlib.sha256(b"/".join(ids.tobytes() for ids in nodes)).hexdigest()[:16]
@@ -507,6 +501,12 @@ def _about(config, graph: Graph, run: _Anomaly) -> dict:
         },
         **_provenance(),
     }
+
+# %% ../../nbs/84_anomaly_engine.ipynb #84bothwy
+def _runs_both_ways(graph: Graph) -> bool:
+    "Whether every node sends as many edges as it receives: cheaper than pairing them."
+    sent, received = (np.bincount(ids, minlength=1) for ids in graph.edges)
+    return np.array_equal(sent, received)
 
 # %% ../../nbs/84_anomaly_engine.ipynb #042a64cd
 def _check_about(about: dict):

@@ -1364,4 +1364,5 @@ def split(labels: Int8[np.ndarray, "N"], train_fraction: float, seed: int) -> Sp
         raise ValueError(
             "labels, train_fraction: each of three parts needs nodes of both classes,"
             f" but train_fraction {train_fraction} of {counts} nodes does not give that"
+            f" ({e})"
         ) from e

@@ -36,7 +36,9 @@ def _atomic_write(path: Path | str):
     Raises OSError, naming the file, if it cannot be written; an older file at `path` is
     then still there.
     """
-    path = Path(path).resolve()  # a link stays, and the file that it names is replaced
+    path = Path(path)
+    if path.is_symlink():  # it stays, and the file that it names is replaced
+        path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     # different in every thread, process and machine
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
