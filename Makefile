@@ -109,7 +109,7 @@ docs: readme
 
 bench: .venv/.dev
 	@ls benchmarks/*.py >/dev/null 2>&1 || { echo 'benchmarks/ holds no scripts: nothing to run.'; exit 0; }; \
-	for f in $(filter-out %reference.py, $(wildcard benchmarks/*.py)); do echo "== $$f"; $(BIN)/python "$$f" || exit 1; done
+	for f in $(filter-out %reference.py %memory.py, $(wildcard benchmarks/*.py)); do echo "== $$f"; $(BIN)/python "$$f" || exit 1; done
 
 clean:
 	rm -rf out _docs _preview _proc build dist *.egg-info .pytest_cache .hypothesis

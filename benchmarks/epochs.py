@@ -15,7 +15,6 @@ it on a machine that does nothing else; the set is found as
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -44,6 +43,7 @@ from et_nbdev.training.loop import TrainState
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
 from graph_classification import grid
+from memory import peak
 
 FIT = FitConfig(batch_size=32)
 GIN_CONFIG = GINConfig(64, 5, 0.5)
@@ -184,14 +184,6 @@ def prepared(data: str, count: int):
         if find_spec(package):
             ways[name] = partial(torch_gin, graphs, features, ids, package)
     return graphs, ids, ways
-
-
-def peak() -> float:
-    """This process's peak memory so far in MiB. getrusage would count what the parent
-    held when it forked.
-    """
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) / 1024
 
 
 def measure_alone(name: str, data: str, count: int) -> dict:

@@ -10,7 +10,6 @@ each. Writes results/benchmarks/images.json. Run it on a machine that does nothi
 import argparse
 import importlib.util
 import json
-import re
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from authors_reference import FOLDER, AuthorsEnergyTransformer, authors_difference
 from flax import nnx
+from memory import peak
 from reference import PlainEnergyTransformer
 
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
@@ -127,16 +127,6 @@ def alone(kind: str, size: str, name: str) -> dict:
         subprocess.run(
             command, check=True, capture_output=True, text=True
         ).stdout.splitlines()[-1]
-    )
-
-
-def peak() -> float:
-    """This process's peak memory so far in MiB. getrusage would count what the parent
-    held when it forked.
-    """
-    return (
-        int(re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())[1])
-        / 1024
     )
 
 

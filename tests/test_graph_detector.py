@@ -466,6 +466,8 @@ def rewritten(saved, path, change):
         lambda tensors, meta: meta["config"]["model"].update(strange=1),
         lambda tensors, meta: meta["detector"].pop("num_features"),
         lambda tensors, meta: meta["detector"].update(relations=3),
+        lambda tensors, meta: meta["detector"]["graph"].pop("symmetric"),
+        lambda tensors, meta: meta["detector"]["graph"].update(symmetric="yes"),
         lambda tensors, meta: tensors.update(
             {"statistics.quantiles": np.zeros((4, 1))}
         ),

@@ -145,6 +145,9 @@ def test_what_does_not_fit_is_refused(fitted):
         GraphSetClassifier().fit(there.graph(0))
     with pytest.raises(ValueError, match="y: expected nothing"):
         GraphSetClassifier().fit(there, there.labels)
+    few = replace(there, labels=np.where(np.arange(12) < 9, there.labels, -1))
+    with pytest.raises(ValueError, match="at least 10 .* known, got 9 of 12"):
+        GraphSetClassifier().fit(few)
 
 
 def one_way(graphs):

@@ -15,12 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from .._checks import check_sizes
-from et_nbdev.graph._anomaly_engine import (
-    _Detector,
-    _predict,
-    _runs_both_ways,
-    _without_labels,
-)
+from ._anomaly_engine import _Detector, _predict, _without_labels
 from et_nbdev.graph.anomaly import (
     AnomalyConfig,
     AnomalyEnergyTransformer,
@@ -208,8 +203,8 @@ def _check_scorable(kept: _Detector, graph: Graph):
             f"graph: expected the relations {about['relations']}, as in {where}, got"
             f" {list(graph.relations)}"
         )
-    both = _runs_both_ways(graph)
-    if graph.num_edges and both != about["graph"]["both_ways"]:
+    both = graph.is_symmetric
+    if graph.num_edges and both != about["graph"]["symmetric"]:
         raise ValueError(
             f"graph: expected edges in {'one direction' if both else 'both directions'},"
             f" as in {where}" + ("" if both else "; call symmetric()")
