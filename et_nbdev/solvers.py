@@ -375,12 +375,12 @@ class LearnedEuler(nnx.Module):
 class LearnedMetric(nnx.Module):
     r"""Steps along the turning force, of learned size for every channel: $x_A
     \leftarrow x_A + \alpha_t\,a_{tA}\odot P_Au_A$, where $P_A =
-    \frac{\sigma_A}\gamma M_A$ and $a_{tA} = \mathrm{sigmoid}(c_t + W_2^\top W_1^\top
-    g_A)$ has D entries.
+    \frac{\sigma_A}\gamma M_A$ and $a_{tA} = \mathrm{sigmoid}(c_t + W g_A)$ has D
+    entries.
 
     No short step raises E: to first order it falls by
     $\frac\gamma{\sigma_A}\alpha_t\sum_i a_{tAi}\,(P_Au_A)_i^2$ for every token. All
-    sizes start at ½ `step_size`. Parameters: T + T·D + 2·D·rank. Steps beyond T repeat
+    sizes start at ½ `step_size`. Parameters: T + T·D + D². Steps beyond T repeat
     the last sizes. Another norm needs a method `turning(x, u)`, for every token a
     positive multiple of $M_Au_A$; without it, TypeError. Raises ValueError on sizes or
     a `step_size` out of range.
@@ -391,19 +391,15 @@ class LearnedMetric(nnx.Module):
         steps: int,
         dim: int,
         step_size: float = 0.1,
-        rank: int = 16,  # of the map from a token to its a
         *,
         param_dtype=jnp.float32,
-        rngs: nnx.Rngs,
     ):
-        check_sizes(steps=steps, dim=dim, rank=rank)
+        check_sizes(steps=steps, dim=dim)
         check_positive(step_size=step_size)
         zeros = lambda *shape: nnx.Param(jnp.zeros(shape, param_dtype))
         self.log_alpha = nnx.Param(jnp.full(steps, np.log(step_size), param_dtype))
         self.c = zeros(steps, dim)
-        normal = jax.random.normal(rngs.params(), (dim, rank), param_dtype)
-        self.W1 = nnx.Param(normal * dim**-0.5)
-        self.W2 = zeros(rank, dim)
+        self.W = zeros(dim, dim)
 
     def init(self, look, x):
         "The state and the number of the step."
@@ -418,11 +414,12 @@ class LearnedMetric(nnx.Module):
         self, g: Float[Array, "*batch N D"], t: Int[Array, ""] | int
     ) -> Float[Array, "*batch N D"]:
         r"$\alpha_t\,a_{tA}$ for all tokens and channels, in step `t`."
-        log_alpha, c, W1, W2 = (
-            w[...].astype(g.dtype) for w in (self.log_alpha, self.c, self.W1, self.W2)
+        log_alpha, c, W = (
+            w[...].astype(g.dtype) for w in (self.log_alpha, self.c, self.W)
         )
         now = jnp.minimum(t, len(c) - 1)
-        a = jax.nn.sigmoid(g @ W1 @ W2 + jnp.broadcast_to(c[now], g.shape))
+        logits = jnp.einsum("...nd,id->...ni", g, W)
+        a = jax.nn.sigmoid(logits + jnp.broadcast_to(c[now], g.shape))
         return jnp.exp(log_alpha[now]) * a
 
     def step(self, look, state):

@@ -11,7 +11,7 @@
                       force, in place of the gate for every token
     transformer       a weight-shared transformer with a free table of relative positions
     transformer-gated the same with a factor for every channel of what its block adds,
-                      from a map of the same rank as et-metric's
+                      from the same map as et-metric's
     transformer-small the same with matrices that start half as large, as those of
                       et-small-operations do
     transformer-plain the transformer without the table
@@ -276,7 +276,7 @@ class GatedConventionalModel(ConventionalModel):
 
     def __init__(self, c: ImageConfig, *, rngs: nnx.Rngs):
         super().__init__(c, rngs=rngs)
-        self.metric = LearnedMetric(c.steps, c.dim, 2.0, RANK, rngs=rngs)
+        self.metric = LearnedMetric(c.steps, c.dim, 2.0)
 
     def descend(self, patches, masked, *, steps=None, **_):
         x = self.encode(patches, masked)
@@ -309,8 +309,6 @@ class TrueHyperSetModel(EnergyModel):
 
 # --- designs: a class, and what it changes of the base ---
 
-RANK = 16  # of the map from a token to sizes for its channels
-
 
 def _all_options(c: ImageConfig) -> ImageConfig:
     return replace(
@@ -329,7 +327,7 @@ def _all_options(c: ImageConfig) -> ImageConfig:
 
 
 def _per_channel(c: ImageConfig) -> ImageConfig:
-    return replace(_all_options(c), gate_steps=False, metric_rank=RANK)
+    return replace(_all_options(c), gate_steps=False, channel_steps=True)
 
 
 def _as_in_the_paper(c: ImageConfig) -> ImageConfig:
@@ -414,7 +412,7 @@ def operations(config: ImageConfig, name: str) -> int:
     design = design_of(name)
     N, D, K = config.num_tokens, config.dim, config.num_memories
     if not design.startswith("hyperset"):
-        gate = 4 * N * D * RANK if design == "transformer-gated" else 0
+        gate = 2 * N * D * D if design == "transformer-gated" else 0
         return config.flops + config.steps * gate
     HY = config.num_heads * config.head_dim
     # projections into the heads and back, scores and pulls, memories and back

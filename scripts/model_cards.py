@@ -99,7 +99,7 @@ def scores(metrics, rival):
 
 
 def model_of(config):
-    steps = "a size for every channel" if config.get("metric_rank") else "a gate"
+    steps = "a size for every channel" if config.get("channel_steps") else "a gate"
     return (
         f"an Energy Transformer: patches {config['patch_size']}×{config['patch_size']},"
         f" D = {config['dim']}, {config['num_heads']} heads of {config['head_dim']},"

@@ -187,10 +187,8 @@ def gated(steps, step_size):
 
 def metric(steps, step_size, param_dtype=jnp.float32):
     "Steps whose sizes differ from channel to channel, some of them by much."
-    solver = LearnedMetric(
-        steps, D, step_size, 3, param_dtype=param_dtype, rngs=nnx.Rngs(0)
-    )
-    for seed, w in enumerate((solver.c, solver.W2)):
+    solver = LearnedMetric(steps, D, step_size, param_dtype=param_dtype)
+    for seed, w in enumerate((solver.c, solver.W)):
         w[...] = 2 * jax.random.normal(jax.random.key(seed), w.shape, param_dtype)
     return solver
 
@@ -376,7 +374,7 @@ def test_a_gate_of_another_width_is_refused():
         with pytest.raises(ValueError, match=r"^gate: .*D = 6, got 5"):
             run(block, x.astype(jnp.float32), solver=LearnedEuler(3, gate=5))
         with pytest.raises(ValueError, match=r"^dim: .*D = 6, got 5"):
-            run(block, x, solver=LearnedMetric(3, 5, rngs=nnx.Rngs(0)))
+            run(block, x, solver=LearnedMetric(3, 5))
 
 
 def test_a_changed_energy_beside_the_parts_of_another_is_refused():

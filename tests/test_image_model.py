@@ -174,7 +174,7 @@ def test_the_defaults_are_et_base():
         dict(channels=1, mean=(0.5,), std=(0.5,)),
         OPTIONS,
         dict(learn_steps=True),
-        dict(learn_steps=True, metric_rank=3),
+        dict(learn_steps=True, channel_steps=True),
     ],
 )
 def test_parameters_add_up(changes):
@@ -186,8 +186,8 @@ def test_parameters_add_up(changes):
     if c.negative_memories is not None:
         block += c.num_memories
     solver = c.steps * c.learn_steps + (D + 1) * c.gate_steps
-    if c.metric_rank is not None:
-        solver += c.steps * D + 2 * D * c.metric_rank
+    if c.channel_steps:
+        solver += c.steps * D + D * D
     assert (
         count(c)
         == (P * D + D)
@@ -254,10 +254,13 @@ def test_parameters_add_up(changes):
         (dict(negative_memories=math.nan), "negative_memories"),
         (dict(negative_memories=0.5, activation="softmax"), "negative_memories"),
         (dict(gate_steps=True), "gate_steps"),
-        (dict(metric_rank=2), "metric_rank"),
-        (dict(learn_steps=True, gate_steps=True, metric_rank=2), "metric_rank"),
-        *((dict(learn_steps=True, metric_rank=r), "metric_rank") for r in (0, 1.5)),
-        (dict(block="transformer", metric_rank=2), "metric_rank: is of the energy"),
+        (dict(channel_steps=True), "channel_steps: expected learn_steps=True"),
+        (
+            dict(learn_steps=True, gate_steps=True, channel_steps=True),
+            "channel_steps: .* got True and True",
+        ),
+        (dict(learn_steps=True, channel_steps=2), "channel_steps"),
+        (dict(block="transformer", channel_steps=True), "channel_steps: is of the"),
     ],
 )
 def test_an_impossible_model_names_the_field(changes, name):
@@ -425,7 +428,7 @@ def test_the_model_names_what_does_not_fit(model, patches, masked, name):
         dict(normalize_heads=True),
         dict(negative_memories=0.5),
         dict(learn_steps=True, gate_steps=True),
-        dict(learn_steps=True, metric_rank=2),
+        dict(learn_steps=True, channel_steps=True),
     ],
 )
 def test_every_field_changes_the_prediction(model, changes):

@@ -62,7 +62,7 @@ OPTIONS = {
         learn_steps=True,
         gate_steps=True,
     ),
-    "a size for every channel": dict(learn_steps=True, metric_rank=3),
+    "a size for every channel": dict(learn_steps=True, channel_steps=True),
 }
 
 

@@ -613,14 +613,12 @@ def test_nor_by_its_context_or_its_solver(x64):
 # the steps of the simple ones
 
 SIZES = [0.3, 0.1, 0.05, 0.05, 0.05]
-METRIC = dict(steps=3, dim=6, step_size=0.1, rank=2)
+METRIC = dict(steps=3, dim=6, step_size=0.1)
 
 
-def test_sizes_of_channels_start_alike_and_their_map_at_unit_variance():
-    metric = LearnedMetric(3, 400, 0.2, rank=50, rngs=nnx.Rngs(0))
-    assert_close(jnp.exp(metric.log_alpha[...]), jnp.full(3, 0.2, "f"), rtol=1e-6)
-    assert not metric.c[...].any() and not metric.W2[...].any()
-    assert abs(20 * metric.W1[...].std() - 1) < 0.05
+def test_sizes_of_channels_start_at_half_the_step_size():
+    sizes = LearnedMetric(3, 6, 0.2).sizes(jnp.ones((2, 5, 6), jnp.float32), 1)
+    assert_close(sizes, jnp.full((2, 5, 6), 0.1, jnp.float32), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -638,10 +636,10 @@ def test_steps_are_what_they_say(x64, name):
             jnp.asarray(rng.normal(size=6)),
             jnp.asarray(0.4),
         )
-    metric = LearnedMetric(**METRIC, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    metric = LearnedMetric(**METRIC, param_dtype=jnp.float64)
     metric.log_alpha[...] = learned.log_alpha[...]
     metric.c[...] = jnp.asarray(rng.normal(size=(3, 6)))
-    metric.W2[...] = jnp.asarray(rng.normal(size=(2, 6)))
+    metric.W[...] = jnp.asarray(rng.normal(size=(6, 6)))
     solver = {
         "growing": Growing(0.05, 1.3),
         "schedule": Schedule(np.array(SIZES[:3])),
@@ -661,7 +659,7 @@ def test_steps_are_what_they_say(x64, name):
         elif name == "gated":
             step = size * jax.nn.sigmoid(g @ learned.w[...] + 0.4)[..., None] * u
         elif name == "metric":
-            logits = g @ metric.W1[...] @ metric.W2[...]
+            logits = g @ metric.W[...].T
             a = jax.nn.sigmoid(logits + metric.c[...][None, None, min(t, 2)])
             M = hessian(states[-1], block.norm.gamma)
             v = states[-1].var(-1, keepdims=True) + 1e-5
@@ -716,7 +714,7 @@ X, NAN, INF = np.ones((2, 4, 6), np.float32), float("nan"), float("inf")
         *[
             (
                 X,
-                partial(LearnedMetric, **{**METRIC, name: n}, rngs=nnx.Rngs(0)),
+                partial(LearnedMetric, **{**METRIC, name: n}),
                 {},
                 ValueError,
                 f"^{name}: ",

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from .._checks import check_share, check_sizes
+from .._checks import check_share
 from ..attention import RelativePositions
 from ..block import EnergyTransformer
 from ..memory import SignedMemory
@@ -94,7 +94,7 @@ def _check_terms(c):
             f" {c.relative_positions!r}"
         )
     for name in (
-        "metric_rank",
+        "channel_steps",
         "learn_steps",
         "normalize_heads",
         "beta_per_head",
@@ -105,13 +105,11 @@ def _check_terms(c):
             raise ValueError(f"{name}: is of the energy block; got block 'transformer'")
     if c.gate_steps and not c.learn_steps:
         raise ValueError("gate_steps: a gate needs learned steps, learn_steps=True")
-    if c.metric_rank is not None:
-        check_sizes(metric_rank=c.metric_rank)
-        if not c.learn_steps or c.gate_steps:
-            raise ValueError(
-                "metric_rank: expected learn_steps=True and gate_steps=False beside it,"
-                f" got {c.learn_steps} and {c.gate_steps}"
-            )
+    if c.channel_steps and (c.gate_steps or not c.learn_steps):
+        raise ValueError(
+            "channel_steps: expected learn_steps=True and gate_steps=False beside it,"
+            f" got {c.learn_steps} and {c.gate_steps}"
+        )
     if c.negative_memories is None:
         return
     check_share(negative_memories=c.negative_memories)

@@ -138,11 +138,10 @@ class ImageConfig:
     gate_steps: bool = _option(
         False, "also learn the fraction of a step that each token takes, from one half"
     )
-    metric_rank: int | None = _option(
-        None,
-        "rank of a map that gives each channel of a token its own fraction of a step,"
-        " from one half, along the turning force; with learn_steps and without"
-        " gate_steps; none: no such map",
+    channel_steps: bool = _option(
+        False,
+        "also learn the fraction of a step that each channel of each token takes, from"
+        " one half, along the turning force; instead of gate_steps",
     )
     dtype: Literal["float32", "bfloat16"] = _option(
         "float32", "dtype of the matrix products of the block"
@@ -185,7 +184,7 @@ class ImageConfig:
         pairs = 6 if self.block == "energy" else 4
         gate = 0
         if self.learn_steps:
-            gate = 2 * N * D * (self.gate_steps + 2 * (self.metric_rank or 0))
+            gate = 2 * N * D * (self.gate_steps + D * self.channel_steps)
         return (
             self.steps * (8 * N * D * HY + pairs * N * N * HY + 4 * N * D * K + gate)
             + 4 * N * self.patch_dim * D
@@ -219,10 +218,8 @@ class ImageEnergyTransformer(nnx.Module):
         if not c.shared_norm:
             self.norm = EnergyLayerNorm(c.dim, rngs=rngs)
         self.decoder = affine(c.dim, c.patch_dim)
-        if c.metric_rank is not None:
-            self.solver = LearnedMetric(
-                c.steps, c.dim, c.step_size, c.metric_rank, rngs=rngs
-            )
+        if c.channel_steps:
+            self.solver = LearnedMetric(c.steps, c.dim, c.step_size)
         elif c.learn_steps:
             gate = c.dim if c.gate_steps else None
             self.solver = LearnedEuler(c.steps, c.step_size, gate)
