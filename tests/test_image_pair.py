@@ -101,6 +101,8 @@ def test_the_comparisons_are_fair(pair, size):
 )
 def test_operations_are_those_the_compiler_counts(pair, name):
     changes = dict(dim=64, num_heads=4, head_dim=16, num_memories=256)
+    if name in ("et-metric", "transformer-gated"):  # so that their map is no small part
+        changes = dict(dim=256, num_heads=2, head_dim=16, num_memories=64)
     c = replace(pair.Plan(size="tiny").base, **changes)
     c = pair.DESIGNS[name][1](c)
     model = pair.make(c, name)
