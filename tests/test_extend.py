@@ -492,9 +492,7 @@ def test_along_the_turning_force_they_may_differ(x64):
     )
     tiny = metric(4, 1e-6, jnp.float64)
     fell = jnp.diff(slope(tiny), axis=0)[0]
-    a = jax.nn.sigmoid(
-        norm(x) @ tiny.W1[...] @ tiny.W2[...] + tiny.c[...][None, None, 0]
-    )
+    a = jax.nn.sigmoid(norm(x) @ tiny.W[...].T + tiny.c[...][None, None, 0])
     rate = norm.gamma / jnp.sqrt(x.var(-1) + norm.eps)
     predicted = -1e-6 * jnp.sum(rate * jnp.sum(a * norm.turning(x, u) ** 2, -1), -1)
     assert_close(fell, predicted, rtol=1e-3)

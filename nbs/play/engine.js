@@ -296,15 +296,11 @@ export class ImageEnergyTransformer {
     const [middle, push] = [mean((i) => x[i]), mean((i) => force[i])];
     const along =
       mean((i) => (x[i] - middle) * force[i]) / (mean((i) => (x[i] - middle) ** 2) + EPS);
-    const names = ["log_alpha", "c", "W1", "W2"];
-    const [sizes, c, W1, W2] = names.map((name) => this.get(`solver.${name}`));
+    const names = ["log_alpha", "c", "W"];
+    const [sizes, c, W] = names.map((name) => this.get(`solver.${name}`));
     const now = Math.min(t, sizes.length - 1);
-    const rank = W1.length / D;
-    const low = Array.from({ length: rank }, (_, r) =>
-      g.reduce((sum, entry, i) => sum + entry * W1[i * rank + r], 0),
-    );
     return force.map((u, i) => {
-      const logit = low.reduce((sum, l, r) => sum + l * W2[r * D + i], c[now * D + i]);
+      const logit = g.reduce((sum, entry, j) => sum + W[i * D + j] * entry, c[now * D + i]);
       const turning = u - push - along * (x[i] - middle);
       return (Math.exp(sizes[now]) * turning) / (1 + Math.exp(-logit));
     });
