@@ -365,7 +365,7 @@ DESIGNS = {
 FIRST_RATE = {
     "et": 1.1e-2,
     "et-small": 1.1e-2,
-    "et-metric": 1.1e-2,
+    "et-metric": 4.5e-2,
     "transformer": 1.1e-2,
     "transformer-small": 1.6e-2,
     "transformer-gated": 1.6e-2,

@@ -1,8 +1,8 @@
 """What each part of the best Energy Transformer is worth on pictures.
 
-The model is `et-operations` of image_pair.py, with everything that the library's energy
-has. Each variant changes one thing; memories make up for the operations, so all cost as
-much as the transformer of that comparison:
+The model is `et-metric-operations` of image_pair.py, with everything that the library's
+energy has and a step size for every channel. Each variant changes one thing; memories
+make up for the operations, so all cost as much as the transformer of that comparison:
 
     without positions    no relative positions in the scores
     free table           relative positions that start from zero, not as distances
@@ -11,8 +11,9 @@ much as the transformer of that comparison:
     fixed beta           β stays 4/√Y
     without signs        all memories attract, no thresholds
     half negative        half of the memories repel, a quarter in the model
-    without gate         no gate per token
-    fixed steps          neither gate nor learned steps: α = 1
+    token sizes          a gate for every token in place of a size for every channel
+    learned steps        neither: a learned α for every step
+    fixed steps          α = 1
     self-attention       a token may attend to itself
     T = 4, T = 8         fewer or more steps, with more or fewer memories
     8 heads, 2 heads     of half and of twice the width
@@ -57,7 +58,7 @@ import image_pair
 from image_pair import EnergyModel, Job, Plan, configured, pictures, score_of
 
 ROOT = Path(__file__).resolve().parent.parent
-LEARNING_RATE = 1.1e-2
+LEARNING_RATE = 4.5e-2
 SEEDS = (0, 1, 2)
 FULL = "full"
 STATISTICS = ("channels", "mean", "std")  # of the training pictures
@@ -70,7 +71,7 @@ _plain = dict(
     beta_per_head=False,
     negative_memories=None,
     learn_steps=False,
-    gate_steps=False,
+    channel_steps=False,
     step_size=1.0,
 )
 
@@ -89,8 +90,9 @@ VARIANTS: dict[str, dict] = {
     "fixed beta": dict(beta_per_head=False, learn_beta=False),
     "without signs": dict(negative_memories=None),
     "half negative": dict(negative_memories=0.5),
-    "without gate": dict(gate_steps=False, step_size=1.0),
-    "fixed steps": dict(gate_steps=False, learn_steps=False, step_size=1.0),
+    "token sizes": dict(channel_steps=False, gate_steps=True),
+    "learned steps": dict(channel_steps=False, step_size=1.0),
+    "fixed steps": dict(channel_steps=False, learn_steps=False, step_size=1.0),
     "self-attention": dict(self_attention=True),
     "T = 4": dict(steps=4, step_size=3.0),  # α·T stays
     "T = 8": dict(steps=8, step_size=1.5),
@@ -107,7 +109,7 @@ VARIANTS: dict[str, dict] = {
 def sized(base: ImageConfig, name: str) -> ImageConfig:
     "The variant's configuration, with memories for as many operations as all have."
     goal = image_pair.sized(base, "transformer").flops
-    config = replace(image_pair.sized(base, "et-operations"), **VARIANTS[name])
+    config = replace(image_pair.sized(base, "et-metric-operations"), **VARIANTS[name])
     at = lambda K: replace(config, num_memories=K).flops
     return replace(config, num_memories=1 + round((goal - at(1)) / (at(2) - at(1))))
 
@@ -158,7 +160,7 @@ def rises(model: EnergyModel, images: np.ndarray) -> dict:
 def run(plan: Plan, name: str, seed: int, images: dict) -> dict:
     "Train once; what the run's file holds."
     began = time.perf_counter(), time.process_time()
-    job = Job("et-operations", plan.trial_steps, LEARNING_RATE, seed)
+    job = Job("et-metric-operations", plan.trial_steps, LEARNING_RATE, seed)
     config = configured(plan, job, images)
     base = replace(plan.base, **{f: getattr(config.model, f) for f in STATISTICS})
     config = replace(config, model=sized(base, name))

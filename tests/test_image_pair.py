@@ -506,7 +506,7 @@ def test_variants_cost_the_same_and_are_energies(pair, modules):
     terms = modules["image_terms"]
     base = pair.Plan().base
     goal = pair.sized(base, "transformer").flops
-    full = pair.sized(base, "et-operations")
+    full = pair.sized(base, "et-metric-operations")
     assert terms.sized(base, terms.FULL) == full
     seen = set()
     for name in terms.VARIANTS:
