@@ -34,7 +34,8 @@ steps along a grid until the best is not at an edge of those tried, as many for 
 model of the command; then seeds 0, 1, 2 at full length at the best rate; then seed 0 of
 the models in `LONG` at four times the length. All are scored on 1,000 validation
 pictures with fixed occlusions, by which rates and weights are chosen. A full run is
-also scored on the test split, once, when it ends, and nothing is chosen by that.
+also scored on the test split, once, when it ends, and nothing is chosen by that; and
+of a model with an energy, the steps on 100 pictures that raised it are counted.
 
 Each run is one file in results/image-pair, written when it ends, a full run with the
 error on every test picture beside it. A run whose file stands is not made again.
@@ -69,7 +70,7 @@ from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.fit import fit
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision._readers import _channel_statistics
-from et_nbdev.vision.data import batches, load_images
+from et_nbdev.vision.data import batches, load_images, normalize, occlude, patchify
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer, ImageTransformer
 from et_nbdev.vision.train import TrainConfig, _loss_for, evaluate
 
@@ -545,6 +546,23 @@ def score_of(model, config: TrainConfig, images) -> np.ndarray:
     return evaluate(model, images, config.num_occluded)
 
 
+def rises(model: EnergyModel, images: np.ndarray) -> dict:
+    "Of all steps on these pictures, how many raised the energy, and the largest rise."
+    c = model.config
+    patches = patchify(normalize(jnp.asarray(images), c.mean, c.std), c.patch_size)
+    _, masked = occlude(
+        jax.random.key(0), len(images), c.num_tokens, c.num_tokens // 2, 0.0
+    )
+    _, path = jax.jit(lambda p, m: model.descend(p, m))(patches, masked)
+    energies = np.asarray(path.energies.total)
+    up = np.diff(energies, axis=0) / np.abs(energies[:-1])
+    return {
+        "steps_observed": up.size,
+        "steps_up": int((up > 1e-6).sum()),
+        "largest_relative_rise": float(max(up.max(), 0)),
+    }
+
+
 def curve(history: list[dict], batch_size: int) -> list[dict]:
     "The log as rows against pictures seen, with the seconds it took."
     names = dict(loss="training", validation_loss="validation")
@@ -591,6 +609,8 @@ def run(plan: Plan, job: Job, images: dict, folder: Path, clock: Clock) -> dict 
     if job.steps > plan.trial_steps:
         row["test_errors"] = score_of(result.model, config, images["test"])
         row["test_mse"] = float(row["test_errors"].mean())
+        if isinstance(result.model, EnergyModel):
+            row |= rises(result.model, images["validation"][:100])
     row["validation_mse"] = next(r["validation"] for r in rows if r["pictures"] == best)
     row |= {"best_step": result.best_step, "seconds": rows[-1]["seconds"]}
     return row | {"curve": rows} | _origin(config)

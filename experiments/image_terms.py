@@ -42,20 +42,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.fit import fit
-from et_nbdev.vision.data import batches, normalize, occlude, patchify
+from et_nbdev.vision.data import batches
 from et_nbdev.vision.model import ImageConfig
 from et_nbdev.vision.train import _loss_for
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import image_pair
-from image_pair import EnergyModel, Job, Plan, configured, pictures, score_of
+from image_pair import EnergyModel, Job, Plan, configured, pictures, rises, score_of
 
 ROOT = Path(__file__).resolve().parent.parent
 LEARNING_RATE = 4.5e-2
@@ -138,23 +137,6 @@ def loss_for(config, name: str):
         return sum(losses) / len(losses), {}
 
     return mean
-
-
-def rises(model: EnergyModel, images: np.ndarray) -> dict:
-    "Of all steps on these pictures, how many raised the energy, and the largest rise."
-    c = model.config
-    patches = patchify(normalize(jnp.asarray(images), c.mean, c.std), c.patch_size)
-    _, masked = occlude(
-        jax.random.key(0), len(images), c.num_tokens, c.num_tokens // 2, 0.0
-    )
-    _, path = jax.jit(lambda p, m: model.descend(p, m))(patches, masked)
-    energies = np.asarray(path.energies.total)
-    up = np.diff(energies, axis=0) / np.abs(energies[:-1])
-    return {
-        "steps_observed": up.size,
-        "steps_up": int((up > 1e-6).sum()),
-        "largest_relative_rise": float(max(up.max(), 0)),
-    }
 
 
 def run(plan: Plan, name: str, seed: int, images: dict) -> dict:

@@ -363,6 +363,11 @@ def test_a_full_run_is_scored_on_the_test_split_when_it_ends(
         config = TrainConfig(model.config)
         score = pair.score_of(model, config, PICTURES["test"])
         np.testing.assert_allclose(errors, score, rtol=1e-3)
+        if job.name == "transformer":
+            assert "steps_up" not in row
+        else:
+            assert row["steps_observed"] == model.config.steps * 6
+            assert row["steps_up"] == 0
     # a trial does not look
     job = pair.Job("transformer", plan.trial_steps, 0.01, 0)
     row = pair.run(plan, job, PICTURES, tmp_path / "trial", pair.Clock())
@@ -460,6 +465,20 @@ def test_as_a_command(pair, tmp_path, capsys):
     assert "digits-tiny-8-transformer-plain-3-0.01-0" in capsys.readouterr().out
     pair.main([*common, *places, "--summary"])
     assert "| transformer-plain |" in capsys.readouterr().out
+
+
+def test_steps_that_raise_the_energy_are_counted(pair):
+    tokens = dict(image_size=8, patch_size=2, dim=16, num_heads=2, head_dim=8)
+    plain = ImageConfig(**tokens, num_memories=32, steps=8)
+    # all memories push tokens away: a long step takes them past the lowest point
+    pushing = replace(plain, negative_memories=1.0, step_size=30.0)
+    calm, wild = (
+        pair.rises(pair.EnergyModel(c, rngs=nnx.Rngs(0)), PICTURES["validation"])
+        for c in (plain, pushing)
+    )
+    assert calm["steps_observed"] == wild["steps_observed"] == 8 * 6
+    assert calm["steps_up"] == calm["largest_relative_rise"] == 0
+    assert 0 < wild["steps_up"] < 48 and wild["largest_relative_rise"] > 0.01
 
 
 # --- packed pictures
