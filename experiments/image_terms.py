@@ -22,9 +22,10 @@ make up for the operations, so all cost as much as the transformer of that compa
 and three plain Energy Transformers with one thing added: `only positions`, `only
 normalized`, `only signs`; beside `plain`, with none of them.
 
-Each runs with seeds 0, 1 and 2, for 450 steps of 64 pictures at one learning rate, and
-is scored on 1,000 validation pictures with fixed occlusions and on the energies of 100
-of them: how many of the T steps raised E. The test split is not touched.
+Each runs with seeds 0, 1 and 2, for 450 steps of 64 pictures at one learning rate, the
+best of the full model in runs of this length (others may prefer another), and is scored
+on 1,000 validation pictures with fixed occlusions and on the energies of 100 of them:
+how many of the T steps raised E. The test split is not touched.
 
     python experiments/image_terms.py              # all runs
     python experiments/image_terms.py --summary    # the table so far
