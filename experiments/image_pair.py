@@ -578,10 +578,6 @@ def run(plan: Plan, job: Job, images: dict, folder: Path, clock: Clock) -> dict 
     time was up before the end.
     """
     config = configured(plan, job, images)
-    row = asdict(job) | {"kind": plan.kind, "validation_mse": None}
-    row["parameters"] = parameters(config.model, job.name)
-    row["operations"] = operations(config.model, job.name)
-    row["training_pictures"] = len(images["train"])
     try:
         result = fit(
             make(config.model, job.name, job.seed),
@@ -601,23 +597,55 @@ def run(plan: Plan, job: Job, images: dict, folder: Path, clock: Clock) -> dict 
             progress=False,
         )
     except FloatingPointError as error:
-        return row | {"diverged": str(error)} | _origin(config)
+        return diverged(plan, job, config, images, str(error))
     if not result.history or result.history[-1]["step"] < job.steps:
         return None
-    rows = curve(result.history, config.batch_size)
-    best = result.best_step * config.batch_size
+    return ended(plan, job, config, images, *result)
+
+
+def _begun(plan: Plan, job: Job, config: TrainConfig, images: dict) -> dict:
+    row = asdict(job) | {"kind": plan.kind, "validation_mse": None}
+    row["parameters"] = parameters(config.model, job.name)
+    row["operations"] = operations(config.model, job.name)
+    return row | {"training_pictures": len(images["train"])}
+
+
+def diverged(plan: Plan, job: Job, config: TrainConfig, images: dict, why: str) -> dict:
+    "What the file of a run holds whose loss was no longer finite."
+    return _begun(plan, job, config, images) | {"diverged": why} | _origin(config)
+
+
+def ended(
+    plan: Plan, job: Job, config: TrainConfig, images: dict, model, history, best_step
+) -> dict:
+    "What the file of a run holds, from its model, its log and its best step."
+    row = _begun(plan, job, config, images)
+    rows = curve(history, config.batch_size)
+    best = best_step * config.batch_size
     if job.steps > plan.trial_steps:
-        row["test_errors"] = score_of(result.model, config, images["test"])
+        row["test_errors"] = score_of(model, config, images["test"])
         row["test_mse"] = float(row["test_errors"].mean())
-        if isinstance(result.model, EnergyModel):
-            row |= rises(result.model, images["validation"][:100])
+        if isinstance(model, EnergyModel):
+            row |= rises(model, images["validation"][:100])
     row["validation_mse"] = next(r["validation"] for r in rows if r["pictures"] == best)
-    row |= {"best_step": result.best_step, "seconds": rows[-1]["seconds"]}
+    row |= {"best_step": best_step, "seconds": rows[-1]["seconds"]}
     return row | {"curve": rows} | _origin(config)
 
 
 def _origin(config: TrainConfig) -> dict:
     return {"config": asdict(config), "backend": jax.default_backend(), **_provenance()}
+
+
+def write(out: Path, name: str, row: dict):
+    "One file for a run, and one for its error on every test picture."
+    if (errors := row.pop("test_errors", None)) is not None:
+        with _atomic_write(out / f"{name}.npy") as temporary:
+            with open(temporary, "wb") as file:
+                np.save(file, errors.astype(np.float16))
+    with _atomic_write(out / f"{name}.json") as temporary:
+        temporary.write_text(json.dumps(row, allow_nan=False) + "\n")
+    seconds = row.get("seconds", 0)
+    print(f"{name:<52} {score(row):.4f}  {seconds:.0f} s", flush=True)
 
 
 def read(out: Path, plan: Plan) -> dict[Job, dict]:
@@ -719,14 +747,7 @@ def work(
         name = job.file(plan)
         row = run(plan, job, images, runs / name, clock)
         if row is not None:
-            if (errors := row.pop("test_errors", None)) is not None:
-                with _atomic_write(out / f"{name}.npy") as temporary:
-                    with open(temporary, "wb") as file:
-                        np.save(file, errors.astype(np.float16))
-            with _atomic_write(out / f"{name}.json") as temporary:
-                temporary.write_text(json.dumps(row, allow_nan=False) + "\n")
-            seconds = row.get("seconds", 0)
-            print(f"{name:<52} {score(row):.4f}  {seconds:.0f} s", flush=True)
+            write(out, name, row)
         else:
             print(f"{name}: time is up; the same command goes on", flush=True)
         keep()

@@ -17,7 +17,7 @@ from flax import nnx
 
 from et_nbdev.solvers import LearnedMetric
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient
-from et_nbdev.training.checkpoint import _load_checkpoint
+from et_nbdev.training.checkpoint import _load_checkpoint, _read_meta
 from et_nbdev.vision.data import load_images
 from et_nbdev.vision.model import ImageConfig, load_model
 from et_nbdev.vision.train import TrainConfig
@@ -38,7 +38,7 @@ def modules():
     sys.path.insert(0, str(ROOT / "experiments"))
     yield {
         name: importlib.import_module(name)
-        for name in ("image_pair", "packed_pictures", "image_terms")
+        for name in ("image_pair", "image_lanes", "packed_pictures", "image_terms")
     }
     sys.path.remove(str(ROOT / "experiments"))
 
@@ -482,6 +482,84 @@ def test_steps_that_raise_the_energy_are_counted(pair):
 
 
 # --- packed pictures
+
+
+# --- many runs in one program
+
+
+@pytest.mark.parametrize(
+    "name", ["et-metric-operations", "transformer-gated-operations"]
+)
+def test_a_lane_is_a_run_alone(pair, modules, tmp_path, name):
+    lanes = modules["image_lanes"]
+    plan = plan_of(pair, steps=60)
+    jobs = [pair.Job(name, 60, *of) for of in ((0.003, 0), (0.001, 1), (1e30, 0))]
+    found = lanes.train_together(plan, jobs, PICTURES, jnp.asarray(PICTURES["train"]))
+    lanes.keep(plan, found, PICTURES, tmp_path / "out", tmp_path / "runs")
+    rows = pair.read(tmp_path / "out", plan)
+    # one that diverges leaves the others alone
+    assert "not" not in rows[jobs[2]].pop("diverged")[:3] and len(rows) == 3
+    for job in jobs[:2]:
+        alone = pair.run(plan, job, PICTURES, tmp_path / str(job.seed), pair.Clock())
+        row = rows[job]
+        assert row.pop("lanes") == 3
+        errors = np.load(tmp_path / "out" / f"{job.file(plan)}.npy")
+        np.testing.assert_allclose(errors, alone.pop("test_errors"), rtol=2e-3)
+        alone = json.loads(json.dumps(alone))
+        assert row.keys() == alone.keys() and row["config"] == alone["config"]
+        assert row["best_step"] == alone["best_step"]
+        assert row["test_mse"] == pytest.approx(alone["test_mse"], rel=1e-3)
+        for mine, other in zip(row["curve"], alone["curve"], strict=True):
+            mine.pop("seconds"), other.pop("seconds")
+            assert mine == pytest.approx(other, rel=1e-3)
+        # the weights kept are those of the best step
+        of = [tmp_path / "runs" / job.file(plan), tmp_path / str(job.seed)]
+        saved = [_read_meta(folder / "best.safetensors") for folder in of]
+        assert saved[0] == saved[1]
+
+
+def test_lanes_are_of_one_model_and_length(pair, modules):
+    jobs = [pair.Job("transformer", steps, 0.01, 0) for steps in (4, 6)]
+    with pytest.raises(ValueError, match="one model and length"):
+        modules["image_lanes"].train_together(plan_of(pair), jobs, PICTURES, None)
+
+
+def test_rates_of_lanes_surround_the_best(modules):
+    lanes = modules["image_lanes"]
+    grid = lanes.LEARNING_RATES
+    assert lanes.more_rates({}, grid[9]) == [*grid[6:13]]
+    # those already tried are not tried again
+    assert lanes.more_rates({grid[9]: 1.0}, grid[9]) == [*grid[6:9], *grid[10:13]]
+    tried = dict.fromkeys(grid[6:13], 2.0)
+    first = lambda i: {grid[i]: 1.0} | {k: v for k, v in tried.items() if k != grid[i]}
+    assert lanes.more_rates(first(8), grid[9]) == []
+    assert lanes.more_rates(first(12), grid[9]) == [*grid[13:16]]
+    assert lanes.more_rates(first(6), grid[9]) == [*grid[3:6]]
+
+
+def test_lanes_as_a_command(pair, modules, tmp_path, monkeypatch):
+    lanes = modules["image_lanes"]
+    monkeypatch.setattr(pair, "pictures", lambda plan, folder: PICTURES)
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    size = "--size tiny --data generated --batch-size 4 --validate-on 6 --longer 0"
+    steps = "--trial-steps 2 --steps 4 --only transformer"
+    folders = ["--out", str(out), "--runs", str(runs)]
+    command = [*size.split(), *steps.split(), *folders, "--seeds", "0", "1"]
+    lanes.main(command)
+    plan = plan_of(pair, steps=4)
+    found = pair.read(out, plan)
+    trials = [job for job in found if job.steps == 2]
+    full = [job for job in found if job.steps == 4]
+    # the best of four at this width, beyond which the grid ends
+    assert len(trials) == 4 and {job.seed for job in trials} == {0}
+    best = next(iter(pair.rates(found, plan, "transformer")))
+    assert {(job.lr, job.seed) for job in full} == {(best, 0), (best, 1)}
+    assert {p.parent.name for p in runs.glob("*/best.safetensors")} == {
+        job.file(plan) for job in full
+    }
+    # nothing is made again
+    monkeypatch.setattr(lanes, "train_together", None)
+    lanes.main(command)
 
 
 def test_packed_pictures_are_the_stored_ones(modules, tmp_path):
