@@ -633,7 +633,10 @@ def ended(
 
 
 def _origin(config: TrainConfig) -> dict:
-    return {"config": asdict(config), "backend": jax.default_backend(), **_provenance()}
+    origin = {"config": asdict(config), "backend": jax.default_backend()}
+    # a GPU may round the factors of products of float32
+    origin["precision"] = jax.config.jax_default_matmul_precision or "default"
+    return origin | _provenance()
 
 
 def write(out: Path, name: str, row: dict):
