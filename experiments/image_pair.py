@@ -556,9 +556,11 @@ def rises(model: EnergyModel, images: np.ndarray) -> dict:
     _, path = jax.jit(lambda p, m: model.descend(p, m))(patches, masked)
     energies = np.asarray(path.energies.total)
     up = np.diff(energies, axis=0) / np.abs(energies[:-1])
+    raised = (up > 1e-6).sum(1)  # in how many pictures each of the T steps did so
     return {
         "steps_observed": up.size,
-        "steps_up": int((up > 1e-6).sum()),
+        "steps_up": int(raised.sum()),
+        "raised_by_step": raised.tolist(),
         "largest_relative_rise": float(max(up.max(), 0)),
     }
 

@@ -479,9 +479,8 @@ def test_steps_that_raise_the_energy_are_counted(pair):
     assert calm["steps_observed"] == wild["steps_observed"] == 8 * 6
     assert calm["steps_up"] == calm["largest_relative_rise"] == 0
     assert 0 < wild["steps_up"] < 48 and wild["largest_relative_rise"] > 0.01
-
-
-# --- packed pictures
+    # the first step of all is the one that is too long
+    assert wild["raised_by_step"] == [wild["steps_up"], *[0] * 7]
 
 
 # --- many runs in one program
@@ -560,6 +559,9 @@ def test_lanes_as_a_command(pair, modules, tmp_path, monkeypatch):
     # nothing is made again
     monkeypatch.setattr(lanes, "train_together", None)
     lanes.main(command)
+
+
+# --- packed pictures
 
 
 def test_packed_pictures_are_the_stored_ones(modules, tmp_path):
