@@ -38,7 +38,13 @@ def modules():
     sys.path.insert(0, str(ROOT / "experiments"))
     yield {
         name: importlib.import_module(name)
-        for name in ("image_pair", "image_lanes", "packed_pictures", "image_terms")
+        for name in (
+            "image_pair",
+            "image_lanes",
+            "image_downhill",
+            "packed_pictures",
+            "image_terms",
+        )
     }
     sys.path.remove(str(ROOT / "experiments"))
 
@@ -559,6 +565,52 @@ def test_lanes_as_a_command(pair, modules, tmp_path, monkeypatch):
     # nothing is made again
     monkeypatch.setattr(lanes, "train_together", None)
     lanes.main(command)
+
+
+# --- kept downhill
+
+
+def test_the_price_is_that_of_rises(modules):
+    downhill = modules["image_downhill"]
+    # of two samples, one falls far, and one rises by a half, then falls by a third
+    energies = jnp.array([[-10.0, -10.0], [-20.0, -5.0], [-40.0, -20 / 3]])
+    cost = downhill.price(energies)
+    assert cost == pytest.approx((0.5 + downhill.MARGIN) / 2, rel=1e-6)
+    # a fall by less than the margin has its price, too
+    flat = downhill.price(jnp.array([[-10.0], [-10.0]]))
+    assert flat == pytest.approx(downhill.MARGIN)
+    slope = jax.grad(downhill.price)(energies)
+    np.testing.assert_allclose(slope, [[0, -0.05], [0, 0.05], [0, 0]], atol=1e-7)
+
+
+def test_training_goes_on_downhill(pair, modules, tmp_path, monkeypatch, capsys):
+    downhill = modules["image_downhill"]
+    monkeypatch.setattr(pair, "pictures", lambda plan, folder: PICTURES)
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    plan = plan_of(pair, steps=40, longer=0)
+    job = pair.Job(downhill.NAME, 40, 0.045, 0)
+    before = pair.run(plan, job, PICTURES, runs / job.file(plan), pair.Clock())
+    # as if all weights but the second went uphill somewhere; then the count at the end
+    ups = iter([4, 0, 3, 3, 3, 3, 1])
+    count = lambda *_: {"steps_up": next(ups), "steps_observed": 10}
+    monkeypatch.setattr(pair, "rises", count)
+    size = "--size tiny --data generated --batch-size 4 --steps 40 --seeds 0 --more 12"
+    folders = ["--out", str(out), "--runs", str(runs)]
+    downhill.main([*size.split(), *folders])
+    (path,) = out.glob("*.json")
+    row = json.loads(path.read_text())
+    assert row["from"] == job.file(plan) and row["price"] == 1
+    assert row["validation_before"] == pytest.approx(before["validation_mse"], rel=1e-4)
+    model = json.loads(json.dumps(before["config"]["model"]))
+    assert row["config"]["model"] == model
+    assert row["best_step"] == 4 and row["steps_up"] == 1
+    assert np.load(path.with_suffix(".npy")).mean() == pytest.approx(
+        row["test_mse"], rel=1e-3
+    )
+    assert "1 of 10 steps raise E" in capsys.readouterr().out
+    # nothing is made again
+    monkeypatch.setattr(downhill, "run", None)
+    downhill.main([*size.split(), *folders])
 
 
 # --- packed pictures
