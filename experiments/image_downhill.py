@@ -1,8 +1,8 @@
 """What it costs to keep a trained Energy Transformer downhill.
 
-The learned steps of `et-metric-operations` grow in a long training of image_pair.py,
-until one of the six raises the energy of every picture. Here its weights, those best on
-validation, are trained for some more steps, with a price on every rise:
+After a long training of `et-metric-operations` one of its six learned steps raises the
+energy of every picture. Here its weights, those best on validation, are trained for
+some more steps, with a price on every step that does not lower E by a hundredth:
 
     loss + λ · mean over pictures of Σ_t max(0, (E_t+1 − E_t) / |E_t| + margin)
 
@@ -11,15 +11,17 @@ the whole descent, except |E_t|, which only sets its unit. With λ = 0 the same 
 taken without a price, to tell what they alone do. The rate starts again, lower, and
 falls to nothing.
 
+    python experiments/image_lanes.py --epochs 10 --longer 0 --lr 0.045 \
+        --only et-metric-operations                     # the weights, in runs/
     python experiments/image_downhill.py                # seeds 0, 1, 2
     python experiments/image_downhill.py --price 0      # without a price
     python experiments/image_downhill.py --summary      # the table so far
 
 Scored like the runs of image_pair.py: weights are chosen on 1,000 validation pictures,
-among those that raised the energy of none of 100 of them if there are any; the test
-split is read once, at the end, with the steps on 1,000 of its pictures that raised the
-energy. Each run is one file in results/image-downhill, written when it ends, and is
-resumed from its checkpoint in runs/image-downhill.
+with a price among those that raised the energy of none of 100 of them if there are any.
+The test split is read once, at the end, and of the steps on 1,000 of its pictures those
+that raise the energy are counted. Each run is one file in results/image-downhill,
+written when it ends, and is resumed from its checkpoint in runs/image-downhill.
 """
 
 import argparse
@@ -114,7 +116,8 @@ def run(plan: Plan, job: Job, images, runs: Path, folder: Path, args) -> dict:
         folder=folder,
         validate=validate,
         every=-(-args.more // 6),
-        config=asdict(config) | {"from": job.file(plan), "price": args.price},
+        config=asdict(config)
+        | {"from": job.file(plan), "price": args.price, "margin": MARGIN},
         progress=False,
     )
     kept = next(r for r in result.history if r["step"] == result.best_step)

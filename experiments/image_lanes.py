@@ -7,15 +7,18 @@ own weights, batches, occlusions, optimizer and schedule, and is scored alone: u
 rounding its numbers are those of image_pair.py, in the same files. (`seconds` are those
 of all lanes together, and `lanes` says how many these were.)
 
-    python experiments/image_lanes.py --only et-metric-operations transformer
-    python experiments/image_lanes.py --only transformer --rates 0.008 0.011 0.023
+    python experiments/image_lanes.py --longer 0 --only et-metric-operations
+    python experiments/image_lanes.py --only transformer --rates 0.008 0.011 0.023 \
+        --out results/image-rates
+    python experiments/image_lanes.py --summary
 
-Options are those of image_pair.py, and one more. For each model the short runs come
-first, at seven rates around the first guess; if the best is at an edge of those tried,
-more beyond it; then all seeds at full length, at the best rate. `--rates` says instead
-which rates all seeds are trained at. A model's lanes are not resumed within a run, but
-a run whose file stands is not made again. The weights of full runs that are best on
-validation are kept in `--runs`.
+Options are those of image_pair.py, and one more; those about stopping and carrying do
+not apply. For each model the short runs come first, at seven rates around the first
+guess; if the best is at an edge of those tried, more beyond it; then all seeds at full
+length, at the best rate. `--rates` says instead which rates all seeds are trained at,
+in a folder of their own. A model's lanes are not resumed within a run, but a run whose
+file stands is not made again. The weights of full runs that are best on validation are
+kept in `--runs`. Several models at once are several calls.
 """
 
 import sys
@@ -119,7 +122,8 @@ def train_together(plan: Plan, jobs: list[Job], images: dict, stored) -> list[La
     "Runs of one model at one length; `stored` are the training pictures on the device."
     first, *others = configs = [configured(plan, job, images) for job in jobs]
     plain = lambda c: replace(c, optim=replace(c.optim, lr=1.0, lr_floor=0.0), seed=0)
-    if any(plain(c) != plain(first) for c in others):
+    one = len({job.name for job in jobs}) == 1
+    if not one or any(plain(c) != plain(first) for c in others):
         raise ValueError("jobs: expected one model and length, and rates and seeds")
     lanes = [Lane(*of, len(images["train"])) for of in zip(jobs, configs)]
     split = [_trainable(make(first.model, job.name, job.seed)) for job in jobs]
@@ -184,9 +188,10 @@ def keep(plan: Plan, lanes: list[Lane], images: dict, out: Path, runs: Path):
 
 def more_rates(tried: dict[float, float], first: float) -> list[float]:
     "Rates to try: around the first, then beyond the best if it is at an edge."
-    near = lambda at: LEARNING_RATES[max(at - REACH, 0) : at + REACH + 1]
-    if len(tried) < 2 * REACH + 1:
-        return [r for r in near(LEARNING_RATES.index(first)) if r not in tried]
+    at = LEARNING_RATES.index(first)
+    near = LEARNING_RATES[max(at - REACH, 0) : at + REACH + 1]
+    if missing := [rate for rate in near if rate not in tried]:
+        return missing
     best = LEARNING_RATES.index(next(iter(tried)))
     above, below = LEARNING_RATES[best + 1 :][:REACH], LEARNING_RATES[:best][-REACH:]
     return [r for side in (above, below) if not tried.keys() & {*side} for r in side]
@@ -225,13 +230,24 @@ def work(
 def main(argv: list[str] | None = None):
     parser = image_pair._parser()
     parser.description = __doc__
-    parser.add_argument("--rates", type=float, nargs="+", default=())
+    text = "train all seeds at these rates, without trials"
+    parser.add_argument("--rates", type=float, nargs="+", default=(), help=text)
     args = parser.parse_args(argv)
+    for name in ("limit", "budget", "parcel", "start"):
+        if getattr(args, name) is not None:
+            parser.error(f"--{'from' if name == 'start' else name}: not with lanes")
+    if args.rates and (args.lr or args.trials):
+        parser.error("--rates: not together with --lr or --trials")
+    if args.rates and args.out == parser.get_default("out"):
+        parser.error("--rates: their runs need a folder of their own, --out FOLDER")
     given = {name: getattr(args, name) for name in Plan.__dataclass_fields__}
     plan = Plan(**given | {"seeds": tuple(args.seeds)})
     names = [name for name in image_pair.NAMES if name in args.only]
-    images = image_pair.pictures(plan, args.runs.parent)
-    work(plan, names, args.out, args.runs, images, args.rates, args.trials)
+    if args.sizes:
+        return image_pair.table(plan, names)
+    if not args.summary:
+        images = image_pair.pictures(plan, args.runs.parent)
+        work(plan, names, args.out, args.runs, images, args.rates, args.trials)
     image_pair.summary(plan, names, args.out)
 
 

@@ -547,7 +547,9 @@ def score_of(model, config: TrainConfig, images) -> np.ndarray:
 
 
 def rises(model: EnergyModel, images: np.ndarray) -> dict:
-    "Of all steps on these pictures, how many raised the energy, and the largest rise."
+    """Of all steps on these pictures, how many raised the energy, which of the T steps
+    these were, the largest rise, and learned sizes α_t.
+    """
     c = model.config
     patches = patchify(normalize(jnp.asarray(images), c.mean, c.std), c.patch_size)
     _, masked = occlude(
@@ -557,12 +559,15 @@ def rises(model: EnergyModel, images: np.ndarray) -> dict:
     energies = np.asarray(path.energies.total)
     up = np.diff(energies, axis=0) / np.abs(energies[:-1])
     raised = (up > 1e-6).sum(1)  # in how many pictures each of the T steps did so
-    return {
+    found = {
         "steps_observed": up.size,
         "steps_up": int(raised.sum()),
         "raised_by_step": raised.tolist(),
         "largest_relative_rise": float(max(up.max(), 0)),
     }
+    if hasattr(model, "solver"):
+        found["alpha"] = np.exp(model.solver.log_alpha[...]).tolist()
+    return found
 
 
 def curve(history: list[dict], batch_size: int) -> list[dict]:

@@ -18,6 +18,7 @@ from flax import nnx
 from et_nbdev.solvers import LearnedMetric
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient
 from et_nbdev.training.checkpoint import _load_checkpoint, _read_meta
+from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import load_images
 from et_nbdev.vision.model import ImageConfig, load_model
 from et_nbdev.vision.train import TrainConfig
@@ -487,6 +488,11 @@ def test_steps_that_raise_the_energy_are_counted(pair):
     assert 0 < wild["steps_up"] < 48 and wild["largest_relative_rise"] > 0.01
     # the first step of all is the one that is too long
     assert wild["raised_by_step"] == [wild["steps_up"], *[0] * 7]
+    # sizes are told where they are learned
+    learned = replace(plain, learn_steps=True, channel_steps=True, step_size=0.3)
+    model = pair.EnergyModel(learned, rngs=nnx.Rngs(0))
+    sizes = pair.rises(model, PICTURES["validation"])["alpha"]
+    assert sizes == pytest.approx([0.3] * 8, rel=1e-6) and "alpha" not in calm
 
 
 # --- many runs in one program
@@ -495,9 +501,12 @@ def test_steps_that_raise_the_energy_are_counted(pair):
 @pytest.mark.parametrize(
     "name", ["et-metric-operations", "transformer-gated-operations"]
 )
-def test_a_lane_is_a_run_alone(pair, modules, tmp_path, name):
+def test_a_lane_is_a_run_alone(pair, modules, tmp_path, monkeypatch, name):
     lanes = modules["image_lanes"]
     plan = plan_of(pair, steps=60)
+    # decay and clipping that would be missed
+    strong = partial(OptimConfig, weight_decay=5.0, clip=0.05)
+    monkeypatch.setattr(pair, "OptimConfig", strong)
     jobs = [pair.Job(name, 60, *of) for of in ((0.003, 0), (0.001, 1), (1e30, 0))]
     found = lanes.train_together(plan, jobs, PICTURES, jnp.asarray(PICTURES["train"]))
     lanes.keep(plan, found, PICTURES, tmp_path / "out", tmp_path / "runs")
@@ -524,9 +533,29 @@ def test_a_lane_is_a_run_alone(pair, modules, tmp_path, name):
 
 
 def test_lanes_are_of_one_model_and_length(pair, modules):
-    jobs = [pair.Job("transformer", steps, 0.01, 0) for steps in (4, 6)]
-    with pytest.raises(ValueError, match="one model and length"):
-        modules["image_lanes"].train_together(plan_of(pair), jobs, PICTURES, None)
+    two = {"transformer": (4, 6), "transformer-small": (4,)}
+    jobs = [pair.Job(n, steps, 0.01, 0) for n in two for steps in two[n]]
+    for different in (jobs[:2], jobs[::2]):
+        with pytest.raises(ValueError, match="one model and length"):
+            modules["image_lanes"].train_together(
+                plan_of(pair), different, PICTURES, None
+            )
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ("--rates 0.1", "folder of their own"),
+        ("--rates 0.1 --out x --lr 0.1", "--rates: not together with"),
+        ("--rates 0.1 --out x --trials", "--rates: not together with"),
+        ("--budget 1", "--budget: not with lanes"),
+        ("--from x", "--from: not with lanes"),
+    ],
+)
+def test_lanes_refuse_what_they_would_ignore(modules, options, message, capsys):
+    with pytest.raises(SystemExit):
+        modules["image_lanes"].main(options.split())
+    assert message in capsys.readouterr().err
 
 
 def test_rates_of_lanes_surround_the_best(modules):
@@ -540,6 +569,11 @@ def test_rates_of_lanes_surround_the_best(modules):
     assert lanes.more_rates(first(8), grid[9]) == []
     assert lanes.more_rates(first(12), grid[9]) == [*grid[13:16]]
     assert lanes.more_rates(first(6), grid[9]) == [*grid[3:6]]
+    # where the grid ends, fewer are tried, and the best may still be at their edge
+    top = len(grid) - 1
+    last = dict(zip(grid[top - 3 :], (1.0, 2.0, 3.0, 4.0)))
+    assert lanes.more_rates(last, grid[top]) == [*grid[top - 6 : top - 3]]
+    assert lanes.more_rates({grid[top]: 0.5} | last, grid[top]) == []
 
 
 def test_lanes_as_a_command(pair, modules, tmp_path, monkeypatch):
@@ -562,9 +596,10 @@ def test_lanes_as_a_command(pair, modules, tmp_path, monkeypatch):
     assert {p.parent.name for p in runs.glob("*/best.safetensors")} == {
         job.file(plan) for job in full
     }
-    # nothing is made again
+    # nothing is made again, and a summary makes nothing
     monkeypatch.setattr(lanes, "train_together", None)
     lanes.main(command)
+    lanes.main([*command[:-1], "7", "--summary"])
 
 
 # --- kept downhill
@@ -581,6 +616,21 @@ def test_the_price_is_that_of_rises(modules):
     assert flat == pytest.approx(downhill.MARGIN)
     slope = jax.grad(downhill.price)(energies)
     np.testing.assert_allclose(slope, [[0, -0.05], [0, 0.05], [0, 0]], atol=1e-7)
+
+
+def test_the_price_is_part_of_the_loss(pair, modules):
+    downhill = modules["image_downhill"]
+    job = pair.Job(downhill.NAME, 6, 0.01, 0)
+    config = pair.configured(plan_of(pair), job, PICTURES)
+    model, key = pair.make(config.model, job.name), jax.random.key(0)
+    # so short that E falls by less than the margin
+    model.solver.log_alpha[...] = jnp.full(2, -20.0)
+    images = jnp.asarray(PICTURES["train"])
+    plain, _ = pair._loss_for(config)(model, images, key)
+    for weight in (0.0, 2.0):
+        whole, found = downhill.loss_for(config, weight)(model, images, key)
+        assert found["price"] > 0.01
+        assert whole == pytest.approx(plain + weight * found["price"], rel=1e-5)
 
 
 def test_training_goes_on_downhill(pair, modules, tmp_path, monkeypatch, capsys):
