@@ -29,10 +29,11 @@ fixed occlusions. The test split is not touched.
     python experiments/image_ladder.py             # all runs
     python experiments/image_ladder.py --summary   # the table so far
 
-All runs have the same learning rate, which was tuned for none of them. Seed 0 of every rung comes first, then the other
-seeds. Each run is one file in results/image-ladder, written when it ends. A run whose
-file stands is not made again, so the command can be stopped and given again at any
-time. `--part 0 2` and `--part 1 2` share the work between two processes.
+All runs have the same learning rate, which was tuned for none of them. Seed 0 of every
+rung comes first, then the other seeds. Each run is one file in results/image-ladder,
+written when it ends. A run whose file stands is not made again, so the command can be
+stopped and given again at any time. `--part 0 2` and `--part 1 2` share the work
+between two processes.
 """
 
 import argparse
