@@ -2,7 +2,8 @@
 
 After a long training of `et-metric-operations` one of its six learned steps raises the
 energy of every picture. Here its weights, those best on validation, are trained for
-some more steps, with a price on every step that does not lower E by a hundredth:
+some more steps, with a price on every step that does not lower E by a hundredth. They
+are read from `--runs` or else from results/image-pair, which keeps those of ten passes.
 
     loss + λ · mean over pictures of Σ_t max(0, (E_t+1 − E_t) / |E_t| + margin)
 
@@ -11,8 +12,6 @@ the whole descent, except |E_t|, which only sets its unit. With λ = 0 the same 
 taken without a price, to tell what they alone do. The rate starts again, lower, and
 falls to nothing.
 
-    python experiments/image_lanes.py --epochs 10 --longer 0 --lr 0.045 \
-        --only et-metric-operations                     # the weights, in runs/
     python experiments/image_downhill.py                # seeds 0, 1, 2
     python experiments/image_downhill.py --price 0      # without a price
     python experiments/image_downhill.py --summary      # the table so far
@@ -84,7 +83,10 @@ def trained(plan: Plan, job: Job, images: dict, runs: Path):
     config = image_pair.configured(plan, job, images)
     model = image_pair.make(config.model, job.name)
     like = {"params": nnx.to_pure_dict(nnx.state(model, nnx.Param))}
-    found, _ = _load_checkpoint(runs / job.file(plan) / "best.safetensors", like)
+    name = job.file(plan)
+    kept = ROOT / "results/image-pair" / f"{name}.safetensors"
+    own = runs / name / "best.safetensors"
+    found, _ = _load_checkpoint(own if own.exists() else kept, like)
     nnx.update(model, found["params"])
     return config, model
 
