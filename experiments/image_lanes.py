@@ -205,7 +205,8 @@ def work(
     steps = plan.full(len(images["train"]))
 
     def make_all(jobs):
-        missing = [job for job in jobs if job not in image_pair.read(out, plan)]
+        done = image_pair.read(out, plan)
+        missing = [job for job in jobs if job not in done]
         if missing:
             keep(plan, train_together(plan, missing, images, stored), images, out, runs)
 

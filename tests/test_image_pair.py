@@ -596,6 +596,11 @@ def test_lanes_as_a_command(pair, modules, tmp_path, monkeypatch):
     assert {p.parent.name for p in runs.glob("*/best.safetensors")} == {
         job.file(plan) for job in full
     }
+    # all seeds at each of the rates, without trials
+    other = tmp_path / "rates"
+    lanes.main([*command, "--out", str(other), "--rates", "0.01", "0.02"])
+    made = {(job.steps, job.lr, job.seed) for job in pair.read(other, plan)}
+    assert made == {(4, rate, seed) for rate in (0.01, 0.02) for seed in (0, 1)}
     # nothing is made again, and a summary makes nothing
     monkeypatch.setattr(lanes, "train_together", None)
     lanes.main(command)
