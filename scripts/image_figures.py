@@ -14,6 +14,7 @@ Also, for the front page, nbs/images/photographs.png: photographs of scikit-imag
 """
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -39,10 +40,12 @@ from et_nbdev.vision.data import (
 from et_nbdev.vision.model import complete, from_pretrained
 from et_nbdev.vision.train import _FILLS, _evaluate_fill, _held_out, _summary, evaluate
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from ship_model import RIVAL, SHIPPED, stages
+
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results/tiny-imagenet"
-RIVAL = ROOT / "results/tiny-imagenet-transformer"
-SHIPPED = ROOT / "et_nbdev/vision/weights/tiny-imagenet.safetensors"
 HIDDEN = np.float32([0.80, 0.72, 0.90])
 STEPS = 200
 
@@ -63,28 +66,28 @@ def follow(model, images, occluded):
     total, states = trajectory.energies.total, trajectory.states
     hidden = lambda a: jnp.sum(jnp.where(occluded, a, 0)) / jnp.sum(occluded)
 
-    def halves(x, g, decoded, alpha):
-        sizes = {}
+    def halves(x, g, decoded, t):
+        "How far a step along one half of the update alone moves."
+        moves = {}
+        sizes = model.solver.sizes(g, t)
         for name in ("attention", "memory"):
-            y = x + alpha * getattr(model.block, name).update(g)
+            half = getattr(model.block, name).update(g)
+            y = x + sizes * model.block.norm.turning(x, half)
             moved = jnp.linalg.norm(model.block.norm(y) - g, axis=-1)
-            sizes[f"{name}_moves_g"] = hidden(moved)
+            moves[f"{name}_moves_g"] = hidden(moved)
             moved = jnp.linalg.norm(model.decode(y) - decoded, axis=-1)
-            sizes[f"{name}_moves_patch"] = hidden(moved)
-        return sizes
+            moves[f"{name}_moves_patch"] = hidden(moved)
+        return moves
 
-    def read(pair):
-        x, after = pair
+    def read(at):
+        x, t = at
         decoded, g = model.decode(x), model.block.norm(x)
-        update = model.block.update(g)
-        # a step is the update times a positive number for each token
-        along = jnp.sum((after - x) * update, -1) / jnp.sum(update**2, -1)
         error = jnp.mean((decoded - patches) ** 2, -1)
         unit = g / jnp.linalg.norm(g, axis=-1, keepdims=True)
         N = c.num_tokens
         cosine = (jnp.einsum("bnd,bmd->b", unit, unit) - N) / (N * (N - 1))
         return {
-            **halves(x, g, decoded, along[..., None]),
+            **halves(x, g, decoded, t),
             "mse": hidden(error),
             "mse_open": jnp.sum(jnp.where(occluded, 0, error)) / jnp.sum(~occluded),
             "contrast": hidden(decoded.std(-1)),
@@ -92,10 +95,9 @@ def follow(model, images, occluded):
             "length": jnp.linalg.norm(x, axis=-1).mean() / c.dim**0.5,
         }
 
-    after = jnp.concatenate([states[1:], states[-1:]])  # nothing follows the last
     rises = jnp.diff(total, axis=0) > 1e-6 * jnp.abs(total[:-1])
     rises = jnp.concatenate([jnp.zeros_like(rises[:1]), rises])
-    rows = jax.lax.map(read, (states, after))
+    rows = jax.lax.map(read, (states, jnp.arange(len(states))))
     return rows | {"energy": total.mean(-1), "raised": rises.sum(-1)}
 
 
@@ -118,12 +120,11 @@ def dynamics(model, images, pictures=500) -> dict:
     return {"step": list(range(STEPS + 1)), **found, **about, **_provenance()}
 
 
-def training_run() -> dict:
-    "The row in results/image-pair that the shipped weights say they come from."
+def training() -> list[dict]:
+    "The runs that the shipped weights come from, the first one first."
     with safe_open(SHIPPED, "np") as file:
         run = json.loads(file.metadata()["meta"])["run"]
-    row = json.loads((ROOT / f"results/image-pair/{run}.json").read_text())
-    return row | {"run": run}
+    return stages(run)
 
 
 def scores(model, rival, images) -> dict:
@@ -133,18 +134,18 @@ def scores(model, rival, images) -> dict:
     errors["weight-shared transformer"] = evaluate(rival, images, n)
     for name, fill in tqdm(_FILLS.items(), "fills"):
         errors[name] = _evaluate_fill(fill, images, model.config, n)
-    run = training_run()
+    rows = training()
+    about = ("run", "seed", "best_step", "seconds", "commit", "device", "cores", "date")
     return {
         **_summary(errors),
         **_provenance(),
         "forward_flops": model.config.flops,
         "split": images.split,
         "data": "tiny-imagenet",
-        "config": run["config"] | {"model": asdict(model.config)},
-        "training_seconds": run["seconds"],
-        **{name: run[name] for name in ("run", "parameters", "best_step", "commit")},
-        "command": f"python experiments/image_pair.py --only et-operations --steps"
-        f" {run['steps']}",
+        "config": rows[-1]["config"] | {"model": asdict(model.config)},
+        "parameters": rows[0]["parameters"],
+        "training_seconds": sum(row["seconds"] for row in rows),
+        "training": [{name: row[name] for name in about} for row in rows],
     }
 
 

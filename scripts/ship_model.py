@@ -1,14 +1,14 @@
-"""A trained pair of experiments/image_pair.py becomes the one that the library ships
-and its chapters draw: the Energy Transformer as `from_pretrained("tiny-imagenet")`, the
-transformer of as many operations beside its results, for comparison.
+"""Two runs of experiments/ become what the library ships and its chapters draw: an
+Energy Transformer as `from_pretrained("tiny-imagenet")`, and a transformer of as many
+operations beside its results, for comparison. Both are named by the files of their
+results, which have the weights beside them.
 
-    python scripts/ship_model.py --steps 7200 --seed 0
+    python scripts/ship_model.py results/image-downhill/NAME.json \\
+        results/image-pair/RIVAL.json
     python scripts/image_figures.py       # then, what is drawn and measured from them
     python scripts/front_figures.py
     python scripts/browser_models.py
-
-The weights come from runs/image-pair, what is known of them from results/image-pair:
-the `run` in their header names the row there.
+    python scripts/model_cards.py
 """
 
 import argparse
@@ -18,42 +18,41 @@ from pathlib import Path
 from et_nbdev.vision.model import _save_pretrained, load_model, save_model
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
 SHIPPED = ROOT / "et_nbdev/vision/weights/tiny-imagenet.safetensors"
-RIVAL = ROOT / "results/tiny-imagenet-transformer"
-KIND = "tiny-imagenet-small-64"
+RIVAL = RESULTS / "tiny-imagenet-transformer"
 
 
-def run_of(name: str, steps: int, seed: int) -> dict:
-    "The row of a run at the best learning rate; its `run` is the name of its files."
-    pattern = f"{KIND}-{name}-{steps}-*-{seed}.json"
-    found = sorted((ROOT / "results/image-pair").glob(pattern))
-    if len(found) != 1:
-        raise SystemExit(f"results/image-pair: {len(found)} runs match {pattern}")
-    return json.loads(found[0].read_text()) | {"run": found[0].stem}
+def stages(run: str) -> list[dict]:
+    """The rows of a run, as `folder/name` below results/, and of the runs that its
+    weights come from, the first one first; each with its `run`.
+    """
+    row = json.loads((RESULTS / f"{run}.json").read_text()) | {"run": run}
+    before = stages(f"image-pair/{row['from']}") if "from" in row else []
+    return [*before, row]
+
+
+def chosen(file: Path):
+    "The model of a run, and what the file of its weights says of the run."
+    run = file.resolve().relative_to(RESULTS).with_suffix("").as_posix()
+    rows = stages(run)
+    kept = ("run", "seed", "commit", "validation_mse", "test_mse")
+    meta = {key: rows[-1][key] for key in kept}
+    meta["step"] = sum(row["best_step"] for row in rows)
+    print(f"{run}: test error {meta['test_mse']:.4f}")
+    return load_model(RESULTS / f"{run}.safetensors"), meta
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs/image-pair")
+    parser.add_argument("run", type=Path, help="of the model to ship: a result's file")
+    parser.add_argument("rival", type=Path, help="of the transformer, likewise")
     args = parser.parse_args()
-    for name in ("et-operations", "transformer"):
-        row = run_of(name, args.steps, args.seed)
-        path = args.runs / row["run"] / "best.safetensors"
-        if not path.exists():  # the weights of a long run are kept beside its result
-            path = ROOT / "results/image-pair" / f"{row['run']}.safetensors"
-        model = load_model(path)
-        kept = ("run", "seed", "best_step", "commit", "validation_mse", "test_mse")
-        meta = {key: row[key] for key in kept} | {"step": row["best_step"]}
-        if name == "transformer":
-            RIVAL.mkdir(exist_ok=True)
-            _save_pretrained(RIVAL, model, meta)
-        else:
-            save_model(SHIPPED, model, meta)
-        print(f"{row['run']}: test error {row['test_mse']:.4f}")
+    save_model(SHIPPED, *chosen(args.run))
+    RIVAL.mkdir(exist_ok=True)
+    _save_pretrained(RIVAL, *chosen(args.rival))
 
 
 if __name__ == "__main__":
