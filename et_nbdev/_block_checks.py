@@ -125,9 +125,10 @@ def check_memory(dim, num_memories, activation, power, beta):
     `HopfieldMemory`.
     """
     check_sizes(dim=dim, num_memories=num_memories)
-    if activation not in ("relu", "power", "softmax"):
+    if activation not in ("relu", "power", "gelu", "softmax"):
         raise ValueError(
-            f"activation: expected 'relu', 'power' or 'softmax', got {activation!r}"
+            "activation: expected 'relu', 'power', 'gelu' or 'softmax', got"
+            f" {activation!r}"
         )
     if not (np.ndim(power) == 0 and 2 <= power < np.inf):
         raise ValueError(f"power: expected a finite number ≥ 2, got {power}")

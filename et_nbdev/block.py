@@ -150,7 +150,7 @@ class EnergyTransformer(Block):
         self_attention: bool = False,
         normalize: bool = False,
         positions: RelativePositions | RelativeDistances | None = None,
-        activation: Literal["relu", "power", "softmax"] = "relu",
+        activation: Literal["relu", "power", "gelu", "softmax"] = "relu",
         power: float = 3.0,
         memory_beta: float = 1.0,
         eps: float = 1e-5,

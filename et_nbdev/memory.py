@@ -11,6 +11,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.scipy.stats import norm as normal
 from jaxtyping import Array, Float
 
 from ._block_checks import check_memory
@@ -18,9 +19,21 @@ from ._checks import at_least_float32, signed
 from .energy import Energy
 
 # %% ../nbs/04_memory.ipynb #1e65440e
+def _reward_and_hidden(
+    a: Float[Array, "... K"], activation: Literal["relu", "power", "gelu"], n: float
+) -> tuple[Float[Array, "... K"], Float[Array, "... K"]]:
+    "The reward F of each overlap, and the hidden activity h = F'."
+    if activation == "gelu":
+        cdf, density = normal.cdf(a), normal.pdf(a)
+        return ((a**2 - 1) * cdf + a * density) / 2, a * cdf
+    n, r = 2.0 if activation == "relu" else n, jax.nn.relu(a)
+    h = r if n == 2 else r ** (n - 1)
+    return h * r / n, h
+
+
 def _energy_and_hidden(
     a: Float[Array, "... K"],  # overlaps of a token with the memories
-    activation: Literal["relu", "power", "softmax"],
+    activation: Literal["relu", "power", "gelu", "softmax"],
     power: float,  # n, for "power"
     beta: float,  # inverse temperature, for "softmax"
 ) -> tuple[Float[Array, "..."], Float[Array, "... K"]]:
@@ -31,9 +44,8 @@ def _energy_and_hidden(
         p = jnp.exp(beta * (a - top))
         z = p.sum(-1, keepdims=True)
         return -(top + jnp.log(z) / beta)[..., 0], p / z
-    n, r = 2.0 if activation == "relu" else power, jax.nn.relu(a)
-    h = r if n == 2 else r ** (n - 1)
-    return -jnp.sum(h * r, -1) / n, h
+    reward, h = _reward_and_hidden(a, activation, power)
+    return -reward.sum(-1), h
 
 # %% ../nbs/04_memory.ipynb #ee5bace2
 @signed
@@ -45,6 +57,8 @@ class HopfieldMemory(Energy):
 
     - "relu": $E = -\frac12\sum_B\sum_\mu r(a_{\mu B})^2$, the paper's choice;
     - "power": $E = -\frac1n\sum_B\sum_\mu r(a_{\mu B})^n$, n = `power` ≥ 2;
+    - "gelu": $E = -\frac12\sum_B\sum_\mu (a^2-1)\,\Phi(a) + a\,\varphi(a)$ at $a =
+      a_{\mu B}$, with the normal distribution's Φ and density φ: h is GELU;
     - "softmax": $E = -\frac1\beta\sum_B\log\sum_\mu\exp(\beta a_{\mu B})$, with its own
       inverse temperature β = `beta`.
 
@@ -57,7 +71,7 @@ class HopfieldMemory(Energy):
         self,
         dim: int,
         num_memories: int,
-        activation: Literal["relu", "power", "softmax"] = "relu",
+        activation: Literal["relu", "power", "gelu", "softmax"] = "relu",
         *,
         power: float = 3.0,
         beta: float = 1.0,
@@ -87,7 +101,7 @@ class HopfieldMemory(Energy):
         return _energy_and_hidden(a, self.activation, self.power, self.beta)
 
     def hidden(self, g: Float[Array, "... N D"]) -> Float[Array, "... N K"]:
-        "Activity of the memories, h = −∂E/∂a: r(a), r(a)ⁿ⁻¹, or softmax(βa)."
+        "Activity of the memories, h = −∂E/∂a: r(a), r(a)ⁿ⁻¹, GELU or softmax(βa)."
         return self._energy_and_hidden(g)[1]
 
     def token_energy(self, g: Float[Array, "... N D"]) -> Float[Array, "... N"]:
@@ -108,14 +122,15 @@ class HopfieldMemory(Energy):
 # %% ../nbs/04_memory.ipynb #75a6022e
 @signed
 class SignedMemory(HopfieldMemory):
-    r"""ReLU memories with thresholds b and fixed signs s: $E = -\frac12\sum_B\sum_\mu
-    s_\mu\, r(\xi_\mu\cdot g_B + b_\mu)^2$.
+    r"""Memories with thresholds b and fixed signs s: $E = -\sum_B\sum_\mu s_\mu\,
+    F(\xi_\mu\cdot g_B + b_\mu)$, with the rewards F of `HopfieldMemory`: $\frac12
+    r(a)^2$ for "relu", the integral of GELU for "gelu".
 
     A memory with a negative sign repels: it raises the energy of tokens that point
     along it. `negative` is the fraction of such memories, between 0 and 1: the last
     round(`negative` · K) of them. The thresholds are learned and start at 0.
-    Parameters: K·D + K. Raises ValueError if `negative` is out of range, and what
-    `HopfieldMemory` raises.
+    Parameters: K·D + K. Raises ValueError if `negative` is out of range or the
+    activation another one, and what `HopfieldMemory` raises.
     """
 
     def __init__(
@@ -123,6 +138,7 @@ class SignedMemory(HopfieldMemory):
         dim: int,
         num_memories: int,
         negative: float = 0.25,
+        activation: Literal["relu", "gelu"] = "relu",
         *,
         init_scale: float | None = None,
         dtype=None,
@@ -130,7 +146,11 @@ class SignedMemory(HopfieldMemory):
         rngs: nnx.Rngs,
     ):
         options = dict(init_scale=init_scale, dtype=dtype, param_dtype=param_dtype)
-        super().__init__(dim, num_memories, rngs=rngs, **options)
+        super().__init__(dim, num_memories, activation, rngs=rngs, **options)
+        if activation not in ("relu", "gelu"):
+            raise ValueError(
+                f"activation: with signs expected 'relu' or 'gelu', got {activation!r}"
+            )
         if not 0 <= negative <= 1:
             raise ValueError(f"negative: expected a share in [0, 1], got {negative}")
         self.num_negative = round(negative * num_memories)
@@ -140,13 +160,15 @@ class SignedMemory(HopfieldMemory):
     energy_and_update = HopfieldMemory.energy_and_update
 
     def hidden(self, g: Float[Array, "... N D"]) -> Float[Array, "... N K"]:
-        "Activity of the memories, h = −∂E/∂a = s r(a + b)."
+        "Activity of the memories, h = −∂E/∂a = s F'(a + b)."
         return self._energy_and_hidden(g)[1]
 
     def _energy_and_hidden(self, g):
         a = self.overlap(g)
-        b = self.threshold[...].astype(a.dtype)
-        s = jnp.where(jnp.arange(len(b)) < len(b) - self.num_negative, 1, -1)
-        r = jax.nn.relu(a + b.reshape((1,) * (a.ndim - 1) + b.shape))
-        h = s.astype(a.dtype).reshape((1,) * (a.ndim - 1) + s.shape) * r
-        return -jnp.sum(h * r, -1) / 2, h
+        last = jnp.arange(self.num_memories) >= self.num_memories - self.num_negative
+        s, b = (
+            v.astype(a.dtype).reshape((1,) * (a.ndim - 1) + v.shape)
+            for v in (jnp.where(last, -1, 1), self.threshold[...])
+        )
+        reward, h = _reward_and_hidden(a + b, self.activation, 2.0)
+        return -jnp.sum(s * reward, -1), s * h

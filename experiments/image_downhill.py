@@ -5,12 +5,11 @@ energy of every picture. Here its weights, those best on validation, are trained
 some more steps, with a price on every step that does not lower E by a hundredth. They
 are read from `--runs` or else from results/image-pair, which keeps those of ten passes.
 
-    loss + λ · mean over pictures of Σ_t max(0, (E_t+1 − E_t) / |E_t| + margin)
+    loss + λ · mean over pictures of Σ_t max(0, (E_t+1 − E_t) / |E_t| + 1/100)
 
-The energies are those that the module reports, and the price is differentiated through
-the whole descent, except |E_t|, which only sets its unit. With λ = 0 the same steps are
-taken without a price, to tell what they alone do. The rate starts again, lower, and
-falls to nothing.
+This is the library's loss with `downhill` = λ. With λ = 0 the same steps are taken
+without a price, to tell what they alone do. The rate starts again, lower, and falls to
+nothing.
 
     python experiments/image_downhill.py                # seeds 0, 1, 2
     python experiments/image_downhill.py --price 0      # without a price
@@ -26,19 +25,16 @@ written when it ends, and is resumed from its checkpoint in runs/image-downhill.
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from et_nbdev.training.checkpoint import _load_checkpoint
 from et_nbdev.training.fit import fit
 from et_nbdev.training.loop import OptimConfig
-from et_nbdev.vision._picture_arrays import _augment
-from et_nbdev.vision.data import batches, normalize, occlude, patchify
-from et_nbdev.vision.train import TrainConfig, _completion_loss
+from et_nbdev.vision.data import batches
+from et_nbdev.vision.train import _loss_for
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -47,35 +43,6 @@ from image_pair import Job, Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "et-metric-operations"
-MARGIN = 0.01  # each step should lower E by this fraction of it
-
-
-def price(energies):
-    "Energies (T+1, B) -> what their rises cost, in units of the energy."
-    unit = jax.lax.stop_gradient(jnp.abs(energies[:-1]))
-    rises = jnp.diff(energies, axis=0) / unit + MARGIN
-    return jnp.mean(jnp.sum(jnp.maximum(rises, 0), 0))
-
-
-def loss_for(config: TrainConfig, weight: float):
-    "The loss of `et_nbdev.vision.train`, and the price."
-    c = config.model
-
-    def loss(model, images, key):
-        look, hide = jax.random.split(key)
-        images = _augment(
-            look, images, scale=(1, 1), ratio=(1, 1), flip=config.flip, jitter=0.0
-        )
-        patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
-        hidden, masked = occlude(
-            hide, len(images), c.num_tokens, config.num_occluded, config.open_fraction
-        )
-        x, path = model.descend(patches, masked)
-        error = _completion_loss(model.decode(x), patches, hidden)
-        paid = price(path.energies.total)
-        return error + weight * paid, {"price": paid}
-
-    return loss
 
 
 def trained(plan: Plan, job: Job, images: dict, runs: Path):
@@ -109,7 +76,7 @@ def run(plan: Plan, job: Job, images, runs: Path, folder: Path, args) -> dict:
     seed = job.seed + 100
     result = fit(
         model,
-        loss_for(config, args.price),
+        _loss_for(replace(config, downhill=args.price)),
         lambda start: batches(
             images["train"], config.batch_size, seed=seed, start=start
         ),
@@ -118,14 +85,13 @@ def run(plan: Plan, job: Job, images, runs: Path, folder: Path, args) -> dict:
         folder=folder,
         validate=validate,
         every=-(-args.more // 6),
-        config=asdict(config)
-        | {"from": job.file(plan), "price": args.price, "margin": MARGIN},
+        config=asdict(config) | {"from": job.file(plan), "price": args.price},
         progress=False,
     )
     kept = next(r for r in result.history if r["step"] == result.best_step)
     errors = image_pair.score_of(result.model, config, images["test"])
     about = {"from": job.file(plan), "seed": job.seed, "optim": asdict(optim)}
-    about |= {"price": args.price, "margin": MARGIN, "best_step": result.best_step}
+    about |= {"price": args.price, "best_step": result.best_step}
     about |= {"validation_before": float(before), "test_errors": errors}
     about |= {"validation_mse": kept["validation_error"]}
     about |= {

@@ -9,6 +9,7 @@
                       does not grow with their number
     et-metric         the first with a step size for every channel, along the turning
                       force, in place of the gate for every token
+    et-gelu           the same with GELU in place of ReLU as the memories' activity
     transformer       a weight-shared transformer with a free table of relative positions
     transformer-gated the same with a factor for every channel of what its block adds,
                       from the same map as et-metric's
@@ -331,6 +332,10 @@ def _per_channel(c: ImageConfig) -> ImageConfig:
     return replace(_all_options(c), gate_steps=False, channel_steps=True)
 
 
+def _per_channel_gelu(c: ImageConfig) -> ImageConfig:
+    return replace(_per_channel(c), activation="gelu")
+
+
 def _as_in_the_paper(c: ImageConfig) -> ImageConfig:
     scales = dict(position_scale=0.02, mask_scale=0.02, init_scale=0.02)
     return replace(c, steps=12, step_size=0.1, position_init="normal", **scales)
@@ -348,6 +353,7 @@ DESIGNS = {
     "et": (EnergyModel, _all_options),
     "et-small": (EnergyModel, _all_options),  # how small, `sized` says
     "et-metric": (EnergyModel, _per_channel),
+    "et-gelu": (EnergyModel, _per_channel_gelu),
     "transformer": (ConventionalModel, partial(_conventional, relative="zero")),
     "transformer-small": (
         SmallConventionalModel,
@@ -367,6 +373,7 @@ FIRST_RATE = {
     "et": 1.1e-2,
     "et-small": 1.1e-2,
     "et-metric": 4.5e-2,
+    "et-gelu": 4.5e-2,
     "transformer": 1.1e-2,
     "transformer-small": 1.6e-2,
     "transformer-gated": 1.6e-2,
@@ -386,7 +393,14 @@ NAMES = (
     "transformer-gated-operations",
     *(
         f"{name}-{by}"
-        for name in ("et-metric", "et-small", "et-paper", "hyperset", "hyperset-true")
+        for name in (
+            "et-metric",
+            "et-gelu",
+            "et-small",
+            "et-paper",
+            "hyperset",
+            "hyperset-true",
+        )
         for by in COMPARISONS
     ),
 )

@@ -11,6 +11,7 @@ make up for the operations, so all cost as much as the transformer of that compa
     fixed beta           β stays 4/√Y
     without signs        all memories attract, no thresholds
     half negative        half of the memories repel, a quarter in the model
+    gelu                 GELU in place of ReLU as the memories' activity
     token sizes          a gate for every token in place of a size for every channel
     learned steps        neither: a learned α for every step
     fixed steps          α = 1
@@ -41,6 +42,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -90,6 +92,7 @@ VARIANTS: dict[str, dict] = {
     "fixed beta": dict(beta_per_head=False, learn_beta=False),
     "without signs": dict(negative_memories=None),
     "half negative": dict(negative_memories=0.5),
+    "gelu": dict(activation="gelu"),
     "token sizes": dict(channel_steps=False, gate_steps=True),
     "learned steps": dict(channel_steps=False, step_size=1.0),
     "fixed steps": dict(channel_steps=False, learn_steps=False, step_size=1.0),
@@ -121,17 +124,17 @@ def loss_for(config, name: str):
         return last
 
     def mean(model, images, key):
-        completions = []
+        states = []
 
         def after(t):
-            def complete(patches, masked, **_):
+            def descend(patches, masked, **_):
                 # the key is the same for all t, and so are the patches
-                if not completions:
-                    states = model.descend(patches, masked, states=True)[1].states
-                    completions.extend(model.decode(states))
-                return completions[t]
+                if not states:
+                    path = model.descend(patches, masked, states=True)[1]
+                    states.extend(path.states)
+                return states[t], None
 
-            return complete
+            return SimpleNamespace(descend=descend, decode=model.decode)
 
         steps = range(1, config.model.steps + 1)
         losses = [last(after(t), images, key)[0] for t in steps]

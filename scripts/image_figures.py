@@ -120,11 +120,40 @@ def dynamics(model, images, pictures=500) -> dict:
     return {"step": list(range(STEPS + 1)), **found, **about, **_provenance()}
 
 
-def training() -> list[dict]:
-    "The runs that the shipped weights come from, the first one first."
+def shipped_run() -> str:
+    "The run that the shipped weights say they come from."
     with safe_open(SHIPPED, "np") as file:
-        run = json.loads(file.metadata()["meta"])["run"]
-    return stages(run)
+        return json.loads(file.metadata()["meta"])["run"]
+
+
+def command(row: dict) -> str:
+    "What makes such a run."
+    if "from" in row:
+        return f"python experiments/image_downhill.py --seeds {row['seed']}"
+    script = "image_lanes" if "lanes" in row else "image_pair"
+    return (
+        f"python experiments/{script}.py --only {row['name']} --steps {row['steps']}"
+        f" --lr {row['lr']:g} --longer 0"
+    )
+
+
+def about(row: dict) -> dict:
+    "What the model's card says of a run."
+    kept = ("run", "seed", "best_step", "test_mse", "seconds", "precision")
+    kept += ("commit", "device", "cores", "jax", "date")
+    steps = row["optim"]["steps"] if "from" in row else row["steps"]
+    found = {name: row[name] for name in kept}
+    return found | {"steps": steps, "command": command(row)}
+
+
+def note(rows: list[dict]) -> str:
+    "What the training on with a price on rises has changed."
+    up = [f"{row['steps_up']} of {row['steps_observed']:,}" for row in rows]
+    return (
+        f"The first training ended at {rows[0]['test_mse']:.4f}, and {up[0]} of its"
+        " steps on test pictures raised the energy. The second put a price on rises;"
+        f" after it {up[1]} did. The transformer below had a training like the first."
+    )
 
 
 def scores(model, rival, images) -> dict:
@@ -134,8 +163,7 @@ def scores(model, rival, images) -> dict:
     errors["weight-shared transformer"] = evaluate(rival, images, n)
     for name, fill in tqdm(_FILLS.items(), "fills"):
         errors[name] = _evaluate_fill(fill, images, model.config, n)
-    rows = training()
-    about = ("run", "seed", "best_step", "seconds", "commit", "device", "cores", "date")
+    rows = stages(shipped_run())
     return {
         **_summary(errors),
         **_provenance(),
@@ -145,7 +173,8 @@ def scores(model, rival, images) -> dict:
         "config": rows[-1]["config"] | {"model": asdict(model.config)},
         "parameters": rows[0]["parameters"],
         "training_seconds": sum(row["seconds"] for row in rows),
-        "training": [{name: row[name] for name in about} for row in rows],
+        "training": [about(row) for row in rows],
+        "note": note(rows),
     }
 
 

@@ -39,9 +39,8 @@ def weights_of(path):
     return meta, count
 
 
-def kept(folder, name="metrics"):
-    path = ROOT / "results" / folder / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8"))
+def kept(name):
+    return json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def rival_of(stem, metrics):
@@ -49,35 +48,51 @@ def rival_of(stem, metrics):
     folder = stem.replace("tiny-imagenet", "tiny-imagenet-transformer")
     name = "weight-shared transformer"
     if name in metrics["masked_patch_mse"]:
-        run = kept(folder, "config")["run"]
-        row = kept("image-pair", run)
+        row = kept(kept(f"{folder}/config")["run"])
         return row["parameters"], score(metrics, name)
     if folder != stem:
-        other = kept(folder)
+        other = kept(f"{folder}/metrics")
         return other["parameters"], score(other, name)
     return None
 
 
-def seeds(metrics):
-    """Which seed, and how far runs of several seeds lie apart: of the same length, or
-    shorter ones of the same model.
-    """
-    own = f"seed {metrics['config']['seed']}"
-    if "run" not in metrics:
-        return f"one run, {own}"
-    model = metrics["run"].rsplit("-", 3)[0]  # then the steps, the rate, the seed
-    errors = {}
-    for path in sorted((ROOT / "results/image-pair").glob(f"{model}-*.json")):
-        row = json.loads(path.read_text())
-        if "test_mse" in row:
-            errors.setdefault(row["steps"], []).append(row["test_mse"])
-    steps = max(steps for steps, found in errors.items() if len(found) > 1)
-    found = errors[steps]
-    same = steps == metrics["config"]["optim"]["steps"]
-    return (
-        f"{own}{'' if same else ', one run'}; {len(found)} runs of {steps:,} steps ended"
-        f" at {np.mean(found):.4f} ± {np.std(found, ddof=1):.4f} (test pictures)"
+def alike(row, other):
+    "Do the rows of two runs differ in their seed alone?"
+    unseeded = [r["config"] | {"seed": None} for r in (row, other)]
+    return unseeded[0] == unseeded[1] and all(
+        row.get(key) == other.get(key) for key in ("optim", "price")
     )
+
+
+def seeds(metrics):
+    "Which seed, and how far the runs of all seeds lie apart."
+    own = f"seed {metrics['config']['seed']}"
+    if "training" not in metrics:
+        return f"one run, {own}"
+    run = metrics["training"][-1]["run"]
+    paths = (ROOT / "results" / run).parent.glob("*.json")
+    rows = [json.loads(path.read_text()) for path in paths]
+    rows = [row for row in rows if alike(row, kept(run))]
+    errors = [row["test_mse"] for row in rows]
+    best = min(rows, key=lambda row: row["validation_mse"])
+    assert f"seed {best['seed']}" == own
+    return (
+        f"{own}, of {len(rows)} the best on validation; they ended at"
+        f" {np.mean(errors):.4f} ± {np.std(errors, ddof=1):.4f} (test pictures)"
+    )
+
+
+def stages(meta, metrics):
+    "The trainings that the weights come from, the first one first."
+    alone = metrics | {"steps": meta["step"], "seconds": metrics["training_seconds"]}
+    rows = metrics.get("training", [alone])
+    batch = {"batch_size": metrics["config"]["batch_size"]}
+    return [row | batch | {"minutes": row["seconds"] / 60} for row in rows]
+
+
+def joined(stages, text):
+    "What `text` says of each, one after the other."
+    return "; then ".join(text.format(**stage) for stage in stages)
 
 
 def score(metrics, name):
@@ -115,13 +130,12 @@ def model_of(config):
 
 def card(path):
     meta, count = weights_of(path)
-    metrics = kept(path.stem)
+    metrics = kept(f"{path.stem}/metrics")
     config, model = metrics["config"], meta["config"]["model"]
     data, terms = DATA[metrics["data"]]
-    rival = rival_of(path.stem, metrics)
+    rival, runs = rival_of(path.stem, metrics), stages(meta, metrics)
     seen = meta["step"] * config["batch_size"]
     size, color = model["image_size"], "gray" if model["channels"] == 1 else "color"
-    commit = metrics["commit"]
     note = metrics.get("note", "").rstrip(".")
     about = [
         ("model", model_of(model) + f"; {count:,} parameters"),
@@ -130,14 +144,17 @@ def card(path):
         ("terms of the data", terms),
         (
             "budget",
-            f"{meta['step']:,} steps of {config['batch_size']} pictures,"
-            f" {seen:,} in all; {metrics['training_seconds'] / 60:.0f} minutes on"
-            f" {metrics['device']}, {metrics['cores']} cores",
+            joined(
+                runs,
+                "{steps:,} steps of {batch_size} pictures in {minutes:.0f} minutes on"
+                " {device}, {cores} cores",
+            )
+            + f"; {seen:,} pictures in all",
         ),
         ("seeds", seeds(metrics)),
-        ("chosen", f"the weights of step {metrics['best_step']:,}, on validation"),
-        ("command", f"`{metrics['command']}`"),
-        ("code", f"commit {commit}, JAX {metrics['jax']}, {metrics['date'][:10]}"),
+        ("chosen", joined(runs, "the weights of step {best_step:,}, on validation")),
+        ("command", joined(runs, "`{command}`")),
+        ("code", joined(runs, "commit {commit}, JAX {jax}, {date:.10}")),
         ("licence of the weights", "Apache-2.0, that of the library"),
     ]
     shown = f"{metrics['pictures']:,} pictures of the {metrics['split']} split"

@@ -342,7 +342,7 @@ def test_the_descent_knows_no_order_of_tokens(x64):
     step_size=st.sampled_from([1e-3, 0.01, 0.05]),
     gamma=st.sampled_from([0.3, 1.0, 2.0]),
     masked=st.booleans(),
-    activation=st.sampled_from(["relu", "power", "softmax"]),
+    activation=st.sampled_from(["relu", "power", "gelu", "softmax"]),
 )
 def test_energy_falls_at_small_steps(x64, seed, step_size, gamma, masked, activation):
     rng = np.random.default_rng(seed)

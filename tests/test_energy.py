@@ -3,7 +3,7 @@ beside the modules, over random shapes and options.
 """
 
 from functools import partial
-from math import exp, log, prod, sqrt
+from math import erf, exp, log, pi, prod, sqrt
 
 import jax
 import jax.numpy as jnp
@@ -46,10 +46,12 @@ ACTIVATIONS = [
     ("power", 2.0, 1.0),
     ("power", 2.5, 1.0),
     ("power", 3.0, 1.0),
+    ("gelu", 3.0, 1.0),
     ("softmax", 3.0, 0.4),
     ("softmax", 3.0, 3.0),
 ]
 SIGNED = ("signed", 2.0, 1.0)
+SIGNED_GELU = ("signed gelu", 2.0, 1.0)
 # what is multiplied with the scores, and what is added to them
 PAIRS = [(), ("weights",), ("bias",), ("weights", "bias")]
 
@@ -90,7 +92,7 @@ blocks = st.fixed_dictionaries(
         self_attention=st.booleans(),
         normalize=st.booleans(),
         positions=st.booleans(),
-        activation=st.sampled_from([*ACTIVATIONS, SIGNED]),
+        activation=st.sampled_from([*ACTIVATIONS, SIGNED, SIGNED_GELU]),
         mask=st.sampled_from(["per sample", *MASKS]),
         gamma=st.sampled_from([1.7, 0.2]),
         seed=SEED,
@@ -133,10 +135,11 @@ def attention_of(c, rng, kind=EnergyAttention):
 
 
 def memory_of(c, activation, rng, kind=HopfieldMemory):
-    "With the activation SIGNED: thresholds, and two fifths of the memories repel."
+    "With signs: thresholds, and two fifths of the memories repel."
     name, power, beta = activation
-    if activation == SIGNED:
-        kind, options = SignedMemory, dict(negative=0.4)
+    if activation in (SIGNED, SIGNED_GELU):
+        gelu = "gelu" if activation == SIGNED_GELU else "relu"
+        kind, options = SignedMemory, dict(negative=0.4, activation=gelu)
     else:
         options = dict(activation=name, power=power, beta=beta)
     make = lambda: kind(
@@ -295,6 +298,12 @@ def memory_by_index(g, xi, activation, threshold=None, negative=0):
             Z = sum(exp(beta * s) for s in a)
             E -= log(Z) / beta
             h = [exp(beta * s) / Z for s in a]
+        elif name.endswith("gelu"):
+            cdf = [(1 + erf(o / sqrt(2))) / 2 for o in a]
+            density = [exp(-o * o / 2) / sqrt(2 * pi) for o in a]
+            for s, o, P, p in zip(sign, a, cdf, density):
+                E -= s * ((o * o - 1) * P + o * p) / 2
+            h = [s * o * P for s, o, P in zip(sign, a, cdf)]
         else:
             n = 2.0 if name == "relu" else n
             E -= sum(s * max(o, 0.0) ** n for s, o in zip(sign, a)) / n
@@ -349,7 +358,7 @@ def check_formulas(module, g, self_attention=False, activation=None, **context):
     if isinstance(module, HopfieldMemory):
         signs = (
             (np.asarray(module.threshold[...]), module.num_negative)
-            if activation == SIGNED
+            if activation in (SIGNED, SIGNED_GELU)
             else ()
         )
         xi = np.asarray(module.xi[...])
@@ -555,7 +564,7 @@ def test_a_lone_token_sees_only_itself(x64):
 # memory
 
 
-@pytest.mark.parametrize("activation", [*ACTIVATIONS, SIGNED], ids=str)
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, SIGNED, SIGNED_GELU], ids=str)
 @examples(2)
 @given(c=memories)
 def test_memory_is_its_formula_and_its_update_is_the_gradient(x64, activation, c):
@@ -567,7 +576,7 @@ def test_memory_is_its_formula_and_its_update_is_the_gradient(x64, activation, c
 
 
 @examples(6)
-@given(c=memories, activation=st.sampled_from([*ACTIVATIONS, SIGNED]))
+@given(c=memories, activation=st.sampled_from([*ACTIVATIONS, SIGNED, SIGNED_GELU]))
 def test_memory_takes_every_token_by_itself(x64, c, activation):
     rng = np.random.default_rng(c["seed"])
     memory, g = memory_of(c, activation, rng), tokens_of(c, rng)
@@ -578,7 +587,7 @@ def test_memory_takes_every_token_by_itself(x64, c, activation):
     p = rng.permutation(c["N"])
     for a, b in zip(both(memory, g[..., p, :]), (E, u[..., p, :])):
         assert_close(a, b, rtol=1e-12, atol=1e-14)
-    if activation == SIGNED:  # the last memories are those that repel
+    if activation in (SIGNED, SIGNED_GELU):  # the last memories are those that repel
         return
     q = rng.permutation(c["K"])  # nor is there an order among memories
     memory.xi[...] = jnp.asarray(np.asarray(memory.xi[...])[q])
@@ -591,7 +600,8 @@ def test_hidden_activity_is_what_the_memories_send_back(x64, activation):
     rng = np.random.default_rng(1)
     memory, g = memory_of(dict(D=4, K=5), activation, rng), rng.normal(size=(2, 3, 4))
     hidden = np.asarray(jax.jit(memory.hidden)(g))
-    assert hidden.shape == (2, 3, 5) and (hidden >= 0).all()
+    lowest = -0.17 if activation[0] == "gelu" else 0  # that of GELU, at -0.75
+    assert hidden.shape == (2, 3, 5) and (hidden >= lowest).all()
     assert_close(update(memory, g), hidden @ np.asarray(memory.xi[...]), rtol=1e-12)
     if activation[0] == "softmax":
         assert_close(hidden.sum(-1), np.ones((2, 3)), rtol=1e-14)
@@ -1014,7 +1024,7 @@ def test_derivatives_of_the_attention_update(
     check_second_derivatives(attention, g, rng.normal(size=g.shape), **pairs)
 
 
-@pytest.mark.parametrize("activation", [*ACTIVATIONS, SIGNED], ids=str)
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, SIGNED, SIGNED_GELU], ids=str)
 def test_derivatives_of_the_memory_update(x64, activation):
     rng = np.random.default_rng(0)
     c = dict(lead=(2,), N=3, D=4, K=5)
@@ -1136,17 +1146,20 @@ def test_scores_of_ten_thousand_do_not_overflow_in_single_precision(
         ("power", 3.0, 1.0),
         ("softmax", 3.0, 1.0),
         ("softmax", 3.0, 1e4),
+        ("gelu", 3.0, 1.0),
         SIGNED,
+        SIGNED_GELU,
     ],
     ids=str,
 )
 def test_large_overlaps_do_not_overflow_in_single_precision(x64, activation):
     rng = np.random.default_rng(7)
     name, power, beta = activation
+    rngs = dict(rngs=nnx.Rngs(0))
     memory = (
-        SignedMemory(8, 6, 0.4, rngs=nnx.Rngs(0))
-        if activation == SIGNED
-        else HopfieldMemory(8, 6, name, power=power, beta=beta, rngs=nnx.Rngs(0))
+        SignedMemory(8, 6, 0.4, "relu" if activation == SIGNED else "gelu", **rngs)
+        if activation in (SIGNED, SIGNED_GELU)
+        else HopfieldMemory(8, 6, name, power=power, beta=beta, **rngs)
     )
     g = ((1.0 if beta > 1 else 1e4) * rng.normal(size=(2, 4, 8))).astype(np.float32)
     single_is_double(memory, g, 1e-5 if beta == 1 else 2e-2)
@@ -1167,7 +1180,9 @@ def _energies_and_update(graphdef, state, x, mask):
         ("relu", F32, dict(dtype=BF16)),
         ("power", F32, dict(dtype=BF16)),
         ("softmax", F32, dict(dtype=BF16)),
+        ("gelu", F32, dict(dtype=BF16)),
         ("relu", BF16, dict()),
+        ("gelu", BF16, dict()),
         ("softmax", BF16, dict(dtype=BF16)),
         ("relu", F32, dict(dtype=BF16, normalize=True)),
         ("relu", BF16, dict(normalize=True)),
@@ -1466,13 +1481,17 @@ NAN, INF = float("nan"), float("inf")
         (partial(RelativePositions, 3, 0), "num_heads"),
         (partial(RelativePositions, 3, 2, "far"), "start.*zero.*distance"),
         *[(partial(signed, 4, 5, share), "negative") for share in (-0.1, 1.1, NAN)],
+        *[
+            (partial(signed, 4, 5, 0.5, name), "activation.*signs.*relu.*gelu")
+            for name in ("power", "softmax")
+        ],
         (partial(signed, 4, 0), "num_memories"),
         (partial(memory, 0, 5), "dim"),
         (partial(memory, 4, 0, "softmax"), "num_memories"),
         (partial(memory, 4, -1), "num_memories"),
         *[
             (partial(memory, 4, 5, name), "activation.*relu.*power.*softmax")
-            for name in ("gelu", "ReLU", "", None, 2)
+            for name in ("GELU", "ReLU", "", None, 2)
         ],
         *[
             (partial(memory, 4, 5, "power", power=n), "power")

@@ -56,6 +56,7 @@ from et_nbdev.vision.train import (
     _loss_for,
     _main,
     _prepare,
+    _price_of_rises,
     evaluate,
 )
 
@@ -543,8 +544,11 @@ class Answer(ImageEnergyTransformer):
     def __init__(self, f, config=CONFIG):
         self.f, self.config = f, config
 
-    def __call__(self, patches, masked, **options):
-        return self.f(patches, masked)
+    def descend(self, patches, masked, **options):
+        return self.f(patches, masked), None
+
+    def decode(self, x):
+        return x
 
 
 # the paper's 196 tokens
@@ -642,6 +646,32 @@ def test_the_loss_is_a_function_of_its_key():
     assert a == b != c and np.isfinite([a, c]).all()
 
 
+def test_rises_have_a_price():
+    # of two pictures, one falls far, and one rises by a half, then falls by a quarter
+    energies = jnp.array([[-10.0, -10.0], [-20.0, -5.0], [-40.0, -6.25]])
+    assert _price_of_rises(energies) == pytest.approx((0.5 + 0.01) / 2, rel=1e-6)
+    # a fall by less than a hundredth has its price, too
+    flat = _price_of_rises(jnp.array([[-10.0], [-10.0], [-10.05]]))
+    assert flat == pytest.approx(0.01 + 0.005, rel=1e-4)
+    # no gradient passes through |E_t|
+    slope = jax.grad(_price_of_rises)(energies)
+    np.testing.assert_allclose(slope, [[0, -0.05], [0, 0.05], [0, 0]], atol=1e-7)
+
+
+def test_the_price_of_rises_is_part_of_the_loss():
+    free = TrainConfig(CONFIG)
+    # so short that E falls by less than a hundredth
+    net, images = build(step_size=1e-6), jnp.asarray(PICTURES)
+    loss = lambda config: _loss_for(config)(net, images, jax.random.key(0))
+    error, metrics = loss(free)
+    assert metrics == {}
+    for weight in (0.5, 2.0):
+        whole, metrics = loss(replace(free, downhill=weight))
+        price = float(metrics["price"])
+        assert price == pytest.approx(0.01 * CONFIG.steps, rel=1e-2)
+        assert float(whole) == pytest.approx(float(error) + weight * price, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     "changes, name",
     [
@@ -658,11 +688,15 @@ def test_the_loss_is_a_function_of_its_key():
         (dict(every=0), "every"),
         (dict(validate_on=0), "validate_on"),
         (dict(seed=-1), "seed"),
+        (dict(downhill=-1.0), "downhill"),
+        (dict(downhill=math.inf), "downhill"),
+        (dict(downhill=math.nan), "downhill"),
+        (dict(model=replace(CONFIG, block="transformer"), downhill=1.0), "downhill"),
     ],
 )
 def test_an_impossible_run_names_the_field(changes, name):
     with pytest.raises(ValueError, match=rf"^{name}\b"):
-        TrainConfig(CONFIG, **changes)
+        TrainConfig(**dict(model=CONFIG) | changes)
 
 
 @pytest.mark.parametrize("share, number", [(0.25, 1), (0.5, 2), (0.75, 3), (1.0, 4)])
@@ -1941,11 +1975,15 @@ def test_shipped_weights_load_and_complete(name):
     x = net.encode(patchify(normalize(pictures, c.mean, c.std), c.patch_size), occluded)
     for t in range(c.steps):
         g, alpha = net.block.norm(x), c.step_size
-        if c.learn_steps:
-            alpha = np.exp(net.solver.log_alpha[...][t])
-            gate = jax.nn.sigmoid(g @ net.solver.w[...] + net.solver.b[...])
-            alpha = alpha * gate[..., None]
-        x = x + alpha * net.block.update(g)
+        move = net.block.update(g)
+        if c.channel_steps:
+            logits = g @ net.solver.W[...].T + net.solver.c[...][None, None, t]
+            alpha = np.exp(net.solver.log_alpha[...][t]) * jax.nn.sigmoid(logits)
+            # σ/γ M u: what the move u does to g, in its direction
+            turned = jax.jvp(net.block.norm, (x,), (move,))[1]
+            sigma = np.sqrt(x.var(-1, keepdims=True) + net.block.norm.eps)
+            move = turned * sigma / net.block.norm.gamma
+        x = x + alpha * move
     drawn = np.asarray(unpatchify(net.decode(x), c.image_size, c.patch_size))
     drawn = np.clip(drawn * np.float32(c.std) + np.float32(c.mean), 0, 1)
     patches = lambda x: np.asarray(patchify(np.asarray(x), c.patch_size))[occluded]

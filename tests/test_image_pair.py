@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -610,34 +611,6 @@ def test_lanes_as_a_command(pair, modules, tmp_path, monkeypatch):
 # --- kept downhill
 
 
-def test_the_price_is_that_of_rises(modules):
-    downhill = modules["image_downhill"]
-    # of two samples, one falls far, and one rises by a half, then falls by a third
-    energies = jnp.array([[-10.0, -10.0], [-20.0, -5.0], [-40.0, -20 / 3]])
-    cost = downhill.price(energies)
-    assert cost == pytest.approx((0.5 + downhill.MARGIN) / 2, rel=1e-6)
-    # a fall by less than the margin has its price, too
-    flat = downhill.price(jnp.array([[-10.0], [-10.0]]))
-    assert flat == pytest.approx(downhill.MARGIN)
-    slope = jax.grad(downhill.price)(energies)
-    np.testing.assert_allclose(slope, [[0, -0.05], [0, 0.05], [0, 0]], atol=1e-7)
-
-
-def test_the_price_is_part_of_the_loss(pair, modules):
-    downhill = modules["image_downhill"]
-    job = pair.Job(downhill.NAME, 6, 0.01, 0)
-    config = pair.configured(plan_of(pair), job, PICTURES)
-    model, key = pair.make(config.model, job.name), jax.random.key(0)
-    # so short that E falls by less than the margin
-    model.solver.log_alpha[...] = jnp.full(2, -20.0)
-    images = jnp.asarray(PICTURES["train"])
-    plain, _ = pair._loss_for(config)(model, images, key)
-    for weight in (0.0, 2.0):
-        whole, found = downhill.loss_for(config, weight)(model, images, key)
-        assert found["price"] > 0.01
-        np.testing.assert_allclose(whole, plain + weight * found["price"], rtol=1e-5)
-
-
 def test_training_goes_on_downhill(pair, modules, tmp_path, monkeypatch, capsys):
     downhill = modules["image_downhill"]
     monkeypatch.setattr(pair, "pictures", lambda plan, folder: PICTURES)
@@ -752,9 +725,10 @@ def test_the_loss_of_every_step_is_their_mean(pair, modules):
     images, key = PICTURES["train"][:4], jax.random.key(0)
     mean = terms.loss_for(config, "every step")(model, images, key)[0]
     last = terms.loss_for(config, "full")
-    each = [
-        last(partial(model, steps=t), images, key)[0]
-        for t in range(1, config.model.steps + 1)
-    ]
+    after = lambda t: SimpleNamespace(
+        descend=partial(model.descend, steps=t), decode=model.decode
+    )
+    steps = range(1, config.model.steps + 1)
+    each = [last(after(t), images, key)[0] for t in steps]
     assert each[0] != each[1]
     np.testing.assert_allclose(mean, np.mean(each), rtol=1e-5)

@@ -44,7 +44,7 @@ def _check_config(c):
         block=("energy", "transformer"),
         dtype=("float32", "bfloat16"),
         position_init=("normal", "waves"),
-        activation=("relu", "power", "softmax"),
+        activation=("relu", "power", "gelu", "softmax"),
     ).items():
         if getattr(c, name) not in known:
             raise ValueError(
@@ -113,10 +113,10 @@ def _check_terms(c):
     if c.negative_memories is None:
         return
     check_share(negative_memories=c.negative_memories)
-    if c.activation != "relu":
+    if c.activation not in ("relu", "gelu"):
         raise ValueError(
-            "negative_memories: memories with signs are ReLU memories, got activation"
-            f" {c.activation!r}"
+            "negative_memories: memories with signs need the activation 'relu' or"
+            f" 'gelu', got {c.activation!r}"
         )
 
 # %% ../../nbs/78_image_model_engine.ipynb #2c6b1792
@@ -187,6 +187,7 @@ def _energy_block(c, rngs: nnx.Rngs) -> EnergyTransformer:
             c.dim,
             c.num_memories,
             c.negative_memories,
+            c.activation,
             init_scale=c.init_scale,
             dtype=dtype,
             rngs=rngs,

@@ -25,3 +25,10 @@ def _check_training(c):
             f"occluded: {c.occluded} of N = {c.model.num_tokens} tokens"
             " leaves nothing to complete"
         )
+    if not 0 <= c.downhill < float("inf"):
+        raise ValueError(f"downhill: expected a price, 0 or more, got {c.downhill}")
+    if c.downhill and c.model.block != "energy":
+        raise ValueError(
+            "downhill: a price on rises of E needs a block with an energy, block ="
+            f" 'energy', got {c.model.block!r}"
+        )

@@ -91,7 +91,7 @@ class ImageConfig:
     )
     learn_beta: bool = _option(False, "train the inverse temperature")
     self_attention: bool = _option(False, "let a token attend to itself, Eq. (12)")
-    activation: Literal["relu", "power", "softmax"] = _option(
+    activation: Literal["relu", "power", "gelu", "softmax"] = _option(
         "relu", "activation of the memory"
     )
     power: float = _option(3.0, "exponent n of the activation 'power'")
