@@ -104,7 +104,7 @@ class TrainConfig:
     validate_on: int = _option(2000, "number of validation pictures, at most")
     every: int = _option(500, "steps between validations, each with a checkpoint")
     downhill: float = _option(
-        0.0, "what a step costs that raises E by all of |E|; 0: nothing"
+        0.0, "weight of the price on steps that raise E; 0: no price"
     )
     seed: int = _option(0, "seed of weights, batches, occlusions and augmentation")
 
@@ -141,8 +141,8 @@ _CONFIGS["digits"] = TrainConfig(
 
 # %% ../../nbs/22_image_train.ipynb #7fdfc24a
 def _loss_for(config: TrainConfig):
-    """The loss (model, uint8 images, key) -> (mean, {}) that `training.fit.fit`
-    minimizes; with `downhill` it includes the price of rises, which the {} then holds.
+    """The loss (model, uint8 images, key) -> (mean, metrics) that `training.fit.fit`
+    minimizes. With `downhill` it includes the price of rises, `price` in the metrics.
     """
     c = config.model
 
@@ -419,8 +419,8 @@ _CONFIGS["tiny-imagenet-2026-11-21"] = TrainConfig(
 )
 
 # %% ../../nbs/79_image_training_engine.ipynb #8407efe4
-# with every option of the energy: three hours on one core. The weights that come with
-# the library were then trained on with a price on rises (experiments/image_downhill.py)
+# with every option of the energy, ten passes. The weights that come with the library
+# were then trained on with a price on rises (experiments/image_downhill.py)
 _CONFIGS["tiny-imagenet"] = TrainConfig(
     ImageConfig(
         image_size=64,
