@@ -363,9 +363,9 @@ def test_energy_falls_at_small_steps(x64, seed, step_size, gamma, masked, activa
     activation=st.sampled_from(["relu", "power", "softmax"]),
 )
 def test_the_memory_falls_at_steps_of_any_size(x64, seed, step_size, activation):
-    """E_HN of these activations is concave in g, so E(g′) − E(g) ≤ −u·(g′ − g) with u = −∂E/∂g; and g is the
-    gradient of a convex L, so u·(g′ − g) ≥ 0 for x′ = x + αu, whatever α. Only
-    attention can overshoot.
+    """E_HN of these activations is concave in g, so E(g′) − E(g) ≤ −u·(g′ − g) with
+    u = −∂E/∂g; and g is the gradient of a convex L, so u·(g′ − g) ≥ 0 for x′ = x + αu,
+    whatever α. Only attention can overshoot.
     """
     rng = np.random.default_rng(seed)
     block = block_of(rng, activation=activation)
