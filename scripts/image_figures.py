@@ -147,15 +147,18 @@ def about(row: dict) -> dict:
     return found | {"steps": steps, "command": command(row)}
 
 
-def note(rows: list[dict]) -> str:
-    "What the training on with a price on rises has changed."
+def note(model, rows: list[dict]) -> str:
+    "What the training on with a price on rises has changed, and what is left."
+    rival = json.loads((RIVAL / "config.json").read_text())["step"]
+    length = np.linalg.norm(np.asarray(model.block.memory.xi[...]), axis=1)
     up = [f"{row['steps_up']} of {row['steps_observed']:,}" for row in rows]
     return (
         f"After the first training, at an error of {rows[0]['test_mse']:.4f}, {up[0]}"
         " steps of descents on held-out pictures raised the energy. The second charged"
-        f" for rises, and kept the best of the weights that had none on validation;"
-        f" after it {up[1]} steps did. Most of the memories are lost: no token reaches"
-        " them. The transformer below had 10,938 steps, at its own rate."
+        " for rises, and kept the best of the weights that had none on validation;"
+        f" after it {up[1]} steps did. Of {len(length)} memories {(length > 0.5).sum()}"
+        " are longer than 0.5, the others are lost. The transformer below had"
+        f" {rival:,} steps, at its own rate."
     )
 
 
@@ -177,7 +180,7 @@ def scores(model, rival, images) -> dict:
         "parameters": rows[0]["parameters"],
         "training_seconds": sum(row["seconds"] for row in rows),
         "training": [about(row) for row in rows],
-        "note": note(rows),
+        "note": note(model, rows),
     }
 
 

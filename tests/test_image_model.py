@@ -428,6 +428,7 @@ def test_the_model_names_what_does_not_fit(model, patches, masked, name):
         dict(relative_positions="distance"),
         dict(normalize_heads=True),
         dict(negative_memories=0.5),
+        dict(activation="gelu"),
         dict(learn_steps=True, gate_steps=True),
         dict(learn_steps=True, channel_steps=True),
     ],
@@ -440,6 +441,18 @@ def test_every_field_changes_the_prediction(model, changes):
         for m in (other, build(**changes))
     )
     assert a.dtype == b.dtype == np.float32 and not np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_memories_with_signs_keep_the_activation(activation):
+    plain = build(activation=activation)
+    signed = build(
+        activation=activation, negative_memories=0.0
+    )  # thresholds start at 0
+    a, b = (
+        forward(m, jnp.asarray(PATCHES), jnp.asarray(HIDDEN)) for m in (plain, signed)
+    )
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_the_scales_at_the_start():

@@ -101,6 +101,7 @@ def test_the_comparisons_are_fair(pair, size):
     [
         "et",
         "et-metric",
+        "et-gelu",
         "transformer",
         "transformer-gated",
         "hyperset",
@@ -109,7 +110,11 @@ def test_the_comparisons_are_fair(pair, size):
 )
 def test_operations_are_those_the_compiler_counts(pair, name):
     changes = dict(dim=64, num_heads=4, head_dim=16, num_memories=256)
-    if name in ("et-metric", "transformer-gated"):  # so that their map is no small part
+    if name in (
+        "et-metric",
+        "et-gelu",
+        "transformer-gated",
+    ):  # so that their map is no small part
         changes = dict(dim=256, num_heads=2, head_dim=16, num_memories=64)
     c = replace(pair.Plan(size="tiny").base, **changes)
     c = pair.DESIGNS[name][1](c)
@@ -136,6 +141,7 @@ def test_every_part_of_a_model_is_trained(pair):
     for name in (
         "et-operations",
         "et-metric-operations",
+        "et-gelu-operations",
         "transformer-gated-operations",
         "hyperset-operations",
         "hyperset-true-operations",
