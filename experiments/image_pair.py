@@ -40,6 +40,8 @@ of a model with an energy, the steps on 100 pictures that raised it are counted.
 
 Each run is one file in results/image-pair, written when it ends, a full run with the
 error on every test picture beside it. A run whose file stands is not made again.
+With another `--weight-decay`, trials and runs are a comparison of their own, with names
+that say so.
 Checkpoints are in runs/image-pair: a command that is stopped, by `--budget` minutes, by
 Ctrl-C or by force, goes on from them when it is given again, and the numbers are those
 of an uninterrupted run. `--parcel FOLDER` keeps results, weights and the checkpoints of
@@ -114,6 +116,7 @@ class Plan:
     epochs: float = 10
     validate_on: int = 1000
     dtype: str = "float32"
+    weight_decay: float = OptimConfig.weight_decay
     lr: float | None = None  # for all, without trials
     seeds: tuple[int, ...] = (0, 1, 2)  # of full runs
     longer: int = 4  # times as long is one pair; 0: none is
@@ -128,8 +131,12 @@ class Plan:
     @property
     def kind(self) -> str:
         "How the results of this plan are told from those of others."
-        dtype = "" if self.dtype == "float32" else f"-{self.dtype}"
-        return f"{Path(self.data).stem}-{self.size}-{self.batch_size}{dtype}"
+        kind = f"{Path(self.data).stem}-{self.size}-{self.batch_size}"
+        if self.dtype != "float32":
+            kind += f"-{self.dtype}"
+        if self.weight_decay != OptimConfig.weight_decay:
+            kind += f"-decay-{self.weight_decay:g}"
+        return kind
 
     @property
     def base(self) -> ImageConfig:
@@ -546,6 +553,7 @@ def configured(plan: Plan, job: Job, images: dict) -> TrainConfig:
             warmup=min(job.steps // 9, 500),
             lr=job.lr,
             lr_floor=1e-4 * job.lr,
+            weight_decay=plan.weight_decay,
         ),
         data=plan.data,
         batch_size=plan.batch_size,

@@ -347,6 +347,15 @@ def test_a_run_that_is_stopped_ends_in_the_same_numbers(pair, tmp_path):
     assert [r["pictures"] for r in whole["curve"] if "validation" in r][-1] == 20
 
 
+def test_runs_of_another_weight_decay_are_kept_apart(pair):
+    job = pair.Job("et-operations", 6, 0.01, 0)
+    plans = [plan_of(pair), plan_of(pair, weight_decay=0.0)]
+    decays = [pair.configured(p, job, PICTURES).optim.weight_decay for p in plans]
+    assert decays == [0.05, 0.0]
+    assert plans[1].kind == f"{plans[0].kind}-decay-0"
+    assert job.file(plans[1]) != job.file(plans[0])
+
+
 def test_a_run_that_diverges_says_so(pair, tmp_path):
     job = pair.Job("transformer", 3, 1e30, 0)
     row = pair.run(plan_of(pair), job, PICTURES, tmp_path, pair.Clock())
