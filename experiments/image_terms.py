@@ -42,7 +42,6 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -52,7 +51,7 @@ from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.fit import fit
 from et_nbdev.vision.data import batches
 from et_nbdev.vision.model import ImageConfig
-from et_nbdev.vision.train import _loss_for
+from et_nbdev.vision.train import _completion_loss, _loss_for
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -117,30 +116,17 @@ def sized(base: ImageConfig, name: str) -> ImageConfig:
     return replace(config, num_memories=1 + round((goal - at(1)) / (at(2) - at(1))))
 
 
+def every_step(config, model, batch):
+    "The mean error after each step, not that after the last."
+    patches, occluded, masked = batch
+    states = model.descend(patches, masked, states=True)[1].states[1:]
+    error = lambda x: _completion_loss(model.decode(x), patches, occluded)
+    return sum(map(error, states)) / len(states), {}
+
+
 def loss_for(config, name: str):
-    "The library's loss, of the last state; or its mean over the states of all steps."
-    last = _loss_for(config)
-    if name != "every step":
-        return last
-
-    def mean(model, images, key):
-        states = []
-
-        def after(t):
-            def descend(patches, masked, **_):
-                # the key is the same for all t, and so are the patches
-                if not states:
-                    path = model.descend(patches, masked, states=True)[1]
-                    states.extend(path.states)
-                return states[t], None
-
-            return SimpleNamespace(descend=descend, decode=model.decode)
-
-        steps = range(1, config.model.steps + 1)
-        losses = [last(after(t), images, key)[0] for t in steps]
-        return sum(losses) / len(losses), {}
-
-    return mean
+    "The library's loss, of the last state or of those after each step."
+    return _loss_for(config, every_step) if name == "every step" else _loss_for(config)
 
 
 def run(plan: Plan, name: str, seed: int, images: dict) -> dict:

@@ -48,13 +48,16 @@ from et_nbdev.vision.train import (
     _CONFIGS,
     _FILLS,
     TrainConfig,
+    _completion,
     _completion_loss,
     _demo,
     _demo_main,
+    _draw,
     _evaluate_fill,
     _held_out,
     _loss_for,
     _main,
+    _part_size,
     _prepare,
     _price_of_rises,
     evaluate,
@@ -572,9 +575,8 @@ LARGE = rng.integers(0, 256, (3, 224, 224, 3), np.uint8)
 
 
 def loss_of(f, config, seed=0):
-    loss, metrics = _loss_for(config)(
-        Answer(f, config.model), jnp.asarray(LARGE), jax.random.key(seed)
-    )
+    batch = _draw(config, jnp.asarray(LARGE), jax.random.key(seed))
+    loss, metrics = _completion(config, Answer(f, config.model), batch)
     assert metrics == {}
     return float(loss)
 
@@ -655,6 +657,36 @@ def test_the_loss_is_a_function_of_its_key():
     )
     a, b, c = (float(loss(build(), jax.random.key(seed))) for seed in (3, 3, 4))
     assert a == b != c and np.isfinite([a, c]).all()
+
+
+def test_a_cpu_takes_a_batch_in_parts(monkeypatch):
+    assert _part_size(64, 64) == 8  # 512 tokens
+    assert _part_size(128, 16) == 32
+    assert _part_size(10, 64) == 5  # parts are of equal size
+    assert _part_size(7, 196) == _part_size(7, 10_000) == 1
+    assert _part_size(4, 16) == 4
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert _part_size(64, 64) == 64
+
+
+@pytest.mark.parametrize("downhill", [0.0, 0.5])
+def test_parts_have_the_loss_and_the_gradient_of_the_batch(monkeypatch, downhill):
+    config = TrainConfig(CONFIG, occluded=0.5, downhill=downhill)
+    images, key = jnp.asarray(PICTURES[:4]), jax.random.key(0)
+    net = build(step_size=3.0)  # so long that some steps rise
+    found = []
+    for size in (4, 2, 1):
+        monkeypatch.setattr(image_train, "_part_size", lambda *_: size)
+        slope = nnx.value_and_grad(_loss_for(config), has_aux=True)
+        (value, metrics), grads = slope(net, images, key)
+        found.append((value, metrics, nnx.to_pure_dict(grads)))
+    for parts in found[1:]:
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+            parts,
+            found[0],
+        )
+    assert metrics.keys() == ({"price"} if downhill else set())
 
 
 def test_rises_have_a_price():

@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ from et_nbdev.training.checkpoint import _load_checkpoint, _read_meta
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import load_images
 from et_nbdev.vision.model import ImageConfig, load_model
-from et_nbdev.vision.train import TrainConfig
+from et_nbdev.vision.train import TrainConfig, _completion_loss, _draw
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
@@ -739,11 +738,12 @@ def test_the_loss_of_every_step_is_their_mean(pair, modules):
     model = terms.EnergyModel(config.model, rngs=nnx.Rngs(0))
     images, key = PICTURES["train"][:4], jax.random.key(0)
     mean = terms.loss_for(config, "every step")(model, images, key)[0]
-    last = terms.loss_for(config, "full")
-    after = lambda t: SimpleNamespace(
-        descend=partial(model.descend, steps=t), decode=model.decode
-    )
-    steps = range(1, config.model.steps + 1)
-    each = [last(after(t), images, key)[0] for t in steps]
+    patches, occluded, masked = _draw(config, images, key)
+    each = [
+        _completion_loss(
+            model.decode(model.descend(patches, masked, steps=t)[0]), patches, occluded
+        )
+        for t in range(1, config.model.steps + 1)
+    ]
     assert each[0] != each[1]
     np.testing.assert_allclose(mean, np.mean(each), rtol=1e-5)

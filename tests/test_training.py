@@ -23,6 +23,7 @@ import textwrap
 import threading
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -50,6 +51,7 @@ from et_nbdev.training.loop import (
     OptimConfig,
     Run,
     TrainState,
+    _in_parts,
     _learning_rate,
     _make_optimizer,
     _make_step,
@@ -854,6 +856,51 @@ def test_a_step_donates_its_state_and_draws_a_key_of_its_own():
         jax.random.key_data(jax.random.fold_in(jax.random.key(5), s)).tolist()
         for s in range(3)
     ]
+
+
+@pytest.mark.parametrize("size", [1, 3, 12])
+def test_parts_of_a_batch_are_the_batch(x64, size):
+    draw = np.random.default_rng(0).normal
+    W = nnx.Param(jnp.asarray(draw(size=(5, 2))))
+    model = nnx.Dict(W=W, offset=nnx.Variable(jnp.asarray(0.5)))
+    batch = {"x": jnp.asarray(draw(size=(12, 5))), "i": jnp.arange(12)}
+
+    def loss(model, batch):
+        y = jnp.tanh(batch["x"] @ model["W"][...]) + model["offset"][...]
+        each = jnp.sum(y**2, -1) * batch["i"].astype(y.dtype)
+        return each.mean(), {"first": y[:, 0].mean()}
+
+    parted = lambda model, batch: _in_parts(loss, model, batch, size)
+    expected = loss(model, batch)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-12), parted(model, batch), expected
+    )
+    slope = lambda f: jax.jit(nnx.value_and_grad(f, has_aux=True))
+    found, grads = slope(parted)(model, batch)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), found, expected)
+    np.testing.assert_allclose(
+        grads["W"][...], slope(loss)(model, batch)[1]["W"][...], rtol=1e-12
+    )
+    # twice the loss has twice the gradient, also of several models at once
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    twice = lambda params: 2 * parted(nnx.merge(graphdef, params, rest), batch)[0]
+    two = jax.tree.map(lambda a: jnp.stack([a, a]), params)
+    for row in jax.vmap(jax.grad(twice))(two)["W"][...]:
+        np.testing.assert_allclose(row, 2 * grads["W"][...], rtol=1e-12)
+
+
+def test_parts_need_less_memory():
+    model = nnx.Linear(50, 1000, rngs=nnx.Rngs(0))
+    loss = lambda model, x: (jnp.mean(jnp.tanh(model(x)) ** 2), {})
+    x = jnp.ones((256, 50))
+    graphdef, params = nnx.split(model, nnx.Param)
+
+    def working(size):
+        whole = lambda p: _in_parts(loss, nnx.merge(graphdef, p), x, size)[0]
+        compiled = jax.jit(jax.grad(whole)).lower(params).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert working(16) < working(256) / 2
 
 
 def test_the_seed_decides():

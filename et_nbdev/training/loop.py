@@ -170,6 +170,46 @@ def _drop(
         jnp.zeros_like(x),
     )
 
+# %% ../../nbs/61_training.ipynb #61partsc
+def _in_parts(
+    loss: Callable[[nnx.Module, Any], tuple[Array, dict[str, Array]]],
+    model: nnx.Module,
+    batch: PyTree[Array],
+    size: int,
+) -> tuple[Array, dict[str, Array]]:
+    """`loss(model, batch)`, a mean over samples and what else to log, from parts of
+    `size` samples each, which must divide their number. The gradient is found along
+    with the value, so that the intermediate values of only one part exist at a time.
+    """
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    count = len(jax.tree.leaves(batch)[0]) // size
+
+    def cut(a):
+        # samples of a part lie apart: a batch on several devices stays on all of them
+        return a.reshape(size, count, *a.shape[1:]).swapaxes(0, 1)
+
+    def of(params, rest, part):
+        return loss(nnx.merge(graphdef, params, rest), part)
+
+    @jax.custom_vjp
+    def mean(params, rest, parts):
+        found = jax.lax.map(lambda part: of(params, rest, part), parts)
+        return jax.tree.map(lambda a: a.mean(0), found)
+
+    def forward(params, rest, parts):
+        both = lambda part: jax.value_and_grad(of, has_aux=True)(params, rest, part)
+        add = lambda total, part: (jax.tree.map(jnp.add, total, both(part)), None)
+        shapes = jax.eval_shape(both, jax.tree.map(lambda a: a[0], parts))
+        total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, shapes), parts)
+        return jax.tree.map(lambda a: a / count, total)
+
+    def backward(grads, cotangent):
+        return jax.tree.map(lambda a: cotangent[0] * a, grads), None, None
+
+    mean.defvjp(forward, backward)
+    return mean(params, rest, jax.tree.map(cut, batch))
+
+
 # %% ../../nbs/61_training.ipynb #2a3898e4
 @dataclass
 class Run:

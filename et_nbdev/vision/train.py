@@ -24,7 +24,7 @@ from ..dynamics import plot_energies
 from ..training.checkpoint import _atomic_write, _provenance
 from ..training.command import _all_devices, _as_command, _configure, _out_folder
 from ..training.fit import _Fit, fit
-from ..training.loop import OptimConfig, _option
+from ..training.loop import OptimConfig, _in_parts, _option
 from ._picture_arrays import _augment
 from ._readers import _Images, _Pictures
 from ._train_checks import _check_training
@@ -140,36 +140,61 @@ _CONFIGS["digits"] = TrainConfig(
 )
 
 # %% ../../nbs/22_image_train.ipynb #7fdfc24a
-def _loss_for(config: TrainConfig):
-    """The loss (model, uint8 images, key) -> (mean, metrics) that `training.fit.fit`
-    minimizes. With `downhill` it includes the price of rises, `price` in the metrics.
-    """
+def _draw(config: TrainConfig, images, key):
+    "What a step learns from: patches, which are occluded, and which of these are MASK."
     c = config.model
+    look, hide = jax.random.split(key)
+    if config.crop < 1 or config.flip or config.jitter:
+        ratio = (3 / 4, 4 / 3) if config.crop < 1 else (1, 1)
+        images = _augment(
+            look,
+            images,
+            scale=(config.crop, 1),
+            ratio=ratio,
+            flip=config.flip,
+            jitter=config.jitter,
+        )
+    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
+    occluded, masked = occlude(
+        hide, len(images), c.num_tokens, config.num_occluded, config.open_fraction
+    )
+    return patches, occluded, masked
+
+
+def _completion(config: TrainConfig, model, batch):
+    "The mean error on what is occluded, with the price of rises; what else to log."
+    patches, occluded, masked = batch
+    x, path = model.descend(patches, masked, remat=True)
+    error = _completion_loss(model.decode(x), patches, occluded)
+    if not config.downhill:
+        return error, {}
+    price = _price_of_rises(path.energies.total)
+    return error + config.downhill * price, {"price": price}
+
+
+def _part_size(batch_size: int, num_tokens: int) -> int:
+    """How many pictures to take at a time: on a CPU at most 512 tokens, whose values
+    its caches hold; elsewhere all.
+    """
+    if jax.default_backend() != "cpu":
+        return batch_size
+    fits = range(1, max(1, min(batch_size, 512 // num_tokens)) + 1)
+    return max(size for size in fits if batch_size % size == 0)
+
+
+def _loss_for(config: TrainConfig, completion=_completion):
+    """The loss (model, uint8 images, key) -> (mean, metrics) that `training.fit.fit`
+    minimizes: `completion`, part by part. With `downhill` it includes the price of
+    rises, `price` in the metrics.
+    """
 
     def loss(model, images, key):
-        look, hide = jax.random.split(key)
-        if config.crop < 1 or config.flip or config.jitter:
-            ratio = (3 / 4, 4 / 3) if config.crop < 1 else (1, 1)
-            images = _augment(
-                look,
-                images,
-                scale=(config.crop, 1),
-                ratio=ratio,
-                flip=config.flip,
-                jitter=config.jitter,
-            )
-        patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
-        occluded, masked = occlude(
-            hide, len(images), c.num_tokens, config.num_occluded, config.open_fraction
-        )
-        x, path = model.descend(patches, masked, remat=True)
-        error = _completion_loss(model.decode(x), patches, occluded)
-        if not config.downhill:
-            return error, {}
-        price = _price_of_rises(path.energies.total)
-        return error + config.downhill * price, {"price": price}
+        size = _part_size(len(images), config.model.num_tokens)
+        batch = _draw(config, images, key)
+        return _in_parts(partial(completion, config), model, batch, size)
 
     return loss
+
 
 # %% ../../nbs/22_image_train.ipynb #81fb40ed
 @partial(jax.jit, static_argnums=(2, 3))
