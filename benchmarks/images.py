@@ -24,10 +24,16 @@ from memory import peak
 from reference import PlainEnergyTransformer
 
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
-from et_nbdev.training.loop import OptimConfig, TrainState, _make_optimizer, _make_step
+from et_nbdev.training.loop import (
+    OptimConfig,
+    TrainState,
+    _in_parts,
+    _make_optimizer,
+    _make_step,
+)
 from et_nbdev.vision.data import occlude
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
-from et_nbdev.vision.train import _completion_loss
+from et_nbdev.vision.train import _completion_loss, _part_size
 
 SIZES = {  # name: (configuration, batch)
     "small": (
@@ -43,13 +49,17 @@ SIZES = {  # name: (configuration, batch)
     ),
     "base": (ImageConfig(), 4),
 }
-MODELS = {  # name: (class, whether a step's inside is recomputed on the way back)
-    "library": (ImageEnergyTransformer, True),
-    "library, all stored": (ImageEnergyTransformer, False),
-    "reference": (PlainEnergyTransformer, False),
+# name: (class, whether a step's inside is recomputed on the way back, whether a batch is
+# taken in parts)
+MODELS = {
+    "library": (ImageEnergyTransformer, True, True),
+    "library, whole batches": (ImageEnergyTransformer, True, False),
+    "library, all stored": (ImageEnergyTransformer, False, False),
+    "reference": (PlainEnergyTransformer, False, False),
 }
+TRAINING_ONLY = ("library, whole batches", "library, all stored")
 if FOLDER:
-    MODELS["authors' code"] = (AuthorsEnergyTransformer, False)
+    MODELS["authors' code"] = (AuthorsEnergyTransformer, False, False)
 TORCH = importlib.util.find_spec("torch") is not None
 PYTORCH = {"PyTorch": False, "PyTorch, compiled": True} if TORCH else {}
 # n × k times k × m
@@ -71,7 +81,7 @@ def work(kind: str, size: str, name: str):
         from torch_reference import torch_work
 
         return torch_work(kind, config, B, compiled=PYTORCH[name])
-    make, remat = MODELS[name]
+    make, remat, parts = MODELS[name]
     model = make(config, rngs=nnx.Rngs(0))
     graphdef, params = nnx.split(model, nnx.Param)
     params = nnx.to_pure_dict(params)
@@ -87,11 +97,14 @@ def work(kind: str, size: str, name: str):
         )
         return lambda: jax.block_until_ready(call(params, patches))
 
+    def completion(model, batch):
+        patches, occluded, masked = batch
+        predicted = model(patches, masked, remat=remat)
+        return _completion_loss(predicted, patches, occluded), {}
+
     def loss(model, patches, key):
-        return (
-            _completion_loss(model(patches, masked, remat=remat), patches, occluded),
-            {},
-        )
+        size = _part_size(B, config.num_tokens) if parts else B
+        return _in_parts(completion, model, (patches, occluded, masked), size)
 
     optimizer = _make_optimizer(OptimConfig(steps=10**6, warmup=1))
     step = _make_step(graphdef, loss, optimizer, 0)
@@ -193,7 +206,7 @@ def main(argv=None):
             names = [
                 name
                 for name in MODELS
-                if kind == "training" or name != "library, all stored"
+                if kind == "training" or name not in TRAINING_ONLY
             ] + [*PYTORCH]
             thunks = {**multiply, **{name: work(kind, size, name) for name in names}}
             for thunk in thunks.values():

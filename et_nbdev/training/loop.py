@@ -180,9 +180,12 @@ def _in_parts(
     """`loss(model, batch)`, a mean over samples and what else to log, from parts of
     `size` samples each, which must divide their number. The gradient is found along
     with the value, so that the intermediate values of only one part exist at a time.
+    Of the model's state, only what is trained may change.
     """
-    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
     count = len(jax.tree.leaves(batch)[0]) // size
+    if count == 1:
+        return loss(model, batch)
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
 
     def cut(a):
         # samples of a part lie apart: a batch on several devices stays on all of them
