@@ -85,6 +85,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # 0.00006 to 0.13, in steps of √2
 LEARNING_RATES = tuple(float(f"{1e-3 * 2 ** (k / 2):.2g}") for k in range(-8, 15))
 
+WEIGHT_DECAY = OptimConfig.weight_decay
+
 # --- sizes ---
 
 _start = dict(position_init="waves", position_scale=2.0, step_size=1.0)
@@ -116,7 +118,7 @@ class Plan:
     epochs: float = 10
     validate_on: int = 1000
     dtype: str = "float32"
-    weight_decay: float = OptimConfig.weight_decay
+    weight_decay: float = WEIGHT_DECAY
     lr: float | None = None  # for all, without trials
     seeds: tuple[int, ...] = (0, 1, 2)  # of full runs
     longer: int = 4  # times as long is one pair; 0: none is
@@ -134,7 +136,7 @@ class Plan:
         kind = f"{Path(self.data).stem}-{self.size}-{self.batch_size}"
         if self.dtype != "float32":
             kind += f"-{self.dtype}"
-        if self.weight_decay != OptimConfig.weight_decay:
+        if self.weight_decay != WEIGHT_DECAY:
             kind += f"-decay-{self.weight_decay:g}"
         return kind
 

@@ -518,10 +518,9 @@ def test_steps_that_raise_the_energy_are_counted(pair):
 )
 def test_a_lane_is_a_run_alone(pair, modules, tmp_path, monkeypatch, name):
     lanes = modules["image_lanes"]
-    plan = plan_of(pair, steps=60)
     # decay and clipping that would be missed
-    strong = partial(OptimConfig, weight_decay=5.0, clip=0.05)
-    monkeypatch.setattr(pair, "OptimConfig", strong)
+    plan = plan_of(pair, steps=60, weight_decay=5.0)
+    monkeypatch.setattr(pair, "OptimConfig", partial(OptimConfig, clip=0.05))
     jobs = [pair.Job(name, 60, *of) for of in ((0.003, 0), (0.001, 1), (1e30, 0))]
     found = lanes.train_together(plan, jobs, PICTURES, jnp.asarray(PICTURES["train"]))
     lanes.keep(plan, found, PICTURES, tmp_path / "out", tmp_path / "runs")
