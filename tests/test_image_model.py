@@ -665,6 +665,10 @@ def test_a_cpu_takes_a_batch_in_parts(monkeypatch):
     assert _part_size(10, 64) == 5  # parts are of equal size
     assert _part_size(7, 196) == _part_size(7, 10_000) == 1
     assert _part_size(4, 16) == 4
+    # several devices have parts of their own
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "device_count", lambda: 8)
+        assert _part_size(64, 64) == 64
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert _part_size(64, 64) == 64
 

@@ -177,10 +177,10 @@ def _in_parts(
     batch: PyTree[Array],
     size: int,
 ) -> tuple[Array, dict[str, Array]]:
-    """`loss(model, batch)`, a mean over samples and what else to log, from parts of
+    """`loss(model, batch)`, a mean over samples, with other means to log, from parts of
     `size` samples each, which must divide their number. The gradient is found along
     with the value, so that the intermediate values of only one part exist at a time.
-    Of the model's state, only what is trained may change.
+    It is that of the first mean, by what is trained; other state must not change.
     """
     count = len(jax.tree.leaves(batch)[0]) // size
     if count == 1:
@@ -211,7 +211,6 @@ def _in_parts(
 
     mean.defvjp(forward, backward)
     return mean(params, rest, jax.tree.map(cut, batch))
-
 
 # %% ../../nbs/61_training.ipynb #2a3898e4
 @dataclass

@@ -173,10 +173,10 @@ def _completion(config: TrainConfig, model, batch):
 
 
 def _part_size(batch_size: int, num_tokens: int) -> int:
-    """How many pictures to take at a time: on a CPU at most 512 tokens, whose values
+    """How many pictures to take at a time: on one CPU at most 512 tokens, whose values
     its caches hold; elsewhere all.
     """
-    if jax.default_backend() != "cpu":
+    if jax.default_backend() != "cpu" or jax.device_count() > 1:
         return batch_size
     fits = range(1, max(1, min(batch_size, 512 // num_tokens)) + 1)
     return max(size for size in fits if batch_size % size == 0)
@@ -194,7 +194,6 @@ def _loss_for(config: TrainConfig, completion=_completion):
         return _in_parts(partial(completion, config), model, batch, size)
 
     return loss
-
 
 # %% ../../nbs/22_image_train.ipynb #81fb40ed
 @partial(jax.jit, static_argnums=(2, 3))
