@@ -160,7 +160,7 @@ def _draw(config: TrainConfig, images, key):
     )
     return patches, occluded, masked
 
-
+# %% ../../nbs/22_image_train.ipynb #22lossc
 def _completion(config: TrainConfig, model, batch):
     "The mean error on what is occluded, with the price of rises; what else to log."
     patches, occluded, masked = batch
@@ -171,7 +171,7 @@ def _completion(config: TrainConfig, model, batch):
     price = _price_of_rises(path.energies.total)
     return error + config.downhill * price, {"price": price}
 
-
+# %% ../../nbs/22_image_train.ipynb #22partsc
 def _part_size(batch_size: int, num_tokens: int) -> int:
     """How many pictures to take at a time: on one CPU at most 512 tokens, whose values
     its caches hold; elsewhere all.
