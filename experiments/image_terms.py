@@ -117,7 +117,7 @@ def sized(base: ImageConfig, name: str) -> ImageConfig:
 
 
 def every_step(config, model, batch):
-    "The mean error after each step, not that after the last."
+    "The mean over all steps of the error after them, not that after the last."
     patches, occluded, masked = batch
     states = model.descend(patches, masked, states=True)[1].states[1:]
     error = lambda x: _completion_loss(model.decode(x), patches, occluded)

@@ -186,10 +186,7 @@ def _in_parts(
     if count == 1:
         return loss(model, batch)
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
-
-    def cut(a):
-        # samples of a part lie apart: a batch on several devices stays on all of them
-        return a.reshape(size, count, *a.shape[1:]).swapaxes(0, 1)
+    cut = lambda a: a.reshape(count, size, *a.shape[1:])
 
     def of(params, rest, part):
         return loss(nnx.merge(graphdef, params, rest), part)
