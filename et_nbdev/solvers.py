@@ -376,14 +376,14 @@ class LearnedMetric(nnx.Module):
     r"""Steps along the turning force, of learned size for every channel: $x_A
     \leftarrow x_A + \alpha_t\,a_{tA}\odot P_Au_A$, where $P_A =
     \frac{\sigma_A}\gamma M_A$ and $a_{tA} = \mathrm{sigmoid}(c_t + W g_A)$ has D
-    entries.
+    entries. With `map_per_step`, $W_t$ takes the place of $W$.
 
     No short step raises E: to first order it falls by
     $\frac\gamma{\sigma_A}\alpha_t\sum_i a_{tAi}\,(P_Au_A)_i^2$ for every token. All
-    sizes start at ½ `step_size`. Parameters: T + T·D + D². Steps beyond T repeat
-    the last sizes. Another norm needs a method `turning(x, u)`, for every token a
-    positive multiple of $M_Au_A$; without it, TypeError. Raises ValueError on sizes or
-    a `step_size` out of range.
+    sizes start at ½ `step_size`. Parameters: T + T·D + D², or T + T·D + T·D². Steps
+    beyond T repeat the last sizes. Another norm needs a method `turning(x, u)`, for
+    every token a positive multiple of $M_Au_A$; without it, TypeError. Raises
+    ValueError on sizes or a `step_size` out of range.
     """
 
     def __init__(
@@ -391,6 +391,7 @@ class LearnedMetric(nnx.Module):
         steps: int,
         dim: int,
         step_size: float = 0.1,
+        map_per_step: bool = False,
         *,
         param_dtype=jnp.float32,
     ):
@@ -399,7 +400,7 @@ class LearnedMetric(nnx.Module):
         zeros = lambda *shape: nnx.Param(jnp.zeros(shape, param_dtype))
         self.log_alpha = nnx.Param(jnp.full(steps, np.log(step_size), param_dtype))
         self.c = zeros(steps, dim)
-        self.W = zeros(dim, dim)
+        self.W = zeros(steps, dim, dim) if map_per_step else zeros(dim, dim)
 
     def init(self, look, x):
         "The state and the number of the step."
@@ -418,6 +419,7 @@ class LearnedMetric(nnx.Module):
             w[...].astype(g.dtype) for w in (self.log_alpha, self.c, self.W)
         )
         now = jnp.minimum(t, len(c) - 1)
+        W = W[now] if W.ndim == 3 else W
         logits = jnp.einsum("...nd,id->...ni", g, W)
         a = jax.nn.sigmoid(logits + jnp.broadcast_to(c[now], g.shape))
         return jnp.exp(log_alpha[now]) * a

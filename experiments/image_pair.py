@@ -9,11 +9,13 @@
                       does not grow with their number
     et-metric         the first with a step size for every channel, along the turning
                       force, in place of the gate for every token
-    et-gelu           the same with GELU in place of ReLU as the memories' activity
+    et-maps           that with a map of its own for every step's sizes
+    et-gelu           et-metric with GELU in place of ReLU as the memories' activity
     transformer       a weight-shared transformer with a free table of relative positions
     transformer-gated the same with a factor for every channel of what its block adds,
                       from the same map as et-metric's
-    transformer-small the same with matrices that start half as large, as those of
+    transformer-maps  that with a map for every step, as et-maps has
+    transformer-small the first with matrices that start half as large, as those of
                       et-small-operations do
     transformer-plain the transformer without the table
     et-paper          the Energy Transformer as in the paper: its start, α = 0.1, T = 12
@@ -285,9 +287,11 @@ class SmallConventionalModel(ConventionalModel):
 class GatedConventionalModel(ConventionalModel):
     "The same with the sizes of a `LearnedMetric` for what its block adds, from 1 on."
 
+    map_per_step = False
+
     def __init__(self, c: ImageConfig, *, rngs: nnx.Rngs):
         super().__init__(c, rngs=rngs)
-        self.metric = LearnedMetric(c.steps, c.dim, 2.0)
+        self.metric = LearnedMetric(c.steps, c.dim, 2.0, self.map_per_step)
 
     def descend(self, patches, masked, *, steps=None, **_):
         x = self.encode(patches, masked)
@@ -295,6 +299,12 @@ class GatedConventionalModel(ConventionalModel):
             sizes = self.metric.sizes(self.block.norm1(x), t)
             x = x + sizes * (self.block(x) - x)
         return x, Trajectory(None, None)
+
+
+class MappedConventionalModel(GatedConventionalModel):
+    "That with a map for the sizes of every step."
+
+    map_per_step = True
 
 
 class HyperSetModel(ImageTransformer):
@@ -341,6 +351,10 @@ def _per_channel(c: ImageConfig) -> ImageConfig:
     return replace(_all_options(c), gate_steps=False, channel_steps=True)
 
 
+def _map_per_step(c: ImageConfig) -> ImageConfig:
+    return replace(_per_channel(c), map_per_step=True)
+
+
 def _per_channel_gelu(c: ImageConfig) -> ImageConfig:
     return replace(_per_channel(c), activation="gelu")
 
@@ -362,6 +376,7 @@ DESIGNS = {
     "et": (EnergyModel, _all_options),
     "et-small": (EnergyModel, _all_options),  # how small, `sized` says
     "et-metric": (EnergyModel, _per_channel),
+    "et-maps": (EnergyModel, _map_per_step),
     "et-gelu": (EnergyModel, _per_channel_gelu),
     "transformer": (ConventionalModel, partial(_conventional, relative="zero")),
     "transformer-small": (
@@ -370,6 +385,10 @@ DESIGNS = {
     ),
     "transformer-gated": (
         GatedConventionalModel,
+        partial(_conventional, relative="zero"),
+    ),
+    "transformer-maps": (
+        MappedConventionalModel,
         partial(_conventional, relative="zero"),
     ),
     "transformer-plain": (ConventionalModel, _conventional),
@@ -382,10 +401,12 @@ FIRST_RATE = {
     "et": 1.1e-2,
     "et-small": 1.1e-2,
     "et-metric": 4.5e-2,
+    "et-maps": 4.5e-2,
     "et-gelu": 4.5e-2,
     "transformer": 1.1e-2,
     "transformer-small": 1.6e-2,
     "transformer-gated": 1.6e-2,
+    "transformer-maps": 1.6e-2,
     "transformer-plain": 8e-3,
     "et-paper": 4e-3,
     "hyperset": 4e-3,
@@ -400,10 +421,12 @@ NAMES = (
     "transformer-plain",
     "transformer-small",
     "transformer-gated-operations",
+    "transformer-maps-operations",
     *(
         f"{name}-{by}"
         for name in (
             "et-metric",
+            "et-maps",
             "et-gelu",
             "et-small",
             "et-paper",
@@ -421,6 +444,10 @@ LONG = (
 )
 
 
+# transformers with a map that their configuration does not count
+MAPPED = ("transformer-gated", "transformer-maps")
+
+
 def design_of(name: str) -> str:
     "The key of `DESIGNS` that a model's name begins with."
     return name.removesuffix("-operations").removesuffix("-parameters")
@@ -436,7 +463,7 @@ def operations(config: ImageConfig, name: str) -> int:
     design = design_of(name)
     N, D, K = config.num_tokens, config.dim, config.num_memories
     if not design.startswith("hyperset"):
-        gate = 2 * N * D * D if design == "transformer-gated" else 0
+        gate = 2 * N * D * D if design in MAPPED else 0
         return config.flops + config.steps * gate
     HY = config.num_heads * config.head_dim
     # projections into the heads and back, scores and pulls, memories and back

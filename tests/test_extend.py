@@ -185,9 +185,9 @@ def gated(steps, step_size):
     return solver
 
 
-def metric(steps, step_size, param_dtype=jnp.float32):
+def metric(steps, step_size, map_per_step=False, param_dtype=jnp.float32):
     "Steps whose sizes differ from channel to channel, some of them by much."
-    solver = LearnedMetric(steps, D, step_size, param_dtype=param_dtype)
+    solver = LearnedMetric(steps, D, step_size, map_per_step, param_dtype=param_dtype)
     for seed, w in enumerate((solver.c, solver.W)):
         w[...] = 2 * jax.random.normal(jax.random.key(seed), w.shape, param_dtype)
     return solver
@@ -204,6 +204,7 @@ SOLVERS = {
     "Momentum": Momentum(0.01, 0.2),
     "LearnedEuler": gated(4, 0.03),
     "LearnedMetric": metric(4, 0.03),
+    "one map a step": metric(4, 0.03, map_per_step=True),
     "Backtracking": Backtracking(0.02),
     "Anderson": Anderson(0.02),
     "Flow": Flow(step_size=0.02),
@@ -482,7 +483,7 @@ def test_step_sizes_that_differ_between_channels_may_climb(x64):
 
 def test_along_the_turning_force_they_may_differ(x64):
     "The energy falls as predicted, for any force, and in every short step of a block."
-    solver = metric(4, 0.03, jnp.float64)
+    solver = metric(4, 0.03, param_dtype=jnp.float64)
     norm = EnergyLayerNorm(D, param_dtype=jnp.float64)
     x, u = tokens(), jax.random.normal(jax.random.key(7), (3, N, D))
     slope = lambda tiny: (
@@ -490,7 +491,7 @@ def test_along_the_turning_force_they_may_differ(x64):
             descend(Block(norm, field=ExternalField()), x, 1, solver=tiny, field=u)[1]
         ).energies.total
     )
-    tiny = metric(4, 1e-6, jnp.float64)
+    tiny = metric(4, 1e-6, param_dtype=jnp.float64)
     fell = jnp.diff(slope(tiny), axis=0)[0]
     a = jax.nn.sigmoid(norm(x) @ tiny.W[...].T + tiny.c[...][None, None, 0])
     rate = norm.gamma / jnp.sqrt(x.var(-1) + norm.eps)
@@ -1038,7 +1039,7 @@ def test_another_norm_descends_and_is_not_judged_by_this_ones_turning(x64):
     with pytest.raises(TypeError, match="^block: RMSNorm .* needs a method turning"):
         descend(block, x, solver=metric(4, 0.03))
     block = Block(Turned(D, param_dtype=jnp.float64), memory=memory)
-    steps = metric(4, 0.03, jnp.float64)
+    steps = metric(4, 0.03, param_dtype=jnp.float64)
     assert_descends(descend(block, x, 20, solver=steps)[1].energies.total)
     found = solve(block, x, Backtracking(), evaluations=60)
     assert found.certificate.holds.all() and jnp.isfinite(found.residual).all()

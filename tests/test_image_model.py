@@ -179,6 +179,7 @@ def test_the_defaults_are_et_base():
         OPTIONS,
         dict(learn_steps=True),
         dict(learn_steps=True, channel_steps=True),
+        dict(learn_steps=True, channel_steps=True, map_per_step=True),
     ],
 )
 def test_parameters_add_up(changes):
@@ -191,7 +192,7 @@ def test_parameters_add_up(changes):
         block += c.num_memories
     solver = c.steps * c.learn_steps + (D + 1) * c.gate_steps
     if c.channel_steps:
-        solver += c.steps * D + D * D
+        solver += c.steps * D + D * D * (c.steps if c.map_per_step else 1)
     assert (
         count(c)
         == (P * D + D)
@@ -264,6 +265,9 @@ def test_parameters_add_up(changes):
             "channel_steps: .* got True and True",
         ),
         (dict(learn_steps=True, channel_steps=2), "channel_steps"),
+        (dict(map_per_step=True), "map_per_step: expected channel_steps=True"),
+        (dict(learn_steps=True, channel_steps=True, map_per_step=1), "map_per_step"),
+        (dict(block="transformer", map_per_step=True), "map_per_step: is of the"),
         (dict(block="transformer", channel_steps=True), "channel_steps: is of the"),
     ],
 )

@@ -100,20 +100,19 @@ def test_the_comparisons_are_fair(pair, size):
     [
         "et",
         "et-metric",
+        "et-maps",
         "et-gelu",
         "transformer",
         "transformer-gated",
+        "transformer-maps",
         "hyperset",
         "hyperset-true",
     ],
 )
 def test_operations_are_those_the_compiler_counts(pair, name):
     changes = dict(dim=64, num_heads=4, head_dim=16, num_memories=256)
-    if name in (
-        "et-metric",
-        "et-gelu",
-        "transformer-gated",
-    ):  # so that their map is no small part
+    # so that their map is no small part
+    if name in ("et-metric", "et-maps", "et-gelu", *pair.MAPPED):
         changes = dict(dim=256, num_heads=2, head_dim=16, num_memories=64)
     c = replace(pair.Plan(size="tiny").base, **changes)
     c = pair.DESIGNS[name][1](c)
@@ -140,8 +139,10 @@ def test_every_part_of_a_model_is_trained(pair):
     for name in (
         "et-operations",
         "et-metric-operations",
+        "et-maps-operations",
         "et-gelu-operations",
         "transformer-gated-operations",
+        "transformer-maps-operations",
         "hyperset-operations",
         "hyperset-true-operations",
     ):
@@ -163,24 +164,32 @@ def test_every_part_of_a_model_is_trained(pair):
         assert pair.parameters(c, name) == sum(p.size for p in params)
 
 
-def test_sizes_for_every_channel_start_where_the_others_do(pair):
-    "The gated transformer is the transformer; et-metric's first step is its pull."
+@pytest.mark.parametrize("of", ["gated", "maps"])
+def test_factors_start_where_the_transformer_does(pair, of):
+    "And are then what they say, by one map or by one for every step."
     c = replace(plan_of(pair).base, relative_positions="zero", block="transformer")
     patches = jnp.asarray(rng.normal(size=(3, N, 12)), jnp.float32)
     masked = jnp.asarray(rng.random((3, N)) < 0.5)
-    plain, gated = (pair.make(c, name) for name in ("transformer", "transformer-gated"))
+    plain, gated = (pair.make(c, name) for name in ("transformer", f"transformer-{of}"))
     assert_close(gated(patches, masked), plain(patches, masked), rtol=1e-5)
     s = gated.metric
     for p in (s.log_alpha, s.c, s.W):
         p[...] = jnp.asarray(rng.normal(size=p.shape), jnp.float32)
     x = gated.encode(patches, masked)
     for t in (0, 1, 1):  # steps beyond T = 2 are as the last
-        logits = gated.block.norm1(x) @ s.W[...].T
+        W = s.W[t] if of == "maps" else s.W[...]
+        logits = gated.block.norm1(x) @ W.T
         a = jax.nn.sigmoid(logits + jnp.broadcast_to(s.c[...][t], x.shape))
         x = x + jnp.exp(s.log_alpha[...])[t] * a * (gated.block(x) - x)
     assert_close(gated.descend(patches, masked, steps=3)[0], x, rtol=1e-5)
-    c = pair.sized(plan_of(pair).base, "et-metric-operations")
-    model = pair.make(c, "et-metric-operations")
+
+
+@pytest.mark.parametrize("name", ["et-metric-operations", "et-maps-operations"])
+def test_the_first_step_is_the_pull_of_the_energy(pair, name):
+    patches = jnp.asarray(rng.normal(size=(3, N, 12)), jnp.float32)
+    masked = jnp.asarray(rng.random((3, N)) < 0.5)
+    c = pair.sized(plan_of(pair).base, name)
+    model = pair.make(c, name)
     x = model.encode(patches, masked)
     step = model.descend(patches, masked, steps=1)[0] - x
     norm, u = model.block.norm, model.block.update(model.block.norm(x))
@@ -513,9 +522,7 @@ def test_steps_that_raise_the_energy_are_counted(pair):
 # --- many runs in one program
 
 
-@pytest.mark.parametrize(
-    "name", ["et-metric-operations", "transformer-gated-operations"]
-)
+@pytest.mark.parametrize("name", ["et-maps-operations", "transformer-maps-operations"])
 def test_a_lane_is_a_run_alone(pair, modules, tmp_path, monkeypatch, name):
     lanes = modules["image_lanes"]
     # decay and clipping that would be missed

@@ -63,6 +63,9 @@ OPTIONS = {
         gate_steps=True,
     ),
     "a size for every channel": dict(learn_steps=True, channel_steps=True),
+    "a map for every step": dict(
+        learn_steps=True, channel_steps=True, map_per_step=True
+    ),
 }
 
 

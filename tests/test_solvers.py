@@ -622,7 +622,7 @@ def test_sizes_of_channels_start_at_half_the_step_size():
 
 
 @pytest.mark.parametrize(
-    "name", ["growing", "schedule", "momentum", "learned", "gated", "metric"]
+    "name", ["growing", "schedule", "momentum", "learned", "gated", "metric", "maps"]
 )
 def test_steps_are_what_they_say(x64, name):
     block, x, v = block_of(), tokens(2, 5, 6), 0.0
@@ -636,10 +636,12 @@ def test_steps_are_what_they_say(x64, name):
             jnp.asarray(rng.normal(size=6)),
             jnp.asarray(0.4),
         )
-    metric = LearnedMetric(**METRIC, param_dtype=jnp.float64)
+    metric = LearnedMetric(
+        **METRIC, map_per_step=name == "maps", param_dtype=jnp.float64
+    )
     metric.log_alpha[...] = learned.log_alpha[...]
     metric.c[...] = jnp.asarray(rng.normal(size=(3, 6)))
-    metric.W[...] = jnp.asarray(rng.normal(size=(6, 6)))
+    metric.W[...] = jnp.asarray(rng.normal(size=metric.W.shape))
     solver = {
         "growing": Growing(0.05, 1.3),
         "schedule": Schedule(np.array(SIZES[:3])),
@@ -647,6 +649,7 @@ def test_steps_are_what_they_say(x64, name):
         "learned": learned,
         "gated": learned,
         "metric": metric,
+        "maps": metric,
     }[name]
     states = [x]
     for t, size in enumerate(SIZES):
@@ -658,8 +661,9 @@ def test_steps_are_what_they_say(x64, name):
             step = v = 0.6 * v + 0.05 * u
         elif name == "gated":
             step = size * jax.nn.sigmoid(g @ learned.w[...] + 0.4)[..., None] * u
-        elif name == "metric":
-            logits = g @ metric.W[...].T
+        elif name in ("metric", "maps"):
+            W = metric.W[...] if name == "metric" else metric.W[min(t, 2)]
+            logits = g @ W.T
             a = jax.nn.sigmoid(logits + metric.c[...][None, None, min(t, 2)])
             M = hessian(states[-1], block.norm.gamma)
             v = states[-1].var(-1, keepdims=True) + 1e-5

@@ -96,6 +96,7 @@ def _check_terms(c):
     for name in (
         "channel_steps",
         "learn_steps",
+        "map_per_step",
         "normalize_heads",
         "beta_per_head",
         "negative_memories",
@@ -110,6 +111,8 @@ def _check_terms(c):
             "channel_steps: expected learn_steps=True and gate_steps=False beside it,"
             f" got {c.learn_steps} and {c.gate_steps}"
         )
+    if c.map_per_step and not c.channel_steps:
+        raise ValueError("map_per_step: expected channel_steps=True beside it")
     if c.negative_memories is None:
         return
     check_share(negative_memories=c.negative_memories)

@@ -143,6 +143,9 @@ class ImageConfig:
         "also learn the fraction of a step that each channel of each token takes, from"
         " one half, along the turning force; instead of gate_steps",
     )
+    map_per_step: bool = _option(
+        False, "with channel_steps: learn these fractions with a matrix for every step"
+    )
     dtype: Literal["float32", "bfloat16"] = _option(
         "float32", "dtype of the matrix products of the block"
     )
@@ -219,7 +222,7 @@ class ImageEnergyTransformer(nnx.Module):
             self.norm = EnergyLayerNorm(c.dim, rngs=rngs)
         self.decoder = affine(c.dim, c.patch_dim)
         if c.channel_steps:
-            self.solver = LearnedMetric(c.steps, c.dim, c.step_size)
+            self.solver = LearnedMetric(c.steps, c.dim, c.step_size, c.map_per_step)
         elif c.learn_steps:
             gate = c.dim if c.gate_steps else None
             self.solver = LearnedEuler(c.steps, c.step_size, gate)

@@ -299,8 +299,9 @@ export class ImageEnergyTransformer {
     const names = ["log_alpha", "c", "W"];
     const [sizes, c, W] = names.map((name) => this.get(`solver.${name}`));
     const now = Math.min(t, sizes.length - 1);
+    const map = W.length > D * D ? W.subarray(now * D * D, (now + 1) * D * D) : W;
     return force.map((u, i) => {
-      const logit = g.reduce((sum, entry, j) => sum + W[i * D + j] * entry, c[now * D + i]);
+      const logit = g.reduce((sum, entry, j) => sum + map[i * D + j] * entry, c[now * D + i]);
       const turning = u - push - along * (x[i] - middle);
       return (Math.exp(sizes[now]) * turning) / (1 + Math.exp(-logit));
     });
