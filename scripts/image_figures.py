@@ -27,6 +27,7 @@ from safetensors import safe_open
 from tqdm import tqdm
 
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
+from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import (
     _denormalize,
     _fill_biharmonic,
@@ -132,9 +133,11 @@ def command(row: dict) -> str:
         return f"python experiments/image_downhill.py --seeds {row['seed']}"
     script = "image_lanes" if "lanes" in row else "image_pair"
     exact = "JAX_DEFAULT_MATMUL_PRECISION=highest " if "lanes" in row else ""
+    decay = row["config"]["optim"]["weight_decay"]
+    own = "" if decay == OptimConfig.weight_decay else f" --weight-decay {decay:g}"
     return (
         f"{exact}python experiments/{script}.py --only {row['name']} --steps {row['steps']}"
-        f" --lr {row['lr']:g} --longer 0"
+        f" --lr {row['lr']:g} --longer 0{own}"
     )
 
 
@@ -148,17 +151,17 @@ def about(row: dict) -> dict:
 
 
 def note(model, rows: list[dict]) -> str:
-    "What the training on with a price on rises has changed, and what is left."
+    "Which steps raised the energy, how long the memories are, and what the rival had."
     rival = json.loads((RIVAL / "config.json").read_text())["step"]
     length = np.linalg.norm(np.asarray(model.block.memory.xi[...]), axis=1)
-    up = [f"{row['steps_up']} of {row['steps_observed']:,}" for row in rows]
+    up = " then ".join(
+        f"{row['steps_up']} of {row['steps_observed']:,}" for row in rows
+    )
     return (
-        f"After the first training, at an error of {rows[0]['test_mse']:.4f}, {up[0]}"
-        " steps of descents on held-out pictures raised the energy. The second charged"
-        " for rises, and kept the best of the weights that had none on validation;"
-        f" after it {up[1]} steps did. Of {len(length)} memories {(length > 0.5).sum()}"
-        " are longer than 0.5, the others are lost. The transformer below had"
-        f" {rival:,} steps, at its own rate."
+        f"On held-out pictures {up} steps of a descent raised the energy."
+        f" Of {len(length)} memories {(length > 0.5).sum()} are longer than 0.5."
+        f" The transformer below had {rival:,} steps, at its own rate and with weight"
+        " decay."
     )
 
 

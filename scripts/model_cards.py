@@ -73,6 +73,8 @@ def seeds(metrics):
     paths = (ROOT / "results" / run).parent.glob("*.json")
     rows = [json.loads(path.read_text()) for path in paths]
     rows = [row for row in rows if alike(row, kept(run))]
+    if len(rows) == 1:
+        return f"one run, {own}"
     errors = [row["test_mse"] for row in rows]
     best = min(rows, key=lambda row: row["validation_mse"])
     assert f"seed {best['seed']}" == own
@@ -115,6 +117,8 @@ def scores(metrics, rival):
 
 def model_of(config):
     steps = "a size for every channel" if config.get("channel_steps") else "a gate"
+    if config.get("map_per_step"):
+        steps += ", by a matrix for every step"
     return (
         f"an Energy Transformer: patches {config['patch_size']}×{config['patch_size']},"
         f" D = {config['dim']}, {config['num_heads']} heads of {config['head_dim']},"

@@ -657,6 +657,10 @@ def test_readme_shows_the_kept_results():
             "Energy Transformer, such sizes, no weight decay",
             "decay-0-et-metric-operations",
         ),
+        (
+            "Energy Transformer, such sizes, a matrix per step, no decay",
+            "decay-0-et-maps-operations",
+        ),
         ("transformer", "transformer"),
         ("Hyper-SET, as published", "hyperset-operations"),
     ):

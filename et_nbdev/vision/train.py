@@ -443,8 +443,8 @@ _CONFIGS["tiny-imagenet-2026-11-21"] = TrainConfig(
 )
 
 # %% ../../nbs/79_image_training_engine.ipynb #8407efe4
-# with every option of the energy, ten passes. The weights that come with the library
-# were then trained on with a price on rises (experiments/image_downhill.py)
+# with every option of the energy, ten passes, without weight decay; the weights that
+# come with the library
 _CONFIGS["tiny-imagenet"] = TrainConfig(
     ImageConfig(
         image_size=64,
@@ -467,7 +467,9 @@ _CONFIGS["tiny-imagenet"] = TrainConfig(
         learn_steps=True,
         channel_steps=True,
     ),
-    OptimConfig(steps=10_938, warmup=500, lr=4.5e-2, lr_floor=4.5e-6),
+    OptimConfig(
+        steps=10_938, warmup=500, lr=2.3e-2, lr_floor=2.3e-6, weight_decay=0.0
+    ),
     data="tiny-imagenet",
     batch_size=64,
     validate_on=1000,
