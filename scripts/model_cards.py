@@ -175,8 +175,8 @@ def card(path):
     if rival:
         more = rival[0] / count
         parts.append(
-            "The weight-shared transformer was trained beside it, with about as many"
-            f" operations and {more:.1f} times the parameters."
+            "The weight-shared transformer has about as many operations, and"
+            f" {more:.1f} times the parameters."
         )
     return "\n\n".join(filter(None, parts))
 

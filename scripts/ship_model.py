@@ -3,7 +3,7 @@ Energy Transformer as `from_pretrained("tiny-imagenet")`, and a transformer of a
 operations beside its results, for comparison. Both are named by the files of their
 results, which have the weights beside them.
 
-    python scripts/ship_model.py results/image-downhill/NAME.json \\
+    python scripts/ship_model.py results/image-pair/NAME.json \\
         results/image-pair/RIVAL.json
     python scripts/image_figures.py       # then, what is drawn and measured from them
     python scripts/front_figures.py

@@ -652,13 +652,13 @@ def test_readme_shows_the_kept_results():
 
     for model, name in (
         ("Energy Transformer, a gate", "et-operations"),
-        ("Energy Transformer, a size for every channel", "et-metric-operations"),
+        ("Energy Transformer, a size per channel", "et-metric-operations"),
         (
-            "Energy Transformer, such sizes, no weight decay",
+            "Energy Transformer, a size per channel, no decay",
             "decay-0-et-metric-operations",
         ),
         (
-            "Energy Transformer, such sizes, a matrix per step, no decay",
+            "Energy Transformer, a size per channel, a matrix per step, no decay",
             "decay-0-et-maps-operations",
         ),
         ("transformer", "transformer"),
