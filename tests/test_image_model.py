@@ -2028,7 +2028,8 @@ def test_shipped_weights_load_and_complete(name):
         g, alpha = net.block.norm(x), c.step_size
         move = net.block.update(g)
         if c.channel_steps:
-            logits = g @ net.solver.W[...].T + net.solver.c[...][None, None, t]
+            W = net.solver.W[t] if c.map_per_step else net.solver.W[...]
+            logits = g @ W.T + net.solver.c[...][None, None, t]
             alpha = np.exp(net.solver.log_alpha[...][t]) * jax.nn.sigmoid(logits)
             # σ/γ M u: what the move u does to g, in its direction
             turned = jax.jvp(net.block.norm, (x,), (move,))[1]
