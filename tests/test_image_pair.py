@@ -82,6 +82,9 @@ def test_the_comparisons_are_fair(pair, size):
     base = pair.Plan(size=size).base
     sizes = {name: pair.sized(base, name) for name in pair.NAMES}
     opponent = sizes["transformer"]
+    narrower = ["et-paper-operations"]
+    if size == "base":  # twelve matrices leave no room for memories
+        narrower.append("et-maps-parameters")
     for name, c in sizes.items():
         if name.endswith("operations"):
             assert abs(pair.operations(c, name) / opponent.flops - 1) < 0.01, name
@@ -90,7 +93,7 @@ def test_the_comparisons_are_fair(pair, size):
             assert abs(pair.parameters(c, name) / goal - 1) < 0.01, name
         assert (c.num_tokens, c.num_heads) == (64, base.num_heads)
         assert c.num_memories >= c.dim
-        assert c.dim == base.dim or name == "et-paper-operations"
+        assert c.dim == base.dim or name in narrower
     assert sizes["et-paper-parameters"].steps == 12
     assert {c.steps for n, c in sizes.items() if "paper" not in n} == {base.steps}
 
