@@ -58,7 +58,8 @@ class HopfieldMemory(Energy):
     - "relu": $E = -\frac12\sum_B\sum_\mu r(a_{\mu B})^2$, the paper's choice;
     - "power": $E = -\frac1n\sum_B\sum_\mu r(a_{\mu B})^n$, n = `power` ≥ 2;
     - "gelu": $E = -\frac12\sum_B\sum_\mu (a^2-1)\,\Phi(a) + a\,\varphi(a)$ at $a =
-      a_{\mu B}$, with the normal distribution's Φ and density φ: h is GELU;
+      a_{\mu B}$, with the normal distribution's Φ and density φ: h is GELU, and for
+      a < 0 the energy falls as the token turns away;
     - "softmax": $E = -\frac1\beta\sum_B\log\sum_\mu\exp(\beta a_{\mu B})$, with its own
       inverse temperature β = `beta`.
 

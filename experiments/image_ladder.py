@@ -334,12 +334,11 @@ def pictures(folder: Path) -> dict[str, np.ndarray]:
     for split in ("train", "validation"):
         path = folder / f"{BASE.data}-{split}.npy"
         if not path.exists():
-            images = load_images(BASE.data, split)
-            images = images[:] if split == "train" else images[: BASE.validate_on]
+            images = load_images(BASE.data, split)[:]
             with _atomic_write(path) as temporary, open(temporary, "wb") as file:
                 np.save(file, images)
         found[split] = np.load(path, mmap_mode="r")
-    return found
+    return found | {"validation": found["validation"][: BASE.validate_on]}
 
 
 def configured(images: dict[str, np.ndarray], base: TrainConfig = BASE) -> TrainConfig:

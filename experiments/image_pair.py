@@ -500,16 +500,19 @@ def sized(base: ImageConfig, name: str) -> ImageConfig:
         return change(base)
     measure = operations if name.endswith("operations") else parameters
     goal = measure(sized(base, "transformer"), "transformer")
-    config = _filled(change(base), name, measure, goal)
-    if design == "et-small":
-        config = replace(config, init_scale=config.num_memories**-0.5)
+
+    def filled(c):
+        config = _filled(change(c), name, measure, goal)
+        if design == "et-small":
+            config = replace(config, init_scale=config.num_memories**-0.5)
+        return config
+
+    config = filled(base)
     if config.num_memories >= config.dim:
         return config
 
     def narrower(Y):
-        D = Y * base.num_heads
-        c = replace(base, dim=D, head_dim=Y)
-        return _filled(change(c), name, measure, goal)
+        return filled(replace(base, dim=Y * base.num_heads, head_dim=Y))
 
     # the first is a single entry a head, the last as wide as the others
     found = map(narrower, range(1, base.head_dim + 1))
@@ -530,8 +533,7 @@ def pictures(plan: Plan, folder: Path) -> dict[str, np.ndarray]:
         for split in ("train", "validation", "test"):
             path = folder / f"{Path(plan.data).stem}-{split}.npy"
             if not path.exists():
-                images = load_images(plan.data, split, size=plan.base.image_size)
-                images = images[: plan.validate_on if split == "validation" else None]
+                images = load_images(plan.data, split, size=plan.base.image_size)[:]
                 with _atomic_write(path) as temporary, open(temporary, "wb") as file:
                     np.save(file, images)
             found[split] = np.load(path, mmap_mode="r")
@@ -597,6 +599,11 @@ def score_of(model, config: TrainConfig, images) -> np.ndarray:
     return evaluate(model, images, config.num_occluded)
 
 
+@nnx.jit
+def energies_along(model: EnergyModel, patches, masked):
+    return model.descend(patches, masked)[1].energies.total
+
+
 def rises(model: EnergyModel, images: np.ndarray) -> dict:
     """Of all steps on these pictures, how many raised the energy, which of the T steps
     these were, the largest rise, and learned sizes α_t.
@@ -606,8 +613,7 @@ def rises(model: EnergyModel, images: np.ndarray) -> dict:
     _, masked = occlude(
         jax.random.key(0), len(images), c.num_tokens, c.num_tokens // 2, 0.0
     )
-    _, path = jax.jit(lambda p, m: model.descend(p, m))(patches, masked)
-    energies = np.asarray(path.energies.total)
+    energies = np.asarray(energies_along(model, patches, masked))
     up = np.diff(energies, axis=0) / np.abs(energies[:-1])
     raised = (up > 1e-6).sum(1)  # in how many pictures each of the T steps did so
     found = {
@@ -651,6 +657,7 @@ def run(plan: Plan, job: Job, images: dict, folder: Path, clock: Clock) -> dict 
             },
             every=config.every,
             config=asdict(config) | {"name": job.name},
+            defaults=asdict(TrainConfig()),
             hooks=[clock],
             progress=False,
         )

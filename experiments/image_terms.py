@@ -56,7 +56,17 @@ from et_nbdev.vision.train import _completion_loss, _loss_for
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import image_pair
-from image_pair import EnergyModel, Job, Plan, configured, pictures, rises, score_of
+from image_pair import (
+    EnergyModel,
+    Job,
+    Plan,
+    _filled,
+    configured,
+    operations,
+    pictures,
+    rises,
+    score_of,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 LEARNING_RATE = 4.5e-2
@@ -110,10 +120,10 @@ VARIANTS: dict[str, dict] = {
 
 def sized(base: ImageConfig, name: str) -> ImageConfig:
     "The variant's configuration, with memories for as many operations as all have."
-    goal = image_pair.sized(base, "transformer").flops
-    config = replace(image_pair.sized(base, "et-metric-operations"), **VARIANTS[name])
-    at = lambda K: replace(config, num_memories=K).flops
-    return replace(config, num_memories=1 + round((goal - at(1)) / (at(2) - at(1))))
+    model, rival = "et-metric-operations", "transformer"
+    config = replace(image_pair.sized(base, model), **VARIANTS[name])
+    goal = operations(image_pair.sized(base, rival), rival)
+    return _filled(config, model, operations, goal)
 
 
 def every_step(config, model, batch):

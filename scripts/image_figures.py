@@ -43,7 +43,7 @@ from et_nbdev.vision.train import _FILLS, _evaluate_fill, _held_out, _summary, e
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from ship_model import RIVAL, SHIPPED, stages
+from ship_model import RESULTS, RIVAL, SHIPPED, stages
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results/tiny-imagenet"
@@ -130,7 +130,11 @@ def shipped_run() -> str:
 def command(row: dict) -> str:
     "What makes such a run."
     if "from" in row:
-        return f"python experiments/image_downhill.py --seeds {row['seed']}"
+        optim = row["optim"]
+        return (
+            f"python experiments/image_downhill.py --seeds {row['seed']} --price"
+            f" {row['price']:g} --more {optim['steps']} --lr {optim['lr']:g}"
+        )
     script = "image_lanes" if "lanes" in row else "image_pair"
     exact = "JAX_DEFAULT_MATMUL_PRECISION=highest " if "lanes" in row else ""
     decay = row["config"]["optim"]["weight_decay"]
@@ -153,13 +157,22 @@ def about(row: dict) -> dict:
 def note(rows: list[dict]) -> str:
     "Which steps raised the energy, and what the rival had."
     rival = json.loads((RIVAL / "config.json").read_text())
-    up = " then ".join(
-        f"{row['steps_up']} of {row['steps_observed']:,}" for row in rows
+    files = RESULTS.glob(f"{rival['run'].rpartition('-')[0]}-[0-9].json")
+    errors = sorted(json.loads(path.read_text())["validation_mse"] for path in files)
+    place = errors.index(rival["validation_mse"]) + 1
+    row = stages(rival["run"])[-1]
+    decay = row["config"]["optim"]["weight_decay"]
+    # what a price was put on is counted on pictures of the test
+    up = ", then ".join(
+        f"{row['steps_up']} of {row['steps_observed']:,} on"
+        f" {'test' if 'from' in row else 'validation'} pictures"
+        for row in rows
     )
     return (
-        f"On 100 validation pictures {up} steps of a descent raised the energy. The"
-        f" transformer below had {rival['step']:,} steps, at its own rate and with weight"
-        f" decay; it is seed {rival['seed']}, the best of three on validation."
+        f"Steps of a descent that raised the energy: {up}. The transformer below has the"
+        f" weights of step {rival['step']:,}, trained at its own rate, {row['lr']:g}, with"
+        f" a weight decay of {decay:g}; it is seed {rival['seed']}, number {place} of"
+        f" {len(errors)} on validation."
     )
 
 

@@ -50,9 +50,13 @@ def main():
     parser.add_argument("run", type=Path, help="of the model to ship: a result's file")
     parser.add_argument("rival", type=Path, help="of the transformer, likewise")
     args = parser.parse_args()
-    save_model(SHIPPED, *chosen(args.run))
+    (model, about), (rival, theirs) = chosen(args.run), chosen(args.rival)
+    blocks = model.config.block, rival.config.block
+    if blocks != ("energy", "transformer"):
+        parser.error(f"expected an Energy Transformer and a transformer, got {blocks}")
+    save_model(SHIPPED, model, about)
     RIVAL.mkdir(exist_ok=True)
-    _save_pretrained(RIVAL, *chosen(args.rival))
+    _save_pretrained(RIVAL, rival, theirs)
 
 
 if __name__ == "__main__":

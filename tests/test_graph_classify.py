@@ -699,6 +699,13 @@ def test_training_repeats_never_looks_at_the_test_labels_and_resumes(tmp_path):
     # finds a finished run
     again = train_classifier(QUICK, graphs, fold, tmp_path, progress=False)
     assert again.test == one.test and again.best_step == one.best_step
+    # but not a run on other graphs, or on another part of the same
+    for other, part in (
+        (replace(graphs, labels=labels), fold),
+        (graphs, _parts(_deal(graphs.labels), 5)),
+    ):
+        with pytest.raises(CheckpointError, match=r"data\.(graphs|fold): '"):
+            train_classifier(QUICK, other, part, tmp_path, progress=False)
     loaded = load_classifier(tmp_path / "best.safetensors")
     for a, b in zip(
         jax.tree.leaves(nnx.state(one.model)), jax.tree.leaves(nnx.state(loaded))

@@ -269,6 +269,15 @@ def test_parameters_add_up(changes):
         (dict(learn_steps=True, channel_steps=True, map_per_step=1), "map_per_step"),
         (dict(block="transformer", map_per_step=True), "map_per_step: is of the"),
         (dict(block="transformer", channel_steps=True), "channel_steps: is of the"),
+        (dict(block="transformer", shared_norm=True), "shared_norm: is of the"),
+        (dict(block="transformer", learn_beta=True), "learn_beta: is of the"),
+        (dict(block="transformer", self_attention=True), "self_attention: is of the"),
+        (dict(dim="64"), "dim: expected a whole number"),
+        (dict(dim=None), "dim: expected a whole number"),
+        (dict(mean=0.5), "mean: expected a tuple of numbers, got 0.5"),
+        (dict(mean=("red",)), "mean: expected a tuple of numbers"),
+        (dict(mean=(128.0,)), "mean: expected numbers between 0 and 1"),
+        (dict(std=(math.inf,)), "std"),
     ],
 )
 def test_an_impossible_model_names_the_field(changes, name):
@@ -669,6 +678,7 @@ def test_a_cpu_takes_a_batch_in_parts(monkeypatch):
     assert _part_size(10, 64) == 5  # parts are of equal size
     assert _part_size(7, 196) == _part_size(7, 10_000) == 1
     assert _part_size(4, 16) == 4
+    assert _part_size(97, 64) == 97  # a prime number: single pictures, or all
     # several devices have parts of their own
     with monkeypatch.context() as patch:
         patch.setattr(jax, "device_count", lambda: 8)
@@ -707,6 +717,10 @@ def test_rises_have_a_price():
     # no gradient passes through |E_t|
     slope = jax.grad(_price_of_rises)(energies)
     np.testing.assert_allclose(slope, [[0, -0.05], [0, 0.05], [0, 0]], atol=1e-7)
+    # nor is there a division by zero
+    nothing = jnp.zeros((3, 2))
+    assert _price_of_rises(nothing) == pytest.approx(0.02, rel=1e-6)
+    assert np.isfinite(jax.grad(_price_of_rises)(nothing)).all()
 
 
 def test_the_price_of_rises_is_part_of_the_loss():
@@ -743,6 +757,12 @@ def test_the_price_of_rises_is_part_of_the_loss():
         (dict(downhill=math.inf), "downhill"),
         (dict(downhill=math.nan), "downhill"),
         (dict(model=replace(CONFIG, block="transformer"), downhill=1.0), "downhill"),
+        (dict(batch_size=64.5), "batch_size: expected a whole number, got 64.5"),
+        (dict(validate_on=10.5), "validate_on"),
+        (dict(every="2"), "every"),
+        (dict(seed=True), "seed"),
+        (dict(occluded=True), "occluded"),
+        (dict(downhill="1"), "downhill"),
     ],
 )
 def test_an_impossible_run_names_the_field(changes, name):
@@ -1818,6 +1838,8 @@ def test_the_transformer_is_its_block_applied_T_times():
         )
     scrambled = np.where(HIDDEN[..., None], PATCHES + 9, PATCHES)
     np.testing.assert_array_equal(net(scrambled, HIDDEN), net(PATCHES, HIDDEN))
+    with pytest.raises(TypeError, match="step"):
+        net(PATCHES, HIDDEN, step=3)
     completion = complete(net, PICTURES, HIDDEN, path=True)
     assert completion.energies is None and completion.path.shape == (
         CONFIG.steps + 1,

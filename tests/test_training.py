@@ -22,7 +22,7 @@ import sys
 import textwrap
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -1024,7 +1024,10 @@ def test_hooks_see_every_step_add_to_the_rows_and_end_a_run(tmp_path, whole):
     assert [row["step"] for row in result.history] == [2, 4, 5, 6]
     assert result.history == read_metrics(tmp_path / "metrics.jsonl")
     assert all(row["norm"] > 0 for row in result.history) and result.best_step == 5
-    assert _read_meta(tmp_path / "last.safetensors")["step"] == 7  # nothing is lost
+    kept = _read_meta(tmp_path / "last.safetensors")
+    assert kept["step"] == 7  # nothing is lost
+    # nor the time of the step that has no row
+    assert kept["progress"]["seconds"] > result.history[-1]["seconds"]
     assert same(weights(train_line(folder=tmp_path).model), weights(whole[0].model))
 
 
@@ -1116,6 +1119,15 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoints(
     )
     resumed = train_line(folder=tmp_path)  # repaired, it goes on
     assert same(weights(resumed.model), weights(whole[0].model))
+
+
+def test_a_hook_that_stops_a_run_saves_no_loss_that_is_not_finite(tmp_path):
+    def stop(run):
+        run.stop |= run.step == 13  # no step of the log
+
+    with pytest.raises(FloatingPointError, match="step 13"):
+        train_line(folder=tmp_path, batches=at_step(13, nan_input), hooks=[stop])
+    assert _read_meta(tmp_path / "last.safetensors")["step"] == 10
 
 
 @pytest.mark.parametrize(
@@ -1396,6 +1408,42 @@ def test_another_configuration_names_the_keys_that_differ(
     assert before == {
         name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)
     }
+
+
+def test_a_configuration_cannot_hide_the_optimizer_or_the_seed(tmp_path):
+    hidden = {"optim": asdict(OPTIM), "seed": 0}
+    train_line(folder=tmp_path, config=hidden)
+    with pytest.raises(CheckpointError, match="lr: 0.1 there, 0.2 here"):
+        train_line(folder=tmp_path, config=hidden, optim=replace(OPTIM, lr=0.2))
+    with pytest.raises(CheckpointError, match="seed: 0 there, 9 here"):
+        train_line(folder=tmp_path, config=hidden, seed=9)
+
+
+def test_a_run_of_an_older_version_goes_on_where_a_new_setting_has_its_default(
+    tmp_path, whole
+):
+    """Before there were `model.slope` and `crop`; also one whose settings are no part
+    of the defaults.
+    """
+
+    def stop(run):
+        run.stop |= run.step == 12
+
+    train_line(folder=tmp_path, config=MODEL, hooks=[stop])
+    defaults = {"model": {"beta": 9.0, "slope": (1.0, 2.0)}, "data": "", "crop": 1.0}
+    new = {**MODEL, "model": {**MODEL["model"], "slope": (1.0, 2.0)}, "crop": 1.0}
+    other = {**new, "model": {**new["model"], "slope": (1.0, 3.0)}}
+    options = dict(folder=tmp_path, defaults=defaults)
+    with pytest.raises(
+        CheckpointError, match=r"slope: \[1.0, 2.0\] there, \[1.0, 3.0\]"
+    ):
+        train_line(config=other, **options)
+    with pytest.raises(CheckpointError, match=r"kind: 'line' there, 'absent' here"):
+        gone = {k: v for k, v in new["model"].items() if k != "kind"}
+        train_line(config={**new, "model": gone}, **options)
+    result = train_line(config=new, **options)
+    assert same(weights(result.model), weights(whole[0].model))
+    assert _read_meta(tmp_path / "last.safetensors")["config"]["crop"] == 1.0
 
 
 class Wider(nnx.Module):

@@ -6,7 +6,6 @@
 __all__ = []
 
 # %% ../../nbs/84_anomaly_engine.ipynb #e516163a
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -308,6 +307,7 @@ def _train_classifier(
     every: int = 5,
     folder: Path | str | None = None,
     config: dict | None = None,
+    defaults: dict | None = None,
     progress: bool = True,
     batches: Callable[[int], Iterator[_Batch]] | None = None,
     loss: Callable,  # (model, batch, key) -> loss, metrics
@@ -335,6 +335,7 @@ def _train_classifier(
         every=every,
         log_every=every,
         config=config,
+        defaults=defaults,
         progress=progress,
     )
     p = predict(result.model)
@@ -474,11 +475,6 @@ def _sampled(
 def _without_labels(graph: Graph) -> str:
     "The digest of a graph without its labels."
     return replace(graph, labels=np.full(graph.num_nodes, -1, np.int8)).digest
-
-
-def _split_digest(parts: Split) -> str:
-    nodes = [np.asarray(ids, np.int64) for ids in parts]
-    return hashlib.sha256(b"/".join(ids.tobytes() for ids in nodes)).hexdigest()[:16]
 
 
 def _about(config, graph: Graph, run: _Anomaly) -> dict:

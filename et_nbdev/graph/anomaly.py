@@ -29,11 +29,10 @@ from et_nbdev.graph._anomaly_engine import (
     _Explanation,
     _keep,
     _sampled,
-    _split_digest,
     _Statistics,
     _train_classifier,
 )
-from .data import _DATASETS, Graph, Split, split
+from .data import _DATASETS, Graph, Split, _ids_digest, split
 from .energy import EdgeIndex, EdgeTransformer, _attention_weights
 from ..training.checkpoint import _restore
 from ..training.loop import OptimConfig, _drop, _option
@@ -302,15 +301,12 @@ def train_anomaly(
     Raises the same errors as `split`, `AnomalyEnergyTransformer` and `fit`; ValueError
     for a graph without edges, FloatingPointError if predictions are not finite.
     """
-    c, own = config.model, {} if parts is None else {"split": _split_digest(parts)}
+    c, own = config.model, {} if parts is None else {"split": _ids_digest(parts)}
     parts = parts or split(graph.labels, config.train_fraction, config.seed)
     features = _Statistics.learn(graph, c.degree, c.scale)(graph)
     edges = AnomalyEnergyTransformer.prepare(graph, c.relations)
-    sizes = {
-        "num_features": features.shape[1],
-        "num_nodes": graph.num_nodes,
-        "kinds": len(edges),
-    }
+    sizes = {"num_features": features.shape[1], "num_nodes": graph.num_nodes}
+    sizes["kinds"] = len(edges)
     model = AnomalyEnergyTransformer(config=c, **sizes, rngs=nnx.Rngs(config.seed))
     batches = (
         _sampled(features, edges, graph.labels, parts.train, config.sample, config.seed)
@@ -329,6 +325,7 @@ def train_anomaly(
         every=config.every,
         folder=folder,
         config=identity,
+        defaults=asdict(AnomalyTraining()),
         progress=progress,
         batches=batches,
         loss=_weighted_loss,

@@ -6,7 +6,6 @@
 __all__ = ['ClassifyConfig', 'GraphClassifier', 'ClassifyTraining', 'train_classifier', 'load_classifier']
 
 # %% ../../nbs/37_classification.ipynb #9c82d1bd
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -42,6 +41,7 @@ from et_nbdev.graph._set_engine import (
     _with_cls,
 )
 from .crossval import _Fold
+from .data import _ids_digest
 from et_nbdev.graph.sets import (
     EdgeBatch,
     GraphBatch,
@@ -363,7 +363,9 @@ class ClassifyTraining:
     warmup: float = _option(
         0.15, "fraction of the steps in which the learning rate rises"
     )
-    weight_decay: float = _option(0.05, "decoupled weight decay, on matrices only")
+    weight_decay: float = _option(
+        0.05, "decoupled weight decay, of arrays with two axes or more"
+    )
     every: int = _option(1, "epochs between validations")
     fold: int = _option(
         0, "which of ten folds is the test; the next one chooses the weights"
@@ -409,7 +411,8 @@ def train_classifier(
     progress: bool = True,
 ) -> _Classified:
     """Train on fold.train, choose the weights on fold.validation, score once on
-    fold.test; resumes from `folder`.
+    fold.test; resumes from `folder`, which must not hold a run on other graphs or
+    another fold.
 
     Features are encoded by the labels and statistics of the training graphs.
     `positions` may be passed if they are known already. Raises ValueError if labels are
@@ -425,6 +428,7 @@ def train_classifier(
     shapes = config.batch_size, config.num_buckets
     supply = _in_layout(config.layout, graphs, encoding, positions, *shapes)
     per = len(supply.plan(train, config.seed))
+    data = {"graphs": graphs.digest, "fold": _ids_digest(fold)}
     known = ("num_features", "num_classes", "num_edge_features")
     sizes = {name: getattr(supply, name) for name in known}
     result = fit(
@@ -437,7 +441,8 @@ def train_classifier(
         validate=lambda m: _judged(_scored(m, supply, validation), len(validation)),
         every=config.every * per,
         log_every=config.every * per,
-        config=json.loads(json.dumps({**asdict(config), "sizes": sizes})),
+        config={**asdict(config), "sizes": sizes, "data": data},
+        defaults=asdict(ClassifyTraining()),
         progress=progress,
     )
     model = result.model

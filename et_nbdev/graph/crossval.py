@@ -135,7 +135,9 @@ class FitConfig:
         0.1,
         "fraction of the steps in which the rate rises from 0; then a cosine back to 0",
     )
-    weight_decay: float = _option(0.05, "decoupled weight decay, on matrices only")
+    weight_decay: float = _option(
+        0.05, "decoupled weight decay, of arrays with two axes or more"
+    )
     clip: float = _option(1.0, "largest global norm of the gradient")
 
     def __post_init__(self):

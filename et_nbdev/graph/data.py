@@ -249,6 +249,12 @@ def _digest(graph) -> str:
     return made.hexdigest()[:16]
 
 
+def _ids_digest(parts: Sequence[Int[np.ndarray, "_"]]) -> str:
+    "What tells one division of nodes or graphs from another."
+    ids = [np.asarray(part, np.int64).tobytes() for part in parts]
+    return hashlib.sha256(b"/".join(ids)).hexdigest()[:16]
+
+
 def _described(graph) -> str:
     known = graph.labels[graph.labels >= 0]
     share = f"{100 * known.mean():.1f}% anomalous" if known.size else "no labels"

@@ -195,17 +195,26 @@ def _differences(saved: dict, wanted: dict) -> str:
     return ", ".join("{}: {!r} there, {!r} here".format(k, *values(k)) for k in keys)
 
 
-def _resume(run: Run, folder: Path, config: dict):
+def _filled(saved: dict, defaults: dict) -> dict:
+    "Nested settings, with those of `defaults` that they lack."
+    nested = lambda k: isinstance(saved[k], dict) and isinstance(defaults.get(k), dict)
+    found = {k: _filled(v, defaults[k]) if nested(k) else v for k, v in saved.items()}
+    return defaults | found
+
+# %% ../../nbs/64_fit.ipynb #64resume
+def _resume(run: Run, folder: Path, config: dict, defaults: dict):
     "Resume from the last checkpoint in `folder`, if there is one."
     if not (path := folder / "last.safetensors").exists():
         return
     saved = _read_meta(path).get("config")
+    # an older version's run lacks the settings that came later
+    saved = _filled(saved if isinstance(saved, dict) else {}, defaults)
     # compared before the arrays: their shapes say less than the configuration
     if saved != config:
         raise CheckpointError(
             f"{folder}: holds a run of another configuration"
-            f" ({_differences(saved if isinstance(saved, dict) else {}, config)});"
-            " choose another folder, or delete this one"
+            f" ({_differences(saved, config)}); choose another folder, or delete this"
+            " one"
         )
     run.state, meta = _load_checkpoint(path, run.state)
     if "progress" not in meta:
@@ -259,8 +268,15 @@ class _Meter:
             self.since = run.asked
         self.samples += len(jax.tree.leaves(run.batch)[0])
         self.waited += run.waited
-        if not (run.stop or run.due(*self.every)):
-            return
+        if run.stop or run.due(*self.every):
+            run.row = self.measure(run)
+
+    def finish(self, run: Run):
+        "Where a hook stops the run after a step that was not due: no row, but the time."
+        if run.stop and run.row is None:
+            self.measure(run)
+
+    def measure(self, run: Run) -> dict:
         row = {k: float(v) for k, v in jax.device_get(run.metrics).items()}
         # either way the weights are lost
         if not np.isfinite([row["loss"], row["grad_norm"]]).all():
@@ -271,14 +287,13 @@ class _Meter:
             )
         now = time.perf_counter()
         run.progress["seconds"] = now - self.start
-        run.row = {
-            "step": run.step,
-            **row,
+        row |= {
             "samples_per_second": self.samples / (now - self.since),
             "input_wait": self.waited / (now - self.since),
             "seconds": now - self.start,
         }
         self.samples, self.waited = 0, 0.0
+        return {"step": run.step, **row}
 
 # %% ../../nbs/64_fit.ipynb #265b8586
 class _Validation:
@@ -385,10 +400,14 @@ def _fresh_run(model: nnx.Module, optim: OptimConfig):
     return graphdef, optimizer, run
 
 
+def _plain(config: dict) -> dict:
+    "Settings after a round trip through JSON."
+    return json.loads(json.dumps(config))
+
+
 def _identity(optim: OptimConfig, seed: int, config: dict | None) -> dict:
-    "What a resumed run must agree with, after a round trip through JSON."
-    identity = {"optim": asdict(optim), "seed": seed, **(config or {})}
-    return json.loads(json.dumps(identity))
+    "What a resumed run must agree with."
+    return _plain({**(config or {}), "optim": asdict(optim), "seed": seed})
 
 # %% ../../nbs/64_fit.ipynb #c850dd25
 def _fitted(run: Run, graphdef, best: _Validation, log: _MetricsLog) -> _Fit:
@@ -415,6 +434,8 @@ def fit(
     log_every: int = 50,  # steps between lines of the log
     # what identifies the run, JSON-able; a resumed run must agree
     config: dict | None = None,
+    # of `config`, for the settings that a run of an older version lacks
+    defaults: dict | None = None,
     # devices to spread each batch over; None: the default device
     mesh: Mesh | None = None,
     # your own; they may add to a row before it is written, or stop the run
@@ -440,7 +461,7 @@ def fit(
     own = home if place.leads else None  # only the first process writes
     with _alone(own):
         if home:
-            _resume(run, home, identity)
+            _resume(run, home, identity, _plain(defaults or {}))
         run.state = place.replicate(run.state)
         step = _make_step(graphdef, loss, optimizer, seed, place.mesh)
         best = _Validation(run, validate, every, graphdef, place, home, identity)
@@ -456,7 +477,7 @@ def fit(
                 run,
                 lambda state, batch: step(state, place.share(batch)),
                 batches,
-                [ctrl_c, meter, best, *hooks, log, *save, bar],
+                [ctrl_c, meter, best, *hooks, meter.finish, log, *save, bar],
             )
     if ctrl_c.came and run.step < run.steps:
         where = f"; run again to go on from {folder}" if folder else ""

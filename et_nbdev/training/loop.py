@@ -38,7 +38,9 @@ class OptimConfig:
     warmup: int = _option(100, "steps of linear warm-up, from lr_floor to lr")
     lr: float = _option(5e-4, "peak learning rate")
     lr_floor: float = _option(5e-7, "learning rate at the start and at the end")
-    weight_decay: float = _option(0.05, "decoupled weight decay, on matrices only")
+    weight_decay: float = _option(
+        0.05, "decoupled weight decay, of arrays with two axes or more"
+    )
     b1: float = _option(0.9, "decay of Adam's first moment")
     b2: float = _option(0.99, "decay of Adam's second moment")
     clip: float = _option(1.0, "largest global norm of the gradient")
@@ -77,8 +79,8 @@ def _clipped_adamw(
     b1: float = 0.9,
     b2: float = 0.99,
 ) -> optax.GradientTransformation:
-    """Clip, then AdamW; vectors and scalars (shifts, biases, temperatures) are not
-    decayed.
+    """Clip, then AdamW; vectors and scalars (shifts, thresholds, temperatures) are not
+    decayed, but what holds one for every head or step is a matrix, and is.
     """
     matrices = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
     return optax.chain(

@@ -70,20 +70,36 @@ def _check_scales(c):
 # %% ../../nbs/78_image_model_engine.ipynb #5d757582
 def _per_channel(c, name: str) -> tuple[float, ...]:
     "The field mean or std as floats, one or C of them."
-    # a list, after a trip through JSON
-    values = tuple(float(v) for v in getattr(c, name))
+    given = getattr(c, name)
+    try:
+        # a list, after a trip through JSON
+        values = tuple(float(v) for v in given)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: expected a tuple of numbers, got {given!r}") from None
     if len(values) not in (1, c.channels):
         raise ValueError(
             f"{name}: expected 1 or C = {c.channels} numbers, got {len(values)}"
         )
-    if not all(np.isfinite(v) and (v > 0 or name == "mean") for v in values):
-        raise ValueError(
-            f"{name}: expected finite{' positive' if name == 'std' else ''} numbers,"
-            f" got {values}"
-        )
+    if name == "mean" and not all(0 <= v <= 1 for v in values):
+        raise ValueError(f"mean: expected numbers between 0 and 1, got {values}")
+    if name == "std" and not all(0 < v < np.inf for v in values):
+        raise ValueError(f"std: expected finite positive numbers, got {values}")
     return values
 
 # %% ../../nbs/78_image_model_engine.ipynb #5c1e70aa
+_OF_ENERGIES = (
+    "shared_norm",
+    "learn_beta",
+    "self_attention",
+    "channel_steps",
+    "learn_steps",
+    "map_per_step",
+    "normalize_heads",
+    "beta_per_head",
+    "negative_memories",
+)
+
+# %% ../../nbs/78_image_model_engine.ipynb #78termsc
 def _check_terms(c):
     """Raise ValueError, naming the field, unless the terms and steps of an
     `ImageConfig` go together.
@@ -93,14 +109,7 @@ def _check_terms(c):
             "relative_positions: expected 'none' or 'zero' or 'distance', got"
             f" {c.relative_positions!r}"
         )
-    for name in (
-        "channel_steps",
-        "learn_steps",
-        "map_per_step",
-        "normalize_heads",
-        "beta_per_head",
-        "negative_memories",
-    ):
+    for name in _OF_ENERGIES:
         value = getattr(c, name)
         if c.block == "transformer" and value is not None and value is not False:
             raise ValueError(f"{name}: is of the energy block; got block 'transformer'")

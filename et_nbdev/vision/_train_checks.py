@@ -5,9 +5,13 @@
 # %% auto #0
 __all__ = []
 
+# %% ../../nbs/79_image_training_engine.ipynb #79checki
+from .._checks import check_kinds
+
 # %% ../../nbs/79_image_training_engine.ipynb #c7655254
 def _check_training(c):
     "Raise ValueError, naming the field, unless a `TrainConfig` is a possible one."
+    check_kinds(c)
     for name in ("batch_size", "validate_on", "every"):
         if getattr(c, name) < 1:
             raise ValueError(f"{name}: expected at least 1, got {getattr(c, name)}")

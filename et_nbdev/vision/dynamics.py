@@ -87,7 +87,9 @@ def _read_at(states: Float[Array, "times B N D"], first: int | None, key):
 # %% ../../nbs/27_image_dynamics.ipynb #874e195c
 def _loss_at(config, step_sizes=None, first: int | None = None):
     """The loss (model, uint8 images, key) -> (mean, metrics) after steps of the given
-    sizes, or without sizes, where the descent has settled; `config` is a `TrainConfig`.
+    sizes, or without sizes, where the descent has settled; `config` is a `TrainConfig`,
+    of which the model and what is hidden count: pictures are neither cropped nor
+    mirrored, and rises have no price.
 
     With `first`, every picture is decoded after a random number of steps, from `first`
     to all of them. At rest, a picture that has not settled (or is on a saddle) trains

@@ -20,7 +20,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 
 from .._checks import check_kinds, signed
 from ..block import TransformerBlock
-from ..dynamics import Trajectory, descend
+from ..dynamics import Solver, Trajectory, descend
 from ..energy import Energies
 from ..norm import EnergyLayerNorm
 from ..solvers import LearnedEuler, LearnedMetric
@@ -157,8 +157,8 @@ class ImageConfig:
     )
 
     def __post_init__(self):
-        _check_config(self)
         check_kinds(self)
+        _check_config(self)
         _check_terms(self)
         _check_scales(self)
         for name in ("mean", "std"):
@@ -310,10 +310,12 @@ class ImageTransformer(ImageEnergyTransformer):
         steps: int | None = None,
         states: bool = False,
         remat: bool = False,
-        **_,
+        step_size: Float[ArrayLike, ""] | None = None,
+        solver: Solver | None = None,
+        unroll: int | bool = 1,
     ) -> tuple[Float[Array, "B N D"], Trajectory]:
-        """Encode, then apply the block T times. There are no energies to return;
-        options of the descent that do not apply here are ignored.
+        """Encode, then apply the block T times. There are no energies to return, and
+        `step_size`, `solver` and `unroll` change nothing here.
         """
         graphdef, params = nnx.split(self.block)
         step = lambda x, _: (nnx.merge(graphdef, params)(x), x if states else None)

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from ..dynamics import plot_energies
 from ..training.checkpoint import _atomic_write, _provenance
 from ..training.command import _all_devices, _as_command, _configure, _out_folder
-from ..training.fit import _Fit, fit
+from ..training.fit import _differences, _Fit, fit
 from ..training.loop import OptimConfig, _in_parts, _option
 from ._picture_arrays import _augment
 from ._readers import _Images, _Pictures
@@ -65,9 +65,10 @@ def _completion_loss(
 # %% ../../nbs/22_image_train.ipynb #22pricec
 def _price_of_rises(energies: Float[Array, "times B"]) -> Float[Array, ""]:
     r"""The mean over pictures of $\sum_t\max(0, (E_{t+1}-E_t)/|E_t| + 1/100)$, in
-    which $|E_t|$ counts as a constant.
+    which $|E_t|$ counts as a constant, and as one that is not zero.
     """
-    unit = jax.lax.stop_gradient(jnp.abs(energies[:-1]))
+    least = jnp.finfo(energies.dtype).eps
+    unit = jax.lax.stop_gradient(jnp.maximum(jnp.abs(energies[:-1]), least))
     rises = jnp.diff(energies, axis=0) / unit
     return jnp.maximum(rises + 0.01, 0).sum(0).mean()
 
@@ -104,7 +105,7 @@ class TrainConfig:
     validate_on: int = _option(2000, "number of validation pictures, at most")
     every: int = _option(500, "steps between validations, each with a checkpoint")
     downhill: float = _option(
-        0.0, "weight of the price on steps that raise E; 0: no price"
+        0.0, "weight of the price on steps that lower E by less than 1 %; 0: no price"
     )
     seed: int = _option(0, "seed of weights, batches, occlusions and augmentation")
 
@@ -174,12 +175,13 @@ def _completion(config: TrainConfig, model, batch):
 # %% ../../nbs/22_image_train.ipynb #22partsc
 def _part_size(batch_size: int, num_tokens: int) -> int:
     """How many pictures to take at a time: on one CPU at most 512 tokens, whose values
-    its caches hold; elsewhere all.
+    its caches hold; elsewhere, or where that leaves much smaller parts, all.
     """
     if jax.default_backend() != "cpu" or jax.device_count() > 1:
         return batch_size
-    fits = range(1, max(1, min(batch_size, 512 // num_tokens)) + 1)
-    return max(size for size in fits if batch_size % size == 0)
+    most = max(1, min(batch_size, 512 // num_tokens))
+    size = max(n for n in range(1, most + 1) if batch_size % n == 0)
+    return size if 2 * size >= most else batch_size
 
 
 def _loss_for(config: TrainConfig, completion=_completion):
@@ -358,11 +360,15 @@ def train(
     model: ImageEnergyTransformer | None = None,  # to train; None: a new one
 ) -> _Fit:
     """Train on images["train"], choose the weights on images["validation"]; resumes
-    from `folder`. See `et_nbdev.training.fit.fit`.
+    from `folder`. Raises ValueError if `model` is not of config.model, and what
+    `et_nbdev.training.fit.fit` raises.
     """
     part = (jax.process_index(), jax.process_count())
     if model is None:
         model = _image_model(config.model, rngs=nnx.Rngs(config.seed))
+    if model.config != config.model:
+        differ = _differences(asdict(model.config), asdict(config.model))
+        raise ValueError(f"model: its configuration is not config.model ({differ})")
     return fit(
         model,
         _loss_for(config),
@@ -375,6 +381,7 @@ def train(
         validate=_validation_for(config, images["validation"]),
         every=config.every,
         config=asdict(config),
+        defaults=asdict(TrainConfig()),
         mesh=mesh,
         progress=progress,
     )

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 from tqdm import tqdm
 
+from ._picture_arrays import _unit
 from .model import ImageEnergyTransformer, complete
 
 # %% ../../nbs/23_windows.ipynb #afa63503
@@ -60,13 +61,16 @@ def complete_large(
 
     A window without a hidden patch is skipped. Raises ValueError, naming the argument,
     if a side is not a multiple of the patch size or is shorter than the model's
-    pictures, if `hidden` has the wrong shape, or if the stride is below 1 or above a
-    window's side.
+    pictures, if an open pixel is not in [0, 1], if `hidden` has the wrong shape, or if
+    the stride is below 1 or above a window's side; TypeError for other pixels.
     """
     images, hidden = np.asarray(images), np.asarray(hidden)
     _check_large(model, images, hidden, stride)
     c = model.config
     p, side = c.patch_size, c.image_size // c.patch_size
+    # what is hidden may be anything
+    covered = np.kron(hidden, np.ones((1, p, p), bool))[..., None]
+    images = _unit(np.where(covered, np.zeros((), images.dtype), images))
     weights = _weights(side)
     pixels = np.kron(weights, np.ones((p, p)))[None, :, :, None]
     total, count = np.zeros(images.shape), np.zeros((1, *images.shape[1:3], 1))
@@ -75,7 +79,7 @@ def complete_large(
         part = np.s_[:, row : row + side, column : column + side]
         here = np.s_[:, row * p : (row + side) * p, column * p : (column + side) * p]
         occluded = hidden[part].reshape(len(hidden), -1)
-        filled = images[here] / (255 if images.dtype == np.uint8 else 1)
+        filled = images[here]
         if occluded.any():
             filled = complete(model, images[here], occluded).images
         total[here] += pixels * np.asarray(filled)

@@ -60,6 +60,12 @@ export function multiply(out, A, B, m, k, n) {
   }
 }
 
+/** Rounding as in Python: a half goes to the even neighbor. */
+export function roundHalfToEven(x) {
+  const low = Math.floor(x);
+  return x - low === 0.5 ? low + (low % 2) : Math.round(x);
+}
+
 export function transposed(A, m, n) {
   const out = new Float32Array(m * n);
   for (let i = 0; i < m; i++) for (let j = 0; j < n; j++) out[j * m + i] = A[i * n + j];
@@ -163,7 +169,7 @@ export class ImageEnergyTransformer {
     });
     this.xiT = transposed(get("block.memory.xi"), config.num_memories, D);
     const negative = (config.negative_memories ?? 0) * config.num_memories;
-    this.numPositive = config.num_memories - Math.round(negative);
+    this.numPositive = config.num_memories - roundHalfToEven(negative);
   }
 
   betaOf(head) {
