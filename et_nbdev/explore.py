@@ -378,7 +378,7 @@ def animate_image(
     occluded: Bool[np.ndarray, "N"],
     settings: ExplorerSettings,
 ) -> str:
-    """The descent of one picture as one self-contained piece of HTML, some 25 kB a step
+    """The descent of one picture as one self-contained piece of HTML, some 30 kB a frame
     at 64 pixels. Raises as `descend_picture`.
     """
     path, occluded = (

@@ -874,6 +874,26 @@ def test_a_view_adds_up_and_can_be_drawn():
     matplotlib.pyplot.close("all")
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_view_shows_the_attention_that_the_energy_has(normalize):
+    "P is minus β times the slope of the energy against a bias of the scores."
+    dense = jax.tree.map(
+        lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x, prepared()[0]
+    )
+    c = replace(SMALL, normalize_heads=normalize)
+    model = GraphClassifier(2, 2, c, num_edge_features=2, rngs=nnx.Rngs(0))
+    view, x = _attended(model, dense), model.tokens(dense)
+    pairs = model.pairs(x, dense)
+    flat = jnp.zeros((len(x), c.num_heads, x.shape[1], x.shape[1]))
+    for n, block in enumerate(model.blocks):
+        x = descend(block, x, c.steps, c.step_size, **pairs)[0]
+        g, attention = block.norm(x), block.attention
+        energy = lambda bias: attention.energy(g, bias=bias, **pairs).sum()
+        P = -attention.beta[None, :, None, None] * jax.grad(energy)(flat)
+        assert_close(view.listens[n], P[:, :, 0], rtol=1e-4, atol=1e-6)
+        assert_close(view.heard[n], P[..., 0], rtol=1e-4, atol=1e-6)
+
+
 def test_bad_input_is_named():
     for field, value in dict(
         dim=0,

@@ -62,9 +62,7 @@ OPTIONS = {
         learn_steps=True,
         gate_steps=True,
     ),
-    "two and a half negative memories": dict(
-        num_memories=10, negative_memories=0.25
-    ),
+    "two and a half negative memories": dict(num_memories=10, negative_memories=0.25),
     "a size for every channel": dict(learn_steps=True, channel_steps=True),
     "a map for every step": dict(
         learn_steps=True, channel_steps=True, map_per_step=True

@@ -948,6 +948,12 @@ def test_the_best_weights_on_validation_are_kept(tmp_path, with_folder):
         assert _read_meta(folder / "best.safetensors")["step"] == result.best_step
 
 
+def test_the_best_weights_can_be_changed():
+    model = train_line().model
+    model.W[...] = model.W[...].at[0].set(0.0)
+    assert (model.W[...][0] == 0).all()
+
+
 def test_of_equals_the_first_is_best():
     assert train_line(validate=lambda model: {"loss": 1.0}).best_step == 5
 

@@ -84,7 +84,7 @@ def _print_demo(metrics: dict):
 # %% ../../nbs/90_anomaly_demo.ipynb #de577036
 def _demo(out: Path | str = "out", progress: bool = True) -> dict:
     """Train an Energy Transformer, a GCN and an MLP on the bundled graph and print
-    their scores on its test nodes, in less than a minute.
+    their scores on its test nodes, in about a minute on two cores.
 
     Returns what it writes to `out`/digits-knn/anomaly.json; the weights, in the folder
     run beside it, make the next call skip the training. Raises what training and

@@ -44,7 +44,7 @@ def _not_fitted(name: str) -> Exception:
 def _configuration(
     kind: type[_Config], params: dict[str, Any], **other: Any
 ) -> _Config:
-    "A configuration from the hyperparameters that are its fields, and from `others`."
+    "A configuration from the hyperparameters that are its fields, and from `other`."
     names = [f.name for f in fields(kind)]  # pyright: ignore[reportArgumentType]
     return kind(**{name: params[name] for name in names if name in params} | other)
 
@@ -251,8 +251,8 @@ def _probabilities(kept: _Detector, graph: Graph) -> Float[np.ndarray, "N"]:
 
 # %% ../../nbs/92_detector_engine.ipynb #3769e80f
 def _checked_split(graph: Graph, parts: Split) -> Split:
-    """Raise ValueError, naming the part, unless each part holds labeled nodes of both
-    classes that are in no other part.
+    """Raise TypeError unless `parts` is a `Split`, and ValueError, naming the part,
+    unless each part holds labeled nodes of both classes that are in no other part.
     """
     if not isinstance(parts, tuple) or len(parts) != len(Split._fields):
         raise TypeError(

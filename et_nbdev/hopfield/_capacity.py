@@ -37,7 +37,7 @@ def patterns(
 def after_settling(
     key: PRNGKeyArray, K: Int[Array, ""] | int, D: int, most: int
 ) -> tuple[Float[Array, ""], Float[Array, ""], Int[Array, ""]]:
-    """A classical network that starts in its patterns (8 of K): the fraction of neurons
+    """A classical network that starts in its patterns (the first 8 of K ≥ 8): the fraction of neurons
     that one step gets wrong, the overlap of the settled states with their patterns, and
     the number of sweeps (if it is below 200, all have settled).
     """
@@ -65,7 +65,8 @@ def log_capacity(
     F: Callable, D: int, guess: float, sets: int = 6
 ) -> Float[np.ndarray, "n"]:
     """The log K at which half of the patterns are kept, for each of n = `sets` sets of
-    random patterns. Raises ValueError if it is not in the search range around `guess`.
+    random patterns. Raises ValueError if it is not in the search range around `guess`,
+    or if some states have not settled.
     """
     Ks = np.unique(np.round(guess * 2 ** np.linspace(-1.25, 1.25, 9)).astype(int))
 
@@ -97,7 +98,9 @@ def all_fixed(xi: Float[Array, "K D"], K: Int[Array, ""] | int) -> Bool[Array, "
 
 
 def log_exponential_capacity(D: int, sets: int = 24) -> Float[np.ndarray, "n"]:
-    "The log K up to which all patterns are fixed points, for n = `sets` sets."
+    """The log K up to which all patterns are fixed points, for n = `sets` sets. Raises
+    ValueError if in one of them all are, at the largest K tried.
+    """
     around = 2 ** (D / 2 + np.arange(-4, 2.1, 0.5))
     Ks = np.round((2 * np.log(2) / D) ** 0.5 * around).astype(int)
 
@@ -107,6 +110,8 @@ def log_exponential_capacity(D: int, sets: int = 24) -> Float[np.ndarray, "n"]:
         fails = (
             np.log(low * high) / 2 for low, high in pairs if not all_fixed(xi, high)
         )
-        return next(fails)
+        if (found := next(fails, None)) is None:
+            raise ValueError(f"D = {D}: all {Ks[-1]} patterns are fixed points")
+        return found
 
     return np.array([first_failure(seed) for seed in range(sets)])

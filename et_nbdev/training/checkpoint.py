@@ -201,7 +201,7 @@ def _restore(
     if more:
         raise CheckpointError(
             f"{path}: holds {more[0]!r}, too, which this {kind} does not have; build"
-            " the model as it was trained, and read its weights with load_checkpoint"
+            " the model as it was trained, and read its arrays with safetensors"
         )
     return nnx.merge(graphdef, params)
 

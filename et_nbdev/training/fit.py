@@ -53,8 +53,9 @@ class _MetricsLog:
     """Metrics as JSON lines, one object per line with its "step"; `rows` are those of
     the file. With the path None they are only in memory.
 
-    Opened at `step`, it drops the lines after that step, so the file of an interrupted
-    run ends up like that of an uninterrupted one. As a hook it appends the row of a
+    Opened at `step`, it drops the lines after that step, so a run that was killed
+    ends up with the file of an uninterrupted one. (After Ctrl-C there may be a line
+    more, that of the step it stopped at.) As a hook it appends the row of a
     step, if there is one.
     """
 
@@ -415,7 +416,8 @@ def _fitted(run: Run, graphdef, best: _Validation, log: _MetricsLog) -> _Fit:
     if best.best is None:
         last = best.place.local(run.state.params)
         return _Fit(nnx.merge(graphdef, last), log.rows, run.step)
-    return _Fit(nnx.merge(graphdef, best.best), log.rows, run.progress["best_step"])
+    weights = jax.tree.map(jnp.asarray, best.best)
+    return _Fit(nnx.merge(graphdef, weights), log.rows, run.progress["best_step"])
 
 # %% ../../nbs/64_fit.ipynb #b42aeb46
 def fit(

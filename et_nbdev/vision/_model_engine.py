@@ -45,6 +45,7 @@ def _check_config(c):
         dtype=("float32", "bfloat16"),
         position_init=("normal", "waves"),
         activation=("relu", "power", "gelu", "softmax"),
+        relative_positions=("none", "zero", "distance"),
     ).items():
         if getattr(c, name) not in known:
             raise ValueError(
@@ -58,7 +59,9 @@ def _check_config(c):
 
 # %% ../../nbs/78_image_model_engine.ipynb #91bdb2d9
 def _check_scales(c):
-    "The same for its step size and its initial scales."
+    """Raise ValueError, naming the field, unless the step size and the initial scales of
+    an `ImageConfig` are possible ones.
+    """
     if not 0 < c.step_size < float("inf"):
         raise ValueError(f"step_size: expected a positive α, got {c.step_size}")
     for name in ("position_scale", "mask_scale"):
@@ -104,11 +107,6 @@ def _check_terms(c):
     """Raise ValueError, naming the field, unless the terms and steps of an
     `ImageConfig` go together.
     """
-    if c.relative_positions not in ("none", "zero", "distance"):
-        raise ValueError(
-            "relative_positions: expected 'none' or 'zero' or 'distance', got"
-            f" {c.relative_positions!r}"
-        )
     for name in _OF_ENERGIES:
         value = getattr(c, name)
         if c.block == "transformer" and value is not None and value is not False:

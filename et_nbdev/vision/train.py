@@ -450,7 +450,7 @@ _CONFIGS["tiny-imagenet-2026-11-21"] = TrainConfig(
 )
 
 # %% ../../nbs/79_image_training_engine.ipynb #8407efe4
-# with every option of the energy, ten passes, without weight decay; the weights that
+# with most options of the energy, ten passes, without weight decay; the weights that
 # come with the library
 _CONFIGS["tiny-imagenet"] = TrainConfig(
     ImageConfig(
