@@ -378,8 +378,8 @@ def animate_image(
     occluded: Bool[np.ndarray, "N"],
     settings: ExplorerSettings,
 ) -> str:
-    """The descent of one picture as one self-contained piece of HTML, some 30 kB a frame
-    at 64 pixels. Raises as `descend_picture`.
+    """The descent of one picture as one self-contained piece of HTML, some 30 kB a
+    frame at 64 pixels. Raises as `descend_picture`.
     """
     path, occluded = (
         descend_picture(model, image, occluded, settings),

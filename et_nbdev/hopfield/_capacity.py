@@ -37,9 +37,9 @@ def patterns(
 def after_settling(
     key: PRNGKeyArray, K: Int[Array, ""] | int, D: int, most: int
 ) -> tuple[Float[Array, ""], Float[Array, ""], Int[Array, ""]]:
-    """A classical network that starts in its patterns (the first 8 of K ≥ 8): the fraction of neurons
-    that one step gets wrong, the overlap of the settled states with their patterns, and
-    the number of sweeps (if it is below 200, all have settled).
+    """A classical network that starts in its patterns (the first 8 of K ≥ 8): the
+    fraction of neurons that one step gets wrong, the overlap of the settled states with
+    their patterns, and the number of sweeps (if it is below 200, all have settled).
     """
     xi = patterns(key, K, most, D)
     W = hebb(xi)
