@@ -105,7 +105,7 @@ class TrainConfig:
     validate_on: int = _option(2000, "number of validation pictures, at most")
     every: int = _option(500, "steps between validations, each with a checkpoint")
     downhill: float = _option(
-        0.0, "price on steps that do not lower E by a hundredth; 0: none"
+        0.0, "weight of the price on steps that do not lower E by 1/100; 0: none"
     )
     seed: int = _option(0, "seed of weights, batches, occlusions and augmentation")
 
