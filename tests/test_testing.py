@@ -4,7 +4,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from et_nbdev.testing import assert_close, assert_descends, assert_gradient, float64
+from et_nbdev.testing import (
+    assert_close,
+    assert_descends,
+    assert_gradient,
+    assert_refuses,
+    float64,
+)
 
 pytestmark = pytest.mark.core
 
@@ -87,3 +93,15 @@ def test_double_precision_is_left_behind():
     with float64():
         assert jnp.ones(1).dtype == np.float64
     assert jnp.ones(1).dtype == np.float32
+
+
+def test_what_is_refused(capsys):
+    refuse = lambda: assert_descends([1.0])
+    assert_refuses(refuse, "T ≥ 1")
+    printed = capsys.readouterr().out
+    assert printed == "energies: expected (T+1, ...) with T ≥ 1, got shape (1,)\n"
+    with pytest.raises(AssertionError, match="nothing was raised"):
+        assert_refuses(lambda: None, "T ≥ 1")
+    with pytest.raises(AssertionError, match="expected 'T ≥ 2' in the error, got"):
+        assert_refuses(refuse, "T ≥ 2")
+    assert not capsys.readouterr().out  # no message that says otherwise is shown

@@ -120,9 +120,7 @@ def _trained(
     return _KeptClassifier(run.model, encoding, made, about)
 
 # %% ../../nbs/39_set_classifier.ipynb #b4c0e68b
-def _probabilities(
-    kept: _KeptClassifier, graphs: GraphSet
-) -> Float[np.ndarray, "G C"]:
+def _probabilities(kept: _KeptClassifier, graphs: GraphSet) -> Float[np.ndarray, "G C"]:
     """The class probabilities of each graph. Raises TypeError for what is not a
     `GraphSet`, ValueError for labels or attributes that the encoding does not know.
     """

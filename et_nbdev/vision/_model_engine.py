@@ -78,7 +78,9 @@ def _per_channel(c, name: str) -> tuple[float, ...]:
         # a list, after a trip through JSON
         values = tuple(float(v) for v in given)
     except (TypeError, ValueError):
-        raise ValueError(f"{name}: expected a tuple of numbers, got {given!r}") from None
+        raise ValueError(
+            f"{name}: expected a tuple of numbers, got {given!r}"
+        ) from None
     if len(values) not in (1, c.channels):
         raise ValueError(
             f"{name}: expected 1 or C = {c.channels} numbers, got {len(values)}"

@@ -474,9 +474,7 @@ _CONFIGS["tiny-imagenet"] = TrainConfig(
         learn_steps=True,
         channel_steps=True,
     ),
-    OptimConfig(
-        steps=10_938, warmup=500, lr=2.3e-2, lr_floor=2.3e-6, weight_decay=0.0
-    ),
+    OptimConfig(steps=10_938, warmup=500, lr=2.3e-2, lr_floor=2.3e-6, weight_decay=0.0),
     data="tiny-imagenet",
     batch_size=64,
     validate_on=1000,
