@@ -15,8 +15,6 @@
     transformer-gated the same with a factor for every channel of what its block adds,
                       from the same map as et-metric's
     transformer-maps  that with a map for every step, as et-maps has
-    transformer-small the first with matrices that start half as large, as those of
-                      et-small-operations do
     transformer-plain the transformer without the table
     et-paper          the Energy Transformer as in the paper: its start, α = 0.1, T = 12
     hyperset          Hyper-SET as published (Hu, Zou, Xu, arXiv 2502.11646) for masked
@@ -273,17 +271,6 @@ class ConventionalModel(ImageTransformer):
         return x, Trajectory(None, None)
 
 
-class SmallConventionalModel(ConventionalModel):
-    "The same with matrices that start half as large."
-
-    def _make_block(self, rngs):
-        block = super()._make_block(rngs)
-        a = block.attention
-        for layer in (a.query, a.key, a.value, a.out, block.up, block.down):
-            layer.kernel[...] = layer.kernel[...] / 2
-        return block
-
-
 class GatedConventionalModel(ConventionalModel):
     "The same with the sizes of a `LearnedMetric` for what its block adds, from 1 on."
 
@@ -379,10 +366,6 @@ DESIGNS = {
     "et-maps": (EnergyModel, _map_per_step),
     "et-gelu": (EnergyModel, _per_channel_gelu),
     "transformer": (ConventionalModel, partial(_conventional, relative="zero")),
-    "transformer-small": (
-        SmallConventionalModel,
-        partial(_conventional, relative="zero"),
-    ),
     "transformer-gated": (
         GatedConventionalModel,
         partial(_conventional, relative="zero"),
@@ -404,7 +387,6 @@ FIRST_RATE = {
     "et-maps": 4.5e-2,
     "et-gelu": 4.5e-2,
     "transformer": 1.1e-2,
-    "transformer-small": 1.6e-2,
     "transformer-gated": 1.6e-2,
     "transformer-maps": 1.6e-2,
     "transformer-plain": 8e-3,
@@ -419,7 +401,6 @@ NAMES = (
     "transformer",
     "et-parameters",
     "transformer-plain",
-    "transformer-small",
     "transformer-gated-operations",
     "transformer-maps-operations",
     *(
@@ -909,6 +890,22 @@ def summary(plan: Plan, names, out: Path):
             )
 
 
+MEANINGS = {  # of the fields of a `Plan`
+    "size": "width, heads and steps of all models",
+    "data": "a set of pictures, or a packed file .npz",
+    "batch_size": "pictures in a step of training",
+    "trial_steps": "length of the short runs that find a learning rate",
+    "steps": "length of a full run, instead of EPOCHS",
+    "epochs": "passes through the training pictures in a full run",
+    "validate_on": "pictures that choose weights and rates",
+    "dtype": "of the activations",
+    "weight_decay": "AdamW's, on matrices",
+    "lr": "learning rate of all full runs, without a search",
+    "seeds": "seeds of the full runs",
+    "longer": "how many times as long seed 0 of the models in `LONG` is trained; 0: not so",
+}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -918,21 +915,28 @@ def _parser() -> argparse.ArgumentParser:
         "--sizes", action="store_true", help="print parameters and operations, and stop"
     )
     add("--summary", action="store_true", help="print the table so far, and stop")
-    add("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
+    add(
+        "--only",
+        nargs="+",
+        choices=NAMES,
+        default=NAMES,
+        metavar="NAME",
+        help="these models, not all",
+    )
     add("--trials", action="store_true", help="stop before the full runs")
     add("--limit", type=int, help="make at most so many runs")
     add("--budget", type=float, metavar="MINUTES", help="stop then, to go on later")
-    fields = Plan.__dataclass_fields__
     kinds = dict(steps=int, lr=float, seeds=int)
-    for name, field in fields.items():
+    for name, field in Plan.__dataclass_fields__.items():
         options = dict(
             type=kinds.get(name, type(field.default)),
             default=field.default,
             choices=dict(size=tuple(SIZES), dtype=("float32", "bfloat16")).get(name),
             nargs="+" if name == "seeds" else None,
         )
-        add("--" + name.replace("_", "-"), help=f"{field.default}", **options)
-    add("--out", type=Path, default=ROOT / "results/image-pair")
+        told = f"{MEANINGS[name]} (default: {field.default})"
+        add("--" + name.replace("_", "-"), help=told, **options)
+    add("--out", type=Path, default=ROOT / "results/image-pair", help="results")
     add("--runs", type=Path, default=ROOT / "runs/image-pair", help="checkpoints")
     add("--parcel", type=Path, metavar="FOLDER", help="keep everything there, too")
     add("--from", type=Path, dest="start", metavar="FOLDER", help="of a --parcel")

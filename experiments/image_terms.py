@@ -65,6 +65,7 @@ from image_pair import (
     operations,
     pictures,
     rises,
+    score,
     score_of,
 )
 
@@ -179,11 +180,6 @@ def read(out: Path) -> dict[tuple[str, int], dict]:
     "The runs made so far, by name and seed."
     rows = (json.loads(path.read_text()) for path in sorted(out.glob("*.json")))
     return {(row["name"], row["seed"]): row for row in rows}
-
-
-def score(row: dict) -> float:
-    "What a run ended at; infinity if it diverged."
-    return float("inf") if row["validation_mse"] is None else row["validation_mse"]
 
 
 def work(plan: Plan, out: Path, names: list[str], images: dict):

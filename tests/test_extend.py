@@ -481,26 +481,26 @@ def test_step_sizes_that_differ_between_channels_may_climb(x64):
         assert_descends(path[1].energies.total)
 
 
-def test_along_the_turning_force_they_may_differ(x64):
+@pytest.mark.parametrize("map_per_step", [False, True], ids=["one map", "one a step"])
+def test_along_the_turning_force_they_may_differ(x64, map_per_step):
     "The energy falls as predicted, for any force, and in every short step of a block."
-    solver = metric(4, 0.03, param_dtype=jnp.float64)
-    norm = EnergyLayerNorm(D, param_dtype=jnp.float64)
+    make = lambda size: metric(4, size, map_per_step, jnp.float64)
+    norm, tiny = EnergyLayerNorm(D, param_dtype=jnp.float64), make(1e-6)
+    norm.rho[...] = jnp.log(jnp.expm1(jnp.asarray(1.7)))  # γ = 1.7
+    norm.delta[...] = jax.random.normal(jax.random.key(8), (D,))
     x, u = tokens(), jax.random.normal(jax.random.key(7), (3, N, D))
-    slope = lambda tiny: (
-        (
-            descend(Block(norm, field=ExternalField()), x, 1, solver=tiny, field=u)[1]
-        ).energies.total
-    )
-    tiny = metric(4, 1e-6, param_dtype=jnp.float64)
-    fell = jnp.diff(slope(tiny), axis=0)[0]
-    a = jax.nn.sigmoid(norm(x) @ tiny.W[...].T + tiny.c[...][None, None, 0])
+    toy = Block(norm, field=ExternalField())
+    fell = jnp.diff(descend(toy, x, 4, solver=tiny, field=u)[1].energies.total, axis=0)
     rate = norm.gamma / jnp.sqrt(x.var(-1) + norm.eps)
-    predicted = -1e-6 * jnp.sum(rate * jnp.sum(a * norm.turning(x, u) ** 2, -1), -1)
-    assert_close(fell, predicted, rtol=1e-3)
+    for t in range(4):
+        W = tiny.W[t] if map_per_step else tiny.W[...]
+        a = jax.nn.sigmoid(norm(x) @ W.T + tiny.c[...][None, None, t])
+        predicted = -1e-6 * jnp.sum(rate * jnp.sum(a * norm.turning(x, u) ** 2, -1), -1)
+        assert_close(fell[t], predicted, rtol=1e-3)
     assert (fell < 0).all()
-    block = block_of("attention", "memory")
-    path = descend(block, x, 20, solver=solver)[1]
-    assert (jnp.diff(path.energies.total, axis=0) < 0).all()
+    for names in (("attention", "memory"), ("normalized", "signed")):
+        path = descend(block_of(*names), x, 20, solver=make(0.03))[1]
+        assert (jnp.diff(path.energies.total, axis=0) < 0).all()
 
 
 @pytest.mark.parametrize(
