@@ -898,11 +898,11 @@ MEANINGS = {  # of the fields of a `Plan`
     "steps": "length of a full run, instead of EPOCHS",
     "epochs": "passes through the training pictures in a full run",
     "validate_on": "pictures that choose weights and rates",
-    "dtype": "of the activations",
+    "dtype": "number format of the activations",
     "weight_decay": "AdamW's, on matrices",
     "lr": "learning rate of all full runs, without a search",
     "seeds": "seeds of the full runs",
-    "longer": "how many times as long seed 0 of the models in `LONG` is trained; 0: not so",
+    "longer": "how many times as long seed 0 of the models in `LONG` is trained, or 0",
 }
 
 
