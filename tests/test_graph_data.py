@@ -630,6 +630,17 @@ def test_a_damaged_npz_is_refused_or_unharmed(tmp_path, data):
         sound_or_refused(_from_npz, path, g)
 
 
+def test_no_damaged_bit_of_the_directory_loses_an_array(tmp_path):
+    "Optional ones, the labels among them, would be missing without an error."
+    path, g = tmp_path / "x.npz", make(name="fuzz")
+    save_graph(g, path)
+    raw = path.read_bytes()
+    for i in range(raw.index(b"PK\x01\x02"), len(raw)):
+        for bit in range(8):
+            path.write_bytes(raw[:i] + bytes([raw[i] ^ 1 << bit]) + raw[i + 1 :])
+            sound_or_refused(_from_npz, path, g)
+
+
 def test_every_damaged_bit_of_an_array_is_noticed(tmp_path):
     path, g = tmp_path / "x.npz", make(features=rng.normal(size=(3, 9)))
     save_graph(g, path)

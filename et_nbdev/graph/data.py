@@ -813,6 +813,16 @@ def _room(path: str | os.PathLike) -> int:
     """
     return _ROOM + 200 * os.path.getsize(path)
 
+# %% ../../nbs/80_graph_readers.ipynb #80dircod
+def _check_directory(z: zipfile.ZipFile):
+    "Raises zipfile.BadZipFile if the directory has lost or renamed a member."
+    z.fp.seek(-12 - len(z.comment), os.SEEK_END)
+    stated = int.from_bytes(z.fp.read(2), "little")
+    if stated != len(z.filelist) and stated != 0xFFFF:  # more are counted elsewhere
+        raise zipfile.BadZipFile(f"{len(z.filelist)} of {stated} members are listed")
+    for info in z.filelist:
+        z.open(info).close()  # compares the two names
+
 # %% ../../nbs/80_graph_readers.ipynb #2f1087cb
 def _unpack(
     z: zipfile.ZipFile, members: Iterable[str], room: int
@@ -820,6 +830,7 @@ def _unpack(
     """Members and their contents. Raises ValueError before they exceed `room` bytes in
     all, and what zipfile raises for damaged ones.
     """
+    _check_directory(z)
     for info in map(z.getinfo, members):
         if (room := room - info.file_size) < 0:
             raise ValueError(
