@@ -473,6 +473,7 @@ _CONFIGS["tiny-imagenet"] = TrainConfig(
         negative_memories=0.25,
         learn_steps=True,
         channel_steps=True,
+        map_per_step=True,
     ),
     OptimConfig(steps=10_938, warmup=500, lr=2.3e-2, lr_floor=2.3e-6, weight_decay=0.0),
     data="tiny-imagenet",
