@@ -161,6 +161,11 @@ def note(rows: list[dict]) -> str:
     errors = sorted(json.loads(path.read_text())["validation_mse"] for path in files)
     place = errors.index(rival["validation_mse"]) + 1
     row = stages(rival["run"])[-1]
+    stem = rows[-1]["run"].rpartition("-")[0]
+    runs = [
+        json.loads(p.read_text()) for p in sorted(RESULTS.glob(f"{stem}-[0-9].json"))
+    ]
+    others = [str(r["steps_up"]) for r in runs if r["seed"] != rows[-1]["seed"]]
     decay = row["config"]["optim"]["weight_decay"]
     # what a price was put on is counted on pictures of the test
     up = ", then ".join(
@@ -169,7 +174,9 @@ def note(rows: list[dict]) -> str:
         for row in rows
     )
     return (
-        f"Steps of a descent that raised the energy: {up}. The transformer below has the"
+        f"Steps of a descent that raised the energy: {up}; with the other seeds"
+        f" {', '.join(others)}. Other work ran on the machine of the training:"
+        " its time is an upper bound. The transformer below has the"
         f" weights of step {rival['step']:,}, trained at its own rate, {row['lr']:g}, with"
         f" a weight decay of {decay:g}; it is seed {rival['seed']}, number {place} of"
         f" {len(errors)} on validation."

@@ -118,7 +118,7 @@ def scores(metrics, rival):
 def model_of(config):
     steps = "a size for every channel" if config.get("channel_steps") else "a gate"
     if config.get("map_per_step"):
-        steps += ", by a matrix for every step"
+        steps += ", from a matrix per step"
     return (
         f"an Energy Transformer: patches {config['patch_size']}×{config['patch_size']},"
         f" D = {config['dim']}, {config['num_heads']} heads of {config['head_dim']},"
@@ -176,7 +176,7 @@ def card(path):
         more = rival[0] / count
         parts.append(
             "The weight-shared transformer has about as many operations, and"
-            f" {more:.1f} times the parameters."
+            f" {more:.2f} times the parameters."
         )
     return "\n\n".join(filter(None, parts))
 
