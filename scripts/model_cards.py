@@ -196,7 +196,8 @@ LIMITS = """\
   large hole in one place is another task.
 - Their pictures are those of their data, with all the biases of these: what is rare
   there comes out badly. No bias was measured.
-- Each is a single run, so a difference between two of these models may be chance.
+- All but `tiny-imagenet` are single runs, so a difference between two of these models
+  may be chance.
 """
 
 
