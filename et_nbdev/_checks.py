@@ -94,19 +94,20 @@ def check_kinds(config):
                 raise ValueError(f"{f.name}: expected {expected}, got {value!r}")
 
 # %% ../nbs/62_checks.ipynb #5c4484ff
-def check_tokens(name: str, x: Array, dim: int):
+def check_tokens(name: str, x: Array, dim: int | None):
     """Raise TypeError or ValueError, naming the argument, unless `x` is a floating
-    array (..., N, D) with D = `dim`.
+    array (..., N, D) with D = `dim`, if that is known.
     """
     if not (hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)):
         raise TypeError(
             f"{name}: expected an array of floating-point tokens, got"
             f" {getattr(x, 'dtype', type(x).__name__)}"
         )
-    if x.ndim < 2 or x.shape[-2] < 1 or x.shape[-1] != dim:
+    if x.ndim < 2 or x.shape[-2] < 1 or dim not in (None, x.shape[-1]):
+        wanted = "" if dim is None else f" and D = {dim}"
         raise ValueError(
-            f"{name}: expected tokens of shape (..., N, D) with N ≥ 1 and D = {dim},"
-            f" got {x.shape}"
+            f"{name}: expected tokens of shape (..., N, D) with N ≥ 1{wanted}, got"
+            f" {x.shape}"
         )
 
 # %% ../nbs/62_checks.ipynb #0f31872d

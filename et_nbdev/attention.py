@@ -9,79 +9,22 @@ __all__ = ['RelativePositions', 'RelativeDistances', 'EnergyAttention']
 from collections.abc import Sequence
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from ._checks import at_least_float32, check_sizes, signed
-from et_nbdev._scores import (
-    _centered,
-    _check_beta,
-    _masked_logsumexp,
-    _sum_for_scores,
-    _visible,
-)
 from .energy import Energy
-
-# %% ../nbs/03_attention.ipynb #64ead9c1
-def _queries_and_keys(
-    g: Float[Array, "... N D"], Wq: Float[Array, "H D Y"], Wk: Float[Array, "H D Y"]
-) -> tuple[Float[Array, "... H N Y"], Float[Array, "... H N Y"]]:
-    r"Eq. (4): $Q = W_Q\,g$ and $K = W_K\,g$, in every head."
-    project = lambda W: jnp.einsum("...nd,hdy->...hny", g, W)
-    return project(Wq), project(Wk)
-
-
-def _soft_match(
-    Q: Float[Array, "... H N Y"],
-    K: Float[Array, "... H N Y"],
-    beta: Float[Array, "H"],
-    visible: Bool[ArrayLike, "... N N"] | None = None,
-    weights: Float[ArrayLike, "... N N"] | None = None,  # Â, multiplies every score
-    bias: Float[ArrayLike, "... N N"] | None = None,  # b, added to every score
-) -> tuple[Float[Array, "... H N"], Float[Array, "... H N N"]]:
-    r"""The soft maximum of every query's scores, $\frac1\beta\log\sum_B\exp(\beta\hat
-    A_{CB}\,K_B\cdot Q_C + b_{CB})$, and the softmax $P_{CB}$ behind it; its derivative
-    with respect to $K_B\cdot Q_C$ is $P_{CB}\hat A_{CB}$. Both are in the dtype of
-    `beta`.
-    """
-    scores = jnp.einsum(
-        "...hcy,...hby->...hcb", Q, K, preferred_element_type=beta.dtype
-    )
-    beta = beta.reshape((1,) * (Q.ndim - 3) + (-1, 1, 1))
-    scores = beta * scores if weights is None else beta * scores * weights
-    match, P = _masked_logsumexp(scores if bias is None else scores + bias, visible)
-    return match / beta[..., 0], P
-
-# %% ../nbs/03_attention.ipynb #cc001790
-def _pulls(
-    P: Float[Array, "... H N N"],
-    Q: Float[Array, "... H N Y"],
-    K: Float[Array, "... H N Y"],
-) -> tuple[Float[Array, "... H N Y"], Float[Array, "... H N Y"]]:
-    r"""$-\partial E/\partial Q_A = \sum_B P_{AB} K_B$ and $-\partial E/\partial K_A =
-    \sum_C P_{CA} Q_C$: where a token is pulled as a query, and as a key.
-    """
-    as_query = jnp.einsum("...hab,...hby->...hay", P.astype(K.dtype), K)
-    as_key = jnp.einsum("...hca,...hcy->...hay", P.astype(Q.dtype), Q)
-    return as_query, as_key
-
-
-def _two_term_update(
-    as_query: Float[Array, "... H N Y"],
-    as_key: Float[Array, "... H N Y"],
-    Wq: Float[Array, "H D Y"],
-    Wk: Float[Array, "H D Y"],
-    dtype=None,  # of the sum; None: that of the pulls
-) -> Float[Array, "... N D"]:
-    r"""$-\partial E/\partial g_A = \sum_h W_Q^\top \sum_B P_{AB} K_B + W_K^\top
-    \sum_C P_{CA} Q_C$: both pulls, back in the space of tokens.
-    """
-    back = lambda pull, W: jnp.einsum(
-        "...hny,hdy->...nd", pull, W, preferred_element_type=dtype
-    )
-    return back(as_query, Wq) + back(as_key, Wk)
+from et_nbdev.scores import (
+    centered,
+    check_beta,
+    for_scores,
+    log_sum_exp,
+    product,
+    visible_keys,
+)
 
 # %% ../nbs/03_attention.ipynb #b66f90ba
 @signed
@@ -151,44 +94,6 @@ class RelativeDistances(nnx.Module):
         factor = self.factor.astype(coordinates.dtype)
         return -jnp.einsum("h,...cbz->...hcb", factor, apart**2)
 
-# %% ../nbs/03_attention.ipynb #42053809
-def _normalize_heads(
-    Q: Float[Array, "... H N Y"], eps: float = 1e-5
-) -> tuple[Float[Array, "... H N Y"], Float[Array, "... H N 1"]]:
-    r"""$\hat Q = Q/\rho$ with the root mean square $\rho = \sqrt{\frac1Y\sum_\alpha
-    Q_\alpha^2+\varepsilon}$ of a head's entries; returns both. So $|\hat Q|^2 \le Y$.
-    """
-    wide = Q.astype(at_least_float32(Q.dtype))
-    rms = jnp.sqrt(jnp.mean(wide**2, -1, keepdims=True) + eps)
-    return (wide / rms).astype(Q.dtype), rms
-
-
-def _through_normalization(
-    pull: Float[Array, "... H N Y"],  # −∂E/∂Q̂
-    Q_hat: Float[Array, "... H N Y"],
-    rms: Float[Array, "... H N 1"],
-) -> Float[Array, "... H N Y"]:
-    r"""$-\partial E/\partial Q = \frac1\rho\big(v - \hat Q\,\tfrac1Y\hat Q\cdot
-    v\big)$ for $v = -\partial E/\partial\hat Q$: the Jacobian of `_normalize_heads`.
-    """
-    Q_hat, wide = Q_hat.astype(rms.dtype), pull.astype(rms.dtype)
-    along = jnp.mean(Q_hat * wide, -1, keepdims=True)
-    return ((wide - Q_hat * along) / rms).astype(pull.dtype)
-
-# %% ../nbs/03_attention.ipynb #843122e0
-def _match_and_pulls(Q, K, beta, visible=None, weights=None, bias=None):
-    "Every query's soft match, and −∂E/∂Q and −∂E/∂K, from one set of scores."
-    match, P = _soft_match(Q, K, beta, visible, weights, bias)
-    return match, *_pulls(P if weights is None else P * weights, Q, K)
-
-
-def _match_and_normalized_pulls(Q, K, beta, visible=None, weights=None, bias=None):
-    "The same, after `_normalize_heads` has normalized queries and keys."
-    (Q, rms_Q), (K, rms_K) = _normalize_heads(Q), _normalize_heads(K)
-    match, as_query, as_key = _match_and_pulls(Q, K, beta, visible, weights, bias)
-    as_query = _through_normalization(as_query, Q, rms_Q)
-    return match, as_query, _through_normalization(as_key, K, rms_K)
-
 # %% ../nbs/03_attention.ipynb #0fe4d5bd
 @signed
 class EnergyAttention(Energy):
@@ -230,7 +135,7 @@ class EnergyAttention(Energy):
         rngs: nnx.Rngs,
     ):
         check_sizes(dim=dim, num_heads=num_heads, head_dim=head_dim)
-        beta = _check_beta(beta, num_heads, head_dim)
+        beta = check_beta(beta, num_heads, head_dim)
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
         self.self_attention, self.normalize = self_attention, normalize
         self.dtype, self.positions = dtype, positions
@@ -257,49 +162,33 @@ class EnergyAttention(Energy):
 
     @property
     def takes(self) -> set[str]:
-        "Coordinates only if `positions` are distances; your own subclass may use them."
-        own = not type(self).__module__.startswith("et_nbdev.")
-        counted = own or isinstance(self.positions, RelativeDistances)
-        return super().takes - (set() if counted else {"coordinates"})
+        "Also coordinates, if `positions` are distances."
+        distances = isinstance(self.positions, RelativeDistances)
+        return super().takes | ({"coordinates"} if distances else set())
 
-    def _position_bias(self, g, coordinates, dtype):
-        "The bias of `positions`; None without `positions`."
+    def _heads(self, g, layout: str, dtype):
+        "Q and K in a layout such as ...hny: one product, both matrices side by side."
+        W = jnp.stack([self.Wq[...], self.Wk[...]]).astype(self.dtype or g.dtype)
+        heads = product(f"...nd,ihdy->i{layout}", g.astype(W.dtype), W, dtype)
+        if self.normalize:
+            wide = heads.astype(at_least_float32(dtype))
+            rms = jnp.sqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-5)
+            heads = (wide / rms).astype(dtype)
+        return heads[0], heads[1]
+
+    def queries_and_keys(
+        self, g: Float[Array, "... N D"]
+    ) -> tuple[Float[Array, "... H N Y"], Float[Array, "... H N Y"]]:
+        r"Eq. (4): $Q = W_Q\,g$ and $K = W_K\,g$ of every head, as the scores use them."
+        return self._heads(g, "...hny", self.dtype or g.dtype)
+
+    def _position_bias(self, g, dtype, coordinates=None):
+        "b of `positions` for every pair of tokens."
         if isinstance(self.positions, RelativeDistances):
-            return self.positions(_centered(g, coordinates, dtype))
-        return None if self.positions is None else self.positions()
+            return self.positions(centered(g, coordinates, dtype))
+        return self.positions()
 
-    def _match_and_update(
-        self, g, mask=None, weights=None, bias=None, coordinates=None
-    ):
-        "Every query's soft match (..., H, N), and −∂E/∂g, from one set of scores."
-        Wq, Wk = (W[...].astype(self.dtype or g.dtype) for W in (self.Wq, self.Wk))
-        beta = self.beta.astype(at_least_float32(g.dtype))
-        Q, K = _queries_and_keys(g.astype(Wq.dtype), Wq, Wk)
-        visible = _visible(g, mask, self.self_attention)
-        shape = (*Q.shape[:-1], Q.shape[-2])
-        of_scores = lambda **pairs: _sum_for_scores(pairs, shape, beta.dtype)
-        positions = self._position_bias(g, coordinates, beta.dtype)
-        bias = of_scores(bias=bias, positions=positions)
-        weights = of_scores(weights=weights)
-        attend = _match_and_normalized_pulls if self.normalize else _match_and_pulls
-        match, as_query, as_key = attend(Q, K, beta, visible, weights, bias)
-        update = _two_term_update(as_query, as_key, Wq, Wk, beta.dtype)
-        return match, update.astype(g.dtype)
-
-    def token_energy(
-        self,
-        g: Float[Array, "... N D"],
-        mask: Bool[Array | np.ndarray, "... N N"] | None = None,
-        weights: Float[Array | np.ndarray, "... N N"] | None = None,
-        bias: Float[Array | np.ndarray, "... N N"] | None = None,
-        coordinates: Float[Array | np.ndarray, "... N Z"] | None = None,
-    ) -> Float[Array, "... N"]:
-        "Every query's contribution to Eq. (3), or to Eq. (12) with self-attention."
-        return -jnp.sum(
-            self._match_and_update(g, mask, weights, bias, coordinates)[0], -2
-        )
-
-    def energy_and_update(
+    def scores(
         self,
         g: Float[Array, "... N D"],
         # True where a query (row) may see a key (column)
@@ -308,11 +197,42 @@ class EnergyAttention(Energy):
         weights: Float[Array | np.ndarray, "... N N"] | None = None,
         # b, added to every score; same shapes
         bias: Float[Array | np.ndarray, "... N N"] | None = None,
-        # z, the coordinates of the tokens, if `positions` are distances
-        coordinates: Float[Array | np.ndarray, "... N Z"] | None = None,
-    ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
-        """E_ATT and −∂E_ATT/∂g, from one set of scores. Raises TypeError if the mask is
-        not boolean, and ValueError if pairs or coordinates have the wrong shape.
+        **places,  # coordinates=, if `positions` are distances
+    ) -> Float[Array, "... H N N"]:
+        r"""$\beta\hat A_{CB}\,K_B\cdot Q_C + b_{CB}$, −∞ where the query C may not see
+        the key B. Raises TypeError if the mask is not boolean, and ValueError if pairs
+        or coordinates have the wrong shape.
         """
-        match, update = self._match_and_update(g, mask, weights, bias, coordinates)
-        return -jnp.sum(match, (-2, -1)), update
+        Q, K = self.queries_and_keys(g)
+        wide = at_least_float32(g.dtype)
+        beta = self.beta.astype(wide).reshape((1,) * (g.ndim - 2) + (-1, 1, 1))
+        scores = beta * product("...hcy,...hby->...hcb", Q, K, wide)
+        if weights is not None:
+            scores = scores * for_scores("weights", weights, scores)
+        if bias is not None:
+            scores = scores + for_scores("bias", bias, scores)
+        if self.positions is not None:
+            bias = self._position_bias(g, wide, **places)
+            scores = scores + for_scores("positions", bias, scores)
+        visible = visible_keys(g, mask, self.self_attention)
+        return scores if visible is None else jnp.where(visible, scores, -jnp.inf)
+
+    def attended(self, g: Float[Array, "... N D"], **pairs) -> Float[Array, "... H N N"]:
+        r"""$P_{CB} = \mathrm{softmax}_B$ of the scores: how much query C attends to key
+        B. The rest is that of `scores`; a query that sees no key has a row of zeros.
+        """
+        scores = self.scores(g, **pairs)
+        return jnp.exp(scores - log_sum_exp(scores)[..., None])
+
+    def token_energy(
+        self,
+        g: Float[Array, "... N D"],
+        mask: Bool[Array | np.ndarray, "... N N"] | None = None,
+        weights: Float[Array | np.ndarray, "... N N"] | None = None,
+        bias: Float[Array | np.ndarray, "... N N"] | None = None,
+        **places,
+    ) -> Float[Array, "... N"]:
+        "Every query's contribution to Eq. (3), or to Eq. (12) with self-attention."
+        match = log_sum_exp(self.scores(g, mask, weights, bias, **places))
+        beta = self.beta.astype(match.dtype).reshape((1,) * (g.ndim - 2) + (-1, 1))
+        return -(match / beta).sum(-2)

@@ -6,6 +6,7 @@
 __all__ = ['Energy', 'ExternalField', 'Energies', 'Scaled']
 
 # %% ../nbs/01_energy.ipynb #e378b3db
+import inspect
 from collections.abc import Callable
 from functools import reduce
 from operator import add
@@ -18,13 +19,48 @@ from flax import nnx
 from jaxtyping import Array, ArrayLike, Float
 
 from ._checks import at_least_float32, signed
-from et_nbdev._inheritance import (
-    _gradient,
-    _inner_terms,
-    _keywords,
-    _settle_energy,
-    _settle_update,
-)
+
+# %% ../nbs/01_energy.ipynb #01tak3s1
+#| code-fold: true
+def _keywords(cls: type, method: str) -> tuple[set[str], bool]:
+    """Keyword parameters of a term's method, and whether it passes on any context. A
+    method with `**context` also takes what the next class in the lineage takes.
+    """
+    names, passes = set(), False
+    for kind in cls.__mro__[: cls.__mro__.index(Energy)]:
+        if method not in vars(kind):
+            continue
+        if (own := vars(kind)[method]) is None:
+            return names, False
+        _, _, *context = inspect.signature(own).parameters.values()
+        names |= {p.name for p in context if p.kind is not p.VAR_KEYWORD}
+        passes = any(p.kind is p.VAR_KEYWORD for p in context)
+        if not passes:
+            break
+    return names, passes
+
+
+def _check_one_energy(cls: type):
+    "Raise TypeError unless the class defines one energy, not two that may differ."
+    lineage = cls.__mro__[: cls.__mro__.index(Energy)]
+    where = lambda name: next((k for k in lineage if name in vars(k)), None)
+    whole, parts = where("energy"), where("token_energy")
+    if whole is None and (parts is None or vars(parts)["token_energy"] is None):
+        raise TypeError(
+            f"{cls.__name__}: expected a method energy(self, g) that returns one"
+            " number per sample, or token_energy(self, g) with one per token"
+        )
+    if None in (whole, parts) or vars(parts)["token_energy"] is None:
+        return
+    if whole is not parts:
+        first, other = ("energy", "token_energy")
+        if lineage.index(parts) < lineage.index(whole):
+            first, other = other, first
+        raise TypeError(
+            f"{cls.__name__}: changes {first}, but keeps the {other} of"
+            f" {where(other).__name__}, which would be another number; change both"
+            + (", or set token_energy = None" if first == "energy" else "")
+        )
 
 # %% ../nbs/01_energy.ipynb #7cc570f6
 class Energy(nnx.Module):
@@ -32,39 +68,36 @@ class Energy(nnx.Module):
     value per sample.
 
     A subclass defines `token_energy` (..., N), if the term is a sum over tokens, or
-    `energy` (...) otherwise. The update −∂E/∂g is found by automatic differentiation
-    unless the subclass derives `energy_and_update` by hand. Keyword parameters of these
-    methods, such as `mask`, are context: a `Block` passes them the data of that name. A
-    method that passes on `**context` also takes what the next class in the lineage
-    takes, and what the terms inside this one take. A term keeps no state: the same g
-    gives the same E.
-
-    A subclass of a term, or a mixin, may change the energy, or a method or constant
-    that the energy is made of. Unless it derives its own update, it then gets the
-    automatic one, not its parent's. If the parent's is still right, say so in the
-    class: `energy_and_update = Parent.energy_and_update`. Raises TypeError at class
-    definition if the class has neither method, changes `energy` but keeps a parent's
-    `token_energy`, or changes `update`, which is half of `energy_and_update`.
+    `energy` (...) otherwise. Its update −∂E/∂g is found by automatic differentiation.
+    Keyword parameters of these methods, such as `mask`, are context: a `Block` passes
+    them the data of that name. A method that passes on `**context` also takes what the
+    next class in the lineage takes, and what the terms inside this one take. A term
+    keeps no state: the same g gives the same E. Raises TypeError at class definition if
+    the class has neither method, or changes one of the two and keeps a parent's other.
     """
 
     token_energy: Callable[..., Array]  # if the energy is a sum over tokens
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
-        lineage = cls.__mro__[: cls.__mro__.index(Energy)]
-        _settle_energy(cls, lineage)
-        _settle_update(cls, Energy, lineage)
+        _check_one_energy(cls)
 
     @property
     def takes(self) -> set[str]:
         "Names of the context that this term takes: its methods' keyword parameters."
-        methods = ("energy", "token_energy", "energy_and_update")
-        found = [_keywords(type(self), Energy, method) for method in methods]
+        found = [_keywords(type(self), name) for name in ("energy", "token_energy")]
         names = set().union(*(names for names, _ in found))
         if any(passes for _, passes in found):
-            inner = _inner_terms(self, Energy)
-            names = names.union(*(term.takes for term in inner))
+            parts = {path: part for path, part in nnx.iter_modules(self) if path}
+            terms = {p: part for p, part in parts.items() if isinstance(part, Energy)}
+            inside = lambda path: any(path[:n] in terms for n in range(1, len(path)))
+            outer = (term.takes for path, term in terms.items() if not inside(path))
+            names |= set().union(*outer)
         return names
+
+    def taken(self, context: dict[str, Any]) -> dict[str, Any]:
+        "The part of a block's context that this term takes."
+        return {name: context[name] for name in self.takes if name in context}
 
     def energy(self, g: Float[Array, "... N D"], **context) -> Float[Array, "..."]:
         "E, one number per sample: the sum of the tokens' energies."
@@ -73,8 +106,9 @@ class Energy(nnx.Module):
     def energy_and_update(
         self, g: Float[Array, "... N D"], **context
     ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
-        "E and −∂E/∂g, here by automatic differentiation."
-        return _gradient(lambda g: self.energy(g, **context), g)
+        "E and −∂E/∂g, by automatic differentiation."
+        energy, pull = jax.vjp(lambda g: self.energy(g, **context), g)
+        return energy, -pull(jnp.ones_like(energy))[0]
 
     def update(self, g: Float[Array, "... N D"], **context) -> Float[Array, "... N D"]:
         "−∂E/∂g alone."
@@ -142,10 +176,3 @@ class Scaled(Energy):
     def energy(self, g: Float[Array, "... N D"], **context) -> Float[Array, "..."]:
         "The factor times the term's energy."
         return self.factor * self.term.energy(g, **context)
-
-    def energy_and_update(
-        self, g: Float[Array, "... N D"], **context
-    ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
-        "The factor times both."
-        energy, update = self.term.energy_and_update(g, **context)
-        return self.factor * energy, self.factor * update

@@ -6,26 +6,32 @@
 __all__ = ['equilibrium', 'Noisy', 'Langevin']
 
 # %% ../nbs/08_equilibria.ipynb #3f144d8f
+from functools import partial
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
 
 from ._checks import check_sizes
-from ._equilibrium_engine import _at_rest
-from et_nbdev._solver_checks import (
-    _check_all_positive,
-    _check_block,
-    _check_range,
-    _frozen_pytree,
-    _per_sample,
-)
-from ._solver_engine import _check_precision, _rms, _unit
 from .block import Block
+from .compiled import arrays
 from .dynamics import Solver
-from .norm import EnergyLayerNorm
-from .solvers import Anderson, Solution, solve
+from .norm import EnergyLayerNorm, turning
+from .solvers import Anderson, Solution, check_precision, solve
+from et_nbdev.stepping import (
+    LONGEST,
+    check_all_positive,
+    check_block,
+    check_range,
+    frozen_pytree,
+    over,
+    per_sample,
+    rms,
+    unit,
+)
 
 # %% ../nbs/08_equilibria.ipynb #1e344f8e
 def equilibrium(
@@ -49,7 +55,7 @@ def equilibrium(
     most `tolerance` and that every token has a direction (constant tokens have none,
     and stay at 0). The derivative is NaN, or 0 with `leave_out`, for a sample that has
     not settled or whose $S$ shows negative curvature in the backward pass (a saddle);
-    `_equilibrium_engine._adjoint` returns that curvature and the error of the linear
+    `_adjoint` returns that curvature and the error of the linear
     solve. The accuracy of the derivative depends on `tolerance` and `cg_steps`: a flat
     valley needs a smaller tolerance and more steps.
 
@@ -59,8 +65,9 @@ def equilibrium(
     least 1.
     """
     check_sizes(cg_steps=cg_steps)
-    _check_block(block)
-    _check_precision(block, x := jnp.asarray(x))
+    context = arrays(context)
+    check_block(block)
+    check_precision(block, x := jnp.asarray(x))
     if type(block.norm).__call__ is not EnergyLayerNorm.__call__:
         raise TypeError(
             "block: the derivative is known for EnergyLayerNorm, got"
@@ -70,15 +77,15 @@ def equilibrium(
         tolerance = 3 * float(jnp.finfo(x.dtype).eps) ** 0.5
     options = dict(evaluations=evaluations, tolerance=tolerance)
     found = jax.lax.stop_gradient(solve(block, x, solver, **options, **context))
-    pointed = (_rms(found.x, -1) ** 2 > block.norm.eps).all(-1)
+    pointed = (rms(found.x, -1) ** 2 > block.norm.eps).all(-1)
     found = found._replace(settled=found.settled & pointed)
     graphdef, params = nnx.split(block)
     given = params, context
-    rest = _at_rest(graphdef, cg_steps, leave_out, given, _unit(found.x), found.settled)
+    rest = _at_rest(graphdef, cg_steps, leave_out, given, unit(found.x), found.settled)
     return rest, found  # pyright: ignore[reportReturnType]
 
 # %% ../nbs/08_equilibria.ipynb #be4a6faa
-@_frozen_pytree
+@frozen_pytree
 class Noisy:
     r"""Appendix F: $x \leftarrow x + \alpha\,(u + s\,z)$ with standard normal z. The
     end point is a random function of the start, not a sample from $e^{-E/\mathcal T}$:
@@ -90,12 +97,12 @@ class Noisy:
     noise: float = 0.02  # s, standard deviation of the noise on the force
 
     def __post_init__(self):
-        _check_all_positive(step_size=self.step_size)
-        _check_range("noise", self.noise, 0, np.inf)
+        check_all_positive(step_size=self.step_size)
+        check_range("noise", self.noise, 0, np.inf)
 
     def init(self, look, x):
         "The state and the key of its noise."
-        _check_precision(look.block, x)
+        check_precision(look.block, x)
         return x, self.key
 
     def step(self, look, state):
@@ -103,10 +110,10 @@ class Noisy:
         x, key = state
         view, (key, now) = look(x), jax.random.split(key)
         force = view.update + self.noise * jax.random.normal(now, x.shape, x.dtype)
-        return (x + _per_sample(self.step_size, x) * force, key), view
+        return (x + per_sample(self.step_size, x) * force, key), view
 
 # %% ../nbs/08_equilibria.ipynb #e68a77f7
-@_frozen_pytree
+@frozen_pytree
 class Langevin:
     r"""Noisy steps on the spheres of $g$, whose distribution tends to $p(g)\propto
     e^{-E(g)/\mathcal T}$ for small steps and long chains. States have unit variance.
@@ -118,19 +125,145 @@ class Langevin:
     temperature: Float[ArrayLike, "..."] = 1.0  # 𝒯, in units of energy
 
     def __post_init__(self):
-        _check_all_positive(step_size=self.step_size, temperature=self.temperature)
+        check_all_positive(step_size=self.step_size, temperature=self.temperature)
 
     def init(self, look, x):
         "The directions of the tokens, and the key of the noise."
-        _check_precision(look.block, x)
-        return _unit(x), self.key
+        check_precision(look.block, x)
+        return unit(x), self.key
 
     def step(self, look, state):
         r"$c \leftarrow c + hMu + \sqrt{2h\mathcal T}\,z$, back on the spheres."
         c, key = state
         view, (key, now) = look(c), jax.random.split(key)
-        h = _per_sample(self.step_size, c)
-        T = _per_sample(self.temperature, c, "temperature")
+        h = per_sample(self.step_size, c)
+        T = per_sample(self.temperature, c, "temperature")
         turn = jax.vjp(look.block.norm, c)[1](view.update)[0]  # M is symmetric
         noise = jnp.sqrt(2 * h * T) * jax.random.normal(now, c.shape, c.dtype)
-        return (_unit(c + h * turn + noise), key), view
+        return (unit(c + h * turn + noise), key), view
+
+# %% ../nbs/73_equilibrium_engine.ipynb #9f3e0da5
+class _LinearSolution(NamedTuple):
+    "The result of conjugate gradients, per sample."
+
+    w: Float[Array, "... N D"]
+    residual: Float[Array, "..."]  # |v − S w| / |v|
+    # smallest p·Sp/p·p so far, as a fraction of the largest |Sp|/|p|; 1 if v = 0
+    curvature: Float[Array, "..."]
+
+    @property
+    def positive(self) -> Bool[Array, "..."]:
+        "Whether S has shown no negative curvature, beyond rounding."
+        return self.curvature > -(jnp.finfo(self.w.dtype).eps ** 0.5)
+
+# %% ../nbs/73_equilibrium_engine.ipynb #d5ce22e8
+class _Search(NamedTuple):
+    "Conjugate gradients between two steps; numbers per sample have shape (..., 1, 1)."
+
+    w: Array
+    r: Array  # what is left of v
+    p: Array  # the direction of the next step
+    left: Array  # |r|²
+    on: Array  # samples that have not stopped
+    least: Array  # curvature so far, along p …
+    largest: Array  # … and of S
+
+
+def _dot(a: Float[Array, "... N D"], b: Float[Array, "... N D"]):
+    "Inner product of all tokens of a sample together, with the axes kept."
+    return jnp.sum(a * b, (-2, -1), keepdims=True)
+
+# %% ../nbs/73_equilibrium_engine.ipynb #f72705c1
+def _conjugate_step(product, enough, now: _Search) -> _Search:
+    "One step; a sample stops if r is small enough or the curvature is not positive."
+    w, r, p, left, on, least, largest = now
+    Sp = product(p)
+    bend, on = _dot(p, Sp), on & (left > enough)
+    least = jnp.where(on, jnp.minimum(least, over(bend, _dot(p, p))), least)
+    largest = jnp.where(
+        on, jnp.maximum(largest, jnp.sqrt(over(_dot(Sp, Sp), _dot(p, p)))), largest
+    )
+    on = on & (bend > 0)
+    share = jnp.where(on, left / jnp.where(on, bend, 1), 0)
+    w, r = w + share * p, r - share * Sp
+    then = _dot(r, r)
+    p = jnp.where(on, r + then / jnp.where(on, left, 1) * p, p)
+    return _Search(w, r, p, then, on, least, largest)
+
+# %% ../nbs/73_equilibrium_engine.ipynb #9ce37e01
+def _conjugate_gradients(
+    product, v: Float[Array, "... N D"], cg_steps: int
+) -> _LinearSolution:
+    """w with S w = v after `cg_steps` steps, for product(p) = S p; a sample stops early
+    if w is exact, or if S turns out not to be positive.
+    """
+    size = _dot(v, v)
+    enough = (4 * jnp.finfo(v.dtype).eps) ** 2 * size
+    step = lambda now, _: (_conjugate_step(product, enough, now), None)
+    start = _Search(
+        w=jnp.zeros_like(v),
+        r=v,
+        p=v,
+        left=size,
+        on=jnp.ones_like(size, bool),
+        least=jnp.full_like(size, jnp.inf),
+        largest=jnp.zeros_like(size),
+    )
+    end, _ = jax.lax.scan(step, start, length=cg_steps)
+    curvature = jnp.where(end.least < jnp.inf, over(end.least, end.largest), 1)
+    left = jnp.sqrt(over(end.left, size))
+    return _LinearSolution(end.w, left[..., 0, 0], curvature[..., 0, 0])
+
+# %% ../nbs/73_equilibrium_engine.ipynb #57cddc25
+def _force(graphdef, given, x):
+    "f = −∂E/∂x, as a function of the directions x; `given` are weights and context."
+    params, context = given
+    block = nnx.merge(graphdef, params)
+    g, pull = jax.vjp(lambda x: block.norm(LONGEST * x), x)
+    return pull(block.update(g, **context))[0]
+
+# %% ../nbs/73_equilibrium_engine.ipynb #ce85a981
+def _adjoint(
+    block: Block,
+    x: Float[Array, "... N D"],  # where the descent has settled
+    v: Float[Array, "... N D"],  # ∂ℓ/∂x, of a loss that reads directions
+    *,
+    cg_steps: int = 30,  # steps of conjugate gradients
+    **context,
+) -> _LinearSolution:
+    r"""The vector w with $S w = v$ for the stiffness $S = \partial^2E/\partial x^2$ of
+    settled tokens: what `equilibrium` computes in its derivative.
+
+    Accurate if `residual` is small, and useful if the tokens are in a minimum: at a
+    saddle `curvature` is negative.
+    """
+    graphdef, params = nnx.split(block)
+    x, still = unit(x), 1e-30  # only the direction counts: no ε here either
+    pull = jax.vjp(lambda x: _force(graphdef, (params, context), x), x)[1]
+    # symmetric, so that pulling back is as good as pushing forward
+    stiffness = lambda p: turning(x, -pull(p)[0], still)
+    return _conjugate_gradients(stiffness, turning(x, v, still), cg_steps)
+
+# %% ../nbs/73_equilibrium_engine.ipynb #cc40c7c8
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _at_rest(graphdef, cg_steps: int, leave_out: bool, given, x, settled):
+    "x, with the derivative of the point where the force vanishes."
+    return x
+
+
+def _forwards(graphdef, cg_steps, leave_out, given, x, settled):
+    return x, (given, x, settled)
+
+
+def _backwards(graphdef, cg_steps, leave_out, saved, v):
+    given, x, settled = saved
+    params, context = given
+    found = _adjoint(nnx.merge(graphdef, params), x, v, cg_steps=cg_steps, **context)
+    # a sample that the loss does not read needs no derivative
+    holds = settled & found.positive | (v == 0).all((-2, -1))
+    w = jnp.where(holds[..., None, None], found.w, 0 if leave_out else jnp.nan)
+    pull = jax.vjp(lambda given: _force(graphdef, given, x), given)[1]
+    return pull(w)[0], None, None
+
+
+_at_rest.defvjp(_forwards, _backwards)

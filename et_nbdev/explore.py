@@ -316,8 +316,8 @@ def _graph_path(
     def at(x):
         g = block.norm(x)
         shares = {
-            name: term.token_energy(g, **own)
-            for name, term, own in block._with_context(g, context)
+            name: term.token_energy(g, **term.taken(context))
+            for name, term in block.terms.items()
             if hasattr(_unscaled(term), "token_energy")
         }
         paid = jnp.zeros(len(senders))

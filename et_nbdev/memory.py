@@ -10,42 +10,24 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.scipy.stats import norm as normal
 from jaxtyping import Array, Float
 
-from ._block_checks import check_memory
-from ._checks import at_least_float32, signed
+from ._checks import at_least_float32, check_positive, check_sizes, signed
 from .energy import Energy
+from .scores import log_sum_exp, product
 
 # %% ../nbs/04_memory.ipynb #1e65440e
-def _reward_and_hidden(
+def _reward(
     a: Float[Array, "... K"], activation: Literal["relu", "power", "gelu"], n: float
-) -> tuple[Float[Array, "... K"], Float[Array, "... K"]]:
-    "The reward F of each overlap, and the hidden activity h = F'."
+) -> Float[Array, "... K"]:
+    "F, the reward of each overlap."
     if activation == "gelu":
-        cdf, density = normal.cdf(a), normal.pdf(a)
-        return ((a**2 - 1) * cdf + a * density) / 2, a * cdf
-    n, r = 2.0 if activation == "relu" else n, jax.nn.relu(a)
-    h = r if n == 2 else r ** (n - 1)
-    return h * r / n, h
-
-
-def _energy_and_hidden(
-    a: Float[Array, "... K"],  # overlaps of a token with the memories
-    activation: Literal["relu", "power", "gelu", "softmax"],
-    power: float,  # n, for "power"
-    beta: float,  # inverse temperature, for "softmax"
-) -> tuple[Float[Array, "..."], Float[Array, "... K"]]:
-    """The energy of every token's overlaps, and the hidden activity h = −∂E/∂a."""
-    if activation == "softmax":
-        # keeps exp from overflowing; cancels in both results
-        top = jax.lax.stop_gradient(a.max(-1, keepdims=True))
-        p = jnp.exp(beta * (a - top))
-        z = p.sum(-1, keepdims=True)
-        return -(top + jnp.log(z) / beta)[..., 0], p / z
-    reward, h = _reward_and_hidden(a, activation, power)
-    return -reward.sum(-1), h
+        return ((a**2 - 1) * normal.cdf(a) + a * normal.pdf(a)) / 2
+    r, n = jnp.maximum(a, 0), 2 if activation == "relu" else n  # NaN stays NaN
+    return r * r / 2 if n == 2 else r**n / n
 
 # %% ../nbs/04_memory.ipynb #ee5bace2
 @signed
@@ -81,7 +63,15 @@ class HopfieldMemory(Energy):
         param_dtype=jnp.float32,
         rngs: nnx.Rngs,
     ):
-        check_memory(dim, num_memories, activation, power, beta)
+        check_sizes(dim=dim, num_memories=num_memories)
+        check_positive(beta=beta)
+        if activation not in ("relu", "power", "gelu", "softmax"):
+            raise ValueError(
+                "activation: expected 'relu', 'power', 'gelu' or 'softmax', got"
+                f" {activation!r}"
+            )
+        if not (np.ndim(power) == 0 and 2 <= power < np.inf):
+            raise ValueError(f"power: expected a finite number ≥ 2, got {power}")
         self.dim, self.num_memories, self.activation = dim, num_memories, activation
         self.power, self.beta, self.dtype = float(power), float(beta), dtype
         init = nnx.initializers.normal(dim**-0.5 if init_scale is None else init_scale)
@@ -90,35 +80,23 @@ class HopfieldMemory(Energy):
     def overlap(self, g: Float[Array, "... N D"]) -> Float[Array, "... N K"]:
         "a = g ξᵀ: how far each token points along each memory, in at least float32."
         dtype = self.dtype or g.dtype
-        return jnp.einsum(
-            "...nd,kd->...nk",
-            g.astype(dtype),
-            self.xi[...].astype(dtype),
-            preferred_element_type=at_least_float32(g.dtype),
-        )
+        xi, wide = self.xi[...].astype(dtype), at_least_float32(g.dtype)
+        return product("...nd,kd->...nk", g.astype(dtype), xi, wide)
 
-    def _energy_and_hidden(self, g):
-        a = self.overlap(g)
-        return _energy_and_hidden(a, self.activation, self.power, self.beta)
+    def energy_of_overlaps(self, a: Float[Array, "... N K"]) -> Float[Array, "... N"]:
+        "Eq. (5), every token's energy as a function of its overlaps."
+        if self.activation == "softmax":
+            return -log_sum_exp(self.beta * a) / self.beta
+        return -_reward(a, self.activation, self.power).sum(-1)
 
     def hidden(self, g: Float[Array, "... N D"]) -> Float[Array, "... N K"]:
         "Activity of the memories, h = −∂E/∂a: r(a), r(a)ⁿ⁻¹, GELU or softmax(βa)."
-        return self._energy_and_hidden(g)[1]
+        energies, pull = jax.vjp(self.energy_of_overlaps, self.overlap(g))
+        return -pull(jnp.ones_like(energies))[0]
 
     def token_energy(self, g: Float[Array, "... N D"]) -> Float[Array, "... N"]:
         "Every token's contribution to Eq. (5)."
-        return self._energy_and_hidden(g)[0]
-
-    def energy_and_update(
-        self, g: Float[Array, "... N D"]
-    ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
-        "E_HN and −∂E_HN/∂g = h ξ, from one set of overlaps."
-        energy, h = self._energy_and_hidden(g)
-        xi = self.xi[...].astype(self.dtype or g.dtype)
-        update = jnp.einsum(
-            "...nk,kd->...nd", h.astype(xi.dtype), xi, preferred_element_type=h.dtype
-        )
-        return jnp.sum(energy, -1), update.astype(g.dtype)
+        return self.energy_of_overlaps(self.overlap(g))
 
 # %% ../nbs/04_memory.ipynb #75a6022e
 @signed
@@ -157,19 +135,11 @@ class SignedMemory(HopfieldMemory):
         self.num_negative = round(negative * num_memories)
         self.threshold = nnx.Param(jnp.zeros(num_memories, param_dtype))
 
-    # −∂E/∂g = Σ_μ h_μ ξ_μ whatever the activity h is
-    energy_and_update = HopfieldMemory.energy_and_update
-
-    def hidden(self, g: Float[Array, "... N D"]) -> Float[Array, "... N K"]:
-        "Activity of the memories, h = −∂E/∂a = s F'(a + b)."
-        return self._energy_and_hidden(g)[1]
-
-    def _energy_and_hidden(self, g):
-        a = self.overlap(g)
-        last = jnp.arange(self.num_memories) >= self.num_memories - self.num_negative
-        s, b = (
-            v.astype(a.dtype).reshape((1,) * (a.ndim - 1) + v.shape)
-            for v in (jnp.where(last, -1, 1), self.threshold[...])
+    def energy_of_overlaps(self, a: Float[Array, "... N K"]) -> Float[Array, "... N"]:
+        "−Σ s F(a + b), every token's energy as a function of its overlaps."
+        attracts = jnp.arange(a.shape[-1]) < self.num_memories - self.num_negative
+        sign, b = (
+            jnp.broadcast_to(v.astype(a.dtype), a.shape)
+            for v in (jnp.where(attracts, 1, -1), self.threshold[...])
         )
-        reward, h = _reward_and_hidden(a + b, self.activation, 2.0)
-        return -jnp.sum(s * reward, -1), s * h
+        return -(sign * _reward(a + b, self.activation, 2.0)).sum(-1)

@@ -66,7 +66,7 @@ def hessian(
     return gamma / sigma * (jnp.broadcast_to(projector, x.shape + (D,)) - outer)
 
 # %% ../nbs/02_norm.ipynb #427a79d5
-def _turning(
+def turning(
     x: Float[Array, "... N D"],
     u: Float[Array, "... N D"],
     eps: Float[ArrayLike, ""] = 1e-5,
@@ -139,4 +139,19 @@ class EnergyLayerNorm(nnx.Module):
         parts that only stretch it or shift its mean are removed. In the dtype of u.
         """
         wide, _, _, eps = self._cast(x)
-        return _turning(wide, u.astype(wide.dtype), eps).astype(u.dtype)
+        return turning(wide, u.astype(wide.dtype), eps).astype(u.dtype)
+
+# %% ../nbs/02_norm.ipynb #02t4rn1n
+#| code-fold: true
+def turn(
+    norm, x: Float[Array, "... N D"], u: Float[Array, "... N D"]
+) -> Float[Array, "... N D"]:
+    r"""The part of a force u that turns the tokens x, for any norm: its own `turning`,
+    or else $Mu$ with $M = \partial g/\partial x$, which is symmetric.
+    """
+    for kind in type(norm).__mro__:
+        if "turning" in vars(kind):
+            return norm.turning(x, u)
+        if "__call__" in vars(kind):
+            break
+    return jax.vjp(norm, x)[1](u)[0]

@@ -51,7 +51,6 @@ import numpy as np
 import optax
 from flax import nnx
 
-from et_nbdev.attention import _queries_and_keys
 from et_nbdev.block import EnergyTransformer, TransformerBlock
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.norm import EnergyLayerNorm
@@ -204,9 +203,13 @@ class Block(nnx.Module):
             scores = jnp.where(np.eye(scores.shape[-1], dtype=bool), -jnp.inf, scores)
         return scores
 
+    def queries_and_keys(self, g):
+        project = lambda W: jnp.einsum("...nd,hdy->...hny", g, W[...])
+        return project(self.Wq), project(self.Wk)
+
     def attention(self, g):
         d = self.design
-        Q, K = _queries_and_keys(g, self.Wq[...], self.Wk[...])
+        Q, K = self.queries_and_keys(g)
         V = K if d.tied_values else jnp.einsum("...nd,hdy->...hny", g, self.Wv[...])
         if d.biases:
             Q, K, V = Q + self.bq[...], K + self.bk[...], V + self.bv[...]
@@ -231,7 +234,7 @@ class Block(nnx.Module):
 
     def energy(self, g):
         "Of the last rung: its update is −∂E/∂g."
-        Q, K = _queries_and_keys(g, self.Wq[...], self.Wk[...])
+        Q, K = self.queries_and_keys(g)
         lse = jax.nn.logsumexp(self.scores(Q, K), -1)
         r = jax.nn.relu(jnp.einsum("...nd,kd->...nk", g, self.W1[...]))
         return -(self.head_dim**0.5) * lse.sum((-2, -1)) - 0.5 * (r**2).sum((-2, -1))

@@ -262,7 +262,7 @@ class EnergyModel(ImageEnergyTransformer):
 class ConventionalModel(ImageTransformer):
     "The library's, likewise."
 
-    def descend(self, patches, masked, *, steps=None, states=False, remat=False):
+    def descend(self, patches, masked, *, steps=None, states=False, **_):
         if states or _looped() is not True:
             return super().descend(patches, masked, steps=steps, states=states)
         x = self.encode(patches, masked)

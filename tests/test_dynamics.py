@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import Euler, descend
-from et_nbdev.norm import EnergyLayerNorm, _turning, layer_norm
+from et_nbdev.norm import EnergyLayerNorm, layer_norm, turning
 from et_nbdev.solvers import Anderson, solve
 from et_nbdev.testing import assert_close, assert_descends
 
@@ -446,7 +446,7 @@ def test_a_step_too_large_makes_the_energy_rise(x64):
 def turning_share(block, x):
     "The part of the force that can turn the tokens, as a share of the force."
     u = block.update(block.norm(x))
-    return float(jnp.linalg.norm(_turning(x, u)) / jnp.linalg.norm(u))
+    return float(jnp.linalg.norm(turning(x, u)) / jnp.linalg.norm(u))
 
 
 def test_states_run_away_while_normalized_tokens_settle(x64):

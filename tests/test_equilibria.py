@@ -10,14 +10,19 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from et_nbdev._equilibrium_engine import _adjoint, _conjugate_gradients
-from et_nbdev._solver_engine import _rms
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
-from et_nbdev.equilibria import Langevin, Noisy, equilibrium
+from et_nbdev.equilibria import (
+    Langevin,
+    Noisy,
+    _adjoint,
+    _conjugate_gradients,
+    equilibrium,
+)
 from et_nbdev.graph.energy import EdgeIndex, EdgeTransformer
 from et_nbdev.norm import hessian
 from et_nbdev.solvers import Backtracking, solve
+from et_nbdev.stepping import rms as _rms
 from et_nbdev.testing import assert_close
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

@@ -1,6 +1,5 @@
 """What a user of the library does: terms and solvers of his own, in a few lines."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -88,9 +87,6 @@ class Alibi(EnergyAttention):
 
     def token_energy(self, g):
         return super().token_energy(g, bias=self.distances(g))
-
-    def energy_and_update(self, g):
-        return super().energy_and_update(g, bias=self.distances(g))
 
 
 def rms(w):
@@ -296,12 +292,6 @@ def test_a_changed_energy_does_not_keep_the_update_of_its_parent(x64):
         def energy(self, g):
             return super().energy(g) / 2
 
-    class Split(Whole):
-        "Its sum is its energy, not that of its parent."
-
-        def token_energy(self, g):
-            return 2 * self.term.token_energy(g)
-
     class Cubed(HopfieldMemory):
         "Changes what the energy is made of."
 
@@ -316,17 +306,11 @@ def test_a_changed_energy_does_not_keep_the_update_of_its_parent(x64):
         Mixed: 2 * energy,
         Squared: energy**2,
         Halved: energy**2 / 2,
-        Split: 2 * energy,
         Cubed: -jnp.sum(jax.nn.relu(a**3) ** 2, (-2, -1)) / 2,
     }.items():
         term = kind(D, K, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
         assert_gradient(term.energy, tokens(), -term.update(tokens()))
         assert_close(term.energy(tokens()), wanted)
-
-
-def test_shipped_updates_are_those_derived_by_hand():
-    for kind in (EnergyAttention, EdgeAttention, HopfieldMemory, SignedMemory, Scaled):
-        assert kind.energy_and_update is not Energy.energy_and_update, kind
 
 
 def test_context_passes_through_a_term_that_forwards_it(x64):
@@ -354,18 +338,13 @@ def test_context_passes_through_a_term_that_forwards_it(x64):
         assert (jnp.abs(energies["a"] - plain.energy(g)) > 1e-3).all()
 
 
-def test_half_of_a_method_is_refused():
-    with pytest.raises(TypeError, match="^Half: update is .*energy_and_update"):
-        type("Half", (HopfieldMemory,), {"update": lambda self, g: g})
-
-
 def test_what_is_no_term_no_factor_and_no_norm_is_refused():
     memory = HopfieldMemory(D, K, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match="^term: expected an Energy, got int"):
         Scaled(3, 2.0)
     with pytest.raises(ValueError, match=r"^factor: expected one number, .*\(6,\)"):
         Scaled(memory, jnp.ones(D))
-    with pytest.raises(TypeError, match="^norm: expected an EnergyLayerNorm, got"):
+    with pytest.raises(TypeError, match="^norm: expected a module with __call__ and lagrangian"):
         Block(nnx.LayerNorm(D, rngs=nnx.Rngs(0)), memory=memory)
 
 
@@ -385,21 +364,9 @@ def test_a_changed_energy_beside_the_parts_of_another_is_refused():
                 return super().energy(g) ** 2
 
     with pytest.raises(
-        TypeError, match="^Squared: .*token_energy is that of HopfieldMemory"
+        TypeError, match="^Squared: .*token_energy of HopfieldMemory"
     ):
         define()
-
-
-def test_an_update_of_another_shape_is_refused():
-    class Shared(ConvolutionalMemory):
-        def energy_and_update(self, g):
-            energy, update = super().energy_and_update(g)
-            return energy, update[:1]
-
-    block = Block(EnergyLayerNorm(D), mine=Shared(D, K, rngs=nnx.Rngs(0)))
-    for call in (block.updates, block.energies_and_update):
-        with pytest.raises(ValueError, match=r"^mine: .*update .*\(3, 4, 6\), got"):
-            call(tokens().astype(jnp.float32))
 
 
 def test_context_that_the_descent_would_keep_is_refused():
@@ -653,7 +620,7 @@ def test_coordinates_that_do_not_fit_are_refused():
         with pytest.raises(ValueError, match=r"coordinates: .*N = 4, .* got .+"):
             near.energy(g, coordinates=given)
     with pytest.raises(TypeError, match="edges: .*EdgeIndex, which distances need"):
-        near.energy(g, edges=SimpleNamespace(match_and_pulls=None), coordinates=z)
+        near.energy(g, edges=SimpleNamespace(match=None), coordinates=z)
     grid = EdgeAttention(D, H, Y, positions=RelativePositions(2, H), rngs=nnx.Rngs(0))
     edges = EdgeIndex([0], [1], N)
     for call in (
@@ -710,21 +677,6 @@ def test_solvers_may_be_made_in_any_way(x64, solver, same):
     assert_close(solve(block, x, solver, evaluations=4).x, wanted)
 
 
-def test_a_solver_that_is_no_pytree_is_named():
-    class Still:
-        def init(self, look, x):
-            return x
-
-        def step(self, look, x):
-            return x, look(x)
-
-    block, x = Block(EnergyLayerNorm(D), field=ExternalField()), tokens()
-    with pytest.raises(
-        TypeError, match="^solver: .* pytree: make Still a .*register_dataclass"
-    ):
-        solve(block, x.astype(jnp.float32), Still(), field=x.astype(jnp.float32))
-
-
 # ------------------------------------------------------------------------------------
 # what a class inherits, and what must not get lost on the way
 
@@ -735,7 +687,7 @@ def automatic(term, g, **context):
 
 
 class Bowl(Energy):
-    "Derived by hand, with everything that a subclass may change."
+    "An energy of many parts, each of which a subclass may change."
 
     power = 2.0
 
@@ -748,12 +700,6 @@ class Bowl(Energy):
 
     def token_energy(self, g):
         return self(g)
-
-    def energy_and_update(self, g):
-        return self.energy(g), self.update(g)
-
-    def update(self, g):
-        return -2 * g
 
 
 def bowls():
@@ -791,17 +737,6 @@ def test_whatever_an_update_was_derived_with_may_change(x64, kind):
     assert_close(block.updates(g)["term"], automatic(term, g))
 
 
-def test_half_of_a_method_is_refused_from_a_mixin_too():
-    class Halved:
-        def update(self, g, **context):
-            return super().update(g, **context) / 2
-
-    with pytest.raises(TypeError, match="^Mixed: update is the second half"):
-
-        class Mixed(Halved, HopfieldMemory):
-            pass
-
-
 class Cold(EnergyAttention):
     "Of twice the inverse temperature, without a derivation."
 
@@ -811,35 +746,25 @@ class Cold(EnergyAttention):
 
 
 class Doubled:
-    "A mixin that derives what it changes."
+    "A mixin."
 
     def token_energy(self, g, **context):
         return 2 * super().token_energy(g, **context)
-
-    def energy_and_update(self, g, **context):
-        energy, update = super().energy_and_update(g, **context)
-        return 2 * energy, 2 * update
 
 
 FAR = -np.abs(np.arange(N)[:, None] - np.arange(N)[None]) / 2
 
 
 class Far(Cold):
-    "Extends an automatic update."
+    "Extends a changed energy."
 
     def token_energy(self, g):
         return super().token_energy(g, bias=FAR)
-
-    def energy_and_update(self, g):
-        return super().energy_and_update(g, bias=FAR)
 
 
 class Named(Cold):
     def token_energy(self, g):
         return Cold.token_energy(self, g, bias=FAR)
-
-    def energy_and_update(self, g):
-        return Cold.energy_and_update(self, g, bias=FAR)
 
 
 class Twice(Doubled, EnergyAttention):
@@ -850,44 +775,11 @@ class TwiceCold(Doubled, Cold):
     pass
 
 
-class Kept(Cold):
-    "Says that the automatic update of its parent is right, which it is not."
-
-    def token_energy(self, g):
-        return 3 * super().token_energy(g)
-
-    energy_and_update = Cold.energy_and_update
-
-
-class Fast(EnergyAttention):
-    "Another derivation of the same update."
-
-    def energy_and_update(self, g, **context):
-        return super().energy_and_update(g, **context)
-
-
-class Siblings(Fast, Cold):
-    "The derivation of one parent, and the energy of the other."
-
-
-@pytest.mark.parametrize(
-    "kind, by_hand",
-    [
-        (Far, True),
-        (Named, True),
-        (Twice, True),
-        (TwiceCold, True),
-        (Kept, False),
-        (Siblings, False),
-    ],
-    ids=lambda kind: getattr(kind, "__name__", ""),
-)
-def test_an_update_is_extended_and_inherited_where_it_holds(x64, kind, by_hand):
+@pytest.mark.parametrize("kind", [Far, Named, Twice, TwiceCold])
+def test_an_energy_is_extended_in_any_way(x64, kind):
     g, term = tokens(), kind(D, H, Y, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
-    energy, update = term.energy_and_update(g)
-    assert_close(energy, term.energy(g))
-    assert_close(update, automatic(term, g))
-    assert hasattr(kind.energy_and_update, "automatic") != by_hand
+    assert_gradient(term, g)
+    assert (jnp.abs(term.energy(g) - EnergyAttention.energy(term, g)) < 1e-12).all()
 
 
 def test_what_is_inside_of_a_term_stays_its_own_matter(x64):
@@ -922,27 +814,6 @@ def test_a_block_keeps_what_is_no_term_and_checks_what_replaces_one():
     for wrong in (None, nnx.Linear(D, D, rngs=nnx.Rngs(0))):
         with pytest.raises(TypeError, match="^memory: expected an Energy"):
             student.memory = wrong
-
-
-def test_a_field_of_a_dataclass_is_no_method():
-    @nnx.dataclass
-    class Shaped(Energy):
-        shape: Callable = lambda g: jnp.tanh(g)
-
-        def token_energy(self, g):
-            return jnp.sum(self.shape(g) ** 2, -1)
-
-        def energy_and_update(self, g):
-            return jax.vjp(self.energy, g)[0], -2 * self.shape(g)
-
-    Block(EnergyLayerNorm(D), shaped=Shaped())
-
-
-def test_a_method_replaced_on_an_object_is_refused():
-    memory = HopfieldMemory(D, K, rngs=nnx.Rngs(0))
-    memory.overlap = lambda g: HopfieldMemory.overlap(memory, g) ** 3
-    with pytest.raises(TypeError, match="^memory: overlap was replaced on the object"):
-        Block(EnergyLayerNorm(D), memory=memory)
 
 
 def test_context_reaches_the_terms_inside_of_a_term(x64):
@@ -988,13 +859,13 @@ def test_a_term_without_parts_takes_what_its_energy_takes():
 
 
 @pytest.mark.parametrize(
-    "name", ["energies", "energy", "update", "energies_and_update"]
+    "name", ["updates", "energy", "update", "energies_and_update"]
 )
 def test_the_sum_of_a_block_is_not_overridden(name):
-    with pytest.raises(TypeError, match=f"^Other: {name} is a sum over the terms"):
+    with pytest.raises(TypeError, match=f"^Other: {name} follows from energies"):
         type("Other", (Block,), {name: lambda self, g: None})
     mixin = type("Mixin", (), {name: lambda self, g: None})
-    with pytest.raises(TypeError, match=f"^Other: {name} is a sum over the terms"):
+    with pytest.raises(TypeError, match=f"^Other: {name} follows from energies"):
         type("Other", (mixin, Block), {})
 
 
@@ -1024,7 +895,7 @@ class RMSNorm(EnergyLayerNorm):
         return self.gamma * x / jnp.sqrt(square + self.eps)
 
 
-def test_another_norm_descends_and_is_not_judged_by_this_ones_turning(x64):
+def test_another_norm_descends_and_is_judged_by_its_own_turning(x64):
     memory = HopfieldMemory(D, K, "softmax", param_dtype=jnp.float64, rngs=nnx.Rngs(0))
     x = tokens()
 
@@ -1034,10 +905,8 @@ def test_another_norm_descends_and_is_not_judged_by_this_ones_turning(x64):
 
     block = Block(RMSNorm(D, param_dtype=jnp.float64), memory=memory)
     assert_descends(descend(block, x, 20)[1].energies.total)
-    with pytest.raises(TypeError, match="^block: RMSNorm .* needs a method turning"):
-        solve(block, x)
-    with pytest.raises(TypeError, match="^block: RMSNorm .* needs a method turning"):
-        descend(block, x, solver=metric(4, 0.03))
+    found = solve(block, x, Backtracking(), evaluations=60)  # by its derivative
+    assert found.certificate.holds.all() and jnp.isfinite(found.residual).all()
     block = Block(Turned(D, param_dtype=jnp.float64), memory=memory)
     steps = metric(4, 0.03, param_dtype=jnp.float64)
     assert_descends(descend(block, x, 20, solver=steps)[1].energies.total)

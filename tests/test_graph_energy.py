@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from et_nbdev.attention import RelativePositions, _normalize_heads
+from et_nbdev.attention import RelativePositions
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
 from et_nbdev.graph import _edges
 from et_nbdev.graph import _kernels as kernels
-from et_nbdev.graph._edges import _neighbor_attention
+from et_nbdev.graph._edges import neighbor_match
 from et_nbdev.graph.energy import (
     EdgeAttention,
     EdgeIndex,
@@ -118,9 +118,13 @@ def both(attention, g, pairs):
     return attention.energy_and_update(g, **seen(pairs))
 
 
-@jax.jit
-def outputs(edges, Q, K):
-    return _neighbor_attention(edges, Q, K)
+def along_edges(edges, Q, K):
+    "ℓ of every query, and both pulls: the derivatives of its sum."
+    lse, pull = jax.vjp(partial(neighbor_match, edges), Q, K)
+    return lse, *pull(jnp.ones_like(lse))
+
+
+outputs = jax.jit(along_edges)
 
 
 def all_close(got, wanted, **options):
@@ -248,9 +252,37 @@ def test_derivative_of_every_output(backend, x64):
         all_close(
             *(
                 jax.jit(jax.grad(loss(f), (0, 1)))(Q, K)
-                for f in (partial(_neighbor_attention, edges), dense)
+                for f in (partial(along_edges, edges), dense)
             )
         )
+
+
+@each_backend
+def test_weighted_token_energies_have_their_own_derivative(backend, x64):
+    "A sum over tokens with weights, its gradient, and that of a loss on the gradient."
+    rng = np.random.default_rng(21)
+    edges, table = make("one way", rng, backend)
+    attention = attention_of(rng, 2, 3)
+    g, w, v = jnp.asarray(rng.normal(size=(3, 23, 4)))
+
+    def slopes(g, w, pairs):
+        energy = lambda g: jnp.sum(w[:, 0] * attention.token_energy(g, **seen(pairs)))
+        slope = jax.grad(energy)
+        loss = lambda g, w: jnp.sum(jnp.sin(slope(g)) * v)
+        return slope(g), jax.grad(loss)(g, w)
+
+    all_close(*(jax.jit(slopes)(g, w, pairs) for pairs in (edges, table)))
+
+
+def test_a_look_costs_two_passes_over_the_edges_and_its_derivative_two_more():
+    edges = EdgeIndex([0, 1, 2], [1, 2, 0], 3, backend="compiled")
+    block = EdgeTransformer(4, 2, 3, 5, rngs=nnx.Rngs(0))
+    force = lambda g: block.energies_and_update(g, edges=edges)[1]
+    count = lambda f: jax.jit(f).lower(jnp.ones((3, 4))).compile().as_text().count(
+        'custom_call_target="et_nbdev_graph'
+    )
+    assert count(force) == 2
+    assert count(jax.grad(lambda g: jnp.sum(jnp.sin(force(g))))) == 4
 
 
 def test_rectangles_of_every_width(x64, monkeypatch):
@@ -267,7 +299,7 @@ def test_rectangles_of_every_width(x64, monkeypatch):
     compiled = EdgeIndex(*ids(table), 33, backend="compiled")
     loss = lambda Q, K, edges: (
         lambda lse, x, y: jnp.sum(jnp.sin(lse)) + jnp.sum(x * a) + jnp.sum(y * b)
-    )(*_neighbor_attention(edges, Q, K))
+    )(*along_edges(edges, Q, K))
     run = jax.jit(jax.value_and_grad(loss, (0, 1)))
     all_close(run(Q, K, edges), run(Q, K, compiled))
 
@@ -344,11 +376,7 @@ def test_explanations(normalize, backend, x64):
         assert_close(shares[C], both(attention, g, only)[0], atol=1e-15)
     weights = _attention_weights(attention, g, edges, chunk=10)
     senders, receivers = edges.edge_list()
-    Q, K = (jnp.einsum("nd,hdy->hny", g, W[...]) for W in (attention.Wq, attention.Wk))
-    if normalize:
-        Q, K = _normalize_heads(Q)[0], _normalize_heads(K)[0]
-    scores = jnp.einsum("h,hcy,hby->hcb", attention.beta, Q, K)
-    P = jax.nn.softmax(jnp.where(table[None], scores, -jnp.inf), -1)
+    P = attention.attended(g, mask=table)
     assert weights.shape == (edges.num_edges, 2)
     assert_close(weights, P[:, receivers, senders].T)
     some = slice(5, 30, 3)
@@ -385,7 +413,7 @@ def test_repeats_bit_for_bit(backend):
     )
     Q, K = jnp.asarray(rng.normal(size=(2, N, 2, 7)).astype(np.float32))
     loss = lambda Q, K, edges: sum(
-        jnp.sum(jnp.sin(x)) for x in _neighbor_attention(edges, Q, K)
+        jnp.sum(jnp.sin(x)) for x in along_edges(edges, Q, K)
     )
     run = jax.jit(jax.value_and_grad(loss, (0, 1)))
     first = jax.block_until_ready(run(Q, K, edges))
@@ -432,7 +460,7 @@ def test_back_ends_agree_on_a_power_law_graph():
     senders, receivers = power_law(rng, 1000, 40_000)
     Q, K = jnp.asarray(0.5 * rng.normal(size=(2, 1000, 1, 16)).astype(np.float32))
     loss = lambda Q, K, edges: sum(
-        jnp.mean(jnp.sin(x)) for x in _neighbor_attention(edges, Q, K)
+        jnp.mean(jnp.sin(x)) for x in along_edges(edges, Q, K)
     )
     compiled, xla = (EdgeIndex(senders, receivers, 1000, backend=b) for b in BACKENDS)
     assert max(np.bincount(receivers)) > 2 * _edges._WIDEST
@@ -507,7 +535,7 @@ def test_memory_is_not_edges_times_width(compile_fully):
     train = jax.jit(
         jax.grad(
             lambda Q, K, edges: sum(
-                jnp.sum(x**2) for x in _neighbor_attention(edges, Q, K)
+                jnp.sum(x**2) for x in along_edges(edges, Q, K)
             ),
             (0, 1),
         )
@@ -688,9 +716,9 @@ def test_tensors_that_do_not_fit_are_refused_before_any_is_read(
         next((n for n in shape if not isinstance(n, int)), jnp.float32),
     )
     for call in (
-        _neighbor_attention,
-        jax.jit(_neighbor_attention),
-        lambda edges, Q, K: jax.vjp(partial(_neighbor_attention, edges), Q, K),
+        neighbor_match,
+        jax.jit(neighbor_match),
+        lambda edges, Q, K: jax.vjp(partial(neighbor_match, edges), Q, K),
     ):
         with pytest.raises(error, match=words):
             call(edges, make(*Q), make(*K))
@@ -698,8 +726,9 @@ def test_tensors_that_do_not_fit_are_refused_before_any_is_read(
 
 def test_compiled_passes_guard_themselves():
     rows, x = EdgeIndex([0, 1], [1, 2], 3, backend="compiled").into, jnp.ones((3, 1, 2))
+    one = jnp.ones((3, 1))
     for call, wrong in (
-        (lambda: kernels.weighted(rows, x, x, jnp.ones((2, 1))), "lse"),
+        (lambda: kernels.weighted(rows, x, x, jnp.ones((2, 1)), one), "lse"),
         (
             lambda: kernels.tangent_queries(
                 rows, x, x, x, x[:, :, :1], jnp.ones((3, 1))
@@ -708,7 +737,7 @@ def test_compiled_passes_guard_themselves():
         ),
         (
             lambda: kernels.tangent_keys(
-                rows, x, x, x, x, jnp.ones((3, 1)), jnp.ones((3,))
+                rows, x, x, x, x, one, jnp.ones((3,)), one
             ),
             "shift",
         ),

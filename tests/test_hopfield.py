@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from et_nbdev._checks import check_positive
-from et_nbdev.attention import EnergyAttention, _queries_and_keys, _soft_match
+from et_nbdev.attention import EnergyAttention
 from et_nbdev.hopfield._engine import check_memories, check_states, flip_energies
 from et_nbdev.hopfield.classical import (
     Exponential,
@@ -674,10 +674,10 @@ def test_energy_attention_with_still_keys_is_a_hopfield_network(x64):
     g = jnp.asarray(np.random.default_rng(2).normal(size=(5, 6)))
     Wq = attention.Wq[...]
     Wk = attention.Wk[...]
-    Q, K = _queries_and_keys(g, Wq, Wk)
+    Q, K = attention.queries_and_keys(g)
     E, u = _continuous_energy_and_update(Q[0], K[0], 0.8)
     assert_close(attention.energy(g), jnp.sum(E - (Q[0] ** 2).sum(-1) / 2), rtol=1e-12)
-    P = _soft_match(Q, K, attention.beta)[1][0]
+    P = attention.attended(g)[0]
     assert_close(
         attention.update(g), (u + Q[0]) @ Wq[0].T + P.T @ Q[0] @ Wk[0].T, rtol=1e-12
     )

@@ -771,18 +771,6 @@ X, NAN, INF = np.ones((2, 4, 6), np.float32), float("nan"), float("inf")
             (X, Euler, dict(until=e), ValueError, "^until: ")
             for e in (NAN, True, np.array([0.0, NAN]))
         ],
-        # ∞ and 0 in single precision
-        *[
-            (X, partial(Backtracking, a), {}, ValueError, "^step_size: .*float32")
-            for a in (1e39, 1e-50)
-        ],
-        (
-            X,
-            partial(Backtracking, sufficient=1 - 1e-9),
-            {},
-            ValueError,
-            "^sufficient: .*float32",
-        ),
         (X, Euler, dict(until=np.ones(3)), ValueError, r"^until: .*\(2,\).*\(3,\)"),
         (np.ones((2, 4, 5), np.float32), Euler, {}, ValueError, "^x: .*D = 6"),
         (np.ones((2, 4, 6), np.int32), Euler, {}, TypeError, "^x: "),

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from .._checks import check_sizes
-from .._scores import _centered
-from ..attention import RelativeDistances
-from . import _kernels as kernels
+from et_nbdev._checks import check_sizes
+from et_nbdev.attention import RelativeDistances
+from et_nbdev.graph import _kernels as kernels
+from et_nbdev.scores import centered
 
 # %% ../../nbs/83_edges_engine.ipynb #50b778cd
 @partial(
@@ -43,7 +43,7 @@ class _Rows:
     classes: tuple[tuple[int, int], ...] = ()
 
 # %% ../../nbs/83_edges_engine.ipynb #9a4cbf01
-def _sorted_rows(
+def sorted_rows(
     senders: Int[np.ndarray, "E"], receivers: Int[np.ndarray, "E"], num_nodes: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """(start, nodes) by receiver and (start, nodes) by sender. Raises ValueError if an
@@ -97,7 +97,7 @@ def _size_classes(
     return np.argsort(power, kind="stable").astype(np.int32), tuple(classes)
 
 # %% ../../nbs/83_edges_engine.ipynb #0005a048
-def _rows_of(
+def rows_of(
     start: Int[np.ndarray, "starts"], nodes: Int[np.ndarray, "E"], backend: str
 ) -> _Rows:
     "The rows as JAX arrays, with size classes if XLA will need them."
@@ -125,7 +125,7 @@ def _check_nodes(name: str, ids: np.ndarray, num_nodes: int):
         )
 
 # %% ../../nbs/83_edges_engine.ipynb #0ca22e7a
-def _check_edges(
+def check_edges(
     senders: ArrayLike | Sequence[int],
     receivers: ArrayLike | Sequence[int],
     num_nodes: int,
@@ -156,7 +156,7 @@ def _check_edges(
     return s.astype(np.int32, copy=False), r.astype(np.int32, copy=False)
 
 # %% ../../nbs/83_edges_engine.ipynb #5d80c3d3
-def _available(backend: Literal["compiled", "xla"] | None) -> str:
+def available(backend: Literal["compiled", "xla"] | None) -> str:
     "The requested backend, or the better one that is available."
     on_cpu = jax.default_backend() == "cpu"
     best = "compiled" if backend is None and on_cpu and kernels.available() else "xla"
@@ -165,7 +165,7 @@ def _available(backend: Literal["compiled", "xla"] | None) -> str:
     return backend or best
 
 
-def _check_fit(edges, num_tokens: int, self_attention: bool):
+def check_fit(edges, num_tokens: int, self_attention: bool):
     "Raise ValueError if tokens or attention do not fit the graph of an `EdgeIndex`."
     if num_tokens != edges.num_nodes:
         raise ValueError(
@@ -179,13 +179,13 @@ def _check_fit(edges, num_tokens: int, self_attention: bool):
         )
 
 # %% ../../nbs/83_edges_engine.ipynb #ffc18fcc
-def _graphs(edges, kind: type) -> tuple:
+def graphs_of(edges, kind: type) -> tuple:
     """The context `edges=` of an attention as a tuple. Raises TypeError unless each has
-    type `kind` (`EdgeIndex` with distances, else any) and `match_and_pulls`, ValueError
+    type `kind` (`EdgeIndex` with distances, else any) and `match`, ValueError
     if there are none.
     """
     graphs = edges if isinstance(edges, tuple) else (edges,)
-    if not all(hasattr(graph, "match_and_pulls") for graph in graphs):
+    if not all(hasattr(graph, "match") for graph in graphs):
         raise TypeError("edges: expected an EdgeIndex, or several in a tuple")
     if not all(isinstance(graph, kind) for graph in graphs):
         raise TypeError("edges: expected an EdgeIndex, which distances need")
@@ -289,16 +289,14 @@ def _weighted_xla(
     K: Float[Array, "N H Y"],
     Q: Float[Array, "N H Y"],
     lse: Float[Array, "N H"],
+    c: Float[Array, "N H"],
 ) -> Float[Array, "N H Y"]:
-    r"$\sum_C p_{CB} Q'_C$ over the receivers of every sender."
+    r"$\sum_C c_C\,p_{CB} Q'_C$ over the receivers of every sender."
 
-    def part(b, c, there):
-        s = jnp.einsum("rhy,rwhy->rwh", K[b], Q[c]) - lse[c]
-        return (
-            jnp.einsum(
-                "rwh,rwhy->rhy", jnp.where(there, jnp.exp(s), jnp.zeros_like(s)), Q[c]
-            ),
-        )
+    def part(b, C, there):
+        s = jnp.einsum("rhy,rwhy->rwh", K[b], Q[C]) - lse[C]
+        p = jnp.where(there, c[C] * jnp.exp(s), jnp.zeros_like(s))
+        return (jnp.einsum("rwh,rwhy->rhy", p, Q[C]),)
 
     return _over_rows(rows, (Q.shape[1:],), Q.dtype, part)[0]
 
@@ -321,17 +319,19 @@ def _tangent_queries_xla(
     return pull, slope
 
 # %% ../../nbs/83_edges_engine.ipynb #ab30e14b
-def _tangent_keys_xla(rows: _Rows, K, dK, Q, dQ, lse, shift) -> Float[Array, "N H Y"]:
-    r"""$\sum_C p_{CB}((\dot s_{CB} - \mathrm{shift}_C)\,Q'_C + \dot Q'_C)$ over the
-    receivers of every sender.
+def _tangent_keys_xla(
+    rows: _Rows, K, dK, Q, dQ, lse, shift, c
+) -> Float[Array, "N H Y"]:
+    r"""$\sum_C c_C\,p_{CB}((\dot s_{CB} - \mathrm{shift}_C)\,Q'_C + \dot Q'_C)$ over
+    the receivers of every sender.
     """
 
-    def part(b, c, there):
-        s, ds = _scores_and_tangents(K[b], dK[b], Q[c], dQ[c])
-        p = jnp.where(there, jnp.exp(s - lse[c]), jnp.zeros_like(s))
+    def part(b, C, there):
+        s, ds = _scores_and_tangents(K[b], dK[b], Q[C], dQ[C])
+        p = jnp.where(there, c[C] * jnp.exp(s - lse[C]), jnp.zeros_like(s))
         return (
-            jnp.einsum("rwh,rwhy->rhy", p * (ds - shift[c]), Q[c])
-            + jnp.einsum("rwh,rwhy->rhy", p, dQ[c]),
+            jnp.einsum("rwh,rwhy->rhy", p * (ds - shift[C]), Q[C])
+            + jnp.einsum("rwh,rwhy->rhy", p, dQ[C]),
         )
 
     return _over_rows(rows, (Q.shape[1:],), Q.dtype, part)[0]
@@ -353,50 +353,72 @@ _XLA = SimpleNamespace(
     tangent_keys=_tangent_keys_xla,
 )
 
-# %% ../../nbs/83_edges_engine.ipynb #521b6dfe
-@jax.custom_vjp
-def _neighbor_attention(
-    edges, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]
-) -> tuple[Float[Array, "N H"], Float[Array, "N H Y"], Float[Array, "N H Y"]]:
-    r"""$\ell_C = \log\sum_{B\to C}\exp(K_B\cdot Q_C)$, and the derivatives of its sum
-    over C: $\sum_B p_{CB}K_B$ by $Q_C$ and $\sum_C p_{CB}Q_C$ by $K_B$.
 
-    `edges` is an `EdgeIndex`. float32 or float64; β is a factor in Q. Differentiable
-    once in reverse mode, which is what training through the update needs. Raises
+def _passes(edges):
+    "The four passes of the backend of an `EdgeIndex`."
+    return kernels if edges.backend == "compiled" else _XLA
+
+# %% ../../nbs/83_edges_engine.ipynb #521b6dfe
+def neighbor_match(
+    edges, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]
+) -> Float[Array, "N H"]:
+    r"""$\ell_C = \log\sum_{B\to C}\exp(K_B\cdot Q_C)$ along an `EdgeIndex`, 0 for a
+    query without keys; β is a factor in Q.
+
+    float32 or float64. Its derivative can be differentiated once more in reverse mode,
+    which is what training through the update needs; forward mode is not known. Raises
     ValueError if Q and K are not (N, H, Y) with N the graph's nodes, TypeError on other
     dtypes.
     """
-    return _forwards(edges, Q, K)[0]
-
-# %% ../../nbs/83_edges_engine.ipynb #2a20f8d1
-def _forwards(edges, Q, K):
     kernels.check_rows(edges.into, Q=Q, K=K)
     if K.ndim != 3:
         raise ValueError(f"K: expected the shape of Q, {Q.shape}, got {K.shape}")
-    run = kernels if edges.backend == "compiled" else _XLA
-    lse, as_query = run.softmax(edges.into, Q, K)
-    return (lse, as_query, run.weighted(edges.out_of, K, Q, lse)), (
-        edges,
-        Q,
-        K,
-        lse,
-        as_query,
-    )
+    fixed = jax.lax.stop_gradient((Q, K))
+    return _match(edges, Q, K, _passes(edges).softmax(edges.into, *fixed))
+
+# %% ../../nbs/83_edges_engine.ipynb #2a20f8d1
+@jax.custom_vjp
+def _match(edges, Q, K, found):
+    r"$\ell$; `found` is $\ell_C$ and $\sum_B p_{CB}K_B$, computed in one pass."
+    return found[0]
+
+
+def _match_forwards(edges, Q, K, found):
+    return _match(edges, Q, K, found), (edges, Q, K, found)
+
+
+def _match_backwards(saved, c):
+    edges, Q, K, found = saved
+    return None, *_pulls(edges, Q, K, found, c), None
+
+
+_match.defvjp(_match_forwards, _match_backwards)
 
 # %% ../../nbs/83_edges_engine.ipynb #84ee7c80
-def _backwards(saved, cotangents):
-    (edges, Q, K, lse, as_query), (c, a, b) = saved, cotangents
-    run = kernels if edges.backend == "compiled" else _XLA
+@jax.custom_vjp
+def _pulls(edges, Q, K, found, c):
+    r"""The derivatives of $\sum_C c_C\,\ell_C$: $c_C\sum_B p_{CB}K_B$ by $Q_C$ and
+    $\sum_C c_C\,p_{CB}Q_C$ by $K_B$.
+    """
+    lse, as_query = found
+    by_key = _passes(edges).weighted(edges.out_of, K, Q, lse, c)
+    return c[..., None] * as_query, by_key
+
+
+def _pulls_forwards(edges, Q, K, found, c):
+    return _pulls(edges, Q, K, found, c), (edges, Q, K, found, c)
+
+
+def _pulls_backwards(saved, cotangents):
+    (edges, Q, K, (lse, as_query), c), (a, b) = saved, cotangents
+    run = _passes(edges)
     pull, slope = run.tangent_queries(edges.into, Q, a, K, b, lse)
-    shift = slope - c
-    return (
-        None,
-        pull - shift[..., None] * as_query,
-        run.tangent_keys(edges.out_of, K, b, Q, a, lse, shift),
-    )
+    dQ = c[..., None] * (pull - slope[..., None] * as_query)
+    dK = run.tangent_keys(edges.out_of, K, b, Q, a, lse, slope, c)
+    return None, dQ, dK, None, slope
 
 
-_neighbor_attention.defvjp(_forwards, _backwards)
+_pulls.defvjp(_pulls_forwards, _pulls_backwards)
 
 # %% ../../nbs/83_edges_engine.ipynb #ceb4a3ed
 def _with_distances(Q, K, z, factor, beta):
@@ -412,7 +434,7 @@ def _with_distances(Q, K, z, factor, beta):
     return jnp.concatenate([Q, *more_Q], -1), jnp.concatenate([K, z, one, square], -1)
 
 # %% ../../nbs/83_edges_engine.ipynb #390b3ea5
-def _add_distances(positions, g, coordinates, Q, K, beta):
+def add_distances(positions, g, coordinates, Q, K, beta):
     """Q and K whose scores include the bias of `positions`. Raises ValueError unless
     these are `RelativeDistances`.
     """
@@ -426,5 +448,5 @@ def _add_distances(positions, g, coordinates, Q, K, beta):
             f" {type(positions).__name__}; a grid, or a formula of your own, belongs"
             " to tables of pairs"
         )
-    z = _centered(g, coordinates, beta.dtype)
+    z = centered(g, coordinates, beta.dtype)
     return _with_distances(Q, K, z, positions.factor, beta)

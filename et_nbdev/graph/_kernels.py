@@ -128,8 +128,8 @@ def _softmax_rows(lo, hi, start, nodes, own, other, lse, pull, p):
 
 # %% ../../nbs/82_graph_kernels.ipynb #cd7be739
 @_compiled(_FAST)
-def _weighted_rows(lo, hi, start, nodes, own, other, lse, pull, p):
-    "Σ p·other for the rows lo ≤ b < hi, with the neighbors' ℓ: the keys' half."
+def _weighted_rows(lo, hi, start, nodes, own, other, lse, c, pull, p):
+    "Σ c·p·other for the rows lo ≤ b < hi, with the neighbors' ℓ: the keys' half."
     for b in range(lo, hi):
         for h in range(own.shape[1]):
             pull[b, h, :] = 0
@@ -139,7 +139,7 @@ def _weighted_rows(lo, hi, start, nodes, own, other, lse, pull, p):
                 for j in range(n):
                     p[j] -= lse[nodes[first + j], h]
                 for j in range(n):
-                    p[j] = _exp(p[j])
+                    p[j] = c[nodes[first + j], h] * _exp(p[j])
                 _gather(pull[b, h], p, other, nodes, first, n, h)
 
 # %% ../../nbs/82_graph_kernels.ipynb #7d18a196
@@ -168,10 +168,10 @@ def _tangent_queries_rows(
 # %% ../../nbs/82_graph_kernels.ipynb #40253a6f
 @_compiled(_FAST)
 def _tangent_keys_rows(
-    lo, hi, start, nodes, own, d_own, other, d_other, lse, shift, pull, p, ds, w
+    lo, hi, start, nodes, own, d_own, other, d_other, lse, shift, c, pull, p, ds, w
 ):
-    """Σ p·((ds − shift)·other + d_other) for the rows lo ≤ b < hi, with ℓ and shift of
-    the neighbors.
+    """Σ c·p·((ds − shift)·other + d_other) for the rows lo ≤ b < hi, with ℓ, shift and
+    c of the neighbors.
     """
     for b in range(lo, hi):
         for h in range(own.shape[1]):
@@ -185,7 +185,7 @@ def _tangent_keys_rows(
                     p[j] -= lse[nodes[first + j], h]
                     ds[j] -= shift[nodes[first + j], h]
                 for j in range(n):
-                    p[j] = _exp(p[j])
+                    p[j] = c[nodes[first + j], h] * _exp(p[j])
                     w[j] = p[j] * (w[j] + ds[j])
                 _gather(pull[b, h], w, other, nodes, first, n, h)
                 _gather(pull[b, h], p, d_other, nodes, first, n, h)
@@ -337,8 +337,9 @@ def _run_chunk(frame, i, chunks, dtype, p, ds, w):
         _softmax_rows(lo, hi, start, nodes, a, b, lse, pull, p)
         return
     if op == _WEIGHTED:
-        lse, pull = _matrix(args[4], dtype), _tensor(rets[0], dtype)
-        _weighted_rows(lo, hi, start, nodes, a, b, lse, pull, p)
+        lse, factor = _matrix(args[4], dtype), _matrix(args[5], dtype)
+        pull = _tensor(rets[0], dtype)
+        _weighted_rows(lo, hi, start, nodes, a, b, lse, factor, pull, p)
         return
     c, d = _tensor(args[4], dtype), _tensor(args[5], dtype)
     lse, pull = _matrix(args[6], dtype), _tensor(rets[0], dtype)
@@ -346,7 +347,8 @@ def _run_chunk(frame, i, chunks, dtype, p, ds, w):
     if op == _TANGENT_QUERIES:
         _tangent_queries_rows(lo, hi, start, nodes, a, b, c, d, lse, pull, x, p, ds, w)
     else:
-        _tangent_keys_rows(lo, hi, start, nodes, a, b, c, d, lse, x, pull, p, ds, w)
+        y = _matrix(args[8], dtype)
+        _tangent_keys_rows(lo, hi, start, nodes, a, b, c, d, lse, x, y, pull, p, ds, w)
 
 # %% ../../nbs/82_graph_kernels.ipynb #5eaebed6
 @_compiled()
@@ -619,11 +621,9 @@ def softmax(
     return lse, pull
 
 
-def weighted(
-    rows, K: Float[Array, "N H Y"], Q: Float[Array, "N H Y"], lse: Float[Array, "N H"]
-) -> Float[Array, "N H Y"]:
+def weighted(rows, K, Q, lse, c) -> Float[Array, "N H Y"]:
     "`et_nbdev.graph._edges._weighted_xla`, compiled."
-    return _call(_WEIGHTED, (Q.shape,), rows, K=K, Q=Q, lse=lse)[0]
+    return _call(_WEIGHTED, (Q.shape,), rows, K=K, Q=Q, lse=lse, c=c)[0]
 
 
 def tangent_queries(
@@ -635,7 +635,7 @@ def tangent_queries(
     return pull, slope
 
 
-def tangent_keys(rows, K, dK, Q, dQ, lse, shift) -> Float[Array, "N H Y"]:
+def tangent_keys(rows, K, dK, Q, dQ, lse, shift, c) -> Float[Array, "N H Y"]:
     "`et_nbdev.graph._edges._tangent_keys_xla`, compiled."
-    inputs = dict(K=K, dK=dK, Q=Q, dQ=dQ, lse=lse, shift=shift)
+    inputs = dict(K=K, dK=dK, Q=Q, dQ=dQ, lse=lse, shift=shift, c=c)
     return _call(_TANGENT_KEYS, (Q.shape,), rows, **inputs)[0]

@@ -140,33 +140,25 @@ def _shifted(
     return jnp.concatenate(near, -1)
 
 # %% ../../nbs/86_set_engine.ipynb #5d749ec2
-def _edge_softmax(
-    scores: Float[Array, "E H"],
-    linked: Bool[Array, "E 1"],
+def _edge_log_sum_exp(
+    scores: Float[Array, "E H"],  # −∞: padding
     receivers: Int[Array, "E"],
     N: int,
     strangers: Int[Array, "N"] | None,
-) -> tuple[Float[Array, "N H"], Float[Array, "E H"]]:
-    """Log-sum-exp of each query's scores, and the softmax. `strangers` is the number of
-    further scores of 0 per query. A query without keys gives 0 and zeros.
+) -> Float[Array, "N H"]:
+    """Log-sum-exp of each query's scores. `strangers` is the number of further scores
+    of 0 per query. A query without keys gives 0.
     """
-    top = jax.ops.segment_max(
-        jnp.where(linked, jax.lax.stop_gradient(scores), -jnp.inf), receivers, N
-    )
+    top = jax.ops.segment_max(jax.lax.stop_gradient(scores), receivers, N)
     if strangers is not None:
         top = jnp.where((strangers > 0)[:, None], jnp.maximum(top, 0), top)
     top = jnp.where(jnp.isneginf(top), jnp.zeros_like(top), top)
-    e = jnp.where(
-        linked,
-        jnp.exp(jnp.where(linked, scores - top[receivers], jnp.zeros_like(scores))),
-        jnp.zeros_like(scores),
-    )
-    z = jax.ops.segment_sum(e, receivers, N)
+    z = jax.ops.segment_sum(jnp.exp(scores - top[receivers]), receivers, N)
     if strangers is not None:
         z = z + strangers[:, None].astype(z.dtype) * jnp.exp(-top)
     alone = z == 0
     z = jnp.where(alone, jnp.ones_like(z), z)
-    return jnp.where(alone, jnp.zeros_like(z), top + jnp.log(z)), e / z[receivers]
+    return jnp.where(alone, jnp.zeros_like(z), top + jnp.log(z))
 
 # %% ../../nbs/86_set_engine.ipynb #d2f6c154
 @partial(
@@ -178,7 +170,6 @@ def _edge_softmax(
 class _WeightedEdges:
     r"""Edges with a factor $\hat A$ for every score: query `receivers` attends to key
     `senders`. `strangers` is the number of further keys per query, with a score of 0.
-    The weights must not depend on the tokens that descend.
     """
 
     senders: Int[Array, "E"]
@@ -187,32 +178,26 @@ class _WeightedEdges:
     weights: Float[Array, "H E"]
     strangers: Int[Array, "N"] | None = None
 
-    def match_and_pulls(
+    def match(
         self,
         Q: Float[Array, "N H Y"],
         K: Float[Array, "N H Y"],
         beta: Float[Array, "H"],
         self_attention: bool = False,
-    ) -> tuple[Float[Array, "N H"], Float[Array, "N H Y"], Float[Array, "N H Y"]]:
-        """What `EdgeAttention` needs from its edges: the soft match of every query, and
-        both pulls. Raises ValueError for a batch of token sets: lay them end to end.
+    ) -> Float[Array, "N H"]:
+        """What `EdgeAttention` needs from its edges: the soft match of every query.
+        Raises ValueError for a batch of token sets: lay them end to end.
         """
         if Q.ndim != 3:
             raise ValueError(
                 "edges: they join the tokens of one array (N, D), got a batch of shape"
                 f" {Q.shape[1:-2]}"
             )
-        N, s, r = len(Q), self.senders, self.receivers
-        # (E, H), (E, 1)
-        weights, linked = self.weights.T.astype(beta.dtype), self.linked[:, None]
-        scores = beta[None] * weights * jnp.einsum("ehy,ehy->eh", Q[r], K[s])
-        match, P = _edge_softmax(scores, linked, r, N, self.strangers)
-        pull = (P * weights)[..., None]  # P ⊙ Â
-        return (
-            match / beta[None],
-            jax.ops.segment_sum(pull * K[s], r, N),
-            jax.ops.segment_sum(pull * Q[r], s, N),
-        )
+        weights = self.weights.T.astype(beta.dtype)  # (E, H)
+        pairs = jnp.einsum("ehy,ehy->eh", Q[self.receivers], K[self.senders])
+        scores = jnp.where(self.linked[:, None], beta[None] * weights * pairs, -jnp.inf)
+        lse = _edge_log_sum_exp(scores, self.receivers, len(Q), self.strangers)
+        return lse / beta[None]
 
 # %% ../../nbs/86_set_engine.ipynb #3a412756
 class _Places(NamedTuple):

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from ..attention import _normalize_heads, _queries_and_keys, _soft_match
 from ..dynamics import descend
 from .sets import GraphBatch
 
@@ -40,14 +39,9 @@ def _attended(model, batch: GraphBatch) -> _Attended:
     x, c = model.tokens(batch), model.config
     pairs, P = model.pairs(x, batch), []
     linked = pairs["mask"][:, None]
-    others = linked & ~jnp.eye(x.shape[1], dtype=bool)[None, None]
     for block in model.blocks:
         x = descend(block, x, c.steps, c.step_size, **pairs)[0]
-        heads = block.attention
-        Q, K = _queries_and_keys(block.norm(x), heads.Wq[...], heads.Wk[...])
-        if heads.normalize:
-            (Q, _), (K, _) = _normalize_heads(Q), _normalize_heads(K)
-        P.append(_soft_match(Q, K, heads.beta, others, pairs["weights"])[1])
+        P.append(block.attention.attended(block.norm(x), **pairs))
     P = np.stack(P)
     return _Attended(
         np.asarray(

@@ -16,22 +16,17 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Integer
 
 from .._checks import at_least_float32, check_sizes, signed
-from et_nbdev.attention import (
-    EnergyAttention,
-    RelativeDistances,
-    _normalize_heads,
-    _through_normalization,
-)
+from ..attention import EnergyAttention, RelativeDistances
 from ..block import EnergyTransformer
 from et_nbdev.graph._edges import (
-    _add_distances,
-    _available,
-    _check_edges,
-    _check_fit,
-    _graphs,
-    _neighbor_attention,
-    _rows_of,
-    _sorted_rows,
+    add_distances,
+    available,
+    check_edges,
+    check_fit,
+    graphs_of,
+    neighbor_match,
+    rows_of,
+    sorted_rows,
 )
 
 # %% ../../nbs/30_graph_energy.ipynb #f101b467
@@ -66,18 +61,18 @@ class EdgeIndex:
             raise ValueError(
                 f"backend: expected 'compiled', 'xla' or None, got {backend!r}"
             )
-        senders, receivers = _check_edges(senders, receivers, num_nodes, self_loops)
+        senders, receivers = check_edges(senders, receivers, num_nodes, self_loops)
         room = len(senders) if capacity is None else capacity
         check_sizes(len(senders), capacity=room)
         self.self_loops = bool(self_loops)
-        self.backend = _available(backend)
+        self.backend = available(backend)
         self.into, self.out_of = (
-            _rows_of(
+            rows_of(
                 start,
                 np.pad(nodes, (0, room - len(nodes))) if room > len(nodes) else nodes,
                 self.backend,
             )
-            for start, nodes in _sorted_rows(senders, receivers, num_nodes)
+            for start, nodes in sorted_rows(senders, receivers, num_nodes)
         )
 
     num_nodes = property(lambda self: self.into.start.shape[0] - 1, doc="N.")
@@ -107,30 +102,21 @@ class EdgeIndex:
         nobody = jnp.zeros((self.num_nodes, self.num_nodes), bool)
         return nobody.at[receivers, senders].set(True)
 
-    def match_and_pulls(
+    def match(
         self,
         Q: Float[Array, "N ... H Y"],
         K: Float[Array, "N ... H Y"],
         beta: Float[Array, "H"],
         self_attention: bool,
-    ) -> tuple[
-        Float[Array, "N ... H"], Float[Array, "N ... H Y"], Float[Array, "N ... H Y"]
-    ]:
-        r"""What `EdgeAttention` needs from its edges: $\ell_C/\beta$ of every query,
-        and $-\partial E/\partial Q$ and $-\partial E/\partial K$. Raises ValueError if
-        tokens or attention do not fit the graph.
+    ) -> Float[Array, "N ... H"]:
+        r"""$\ell_C/\beta$ of every query, which is all that `EdgeAttention` needs from
+        its edges. Raises ValueError if tokens or attention do not fit the graph.
         """
-        _check_fit(self, len(Q), self_attention)
+        check_fit(self, len(Q), self_attention)
         beta = beta.reshape((1,) * (Q.ndim - 2) + (-1, 1))
         heads = (len(Q), prod(Q.shape[1:-1]), Q.shape[-1])
-        lse, as_query, as_key = _neighbor_attention(
-            self, (beta * Q).reshape(heads), K.reshape(heads)
-        )
-        return (
-            lse.reshape(Q.shape[:-1]) / beta[..., 0],
-            as_query.reshape(Q.shape),
-            as_key.reshape(K.shape) / beta,
-        )
+        lse = neighbor_match(self, (beta * Q).reshape(heads), K.reshape(heads))
+        return lse.reshape(Q.shape[:-1]) / beta[..., 0]
 
 # %% ../../nbs/30_graph_energy.ipynb #0bf55117
 #| code-fold: true
@@ -141,67 +127,19 @@ class EdgeAttention(EnergyAttention):
 
     Weights, β and options are those of `EnergyAttention`. The edges are context,
     `edges=`: an `EdgeIndex`, or several in a tuple, whose energies add up. Any object
-    with the method `match_and_pulls` works, too. Raises TypeError for other edges, and
-    ValueError if the number of tokens is not that of the nodes, if the graph has
-    self-loops but the attention does not, if there is no graph, and if edges come with
-    a mask, weights, a bias or the positions of a grid.
+    with the method `match` works, too. Raises TypeError for other edges, and ValueError
+    if the number of tokens is not that of the nodes, if the graph has self-loops but
+    the attention does not, if there is no graph, and if edges come with a mask,
+    weights, a bias or the positions of a grid.
     """
 
-    def _project(self, g, coordinates=None):
-        "Q and K (N, ..., H, Y) as the scores use them, β, and their root mean squares."
-        Wq, Wk = (W[...].astype(self.dtype or g.dtype) for W in (self.Wq, self.Wk))
+    def node_heads(self, g: Float[Array, "... N D"], coordinates=None):
+        "Q and K (N, ..., H, Y) as the scores use them, and β."
         beta = self.beta.astype(at_least_float32(g.dtype))
-        Q, K = (
-            jnp.einsum(
-                "...nd,hdy->n...hy",
-                g.astype(W.dtype),
-                W,
-                preferred_element_type=beta.dtype,
-            )
-            for W in (Wq, Wk)
-        )
-        rms = None
-        if self.normalize:
-            (Q, rms_Q), (K, rms_K) = _normalize_heads(Q), _normalize_heads(K)
-            rms = rms_Q, rms_K
+        Q, K = self._heads(g, "n...hy", beta.dtype)
         if self.positions is not None:
-            Q, K = _add_distances(self.positions, g, coordinates, Q, K, beta)
-        return Q, K, beta, rms
-
-    def _match_and_update(
-        self, g, mask=None, weights=None, bias=None, coordinates=None, edges=None
-    ):
-        "Every query's soft match (..., H, N), and −∂E/∂g."
-        if edges is None:
-            return super()._match_and_update(g, mask, weights, bias, coordinates)
-        if any(a is not None for a in (mask, weights, bias)):
-            raise ValueError(
-                "edges: expected no mask, weights or bias beside them, which belong to"
-                " tables of pairs"
-            )
-        distances = isinstance(self.positions, RelativeDistances)
-        graphs = _graphs(edges, EdgeIndex if distances else object)
-        Q, K, beta, rms = self._project(g, coordinates)
-        match, as_query, as_key = jax.tree.map(
-            lambda *terms: sum(terms[1:], terms[0]),
-            *(e.match_and_pulls(Q, K, beta, self.self_attention) for e in graphs),
-        )
-        # the columns that distances have added do not depend on g
-        Q, K, as_query, as_key = (
-            a[..., : self.head_dim] for a in (Q, K, as_query, as_key)
-        )
-        if rms is not None:
-            as_query = _through_normalization(as_query, Q, rms[0])
-            as_key = _through_normalization(as_key, K, rms[1])
-        dtype = self.dtype or g.dtype
-        back = lambda pull, W: jnp.einsum(
-            "n...hy,hdy->...nd",
-            pull.astype(dtype),
-            W[...].astype(dtype),
-            preferred_element_type=beta.dtype,
-        )
-        update = back(as_query, self.Wq) + back(as_key, self.Wk)
-        return jnp.moveaxis(match, 0, -1), update.astype(g.dtype)
+            Q, K = add_distances(self.positions, g, coordinates, Q, K, beta)
+        return Q, K, beta
 
     def token_energy(
         self,
@@ -209,31 +147,24 @@ class EdgeAttention(EnergyAttention):
         mask=None,
         weights=None,
         bias=None,
-        coordinates=None,
         edges=None,
+        **places,
     ) -> Float[Array, "... N"]:
         r"""$E_C = -\sum_h \ell_{hC}/\beta_h$: every node's share of E_ATT, which is
         their sum.
         """
-        match, _ = self._match_and_update(g, mask, weights, bias, coordinates, edges)
-        return -jnp.sum(match, -2)
-
-    def energy_and_update(
-        self,
-        g: Float[Array, "... N D"],
-        mask=None,
-        weights=None,
-        bias=None,
-        coordinates=None,
-        edges=None,
-    ) -> tuple[Float[Array, "..."], Float[Array, "... N D"]]:
-        r"""E_ATT, and $-\partial E/\partial g_A = \sum_h W_Q\sum_B p_{AB}K_B +
-        W_K\sum_C p_{CA}Q_C$.
-        """
-        match, update = self._match_and_update(
-            g, mask, weights, bias, coordinates, edges
-        )
-        return -jnp.sum(match, (-2, -1)), update
+        if edges is None:
+            return super().token_energy(g, mask, weights, bias, **places)
+        if any(a is not None for a in (mask, weights, bias)):
+            raise ValueError(
+                "edges: expected no mask, weights or bias beside them, which belong to"
+                " tables of pairs"
+            )
+        distances = isinstance(self.positions, RelativeDistances)
+        graphs = graphs_of(edges, EdgeIndex if distances else object)
+        Q, K, beta = self.node_heads(g, **places)
+        match = sum(e.match(Q, K, beta, self.self_attention).sum(-1) for e in graphs)
+        return -jnp.moveaxis(match, 0, -1)
 
 # %% ../../nbs/30_graph_energy.ipynb #a9a8b0d4
 class EdgeTransformer(EnergyTransformer):
@@ -256,8 +187,8 @@ def _attention_weights(
     r"""$p_{CB}$ of every edge; over the edges into a node they sum to 1. Works on
     `chunk` edges at a time.
     """
-    Q, K, beta, _ = attention._project(g, coordinates)
-    match = edges.match_and_pulls(Q, K, beta, attention.self_attention)[0]
+    Q, K, beta = attention.node_heads(g, coordinates)
+    match = edges.match(Q, K, beta, attention.self_attention)
 
     def weight(edge):
         sender, receiver = edge

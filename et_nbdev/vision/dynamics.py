@@ -15,12 +15,12 @@ from flax import nnx
 from jaxtyping import Array, ArrayLike, Float
 
 from .._checks import check_sizes, signed
-from .._solver_checks import _check_all_positive
 from ..block import Block
 from ..dynamics import descend
 from ..energy import ExternalField
 from ..equilibria import equilibrium
 from ..solvers import Anderson, Schedule
+from ..stepping import check_all_positive
 from .data import normalize, occlude, patchify
 from .model import ImageConfig, ImageEnergyTransformer
 from .train import _completion_loss
@@ -53,7 +53,7 @@ def _growing(
     positive.
     """
     check_sizes(steps=steps)
-    _check_all_positive(first=first, factor=factor)
+    check_all_positive(first=first, factor=factor)
     return first * factor ** np.arange(steps)
 
 # %% ../../nbs/27_image_dynamics.ipynb #8421510d

@@ -165,7 +165,7 @@ def _draw(config: TrainConfig, images, key):
 def _completion(config: TrainConfig, model, batch):
     "The mean error on what is occluded, with the price of rises; what else to log."
     patches, occluded, masked = batch
-    x, path = model.descend(patches, masked, remat=True)
+    x, path = model.descend(patches, masked, unroll=config.model.steps <= 16)
     error = _completion_loss(model.decode(x), patches, occluded)
     if not config.downhill:
         return error, {}

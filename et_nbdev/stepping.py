@@ -7,7 +7,7 @@ __all__ = []
 
 # %% ../nbs/70_descent_engine.ipynb #fa8c5976
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -18,11 +18,9 @@ from jaxtyping import Array, ArrayLike, Float
 
 # %% ../nbs/70_descent_engine.ipynb #15fcfe1d
 _Solver = TypeVar("_Solver")
-_OURS = set()  # the solvers of the library
-
 
 @dataclass_transform(frozen_default=True)
-def _frozen_pytree(cls: type[_Solver]) -> type[_Solver]:
+def frozen_pytree(cls: type[_Solver]) -> type[_Solver]:
     """A frozen dataclass and pytree: its numbers can change without recompiling, except
     fields with `metadata=dict(static=True)`. A list of numbers is one array.
     """
@@ -41,11 +39,10 @@ def _frozen_pytree(cls: type[_Solver]) -> type[_Solver]:
         return made
 
     jax.tree_util.register_pytree_node(cls, flatten, unflatten)
-    _OURS.add(cls)
     return cls
 
 # %% ../nbs/70_descent_engine.ipynb #7439fd52
-def _check_all_positive(dtype=None, **numbers):
+def check_all_positive(dtype=None, **numbers):
     """Raise ValueError, naming the argument, unless all values are positive and finite,
     in `dtype` if given.
     """
@@ -63,7 +60,7 @@ def _check_all_positive(dtype=None, **numbers):
             )
 
 
-def _check_range(name: str, value, low: float, high: float):
+def check_range(name: str, value, low: float, high: float):
     "Raise ValueError, naming the argument, unless low ≤ value < high, one number."
     if isinstance(value, Tracer):
         return
@@ -71,7 +68,7 @@ def _check_range(name: str, value, low: float, high: float):
         raise ValueError(f"{name}: expected a number in [{low}, {high}), got {value}")
 
 # %% ../nbs/70_descent_engine.ipynb #06e440e3
-def _check_per_sample(name: str, a, x: Float[Array, "... N D"]):
+def check_per_sample(name: str, a, x: Float[Array, "... N D"]):
     "Raise ValueError, naming the argument, unless `a` is one number or one per sample."
     if np.shape(a) not in ((), x.shape[:-2]):
         raise ValueError(
@@ -80,46 +77,28 @@ def _check_per_sample(name: str, a, x: Float[Array, "... N D"]):
         )
 
 
-_PerSample = Float[ArrayLike, "..."] | Sequence[float]
+PerSample = Float[ArrayLike, "..."] | Sequence[float]
 
 
-def _per_sample(
-    a: _PerSample, x: Float[Array, "... N D"], name: str = "step_size"
+def per_sample(
+    a: PerSample, x: Float[Array, "... N D"], name: str = "step_size"
 ) -> Float[Array, "... 1 1"]:
     "One number, or one per sample, shaped to multiply tokens."
-    _check_per_sample(name, a, x)
+    check_per_sample(name, a, x)
     return jnp.broadcast_to(jnp.asarray(a, x.dtype), x.shape[:-2])[..., None, None]
 
 # %% ../nbs/70_descent_engine.ipynb #22451ba2
-def _check_solver(solver: Any, dtype):
-    """Raise TypeError unless `solver` has the methods of a `Solver`, and ValueError,
-    naming the field, if a solver of the library rejects its numbers after rounding to
-    `dtype`.
-    """
+def check_solver(solver: Any):
+    "Raise TypeError unless `solver` has the methods of a `Solver`."
     complete = hasattr(solver, "init") and hasattr(solver, "step")
     if isinstance(solver, type) or not complete:
         raise TypeError(
             "solver: expected an object with methods init and step, such as Euler(0.1),"
             f" got {solver!r}"
         )
-    if type(solver) not in _OURS:  # a user's solver may hold anything
-        return
-    kinds = (float, list, tuple, np.floating, np.ndarray, jax.Array)  # no keys
-    numbers = {
-        name: np.asarray(value)
-        for name, value in vars(solver).items()
-        if isinstance(value, kinds)
-        and not isinstance(value, Tracer)
-        and jnp.issubdtype(getattr(value, "dtype", float), jnp.floating)
-    }
-    try:
-        with np.errstate(all="ignore"):
-            replace(solver, **{name: a.astype(dtype) for name, a in numbers.items()})
-    except ValueError as error:
-        raise ValueError(f"{error}, in {np.dtype(dtype)}") from None
 
-# %% ../nbs/70_descent_engine.ipynb #22451ba3
-def _check_block(block: Any):
+
+def check_block(block: Any):
     "Raise TypeError unless it has a norm, and energies and an update."
     if not (hasattr(block, "norm") and hasattr(block, "energies_and_update")):
         raise TypeError(
@@ -128,11 +107,40 @@ def _check_block(block: Any):
         )
 
 
-def _check_step(solver: Any, result: Any, view: type):
-    "Raise TypeError unless a step returned two things, the second a View."
-    pair = isinstance(result, tuple) and len(result) == 2
-    if not (pair and isinstance(result[1], view)):
-        raise TypeError(
-            f"solver: step of {type(solver).__name__} has to return what it remembers"
-            f" and a View, which look(x) gives; got {type(result).__name__}"
-        )
+# %% ../nbs/71_solver_engine.ipynb #dc67cc8a
+# states are shortened to this root mean square: g stays, nothing overflows
+LONGEST = 1e3
+
+
+def wide(a):
+    "One number per sample, shaped to multiply tokens."
+    return a[..., None, None]
+
+
+def root(a):
+    "√a whose derivative at 0 is 0, not NaN."
+    none = a == 0
+    return jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, a)))
+
+
+def length(v):
+    "Length of all tokens of a sample together."
+    return root(jnp.sum(v**2, (-2, -1)))
+
+
+def rms(x, axes=(-2, -1)):
+    "Root mean square of the entries around each token's mean."
+    return root(jnp.mean((x - x.mean(-1, keepdims=True)) ** 2, axes))
+
+
+def over(a, b):
+    "a/b for b ≥ 0, and 0, with no derivative, where both are 0."
+    tiny = jnp.finfo(b.dtype).tiny
+    none = b < tiny
+    most = jax.lax.stop_gradient(a / tiny)
+    return jnp.where(none, most, a / jnp.where(none, 1, b))
+
+# %% ../nbs/71_solver_engine.ipynb #c5f150cd
+def unit(x):
+    "The directions of tokens. A token whose entries are all equal gives 0."
+    return over(x - x.mean(-1, keepdims=True), rms(x, -1)[..., None])
