@@ -9,7 +9,6 @@ __all__ = ['RelativePositions', 'RelativeDistances', 'EnergyAttention']
 from collections.abc import Sequence
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx

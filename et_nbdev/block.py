@@ -19,6 +19,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from ._checks import at_least_float32, check_sizes, check_tokens, signed
 from .attention import EnergyAttention, RelativeDistances, RelativePositions
+from .compiled import arrays
 from .energy import Energies, Energy
 from .memory import HopfieldMemory
 from .norm import EnergyLayerNorm
@@ -145,7 +146,7 @@ class Block(nnx.Module):
         "The energy of every term, one number per sample, in at least float32."
         check_tokens("g", g, getattr(self.norm, "dim", None))
         _check_context(context, self.terms)
-        energies = Energies()
+        context, energies = arrays(context), Energies()
         for name, term in self.terms.items():
             with _in_our_words(name):
                 energy = term.energy(g, **term.taken(context))

@@ -20,6 +20,16 @@ def _is_data(leaf: Any) -> bool:
     "Whether a program takes this leaf as data; any other is a part of the program."
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic, float, int, complex))
 
+def still(tree: Any) -> Any:
+    "The same tree, whose data pass no gradient on."
+    stop = lambda leaf: jax.lax.stop_gradient(leaf) if _is_data(leaf) else leaf
+    return jax.tree.map(stop, tree)
+
+
+def data_of(tree: Any) -> list:
+    "The data of a tree."
+    return [leaf for leaf in jax.tree.leaves(tree) if _is_data(leaf)]
+
 # %% ../nbs/67_compiled.ipynb #67sn4ps0
 def _contents(value: Any, inside: tuple[int, ...] = ()) -> Any:
     """What a value holds now, in a form that can be compared later: also of lists,
@@ -41,9 +51,27 @@ def _contents(value: Any, inside: tuple[int, ...] = ()) -> Any:
         return value.__code__, look((cells, value.__defaults__, value.__kwdefaults__))
     if isinstance(value, MethodType):
         return look(value.__func__), look(value.__self__)
+    if isinstance(value, partial):
+        return type(value), look((value.func, value.args, value.keywords))
     if hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType)):
-        return type(value), look(vars(value))
-    return type(value), value
+        held = type(value), look(vars(value))
+        # an object of a plain class is what it holds, any other also itself
+        plain = type(value).__basicsize__ == _Plain.__basicsize__
+        return held if plain else (*held, value)
+    try:
+        hash(value)
+    except TypeError:
+        raise TypeError(
+            f"block, solver: hold a {type(value).__name__}, and nothing tells whether"
+            " it has changed since a descent was compiled; keep arrays, numbers or"
+            " tuples instead"
+        ) from None
+    slots = {n: getattr(value, n, None) for n in getattr(value, "__slots__", ())}
+    return type(value), value, look(slots)
+
+
+class _Plain:
+    "As large as an object that keeps nothing outside of its `__dict__`."
 
 
 def _structure(tree: Any) -> Any:
@@ -60,7 +88,7 @@ class _Program:
 
     def __init__(self, arguments, options):
         leaves, self.treedef = jax.tree.flatten(arguments)
-        self.data = [leaf for leaf in leaves if _is_data(leaf)]
+        self.data = data_of(leaves)
         self.rest = [None if _is_data(leaf) else (leaf,) for leaf in leaves]
         self.options = options
         self.contents = _structure(arguments), _contents(options)

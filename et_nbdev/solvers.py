@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.core import Tracer
-from jax.lax import stop_gradient
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from et_nbdev._checks import (
@@ -27,7 +26,7 @@ from et_nbdev._checks import (
     signed,
 )
 from .block import Block
-from .compiled import arrays, compiled
+from .compiled import arrays, compiled, data_of, still
 from .dynamics import Look, Solver, View, step_of
 from .energy import Energies
 from .norm import turn
@@ -229,7 +228,7 @@ def solve(
     until = jnp.asarray(-np.inf if until is None else until, x.dtype)
     given = block, solver, x, arrays(context)
     options = dict(cost=cost, evaluations=evaluations, states=states)
-    return _result(given, _solve(*stop_gradient(given), tolerance, until, **options))
+    return _result(data_of(given), _solve(*still(given), tolerance, until, **options))
 
 # %% ../nbs/07_solvers.ipynb #bc290c5e
 @frozen_pytree
@@ -453,8 +452,8 @@ def _pick(ok, new, old):
 # %% ../nbs/71_solver_engine.ipynb #c4557d49
 def _unseen(look: Look, x: Float[Array, "... N D"]) -> View:
     "A view of x before the first look: no force, and an infinite energy."
-    shapes = jax.eval_shape(look, x)
-    blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+    # of the look only shapes and places matter, so the compiler drops it
+    blank = jax.tree.map(jnp.zeros_like, look(x))
     infinite = jax.tree.map(lambda a: jnp.full_like(a, jnp.inf), blank.energies)
     return View(x, blank.g, infinite, blank.update)
 
@@ -558,20 +557,20 @@ def _advance(look, solver, cost, goes_on, run: _Run) -> _Run:
 # %% ../nbs/71_solver_engine.ipynb #bd646a58
 def _begin(look, solver, x, steps: int, states: bool) -> _Run:
     "All samples at the start, with room for the energies of all steps."
-    view, samples = _unseen(look, x), x.shape[:-2]
-    none = jnp.zeros(samples, jnp.int32)
-    flat = jnp.zeros(samples, view.energies.total.dtype)
-    room = lambda a: jnp.zeros((steps, *a.shape), a.dtype)
+    view = _unseen(look, x)
+    flat, zero = jnp.zeros_like(view.energies.total), jnp.zeros_like(x[..., 0, 0])
+    none = zero.astype(jnp.int32)
+    room = lambda a: jnp.broadcast_to(jnp.zeros_like(a)[None], (steps, *a.shape))
     return _Run(
         k=jnp.int32(0),
         state=solver.init(look, x),
         view=view,
-        active=jnp.ones(samples, bool),
+        active=none == 0,
         evaluations=none,
         rejected=none,
         certificate=Certificate(flat, flat),
-        force=jnp.zeros(samples, x.dtype),
-        residual=jnp.full(samples, jnp.inf, x.dtype),
+        force=zero,
+        residual=zero + jnp.inf,
         kept=jax.tree.map(room, (view.energies, x if states else None)),
     )
 

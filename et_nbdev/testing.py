@@ -85,7 +85,7 @@ def assert_gradient(
     with float64():
         x = jnp.asarray(x, jnp.float64)
         energy = f
-        if isinstance(f, (Energy, Block)):
+        if hasattr(f, "energy"):  # a term or a block
             f, context = _in_float64((f, context))
             energy = partial(f.energy, **context)
             gradient = -f.update(x, **context) if gradient is None else gradient

@@ -193,6 +193,13 @@ class Held:
         self.strength = 1.0
 
 
+class Slotted:
+    __slots__ = ("strength",)
+
+    def __init__(self):
+        self.strength = 1.0
+
+
 def closure():
     held = [1.0]
     return (lambda: held[0]), held
@@ -210,6 +217,16 @@ def changes():
             Held(),
             lambda h: h.strength,
             lambda h: setattr(h, "strength", 2.0),
+        ),
+        "an object with slots": (
+            Slotted(),
+            lambda h: h.strength,
+            lambda h: setattr(h, "strength", 2.0),
+        ),
+        "a partial function": (
+            partial(sum, parts := [1.0]),
+            lambda h: h(),
+            lambda h: parts.__setitem__(0, 2.0),
         ),
         "a function": (function, lambda h: h(), lambda h: held.__setitem__(0, 2.0)),
         "objects in a list": (
@@ -328,6 +345,13 @@ def test_a_term_that_is_no_function_of_g_is_named(way, kind, words):
     block = Block(EnergyLayerNorm(D), own=kind())
     with pytest.raises(TypeError, match=words):
         WAYS[way](block, tokens())
+
+
+def test_what_cannot_be_compared_is_named():
+    block = Block(EnergyLayerNorm(D), own=Listed(bytearray(b"1"), float))
+    for way in WAYS.values():
+        with pytest.raises(TypeError, match="hold a bytearray, and nothing tells"):
+            way(block, tokens())
 
 
 def test_a_numpy_array_is_data():
