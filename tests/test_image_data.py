@@ -5,15 +5,18 @@ and, where there are any, on real data.
 import io
 import itertools
 import os
+import re
 import socket
 import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -968,7 +971,7 @@ def test_large_jpegs_lose_nothing_by_being_decoded_small(side):
 def test_sixteen_bits_are_scaled_not_cut():
     x = _readers._decode(encode(np.array([[0, 32896], [65535, 400]], np.uint16)), 2, 1)
     np.testing.assert_array_equal(x[..., 0], [[0, 128], [255, 2]])
-    with pytest.raises(ValueError, match="do not fit 16 bits"):
+    with pytest.raises(ValueError, match="gray levels go from 70000"):
         _readers._decode(
             encode(Image.fromarray(np.full((4, 4), 70_000, np.int32)), "TIFF"), 4, 1
         )
@@ -1099,7 +1102,7 @@ def test_folders_that_hold_no_set_of_pictures_are_refused(tmp_path):
     ):
         load_images(folder_of(tmp_path, {f"{c}.png": b"text" for c in "cba"}, "text"))
     with pytest.raises(
-        ValueError, match="name: .*text.txt is damaged, or no parquet file"
+        ValueError, match="name: .*text.txt is neither a folder of pictures nor a parquet file"
     ):
         load_images(folder_of(tmp_path, {"text.txt": b"text"}, "txt") / "text.txt")
 
@@ -1451,3 +1454,141 @@ def test_decoding_keeps_up_with_training(et_data, monkeypatch):
     rate = 5000 / (time.process_time() - begin)
     # of a processor's time, which others on the machine take no part of; 16,000 measured
     assert rate > 2000, f"{rate:.0f} pictures a second"
+
+
+# ------------------------------------------------------------------------------------
+# folders as strangers have them: what is read, and what is said of the rest
+
+
+def paint(file, level=0, mode=np.uint8, side=8):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((side, side), level, mode)).save(file)
+
+
+def ten(folder, level=0, suffix="png"):
+    for i in range(10):
+        paint(folder / f"{i}.{suffix}", level)
+
+
+def everything(folder):
+    parts = [load_images(folder, s)[:] for s in ("train", "validation", "test")]
+    return np.concatenate([part[:, 0, 0, 0] for part in parts])
+
+
+def hidden_copies(d):
+    ten(d / "cats")
+    for place in (".ipynb_checkpoints", ".thumbnails/a", "__MACOSX", ".Trash-0/files"):
+        ten(d / "cats" / place, 99)
+    paint(d / "cats" / "._0.png", 99)
+
+
+def linked(d):
+    ten(d / "cats", 1)
+    ten(d.parent / "far", 2)
+    (d / "dogs").symlink_to(d.parent / "far")
+
+
+def linked_twice_and_in_a_circle(d):
+    ten(d / "cats", 1)
+    (d / "again").symlink_to(d / "cats")
+    (d / "cats" / "up").symlink_to(d)
+
+
+def beside_a_table(d):
+    ten(d, 1)
+    names = [f"{i}.png" for i in range(10)]
+    pd.DataFrame({"file_name": names, "text": "a cat"}).to_parquet(d / "meta.parquet")
+
+
+def other_suffixes(d):
+    for i, suffix in enumerate(("PNG", "jpe", "tga", "webp", "tiff", "JPEG", "bmp")):
+        paint(d / f"{i}.{suffix}", 1)
+    ten(d, 1)
+
+
+@pytest.mark.parametrize(
+    "make, levels, left_out",
+    [
+        (hidden_copies, {0: 10}, None),
+        (linked, {1: 10, 2: 10}, None),
+        (linked_twice_and_in_a_circle, {1: 10}, None),
+        (beside_a_table, {1: 10}, r"10 pictures .*1 file that is no picture .*\.parquet"),
+        (other_suffixes, {1: 17}, None),
+        (
+            lambda d: (ten(d), (d / "notes.txt").write_text("-"), (d / "x").touch()),
+            {0: 10},
+            r"10 pictures .* left out: 2 files that are no pictures \(.txt, x\)",
+        ),
+    ],
+)
+def test_every_picture_of_a_folder_is_read_once(tmp_path, make, levels, left_out):
+    (folder := tmp_path / "set").mkdir()
+    make(folder)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = np.unique(everything(folder), return_counts=True)
+    assert dict(zip(*map(np.ndarray.tolist, found))) == levels
+    if left_out is None:
+        assert not said
+    else:
+        assert re.search(left_out, str(said[0].message))
+
+
+def splits(d, **levels):
+    for split, level in levels.items():
+        ten(d / split, level)
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda d: ((d / "train").mkdir(), splits(d, test=9)), "train is the split"),
+        (lambda d: splits(d, Train=1, training=2), "Train and .*training are both"),
+        (lambda d: splits(d / "xray", train=1, test=2), "xray/t.* inside of .*xray;"),
+        (lambda d: splits(d / "train", cats=1, test=2), "train/test is called like"),
+        (lambda d: splits(d, test=9), "the split 'test' alone"),
+        (lambda d: (d / "a.zip").touch(), r"but \.zip; unpack the archives"),
+        (lambda d: None, "but nothing"),
+    ],
+)
+def test_a_folder_that_can_be_read_in_two_ways_is_refused(tmp_path, make, words):
+    (folder := tmp_path / "set").mkdir()
+    make(folder)
+    with pytest.raises(ValueError, match=f"^name: .*{words}"):
+        load_images(folder, "train")
+
+
+def test_named_splits_are_kept_whatever_they_are_called(tmp_path):
+    splits(tmp_path, Train=1, VAL=2, Testing=3)
+    paint(tmp_path / "cover.png", 9)
+    with pytest.warns(match="30 pictures .10 test, 10 train, 10 validation.*1 file "):
+        parts = [load_images(tmp_path, s)[:] for s in ("train", "validation", "test")]
+    assert [np.unique(part).tolist() for part in parts] == [[1], [2], [3]]
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("a.png", "is one picture; name the folder"),
+        ("a.zip", "is an archive; unpack it"),
+        ("a.tar", "is an archive; unpack it"),
+        ("a.txt", "is neither a folder of pictures nor a parquet file"),
+        ("a.parquet", "is neither a folder of pictures nor a parquet file"),
+    ],
+)
+def test_a_single_file_gets_a_plain_answer(tmp_path, name, words):
+    (tmp_path / name).write_bytes(b"GIF89a")
+    with pytest.raises(ValueError, match=f"^name: .*{name} {words}"):
+        load_images(tmp_path / name)
+
+
+@pytest.mark.parametrize("bits", [10, 12, 14, 16])
+def test_deep_gray_levels_are_scaled_by_the_range_in_use(tmp_path, bits):
+    ramp = np.linspace(0, 2**bits - 1, 4096).reshape(64, 64).astype(np.uint16)
+    for i, part in enumerate((1, 1, 1, 3)):  # one picture is darker, and stays so
+        Image.fromarray(ramp // part).save(tmp_path / f"{i}.png")
+    found = np.concatenate(
+        [load_images(tmp_path, s, size=64)[:] for s in ("train", "validation", "test")]
+    )
+    assert sorted(found.max((1, 2, 3)).tolist()) == [85, 255, 255, 255]
+    assert len(np.unique(found)) == 256

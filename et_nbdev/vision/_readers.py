@@ -8,6 +8,7 @@ __all__ = []
 # %% ../../nbs/76_picture_readers.ipynb #81b71e0a
 import os
 import re
+import warnings
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -65,21 +66,27 @@ def _open(stored: bytes | Path | np.ndarray):
     return Image.open(BytesIO(stored) if isinstance(stored, bytes) else stored)
 
 
-def _eight_bits(img, gray: bool):
-    "Any PIL picture as mode L or RGB."
+def _is_deep(img) -> bool:
+    "Whether the gray levels of a picture have more than 8 bits."
+    return img.mode == "I" or img.mode.startswith("I;16")
+
+
+def _eight_bits(img, gray: bool, white: int):
+    "Any PIL picture as mode L or RGB; deep gray levels go from 0 to `white`."
     from PIL import Image
 
     if img.mode == "F":
         raise ValueError(
             "floating pixels have no agreed range: save it with 8 or 16 bits"
         )
-    if img.mode == "I" or img.mode.startswith("I;16"):
+    if _is_deep(img):
         values = np.asarray(img).astype(np.int64)
-        if values.min() < 0 or values.max() > 65535:
+        if values.min() < 0 or values.max() > white:
             raise ValueError(
-                f"gray levels from {values.min()} to {values.max()} do not fit 16 bits"
+                f"its gray levels go from {values.min()} to {values.max()}, those of"
+                f" the set from 0 to {white}"
             )
-        img = Image.fromarray(np.round(values / 257).astype(np.uint8))
+        img = Image.fromarray(np.round(values * (255 / white)).astype(np.uint8))
     elif img.has_transparency_data:
         img = img.convert("RGBA")
         img = Image.alpha_composite(Image.new("RGBA", img.size, "white"), img)
@@ -88,7 +95,7 @@ def _eight_bits(img, gray: bool):
 
 # %% ../../nbs/76_picture_readers.ipynb #d30cb332
 def _decode(
-    stored: bytes | Path | np.ndarray, size: int, channels: int
+    stored: bytes | Path | np.ndarray, size: int, channels: int, white: int = 65535
 ) -> UInt8[np.ndarray, "S S C"]:
     "A stored picture -> pixels."
     from PIL import ImageOps
@@ -105,7 +112,7 @@ def _decode(
             Exception
         ):  # the pixels are sound; a broken tag says nothing about which way is up
             pass
-        img = _eight_bits(img, gray=channels == 1)
+        img = _eight_bits(img, channels == 1, white)
         if img.size != (size, size):
             img = ImageOps.fit(img, (size, size), method=Resampling.BICUBIC)
         return np.asarray(img).reshape(size, size, channels)
@@ -151,6 +158,7 @@ class _Images:
     channels: int  # C
     rows: np.ndarray  # of the source, those in this split
     fetch: _Fetch  # from the source
+    white: int = 65535  # the highest of the gray levels that have more than 8 bits
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -166,7 +174,7 @@ class _Images:
         out = np.empty((rows.size, self.size, self.size, self.channels), np.uint8)
         for x, (label, stored) in zip(out, self.fetch(rows.reshape(-1))):
             with _naming(f"{label} of {self.name!r}"):
-                x[:] = _decode(stored, self.size, self.channels)
+                x[:] = _decode(stored, self.size, self.channels, self.white)
         return out.reshape(*rows.shape, *out.shape[1:])
 
     def statistics(self) -> tuple[Float32[np.ndarray, "C"], Float32[np.ndarray, "C"]]:
@@ -212,19 +220,17 @@ _SPLITS = {
     "test": "test",
     "testing": "test",
 }
-_SUFFIXES = {
-    ".jpg",
-    ".jpeg",
-    ".jfif",
-    ".png",
-    ".bmp",
-    ".gif",
-    ".webp",
-    ".tif",
-    ".tiff",
-    ".ppm",
-    ".pgm",
-}
+# formats that Pillow recognizes and cannot decode
+_STUBS = {"BUFR", "GRIB", "HDF5", "MPEG", "WMF"}
+_ARCHIVES = {".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar"}
+
+
+def _is_picture(path: Path) -> bool:
+    "Whether the installed Pillow opens files that are called so."
+    from PIL import Image
+
+    kind = Image.registered_extensions().get(path.suffix.lower())
+    return kind in Image.OPEN and kind not in _STUBS
 
 
 class _Source(NamedTuple):
@@ -244,34 +250,96 @@ def _from_digits() -> dict[str, _Source]:
     }
 
 # %% ../../nbs/76_picture_readers.ipynb #1bbe64f4
-def _from_pictures(folder: Path) -> dict[str, _Source]:
-    """Picture files anywhere below `folder`. If it has subfolders train, valid, test …,
-    these are the splits, and other files are ignored.
+def _visible(folder: Path) -> list[Path]:
+    """The files below a folder, each once and in order. Links are followed; what is
+    hidden (.cache, .ipynb_checkpoints, .DS_Store, __MACOSX) is no part of it.
     """
 
-    def source(root):
-        files = sorted(
-            f
-            for f in root.rglob("*")
-            if f.suffix.lower() in _SUFFIXES and not f.name.startswith(".")
-        )
-        return _Source(
-            len(files),
-            lambda rows: [
-                (f"file {files[r].relative_to(folder)}", files[r]) for r in rows
-            ],
-        )
+    def fail(error):
+        raise ValueError(f"name: {error.filename} cannot be read ({error.strerror})")
 
-    splits = {
-        _SPLITS[d.name.lower()]: source(d)
-        for d in sorted(folder.iterdir())
-        if d.is_dir() and d.name.lower() in _SPLITS
-    }
-    return {
-        split: found
-        for split, found in (splits or {"pictures": source(folder)}).items()
-        if found.count
-    }
+    files, seen = {}, set()
+    for root, folders, names in os.walk(folder, onerror=fail, followlinks=True):
+        here = os.path.realpath(root)
+        shown = [f for f in sorted(folders) if f[0] != "." and f != "__MACOSX"]
+        folders[:] = [] if here in seen else shown
+        for name in sorted(names) if here not in seen else ():
+            if name[0] != "." and name != "Thumbs.db":
+                path = os.path.join(root, name)
+                files.setdefault(os.path.realpath(path), Path(path))
+        seen.add(here)
+    return sorted(files.values())
+
+# %% ../../nbs/76_picture_readers.ipynb #76spl1ts
+def _named_splits(folder: Path) -> dict[str, Path]:
+    "The folders of the splits: train, valid, test …, each at most once."
+    found = {}
+    for d in sorted(folder.iterdir()):
+        split = _SPLITS.get(d.name.lower())
+        if split and d.is_dir():
+            if split in found:
+                raise ValueError(
+                    f"name: {found[split]} and {d} are both folders of the split"
+                    f" {split!r}; remove or rename one"
+                )
+            found[split] = d
+    return found
+
+
+def _check_unambiguous(folder: Path, files: list[Path]):
+    "Raise ValueError if a folder further down is called like a split."
+    for file in files:
+        above = file.relative_to(folder).parts[:-1]
+        for depth, part in enumerate(above[1:], 2):
+            if part.lower() in _SPLITS:
+                where = folder.joinpath(*above[:depth])
+                raise ValueError(
+                    f"name: {where} is called like a split, inside of {where.parent};"
+                    f" name that folder instead of {folder}, or rename it"
+                )
+
+# %% ../../nbs/76_picture_readers.ipynb #76p1ctur
+def _from_pictures(folder: Path) -> dict[str, _Source]:
+    """Pictures anywhere below `folder`: what the installed Pillow opens. If it has
+    subfolders train, valid, test …, these are the splits, and each of them must hold
+    pictures. Warns of what is left out.
+    """
+    files, splits = _visible(folder), _named_splits(folder)
+    pictures = [f for f in files if f.is_file() and _is_picture(f)]
+    _check_unambiguous(folder, pictures)
+    groups = {"pictures": pictures}
+    if splits:
+        groups = {s: [f for f in pictures if d in f.parents] for s, d in splits.items()}
+    for split, own in groups.items():
+        if splits and not own:
+            raise ValueError(
+                f"name: {splits[split]} is the split {split!r} and holds no picture;"
+                " fill it, or remove the folder"
+            )
+    taken = sum(groups.values(), [])
+    _warn_of_the_rest(folder, groups, sorted({*files} - {*taken}))
+
+    def source(own):
+        label = lambda r: f"file {own[r].relative_to(folder)}"
+        return _Source(len(own), lambda rows: [(label(r), own[r]) for r in rows])
+
+    return {split: source(own) for split, own in groups.items() if own}
+
+
+def _warn_of_the_rest(folder: Path, groups: dict, rest: list[Path]):
+    "Say what was found in a folder, if something was left out."
+    if not rest:
+        return
+    counts = [f"{len(own):,} {split}" for split, own in groups.items()]
+    kinds = sorted({f.suffix.lower() or f.name for f in rest})
+    what = "file that is no picture" if len(rest) == 1 else "files that are no pictures"
+    if any(_is_picture(f) for f in rest):
+        what += ", or beside the splits"
+    warnings.warn(
+        f"{folder}: {sum(map(len, groups.values())):,} pictures ({', '.join(counts)});"
+        f" left out: {len(rest):,} {what} ({', '.join(kinds[:8])})",
+        stacklevel=2,
+    )
 
 # %% ../../nbs/76_picture_readers.ipynb #e2757cb9
 def _picture_column(table, where: str) -> str:
@@ -351,14 +419,7 @@ def _shards(path: Path) -> dict[str, list[str]]:
     "The parquet files of each split, every one of them readable."
     splits = {}
     root = path.parent if path.is_file() else path
-    for file in [path] if path.is_file() else sorted(path.rglob("*.parquet")):
-        try:
-            _need("pyarrow.parquet").read_metadata(file)
-        except Exception as e:
-            raise ValueError(
-                f"name: {file} is damaged, or no parquet file ({_brief(e)}); fetch it"
-                " again"
-            ) from e
+    for file in [path] if path.is_file() else _tables(path):
         words = [
             m.group()
             for part in reversed(file.relative_to(root).parts)
@@ -412,17 +473,54 @@ def _from_parquet(path: Path) -> dict[str, _Source]:
     }
 
 # %% ../../nbs/76_picture_readers.ipynb #c65787cb
-def _from_folder(path: Path) -> dict[str, _Source]:
-    "A parquet file, a folder of parquet shards, or a folder of pictures."
-    source = (
-        _from_parquet(path)
-        if path.is_file() or any(path.rglob("*.parquet"))
-        else _from_pictures(path)
-    )
-    if not source:
+def _holds_pictures(file: Path) -> bool:
+    "Whether a parquet file has a column of pictures. ValueError if it is damaged."
+    try:
+        schema = _need("pyarrow.parquet").read_schema(file)
+    except Exception as e:
         raise ValueError(
-            f"name: {path} holds no pictures: neither rows of parquet nor files ending"
-            f" in {', '.join(sorted(_SUFFIXES))}"
+            f"name: {file} is damaged, or no parquet file ({_brief(e)}); fetch it again"
+        ) from e
+    features = (schema.metadata or {}).get(b"huggingface", b"")
+    named = {"image", "img", "picture", "photo"} & set(schema.names)
+    return bool(named) or b'"_type": "Image"' in features
+
+
+def _tables(folder: Path) -> list[Path]:
+    "The parquet files below a folder that hold pictures."
+    tables = [f for f in _visible(folder) if f.suffix.lower() == ".parquet"]
+    return [f for f in tables if _holds_pictures(f)]
+
+
+def _check_file(path: Path):
+    "Raise ValueError, saying what helps, for a file that is no set of pictures."
+    with open(path, "rb") as f:
+        if f.read(4) == b"PAR1":
+            return
+    if _is_picture(path):
+        says = f"is one picture; name the folder that holds them: {path.parent}"
+    elif path.suffix.lower() in _ARCHIVES:
+        says = "is an archive; unpack it, and name the folder that it unpacks to"
+    else:
+        says = "is neither a folder of pictures nor a parquet file, or it is damaged"
+    raise ValueError(f"name: {path} {says}")
+
+
+def _from_folder(path: Path) -> dict[str, _Source]:
+    """A parquet file, a folder with parquet shards of pictures, or else a folder of
+    pictures.
+    """
+    if path.is_file():
+        _check_file(path)
+        _holds_pictures(path)
+        return _from_parquet(path)
+    source = _from_parquet(path) if _tables(path) else _from_pictures(path)
+    if not source:
+        kinds = sorted({f.suffix.lower() or f.name for f in _visible(path)})
+        raise ValueError(
+            f"name: {path} holds no pictures: neither rows of parquet nor files that"
+            f" Pillow opens, but {', '.join(kinds[:8]) or 'nothing'}"
+            + ("; unpack the archives" if _ARCHIVES & set(kinds) else "")
         )
     return source
 
@@ -521,6 +619,11 @@ def _split(
             f"name: {name!r} has the splits {sorted(source)}; train, or a single one,"
             " is needed"
         )
+    if set(source) == {"test"} and split != "test":
+        raise ValueError(
+            f"name: {name!r} has the split 'test' alone, which nothing is trained on;"
+            " call it otherwise if it is to be divided"
+        )
     single = len(source) == 1
     n, fetch = next(iter(source.values())) if single else source["train"]
     tenth = max(1, n // 10)
@@ -553,11 +656,12 @@ _NAMED = {
 }
 
 # %% ../../nbs/76_picture_readers.ipynb #e1060e12
-def _probe(source: dict[str, _Source], name: str) -> tuple[int, int]:
-    """(S, C) from up to 256 pictures of each split: their side if they share one square
-    up to 224, else 32; 1 if all are gray, else 3.
+def _probe(source: dict[str, _Source], name: str) -> tuple[int, int, int]:
+    """(S, C, white) from up to 256 pictures of each split: their side if they share one
+    square up to 224, else 32; 1 if all are gray, else 3; and the highest gray level of
+    10, 12, 14 or 16 bits, whichever are in use.
     """
-    shapes, gray, problem = set(), True, "there are none"
+    shapes, gray, problem, highest = set(), True, "there are none", 0
     for count, fetch in source.values():
         for label, stored in fetch(
             np.unique(np.linspace(0, count - 1, min(count, 256)).round().astype(int))
@@ -566,14 +670,16 @@ def _probe(source: dict[str, _Source], name: str) -> tuple[int, int]:
                 with _open(stored) as img:
                     shapes.add(img.size)
                     gray = gray and img.mode in _GREY
+                    if _is_deep(img):
+                        highest = max(highest, int(np.max(img)))
             except Exception as e:  # rejected by name if it is ever requested
                 problem = f"{label}: {_brief(e)}"
     if not shapes:
         raise ValueError(f"name: no picture of {name!r} can be decoded ({problem})")
     width, height = min(shapes)
-    return (width if len(shapes) == 1 and width == height <= 224 else 32), (
-        1 if gray else 3
-    )
+    side = width if len(shapes) == 1 and width == height <= 224 else 32
+    bits = next((b for b in (10, 12, 14) if 255 < highest < 2**b), 16)
+    return side, 1 if gray else 3, 2**bits - 1
 
 # %% ../../nbs/76_picture_readers.ipynb #0abfabbf
 def _check_request(name, split, size, data_dir):

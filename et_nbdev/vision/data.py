@@ -90,8 +90,13 @@ def load_images(
     If it has one, that is divided 80:10:10. Without `size`, S is 8 (digits), 32, 64 or
     224 for the known names; for others it is the side that all pictures share if they
     are square and no larger than 224, else 32. C is 1 if all pictures that were
-    inspected are gray (a color one is then converted), else 3. Raises ValueError for a
-    bad argument or damaged files, FileNotFoundError with a list of all places tried.
+    inspected are gray (a color one is then converted), else 3.
+
+    In a folder, pictures are the files that the installed Pillow opens; links are
+    followed, what is hidden is not read, and a warning says what was left out.
+    Subfolders train, valid, test … are splits, and must hold pictures. Raises
+    ValueError for a bad argument, damaged files and folders that can be read in two
+    ways, FileNotFoundError with a list of all places tried.
     """
     _check_request(name, split, size, data_dir)
     name = str(name)
@@ -99,8 +104,9 @@ def load_images(
     if known := _NAMED.get(name):
         source = _splits_of(known, source, name)
     rows, fetch = _split(source, split, known.held_out if known else 10_000, name)
-    native, channels = (known.size, 3) if known else _probe(source, name)
-    return _Images(name, split, int(size or native), channels, rows, fetch)
+    probed = (known.size, 3, 65535) if known else _probe(source, name)
+    native, channels, white = probed
+    return _Images(name, split, int(size or native), channels, rows, fetch, white)
 
 # %% ../../nbs/20_image_data.ipynb #c8fb574d
 def patchify(
