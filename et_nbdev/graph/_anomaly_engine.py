@@ -178,7 +178,8 @@ class _Statistics(NamedTuple):
 
     def raw(self, graph: Graph) -> Float64[np.ndarray, "N F"]:
         y = np.asarray(graph.features, np.float64)
-        return np.column_stack([y, np.log1p(graph.degrees)]) if self.degree else y
+        # attention sees every neighbor once, and no loop
+        return np.column_stack([y, np.log1p(graph.neighbors)]) if self.degree else y
 
     def columns(self, raw: Float64[np.ndarray, "N F"]) -> Float64[np.ndarray, "N C"]:
         if self.scale == "standard":

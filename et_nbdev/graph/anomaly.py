@@ -57,7 +57,7 @@ def _inputs(
         )
     y = np.asarray(graph.features, np.float64)
     if degree:
-        y = np.column_stack([y, np.log1p(graph.degrees)])
+        y = np.column_stack([y, np.log1p(graph.neighbors)])
     if scale == "rank":
         from sklearn.preprocessing import QuantileTransformer
 

@@ -225,6 +225,12 @@ class _EdgeList:
         return np.bincount(self.receivers, minlength=self.num_nodes)
 
     @property
+    def neighbors(self) -> Int[np.ndarray, "N"]:
+        "How many others each node sees, however often an edge is listed."
+        A = _rows(self.edges, self.num_nodes)
+        return np.diff(A.indptr) - A.diagonal().astype(A.indptr.dtype)
+
+    @property
     def has_self_loops(self) -> bool:
         return bool((self.senders == self.receivers).any())
 
@@ -274,9 +280,9 @@ class Graph(_EdgeList):
     Edge e goes from senders[e] to receivers[e]: node receivers[e] may see node
     senders[e]. `labels` are 1 (anomalous), 0 (normal) or -1 (unlabeled: in the graph,
     never trained on or scored); `relations` name the kinds of edges whose union is the
-    edge list; `feature_names` name the columns, if they have names. Raises ValueError,
-    naming the argument, if an id is out of range, lengths disagree, types are wrong,
-    features are not finite, or there are no nodes.
+    edge list; `feature_names` name the columns and `node_names` the nodes, if they have
+    names. Raises ValueError, naming the argument, if an id is out of range, lengths
+    disagree, types are wrong, features are not finite, or there are no nodes.
     """
 
     senders: Int32[np.ndarray, "E"]
@@ -286,6 +292,7 @@ class Graph(_EdgeList):
     relations: Mapping[str, _Edges] = field(default_factory=dict)
     name: str = ""
     feature_names: tuple[str, ...] = ()
+    node_names: tuple[str, ...] = ()
 
     def __post_init__(self):
         for name, value in _fields(
@@ -295,6 +302,13 @@ class Graph(_EdgeList):
             object.__setattr__(self, name, value)
         names = _feature_names(self.feature_names, self.num_features)
         object.__setattr__(self, "feature_names", names)
+        nodes = tuple(map(str, self.node_names))
+        if len(nodes) not in (0, self.num_nodes):
+            raise ValueError(
+                f"node_names: must be one for each of the {self.num_nodes} nodes, or"
+                f" none, got {len(nodes)}"
+            )
+        object.__setattr__(self, "node_names", nodes)
 
     @property
     def num_nodes(self) -> int:
@@ -412,6 +426,7 @@ def _subgraph(
         {kind: among(edges) for kind, edges in graph.relations.items()},
         graph.name,
         graph.feature_names,
+        tuple(graph.node_names[i] for i in nodes) if graph.node_names else (),
     )
 
 # %% ../../nbs/80_graph_readers.ipynb #7d166229
@@ -419,31 +434,34 @@ def _one_label_each(labels) -> np.ndarray:
     """Labels of shape (N,), (N, 1) or (1, N), or one-hot (N, 2), integral in value ->
     integers (N,).
     """
+    labels = labels.toarray() if hasattr(labels, "tocsr") else labels
     a = _array("labels", labels)
-    if (
-        a.ndim == 2
-        and a.shape[1] == 2
-        and np.isin(a, (0, 1)).all()
-        and (a.sum(1) == 1).all()
-    ):
-        a = a.argmax(1)
-    elif a.ndim == 2 and 1 in a.shape:
+    if a.ndim == 2 and 1 in a.shape:
         a = a.reshape(-1)
+    elif a.ndim == 2 and a.shape[1] == 2:
+        one_hot = np.isin(a, (0, 1)).all(1) & (a.sum(1) == 1)
+        if not one_hot.all():
+            i = int(np.argmin(one_hot))
+            raise ValueError(
+                f"labels: each node needs one class, [1, 0] or [0, 1], got"
+                f" {a[i].tolist()} at node {i}"
+            )
+        a = a.argmax(1)
     if a.dtype.kind == "f" and np.isin(a, (-1, 0, 1)).all():
         a = a.astype(np.int8)
     return a
 
 
-def _rows_of(matrix):
-    """A SciPy sparse matrix by rows. Its indices may come from a file; converting
-    unchecked ones could write anywhere in memory.
+def _checked_matrix(matrix):
+    """A SciPy sparse matrix. Its indices may come from a file; converting unchecked
+    ones could write anywhere in memory.
     """
     if hasattr(matrix, "check_format"):
         matrix.check_format(full_check=True)
         # SciPy does not check this if the last pointer says that there are no entries
         if (np.diff(matrix.indptr) < 0).any():
             raise ValueError("index pointer values must form a non-decreasing sequence")
-    return matrix.tocsr()
+    return matrix
 
 # %% ../../nbs/80_graph_readers.ipynb #09ba22ca
 def _ends(adjacency) -> _Edges:
@@ -456,28 +474,37 @@ def _ends(adjacency) -> _Edges:
             "adjacency: must be a sparse (N, N) matrix of SciPy, got"
             f" {type(adjacency).__name__} of shape {np.shape(adjacency)}"
         )
-    return _rows_of(adjacency).nonzero()
+    found = _checked_matrix(adjacency).tocoo()
+    listed = found.data != 0
+    # what is listed twice is an edge once; its values could wrap around, or cancel
+    once = _rows((found.col[listed], found.row[listed]), found.shape[0])
+    return once.nonzero()
 
 # %% ../../nbs/80_graph_readers.ipynb #e6acdd9b
 def from_scipy(adjacency, features, labels, name: str = "") -> Graph:
     """A graph from a sparse (N, N) matrix, or a heterogeneous one from a dict of them;
-    non-zero [i, j] is an edge from i to j.
+    non-zero [i, j] is an edge from i to j, once, whatever its value.
 
     `features` (N, F) may be sparse; `labels` are (N,), (N, 1), (1, N) or one-hot (N,
     2). Raises ValueError, naming the argument.
     """
-    features = _rows_of(features).toarray() if hasattr(features, "tocsr") else features
+    if hasattr(features, "tocsr"):
+        features = _checked_matrix(features).toarray()
     labels = _one_label_each(labels)
-    if isinstance(adjacency, Mapping):
+    # SciPy's matrix of keys is a mapping, too
+    if isinstance(adjacency, Mapping) and not hasattr(adjacency, "tocsr"):
         return from_relations(
             {kind: _ends(A) for kind, A in adjacency.items()}, features, labels, name
         )
     return Graph(*_ends(adjacency), features, labels, name=name)
 
 
-def from_pyg(data: Any, name: str = "") -> Graph:
+def from_pyg(
+    data: Any, name: str = "", *, weights: Literal["refuse", "ignore"] = "refuse"
+) -> Graph:
     """A graph from PyTorch Geometric's `Data`, or anything with x (N, F), edge_index
-    (2, E) and y. Raises ValueError, naming what is missing.
+    (2, E) and y. Raises ValueError, naming what is missing, or what edges carry
+    (edge_weight, edge_attr, edge_type, …) unless it is to be ignored.
     """
     if missing := [
         a for a in ("x", "edge_index", "y") if getattr(data, a, None) is None
@@ -486,6 +513,10 @@ def from_pyg(data: Any, name: str = "") -> Graph:
             f"data: must have x, edge_index and y, got {type(data).__name__} without"
             f" {', '.join(missing)}"
         )
+    held = data.to_dict() if hasattr(data, "to_dict") else vars(data)
+    on_edges = [key for key in held if key.startswith(("edge_", "adj_"))]
+    carried = [k for k in on_edges if k != "edge_index" and held[k] is not None]
+    _check_weights(weights, carried)
     edges = _array("data.edge_index", data.edge_index)
     if edges.ndim != 2 or len(edges) != 2:
         raise ValueError(f"data.edge_index: must have shape (2, E), got {edges.shape}")
@@ -493,14 +524,19 @@ def from_pyg(data: Any, name: str = "") -> Graph:
     return Graph(senders, receivers, data.x, _one_label_each(data.y), name=name)
 
 # %% ../../nbs/80_graph_readers.ipynb #a74c1063
-def from_dgl(graph: Any, name: str = "") -> Graph:
+def from_dgl(
+    graph: Any, name: str = "", *, weights: Literal["refuse", "ignore"] = "refuse"
+) -> Graph:
     """A graph from a `dgl.DGLGraph` with one type of nodes, with node data `feature`
     (or `feat`) and `label`; several types of edges become relations.
 
-    Raises ValueError, naming what is missing.
+    Raises ValueError, naming what is missing, or what edges carry unless it is to be
+    ignored.
     """
     if len(graph.ntypes) != 1:
         raise ValueError(f"graph: must have one type of nodes, got {graph.ntypes}")
+    carried = sorted(map(str, getattr(graph, "edata", ())))
+    _check_weights(weights, [key for key in carried if key[0] != "_"])
     data = graph.ndata
     key = next((k for k in ("feature", "feat") if k in data), None)
     if key is None or "label" not in data:
@@ -555,8 +591,10 @@ def _maybe_labels(name: str, values) -> np.ndarray:
     return a.astype(np.int64) if (np.abs(a) < 2**31).all() and not (a % 1).any() else a
 
 # %% ../../nbs/80_graph_readers.ipynb #b5982f28
-def _graph_of(ends, kinds, features, labels, names, name: str) -> Graph:
-    "A graph, heterogeneous if the edges have kinds, from arrays and lists."
+def _graph_of(ends, kinds, features, labels, names, nodes, name: str) -> Graph:
+    """A graph, heterogeneous if the edges have kinds, from arrays and lists. Nodes
+    that are called 0, 1, … have no names.
+    """
     senders, receivers = (np.asarray(end, np.int64) for end in ends)
     if kinds is None:
         graph = Graph(senders, receivers, features, labels, name=name)
@@ -567,7 +605,8 @@ def _graph_of(ends, kinds, features, labels, names, name: str) -> Graph:
             for kind in dict.fromkeys(of.tolist())
         }
         graph = from_relations(relations, features, labels, name)
-    return replace(graph, feature_names=tuple(map(str, names)))
+    nodes = () if list(nodes) == list(range(len(nodes))) else tuple(map(str, nodes))
+    return replace(graph, feature_names=tuple(map(str, names)), node_names=nodes)
 
 # %% ../../nbs/80_graph_readers.ipynb #a8d96b1b
 def _rows_of_nodes(data: dict, features: str | Sequence[str]) -> list:
@@ -600,13 +639,14 @@ def from_networkx(
     undirected edge becomes two, one in each direction.
 
     Nodes without `label` are unlabeled. Raises ValueError if a node lacks a feature, if
-    an edge lacks its `relation`, or if edges have a `weight`, unless weights are to be
-    ignored.
+    an edge lacks its `relation`, or if edges have other attributes, such as a `weight`,
+    unless these are to be ignored.
     """
     data = dict(graph.nodes(data=True))
     place = {node: i for i, node in enumerate(data)}
     edges = list(graph.edges(data=True))
-    _check_weights(weights, ["weight"] if any("weight" in e[2] for e in edges) else [])
+    carried = {str(key): None for e in edges for key in e[2] if key != relation}
+    _check_weights(weights, list(carried))
     for *ends, own in edges if relation is not None else ():
         if relation not in own:
             raise ValueError(f"relation: edge {tuple(ends)} has no {relation!r}")
@@ -617,18 +657,49 @@ def from_networkx(
     labels = _maybe_labels(label, [own.get(label) for own in data.values()])
     ends = [[place[edge[i]] for edge in edges] for i in (0, 1)]
     kinds = None if relation is None else [own[relation] for *_, own in edges]
-    return _graph_of(ends, kinds, rows, labels, names, name)
+    return _graph_of(ends, kinds, rows, labels, names, data, name)
 
 # %% ../../nbs/80_graph_readers.ipynb #3140084f
+def _exact(name: str, values: Any) -> Any:
+    """Numbers of nodes as Python's, which are exact. Raises ValueError, naming one, if
+    they went through floating point and may be another's by now.
+    """
+    if values.dtype.kind not in "fiu":
+        return values
+    a = values.to_numpy()
+    if a.dtype.kind == "f":
+        digits = 2 ** (np.finfo(a.dtype).nmant + 1)
+        sound = (np.abs(a) < digits) & (np.floor(a) == a)
+        if not sound.all():
+            i = int(np.argmin(sound))
+            raise ValueError(
+                f"{name}: {a[i].item()!r} at row {i} is {a.dtype} and names no node for"
+                f" certain; keep ids as integers or as text (a missing value makes a"
+                " column of floats)"
+            )
+        values = values.astype(np.int64)
+    return values.astype(object)
+
+
+def _check_columns(argument: str, table: Any):
+    "Raise ValueError, naming it, if a table has a column twice."
+    if (again := table.columns.duplicated()).any():
+        raise ValueError(
+            f"{argument}: column {table.columns[again][0]!r} is there twice; drop or"
+            " rename one"
+        )
+
+
 def _numbered_ends(edges, keys: tuple[str, str], index) -> list[Int[np.ndarray, "E"]]:
     "The positions of both ends of each edge in the index of the nodes."
+    index = _exact("nodes.index", index)
     if not index.is_unique:
         twice = index[index.duplicated()][0]
         raise ValueError(f"nodes: {twice!r} is in the index twice")
-    ends = [index.get_indexer(edges[key]) for key in keys]
+    ends = [index.get_indexer(_exact(f"edges.{key}", edges[key])) for key in keys]
     for key, end in zip(keys, ends):
         if (end < 0).any():
-            strange = edges[key].iloc[int(np.argmax(end < 0))]
+            strange = edges[key].astype(object).iloc[int(np.argmax(end < 0))]
             some = ", ".join(map(repr, index[:3].tolist()))
             raise ValueError(
                 f"edges: {key} {strange!r} is not in the index of nodes, {some}, …"
@@ -674,6 +745,7 @@ def from_pandas(
                 f"{argument}: expected a DataFrame, such as pandas.read_csv gives, got"
                 f" {type(table).__name__}"
             )
+        _check_columns(argument, table)
     keys = [source, target] + ([] if relation is None else [relation])
     if missing := [key for key in keys if key not in edges.columns]:
         raise ValueError(f"edges: no column {missing[0]!r} in {list(edges.columns)}")
@@ -686,7 +758,7 @@ def from_pandas(
         labels = _maybe_labels(label, nodes[label].astype(object).where(~empty, None))
     kinds = None if relation is None else edges[relation]
     rows = nodes[columns].to_numpy(np.float64)
-    return _graph_of(ends, kinds, rows, labels, columns, name)
+    return _graph_of(ends, kinds, rows, labels, columns, nodes.index, name)
 
 # %% ../../nbs/80_graph_readers.ipynb #2b71d1e2
 def to_scipy(graph: Graph) -> Any:
@@ -702,7 +774,12 @@ def to_scipy(graph: Graph) -> Any:
 
 
 def _named_columns(graph: Graph) -> list[str]:
-    "The names of the features, made up if they have none."
+    "The names of the features, made up if they have none; none of them is 'label'."
+    if "label" in graph.feature_names:
+        raise ValueError(
+            "feature_names: 'label' is the name of the labels in what is made; rename"
+            " the feature, as in dataclasses.replace(graph, feature_names=…)"
+        )
     return [*graph.feature_names] or [f"x{i}" for i in range(graph.num_features)]
 
 
@@ -719,8 +796,12 @@ def to_pandas(graph: Graph) -> tuple[Any, Any]:
     """
     DataFrame = _need("pandas", "pandas").DataFrame
     edges = DataFrame(list(_listed(graph)), columns=["source", "target", "relation"])
-    edges = edges.astype({"source": np.int32, "target": np.int32})
-    nodes = DataFrame(graph.features, columns=_named_columns(graph))
+    for end in ("source", "target"):
+        numbers = edges[end].astype(np.int32)
+        called = np.array(graph.node_names, object)
+        edges[end] = called[numbers] if graph.node_names else numbers
+    names = list(graph.node_names) or None
+    nodes = DataFrame(graph.features, columns=_named_columns(graph), index=names)
     nodes.index.name = "node"
     nodes["label"] = graph.labels
     return edges if graph.relations else edges.drop(columns="relation"), nodes
@@ -735,9 +816,11 @@ def to_networkx(graph: Graph) -> Any:
     nx = _need("networkx")
     several = bool(graph.relations) or graph.has_parallel_edges
     made = nx.MultiDiGraph(name=graph.name) if several else nx.DiGraph(name=graph.name)
+    names = _named_columns(graph) if graph.feature_names else []
     for i, (row, label) in enumerate(zip(graph.features, graph.labels.tolist())):
-        named = dict(zip(graph.feature_names, row.tolist()))
-        made.add_node(i, **(named or {"features": row.copy()}), label=label)
+        named = dict(zip(names, row.tolist())) or {"features": row.copy()}
+        made.add_node(i)
+        made.nodes[i].update(named, label=label)
     for s, r, kind in _listed(graph):
         made.add_edge(s, r, **({} if kind is None else {"relation": kind}))
     return made
@@ -785,8 +868,9 @@ def save_graph(graph: Graph, path: str | os.PathLike):
         key: getattr(graph, key)
         for key in ("senders", "receivers", "features", "labels")
     } | {"name": np.array(graph.name)}
-    if graph.feature_names:
-        arrays["feature_names"] = np.array(graph.feature_names)
+    for key in ("feature_names", "node_names"):
+        if getattr(graph, key):
+            arrays[key] = np.array(getattr(graph, key))
     for kind, (senders, receivers) in graph.relations.items():
         arrays |= {
             f"relations/{kind}/senders": senders,
@@ -899,7 +983,7 @@ def _from_npz(path: str | os.PathLike) -> Graph:
     """
     a = _read_npz(
         path,
-        "senders|receivers|features|labels|name|feature_names|edges|node_features"
+        "senders|receivers|features|labels|name|(feature|node)_names|edges|node_features"
         "|node_labels|relations/.*/(senders|receivers)",
     )
     a |= _by_our_names(a)
@@ -915,7 +999,10 @@ def _from_npz(path: str | os.PathLike) -> Graph:
             _one_label_each(a.get("labels", np.full(len(a["features"]), -1))),
             _relations_in(a),
             str(a.get("name", Path(path).stem)),
-            np.asarray(a.get("feature_names", ()), str).reshape(-1).tolist(),
+            *(
+                np.asarray(a.get(key, ()), str).reshape(-1).tolist()
+                for key in ("feature_names", "node_names")
+            ),
         )
     except (ValueError, KeyError) as e:
         raise ValueError(f"path: {path} holds no sound graph: {e}") from e
@@ -1224,8 +1311,27 @@ def _find(file: str, root: str | os.PathLike | None) -> tuple[Path | None, list[
     return next((p for p in places if p.is_file()), None), [str(p) for p in places]
 
 # %% ../../nbs/80_graph_readers.ipynb #35546f3a
+# how the files begin: zip, MATLAB 5, and the number of DGL's binary format
+_STARTS = {b"PK": "npz", b"MATLAB 5.0": "mat", bytes.fromhex("3fa1b446f04f2edd"): "dgl"}
+
+
 def _read(path: Path) -> Graph:
-    return {".mat": _from_mat, ".npz": _from_npz}.get(path.suffix, _from_dgl_file)(path)
+    "A graph file, known by its contents; a damaged one by its suffix."
+    with open(path, "rb") as f:
+        start = f.read(16)
+    kinds = [kind for begin, kind in _STARTS.items() if start.startswith(begin)]
+    kind = (*kinds, path.suffix.lower().removeprefix(".") or "dgl")[0]
+    readers = {"npz": _from_npz, "mat": _from_mat}
+    readers |= {"dgl": _from_dgl_file, "bin": _from_dgl_file}
+    if kind in readers:
+        return readers[kind](path)
+    hdf5 = start.startswith((b"MATLAB 7.3", b"\x89HDF"))
+    raise ValueError(
+        f"name: {path} is no graph that can be read"
+        + (", but HDF5: in MATLAB, save it with -v7" if hdf5 else "")
+        + "; readable are .npz files of save_graph, .mat files of MATLAB 5 to 7, and"
+        " DGL's binary files (or it is damaged: fetch it again)"
+    )
 
 # %% ../../nbs/80_graph_readers.ipynb #ca3d6132
 def _where_to_put(data: _Dataset, tried: list[str]) -> str:

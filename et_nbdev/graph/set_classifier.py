@@ -239,7 +239,13 @@ class GraphSetClassifier(_ClassifierParams):
         known = graphs[np.flatnonzero(graphs.labels >= 0)]
         if not len(known):
             raise ValueError(f"graphs: no class is known in {graphs!r}")
-        return float((self.predict(known) == known.classes[known.labels]).mean())
+        classes = known.classes[known.labels]
+        if strange := sorted(set(classes.tolist()) - set(self.classes_.tolist())):
+            raise ValueError(
+                f"graphs: hold the classes {strange}, which this classifier does not"
+                f" know; it was trained on the classes {self.classes_.tolist()}"
+            )
+        return float((self.predict(known) == classes).mean())
 
     def save(self, path: Path | str):
         """Write weights, encoding, hyperparameters and provenance to one safetensors

@@ -6,6 +6,7 @@
 __all__ = ['GraphSet', 'graphs_from_dgl', 'load_graphs', 'GraphBatch', 'EdgeBatch']
 
 # %% ../../nbs/81_set_readers.ipynb #48b9f2c7
+import codecs
 import hashlib
 import io
 import os
@@ -320,11 +321,23 @@ class GraphSet:
     num_classes = property(lambda self: len(self.classes))
     sizes = property(lambda self: np.diff(self.start), doc="Nodes of each graph, (G,).")
 
+    def __iter__(self) -> Iterator["GraphSet"]:
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def shape(self) -> tuple[int]:
+        "(G,), by which scikit-learn's tools know that ids select graphs."
+        return (len(self),)
+
     def __getitem__(self, ids) -> "GraphSet":
+        if isinstance(ids, tuple) and ids[1:] == (...,):  # as scikit-learn asks
+            (ids, _) = ids
         if isinstance(ids, slice) or _array("ids", ids).dtype.kind == "b":
             ids = np.arange(len(self))[ids]
         else:
-            ids = _graph_ids("ids", np.atleast_1d(ids), len(self))
+            ids = np.atleast_1d(ids)
+            from_the_end = (ids < 0) & (ids >= -len(self))
+            ids = _graph_ids("ids", ids + len(self) * from_the_end, len(self))
         return _selected(self, ids)
 
     def undirected(self) -> "GraphSet":
@@ -482,6 +495,13 @@ def _members(path: Path) -> dict[str, bytes]:
     return files
 
 # %% ../../nbs/81_set_readers.ipynb #da3c4ad4
+def _text(data: bytes) -> bytes:
+    "A text without the mark that Notepad, Excel and PowerShell begin it with."
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        data = data.decode("utf-16", "replace").encode()
+    return data.removeprefix(codecs.BOM_UTF8)
+
+
 class _Texts(NamedTuple):
     "The text files of one set. Errors name the file and the line."
 
@@ -500,7 +520,7 @@ class _Texts(NamedTuple):
             more = "; targets that are no classes (graph_attributes) are not read"
             more = more if targets and part == "graph_labels" else ""
             raise ValueError(f"path: {self.path} lacks {file}{more}")
-        a = _table(self.files[file], self.where(part), int)
+        a = _table(_text(self.files[file]), self.where(part), int)
         if a.size and a.shape[1] != columns:
             raise ValueError(
                 f"{self.where(part)}, line 1: expected {columns}"
@@ -515,7 +535,7 @@ class _Texts(NamedTuple):
         file = f"{self.name}_{part}.txt"
         if file not in self.files:
             return None
-        a = _table(self.files[file], self.where(part), kind)
+        a = _table(_text(self.files[file]), self.where(part), kind)
         if len(a) != rows:
             raise ValueError(
                 f"{self.where(part)} has {len(a)} lines, but there are {rows} {what}"
