@@ -20,7 +20,7 @@ from .._checks import check_sizes
 from .anomaly import AnomalyConfig, AnomalyTraining, train_anomaly
 from .data import Graph, load_graph, split
 from ..training.checkpoint import _atomic_write, _provenance
-from ..training.command import _as_command, _configure, _out_folder
+from ..training.command import _as_command, _configure, _out_folder, command
 from ..training.loop import OptimConfig
 
 # %% ../../nbs/85_anomaly_command.ipynb #ee18f8ab
@@ -145,11 +145,12 @@ def _report(
         runs.append(row)
     metrics = _metrics(config, graph, runs, model)
     with _atomic_write(Path(out) / "metrics.json") as path:
-        path.write_text(json.dumps(metrics, indent=2) + "\n")
+        path.write_text(json.dumps(metrics, indent=2) + "\n", "utf-8")
     _print_scores(metrics, graph)
     return metrics
 
 # %% ../../nbs/85_anomaly_command.ipynb #592a3373
+@command
 def _main(argv: list[str] | None = None) -> None:
     """Train an anomaly detector on a graph, resume a run that was stopped, and report
     on the test nodes.

@@ -24,7 +24,7 @@ from et_nbdev.graph.anomaly import (
 from .baselines import _BASELINES
 from .data import Graph, load_graph, split
 from ..training.checkpoint import _atomic_write, _provenance
-from ..training.command import _as_command, _out_folder
+from ..training.command import _as_command, _out_folder, command
 
 # %% ../../nbs/90_anomaly_demo.ipynb #76f1ca5d
 def _train_baseline(
@@ -101,11 +101,12 @@ def _demo(out: Path | str = "out", progress: bool = True) -> dict:
         found[name.upper()] = _train_baseline(name, config, graph, run / name, progress)
     metrics = _demo_metrics(config, graph, found)
     with _atomic_write(folder / "anomaly.json") as path:
-        path.write_text(json.dumps(metrics, indent=2) + "\n")
+        path.write_text(json.dumps(metrics, indent=2) + "\n", "utf-8")
     _print_demo(metrics)
     return metrics
 
 # %% ../../nbs/90_anomaly_demo.ipynb #fd00c8a7
+@command
 def _demo_main(argv: list[str] | None = None):
     "Console script `et_demo_graphs`."
     parser = argparse.ArgumentParser(

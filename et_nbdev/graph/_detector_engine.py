@@ -6,6 +6,8 @@
 __all__ = []
 
 # %% ../../nbs/92_detector_engine.ipynb #8d6435ee
+import csv
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -24,7 +26,7 @@ from et_nbdev.graph.anomaly import (
     explain,
 )
 from .data import Graph, Split
-from ..training.checkpoint import CheckpointError, _atomic_write
+from ..training.checkpoint import CheckpointError, _atomic_write, at_home
 from ..training.loop import OptimConfig
 
 # %% ../../nbs/92_detector_engine.ipynb #bf757531
@@ -333,7 +335,7 @@ def _file_of(path: Path | str) -> Path:
     """The file of a detector: `path` itself, or the only detector in that folder of a
     run. Raises CheckpointError if there is none, or if there are several.
     """
-    path = Path(path)
+    path = at_home(path)
     if not path.is_dir():
         return path
     own = [path / _FILE] if (path / _FILE).is_file() else []
@@ -356,8 +358,17 @@ def _flat(made: dict) -> dict[str, Any]:
     return {**made["model"], **made["sample"], **optim, **own}
 
 # %% ../../nbs/92_detector_engine.ipynb #583870b6
-def _write_scores(path: Path, p: Float[np.ndarray, "N"], flagged: Int[np.ndarray, "N"]):
+def _write_scores(
+    path: Path,
+    p: Float[np.ndarray, "N"],
+    flagged: Int[np.ndarray, "N"],
+    names: Sequence[str] = (),  # of the nodes; none: 0, 1, …
+):
     "Write a CSV with one row per node, atomically."
-    rows = [f"{i},{x:.9g},{f}" for i, (x, f) in enumerate(zip(p, flagged))]
-    with _atomic_write(path) as temporary:
-        temporary.write_text("\n".join(["node,p,flagged", *rows]) + "\n")
+    rows = zip(names or range(len(p)), (f"{x:.9g}" for x in p), flagged)
+    with (
+        _atomic_write(path) as temporary,
+        open(temporary, "w", encoding="utf-8", newline="") as file,
+    ):
+        table = csv.writer(file, lineterminator="\n")
+        table.writerows([("node", "p", "flagged"), *rows])

@@ -20,7 +20,7 @@ from .classify import ClassifyConfig, ClassifyTraining, train_classifier
 from .crossval import _deal, _Fold, _parts
 from .sets import GraphSet, load_graphs
 from ..training.checkpoint import _atomic_write, _provenance
-from ..training.command import _as_command, _configure, _out_folder
+from ..training.command import _as_command, _configure, _out_folder, command
 
 # %% ../../nbs/87_set_command.ipynb #899addd7
 _CONFIGS = {  # training runs by name
@@ -53,6 +53,7 @@ def _metrics(
     }
 
 # %% ../../nbs/87_set_command.ipynb #a31abfe1
+@command
 def _main(argv: list[str] | None = None) -> None:
     """Train a graph classifier on one split, resume it if it was stopped, and report
     on the test graphs.
@@ -75,7 +76,7 @@ def _main(argv: list[str] | None = None) -> None:
         run = train_classifier(config, graphs, fold, out)
         metrics = _metrics(config, graphs, fold, run)
         with _atomic_write(out / "metrics.json") as path:
-            path.write_text(json.dumps(metrics, indent=2) + "\n")
+            path.write_text(json.dumps(metrics, indent=2) + "\n", "utf-8")
     print(
         f"Test accuracy {run.test.accuracy:.3f} on {len(fold.test)} graphs that were"
         f" not used to choose anything (always the most frequent class:"

@@ -39,7 +39,7 @@ from et_nbdev.graph.sets import (
     _learn_encoding,
     _take,
 )
-from ..training.checkpoint import _atomic_write, _provenance
+from ..training.checkpoint import _atomic_write, _provenance, at_home
 from ..training.fit import _alone, _MetricsLog
 from et_nbdev.training.loop import (
     Run,
@@ -446,7 +446,7 @@ def _kept(path: Path, settings: dict) -> dict | None:
     if not path.exists():
         return None
     try:
-        row = json.loads(path.read_text())
+        row = json.loads(path.read_text("utf-8"))
         if not row["test_accuracy"] == row["test_correct"] / row["test_graphs"] <= 1:
             raise ValueError("its accuracy is not that of its graphs")
         there = dict(row["settings"])
@@ -476,7 +476,7 @@ class _Results:
         "All existing results, by file name. Raises ValueError like `_kept`."
         if self.out is None:
             return {}
-        files = sorted(Path(self.out).glob("fold-*.json"))
+        files = sorted(at_home(self.out).glob("fold-*.json"))
         return {path.name: _kept(path, self.settings) for path in files}
 
     def get(self, f: int) -> dict | None:
@@ -496,14 +496,14 @@ class _Results:
         """Call `keep`, then write the result of a fold; or return the one that another
         process has written meanwhile.
         """
-        folder = Path(self.out) if self.out is not None else None
+        folder = at_home(self.out) if self.out is not None else None
         with _alone(folder, wait=True):
             if already := self.get(f):
                 return already
             keep()
             if folder is not None:
                 with _atomic_write(folder / f"fold-{f}.json") as temporary:
-                    temporary.write_text(json.dumps(row) + "\n")
+                    temporary.write_text(json.dumps(row) + "\n", "utf-8")
         return row
 
 # %% ../../nbs/89_cross_validation.ipynb #6c8f1e72

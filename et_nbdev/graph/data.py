@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Int, Int8, Int32
 
-from ..training.checkpoint import _atomic_write
+from ..training.checkpoint import _atomic_write, at_home
 
 # %% ../../nbs/80_graph_readers.ipynb #50a07c85
 def _array(name: str, value) -> np.ndarray:
@@ -1306,7 +1306,7 @@ _DATASETS = {
 # %% ../../nbs/80_graph_readers.ipynb #d968951b
 def _find(file: str, root: str | os.PathLike | None) -> tuple[Path | None, list[str]]:
     "The first place that has the file, and all places tried."
-    roots = [Path(r).expanduser() for r in (root, os.environ.get("ET_DATA")) if r]
+    roots = [at_home(r) for r in (root, os.environ.get("ET_DATA")) if r]
     places = [r / sub / file for r in roots for sub in ("graphs/anomaly", "")]
     return next((p for p in places if p.is_file()), None), [str(p) for p in places]
 
@@ -1370,7 +1370,7 @@ def _raw(name: str, root: str | os.PathLike | None) -> Graph:
     _need_dgl(f"name: {data.file!r} was not found, and to download {name!r}")
     try:
         return _by_dgl(
-            data.dgl, str(Path(root).expanduser().absolute()) if root else ""
+            data.dgl, str(at_home(root).absolute()) if root else ""
         )
     except (RuntimeError, ValueError) as e:
         raise FileNotFoundError(
@@ -1381,7 +1381,7 @@ def _raw(name: str, root: str | os.PathLike | None) -> Graph:
 # %% ../../nbs/80_graph_readers.ipynb #22e4aec6
 def _check_request(name: str, root: str | os.PathLike | None):
     "Raise ValueError unless `name` is known or a file, and `root` a folder."
-    if name not in _DATASETS and not Path(name).is_file():
+    if name not in _DATASETS and not at_home(name).is_file():
         raise ValueError(
             f"name: must be one of {', '.join(_DATASETS)}, or the path of an .npz, .mat"
             f" or DGL file, got {name!r}, which is no file here"
@@ -1391,7 +1391,7 @@ def _check_request(name: str, root: str | os.PathLike | None):
             f"name: {name!r} is a table; read it with pandas, make a graph by"
             " from_pandas, and keep that as .npz with save_graph"
         )
-    if root is not None and not Path(root).expanduser().is_dir():
+    if root is not None and not at_home(root).is_dir():
         raise ValueError(f"root: {root} is not a folder")
 
 # %% ../../nbs/80_graph_readers.ipynb #076f5b59
@@ -1410,7 +1410,7 @@ def load_graph(name: str, root: str | os.PathLike | None = None) -> Graph:
     if name in ("digits-knn", "digits-relations"):
         return _digits(name)
     own = name not in _DATASETS
-    graph = _read(Path(name)) if own else _raw(name, root)
+    graph = _read(at_home(name)) if own else _raw(name, root)
     graph = graph._rewired(both=True, self_loops=False)
     if not graph.num_edges:
         raise ValueError(

@@ -29,8 +29,8 @@ from et_nbdev.graph._detector_engine import (
 )
 from .anomaly import _load_detector, train_anomaly
 from .data import Graph, Split, load_graph
-from ..training.checkpoint import CheckpointError
-from ..training.command import _as_command
+from ..training.checkpoint import CheckpointError, at_home
+from ..training.command import _as_command, command
 
 # %% ../../nbs/34_detector.ipynb #37b2b317
 #| code-fold: true
@@ -107,7 +107,7 @@ class AnomalyDetector(_DetectorParams):
         safetensors file, atomically. In a folder, the file is called
         detector.safetensors. Raises OSError.
         """
-        kept, path = self._fitted(), Path(path)
+        kept, path = self._fitted(), at_home(path)
         kept.save(path / _FILE if path.is_dir() else path)
 
     @classmethod
@@ -147,6 +147,7 @@ class AnomalyDetector(_DetectorParams):
 
 # %% ../../nbs/34_detector.ipynb #cdc71cb1
 #| code-fold: true
+@command
 def _main(argv: list[str] | None = None) -> None:
     "Score the nodes of a graph with a detector that was trained on another."
     parser = argparse.ArgumentParser("et_score", description=_main.__doc__)
@@ -164,20 +165,20 @@ def _main(argv: list[str] | None = None) -> None:
             " ignored, and an .npz needs none; edges count in both directions"
         ),
     )
-    add("--out", required=True, type=Path, help="CSV to write: node, p, flagged")
+    add("--out", required=True, type=at_home, help="CSV to write: node (its name, if it has one), p, flagged")
     args = parser.parse_args(argv)
     if args.out.exists() and not args.out.is_file():
         parser.error(f"argument --out: expected a file to write, got {args.out}")
     with _as_command(parser.prog):
         model = _file_of(args.model)
-        for name, used in (("model", model), ("data", Path(args.data))):
+        for name, used in (("model", model), ("data", at_home(args.data))):
             if args.out.resolve() == used.resolve():
                 parser.error(f"argument --out: {args.out} is the file of --{name}")
         detector = AnomalyDetector.load(model)
         graph = load_graph(args.data)
         p = detector.predict_proba(graph)[:, 1]
         flagged = (p >= detector.threshold_).astype(np.int64)
-        _write_scores(args.out, p, flagged)
+        _write_scores(args.out, p, flagged, getattr(graph, "node_names", ()))
     print(
         f"{flagged.sum():,} of {len(p):,} nodes flagged, at p ≥"
         f" {detector.threshold_:.4g}; all are in {args.out}"

@@ -38,12 +38,13 @@ from et_nbdev.training.checkpoint import (
     _provenance,
     _read_meta,
     _save_checkpoint,
+    at_home,
 )
 
 # %% ../../nbs/39_set_classifier.ipynb #39folder
 def _in_folder(path: Path | str) -> Path:
     "The file `path`, or the file of a classifier in the folder `path`."
-    path = Path(path)
+    path = at_home(path)
     return path / "classifier.safetensors" if path.is_dir() else path
 
 # %% ../../nbs/39_set_classifier.ipynb #096922d9

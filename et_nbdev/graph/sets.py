@@ -41,7 +41,7 @@ from et_nbdev.graph.data import (
     _run_dgl_worker,
     _unpack,
 )
-from ..training.checkpoint import _atomic_write
+from ..training.checkpoint import _atomic_write, at_home
 
 # %% ../../nbs/81_set_readers.ipynb #7cc54a74
 def _table_of(name: str, value, rows: int, kind: type) -> np.ndarray:
@@ -783,11 +783,12 @@ _TU_NAMES = tuple(_COUNTS)  # the TU sets whose sizes are known and checked
 
 
 def _cache(folder: str) -> Path:
-    return (
-        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        / "et_nbdev"
-        / folder
-    )
+    "The folder of a cache, which does not exist where there is no home folder."
+    try:
+        home = at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    except OSError:
+        home = Path(os.devnull)
+    return home / "et_nbdev" / folder
 
 # %% ../../nbs/81_set_readers.ipynb #a30182a0
 def _checked(path: Path, name: str, via: str = "text") -> GraphSet:
@@ -821,7 +822,7 @@ def _download(name: str, target: Path) -> Path:
 def _places_of(name: str, root: str | os.PathLike | None, store: Path) -> list[Path]:
     "The places to look for NAME.zip or a folder NAME, in this order."
     folders = [
-        Path(r).expanduser() / sub
+        at_home(r) / sub
         for r in (root, os.environ.get("ET_DATA"))
         if r
         for sub in ("graphs/tu", "")
@@ -868,9 +869,9 @@ def load_graphs(
             f" {', '.join(_TU_NAMES)}, got {name!r}; of a folder NAME of your own, in"
             " the same format, pass NAME, and the folder above it as root"
         )
-    if root is not None and not Path(root).expanduser().is_dir():
+    if root is not None and not at_home(root).is_dir():
         raise ValueError(f"root: {root} is not a folder")
-    store = Path(root).expanduser() if root is not None else _cache("tu")
+    store = at_home(root) if root is not None else _cache("tu")
     places = _places_of(name, root, store)
     is_set = lambda p: p.is_file() or (p.is_dir() and any(p.rglob(f"{name}_A.txt")))
     path = next(filter(is_set, places), None) or _downloaded(name, store, places)

@@ -27,6 +27,17 @@ from jaxtyping import Array, ArrayLike, PyTree
 
 import et_nbdev
 
+# %% ../../nbs/63_checkpoints.ipynb #63h0mepa
+def at_home(path: Path | str) -> Path:
+    "A path, with the home folder in place of ~. Raises OSError if there is none."
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as e:
+        raise OSError(
+            f"{path}: there is no home folder to put in the place of ~; set HOME, or"
+            " write the whole path"
+        ) from e
+
 # %% ../../nbs/63_checkpoints.ipynb #cb50f726
 @contextlib.contextmanager
 def _atomic_write(path: Path | str):
@@ -36,7 +47,7 @@ def _atomic_write(path: Path | str):
     Raises OSError, naming the file, if it cannot be written; an older file at `path` is
     then still there.
     """
-    path = Path(path)
+    path = at_home(path)
     if path.is_symlink():  # it stays, and the file that it names is replaced
         path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,10 +121,10 @@ def _save_checkpoint(
 @contextlib.contextmanager
 def _opened(path: Path | str):
     "The open file of a checkpoint; errors while reading become a CheckpointError."
-    if not Path(path).is_file():
+    if not (file := at_home(path)).is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
     try:
-        with safetensors.safe_open(path, framework="numpy") as f:
+        with safetensors.safe_open(file, framework="numpy") as f:
             yield f
     # a damaged file may hold anything
     except (
@@ -184,7 +195,7 @@ def _restore(
     config = _read_meta(path).get("config")
     try:
         graphdef, abstract = nnx.split(
-            nnx.eval_shape(lambda: build(config, Path(path).stat().st_size))
+            nnx.eval_shape(lambda: build(config, at_home(path).stat().st_size))
         )
     # a configuration may hold anything, and JAX and flax reject it in many ways
     except Exception as e:

@@ -10,16 +10,16 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import jax
 from jax.sharding import Mesh
 
-from .checkpoint import CheckpointError
+from .checkpoint import CheckpointError, at_home
 
 # %% ../../nbs/65_command_line.ipynb #7486cdcf
 def _reader(kind: type, optional: bool):
@@ -120,7 +120,7 @@ def _out_folder(text: str) -> Path:
         raise argparse.ArgumentTypeError(
             "expected a folder, got ''; for the current one say ."
         )
-    path = Path(text)
+    path = at_home(text)
     if (there := next(p for p in (path, *path.parents) if p.exists())).is_dir():
         return path
     raise argparse.ArgumentTypeError(
@@ -128,6 +128,18 @@ def _out_folder(text: str) -> Path:
     )
 
 # %% ../../nbs/65_command_line.ipynb #4306a109
+def _missing_device() -> str | None:
+    "What to say if JAX_PLATFORMS names a device that is not there."
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError):
+        wanted = os.environ.get("JAX_PLATFORMS", "")
+        return (
+            f"JAX_PLATFORMS: {wanted!r} names no device of this machine; unset it, or"
+            " say JAX_PLATFORMS=cpu"
+        )
+
+
 @contextlib.contextmanager
 def _as_command(name: str):
     """A context in which errors that a user can fix end the process with one line and
@@ -139,6 +151,28 @@ def _as_command(name: str):
         sys.exit(f"{name}: {e}")
     except KeyboardInterrupt as e:
         sys.exit(f"{name}: {str(e) or 'stopped'}")
+    except (RuntimeError, AssertionError, MemoryError) as e:
+        if reason := _missing_device():
+            sys.exit(f"{name}: {reason}")
+        if isinstance(e, MemoryError) or "RESOURCE_EXHAUSTED" in str(e):
+            sys.exit(
+                f"{name}: memory ran out; take smaller batches, a smaller model or a"
+                " smaller graph"
+            )
+        raise
+
+# %% ../../nbs/65_command_line.ipynb #65c0mm4n
+def command(main: Callable) -> Callable:
+    "A console script, which never fails because a terminal cannot show a character."
+
+    @wraps(main)
+    def run(argv: list[str] | None = None):
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace")
+        return main(argv)
+
+    return run
 
 # %% ../../nbs/65_command_line.ipynb #3cb1d374
 def _number(variable: str) -> int | None:

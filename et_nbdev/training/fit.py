@@ -36,6 +36,7 @@ from et_nbdev.training.checkpoint import (
     _named,
     _read_meta,
     _save_checkpoint,
+    at_home,
 )
 from et_nbdev.training.loop import (
     OptimConfig,
@@ -60,7 +61,7 @@ class _MetricsLog:
     """
 
     def __init__(self, path: Path | str | None, step: int = 0):
-        self.path, self.rows = None if path is None else Path(path), []
+        self.path, self.rows = None if path is None else at_home(path), []
         if self.path is None:
             return
         if self.path.exists():
@@ -101,7 +102,7 @@ def read_metrics(path: Path | str) -> list[dict]:
         sound = isinstance(row, dict) and isinstance(row.get("step"), int)
         return row if sound else None
 
-    lines = Path(path).read_text(errors="replace").splitlines()
+    lines = at_home(path).read_text("utf-8", errors="replace").splitlines()
     found, rows = [read(line) for line in lines], []
     if found[-1:] == [None]:
         found.pop()
@@ -458,7 +459,7 @@ def fit(
     """
     check_sizes(every=every, log_every=log_every)
     graphdef, optimizer, run = _fresh_run(model, optim)
-    place, home = _Placement(mesh), None if folder is None else Path(folder)
+    place, home = _Placement(mesh), None if folder is None else at_home(folder)
     identity = _identity(optim, seed, config)
     own = home if place.leads else None  # only the first process writes
     with _alone(own):

@@ -19,6 +19,7 @@ from .._checks import check_share
 from ..attention import RelativePositions
 from ..block import EnergyTransformer
 from ..memory import SignedMemory
+from ..training.checkpoint import at_home
 from ._readers import _need
 
 # %% ../../nbs/78_image_model_engine.ipynb #f9e73fd6
@@ -244,13 +245,13 @@ def _weights(source: str | Path, revision: str | None) -> AbstractContextManager
         got = type(source).__name__
         raise TypeError(f"source: expected a name or a path, got {got}")
     name = str(source)
-    if revision is not None and (name in _pretrained() or Path(name).is_dir()):
+    if revision is not None and (name in _pretrained() or at_home(name).is_dir()):
         raise ValueError(f"revision: {name!r} is not a hub repository and has none")
     if name in _pretrained():
         return as_file(files("et_nbdev.vision") / "weights" / f"{name}.safetensors")
-    if name and Path(name).is_dir():
-        made = Path(name) / "model.safetensors"
-        best = Path(name) / "best.safetensors"  # of a run of et_train_images
+    if name and (folder := at_home(name)).is_dir():
+        made = folder / "model.safetensors"
+        best = folder / "best.safetensors"  # of a run of et_train_images
         return nullcontext(made if made.is_file() or not best.is_file() else best)
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         raise ValueError(

@@ -21,6 +21,8 @@ import jax
 import numpy as np
 from jaxtyping import Float32, UInt8
 
+from ..training.checkpoint import at_home
+
 # %% ../../nbs/76_picture_readers.ipynb #150bdee8
 _Pixels = jax.Array | np.ndarray  # pictures, as JAX or NumPy arrays
 
@@ -536,7 +538,7 @@ def _find_folder(
         if not root:
             tried.append(f"{label}: not set")
             continue
-        places = [Path(root).expanduser() / sub / name for sub in ("images", "")]
+        places = [at_home(root) / sub / name for sub in ("images", "")]
         if found := next((place for place in places if place.is_dir()), None):
             return found
         tried.append(f"{label}: neither {places[0]} nor {places[1]} is a folder")
@@ -563,7 +565,7 @@ def _find(name: str, data_dir: str | os.PathLike | None) -> dict[str, _Source]:
     """The first source that has `name`: a path (unless the name is a known one),
     data_dir, ET_DATA, the hub's cache, the hub.
     """
-    path, tried = Path(name).expanduser(), []
+    path, tried = at_home(name), []
     if name not in _NAMED:
         if path.exists():
             return _from_folder(path)
@@ -692,7 +694,7 @@ def _check_request(name, split, size, data_dir):
         )
     if size is not None:
         _integer("size", size, 1)
-    if data_dir is not None and not Path(data_dir).expanduser().is_dir():
+    if data_dir is not None and not at_home(data_dir).is_dir():
         raise ValueError(f"data_dir: {data_dir} is not a folder")
 
 

@@ -24,7 +24,12 @@ from ..dynamics import Solver, Trajectory, descend
 from ..energy import Energies
 from ..norm import EnergyLayerNorm
 from ..solvers import LearnedEuler, LearnedMetric
-from ..training.checkpoint import _atomic_write, _restore, _save_checkpoint
+from et_nbdev.training.checkpoint import (
+    _atomic_write,
+    _restore,
+    _save_checkpoint,
+    at_home,
+)
 from ..training.loop import _option
 from et_nbdev.vision._model_engine import (
     _check_config,
@@ -489,7 +494,7 @@ def _save_pretrained(
     """Write `model` in the hub's layout: model.safetensors, and a copy of its
     configuration in config.json. Raises OSError if it cannot be written.
     """
-    folder = Path(folder)
+    folder = at_home(folder)
     folder.mkdir(parents=True, exist_ok=True)
     save_model(folder / "model.safetensors", model, meta)
     with _atomic_write(folder / "config.json") as path:

@@ -22,7 +22,13 @@ from tqdm import tqdm
 
 from ..dynamics import plot_energies
 from ..training.checkpoint import _atomic_write, _provenance
-from ..training.command import _all_devices, _as_command, _configure, _out_folder
+from et_nbdev.training.command import (
+    _all_devices,
+    _as_command,
+    _configure,
+    _out_folder,
+    command,
+)
 from ..training.fit import _differences, _Fit, fit
 from ..training.loop import OptimConfig, _in_parts, _option
 from ._picture_arrays import _augment
@@ -590,7 +596,7 @@ def _report(
         seconds = fit.history[-1]["seconds"]
         metrics |= {"best_step": fit.best_step, "training_seconds": seconds}
     with _atomic_write(out / "metrics.json") as path:
-        path.write_text(json.dumps(metrics, indent=2) + "\n")
+        path.write_text(json.dumps(metrics, indent=2) + "\n", "utf-8")
     _print_errors(metrics)
     return metrics
 
@@ -622,6 +628,7 @@ def _train_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 # %% ../../nbs/79_image_training_engine.ipynb #f59bfbb1
+@command
 def _main(argv: list[str] | None = None) -> None:
     """Train an image model, resume a run that was stopped, and report on the test
     pictures.
@@ -717,6 +724,7 @@ def _demo(data: str = "digits", out: Path | str = "out") -> dict:
     return metrics
 
 # %% ../../nbs/79_image_training_engine.ipynb #d23aa139
+@command
 def _demo_main(argv: list[str] | None = None):
     "Console script `et_demo`."
     parser = argparse.ArgumentParser(
