@@ -18,7 +18,7 @@ from jaxtyping import Array, ArrayLike, Float
 from .attention import EnergyAttention
 from .block import Block
 from .energy import Energy
-from .memory import HopfieldMemory, SignedMemory
+from .memory import HopfieldMemory
 
 # %% ../nbs/60_testing.ipynb #050cae08
 def float64():
@@ -182,7 +182,7 @@ def memory_update(
     hand, with the activity $h = -\partial E/\partial a$ of its activation.
     """
     a, sign = g @ memory.xi[...].T, 1.0
-    if isinstance(memory, SignedMemory):
+    if hasattr(memory, "threshold"):  # a SignedMemory
         a = a + jnp.broadcast_to(memory.threshold[...], a.shape)
         repels = np.arange(a.shape[-1]) >= a.shape[-1] - memory.num_negative
         sign = jnp.broadcast_to(jnp.where(repels, -1.0, 1.0).astype(a.dtype), a.shape)

@@ -16,12 +16,13 @@ WEIGHTS = ROOT / "et_nbdev/vision/weights"
 # What no file holds: what the pictures are, and under which terms.
 DATA = {
     "tiny-imagenet": (
-        "Tiny ImageNet (200 classes of ImageNet, 64×64)",
+        "Tiny ImageNet (200 classes of ImageNet, 64×64), 70,000 of a random 75,000 of its"
+        " 100,000 training pictures",
         "ImageNet's terms of access: pictures of many owners, for non-commercial"
         " research and education",
     ),
     "cifar10": (
-        "CIFAR-10 (Krizhevsky, 2009; 32×32)",
+        "CIFAR-10 (Krizhevsky, 2009; 32×32), re-encoded in JPEG",
         "none stated; published for research",
     ),
     "digits": (
@@ -37,6 +38,14 @@ def weights_of(path):
         meta = json.loads(file.metadata()["meta"])
         count = sum(int(np.prod(file.get_slice(k).get_shape())) for k in file.keys())
     return meta, count
+
+
+def maps_of(path):
+    "How many of the parameters are in the maps of the step sizes, if there are maps."
+    with safe_open(path, "np") as file:
+        maps = [k for k in file.keys() if k.endswith("solver.W")]
+        count = sum(int(np.prod(file.get_slice(k).get_shape())) for k in maps)
+    return f", {count:,} of them in the maps of its step sizes" if maps else ""
 
 
 def kept(name):
@@ -142,7 +151,7 @@ def card(path):
     size, color = model["image_size"], "gray" if model["channels"] == 1 else "color"
     note = metrics.get("note", "").rstrip(".")
     about = [
-        ("model", model_of(model) + f"; {count:,} parameters"),
+        ("model", model_of(model) + f"; {count:,} parameters" + maps_of(path)),
         ("input", f"{size}×{size} in {color}, some hidden"),
         ("data", f"the training split of {data}"),
         ("terms of the data", terms),
@@ -190,6 +199,9 @@ LIMITS = """\
 
 - What they fill in is plausible, not true. It shows neither who somebody is nor what
   was covered: base no decision that matters on it.
+- Their energy is not a measure of quality. Descending on beyond the T steps of the
+  training lowers it further and makes the pictures worse.
+- On the digits, seven nearest neighbors among the training pictures are better.
 - They predict means, so hidden parts are blurred, large ones most.
 - They know one size of picture and one size of patch (`complete_large` covers larger
   pictures with windows), and were trained with half of the patches hidden at random; a

@@ -8,7 +8,7 @@ __all__ = ['photographs', 'load_images', 'patchify', 'unpatchify', 'occlude', 'n
 # %% ../../nbs/20_image_data.ipynb #b42ece07
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import jax
@@ -236,6 +236,61 @@ def _fill_biharmonic(
         patch_size,
         lambda x, h: inpaint(x, h, split_into_regions=False, channel_axis=-1),
     )
+
+# %% ../../nbs/20_image_data.ipynb #20known0
+#| code-fold: true
+def fills_from(
+    pictures: UInt8[np.ndarray, "M S S C"],
+) -> dict[str, Callable[..., Float32[np.ndarray, "B S S C"]]]:
+    """Fills that know training pictures, by name: their mean; their one or seven
+    nearest neighbors on the visible pixels, averaged; and, for pictures of at most
+    1,024 numbers, the conditional mean of a Gaussian (Ledoit and Wolf's covariance).
+
+    Arguments and results of each are those of `_fill_mean`. Raises ImportError if a
+    Gaussian needs scikit-learn, which is missing.
+    """
+    known = _unit(pictures).reshape(len(pictures), -1)
+    mean, squares = known.mean(0), known**2
+
+    def fill(guess):
+        "`guess`, from pictures (B, S·S·C) and what is visible of them, as a fill."
+
+        def filled(images, occluded, patch_size):
+            shape = images.shape
+            x = _fill(images, occluded, patch_size, lambda x, hidden: np.zeros_like(x))
+            ones = patchify(np.ones(shape, np.float32), patch_size)
+            ones = ones * ~occluded[..., None]
+            seen = unpatchify(ones, shape[1], patch_size).reshape(len(x), -1) > 0
+            flat = x.reshape(len(x), -1)
+            return np.where(seen, flat, guess(flat, seen)).reshape(shape)
+
+        return filled
+
+    def neighbors(k):
+        def guess(x, seen):
+            apart = seen @ squares.T - 2 * (seen * x) @ known.T  # + |x|², for all alike
+            return known[np.argsort(apart, 1, kind="stable")[:, :k]].mean(1)
+
+        return guess
+
+    fills = {
+        "mean training picture": fill(lambda x, seen: np.broadcast_to(mean, x.shape)),
+        "nearest neighbor": fill(neighbors(1)),
+        "seven nearest neighbors": fill(neighbors(7)),
+    }
+    if known.shape[1] > 1024:
+        return fills
+    fitted = _need("sklearn.covariance").LedoitWolf().fit(known)
+    covariance = fitted.covariance_.astype(np.float32)
+
+    def conditional(x, seen):
+        out = np.empty_like(x)
+        for row, own, o in zip(out, x, seen):
+            weights = np.linalg.solve(covariance[np.ix_(o, o)], own[o] - mean[o])
+            row[:] = mean + covariance[:, o] @ weights
+        return out
+
+    return fills | {"Gaussian": fill(conditional)}
 
 # %% ../../nbs/20_image_data.ipynb #324e0d1e
 def batches(

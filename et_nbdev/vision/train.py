@@ -39,6 +39,7 @@ from et_nbdev.vision.data import (
     _fill_mean,
     _fill_nearest,
     batches,
+    fills_from,
     load_images,
     normalize,
     occlude,
@@ -298,6 +299,7 @@ _FILLS = {
     "nearest open pixel": _fill_nearest,
     "biharmonic inpainting": _fill_biharmonic,
 }
+_KNOWN = 5000  # training pictures that nearest neighbors are sought among, at most
 
 
 def _evaluate_fill(
@@ -517,14 +519,18 @@ def _errors_by_name(
     config: TrainConfig,
     images: _Pictures,
     limit: int | None,
+    known: _Pictures | None = None,
 ) -> dict[str, Float[np.ndarray, "M"]]:
-    "Errors on held-out pictures: first of the model, then of every simple fill."
+    """Errors on held-out pictures: first of the model, then of every simple fill, and
+    of those that know training pictures.
+    """
     names = {"energy": "Energy Transformer", "transformer": "weight-shared transformer"}
     options = dict(seed=config.seed, limit=limit)
     own = evaluate(model, images, config.num_occluded, **options)
     errors = {names[config.model.block]: own}
+    fills = _FILLS if known is None else _FILLS | fills_from(known[:_KNOWN])
     for name, fill in tqdm(
-        _FILLS.items(), "simple fills", file=sys.stdout, leave=False, ncols=100
+        fills.items(), "simple fills", file=sys.stdout, leave=False, ncols=100
     ):
         errors[name] = _evaluate_fill(
             fill, images, config.model, config.num_occluded, **options
@@ -574,6 +580,7 @@ def _report(
     *,
     limit: int | None = None,
     fit: _Fit | None = None,
+    known: _Pictures | None = None,
 ) -> dict:
     """Score `model` and the simple fills on held-out pictures; write completion.png,
     energy.png (if it has an energy) and metrics.json into `out`.
@@ -582,7 +589,7 @@ def _report(
     cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
-    errors = _errors_by_name(model, config, images, limit)
+    errors = _errors_by_name(model, config, images, limit, known)
     _save(_report_figures(model, config, images), out)
     metrics = _summary(errors) | {
         "parameters": sum(p.size for p in jax.tree.leaves(nnx.state(model, nnx.Param))),
@@ -653,6 +660,7 @@ def _main(argv: list[str] | None = None) -> None:
                 out,
                 limit=args.test_on,
                 fit=result,
+                known=images["train"],
             )
             print(f"Weights, scores and figures: {out}/; from_pretrained loads them")
 
@@ -715,7 +723,13 @@ def _demo(data: str = "digits", out: Path | str = "out") -> dict:
     run = folder / "run"
     result = train(config, images, run)
     metrics = _report(
-        result.model, config, images["test"], folder, limit=400, fit=result
+        result.model,
+        config,
+        images["test"],
+        folder,
+        limit=400,
+        fit=result,
+        known=images["train"],
     )
     print(
         f"Training took {metrics['training_seconds']:.0f} s. Figures and metrics are in"
