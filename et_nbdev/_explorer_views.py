@@ -104,11 +104,12 @@ def _title(name: str) -> str:
 
 
 def _key(names) -> str:
-    "What the curves mean."
+    "What the curves mean; the color of a sign is mixed with the page's, to be read."
     looks = _looks(names)
+    mixed = "color-mix(in srgb, {} 65%, currentColor)"
     said = {"E": "both" if len(names) == 3 else "their sum"}
     return ", ".join(
-        f'<b style="color:{looks[name][0]}">{looks[name][2]}</b>'
+        f'<b style="color:{mixed.format(looks[name][0])}">{looks[name][2]}</b>'
         f" {said.get(name, _title(name))}"
         for name in names
     )

@@ -216,7 +216,9 @@ class EnergyAttention(Energy):
         visible = visible_keys(g, mask, self.self_attention)
         return scores if visible is None else jnp.where(visible, scores, -jnp.inf)
 
-    def attended(self, g: Float[Array, "... N D"], **pairs) -> Float[Array, "... H N N"]:
+    def attended(
+        self, g: Float[Array, "... N D"], **pairs
+    ) -> Float[Array, "... H N N"]:
         r"""$P_{CB} = \mathrm{softmax}_B$ of the scores: how much query C attends to key
         B. The rest is that of `scores`; a query that sees no key has a row of zeros.
         """

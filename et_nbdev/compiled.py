@@ -69,7 +69,7 @@ def _contents(value: Any, inside: tuple[int, ...] = ()) -> Any:
     slots = {n: getattr(value, n, None) for n in getattr(value, "__slots__", ())}
     return type(value), value, look(slots)
 
-
+# %% ../nbs/67_compiled.ipynb #67plain
 class _Plain:
     "As large as an object that keeps nothing outside of its `__dict__`."
 

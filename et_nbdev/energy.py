@@ -39,7 +39,8 @@ def _keywords(cls: type, method: str) -> tuple[set[str], bool]:
             break
     return names, passes
 
-
+# %% ../nbs/01_energy.ipynb #01checkone
+#| code-fold: true
 def _check_one_energy(cls: type):
     "Raise TypeError unless the class defines one energy, not two that may differ."
     lineage = cls.__mro__[: cls.__mro__.index(Energy)]

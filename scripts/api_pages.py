@@ -163,7 +163,7 @@ def api_pages(config):
     "{file: text} of the reference."
     offered, rows, pages = offered_names(), {}, {}
     for module in modules():
-        if module.path.name.startswith("_"):
+        if module.path.name.startswith("_") or not module.public:
             continue
         room = room_of(module)
         for name, (node, comment) in module.public.items():

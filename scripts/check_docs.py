@@ -142,6 +142,31 @@ def add_prose(page, text):
     page.prose.append(text)
 
 
+class Strict(yaml.SafeLoader):
+    "YAML as Quarto reads it: a key that comes twice is an error."
+
+    def construct_mapping(self, node, deep=False):
+        keys = [key.value for key, _ in node.value]
+        if twice := {key for key in keys if keys.count(key) > 1}:
+            raise yaml.YAMLError(f"{min(twice)} comes twice")
+        return super().construct_mapping(node, deep)
+
+
+def unreadable(source):
+    "What Quarto cannot read of a cell's options; None where it reads them."
+    lines = re.match(r"(?:\s*\n|#\|.*(?:\n|\Z))*", source)[0].split("\n")
+    named = [line[2:].strip() for line in lines if re.match(r"#\|\s*[\w-]+:", line)]
+    try:
+        yaml.load("\n".join(named), Strict)
+    except yaml.YAMLError as error:
+        return " ".join(str(error).split())
+
+
+def classes(found):
+    "The classes that the options of a cell give it."
+    return re.findall(r"[\w-]+", found.get("classes", ""))
+
+
 def directives(source):
     """{name: value} of the `#|` lines at the top of a cell, and those that come too
     late to be read.
@@ -195,6 +220,10 @@ def read_page(path):
             page.flow.append((kind, re.sub(r"<!--.*?-->", "", source, flags=re.S)))
         elif cell["cell_type"] == "code":
             found, late = directives(source)
+            if said := unreadable(source):
+                page.faults.append(f"options of a cell that Quarto cannot read: {said}")
+            if len(classes(found)) > 1 and found["classes"][0] != "[":
+                page.faults.append(f"classes that are no list: {found['classes']}")
             seen = shows_something(found, source, cell.get("outputs"))
             page.flow.append(("code" if seen else "hidden", source))
             page.code.append(
@@ -521,7 +550,7 @@ def check_figures(page, staged):
             ),
             "",
         )
-        if "drawn" in cell["directives"].get("classes", "").split() and (
+        if "drawn" in classes(cell["directives"]) and (
             m := re.search(
                 r"(?i)\b(?:black|white|dark|light)\b",
                 cell["directives"].get("fig-cap", ""),

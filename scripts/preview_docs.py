@@ -21,7 +21,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote
 
-from check_docs import ROOT, colors, directives, hidden, html_of, markdown_of, read_site
+from check_docs import (
+    ROOT,
+    classes,
+    colors,
+    directives,
+    hidden,
+    html_of,
+    markdown_of,
+    read_site,
+)
 
 STAGED, OUT = ROOT / "_proc", ROOT / "_preview"
 TEMPLATE, LOOK = (ROOT / "scripts" / f"preview.{kind}" for kind in ("html", "js"))
@@ -80,7 +89,7 @@ def shown_cell(cell, name):
     for i, output in enumerate(cell["outputs"]):
         text, kind = shown_output(output, found, f"{name}-{i}")
         parts.append(f"::: {{.cell-output .cell-output-{kind}}}\n{text}\n:::")
-    own = "".join(f" .{name}" for name in found.get("classes", "").split())
+    own = "".join(f" .{name}" for name in classes(found))
     return f"::: {{.cell{own}}}\n" + "\n\n".join(parts) + "\n:::"
 
 

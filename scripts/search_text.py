@@ -1,5 +1,6 @@
 """Formulas in the site's search index as people read them: Quarto leaves TeX there, and
-a result should say ∂E/∂g, not \\frac{\\partial E}{\\partial g}.
+a result should say ∂E/∂g, not \\frac{\\partial E}{\\partial g}. What is a formula is
+marked on the pages alone, which lie beside the index.
 
     python scripts/search_text.py _docs/search.json
 """
@@ -7,13 +8,15 @@ a result should say ∂E/∂g, not \\frac{\\partial E}{\\partial g}.
 import json
 import re
 import sys
+from functools import cache
+from html import unescape
 from pathlib import Path
 
 from pylatexenc.latex2text import LatexNodes2Text
 
 from et_nbdev.training.checkpoint import _atomic_write
 
-FORMULA = re.compile(r"\\\((.+?)\\\)|\\\[(.+?)\\\]|\$\$(.+?)\$\$", re.DOTALL)
+FORMULA = re.compile(r'<span class="math (?:inline|display)">(.*?)</span>', re.S)
 READ = LatexNodes2Text(math_mode="text")
 
 
@@ -24,15 +27,27 @@ def plain(formula: str) -> str:
     return " ".join(READ.latex_to_text(formula).split())
 
 
-def readable(entries: list[dict]) -> list[dict]:
-    "The entries of a search index with their formulas as text."
-    put = lambda match: plain(next(filter(None, match.groups())))
-    return [entry | {"text": FORMULA.sub(put, entry["text"])} for entry in entries]
+@cache
+def formulas(page: Path) -> dict[str, str]:
+    "{the TeX of a formula on a page: how it reads}, the longest first."
+    found = map(unescape, FORMULA.findall(page.read_text(encoding="utf-8")))
+    bare = lambda tex: re.sub(r"\A\\[(\[]|\\[)\]]\Z", "", tex)
+    return {tex: plain(bare(tex)) for tex in sorted(found, key=len, reverse=True)}
+
+
+def readable(entry: dict, folder: Path) -> dict:
+    "An entry of a search index with its formulas as text."
+    text = entry["text"]
+    for tex, read in formulas(folder / entry["href"].partition("#")[0]).items():
+        text = text.replace(tex, read)
+    return entry | {"text": text}
 
 
 def main(path: str):
-    entries = readable(json.loads(Path(path).read_text(encoding="utf-8")))
-    with _atomic_write(Path(path)) as temporary:
+    index = Path(path)
+    entries = json.loads(index.read_text(encoding="utf-8"))
+    entries = [readable(entry, index.parent) for entry in entries]
+    with _atomic_write(index) as temporary:
         temporary.write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
 
 

@@ -49,8 +49,10 @@ def drawn(cell):
     pictures = [picture for picture in pictures if picture is not None]
     if not pictures or not all(map(is_drawing, pictures)):
         return cell["source"]
-    if "#| classes: " in cell["source"]:
-        return cell["source"].replace("#| classes: ", "#| classes: drawn ", 1)
+    if own := re.search(r"(?<=^#\| classes: ).*", cell["source"], re.M):
+        # a list: of two words Quarto takes the first for a class, the rest for text
+        listed = f"[drawn, {own[0]}]"
+        return cell["source"][: own.start()] + listed + cell["source"][own.end() :]
     return "#| classes: drawn\n" + cell["source"]
 
 
@@ -68,6 +70,22 @@ def with_drawings(text, folder):
         return m[0].replace("{fig-alt", "{.drawn fig-alt")
 
     return re.sub(r"\]\((images/[^)\s]+)\)\{fig-alt", said, text)
+
+
+PLAYER = re.compile(
+    r'(?<=^::: \{\.et-play\}\n)!\[(.*)\]\((\S+)\)\{fig-alt="([^"]*)"\}$', re.M
+)
+
+
+def unless_played(text):
+    """Markdown whose picture of the player is for browsers without scripts alone: all
+    others would load it, and show the player in its place.
+    """
+    still = (
+        '```{{=html}}\n<noscript><figure><img src="{}" alt="{}">'
+        "<figcaption>{}</figcaption></figure></noscript>\n```"
+    )
+    return PLAYER.sub(lambda m: still.format(m[2], escape(m[3]), escape(m[1])), text)
 
 
 # --- a card for every chapter ---
@@ -102,7 +120,7 @@ def card(path, folder):
         file = f"images/cards/{path.stem}.png"
         card_picture(picture).quantize(128).save(folder / file, optimize=True)
         drawn = ".drawn " * is_drawing(picture)
-        alt = "A figure of this chapter"
+        alt = escape(f"A figure of “{title}”")
         shown = f'![{alt}]({file}){{{drawn}fig-alt="{alt}"}} '
     return f"::: {{.chapter-card}}\n[{shown}{title}]({path.name})\n\n{said}\n:::\n"
 
@@ -203,7 +221,16 @@ def documentation(module, name, config, with_signature):
     )
 
 
-SHOWN = '#| code-fold: show\n#| code-summary: "Exported source"\n'  # by nbdev
+EXPORTED = '#| code-summary: "Exported source"\n'  # by nbdev, with a fold that is open
+FOLD = re.compile(r"^#\| code-fold: \w+\n", re.M)
+
+
+def folded_once(source):
+    """A cell of exported code with one fold, its own where it has one: nbdev puts another
+    above it, and Quarto stops at an option that comes twice.
+    """
+    own = FOLD.findall(source)[-1]
+    return own + FOLD.sub("", source)
 
 
 def documented(cells, module, config):
@@ -212,7 +239,8 @@ def documented(cells, module, config):
     """
     placed, done = set(), []
     for cell in cells:
-        if cell["source"].startswith(SHOWN):
+        if EXPORTED in cell["source"]:
+            cell["source"] = folded_once(cell["source"])
             for node in ast.parse(cell["source"]).body:
                 if getattr(node, "name", None) in module.public:
                     placed.add(node.name)
@@ -220,9 +248,10 @@ def documented(cells, module, config):
         if named := re.search(r"^show_doc\((\w+)\)$", cell["source"], re.M):
             names = [named[1]] if named[1] not in placed else []
             is_open = False
-        elif cell["source"].startswith(SHOWN):
+        elif EXPORTED in cell["source"]:
             names = [getattr(n, "name", None) for n in ast.parse(cell["source"]).body]
-            is_open = cell["source"].count("\n") <= OPEN
+            fold = "#| code-fold: show\n"
+            is_open = fold in cell["source"] and cell["source"].count("\n") <= OPEN
         else:
             names = []
         for name in names:
@@ -231,7 +260,7 @@ def documented(cells, module, config):
                 done.append(markdown_cell(f"doc-{name}", text))
         if not named:
             if names and not is_open:
-                cell["source"] = cell["source"].replace("show", "true", 1)
+                cell["source"] = FOLD.sub("#| code-fold: true\n", cell["source"], 1)
             done.append(cell)
     return done
 
@@ -314,7 +343,8 @@ def finish(path, config):
             if path.name == "index.ipynb":
                 cell["source"] = with_cards(cell["source"], path.parent)
             text = with_drawings(cell["source"], ROOT / "nbs")
-            cell["source"] = addressed(linked(text, path.name), config)
+            text = unless_played(linked(text, path.name))
+            cell["source"] = addressed(text, config)
         alt = re.search(
             r"^#\|\s*fig-alt:\s*[\"']?(.*?)[\"']?\s*$", cell["source"], re.M
         )

@@ -299,6 +299,7 @@ def opened(browser, width: int, missing: str = "nothing", kind="play", touch=Fal
         viewport=dict(width=width, height=900),
         has_touch=touch,
         is_mobile=touch and width < 768,
+        device_scale_factor=2,
     )
     page.faults = []
     page.on("pageerror", lambda error: page.faults.append(str(error)))
@@ -324,6 +325,44 @@ def said(page, text: str):
         timeout=120_000,
     )
     return page.inner_text(".play-status")
+
+
+REST = """<!doctype html><link rel=stylesheet href="styles.css">
+<body class=quarto-dark><div id=quarto-search><button></button></div>
+<main id=quarto-document-content><div class=callout-header data-bs-toggle=collapse
+data-bs-target=".c" aria-label="Toggle callout">Answer</div><div class="c collapse"></div>
+<div class=drawn><img src="images/walk.png" alt=""></div></main>
+<div class=glightbox-container></div>
+<script type=module src="play/page.js"></script>"""
+
+
+def test_a_page_is_for_the_keyboard_too_and_its_drawings_are_dark_by_night(browser):
+    page = browser.new_page()
+    page.route(
+        SITE + "**",
+        lambda route: (
+            route.fulfill(path=ROOT / "nbs" / route.request.url[len(SITE) :])
+            if route.request.url != SITE
+            else route.fulfill(body=REST, content_type="text/html")
+        ),
+    )
+    page.goto(SITE)
+    page.wait_for_load_state("load")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    page.get_by_role("button", name="Search").wait_for()
+    fold = page.get_by_role("button", name="Answer")
+    assert fold.get_attribute("aria-expanded") == "false"
+    page.evaluate("document.querySelector('.c').classList.add('show')")
+    page.wait_for_selector(".callout-header[aria-expanded=true]")
+    # a picture that is opened comes after the page
+    page.evaluate(
+        "document.querySelector('.glightbox-container').innerHTML ="
+        " '<img src=\"images/walk.png\" alt>'"
+    )
+    page.wait_for_selector(".glightbox-container img.drawn", state="attached")
+    large = page.locator(".glightbox-container img")
+    assert "invert" in large.evaluate("e => getComputedStyle(e).filter")
 
 
 def test_a_fast_drag_leaves_no_patch_out(browser):
@@ -355,6 +394,9 @@ def test_a_picture_is_completed_in_a_browser(browser, width, tmp_path):
     assert "32 of 64 patches hidden" in said(page, "t = 6:")
     assert page.locator(".play-pictures button").count() == 6
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    # the curves have as many dots as the screen
+    curve = page.locator("canvas[aria-label^=Energy]")
+    assert curve.evaluate("c => c.width === 2 * c.clientWidth && c.clientWidth > 0")
     # a patch is hidden or shown by a press, and by the keyboard
     canvas = page.locator(".play-picture > canvas")
     hidden = lambda: int(re.search(r"(\d+) of 64", page.inner_text(".play-status"))[1])

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -54,19 +55,25 @@ def test_pages_have_no_faults():
 @pytest.mark.parametrize(
     "tex, text",
     [
-        (r"so \(-\partial E/\partial g\) is", "so -∂E/∂g is"),
-        (r"\(\tfrac1D \mathbf 1\)", "1/D 1"),
-        (r"\[W_K^{h}, \; x \in \mathbb R^D \tag{3}\]", "W_K^h, x ∈ℝ^D"),
-        (r"\(\begin{aligned}a&=b\\c&=d\end{aligned}\)", "a=b c=d"),
-        ("costs $5, a[0] (all)", "costs $5, a[0] (all)"),
+        (r"-\partial E/\partial g", "so -∂E/∂g is"),
+        (r"\tfrac1D \mathbf 1", "so 1/D 1 is"),
+        (r"W_K^{h}, \; x \in \mathbb R^D \tag{3}", "so W_K^h, x ∈ℝ^D is"),
+        (r"\begin{aligned}a&=b\\c&<d\end{aligned}", "so a=b c<d is"),
+        (r"x", "so x is"),
     ],
 )
-def test_search_shows_formulas_as_people_read_them(tmp_path, tex, text):
+@pytest.mark.parametrize("marks", [("", ""), (r"\(", r"\)")])
+def test_search_shows_formulas_as_people_read_them(tmp_path, tex, text, marks):
+    "As KaTeX has them, and between the marks of other methods."
+    marked = tex.join(marks)
+    page = f'<p>so <span class="math inline">{escape(marked)}</span> is</p>'
+    (tmp_path / "a.html").write_text(page)
+    entry = {"href": "a.html#b", "title": "A", "text": f"so {marked} is"}
     index = tmp_path / "search.json"
-    index.write_text(json.dumps([{"href": "a.html", "title": "A", "text": tex}]))
+    index.write_text(json.dumps([entry]))
     script("search_text").main(str(index))
-    (entry,) = json.loads(index.read_text(encoding="utf-8"))
-    assert entry == {"href": "a.html", "title": "A", "text": text}
+    (found,) = json.loads(index.read_text(encoding="utf-8"))
+    assert found == entry | {"text": text}
 
 
 def test_every_formula_of_the_book_can_be_searched():
@@ -102,6 +109,7 @@ def test_the_landing_page_has_a_card_for_every_chapter(tmp_path):
     assert len(said) == len(chapters) and "fig-alt" not in "".join(said)
     pictures = re.findall(r"\((images/cards/[\w-]+\.png)\)", text)
     assert len(pictures) > len(chapters) / 2
+    assert len(set(re.findall(r"!\[A figure of “(.+?)”\]", text))) == len(pictures)
     for path in pictures:
         assert Image.open(tmp_path / path).size == (360, 220)
         assert (tmp_path / path).stat().st_size < 60_000
@@ -403,7 +411,7 @@ def test_numbers_of_equations_are_looked_at(tmp_path, prose, said):
                 '#| label: fig-curve\n#| fig-cap: "A curve, $\\gamma$"\n#| fig-alt: It'
                 " falls.\nplot()"
             ),
-            ["no fig-cap", "no fig-alt", "not read", "not read"],
+            ["cannot read", "no fig-cap", "no fig-alt", "not read", "not read"],
         ),
         (
             (
@@ -811,6 +819,14 @@ LONG = "x = " + "1" * 84  # as wide as the column
         ([staged_cell("markdown", "Try\n\n1. this\n2. that")], None),
         ([staged_cell("markdown", "Try this:\n1. one\n2. two")], "a list that runs on"),
         ([staged_cell("markdown", "Try\n- one\n- two")], "a list that runs on"),
+        # options of a cell, as Quarto reads them
+        ([staged_cell("code", "#| classes: [drawn, site]\n1")], None),
+        ([staged_cell("code", "#| classes: drawn site\n1")], "that are no list"),
+        (
+            [staged_cell("code", "#| code-fold: show\n#| code-fold: true\n1")],
+            "code-fold comes twice",
+        ),
+        ([staged_cell("code", "#| fig-cap: a: b\n1")], "options of a cell"),
         # what is inverted by night
         ([drawn_cell("The thick line.")], None),
         ([drawn_cell("The black line.")], "its caption says 'black'"),
@@ -845,11 +861,12 @@ def test_staging_finishes_a_page(tmp_path):
         '<div class="animation"><img id="_anim_img"><i class="fa fa-play"></i>'
         '<input id="_anim_slider0" type="range"></div>'
     )
-    exported = stage.SHOWN + (
+    shown = "#| code-fold: show\n" + stage.EXPORTED
+    exported = shown + (
         "def layer_norm(least: int = 1, **sizes: int):  # pyright: ignore[x]\n"
         '    "Raise."\n'
     )
-    long = stage.SHOWN + "class EnergyLayerNorm:\n" + "    x = 1\n" * 40
+    long = shown + "class EnergyLayerNorm:\n" + "    x = 1\n" * 40
     cells = [
         staged_cell("raw", FRONT),
         staged_cell(
@@ -938,6 +955,31 @@ def test_the_dark_theme_inverts_drawings_and_no_photograph():
     assert not stage.is_drawing(Image.fromarray(page))
 
 
+def test_no_browser_loads_a_picture_that_the_player_replaces():
+    text = '::: {.et-play}\n![It falls.](images/a.gif){fig-alt="A & B"}\n:::\n'
+    found = script("stage_docs").unless_played(text)
+    image = '<noscript><figure><img src="images/a.gif" alt="A &amp; B">'
+    assert image in found and "![" not in found
+    index = json.loads((ROOT / "nbs/index.ipynb").read_text())
+    own = "\n".join("".join(cell["source"]) for cell in index["cells"])
+    assert script("stage_docs").unless_played(own).count("<noscript>") == 1
+    assert "images/descent.gif" in (ROOT / "_quarto.yml").read_text()
+
+
+# What a theme of Quarto hides or breaks unless the style of the site says otherwise.
+STYLE = """html { scroll-padding-top: 5.5rem; }
+    section:target::before { content: none !important; }
+    main pre code span { color: inherit;
+    #quarto-sidebar { max-width: 100vw; }
+    body.quarto-dark .glightbox-container img.drawn { filter: invert(1)
+    .skip-link:focus { top: .5rem; }"""
+
+
+@pytest.mark.parametrize("rule", [r.strip() for r in STYLE.split("\n")])
+def test_the_style_has_what_the_theme_needs(rule):
+    assert rule in (ROOT / "nbs/styles.css").read_text()
+
+
 def test_results_are_folded_on_the_landing_page():
     stage = script("stage_docs")
     figure = staged_cell("code", "#| echo: false\n#| classes: site\nplot()")
@@ -954,7 +996,7 @@ def test_results_are_folded_on_the_landing_page():
     for cell in cells:
         cell["source"] = "".join(cell["source"])
     found = stage.with_folded_results(cells)
-    assert found[2] == figure and "classes: drawn site" not in figure["source"]
+    assert found[2] == figure and "drawn" not in figure["source"]
     sources = [cell["source"] for cell in found]
     assert sources[:2] == ["## In code", "## Results\n\n"]
     assert sources[-1].endswith("## Citation") and len(sources) == 5
@@ -988,7 +1030,7 @@ def test_staging_says_what_is_drawn(tmp_path):
     cell = lambda *names: dict(source="plot()", outputs=[outputs[n] for n in names])
     assert stage.drawn(cell("drawing")) == "#| classes: drawn\nplot()"
     own = cell("drawing") | {"source": "#| classes: site\nplot()"}
-    assert stage.drawn(own) == "#| classes: drawn site\nplot()"
+    assert stage.drawn(own) == "#| classes: [drawn, site]\nplot()"
     assert stage.drawn(cell("drawing", "map")) == stage.drawn(cell()) == "plot()"
     text = "![A]({}){{fig-alt="
     for file, said in (

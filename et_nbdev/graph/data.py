@@ -498,7 +498,7 @@ def from_scipy(adjacency, features, labels, name: str = "") -> Graph:
         )
     return Graph(*_ends(adjacency), features, labels, name=name)
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80frompyg
 def from_pyg(
     data: Any, name: str = "", *, weights: Literal["refuse", "ignore"] = "refuse"
 ) -> Graph:
@@ -689,7 +689,7 @@ def _check_columns(argument: str, table: Any):
             " rename one"
         )
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80numbered
 def _numbered_ends(edges, keys: tuple[str, str], index) -> list[Int[np.ndarray, "E"]]:
     "The positions of both ends of each edge in the index of the nodes."
     index = _exact("nodes.index", index)
@@ -806,7 +806,7 @@ def to_pandas(graph: Graph) -> tuple[Any, Any]:
     nodes["label"] = graph.labels
     return edges if graph.relations else edges.drop(columns="relation"), nodes
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80tonetwor
 def to_networkx(graph: Graph) -> Any:
     """A `networkx.DiGraph` that `from_networkx` reads, or a MultiDiGraph if there are
     parallel edges or several kinds of them. Nodes 0, 1, … have their label, and their
@@ -983,8 +983,8 @@ def _from_npz(path: str | os.PathLike) -> Graph:
     """
     a = _read_npz(
         path,
-        "senders|receivers|features|labels|name|(feature|node)_names|edges|node_features"
-        "|node_labels|relations/.*/(senders|receivers)",
+        "senders|receivers|features|labels|name|(feature|node)_names"
+        "|edges|node_features|node_labels|relations/.*/(senders|receivers)",
     )
     a |= _by_our_names(a)
     if missing := [key for key in ("senders", "receivers", "features") if key not in a]:

@@ -165,7 +165,8 @@ def _main(argv: list[str] | None = None) -> None:
             " ignored, and an .npz needs none; edges count in both directions"
         ),
     )
-    add("--out", required=True, type=at_home, help="CSV to write: node (its name, if it has one), p, flagged")
+    written = "CSV to write: node (its name, if it has one), p, flagged"
+    add("--out", required=True, type=at_home, help=written)
     args = parser.parse_args(argv)
     if args.out.exists() and not args.out.is_file():
         parser.error(f"argument --out: expected a file to write, got {args.out}")

@@ -501,7 +501,7 @@ def _text(data: bytes) -> bytes:
         data = data.decode("utf-16", "replace").encode()
     return data.removeprefix(codecs.BOM_UTF8)
 
-
+# %% ../../nbs/81_set_readers.ipynb #81texts
 class _Texts(NamedTuple):
     "The text files of one set. Errors name the file and the line."
 

@@ -72,7 +72,7 @@ def _is_deep(img) -> bool:
     "Whether the gray levels of a picture have more than 8 bits."
     return img.mode == "I" or img.mode.startswith("I;16")
 
-
+# %% ../../nbs/76_picture_readers.ipynb #76eightbit
 def _eight_bits(img, gray: bool, white: int):
     "Any PIL picture as mode L or RGB; deep gray levels go from 0 to `white`."
     from PIL import Image
@@ -327,7 +327,7 @@ def _from_pictures(folder: Path) -> dict[str, _Source]:
 
     return {split: source(own) for split, own in groups.items() if own}
 
-
+# %% ../../nbs/76_picture_readers.ipynb #76warnofth
 def _warn_of_the_rest(folder: Path, groups: dict, rest: list[Path]):
     "Say what was found in a folder, if something was left out."
     if not rest:
@@ -507,7 +507,7 @@ def _check_file(path: Path):
         says = "is neither a folder of pictures nor a parquet file, or it is damaged"
     raise ValueError(f"name: {path} {says}")
 
-
+# %% ../../nbs/76_picture_readers.ipynb #76fromfold
 def _from_folder(path: Path) -> dict[str, _Source]:
     """A parquet file, a folder with parquet shards of pictures, or else a folder of
     pictures.

@@ -239,6 +239,44 @@ def _fill_biharmonic(
 
 # %% ../../nbs/20_image_data.ipynb #20known0
 #| code-fold: true
+def _fill_by(guess):
+    "A fill by `guess`, from pictures (B, S·S·C) and what is visible of them."
+
+    def filled(images, occluded, patch_size):
+        shape = images.shape
+        x = _fill(images, occluded, patch_size, lambda x, hidden: np.zeros_like(x))
+        ones = patchify(np.ones(shape, np.float32), patch_size) * ~occluded[..., None]
+        seen = unpatchify(ones, shape[1], patch_size).reshape(len(x), -1) > 0
+        flat = x.reshape(len(x), -1)
+        return np.where(seen, flat, guess(flat, seen)).reshape(shape)
+
+    return filled
+
+
+def _neighbors(known, k):
+    squares = known**2
+
+    def guess(x, seen):
+        apart = seen @ squares.T - 2 * (seen * x) @ known.T  # + |x|², for all alike
+        return known[np.argsort(apart, 1, kind="stable")[:, :k]].mean(1)
+
+    return guess
+
+# %% ../../nbs/20_image_data.ipynb #20gauss1
+def _gaussian(known):
+    mean, fitted = known.mean(0), _need("sklearn.covariance").LedoitWolf().fit(known)
+    covariance = fitted.covariance_.astype(np.float32)
+
+    def guess(x, seen):
+        out = np.empty_like(x)
+        for row, own, o in zip(out, x, seen):
+            weights = np.linalg.solve(covariance[np.ix_(o, o)], own[o] - mean[o])
+            row[:] = mean + covariance[:, o] @ weights
+        return out
+
+    return guess
+
+# %% ../../nbs/20_image_data.ipynb #20fills2
 def fills_from(
     pictures: UInt8[np.ndarray, "M S S C"],
 ) -> dict[str, Callable[..., Float32[np.ndarray, "B S S C"]]]:
@@ -250,47 +288,15 @@ def fills_from(
     Gaussian needs scikit-learn, which is missing.
     """
     known = _unit(pictures).reshape(len(pictures), -1)
-    mean, squares = known.mean(0), known**2
-
-    def fill(guess):
-        "`guess`, from pictures (B, S·S·C) and what is visible of them, as a fill."
-
-        def filled(images, occluded, patch_size):
-            shape = images.shape
-            x = _fill(images, occluded, patch_size, lambda x, hidden: np.zeros_like(x))
-            ones = patchify(np.ones(shape, np.float32), patch_size)
-            ones = ones * ~occluded[..., None]
-            seen = unpatchify(ones, shape[1], patch_size).reshape(len(x), -1) > 0
-            flat = x.reshape(len(x), -1)
-            return np.where(seen, flat, guess(flat, seen)).reshape(shape)
-
-        return filled
-
-    def neighbors(k):
-        def guess(x, seen):
-            apart = seen @ squares.T - 2 * (seen * x) @ known.T  # + |x|², for all alike
-            return known[np.argsort(apart, 1, kind="stable")[:, :k]].mean(1)
-
-        return guess
-
-    fills = {
-        "mean training picture": fill(lambda x, seen: np.broadcast_to(mean, x.shape)),
-        "nearest neighbor": fill(neighbors(1)),
-        "seven nearest neighbors": fill(neighbors(7)),
+    mean = known.mean(0)
+    guesses = {
+        "mean training picture": lambda x, seen: np.broadcast_to(mean, x.shape),
+        "nearest neighbor": _neighbors(known, 1),
+        "seven nearest neighbors": _neighbors(known, 7),
     }
-    if known.shape[1] > 1024:
-        return fills
-    fitted = _need("sklearn.covariance").LedoitWolf().fit(known)
-    covariance = fitted.covariance_.astype(np.float32)
-
-    def conditional(x, seen):
-        out = np.empty_like(x)
-        for row, own, o in zip(out, x, seen):
-            weights = np.linalg.solve(covariance[np.ix_(o, o)], own[o] - mean[o])
-            row[:] = mean + covariance[:, o] @ weights
-        return out
-
-    return fills | {"Gaussian": fill(conditional)}
+    if known.shape[1] <= 1024:
+        guesses["Gaussian"] = _gaussian(known)
+    return {name: _fill_by(guess) for name, guess in guesses.items()}
 
 # %% ../../nbs/20_image_data.ipynb #324e0d1e
 def batches(

@@ -46,25 +46,52 @@ function color(name, plain) {
   return getComputedStyle(document.body).getPropertyValue(`--${name}`).trim() || plain;
 }
 
+/** A canvas of curves; play.css says how wide it is. */
+export function curveOf(height) {
+  return element("canvas", { style: `height: ${height}px`, set: { role: "img" } });
+}
+
+/** A blank canvas to draw on in CSS pixels, with as many dots as the screen has. */
+function sharp(canvas) {
+  const { clientWidth: width, clientHeight: height } = canvas;
+  canvas.width = Math.round(width * devicePixelRatio);
+  canvas.height = Math.round(height * devicePixelRatio);
+  const context = canvas.getContext("2d");
+  context.scale(devicePixelRatio, devicePixelRatio);
+  return { context, width, height };
+}
+
 /** Curves [name, color in the theme, color without one, values] over t = 0 … last. */
 export function drawCurves(canvas, title, curves, { t, last, low, high }) {
-  const context = canvas.getContext("2d");
-  const { width, height } = canvas;
-  const [left, right, top, bottom] = [10, width - 90, 18, height - 22];
+  const { context, width, height } = sharp(canvas);
+  const [left, right, top, bottom] = [58, width - 76, 20, height - 22];
   const values = curves.flatMap(([, , , of]) => of);
   const [least, most] = [Math.min(...values, low), Math.max(...values, high)];
   const x = (at) => left + ((right - left) * at) / last;
   const y = (v) => bottom - ((bottom - top) * (v - least)) / (most - least);
-  context.clearRect(0, 0, width, height);
+  const write = (text, at, down, align = "left") => {
+    context.textAlign = align;
+    context.fillText(text, at, down);
+  };
   context.font = "13px sans-serif";
   context.fillStyle = context.strokeStyle = color("muted", "#555555");
-  context.fillText(title, left, 12);
-  context.textAlign = t > last / 2 ? "right" : "left";
-  context.fillText(` t = ${t} `, x(t), height - 6);
-  context.textAlign = "left";
+  write(title, left, 12);
+  for (const v of [least, most]) write(rounded(v), left - 6, y(v) + 4, "right");
+  for (const at of [0, last]) {
+    if (Math.abs(at - t) > last / 4) write(at, x(at), height - 6, "center");
+  }
+  write(`t = ${t}`, x(t), height - 6, "center");
+  context.beginPath();
+  context.moveTo(left, top);
+  context.lineTo(left, bottom);
+  context.lineTo(right, bottom);
+  context.stroke();
   context.lineWidth = 2;
   context.setLineDash([3, 3]);
-  context.strokeRect(x(t), top, 0, bottom - top);
+  context.beginPath();
+  context.moveTo(x(t), top);
+  context.lineTo(x(t), bottom);
+  context.stroke();
   context.setLineDash([]);
   const labels = [];
   for (const [name, themed, plain, of] of curves) {
@@ -72,9 +99,9 @@ export function drawCurves(canvas, title, curves, { t, last, low, high }) {
     context.beginPath();
     of.forEach((v, at) => context.lineTo(x(at), y(v)));
     context.stroke();
-    let at = y(of.at(-1)) + 4;
-    while (labels.some((other) => Math.abs(other - at) < 14)) at += 14;
-    labels.push(at);
-    context.fillText(name, x(of.length - 1) + 6, at);
+    let down = y(of.at(-1)) + 4;
+    while (labels.some((other) => Math.abs(other - down) < 14)) down += 14;
+    labels.push(down);
+    write(name, x(of.length - 1) + 6, down);
   }
 }

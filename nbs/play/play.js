@@ -3,7 +3,7 @@
 // wanted.
 
 import { ImageEnergyTransformer, readSafetensors } from "./engine.js";
-import { button, drawCurves, element, fetched, rounded, slider, whenSeen } from "./parts.js";
+import { button, curveOf, drawCurves, element, fetched, rounded, slider, whenSeen } from "./parts.js";
 
 const HIDDEN = "#c8a2c8";
 const STEPS = 12; // as far as time can be dragged
@@ -78,8 +78,7 @@ class Player {
         "aria-label": "Picture in patches. Press to hide or show one; with the keyboard: arrows and space.",
       },
     });
-    this.curve = element("canvas", { width: 384, height: 150 });
-    this.curve.setAttribute("role", "img");
+    this.curve = curveOf(150);
     this.time = slider("time t", { min: 0, max: STEPS, value: 0 }, (e) => {
       this.playing = false;
       this.show(+e.target.value);

@@ -3,7 +3,7 @@
 
 import { readSafetensors } from "./engine.js";
 import { GraphEnergyTransformer } from "./graph.js";
-import { button, drawCurves, element, fetched } from "./parts.js";
+import { button, curveOf, drawCurves, element, fetched } from "./parts.js";
 import { rounded, slider, whenSeen } from "./parts.js";
 
 const STEPS = 6; // as far as time can be dragged
@@ -31,8 +31,7 @@ class Walk {
     const box = { type: "checkbox", checked: true, onchange: change };
     this.attentive = element("input", box);
     this.back = button("Back", () => this.stand(this.trail.pop()));
-    const curve = { width: 384, height: 110, set: { role: "img" } };
-    [this.energy, this.chance] = [element("canvas", curve), element("canvas", curve)];
+    [this.energy, this.chance] = [curveOf(110), curveOf(110)];
     const polite = { "aria-live": "polite" };
     this.status = element("p", { className: "play-status", set: polite });
     const buttons = [
@@ -123,7 +122,8 @@ class Walk {
 
   /** A node in its place: a picture, and a bar for its probability. */
   drawn(node, root) {
-    const picture = element("canvas", { width: 4, height: 8 });
+    const unseen = { "aria-hidden": "true" }; // what holds it is named
+    const picture = element("canvas", { width: 4, height: 8, set: unseen });
     const image = new ImageData(4, 8);
     for (let i = 0; i < 32; i++)
       image.data[4 * i + 3] = (255 * this.net.pixels[32 * node + i]) / 16;
