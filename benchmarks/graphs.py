@@ -155,7 +155,7 @@ def jax_operator(nodes, senders, receivers, training, backend):
     import jax
     import jax.numpy as jnp
 
-    from et_nbdev.graph._edges import _neighbor_attention
+    from et_nbdev.graph._edges import neighbor_match
     from et_nbdev.graph.energy import EdgeIndex
 
     jax.block_until_ready(jnp.ones(8) + 1)
@@ -169,7 +169,8 @@ def jax_operator(nodes, senders, receivers, training, backend):
         for _ in range(4)
     )
     Q = Q * WIDTH**-0.5
-    update = lambda Q, K, edges: _neighbor_attention(edges, Q, K)[1:]
+    match = lambda Q, K, edges: neighbor_match(edges, Q, K).sum()
+    update = jax.grad(match, (0, 1))
 
     def loss(Q, K, edges):
         as_query, as_key = update(Q, K, edges)
@@ -201,7 +202,7 @@ def operator_alone(name: str, kind: str, scale: float, repeats: int) -> dict:
 def scaling_alone(edges: int, repeats: int) -> dict:
     import jax
 
-    from et_nbdev.graph._edges import _neighbor_attention
+    from et_nbdev.graph._edges import neighbor_match
     from et_nbdev.graph.energy import EdgeIndex
 
     nodes = max(edges // 25, 300)
@@ -213,7 +214,8 @@ def scaling_alone(edges: int, repeats: int) -> dict:
     Q, K = (
         jax.random.normal(jax.random.key(i), (nodes, 1, 64)) / 8**i for i in range(2)
     )
-    call = jax.jit(lambda Q, K, graph: _neighbor_attention(graph, Q, K))
+    match = lambda Q, K, graph: neighbor_match(graph, Q, K).sum()
+    call = jax.jit(jax.value_and_grad(match, (0, 1)))
     run = lambda: jax.block_until_ready(call(Q, K, graph))
     run()
     return {
