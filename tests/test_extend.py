@@ -344,7 +344,9 @@ def test_what_is_no_term_no_factor_and_no_norm_is_refused():
         Scaled(3, 2.0)
     with pytest.raises(ValueError, match=r"^factor: expected one number, .*\(6,\)"):
         Scaled(memory, jnp.ones(D))
-    with pytest.raises(TypeError, match="^norm: expected a module with __call__ and lagrangian"):
+    with pytest.raises(
+        TypeError, match="^norm: expected a module with __call__ and lagrangian"
+    ):
         Block(nnx.LayerNorm(D, rngs=nnx.Rngs(0)), memory=memory)
 
 
@@ -363,9 +365,7 @@ def test_a_changed_energy_beside_the_parts_of_another_is_refused():
             def energy(self, g):
                 return super().energy(g) ** 2
 
-    with pytest.raises(
-        TypeError, match="^Squared: .*token_energy of HopfieldMemory"
-    ):
+    with pytest.raises(TypeError, match="^Squared: .*token_energy of HopfieldMemory"):
         define()
 
 
@@ -858,9 +858,7 @@ def test_a_term_without_parts_takes_what_its_energy_takes():
             token_energy = None
 
 
-@pytest.mark.parametrize(
-    "name", ["updates", "energy", "update", "energies_and_update"]
-)
+@pytest.mark.parametrize("name", ["updates", "energy", "update", "energies_and_update"])
 def test_the_sum_of_a_block_is_not_overridden(name):
     with pytest.raises(TypeError, match=f"^Other: {name} follows from energies"):
         type("Other", (Block,), {name: lambda self, g: None})

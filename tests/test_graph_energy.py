@@ -278,8 +278,12 @@ def test_a_look_costs_two_passes_over_the_edges_and_its_derivative_two_more():
     edges = EdgeIndex([0, 1, 2], [1, 2, 0], 3, backend="compiled")
     block = EdgeTransformer(4, 2, 3, 5, rngs=nnx.Rngs(0))
     force = lambda g: block.energies_and_update(g, edges=edges)[1]
-    count = lambda f: jax.jit(f).lower(jnp.ones((3, 4))).compile().as_text().count(
-        'custom_call_target="et_nbdev_graph'
+    count = lambda f: (
+        jax.jit(f)
+        .lower(jnp.ones((3, 4)))
+        .compile()
+        .as_text()
+        .count('custom_call_target="et_nbdev_graph')
     )
     assert count(force) == 2
     assert count(jax.grad(lambda g: jnp.sum(jnp.sin(force(g))))) == 4
@@ -534,9 +538,7 @@ def test_memory_is_not_edges_times_width(compile_fully):
     shape = jax.ShapeDtypeStruct((N, H, Y), jnp.float32)
     train = jax.jit(
         jax.grad(
-            lambda Q, K, edges: sum(
-                jnp.sum(x**2) for x in along_edges(edges, Q, K)
-            ),
+            lambda Q, K, edges: sum(jnp.sum(x**2) for x in along_edges(edges, Q, K)),
             (0, 1),
         )
     )
@@ -736,9 +738,7 @@ def test_compiled_passes_guard_themselves():
             "dK",
         ),
         (
-            lambda: kernels.tangent_keys(
-                rows, x, x, x, x, one, jnp.ones((3,)), one
-            ),
+            lambda: kernels.tangent_keys(rows, x, x, x, x, one, jnp.ones((3,)), one),
             "shift",
         ),
     ):

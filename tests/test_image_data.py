@@ -1102,7 +1102,8 @@ def test_folders_that_hold_no_set_of_pictures_are_refused(tmp_path):
     ):
         load_images(folder_of(tmp_path, {f"{c}.png": b"text" for c in "cba"}, "text"))
     with pytest.raises(
-        ValueError, match="name: .*text.txt is neither a folder of pictures nor a parquet file"
+        ValueError,
+        match="name: .*text.txt is neither a folder of pictures nor a parquet file",
     ):
         load_images(folder_of(tmp_path, {"text.txt": b"text"}, "txt") / "text.txt")
 
@@ -1512,7 +1513,11 @@ def other_suffixes(d):
         (hidden_copies, {0: 10}, None),
         (linked, {1: 10, 2: 10}, None),
         (linked_twice_and_in_a_circle, {1: 10}, None),
-        (beside_a_table, {1: 10}, r"10 pictures .*1 file that is no picture .*\.parquet"),
+        (
+            beside_a_table,
+            {1: 10},
+            r"10 pictures .*1 file that is no picture .*\.parquet",
+        ),
         (other_suffixes, {1: 17}, None),
         (
             lambda d: (ten(d), (d / "notes.txt").write_text("-"), (d / "x").touch()),

@@ -480,6 +480,40 @@ def _ends(adjacency) -> _Edges:
     once = _rows((found.col[listed], found.row[listed]), found.shape[0])
     return once.nonzero()
 
+# %% ../../nbs/80_graph_readers.ipynb #66489e4a
+def _need(module: str, package: str = "'et_nbdev[graphs]'"):
+    "Import an optional dependency, which `package` installs."
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as e:
+        raise ModuleNotFoundError(f"{e}: graphs need it, pip install {package}") from e
+
+
+def _check_weights(weights: str, found: Sequence[str]):
+    """Raise ValueError if edges carry data that a `Graph` cannot hold, unless it is to
+    be ignored.
+    """
+    if weights not in ("refuse", "ignore"):
+        raise ValueError(f"weights: expected 'refuse' or 'ignore', got {weights!r}")
+    if found and weights == "refuse":
+        raise ValueError(
+            f"weights: the edges have {', '.join(map(repr, found))}, which a Graph"
+            " cannot keep; drop what is not needed, or say weights='ignore'"
+        )
+
+
+def _maybe_labels(name: str, values) -> np.ndarray:
+    "Labels (N,), with None or NaN if a node has none."
+    try:
+        a = np.asarray(values, np.float64)
+    except (ValueError, TypeError) as e:
+        raise ValueError(
+            f"{name}: must be 1 (anomalous), 0 (normal) or nothing (unlabeled), got"
+            f" something else ({e})"
+        ) from e
+    a = np.where(np.isnan(a), -1, a)
+    return a.astype(np.int64) if (np.abs(a) < 2**31).all() and not (a % 1).any() else a
+
 # %% ../../nbs/80_graph_readers.ipynb #e6acdd9b
 def from_scipy(adjacency, features, labels, name: str = "") -> Graph:
     """A graph from a sparse (N, N) matrix, or a heterogeneous one from a dict of them;
@@ -555,40 +589,6 @@ def from_dgl(
         return from_relations(relations, _array("features", features), labels, name)
     senders, receivers = next(iter(relations.values()))
     return Graph(senders, receivers, features, labels, name=name)
-
-# %% ../../nbs/80_graph_readers.ipynb #66489e4a
-def _need(module: str, package: str = "'et_nbdev[graphs]'"):
-    "Import an optional dependency, which `package` installs."
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as e:
-        raise ModuleNotFoundError(f"{e}: graphs need it, pip install {package}") from e
-
-
-def _check_weights(weights: str, found: Sequence[str]):
-    """Raise ValueError if edges carry data that a `Graph` cannot hold, unless it is to
-    be ignored.
-    """
-    if weights not in ("refuse", "ignore"):
-        raise ValueError(f"weights: expected 'refuse' or 'ignore', got {weights!r}")
-    if found and weights == "refuse":
-        raise ValueError(
-            f"weights: the edges have {', '.join(map(repr, found))}, which a Graph"
-            " cannot keep; drop what is not needed, or say weights='ignore'"
-        )
-
-
-def _maybe_labels(name: str, values) -> np.ndarray:
-    "Labels (N,), with None or NaN if a node has none."
-    try:
-        a = np.asarray(values, np.float64)
-    except (ValueError, TypeError) as e:
-        raise ValueError(
-            f"{name}: must be 1 (anomalous), 0 (normal) or nothing (unlabeled), got"
-            f" something else ({e})"
-        ) from e
-    a = np.where(np.isnan(a), -1, a)
-    return a.astype(np.int64) if (np.abs(a) < 2**31).all() and not (a % 1).any() else a
 
 # %% ../../nbs/80_graph_readers.ipynb #b5982f28
 def _graph_of(ends, kinds, features, labels, names, nodes, name: str) -> Graph:
