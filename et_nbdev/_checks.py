@@ -68,7 +68,7 @@ def check_share(**shares):
     """
     for name, share in shares.items():
         is_number = not isinstance(share, bool) and isinstance(share, numbers.Real)
-        if share is not None and not (is_number and 0 <= share <= 1):
+        if share is not None and not (is_number and 0 <= share <= 1):  # pyright: ignore[reportOperatorIssue]
             raise ValueError(
                 f"{name}: expected none or a share in [0, 1], got {share!r}"
             )

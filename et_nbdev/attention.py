@@ -185,7 +185,7 @@ class EnergyAttention(Energy):
         "b of `positions` for every pair of tokens."
         if isinstance(self.positions, RelativeDistances):
             return self.positions(centered(g, coordinates, dtype))
-        return self.positions()
+        return self.positions()  # pyright: ignore[reportOptionalCall]
 
     def scores(
         self,

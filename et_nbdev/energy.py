@@ -59,7 +59,7 @@ def _check_one_energy(cls: type):
             first, other = other, first
         raise TypeError(
             f"{cls.__name__}: changes {first}, but keeps the {other} of"
-            f" {where(other).__name__}, which would be another number; change both"
+            f" {where(other).__name__}, which would be another number; change both"  # pyright: ignore[reportOptionalMemberAccess]
             + (", or set token_energy = None" if first == "energy" else "")
         )
 

@@ -77,7 +77,7 @@ def equilibrium(
         tolerance = 3 * float(jnp.finfo(x.dtype).eps) ** 0.5
     options = dict(evaluations=evaluations, tolerance=tolerance)
     found = jax.lax.stop_gradient(solve(block, x, solver, **options, **context))
-    pointed = (rms(found.x, -1) ** 2 > block.norm.eps).all(-1)
+    pointed = (rms(found.x, -1) ** 2 > block.norm.eps).all(-1)  # pyright: ignore[reportAttributeAccessIssue]
     found = found._replace(settled=found.settled & pointed)
     graphdef, params = nnx.split(block)
     given = params, context

@@ -183,8 +183,8 @@ def memory_update(
     """
     a, sign = g @ memory.xi[...].T, 1.0
     if hasattr(memory, "threshold"):  # a SignedMemory
-        a = a + jnp.broadcast_to(memory.threshold[...], a.shape)
-        repels = np.arange(a.shape[-1]) >= a.shape[-1] - memory.num_negative
+        a = a + jnp.broadcast_to(memory.threshold[...], a.shape)  # pyright: ignore[reportAttributeAccessIssue]
+        repels = np.arange(a.shape[-1]) >= a.shape[-1] - memory.num_negative  # pyright: ignore[reportAttributeAccessIssue]
         sign = jnp.broadcast_to(jnp.where(repels, -1.0, 1.0).astype(a.dtype), a.shape)
     r = jnp.maximum(a, 0)
     h = {

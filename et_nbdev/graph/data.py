@@ -900,8 +900,8 @@ def _room(path: str | os.PathLike) -> int:
 # %% ../../nbs/80_graph_readers.ipynb #80dircod
 def _check_directory(z: zipfile.ZipFile):
     "Raises zipfile.BadZipFile if the directory has lost or renamed a member."
-    z.fp.seek(-12 - len(z.comment), os.SEEK_END)
-    stated = int.from_bytes(z.fp.read(2), "little")
+    z.fp.seek(-12 - len(z.comment), os.SEEK_END)  # pyright: ignore[reportOptionalMemberAccess]
+    stated = int.from_bytes(z.fp.read(2), "little")  # pyright: ignore[reportOptionalMemberAccess]
     if stated != len(z.filelist) and stated != 0xFFFF:  # more are counted elsewhere
         raise zipfile.BadZipFile(f"{len(z.filelist)} of {stated} members are listed")
     for info in z.filelist:

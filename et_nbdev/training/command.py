@@ -169,7 +169,7 @@ def command(main: Callable) -> Callable:
     def run(argv: list[str] | None = None):
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
-                stream.reconfigure(errors="replace")
+                stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
         return main(argv)
 
     return run

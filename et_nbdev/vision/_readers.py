@@ -673,7 +673,7 @@ def _probe(source: dict[str, _Source], name: str) -> tuple[int, int, int]:
                     shapes.add(img.size)
                     gray = gray and img.mode in _GREY
                     if _is_deep(img):
-                        highest = max(highest, int(np.max(img)))
+                        highest = max(highest, int(np.max(img)))  # pyright: ignore[reportCallIssue]
             except Exception as e:  # rejected by name if it is ever requested
                 problem = f"{label}: {_brief(e)}"
     if not shapes:
