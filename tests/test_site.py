@@ -970,6 +970,7 @@ def test_no_browser_loads_a_picture_that_the_player_replaces():
 STYLE = """html { scroll-padding-top: 5.5rem; }
     section:target::before { content: none !important; }
     main pre code span { color: inherit;
+    main pre > code.sourceCode > span { color: inherit; }
     #quarto-sidebar { max-width: 100vw; }
     body.quarto-dark .glightbox-container img.drawn { filter: invert(1)
     .skip-link:focus { top: .5rem; }"""
