@@ -382,8 +382,10 @@ def check_formulas(module, g, self_attention=False, activation=None, **context):
             weights,
             bias,
         )
+    # The update of a normalized head with a Y of 1 is what is left of terms near 1, which
+    # nearly cancel.
     for actual, expected in zip(both(module, g, **context), (E, u)):
-        assert_close(actual, expected, rtol=1e-12)
+        assert_close(actual, expected, rtol=1e-12, atol=1e-14)
 
 
 def positions_by_index(table):
