@@ -49,17 +49,16 @@ SIZES = {  # name: (configuration, batch)
     ),
     "base": (ImageConfig(), 4),
 }
-# name: (class, whether a step's inside is recomputed on the way back, whether a batch is
-# taken in parts)
+# name: (class, options of the descent in training, whether a batch is taken in parts)
 MODELS = {
-    "library": (ImageEnergyTransformer, True, True),
-    "library, whole batches": (ImageEnergyTransformer, True, False),
-    "library, all stored": (ImageEnergyTransformer, False, False),
-    "reference": (PlainEnergyTransformer, False, False),
+    "library": (ImageEnergyTransformer, {"unroll": True}, True),
+    "library, whole batches": (ImageEnergyTransformer, {"unroll": True}, False),
+    "library, recomputed": (ImageEnergyTransformer, {"remat": True}, True),
+    "reference": (PlainEnergyTransformer, {}, False),
 }
-TRAINING_ONLY = ("library, whole batches", "library, all stored")
+TRAINING_ONLY = ("library, whole batches", "library, recomputed")
 if FOLDER:
-    MODELS["authors' code"] = (AuthorsEnergyTransformer, False, False)
+    MODELS["authors' code"] = (AuthorsEnergyTransformer, {}, False)
 TORCH = importlib.util.find_spec("torch") is not None
 PYTORCH = {"PyTorch": False, "PyTorch, compiled": True} if TORCH else {}
 # n × k times k × m
@@ -81,7 +80,7 @@ def work(kind: str, size: str, name: str):
         from torch_reference import torch_work
 
         return torch_work(kind, config, B, compiled=PYTORCH[name])
-    make, remat, parts = MODELS[name]
+    make, options, parts = MODELS[name]
     model = make(config, rngs=nnx.Rngs(0))
     graphdef, params = nnx.split(model, nnx.Param)
     params = nnx.to_pure_dict(params)
@@ -99,7 +98,7 @@ def work(kind: str, size: str, name: str):
 
     def completion(model, batch):
         patches, occluded, masked = batch
-        predicted = model(patches, masked, remat=remat)
+        predicted = model(patches, masked, **options)
         return _completion_loss(predicted, patches, occluded), {}
 
     def loss(model, patches, key):
