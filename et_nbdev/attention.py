@@ -22,6 +22,7 @@ from et_nbdev.scores import (
     for_scores,
     log_sum_exp,
     product,
+    softmax,
     visible_keys,
 )
 
@@ -166,14 +167,18 @@ class EnergyAttention(Energy):
         return super().takes | ({"coordinates"} if distances else set())
 
     def _heads(self, g, layout: str, dtype):
-        "Q and K in a layout such as ...hny: one product, both matrices side by side."
-        W = jnp.stack([self.Wq[...], self.Wk[...]]).astype(self.dtype or g.dtype)
-        heads = product(f"...nd,ihdy->i{layout}", g.astype(W.dtype), W, dtype)
-        if self.normalize:
+        "Q and K in a layout such as ...hny."
+
+        def heads(W):
+            W = W.astype(self.dtype or g.dtype)
+            heads = product(f"...nd,hdy->{layout}", g.astype(W.dtype), W, dtype)
+            if not self.normalize:
+                return heads
             wide = heads.astype(at_least_float32(dtype))
             rms = jnp.sqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-5)
-            heads = (wide / rms).astype(dtype)
-        return heads[0], heads[1]
+            return (wide / rms).astype(dtype)
+
+        return heads(self.Wq[...]), heads(self.Wk[...])
 
     def queries_and_keys(
         self, g: Float[Array, "... N D"]
@@ -202,10 +207,10 @@ class EnergyAttention(Energy):
         the key B. Raises TypeError if the mask is not boolean, and ValueError if pairs
         or coordinates have the wrong shape.
         """
-        Q, K = self.queries_and_keys(g)
+        Q, K = self._heads(g, "...nhy", self.dtype or g.dtype)
         wide = at_least_float32(g.dtype)
         beta = self.beta.astype(wide).reshape((1,) * (g.ndim - 2) + (-1, 1, 1))
-        scores = beta * product("...hcy,...hby->...hcb", Q, K, wide)
+        scores = beta * product("...chy,...bhy->...hcb", Q, K, wide)
         if weights is not None:
             scores = scores * for_scores("weights", weights, scores)
         if bias is not None:
@@ -222,8 +227,7 @@ class EnergyAttention(Energy):
         r"""$P_{CB} = \mathrm{softmax}_B$ of the scores: how much query C attends to key
         B. The rest is that of `scores`; a query that sees no key has a row of zeros.
         """
-        scores = self.scores(g, **pairs)
-        return jnp.exp(scores - log_sum_exp(scores)[..., None])
+        return softmax(self.scores(g, **pairs))
 
     def token_energy(
         self,

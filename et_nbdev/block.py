@@ -126,6 +126,7 @@ class Block(nnx.Module):
             raise ValueError("terms: expected at least one, as a keyword argument")
         self.norm, self.names = norm, tuple(terms)
         for name, term in terms.items():
+            _check_term(name, term)
             setattr(self, name, term)
 
     def __setattr__(self, name: str, value: Any):
@@ -154,7 +155,8 @@ class Block(nnx.Module):
                 energy = term.energy(g, **term.taken(context))
             if jnp.shape(energy) != g.shape[:-2]:
                 raise ValueError(
-                    f"{name}: expected one energy per sample {g.shape[:-2]}, got"
+                    f"{name}: expected one energy per sample {g.shape[:-2]} (of"
+                    f" token_energy, one per token {g.shape[:-1]}), got"
                     f" {jnp.shape(energy)}"
                 )
             energies[name] = jnp.asarray(energy, at_least_float32(energy.dtype))

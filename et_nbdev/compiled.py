@@ -63,8 +63,8 @@ def _contents(value: Any, inside: tuple[int, ...] = ()) -> Any:
     except TypeError:
         raise TypeError(
             f"block, solver: hold a {type(value).__name__}, and nothing tells whether"
-            " it has changed since a descent was compiled; keep arrays, numbers or"
-            " tuples instead"
+            " it has changed since a descent was compiled; keep numbers or tuples, and"
+            " what is learned in an nnx.Param of an nnx.Module"
         ) from None
     slots = {n: getattr(value, n, None) for n in getattr(value, "__slots__", ())}
     return type(value), value, look(slots)

@@ -93,11 +93,12 @@ class Euler:
 def step_of(solver: Solver, look: Look, state: Any) -> tuple[Any, View]:
     "A solver's step. Raises TypeError unless it returns two things, the second a View."
     result = solver.step(look, state)
-    pair = isinstance(result, tuple) and len(result) == 2
-    if not (pair and isinstance(result[1], View)):
+    parts = result if isinstance(result, tuple) else (result,)
+    if len(parts) != 2 or not isinstance(parts[1], View):
+        got = ", ".join(type(part).__name__ for part in parts)
         raise TypeError(
             f"solver: step of {type(solver).__name__} has to return what it remembers"
-            f" and a View, which look(x) gives; got {type(result).__name__}"
+            f" and a View, which look(x) gives; got {got}"
         )
     return result
 

@@ -26,7 +26,7 @@ def _reward(
     "F, the reward of each overlap."
     if activation == "gelu":
         return ((a**2 - 1) * normal.cdf(a) + a * normal.pdf(a)) / 2
-    r, n = jnp.maximum(a, 0), 2 if activation == "relu" else n  # NaN stays NaN
+    r, n = jax.nn.relu(a), 2 if activation == "relu" else n  # NaN stays NaN
     return r * r / 2 if n == 2 else r**n / n
 
 # %% ../nbs/04_memory.ipynb #ee5bace2

@@ -16,14 +16,40 @@ from jaxtyping import Array, Float
 from et_nbdev._checks import check_mask
 
 # %% ../nbs/68_scores.ipynb #ad977546
+def _exponentials(scores):
+    "exp(scores − top), their sum, and top; a row of nothing but −∞ gives 0, 1 and 0."
+    top = scores.max(-1, keepdims=True)
+    top = jnp.where(jnp.isneginf(top), jnp.zeros_like(top), top)
+    e = jnp.exp(scores - top)
+    z = e.sum(-1, keepdims=True)
+    # not `~(z > 0)`, which would treat NaN as an empty row
+    return e, jnp.where(z == 0, jnp.ones_like(z), z), top
+
+
+@jax.custom_jvp
+def softmax(scores: Float[Array, "... B"]) -> Float[Array, "... B"]:
+    "Softmax over the last axis. A row of nothing but −∞ gives zeros."
+    e, z, _ = _exponentials(scores)
+    return e / z
+
+
+@jax.custom_jvp
 def log_sum_exp(scores: Float[Array, "... B"]) -> Float[Array, "..."]:
     "Log-sum-exp over the last axis. A row of nothing but −∞ gives 0, not −∞."
-    top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
-    top = jnp.where(jnp.isneginf(top), jnp.zeros_like(top), top)
-    z = jnp.exp(scores - top).sum(-1)
-    empty = z == 0  # not `~(z > 0)`, which would treat NaN as empty
-    z = jnp.where(empty, jnp.ones_like(z), z)
-    return jnp.where(empty, jnp.zeros_like(z), top[..., 0] + jnp.log(z))
+    _, z, top = _exponentials(scores)
+    return (top + jnp.log(z))[..., 0]
+
+
+# Their derivatives need one array, which is all that a step of training has to store.
+@softmax.defjvp
+def _softmax_rule(primals, tangents):
+    P, moved = softmax(*primals), tangents[0]
+    return P, P * (moved - (P * moved).sum(-1, keepdims=True))
+
+
+@log_sum_exp.defjvp
+def _log_sum_exp_rule(primals, tangents):
+    return log_sum_exp(*primals), (softmax(*primals) * tangents[0]).sum(-1)
 
 # %% ../nbs/68_scores.ipynb #0b1d0c7a
 @partial(jax.custom_jvp, nondiff_argnums=(0, 3))
