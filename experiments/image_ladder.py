@@ -54,7 +54,7 @@ from flax import nnx
 from et_nbdev.block import EnergyTransformer, TransformerBlock
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.norm import EnergyLayerNorm
-from et_nbdev.testing import assert_close, assert_gradient, float64
+from et_nbdev.testing import _half_interval, assert_close, assert_gradient, float64
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.loop import OptimConfig, _make_optimizer
 from et_nbdev.vision._readers import _channel_statistics
@@ -463,7 +463,8 @@ def work(out: Path, names: list[str], images: dict, base: TrainConfig = BASE):
 
 def summary(out: Path):
     """Print a table: means and standard deviations over seeds, and the change from the
-    rung below with the same positions (of distances, to the free table), by seed.
+    rung below with the same positions (of distances, to the free table), by seed, ±
+    half its 95 % interval.
     """
     done, below = read(out), {}
     spread = lambda x: f" ± {np.std(x, ddof=1):.4f}" if len(x) > 1 else ""
@@ -481,7 +482,7 @@ def summary(out: Path):
         print(
             f"| {name} | {row['parameters']:,} | {row['operations'] / 1e6:.0f} "
             f"| {len(mse)} | {np.mean([*mse.values()]):.4f}{spread([*mse.values()])} "
-            f"| {f'{np.mean(gaps):+.4f}{spread(gaps)}' if gaps else '–'} |"
+            f"| {f'{np.mean(gaps):+.4f} ± {_half_interval(gaps):.4f}' if gaps else '–'} |"
         )
 
 

@@ -47,6 +47,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from et_nbdev.testing import _half_interval
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.fit import fit
 from et_nbdev.vision.data import batches
@@ -198,7 +199,9 @@ def work(plan: Plan, out: Path, names: list[str], images: dict):
 
 
 def summary(out: Path):
-    "Print a table: mean and standard deviation over seeds, and the paired change."
+    """Print a table: mean and standard deviation over seeds, and the paired change, ±
+    half its 95 % interval.
+    """
     done = read(out)
     spread = lambda x: f" ± {np.std(x, ddof=1):.4f}" if len(x) > 1 else ""
     print("| variant | parameters | K | seeds | MSE | change | steps up |")
@@ -220,7 +223,7 @@ def summary(out: Path):
         print(
             f"| {name} | {row['parameters']:,} | {row['config']['model']['num_memories']}"
             f" | {len(rows)} | {np.mean(mse):.4f}{spread(mse)}"
-            f" | {f'{np.mean(gaps):+.4f}{spread(gaps)}' if gaps else '–'}"
+            f" | {f'{np.mean(gaps):+.4f} ± {_half_interval(gaps):.4f}' if gaps else '–'}"
             f" | {up} of {of:,} |"
         )
 

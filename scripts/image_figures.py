@@ -2,15 +2,16 @@
 pictures that it was not trained on, into results/tiny-imagenet.
 
 metrics.json: errors of all test pictures, beside the transformer of the pair and the
-simple fills. dynamics.json: energy and error far past the training depth, and what
-attention and memory do to hidden patches in each step. validation.jpg: the paper's
+simple fills. dynamics.json: energy and error far past the training depth, and how far
+attention and memory bring hidden patches in each step. validation.jpg: the paper's
 Figure 3 on twelve validation pictures, with the rivals' completions. worst.jpg,
 best.jpg: its Figures 9 and 10. All show every picture twice: all of its tokens decoded,
 as in the paper, and with the pixels of the open patches pasted back.
 
 Also, for the front page, nbs/images/photographs.png: photographs of scikit-image.
 
-    python scripts/image_figures.py
+    python scripts/image_figures.py             # or, for dynamics.json alone,
+    python scripts/image_figures.py --dynamics
 """
 
 import json
@@ -57,38 +58,44 @@ STEPS = 200
 @nnx.jit
 def follow(model, images, occluded):
     """Means over a batch, at every time: energy, errors of hidden and open patches,
-    contrast of the hidden ones, likeness of the tokens, and how far each half of the
-    next step alone would move the hidden tokens g and their patches. Also how many
-    pictures' energy the step before has raised.
+    contrast of the hidden ones and likeness of the tokens; and for each step of the
+    trained descent, how far it and each half of it alone bring the hidden tokens towards
+    the last ones. Also how many pictures' energy the step before has raised.
     """
     c = model.config
     patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
     trajectory = model.descend(patches, occluded, steps=STEPS, states=True)[1]
     total, states = trajectory.energies.total, trajectory.states
     hidden = lambda a: jnp.sum(jnp.where(occluded, a, 0)) / jnp.sum(occluded)
+    last, norm = states[c.steps], lambda v: jnp.linalg.norm(v, axis=-1)
 
-    def halves(x, g, decoded, t):
-        "How far a step along one half of the update alone moves."
-        moves = {}
-        sizes = model.solver.sizes(g, t)
-        for name in ("attention", "memory"):
-            half = getattr(model.block, name).update(g)
-            y = x + sizes * model.block.norm.turning(x, half)
-            moved = jnp.linalg.norm(model.block.norm(y) - g, axis=-1)
-            moves[f"{name}_moves_g"] = hidden(moved)
-            moved = jnp.linalg.norm(model.decode(y) - decoded, axis=-1)
-            moves[f"{name}_moves_patch"] = hidden(moved)
-        return moves
-
-    def read(at):
+    def towards(at):
+        """Signed lengths along the way to the last tokens, of g and of their patches;
+        how long that way is, and the cosine between the halves.
+        """
         x, t = at
+        g, turning = model.block.norm(x), model.block.norm.turning
+        sizes, found = model.solver.sizes(g, t), {}
+        terms = model.block.attention, model.block.memory, model.block
+        updates = [term.update(g) for term in terms]
+        for space, seen in (("g", model.block.norm), ("patch", model.decode)):
+            way = seen(last) - seen(x)
+            moves = [seen(x + sizes * turning(x, u)) - seen(x) for u in updates]
+            for name, move in zip(("attention", "memory", "both"), moves):
+                along = jnp.sum(move * way, -1) / norm(way)
+                found[f"{name}_towards_{space}"] = hidden(along)
+            cosine = jnp.sum(moves[0] * moves[1], -1) / norm(moves[0]) / norm(moves[1])
+            found[f"way_{space}"] = hidden(norm(way))
+            found[f"halves_cosine_{space}"] = hidden(cosine)
+        return found
+
+    def read(x):
         decoded, g = model.decode(x), model.block.norm(x)
         error = jnp.mean((decoded - patches) ** 2, -1)
         unit = g / jnp.linalg.norm(g, axis=-1, keepdims=True)
         N = c.num_tokens
         cosine = (jnp.einsum("bnd,bmd->b", unit, unit) - N) / (N * (N - 1))
         return {
-            **halves(x, g, decoded, t),
             "mse": hidden(error),
             "mse_open": jnp.sum(jnp.where(occluded, 0, error)) / jnp.sum(~occluded),
             "contrast": hidden(decoded.std(-1)),
@@ -98,7 +105,8 @@ def follow(model, images, occluded):
 
     rises = jnp.diff(total, axis=0) > 1e-6 * jnp.abs(total[:-1])
     rises = jnp.concatenate([jnp.zeros_like(rises[:1]), rises])
-    rows = jax.lax.map(read, (states, jnp.arange(len(states))))
+    rows = jax.lax.map(read, states)
+    rows |= jax.lax.map(towards, (states[: c.steps], jnp.arange(c.steps)))
     return rows | {"energy": total.mean(-1), "raised": rises.sum(-1)}
 
 
@@ -275,13 +283,19 @@ def extremes(model, images, pictures=5000, columns=8):
         gallery(OUT / f"{name}.jpg", rows, [f"{mean[i]:.3f}" for i in chosen])
 
 
+def write(name, found):
+    with _atomic_write(OUT / f"{name}.json") as path:
+        path.write_text(json.dumps(found) + "\n")
+
+
 def main():
     model, rival = from_pretrained("tiny-imagenet"), from_pretrained(RIVAL)
     c = model.config
-    test, validation = (
-        load_images("tiny-imagenet", split, size=c.image_size)
-        for split in ("test", "validation")
-    )
+    test = load_images("tiny-imagenet", "test", size=c.image_size)
+    write("dynamics", dynamics(model, test))
+    if sys.argv[1:] == ["--dynamics"]:
+        return
+    validation = load_images("tiny-imagenet", "validation", size=c.image_size)
     photos = photographs(c.image_size)
     occluded = occlude(jax.random.key(1), len(photos), c.num_tokens, c.num_tokens // 2)[
         0
@@ -291,12 +305,7 @@ def main():
     some, occluded = next(_held_out(validation, c, c.num_tokens // 2, batch_size=12))
     gallery(OUT / "validation.jpg", rows_of(model, some, occluded, rival))
     extremes(model, validation)
-    for name, found in (
-        ("dynamics", dynamics(model, test)),
-        ("metrics", scores(model, rival, test)),
-    ):
-        with _atomic_write(OUT / f"{name}.json") as path:
-            path.write_text(json.dumps(found) + "\n")
+    write("metrics", scores(model, rival, test))
 
 
 if __name__ == "__main__":
