@@ -58,7 +58,7 @@ def test_pages_have_no_faults():
         (r"-\partial E/\partial g", "so -∂E/∂g is"),
         (r"\tfrac1D \mathbf 1", "so 1/D 1 is"),
         (r"W_K^{h}, \; x \in \mathbb R^D \tag{3}", "so W_K^h, x ∈ℝ^D is"),
-        (r"\begin{aligned}a&=b\\c&<d\end{aligned}", "so a=b c<d is"),
+        (r"\begin{aligned}a&=b\\c&<d\end{aligned}", "so a=b c&lt;d is"),
         (r"x", "so x is"),
     ],
 )
@@ -68,12 +68,44 @@ def test_search_shows_formulas_as_people_read_them(tmp_path, tex, text, marks):
     marked = tex.join(marks)
     page = f'<p>so <span class="math inline">{escape(marked)}</span> is</p>'
     (tmp_path / "a.html").write_text(page)
-    entry = {"href": "a.html#b", "title": "A", "text": f"so {marked} is"}
+    in_index = marked.replace("<", "&lt;")
+    entry = {"href": "a.html#b", "title": "A", "text": f"so {in_index} is"}
     index = tmp_path / "search.json"
     index.write_text(json.dumps([entry]))
     script("search_text").main(str(index))
     (found,) = json.loads(index.read_text(encoding="utf-8"))
     assert found == entry | {"text": text}
+
+
+@pytest.mark.parametrize(
+    "code, read",
+    [
+        (r'r"""$M =\n\frac{\partial g}{\partial x}$"""', 'r"""M = ∂g/∂x"""'),
+        (r'"$1+\\epsilon$"', '"1+ϵ"'),
+        (r'"a $1 or $2\n"', r'"a $1 or $2\n"'),
+        ("f'{a}$x$'", "f'{a}$x$'"),
+    ],
+)
+def test_search_shows_formulas_of_code_as_people_read_them(code, read):
+    search = script("search_text")
+    assert search.IN_CODE.sub(search.read_in_code, code.replace(r"=\n", "=\n")) == read
+
+
+@pytest.mark.parametrize(
+    "page, fault",
+    [
+        ("<td>::: {.a}</td>", True),
+        ("<li>a\n:::</li>", True),
+        ("<pre><code>:::</code></pre> <code>:::</code>", False),
+    ],
+)
+def test_a_part_that_is_shown_as_text_is_found(tmp_path, page, fault):
+    (tmp_path / "a.html").write_text(page)
+    (tmp_path / "search.json").write_text("[]")
+    if not fault:
+        return script("search_text").main(str(tmp_path / "search.json"))
+    with pytest.raises(SystemExit, match="a.html shows"):
+        script("search_text").main(str(tmp_path / "search.json"))
 
 
 def test_every_formula_of_the_book_can_be_searched():
