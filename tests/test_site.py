@@ -58,7 +58,7 @@ def test_pages_have_no_faults():
         (r"-\partial E/\partial g", "so -∂E/∂g is"),
         (r"\tfrac1D \mathbf 1", "so 1/D 1 is"),
         (r"W_K^{h}, \; x \in \mathbb R^D \tag{3}", "so W_K^h, x ∈ℝ^D is"),
-        (r"\begin{aligned}a&=b\\c&<d\end{aligned}", "so a=b c<d is"),
+        (r"\begin{aligned}a&=b\\c&<d\end{aligned}", "so a=b c&lt;d is"),
         (r"x", "so x is"),
     ],
 )
@@ -68,12 +68,44 @@ def test_search_shows_formulas_as_people_read_them(tmp_path, tex, text, marks):
     marked = tex.join(marks)
     page = f'<p>so <span class="math inline">{escape(marked)}</span> is</p>'
     (tmp_path / "a.html").write_text(page)
-    entry = {"href": "a.html#b", "title": "A", "text": f"so {marked} is"}
+    in_index = marked.replace("<", "&lt;")
+    entry = {"href": "a.html#b", "title": "A", "text": f"so {in_index} is"}
     index = tmp_path / "search.json"
     index.write_text(json.dumps([entry]))
     script("search_text").main(str(index))
     (found,) = json.loads(index.read_text(encoding="utf-8"))
     assert found == entry | {"text": text}
+
+
+@pytest.mark.parametrize(
+    "code, read",
+    [
+        (r'r"""$M =\n\frac{\partial g}{\partial x}$"""', 'r"""M = ∂g/∂x"""'),
+        (r'"$1+\\epsilon$"', '"1+ϵ"'),
+        (r'"a $1 or $2\n"', r'"a $1 or $2\n"'),
+        ("f'{a}$x$'", "f'{a}$x$'"),
+    ],
+)
+def test_search_shows_formulas_of_code_as_people_read_them(code, read):
+    search = script("search_text")
+    assert search.IN_CODE.sub(search.read_in_code, code.replace(r"=\n", "=\n")) == read
+
+
+@pytest.mark.parametrize(
+    "page, fault",
+    [
+        ("<td>::: {.a}</td>", True),
+        ("<li>a\n:::</li>", True),
+        ("<pre><code>:::</code></pre> <code>:::</code>", False),
+    ],
+)
+def test_a_part_that_is_shown_as_text_is_found(tmp_path, page, fault):
+    (tmp_path / "a.html").write_text(page)
+    (tmp_path / "search.json").write_text("[]")
+    if not fault:
+        return script("search_text").main(str(tmp_path / "search.json"))
+    with pytest.raises(SystemExit, match="a.html shows"):
+        script("search_text").main(str(tmp_path / "search.json"))
 
 
 def test_every_formula_of_the_book_can_be_searched():
@@ -966,19 +998,106 @@ def test_no_browser_loads_a_picture_that_the_player_replaces():
     assert "images/descent.gif" in (ROOT / "_quarto.yml").read_text()
 
 
-# What a theme of Quarto hides or breaks unless the style of the site says otherwise.
-STYLE = """html { scroll-padding-top: 5.5rem; }
-    section:target::before { content: none !important; }
-    main pre code span { color: inherit;
-    main pre > code.sourceCode > span { color: inherit; }
-    #quarto-sidebar { max-width: 100vw; }
-    body.quarto-dark .glightbox-container img.drawn { filter: invert(1)
-    .skip-link:focus { top: .5rem; }"""
+# A page as Quarto 1.7 renders it, in small, with the rules of its theme that have hidden
+# or broken something: bar, sidebar, a section, code, a table, and a drawing opened large.
+THEMED = """<!doctype html><style>
+html { scroll-behavior: auto } body { margin: 0; padding-top: 107px }
+.fixed-top { position: fixed; top: 0; left: 0; right: 0; height: BARpx; z-index: 1030 }
+#quarto-sidebar { position: fixed; overflow: auto }
+#quarto-sidebar .sidebar-menu-container { white-space: nowrap; min-width: 225px }
+.sidebar-item-container { display: flex; justify-content: space-between }
+section:target::before { content: ""; display: block; height: BARpx; margin: -BARpx 0 0 }
+h2 { margin: 2.2rem 0 1rem } pre { white-space: pre-wrap } table { width: 100% }
+pre > code.sourceCode > span, code span, code span.ex { color: INK }
+td { white-space: nowrap }
+PALETTES</style><style>STYLE</style><body class="quarto-SCHEME">
+<header id="quarto-header" class="fixed-top"></header>
+<nav id="quarto-sidebar" class="sidebar floating overflow-auto">
+<div class="sidebar-menu-container"><ul><li class="sidebar-item">
+<div class="sidebar-item-container"><a class="sidebar-item-text sidebar-link">
+<span class="menu-text">A chapter with a title that is as long as titles may be, or more
+</span></a></div></li></ul></div></nav><main id="quarto-document-content">
+<div class="sourceCode"><pre class="sourceCode"><code class="sourceCode python"><span
+id="cb1-1"><span class="ex">make</span> f(x)<span>: ...</span></span></code></pre></div>
+<table class="table"><tr>CELLS</tr></table>
+<figure class="drawn"><img src="images/walk.png"></figure><p style="height: 2000px"></p>
+<section id="a"><h2 class="anchored">A</h2><p style="height: 2000px"></p></section></main>
+<script type="module" src="play/page.js"></script>"""
+FITS = "document.documentElement.scrollWidth <= innerWidth"
+BELOW = """(() => { location.hash = "a";
+  const { top } = document.querySelector("h2").getBoundingClientRect();
+  const { bottom } = document.querySelector("#quarto-header").getBoundingClientRect();
+  return bottom <= top && top < bottom + 40; })()"""
+NARROW = "document.querySelector('#quarto-sidebar').offsetWidth <= innerWidth"
+OWN = """[...document.querySelectorAll("pre span")].every((span) =>
+  !["rgb(84, 84, 84)", "rgb(248, 248, 242)"].includes(getComputedStyle(span).color))"""
+LARGE = """new Promise((done) => {
+  document.body.insertAdjacentHTML("beforeend",
+    `<div class="glightbox-container"><img src="images/walk.png"></div>`);
+  const large = document.querySelector(".glightbox-container img");
+  large.onload = () => done(getComputedStyle(large).filter.includes("invert")); })"""
+REACHED = """(() => { const link = document.querySelector(".skip-link");
+  link.focus();
+  return link.getBoundingClientRect().top >= 0; })()"""
+BROKEN = {
+    "html { scroll-padding-top: 5.5rem": (1280, "light", BELOW),
+    "  html { scroll-padding-top: 8rem": (820, "light", BELOW),
+    "section:target::before": (1280, "light", BELOW),
+    "main pre code span { color: inherit": (1280, "light", OWN),
+    "main pre code span:is(.fu": (1280, "dark print", OWN),
+    "main pre > code.sourceCode > span {": (1280, "dark print", OWN),
+    "#quarto-sidebar": (390, "light", NARROW),
+    "body.quarto-dark .glightbox-container": (1280, "dark", LARGE),
+    ".skip-link:focus": (1280, "light", REACHED),
+    "  main table { display: block": (820, "light", FITS),
+}
 
 
-@pytest.mark.parametrize("rule", [r.strip() for r in STYLE.split("\n")])
-def test_the_style_has_what_the_theme_needs(rule):
-    assert rule in (ROOT / "nbs/styles.css").read_text()
+@pytest.fixture(scope="module")
+def browser():
+    preview = script("preview_docs")
+    sync = pytest.importorskip("playwright.sync_api").sync_playwright
+    if (chrome := preview.find_chrome()) is None:
+        pytest.skip("no Chromium")
+    with sync() as play:
+        browser = play.chromium.launch(executable_path=chrome, chromium_sandbox=False)
+        yield browser
+        browser.close()
+
+
+def is_well(browser, style, width, scheme, well):
+    "What the page in small with this style says of itself."
+    html = THEMED.replace("STYLE", style).replace("SCHEME", scheme.split()[0])
+    html = html.replace("PALETTES", sys.modules["preview_docs"].palettes())
+    html = html.replace("BAR", "67" if width > 991 else "107")
+    html = html.replace("INK", "#f8f8f2" if "dark" in scheme else "#545454")
+    html = html.replace("CELLS", "<td>a_long_name</td>" * 20)
+
+    def answer(route):
+        path = ROOT / "nbs" / route.request.url.removeprefix("http://site.test/")
+        if path.is_file():
+            route.fulfill(path=path)
+        else:
+            route.fulfill(body=html, content_type="text/html")
+
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.route("http://site.test/**", answer)
+    page.goto("http://site.test/")
+    if "print" in scheme:
+        page.emulate_media(media="print")
+    found = page.evaluate(well)
+    page.close()
+    return found
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_the_style_mends_what_the_theme_breaks(browser, rule, monkeypatch):
+    "With its style the page is well; without one of its rules it is not."
+    monkeypatch.setattr(sys.modules["preview_docs"], "STAGED", ROOT / "nbs")
+    style = (ROOT / "nbs/styles.css").read_text()
+    less = re.sub(rf"^{re.escape(rule)}.*", "", style, flags=re.M)
+    assert is_well(browser, style, *BROKEN[rule])
+    assert not is_well(browser, less, *BROKEN[rule])
 
 
 def test_results_are_folded_on_the_landing_page():
