@@ -26,7 +26,8 @@ def _reward(
     "F, the reward of each overlap."
     if activation == "gelu":
         return ((a**2 - 1) * normal.cdf(a) + a * normal.pdf(a)) / 2
-    r, n = jax.nn.relu(a), 2 if activation == "relu" else n  # NaN stays NaN
+    n = 2 if activation == "relu" else n
+    r = jnp.where(a < 0, 0, a)  # NaN stays NaN, and a derivative keeps booleans alone
     return r * r / 2 if n == 2 else r**n / n
 
 # %% ../nbs/04_memory.ipynb #ee5bace2
