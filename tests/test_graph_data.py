@@ -642,7 +642,8 @@ def test_dgl_files_as_they_are_published(tmp_path, dgl, name, onehot):
 
 
 def test_without_dgl_the_error_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "dgl", None)
+    for name in ("dgl", "dgl.data"):
+        monkeypatch.setitem(sys.modules, name, None)
     (tmp_path / "tsocial").write_bytes(bytes.fromhex("3fa1b446f04f2edd"))
     for name in ("tsocial", "amazon", "yelp", "amazon-upu"):
         with pytest.raises(ImportError, match=r"pip install 'et_nbdev\[dgl\]'"):

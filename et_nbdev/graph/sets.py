@@ -13,11 +13,11 @@ import os
 import re
 import urllib.request
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Int64
@@ -334,7 +334,7 @@ def read_tu(path: Path, name: str) -> GraphSet:
         return GraphSet(np.cumsum(sizes), *ends, labels, classes, **tables, name=name)
 
 # %% ../../nbs/81_set_readers.ipynb #810ef7f2
-def graphs_from_dgl(dataset: Iterable, name: str = "") -> GraphSet:
+def graphs_from_dgl(dataset: Any, name: str = "") -> GraphSet:
     """A set from `dgl.data.TUDataset`, or any iterable of (DGLGraph, class) with node
     data `node_labels`, `node_attr` and edge data `edge_labels`.
 
