@@ -23,20 +23,20 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from et_nbdev.graph.batches import (
+    EdgeLists,
+    flip_signs,
+    laplacian_positions,
+    learn_encoding,
+    make_buckets,
+)
 from et_nbdev.graph.classify import (
     ClassifyConfig,
     ClassifyTraining,
     GraphClassifier,
     _classification_loss,
 )
-from et_nbdev.graph.sets import (
-    _EdgeLists,
-    _flip_signs,
-    _laplacian_positions,
-    _learn_encoding,
-    _make_buckets,
-    load_graphs,
-)
+from et_nbdev.graph.sets import load_graphs
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.loop import TrainState, _make_optimizer, _make_step
 
@@ -64,7 +64,7 @@ class PlainClassifier(GraphClassifier):
 
     def __call__(self, batch, rngs=None):
         c = self.config
-        x = self.tokens(batch if rngs is None else _flip_signs(batch, rngs.signs()))
+        x = self.tokens(batch if rngs is None else flip_signs(batch, rngs.signs()))
         here = jnp.pad(batch.present, ((0, 0), (1, 0)), constant_values=True)
         mask = (
             here[:, :, None]
@@ -161,8 +161,8 @@ def main():
         )
         args.data, graphs = "rings", load_graphs("rings")
     ids = np.arange(len(graphs))
-    encoding = _learn_encoding(graphs, ids)
-    positions = _laplacian_positions(graphs, MODEL.num_positions)
+    encoding = learn_encoding(graphs, ids)
+    positions = laplacian_positions(graphs, MODEL.num_positions)
     config = ClassifyTraining(args.data, model=MODEL)
     x, e = encoding(graphs[:1])
     data = dict(features=x.shape[1], classes=graphs.num_classes, edge_features=0)
@@ -174,14 +174,14 @@ def main():
 
     ways = {}
     suppliers = {
-        "buckets": _make_buckets(
+        "buckets": make_buckets(
             graphs,
             encoding,
             positions=positions,
             num_buckets=config.num_buckets,
             batch_size=config.batch_size,
         ),
-        "edges": _EdgeLists(graphs, encoding, positions, config.batch_size),
+        "edges": EdgeLists(graphs, encoding, positions, config.batch_size),
     }
     for name, supply in suppliers.items():
         train, per_epoch = trainer(GraphClassifier, data, config), iter(range(10**6))
@@ -194,10 +194,10 @@ def main():
 
     def padded(some):
         "These graphs as one batch, padded to the largest of them."
-        one = _make_buckets(
+        one = make_buckets(
             graphs[some],
             encoding,
-            positions=_laplacian_positions(graphs[some], MODEL.num_positions),
+            positions=laplacian_positions(graphs[some], MODEL.num_positions),
             num_buckets=1,
             batch_size=len(some),
             room=2**40,

@@ -28,15 +28,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from et_nbdev.graph.batches import EdgeLists, cached_positions, learn_encoding
 from et_nbdev.graph.classify import GraphClassifier
 from et_nbdev.graph.classify_baselines import GIN, GINConfig
 from et_nbdev.graph.crossval import FitConfig, _optimizer, _programs, _taken_apart
-from et_nbdev.graph.sets import (
-    _cached_positions,
-    _EdgeLists,
-    _learn_encoding,
-    load_graphs,
-)
+from et_nbdev.graph.sets import load_graphs
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.loop import TrainState
 
@@ -156,15 +152,15 @@ def prepared(data: str, count: int):
     graphs = load_graphs(data)
     rng = np.random.default_rng(0)
     ids = np.sort(rng.permutation(len(graphs))[:count])
-    encoding = _learn_encoding(graphs, np.arange(len(graphs)))
+    encoding = learn_encoding(graphs, np.arange(len(graphs)))
     features, e = encoding(graphs)
     sizes = features.shape[1], graphs.num_classes
     found, plain = (grid(name, 15)[0].model for name in ("et", "et-eigenvectors"))
     supply = {
-        kind: _EdgeLists(
+        kind: EdgeLists(
             graphs,
             encoding,
-            _cached_positions(graphs, found.num_positions, kind),
+            cached_positions(graphs, found.num_positions, kind),
             FIT.batch_size,
         )
         for kind in ("eigenvectors", "returns")

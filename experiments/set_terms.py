@@ -36,15 +36,11 @@ from flax import nnx
 from et_nbdev.block import Block
 from et_nbdev.dynamics import descend
 from et_nbdev.energy import Energy
+from et_nbdev.graph.batches import cached_positions, in_layout, learn_encoding
 from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
 from et_nbdev.graph.crossval import FitConfig, _deal, _fit_classifier, _parts, _seed_of
 from et_nbdev.graph.energy import EdgeAttention
-from et_nbdev.graph.sets import (
-    _cached_positions,
-    _in_layout,
-    _learn_encoding,
-    load_graphs,
-)
+from et_nbdev.graph.sets import load_graphs
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedEuler
@@ -172,9 +168,9 @@ def run(data: str, variant: str, seed: int) -> dict:
     hidden = graphs.labels.copy()
     hidden[part.test] = -1
     graphs = replace(graphs, labels=hidden)
-    positions = _cached_positions(graphs, POSITIONS, c["positions"])
-    encoding = _learn_encoding(graphs, part.train)
-    supply = _in_layout("edges", graphs, encoding, positions, 32)
+    positions = cached_positions(graphs, POSITIONS, c["positions"])
+    encoding = learn_encoding(graphs, part.train)
+    supply = in_layout("edges", graphs, encoding, positions, 32)
     fit = FitConfig(EPOCHS[data], lr=c["lr"], weight_decay=c["weight_decay"])
     own = _seed_of(seed, 0)
     model = Varied(supply, c, nnx.Rngs(own))

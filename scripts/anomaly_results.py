@@ -35,7 +35,7 @@ from et_nbdev.graph.anomaly import (
     _weighted_loss,
 )
 from et_nbdev.graph.baselines import _BASELINES, _aggregate, fit_trees
-from et_nbdev.graph.data import _DATASETS, Graph, from_relations, load_graph, split
+from et_nbdev.graph.data import DATASETS, Graph, from_relations, load_graph, split
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.command import _as_command
 from et_nbdev.training.loop import OptimConfig
@@ -404,10 +404,10 @@ def main(argv: list[str] | None = None):
     parser.add_argument(
         "--data",
         nargs="+",
-        choices=[*_DATASETS, *(name + ALIKE for name in _DATASETS)],
+        choices=[*DATASETS, *(name + ALIKE for name in DATASETS)],
         default=["amazon-upu", "tolokers", "digits-relations"],
         metavar="NAME",
-        help=f"of {', '.join(_DATASETS)}, or one of these and {ALIKE}, which adds"
+        help=f"of {', '.join(DATASETS)}, or one of these and {ALIKE}, which adds"
         " edges between nodes with similar features",
     )
     parser.add_argument(

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from et_nbdev.graph.batches import learn_encoding, make_buckets
 from et_nbdev.graph.classify import load_classifier
 from et_nbdev.graph.crossval import _deal, _parts
-from et_nbdev.graph.sets import _learn_encoding, _make_buckets, load_graphs
+from et_nbdev.graph.sets import load_graphs
 from et_nbdev.training.checkpoint import _atomic_write
 
 RESULTS = Path(__file__).resolve().parent.parent / "results/graph-classification"
@@ -41,9 +42,9 @@ def main():
     graphs = load_graphs(config["data"])
     fold = _parts(_deal(graphs.labels), config["fold"])
     ids = np.sort(fold.test)
-    buckets = _make_buckets(
+    buckets = make_buckets(
         graphs[ids],
-        _learn_encoding(graphs, fold.train),
+        learn_encoding(graphs, fold.train),
         config["model"]["num_positions"],
         num_buckets=1,
     )

@@ -28,7 +28,7 @@ from et_nbdev.graph.crossval import (
     _summary,
     cross_validate,
 )
-from et_nbdev.graph.sets import _TU_NAMES, load_graphs
+from et_nbdev.graph.sets import TU_NAMES, load_graphs
 from et_nbdev.training.checkpoint import _save_checkpoint
 from et_nbdev.training.command import _as_command
 
@@ -150,7 +150,7 @@ def parse(argv=None):
         "--data",
         required=True,
         help=(
-            f"rings, one of {', '.join(_TU_NAMES)}, or another name of the TU collection"
+            f"rings, one of {', '.join(TU_NAMES)}, or another name of the TU collection"
         ),
     )
     parser.add_argument(

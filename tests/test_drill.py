@@ -2,13 +2,15 @@
 processes and full disks are in test_training.py.
 """
 
-import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import warnings
+import zipfile
 from pathlib import Path
 
 import doors
@@ -20,6 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import et_nbdev
+from et_nbdev.graph.data import Graph, load_graph, save_graph
+from et_nbdev.graph.sets import load_graphs, read_tu
 from et_nbdev.training.checkpoint import (
     CheckpointError,
     _load_checkpoint,
@@ -29,98 +33,101 @@ from et_nbdev.training.checkpoint import (
 from et_nbdev.training.command import _as_command
 from et_nbdev.training.fit import _alone, _MetricsLog, fit, read_metrics
 from et_nbdev.training.loop import OptimConfig
+from et_nbdev.vision.data import load_images
+from et_nbdev.vision.model import load_model
 
 ROOT = Path(et_nbdev.__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 
-@pytest.fixture(scope="module")
-def fuzz():
-    spec = importlib.util.spec_from_file_location(
-        "fuzz", Path(__file__).resolve().parent.parent / "scripts/fuzz.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 # --- damaged files
 # --------------------------------------------------------------------------------------
 
-# inputs for each reader; scripts/fuzz.py takes as many, and survives a crash
-MANY = int(os.environ.get("ET_FUZZ", 0))
-# DGL: test_graph_data.py
-FEW = {
-    "npz": 60,
-    "mat": 60,
-    "tu": 60,
-    "pictures": 40,
-    "parquet": 6,
-    "safetensors": 8,
-    "config": 12,
-    "estimator": 12,
-    "log": 40,
-    "fold": 40,
+
+def sound_graph(path):
+    ends = np.random.default_rng(0).integers(0, 12, (2, 20))
+    features = np.arange(36.0).reshape(12, 3)
+    save_graph(Graph(*ends, features, np.arange(12) % 3 - 1, name="sound"), path)
+
+
+def sound_mat(path):
+    from scipy.io import savemat
+    from scipy.sparse import csc_array
+
+    nets = {f"net_{n}": csc_array(np.eye(5, k=k)) for n, k in (("a", 1), ("b", 2))}
+    labels = np.array([[0, 1, 0, 1, 0]])
+    arrays = {"features": np.eye(5), "label": labels, **nets}
+    savemat(path, arrays, do_compression=True, appendmat=False)
+
+
+def sound_set(path):
+    text = dict(graph_indicator="1\n1\n2\n2\n", graph_labels="-1\n7\n")
+    text |= dict(A="1, 2\n2, 1\n3, 4\n4, 3\n", node_attributes="1\n.5\n-3e2\n4\n")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as z:
+        for part, content in text.items():
+            z.writestr(f"SET/SET_{part}.txt", content)
+
+
+def sound_picture(path):
+    Image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), np.uint8)
+    for i in range(3):
+        Image.fromarray(pixels).save(path.with_name(f"{i}.png"))
+    Image.fromarray(pixels).save(path)
+
+
+def sound_weights(path):
+    shutil.copy(ROOT / "et_nbdev/vision/weights/digits.safetensors", path)
+
+
+def sound_log(path):
+    rows = [json.dumps({"step": s, "loss": 1 / s}) for s in range(1, 6)]
+    path.write_text("\n".join(rows) + "\n")
+
+
+def log(path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert all(isinstance(row["step"], int) for row in read_metrics(path))
+
+
+DRILL = {  # a sound file, what reads it, and the error that is right
+    "graph.npz": (sound_graph, lambda p: load_graph(str(p)), ValueError),
+    "graph.mat": (sound_mat, lambda p: load_graph(str(p)), ValueError),
+    "SET.zip": (sound_set, lambda p: read_tu(p, "SET"), ValueError),
+    "picture.png": (sound_picture, lambda p: load_images(p.parent)[:], ValueError),
+    "model.safetensors": (sound_weights, load_model, CheckpointError),
+    "metrics.jsonl": (sound_log, log, ()),
 }
-NEEDS = {
-    "pictures": "PIL",
-    "parquet": "datasets",
-    "mat": "scipy",
-    "estimator": "sklearn",
-}
 
 
-@pytest.mark.parametrize("reader", FEW)
-def test_a_damaged_file_is_read_soundly_or_refused_by_name(
-    tmp_path, fuzz, reader, monkeypatch
-):
-    if reader in NEEDS:
-        pytest.importorskip(NEEDS[reader])
-    if reader == "parquet":
-        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    ended = set()
+@pytest.mark.parametrize("name", DRILL)
+def test_a_damaged_file_is_read_soundly_or_refused_by_name(tmp_path, name):
+    write, read, error = DRILL[name]
+    path = tmp_path / name
+    write(path)
+    read(path)
+    sound = path.read_bytes()
 
-    @examples(MANY or FEW[reader])
-    @given(st.integers(0, 2**32))
-    def drill(n):
-        # some of what it writes down is wrong on purpose
-        with doors.unchecked():
-            ended.add(fuzz.one(reader, n, tmp_path))
+    @examples(10 if name == "model.safetensors" else 60)
+    @given(st.data())
+    def drill(data):
+        "Some bytes are others, or gone, or the file ends early."
+        raw = bytearray(sound)
+        at = data.draw(st.integers(0, len(raw) - 1))
+        how = data.draw(st.sampled_from(["other", "gone", "end"]))
+        other = data.draw(st.binary(min_size=1, max_size=8))
+        raw[at : None if how == "end" else at + len(other)] = (
+            other if how == "other" else b""
+        )
+        path.write_bytes(raw)
+        try:
+            with doors.unchecked():
+                read(path)
+        except error as e:
+            assert name in str(e)
 
     drill()
-    assert "read" in ended if reader == "log" else "refused" in ended
-
-
-def test_the_fuzzer_tells_clean_from_unclean(tmp_path, fuzz, monkeypatch):
-    "An error of another kind, or one that does not name the file, is a failure."
-
-    def reader(name, read):
-        monkeypatch.setitem(
-            fuzz.READERS, name, fuzz.Reader("x.bin", lambda: [b"sound"], read)
-        )
-
-    def bad(path):
-        raise KeyError("x")
-
-    def anonymous(path):
-        raise ValueError("no")
-
-    def named(path):
-        raise ValueError(f"{path}: no")
-
-    (
-        reader("bad", bad),
-        reader("anonymous", anonymous),
-        reader("named", named),
-        reader("sound", lambda path: path),
-    )
-    assert (
-        fuzz.one("named", 0, tmp_path) == "refused"
-        and fuzz.one("sound", 0, tmp_path) == "read"
-    )
-    for name in ("bad", "anonymous"):
-        with pytest.raises(AssertionError, match=f"{name}, input 0"):
-            fuzz.one(name, 0, tmp_path)
 
 
 def test_a_log_that_is_none_stops_no_run(tmp_path):
@@ -340,10 +347,7 @@ def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch):
 def test_without_a_network_what_is_here_works_and_the_rest_says_so(
     tmp_path, monkeypatch
 ):
-    from et_nbdev.graph.data import load_graph
-    from et_nbdev.graph.sets import load_graphs
     from et_nbdev.vision._model_engine import _pretrained
-    from et_nbdev.vision.data import load_images
     from et_nbdev.vision.model import from_pretrained
 
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from et_nbdev.graph import sets
+from et_nbdev.graph import batches, sets
 from et_nbdev.graph.data import Graph, load_graph, save_graph
 from et_nbdev.graph.detector import AnomalyDetector
 from et_nbdev.training.checkpoint import CheckpointError
@@ -121,10 +121,10 @@ def homeless(monkeypatch):
 
 
 def test_without_a_home_folder_positions_are_not_kept_and_are_right(homeless):
-    graphs = sets._make_rings(20)
+    graphs = sets.make_rings(20)
     with pytest.warns(UserWarning, match="positions"):
-        found = sets._cached_positions(graphs, 3, least=10)
-    np.testing.assert_array_equal(found, sets._cached_positions(graphs, 3))
+        found = batches.cached_positions(graphs, 3, least=10)
+    np.testing.assert_array_equal(found, batches.cached_positions(graphs, 3))
 
 
 def test_without_a_home_folder_a_tilde_is_named(homeless):

@@ -25,11 +25,12 @@ from et_nbdev.graph.anomaly import (
     _inputs,
     train_anomaly,
 )
+from et_nbdev.graph.batches import learn_encoding, make_buckets
 from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
 from et_nbdev.graph.crossval import _predict_logits
 from et_nbdev.graph.data import load_graph, split
 from et_nbdev.graph.energy import EdgeIndex, EdgeTransformer
-from et_nbdev.graph.sets import _learn_encoding, _make_buckets, load_graphs
+from et_nbdev.graph.sets import load_graphs
 from et_nbdev.testing import assert_close, assert_descends
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.model import ImageConfig
@@ -151,8 +152,8 @@ def test_graphs_are_evaluated_without_noise():
     training: not even a fixed draw is left.
     """
     graphs = load_graphs("rings")[np.arange(6)]
-    data = _make_buckets(
-        graphs, _learn_encoding(graphs, np.arange(6)), k=2, num_buckets=1
+    data = make_buckets(
+        graphs, learn_encoding(graphs, np.arange(6)), k=2, num_buckets=1
     )
     noisy = ClassifyConfig(
         dim=16,

@@ -45,7 +45,7 @@ from et_nbdev.graph.anomaly import (
     train_anomaly,
 )
 from et_nbdev.graph.data import (
-    _DATASETS,
+    DATASETS,
     Graph,
     from_relations,
     load_graph,
@@ -780,7 +780,7 @@ def same_weights(a, b):
 @pytest.mark.parametrize(
     "argv, says",
     [
-        (["--data", "cora"], ["cora", *_DATASETS, ".npz"]),
+        (["--data", "cora"], ["cora", *DATASETS, ".npz"]),
         (["--data", "tolokers"], ["tolokers.npz", "ET_DATA", "https://"]),
         (["--config", "amazon"], ["Amazon.mat", "dgl", "pip install"]),
         (["--config", "huge"], ["--config", "huge", "amazon", "tfinance"]),

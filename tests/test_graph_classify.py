@@ -16,7 +16,14 @@ from et_nbdev.dynamics import descend
 from et_nbdev.graph import _set_engine
 from et_nbdev.graph._set_command import _main
 from et_nbdev.graph._set_engine import _reorder, _score, _stream, _WeightedEdges
-from et_nbdev.graph._set_views import _attended, _plot_molecule
+from et_nbdev.graph.batches import (
+    EdgeLists,
+    edge_batch,
+    laplacian_positions,
+    learn_encoding,
+    make_buckets,
+    return_probabilities,
+)
 from et_nbdev.graph.classify import (
     ClassifyConfig,
     ClassifyTraining,
@@ -28,17 +35,8 @@ from et_nbdev.graph.classify import (
 )
 from et_nbdev.graph.crossval import _deal, _Fold, _parts, _predict_logits
 from et_nbdev.graph.energy import EdgeAttention
-from et_nbdev.graph.sets import (
-    GraphBatch,
-    GraphSet,
-    _edge_batch,
-    _EdgeLists,
-    _laplacian_positions,
-    _learn_encoding,
-    _make_buckets,
-    _return_probabilities,
-    load_graphs,
-)
+from et_nbdev.graph.sets import GraphBatch, GraphSet, load_graphs
+from et_nbdev.graph.views import attended, plot_molecule
 from et_nbdev.testing import assert_close, assert_descends
 from et_nbdev.training.checkpoint import CheckpointError
 
@@ -84,9 +82,9 @@ def prepared(graphs=None, k=3):
     precision.
     """
     graphs = toys() if graphs is None else graphs
-    encoding = _learn_encoding(graphs, np.arange(len(graphs)))
-    positions = _laplacian_positions(graphs, k)
-    buckets = _make_buckets(graphs, encoding, positions=positions, num_buckets=1)
+    encoding = learn_encoding(graphs, np.arange(len(graphs)))
+    positions = laplacian_positions(graphs, k)
+    buckets = make_buckets(graphs, encoding, positions=positions, num_buckets=1)
     double = lambda batch: jax.tree.map(
         lambda x: jnp.asarray(x, jnp.float64 if x.dtype == np.float32 else x.dtype),
         batch,
@@ -96,7 +94,7 @@ def prepared(graphs=None, k=3):
     # the buckets' order of the graphs
     order = np.asarray(buckets.plan(np.arange(len(graphs)))[0][1])
     ids = np.array([int(np.flatnonzero(buckets.row == row)[0]) for row in order])
-    return double(dense), double(_edge_batch(graphs, encoding, positions, ids))
+    return double(dense), double(edge_batch(graphs, encoding, positions, ids))
 
 
 def build(config=SMALL, L=2, **options):
@@ -398,10 +396,10 @@ def test_each_block_has_parameters_of_its_own():
 
 def test_single_precision_is_exact_enough():
     graphs = load_graphs("rings")[np.arange(12)]
-    encoding = _learn_encoding(graphs, np.arange(12))
-    positions = _laplacian_positions(graphs, 3)
+    encoding = learn_encoding(graphs, np.arange(12))
+    positions = laplacian_positions(graphs, 3)
     batch = next(
-        _make_buckets(graphs, encoding, positions=positions, num_buckets=1).batches(
+        make_buckets(graphs, encoding, positions=positions, num_buckets=1).batches(
             np.arange(12)
         )
     )
@@ -479,8 +477,8 @@ def test_training_takes_the_positions_that_the_configuration_names():
         return [row["loss"] for row in run.history]
 
     own = losses()
-    assert own == losses(_return_probabilities(graphs, 3))
-    assert own != losses(_laplacian_positions(graphs, 3))
+    assert own == losses(return_probabilities(graphs, 3))
+    assert own != losses(laplacian_positions(graphs, 3))
 
 
 def test_noise_is_that_of_equation_26():
@@ -565,7 +563,7 @@ def test_positions_computed_anew_depend_on_the_order_where_a_graph_is_symmetric(
             receivers=place[graphs.receivers],
             node_labels=graphs.node_labels[np.argsort(place)],
         )
-        encoding = _learn_encoding(graphs, np.arange(1))
+        encoding = learn_encoding(graphs, np.arange(1))
         for k in (0, 3):
             model = GraphClassifier(
                 3,
@@ -576,7 +574,7 @@ def test_positions_computed_anew_depend_on_the_order_where_a_graph_is_symmetric(
             here, there = (
                 call(
                     model,
-                    _edge_batch(g, encoding, _laplacian_positions(g, k), np.arange(1)),
+                    edge_batch(g, encoding, laplacian_positions(g, k), np.arange(1)),
                 )
                 for g in (graphs, other)
             )
@@ -621,12 +619,12 @@ def test_the_loss_is_the_mean_over_graphs(x64):
 
 def supplies(ids):
     graphs = load_graphs("rings")
-    encoding, positions = _learn_encoding(graphs, ids), _laplacian_positions(graphs, 3)
+    encoding, positions = learn_encoding(graphs, ids), laplacian_positions(graphs, 3)
     return {
-        "dense": _make_buckets(
+        "dense": make_buckets(
             graphs, encoding, positions=positions, num_buckets=2, batch_size=16
         ),
-        "edges": _EdgeLists(graphs, encoding, positions, 16),
+        "edges": EdgeLists(graphs, encoding, positions, 16),
     }
 
 
@@ -743,7 +741,7 @@ def test_the_encoding_is_learned_from_the_training_graphs_alone():
         for g in (graphs, wild)
     ]
     config = replace(QUICK, epochs=1, model=replace(SMALL, blocks=1, steps=1))
-    positions = _laplacian_positions(graphs, 3)
+    positions = laplacian_positions(graphs, 3)
     one, other = (
         nnx.state(
             train_classifier(config, g, fold, positions=positions, progress=False).model
@@ -830,13 +828,9 @@ def test_a_view_adds_up_and_can_be_drawn():
         lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x, prepared()[0]
     )
     model = GraphClassifier(2, 2, SMALL, num_edge_features=2, rngs=nnx.Rngs(0))
-    view = _attended(model, dense)
-    for refuse in (
-        lambda edges: _reorder(edges, jax.random.key(0)),
-        lambda edges: _attended(model, edges),
-    ):
-        with pytest.raises(TypeError, match="EdgeBatch"):
-            refuse(prepared()[1])
+    view = attended(model, dense)
+    with pytest.raises(TypeError, match="EdgeBatch"):
+        _reorder(prepared()[1], jax.random.key(0))
     assert view.adjacency.shape == (
         4,
         2,
@@ -854,14 +848,14 @@ def test_a_view_adds_up_and_can_be_drawn():
     lone = int(dense.present.sum(1).argmin())
     assert (
         dense.present[lone].sum() == 1
-        and len(_plot_molecule(model, dense, lone).axes) >= 5
+        and len(plot_molecule(model, dense, lone).axes) >= 5
     )
     i = int(dense.present.sum(1).argmax())
     # a column of attributes, larger than any label's 1
     tall = dense._replace(features=dense.features.at[i, :, 1].set(7.5))
     texts = [
         text.get_text()
-        for text in _plot_molecule(model, tall, i, {0: "C"}).axes[0].texts
+        for text in plot_molecule(model, tall, i, {0: "C"}).axes[0].texts
     ]
     assert (
         sorted(texts)
@@ -882,7 +876,7 @@ def test_a_view_shows_the_attention_that_the_energy_has(normalize):
     )
     c = replace(SMALL, normalize_heads=normalize)
     model = GraphClassifier(2, 2, c, num_edge_features=2, rngs=nnx.Rngs(0))
-    view, x = _attended(model, dense), model.tokens(dense)
+    view, x = attended(model, dense), model.tokens(dense)
     pairs = model.pairs(x, dense)
     flat = jnp.zeros((len(x), c.num_heads, x.shape[1], x.shape[1]))
     for n, block in enumerate(model.blocks):
@@ -938,8 +932,8 @@ def test_bad_input_is_named():
         )
     model = GraphClassifier(3, 2, SMALL, rngs=nnx.Rngs(0))
     batch = next(
-        _make_buckets(
-            graphs, _learn_encoding(graphs, np.arange(20)), k=3, num_buckets=1
+        make_buckets(
+            graphs, learn_encoding(graphs, np.arange(20)), k=3, num_buckets=1
         ).batches(np.arange(20))
     )
     for name in ("features", "positions", "edge_features"):
@@ -974,8 +968,8 @@ def test_mutag_is_learned(et_data, tmp_path):
     run = train_classifier(config, graphs, fold, tmp_path, progress=False)
     most = np.bincount(graphs.labels[fold.train]).argmax()
     known = np.concatenate([fold.validation, fold.test])
-    supply = _make_buckets(
-        graphs, _learn_encoding(graphs, fold.train), k=8, num_buckets=2
+    supply = make_buckets(
+        graphs, learn_encoding(graphs, fold.train), k=8, num_buckets=2
     )
     assert (
         _score(_predict_logits(run.model, supply, known), graphs.labels[known]).accuracy

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import et_nbdev.graph.crossval as crossval
+from et_nbdev.graph.batches import EdgeLists, learn_encoding, make_buckets
 from et_nbdev.graph.classify import ClassifyConfig
 from et_nbdev.graph.classify_baselines import GIN, GINConfig
 from et_nbdev.graph.crossval import (
@@ -31,13 +32,7 @@ from et_nbdev.graph.crossval import (
     _summary,
     cross_validate,
 )
-from et_nbdev.graph.sets import (
-    _TU_NAMES,
-    _EdgeLists,
-    _learn_encoding,
-    _make_buckets,
-    load_graphs,
-)
+from et_nbdev.graph.sets import TU_NAMES, load_graphs
 from et_nbdev.training.fit import _alone
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -175,7 +170,7 @@ def kept_folds():
     }
 
 
-@pytest.mark.parametrize("name", [n for n in _TU_NAMES if n != "FRANKENSTEIN"])
+@pytest.mark.parametrize("name", [n for n in TU_NAMES if n != "FRANKENSTEIN"])
 def test_kept_folds_are_disjoint_and_complete(name):
     fold = kept_folds()[f"{name}/10"]
     counts = {
@@ -214,8 +209,8 @@ def test_kept_folds_are_those_of_the_real_labels(et_data, name):
 def test_training_is_repeatable_and_compiles_once(graphs):
     easy = replace(graphs, labels=(graphs.sizes > np.median(graphs.sizes)).astype(int))
     part = _parts(_deal(easy.labels, 5), 0)
-    buckets = _make_buckets(
-        easy, _learn_encoding(easy, part.train), k=0, num_buckets=1, batch_size=16
+    buckets = make_buckets(
+        easy, learn_encoding(easy, part.train), k=0, num_buckets=1, batch_size=16
     )
     config, rows = FitConfig(epochs=12, lr=1e-2, batch_size=16, weight_decay=0.0), []
     build = lambda seed: GIN(3, 2, SMALL, rngs=nnx.Rngs(seed))
@@ -247,8 +242,8 @@ def test_training_is_repeatable_and_compiles_once(graphs):
     )
     programs = crossval._programs(nnx.split(build(5))[0])
     before = [p._cache_size() for p in programs]
-    other = _make_buckets(
-        easy, _learn_encoding(easy, part.validation), k=0, num_buckets=1, batch_size=16
+    other = make_buckets(
+        easy, learn_encoding(easy, part.validation), k=0, num_buckets=1, batch_size=16
     )
     _fit_classifier(
         build(7),
@@ -267,8 +262,8 @@ def test_training_is_repeatable_and_compiles_once(graphs):
 
 
 def test_one_step_is_adamw_of_the_summed_loss(graphs):
-    buckets = _make_buckets(
-        graphs, _learn_encoding(graphs, [0]), k=0, num_buckets=1, batch_size=64
+    buckets = make_buckets(
+        graphs, learn_encoding(graphs, [0]), k=0, num_buckets=1, batch_size=64
     )
 
     class Linear(nnx.Module):
@@ -325,7 +320,7 @@ def test_one_step_is_adamw_of_the_summed_loss(graphs):
 
 
 def test_training_stops_where_the_loss_is_lost(graphs):
-    buckets = _make_buckets(graphs, _learn_encoding(graphs, [0]), k=0, num_buckets=1)
+    buckets = make_buckets(graphs, learn_encoding(graphs, [0]), k=0, num_buckets=1)
 
     class Explodes(nnx.Module):
         def __init__(self):
@@ -465,8 +460,8 @@ def test_labels_of_the_test_fold_never_reach_the_training_function(
                 " has none"
             ),
         ),
-        ([60], part.train, "train: ids of graphs must lie from 0 to 59, got 60"),
-        (part.train, [-1], "validation: ids of graphs must lie"),
+        ([60], part.train, "train: must hold ids of graphs from 0 to 59, got 60"),
+        (part.train, [-1], "validation: must hold ids of graphs"),
         (
             part.train,
             part.train[3:5],
@@ -485,7 +480,7 @@ def test_labels_of_the_test_fold_never_reach_the_training_function(
                 FitConfig(epochs=1),
             )
     with pytest.raises(
-        ValueError, match="^ids: ids of graphs must lie from 0 to 59, got 99"
+        ValueError, match="^ids: must hold ids of graphs from 0 to 59, got 99"
     ):
         _predict(make(SMALL, crossval._Sizes(3, 2, 0, 0), nnx.Rngs(0)), buckets, [99])
 
@@ -653,10 +648,10 @@ def test_results_are_written_whole_and_read_again(graphs, fold, tmp_path, monkey
 
 def test_both_layouts_predict_the_same_and_may_be_trained_on(graphs, fold):
     part = _parts(fold, 0)
-    encoding = _learn_encoding(graphs, part.train)
+    encoding = learn_encoding(graphs, part.train)
     model = make(SMALL, crossval._Sizes(3, 2, 0, 0), nnx.Rngs(0))
-    tables = _make_buckets(graphs, encoding, k=0, num_buckets=2, batch_size=16)
-    lists = _EdgeLists(
+    tables = make_buckets(graphs, encoding, k=0, num_buckets=2, batch_size=16)
+    lists = EdgeLists(
         graphs, encoding, np.zeros((graphs.num_nodes, 0), np.float32), 16
     )
     ids = part.test[::-1]
@@ -686,8 +681,8 @@ def test_a_gin_with_positions_is_a_gin_on_wider_features():
     script = runpy.run_path(str(ROOT / "scripts/graph_classification.py"))
     config = script["grid"]("gin-returns", 3)[0].model
     graphs = load_graphs("rings")[np.arange(12)]
-    encoding = _learn_encoding(graphs, np.arange(12))
-    buckets = _make_buckets(graphs, encoding, k=3, num_buckets=1)
+    encoding = learn_encoding(graphs, np.arange(12))
+    buckets = make_buckets(graphs, encoding, k=3, num_buckets=1)
     batch = next(buckets.batches(np.arange(12)))
     model = script["MAKE"]["gin-returns"](config, buckets, nnx.Rngs(0))
     plain = GIN(buckets.num_features + 3, 2, GINConfig(64, 5, 0.0), rngs=nnx.Rngs(0))

@@ -19,16 +19,12 @@ from sklearn.utils import estimator_checks
 from test_graph_detector import CHECKS, toy
 
 from et_nbdev.graph import set_classifier
+from et_nbdev.graph.batches import EdgeLists, laplacian_positions, learn_encoding
 from et_nbdev.graph.classify import ClassifyConfig, ClassifyTraining, train_classifier
 from et_nbdev.graph.crossval import _deal, _Fold, _predict_logits
 from et_nbdev.graph.detector import AnomalyDetector
 from et_nbdev.graph.set_classifier import GraphSetClassifier
-from et_nbdev.graph.sets import (
-    _EdgeLists,
-    _laplacian_positions,
-    _learn_encoding,
-    _make_rings,
-)
+from et_nbdev.graph.sets import make_rings
 from et_nbdev.training.checkpoint import CheckpointError, _read_meta, _save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
@@ -46,7 +42,7 @@ SMALL = dict(
 
 def rings(n=40, seed=0, shift=0.0):
     "With an attribute whose mean is `shift`, and classes that a file calls 3 and 7."
-    graphs = _make_rings(n, seed)
+    graphs = make_rings(n, seed)
     rng = np.random.default_rng(seed)
     attributes = shift + rng.normal(size=(graphs.num_nodes, 1)).astype(np.float32)
     return replace(graphs, node_attributes=attributes, classes=np.array([3, 7]))
@@ -93,8 +89,8 @@ def test_every_setting_of_a_run_is_a_hyperparameter_with_the_same_default():
 def test_another_set_is_encoded_by_the_training_set(fitted):
     there = rings(12, seed=1, shift=5.0)
     train = np.flatnonzero(_deal(rings().labels) != 0)
-    encoding = _learn_encoding(rings(), train)
-    supply = _EdgeLists(there, encoding, _laplacian_positions(there, 3))
+    encoding = learn_encoding(rings(), train)
+    supply = EdgeLists(there, encoding, laplacian_positions(there, 3))
     logits = _predict_logits(fitted.model_, supply, np.arange(12))
     want = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     p = fitted.predict_proba(there)

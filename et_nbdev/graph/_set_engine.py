@@ -19,18 +19,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from .._checks import check_kinds, check_positive, check_share, check_sizes
 from ..energy import Energies
+from .batches import Buckets, Columns, EdgeLists, Encoding, take
 from .crossval import _Fold, _predict_logits
 from .energy import EdgeTransformer
-from et_nbdev.graph.sets import (
-    EdgeBatch,
-    GraphBatch,
-    GraphSet,
-    _Buckets,
-    _Columns,
-    _EdgeLists,
-    _Encoding,
-    _take,
-)
+from .sets import EdgeBatch, GraphBatch, GraphSet
 from ..memory import SignedMemory
 
 # %% ../../nbs/86_set_engine.ipynb #f4f09d13
@@ -345,7 +337,7 @@ def _reorder(batch: GraphBatch, key: PRNGKeyArray) -> GraphBatch:
 
 # %% ../../nbs/86_set_engine.ipynb #f53a5f3b
 def _stream(
-    supply: _Buckets | _EdgeLists, ids: Int[np.ndarray, "n"], seed: int, start: int = 0
+    supply: Buckets | EdgeLists, ids: Int[np.ndarray, "n"], seed: int, start: int = 0
 ):
     """Batch number `start` and all after it, epoch after epoch. Each depends only on
     its number and the seed.
@@ -356,7 +348,7 @@ def _stream(
             start % per if epoch == start // per else 0 :
         ]:
             data, rows = supply.load(part)
-            yield data if rows is None else _take(data, rows)
+            yield data if rows is None else take(data, rows)
 
 # %% ../../nbs/86_set_engine.ipynb #6f594292
 class _Scores(NamedTuple):
@@ -391,7 +383,7 @@ def _check_classes(graphs: GraphSet, fold: _Fold):
         )
 
 
-def _scored(model, supply: _Buckets | _EdgeLists, ids: Int[np.ndarray, "n"]) -> _Scores:
+def _scored(model, supply: Buckets | EdgeLists, ids: Int[np.ndarray, "n"]) -> _Scores:
     return _score(_predict_logits(model, supply, ids), supply.labels[ids])
 
 
@@ -412,7 +404,7 @@ class _Classified(NamedTuple):
     best_step: int
 
 # %% ../../nbs/86_set_engine.ipynb #fd4a729b
-def _tables(encoding: _Encoding) -> dict[str, dict]:
+def _tables(encoding: Encoding) -> dict[str, dict]:
     "An encoding as a tree of arrays."
     return {
         side: {key: [*part] if isinstance(part, tuple) else part for key, part in parts}
@@ -423,7 +415,7 @@ def _tables(encoding: _Encoding) -> dict[str, dict]:
     }
 
 
-def _encoding_of(arrays: dict[str, np.ndarray], degrees: bool) -> _Encoding:
+def _encoding_of(arrays: dict[str, np.ndarray], degrees: bool) -> Encoding:
     "The encoding from arrays by name. Raises KeyError or ValueError if it is invalid."
 
     def columns(side):
@@ -434,6 +426,6 @@ def _encoding_of(arrays: dict[str, np.ndarray], degrees: bool) -> _Encoding:
         pairs = [*zip(values, known), (mean, scale)]
         if any(a.ndim != 1 or a.shape != b.shape for a, b in pairs):
             raise ValueError(f"an encoding of the {side}s whose columns disagree")
-        return _Columns(values, known, mean, scale)
+        return Columns(values, known, mean, scale)
 
-    return _Encoding(columns("node"), columns("edge"), bool(degrees))
+    return Encoding(columns("node"), columns("edge"), bool(degrees))

@@ -32,7 +32,7 @@ from et_nbdev.graph._anomaly_engine import (
     _Statistics,
     _train_classifier,
 )
-from .data import _DATASETS, Graph, Split, _ids_digest, split
+from .data import DATASETS, Graph, Split, ids_digest, split
 from .energy import EdgeIndex, EdgeTransformer, _attention_weights
 from ..training.checkpoint import _restore
 from ..training.loop import OptimConfig, _drop, _option
@@ -245,7 +245,7 @@ class AnomalyTraining:
 
     data: str = _option(
         "digits-knn",
-        f"{', '.join(_DATASETS)}, or the path of an .npz, .mat or DGL file",
+        f"{', '.join(DATASETS)}, or the path of an .npz, .mat or DGL file",
     )
     train_fraction: float = _option(
         0.4,
@@ -301,7 +301,7 @@ def train_anomaly(
     Raises the same errors as `split`, `AnomalyEnergyTransformer` and `fit`; ValueError
     for a graph without edges, FloatingPointError if predictions are not finite.
     """
-    c, own = config.model, {} if parts is None else {"split": _ids_digest(parts)}
+    c, own = config.model, {} if parts is None else {"split": ids_digest(parts)}
     parts = parts or split(graph.labels, config.train_fraction, config.seed)
     features = _Statistics.learn(graph, c.degree, c.scale)(graph)
     edges = AnomalyEnergyTransformer.prepare(graph, c.relations)

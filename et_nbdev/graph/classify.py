@@ -40,17 +40,15 @@ from et_nbdev.graph._set_engine import (
     _tabled_pairs,
     _with_cls,
 )
-from .crossval import _Fold
-from .data import _ids_digest
-from et_nbdev.graph.sets import (
-    EdgeBatch,
-    GraphBatch,
-    GraphSet,
-    _cached_positions,
-    _flip_signs,
-    _in_layout,
-    _learn_encoding,
+from et_nbdev.graph.batches import (
+    cached_positions,
+    flip_signs,
+    in_layout,
+    learn_encoding,
 )
+from .crossval import _Fold
+from .data import ids_digest
+from .sets import EdgeBatch, GraphBatch, GraphSet
 from ..training.checkpoint import _restore
 from ..training.fit import fit
 from ..training.loop import OptimConfig, _drop, _option
@@ -295,7 +293,7 @@ class GraphClassifier(nnx.Module):
             batch = _reorder(batch, rngs.order())
         # the sign of an eigenvector is arbitrary
         if rngs is not None and c.positions == "eigenvectors":
-            batch = _flip_signs(batch, rngs.signs())
+            batch = flip_signs(batch, rngs.signs())
         x = self.tokens(batch)
         pairs = self.pairs(x, batch)
         passed = [x]
@@ -417,18 +415,18 @@ def train_classifier(
     Features are encoded by the labels and statistics of the training graphs.
     `positions` may be passed if they are known already. Raises ValueError if labels are
     unknown, or if those in training are all of one class, and what `load_graphs`,
-    `_make_buckets` and `fit` raise.
+    `make_buckets` and `fit` raise.
     """
     c, fold = config.model, _Fold(*map(np.asarray, fold))
     train, validation, test = fold
     _check_classes(graphs, fold)
     if positions is None:
-        positions = _cached_positions(graphs, c.num_positions, c.positions)
-    encoding = _learn_encoding(graphs, train)
+        positions = cached_positions(graphs, c.num_positions, c.positions)
+    encoding = learn_encoding(graphs, train)
     shapes = config.batch_size, config.num_buckets
-    supply = _in_layout(config.layout, graphs, encoding, positions, *shapes)
+    supply = in_layout(config.layout, graphs, encoding, positions, *shapes)
     per = len(supply.plan(train, config.seed))
-    data = {"graphs": graphs.digest, "fold": _ids_digest(fold)}
+    data = {"graphs": graphs.digest, "fold": ids_digest(fold)}
     known = ("num_features", "num_classes", "num_edge_features")
     sizes = {name: getattr(supply, name) for name in known}
     result = fit(

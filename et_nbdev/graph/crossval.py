@@ -26,19 +26,18 @@ from jaxtyping import Array, Float, Float32, Int, PRNGKeyArray
 from tqdm import tqdm
 
 from .._checks import check_sizes
-from et_nbdev.graph.sets import (
-    EdgeBatch,
-    GraphSet,
-    _Bucket,
-    _Buckets,
-    _cached_positions,
-    _EdgeLists,
-    _Encoding,
-    _graph_ids,
-    _in_layout,
-    _learn_encoding,
-    _take,
+from et_nbdev.graph.batches import (
+    Bucket,
+    Buckets,
+    EdgeLists,
+    Encoding,
+    cached_positions,
+    in_layout,
+    learn_encoding,
+    take,
 )
+from .data import ids_of
+from .sets import EdgeBatch, GraphSet
 from ..training.checkpoint import _atomic_write, _provenance, at_home
 from ..training.fit import _alone, _MetricsLog
 from et_nbdev.training.loop import (
@@ -174,8 +173,8 @@ def _losses(logits: Float[Array, "B C"], labels: Int[Array, "B"]) -> Float[Array
     return jnp.where(labels >= 0, losses, jnp.zeros_like(losses))
 
 
-def _batch_of(data: _Bucket | EdgeBatch, rows: Int[Array, "B"] | None):
-    return _take(data, rows) if isinstance(data, _Bucket) else data
+def _batch_of(data: Bucket | EdgeBatch, rows: Int[Array, "B"] | None):
+    return take(data, rows) if isinstance(data, Bucket) else data
 
 
 def _rates(config: FitConfig, per_epoch: int) -> Float32[np.ndarray, "T"]:
@@ -221,11 +220,11 @@ def _programs(graphdef: nnx.GraphDef):
 
 # %% ../../nbs/89_cross_validation.ipynb #d927ef83
 def _ids_to_learn_from(
-    train, validation, graphs: _Buckets | _EdgeLists
+    train, validation, graphs: Buckets | EdgeLists
 ) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "m"]]:
     "Ids of existing graphs with a class, none of them in both parts."
     train, validation = (
-        _graph_ids(name, ids, len(graphs.labels))
+        ids_of(name, ids, "graphs", len(graphs.labels))
         for name, ids in (("train", train), ("validation", validation))
     )
     if len(both := np.intersect1d(train, validation)):
@@ -279,7 +278,7 @@ class _Epochs:
             self.best, self.state, self.epoch = (accuracy, -loss), run.state, epoch
 
 # %% ../../nbs/89_cross_validation.ipynb #1becf5e4
-def _all_batches(graphs: _Buckets | _EdgeLists, train, config: FitConfig, seed, rates):
+def _all_batches(graphs: Buckets | EdgeLists, train, config: FitConfig, seed, rates):
     "The batches of all epochs, each with the weight of one graph and a learning rate."
     epochs, share = range(1, config.epochs + 1), jnp.float32(1 / config.batch_size)
     parts = (part for epoch in epochs for part in graphs.plan(train, seed, epoch))
@@ -288,7 +287,7 @@ def _all_batches(graphs: _Buckets | _EdgeLists, train, config: FitConfig, seed, 
 # %% ../../nbs/89_cross_validation.ipynb #e92707f1
 def _fit_classifier(
     model: nnx.Module,
-    graphs: _Buckets | _EdgeLists,
+    graphs: Buckets | EdgeLists,
     train: Int[np.ndarray, "n"],
     validation: Int[np.ndarray, "m"],
     config: FitConfig,
@@ -329,12 +328,12 @@ def _fit_classifier(
 
 # %% ../../nbs/89_cross_validation.ipynb #5cf03150
 def _predict_logits(
-    model: nnx.Module, graphs: _Buckets | _EdgeLists, ids: Int[np.ndarray, "n"]
+    model: nnx.Module, graphs: Buckets | EdgeLists, ids: Int[np.ndarray, "n"]
 ) -> Float[np.ndarray, "n C"]:
     """Logits of each graph, in the order of `ids`. Labels are ignored. Raises
     ValueError for a graph that does not exist.
     """
-    ids = _graph_ids("ids", ids, len(graphs.labels))
+    ids = ids_of("ids", ids, "graphs", len(graphs.labels))
     graphdef, params, rest = _taken_apart(model)
     logits = _programs(graphdef)[1]
     found = np.zeros((len(graphs.labels), graphs.num_classes), np.float32)
@@ -347,7 +346,7 @@ def _predict_logits(
 
 
 def _predict(
-    model: nnx.Module, graphs: _Buckets | _EdgeLists, ids: Int[np.ndarray, "n"]
+    model: nnx.Module, graphs: Buckets | EdgeLists, ids: Int[np.ndarray, "n"]
 ) -> Int[np.ndarray, "n"]:
     "The most likely class of each graph."
     return _predict_logits(model, graphs, ids).argmax(-1)
@@ -397,7 +396,7 @@ class _Protocol:
 
     @cached_property
     def positions(self) -> Float32[np.ndarray, "N k"]:
-        return _cached_positions(self.graphs, self.k, *self.kinds)
+        return cached_positions(self.graphs, self.k, *self.kinds)
 
     @property
     def kinds(self) -> set[str]:
@@ -411,11 +410,11 @@ class _Protocol:
         return sum(c.fit.epochs for c in self.candidates)
 
     def supply(
-        self, graphs: GraphSet, encoding: _Encoding, batch_size: int
-    ) -> _Buckets | _EdgeLists:
+        self, graphs: GraphSet, encoding: Encoding, batch_size: int
+    ) -> Buckets | EdgeLists:
         "The graphs in the layout of the protocol, for training with this batch size."
         layout, shapes = self.layout, (self.num_buckets, self.room)
-        return _in_layout(layout, graphs, encoding, self.positions, batch_size, *shapes)
+        return in_layout(layout, graphs, encoding, self.positions, batch_size, *shapes)
 
 # %% ../../nbs/89_cross_validation.ipynb #1a8a07cf
 def _settings(protocol: _Protocol) -> dict:
@@ -611,7 +610,7 @@ class _Tried(NamedTuple):
     "A candidate after training, and the data that it was trained on."
 
     fitted: _Fitted
-    supply: _Buckets | _EdgeLists
+    supply: Buckets | EdgeLists
     row: dict  # for the file
 
     @property
@@ -623,7 +622,7 @@ class _Tried(NamedTuple):
 def _tried(
     candidate: _Candidate,
     make_model: Callable[[Any, _Sizes, nnx.Rngs], nnx.Module],
-    supply: _Buckets | _EdgeLists,
+    supply: Buckets | EdgeLists,
     part: _Fold,
     seed: int,
     each_epoch: Callable[[dict], None],
@@ -669,7 +668,7 @@ def _all_tried(protocol: _Protocol, f: int, part: _Fold, bar: tqdm) -> Iterator[
     hidden = protocol.graphs.labels.copy()
     hidden[part.test] = -1
     blind = replace(protocol.graphs, labels=hidden)
-    encoding, supplies = _learn_encoding(blind, part.train), {}
+    encoding, supplies = learn_encoding(blind, part.train), {}
     for i, candidate in enumerate(candidates):
         B = candidate.fit.batch_size
         if B not in supplies:  # one at a time: large sets fill the memory

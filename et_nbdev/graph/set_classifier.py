@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 
 from ._detector_engine import _check_y, _configuration, _Estimator
 from ._set_engine import _encoding_of, _tables
+from .batches import Encoding, cached_positions, in_layout, learn_encoding
 from et_nbdev.graph.classify import (
     ClassifyConfig,
     ClassifyTraining,
@@ -25,13 +26,7 @@ from et_nbdev.graph.classify import (
     train_classifier,
 )
 from .crossval import _deal, _Fold, _predict_logits
-from et_nbdev.graph.sets import (
-    GraphSet,
-    _cached_positions,
-    _Encoding,
-    _in_layout,
-    _learn_encoding,
-)
+from .sets import GraphSet
 from et_nbdev.training.checkpoint import (
     CheckpointError,
     _opened,
@@ -53,7 +48,7 @@ class _KeptClassifier(NamedTuple):
     "A trained model, and what is needed to use it on other graphs."
 
     model: GraphClassifier
-    encoding: _Encoding
+    encoding: Encoding
     made: dict  # the configuration, as `train_classifier` writes it
     about: dict  # classes, scores, provenance; JSON-able
 
@@ -104,7 +99,7 @@ def _trained(
     # there is no test: these scores are not kept
     fold = _Fold(train, validation, validation)
     run = train_classifier(config, known, fold, folder, progress=progress)
-    encoding = _learn_encoding(known, train)
+    encoding = learn_encoding(known, train)
     sizes = {
         "num_features": run.model.num_features,
         "num_classes": known.num_classes,
@@ -136,9 +131,9 @@ def _probabilities(kept: _KeptClassifier, graphs: GraphSet) -> Float[np.ndarray,
         classes=np.array(kept.about["classes"], np.int64),
     )
     c = kept.model.config
-    positions = _cached_positions(graphs, c.num_positions, c.positions)
+    positions = cached_positions(graphs, c.num_positions, c.positions)
     how = (kept.made[name] for name in ("batch_size", "num_buckets"))
-    supply = _in_layout(kept.made["layout"], blank, kept.encoding, positions, *how)
+    supply = in_layout(kept.made["layout"], blank, kept.encoding, positions, *how)
     logits = _predict_logits(kept.model, supply, np.arange(len(graphs)))
     if not np.isfinite(logits).all():
         raise FloatingPointError("graphs: predictions are not finite")
