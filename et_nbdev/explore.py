@@ -45,9 +45,10 @@ from .graph.anomaly import AnomalyEnergyTransformer, _inputs
 from .graph.data import Graph
 from .graph.energy import EdgeIndex, _attention_weights
 from .solvers import Anderson, Backtracking, solve
-from .vision._readers import _decode, _need
+from .vision.data import decode as _decode
+from .vision.data import denormalize as _denormalize
+from .vision.data import need as _need
 from et_nbdev.vision.data import (
-    _denormalize,
     normalize,
     patchify,
     photographs,

@@ -57,8 +57,7 @@ from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.testing import assert_close, assert_gradient, float64
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.loop import OptimConfig, _make_optimizer
-from et_nbdev.vision._readers import _channel_statistics
-from et_nbdev.vision.data import batches, load_images
+from et_nbdev.vision.data import batches, channel_statistics, load_images
 from et_nbdev.vision.model import ImageConfig, ImageTransformer
 from et_nbdev.vision.train import TrainConfig, _loss_for, evaluate
 
@@ -346,7 +345,7 @@ def pictures(folder: Path) -> dict[str, np.ndarray]:
 
 def configured(images: dict[str, np.ndarray], base: TrainConfig = BASE) -> TrainConfig:
     "With the channels and the statistics of the training pictures."
-    mean, std = (tuple(v.tolist()) for v in _channel_statistics(images["train"]))
+    mean, std = (tuple(v.tolist()) for v in channel_statistics(images["train"]))
     channels = images["train"].shape[-1]
     return replace(
         base, model=replace(base.model, channels=channels, mean=mean, std=std)

@@ -28,11 +28,10 @@ from et_nbdev.equilibria import equilibrium
 from et_nbdev.solvers import Anderson, Backtracking, Schedule, solve
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.fit import fit
-from et_nbdev.vision.data import batches, normalize, occlude, patchify
+from et_nbdev.vision.data import FILLS, batches, normalize, occlude, patchify
 from et_nbdev.vision.model import ImageEnergyTransformer
 from et_nbdev.vision.train import (
     _CONFIGS,
-    _FILLS,
     _completion_loss,
     _evaluate_fill,
     _held_out,
@@ -355,7 +354,7 @@ def main():
         name: _evaluate_fill(
             fill, images["test"], base.model, base.num_occluded, limit=args.test_on
         )
-        for name, fill in _FILLS.items()
+        for name, fill in FILLS.items()
     }
     if i == 0:
         keep(

@@ -29,8 +29,9 @@ from tqdm import tqdm
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import (
-    _denormalize,
-    _fill_biharmonic,
+    FILLS,
+    denormalize,
+    fill_biharmonic,
     load_images,
     normalize,
     occlude,
@@ -39,7 +40,7 @@ from et_nbdev.vision.data import (
     unpatchify,
 )
 from et_nbdev.vision.model import complete, from_pretrained
-from et_nbdev.vision.train import _FILLS, _evaluate_fill, _held_out, _summary, evaluate
+from et_nbdev.vision.train import _evaluate_fill, _held_out, _summary, evaluate
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -188,7 +189,7 @@ def scores(model, rival, images) -> dict:
     n = model.config.num_tokens // 2
     errors = {"Energy Transformer": evaluate(model, images, n)}
     errors["weight-shared transformer"] = evaluate(rival, images, n)
-    for name, fill in tqdm(_FILLS.items(), "fills"):
+    for name, fill in tqdm(FILLS.items(), "fills"):
         errors[name] = _evaluate_fill(fill, images, model.config, n)
     rows = stages(shipped_run())
     return {
@@ -214,7 +215,7 @@ def decoded(model, images, occluded):
     patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
     patches = model(patches, jnp.asarray(occluded))
     pixels = unpatchify(patches, c.image_size, c.patch_size)
-    return np.clip(_denormalize(pixels, c.mean, c.std), 0, 1)
+    return np.clip(denormalize(pixels, c.mean, c.std), 0, 1)
 
 
 def rows_of(model, images, occluded, rival=None) -> dict[str, np.ndarray]:
@@ -230,7 +231,7 @@ def rows_of(model, images, occluded, rival=None) -> dict[str, np.ndarray]:
     }
     if rival is not None:
         rows["transformer,\npasted"] = paste(decoded(rival, images, occluded))
-        filled = _fill_biharmonic(images, occluded, c.patch_size)
+        filled = fill_biharmonic(images, occluded, c.patch_size)
         rows["biharmonic"] = paste(filled)
     return rows | {"original": images / 255}
 

@@ -29,8 +29,7 @@ from et_nbdev.training.fit import read_metrics
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision import train as image_train
 from et_nbdev.vision._model_engine import _pretrained
-from et_nbdev.vision._readers import _Images
-from et_nbdev.vision.data import _fill_mean, normalize, patchify, unpatchify
+from et_nbdev.vision.data import Images, fill_mean, normalize, patchify, unpatchify
 from et_nbdev.vision.model import (
     ImageConfig,
     ImageEnergyTransformer,
@@ -46,7 +45,7 @@ from et_nbdev.vision.model import (
 )
 from et_nbdev.vision.train import (
     _CONFIGS,
-    _FILLS,
+    FILLS,
     TrainConfig,
     _completion,
     _completion_loss,
@@ -1187,7 +1186,7 @@ def test_fills_are_scored_on_the_same_pictures_and_occlusions():
         np.testing.assert_array_equal(x, y)
         np.testing.assert_array_equal(o, q)
         assert p == 4
-    assert list(_FILLS.values())[0] is _fill_mean and len(_FILLS) == 3
+    assert list(FILLS.values())[0] is fill_mean and len(FILLS) == 3
 
 
 def test_a_fill_and_a_model_that_say_the_same_score_the_same():
@@ -1258,7 +1257,7 @@ def test_prepare_reads_channels_and_statistics_off_the_pictures():
     pytest.importorskip("sklearn")
     config, images = _prepare(replace(_CONFIGS["digits"], batch_size=10**6))
     assert set(images) == {"train", "validation", "test"} and all(
-        isinstance(split, _Images) for split in images.values()
+        isinstance(split, Images) for split in images.values()
     )
     mean, std = images["train"].statistics()
     assert (
@@ -1367,7 +1366,7 @@ def test_a_run_writes_its_weights_log_figures_and_metrics(run):
     } == set(os.listdir(out))
     assert (
         set(metrics["masked_patch_mse"])
-        == {"Energy Transformer", *_FILLS, *KNOWN}
+        == {"Energy Transformer", *FILLS, *KNOWN}
         == set(metrics["standard_error"])
     )
     assert (
@@ -1401,7 +1400,7 @@ def test_the_reported_scores_are_those_of_the_best_weights(run):
         float(scores.std(ddof=1) / 12**0.5), rel=1e-4
     )
     fill = _evaluate_fill(
-        _fill_mean,
+        fill_mean,
         images["test"],
         model.config,
         config.num_occluded,
@@ -1672,7 +1671,7 @@ def test_the_demo_trains_once_and_shows(tmp_path, monkeypatch, capsys):
     )
     for plot in ("plot_completion", "plot_energies"):
         monkeypatch.setattr(image_train, plot, blank)
-    monkeypatch.setattr(image_train, "_FILLS", {"mean of the open pixels": _fill_mean})
+    monkeypatch.setattr(image_train, "FILLS", {"mean of the open pixels": fill_mean})
     metrics = _demo("digits", tmp_path / "out")
     printed = capsys.readouterr().out
     assert os.listdir(tmp_path / "out") == ["digits"]

@@ -20,7 +20,7 @@ from ..attention import RelativePositions
 from ..block import EnergyTransformer
 from ..memory import SignedMemory
 from ..training.checkpoint import at_home
-from ._readers import _need
+from .data import need
 
 # %% ../../nbs/78_image_model_engine.ipynb #f9e73fd6
 def _check_config(c):
@@ -259,7 +259,7 @@ def _weights(source: str | Path, revision: str | None) -> AbstractContextManager
             f" or a hub repository user/name, got {name!r}"
         )
     try:
-        path = _need("huggingface_hub").hf_hub_download(
+        path = need("huggingface_hub").hf_hub_download(
             name, "model.safetensors", revision=revision
         )
     except (OSError, ValueError) as e:

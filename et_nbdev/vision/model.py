@@ -43,7 +43,7 @@ from et_nbdev.vision._model_engine import (
     _relative_positions,
     _weights,
 )
-from .data import _denormalize, normalize, patchify, unpatchify
+from .data import denormalize, normalize, patchify, unpatchify
 
 # %% ../../nbs/21_image_model.ipynb #899d24b3
 def _waves(side: int, dim: int) -> Float[Array, "N D"]:
@@ -370,7 +370,7 @@ def _complete(
     )
 
     def picture(x):
-        predicted = _denormalize(
+        predicted = denormalize(
             unpatchify(model.decode(x), c.image_size, c.patch_size), c.mean, c.std
         )
         return jnp.where(hidden, jnp.clip(predicted, 0, 1), images)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Float32, PRNGKeyArray, Shaped
 from tqdm import tqdm
 
 from ..dynamics import plot_energies
@@ -31,20 +31,21 @@ from et_nbdev.training.command import (
 )
 from ..training.fit import _differences, _Fit, fit
 from ..training.loop import OptimConfig, _in_parts, _option
-from ._picture_arrays import _augment
-from ._readers import _Images, _Pictures
 from ._train_checks import _check_training
 from et_nbdev.vision.data import (
-    _fill_biharmonic,
-    _fill_mean,
-    _fill_nearest,
+    FILLS,
+    Images,
+    Pictures,
+    Pixels,
     batches,
     fills_from,
     load_images,
+    need,
     normalize,
     occlude,
     patchify,
     photographs,
+    unit,
 )
 from et_nbdev.vision.model import (
     ImageConfig,
@@ -154,7 +155,7 @@ def _draw(config: TrainConfig, images, key):
     look, hide = jax.random.split(key)
     if config.crop < 1 or config.flip or config.jitter:
         ratio = (3 / 4, 4 / 3) if config.crop < 1 else (1, 1)
-        images = _augment(
+        images = augment(
             look,
             images,
             scale=(config.crop, 1),
@@ -231,7 +232,7 @@ def _errors(model, images, occluded, steps: int):
 
 # %% ../../nbs/22_image_train.ipynb #5e3c853f
 def _held_out(
-    images: _Pictures,
+    images: Pictures,
     model: ImageConfig,
     num_occluded: int,
     *,
@@ -266,7 +267,7 @@ def _held_out(
 # %% ../../nbs/22_image_train.ipynb #5ad76332
 def evaluate(
     model: ImageEnergyTransformer,
-    images: _Pictures,
+    images: Pictures,
     num_occluded: int,
     *,
     seed: int = 0,
@@ -293,18 +294,12 @@ def evaluate(
     )
 
 # %% ../../nbs/22_image_train.ipynb #26389c63
-# baselines that fill holes without learning, by name
-_FILLS = {
-    "mean of the open pixels": _fill_mean,
-    "nearest open pixel": _fill_nearest,
-    "biharmonic inpainting": _fill_biharmonic,
-}
 _KNOWN = 5000  # training pictures that nearest neighbors are sought among, at most
 
 
 def _evaluate_fill(
     fill,
-    images: _Pictures,
+    images: Pictures,
     model: ImageConfig,
     num_occluded: int,
     *,
@@ -326,7 +321,7 @@ def _evaluate_fill(
     return np.concatenate(errors)
 
 # %% ../../nbs/22_image_train.ipynb #84a48c76
-def _prepare(config: TrainConfig) -> tuple[TrainConfig, dict[str, _Images]]:
+def _prepare(config: TrainConfig) -> tuple[TrainConfig, dict[str, Images]]:
     """Load the pictures, and put their channels and statistics into the model's
     configuration.
 
@@ -352,7 +347,7 @@ def _prepare(config: TrainConfig) -> tuple[TrainConfig, dict[str, _Images]]:
     )
 
 
-def _validation_for(config: TrainConfig, images: _Pictures):
+def _validation_for(config: TrainConfig, images: Pictures):
     "The error on held-out pictures, by which `fit` chooses the best weights."
     options = dict(seed=config.seed, limit=config.validate_on)
     score = lambda model: evaluate(model, images, config.num_occluded, **options)
@@ -361,7 +356,7 @@ def _validation_for(config: TrainConfig, images: _Pictures):
 # %% ../../nbs/22_image_train.ipynb #1b212e02
 def train(
     config: TrainConfig,
-    images: dict[str, _Pictures],
+    images: dict[str, Pictures],
     folder: Path | str | None = None,
     progress: bool = True,
     mesh: jax.sharding.Mesh | None = None,
@@ -393,6 +388,65 @@ def train(
         mesh=mesh,
         progress=progress,
     )
+
+# %% ../../nbs/79_image_training_engine.ipynb #75c40903
+def random_crop(key, x, scale, ratio):
+    "A random part of x (S, S, C), resized to the whole by linear interpolation."
+    area_key, shape_key, place_key = jax.random.split(key, 3)
+    uniform = partial(jax.random.uniform, dtype=jnp.float32)
+    area = uniform(area_key, (), minval=scale[0], maxval=scale[1])
+    low, high = np.log(ratio).astype(np.float32)
+    aspect = jnp.exp(uniform(shape_key, (), minval=low, maxval=high))
+    # height and width, S = 1
+    part = jnp.minimum(jnp.sqrt(area * jnp.stack([1 / aspect, aspect])), 1)
+    corner = uniform(place_key, (2,)) * (1 - part) * x.shape[0]
+    return jax.image.scale_and_translate(
+        x, x.shape, (0, 1), 1 / part, -corner / part, "linear", antialias=False
+    )
+
+
+def jittered(key, x, strength):
+    """Brightness, contrast and saturation of x (S, S, C) times factors uniform in 1 ±
+    strength.
+    """
+    pix = need("dm_pix")
+    bright, contrast, color = jax.random.uniform(
+        key, (3,), jnp.float32, 1 - strength, 1 + strength
+    )
+    x = pix.adjust_contrast(jnp.clip(x * bright, 0, 1), contrast)
+    if x.shape[-1] != 3:
+        return x
+    gray = pix.rgb_to_grayscale(x, keep_dims=True)
+    return gray + color * (x - gray)
+
+
+def augment(
+    key: PRNGKeyArray,
+    images: Shaped[Pixels, "B S S C"],
+    *,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    flip: float = 0.5,
+    jitter: float = 0.4,
+) -> Float32[Array, "B S S C"]:
+    """Random views of pictures, uint8 or floating in [0, 1]: float32 in [0, 1]. Works
+    under `jit`.
+
+    A crop, its area uniform in `scale` and its width:height log-uniform in `ratio` (no
+    side longer than the picture's), resized to S×S; mirrored with probability `flip`;
+    brightness, contrast and, for color pictures, saturation times factors uniform in 1
+    ± `jitter`. `scale` and `ratio` (1, 1), `flip` and `jitter` 0 switch a part off.
+    """
+
+    def one(key, x):
+        crop_key, flip_key, jitter_key = jax.random.split(key, 3)
+        x = random_crop(crop_key, x, scale, ratio)
+        mirrored = jax.random.uniform(flip_key, dtype=jnp.float32) < flip
+        x = jnp.where(mirrored, x[:, ::-1], x)
+        return jnp.clip(jittered(jitter_key, x, jitter) if jitter else x, 0, 1)
+
+    keys = jax.random.split(key, images.shape[0])
+    return jax.vmap(one)(keys, jnp.asarray(unit(images)))
 
 # %% ../../nbs/79_image_training_engine.ipynb #4d6d7775
 # CIFAR-10 in 4×4 patches, the smallest model that still separates variants: a few
@@ -517,9 +571,9 @@ def _save(figures: dict, out: Path):
 def _errors_by_name(
     model: ImageEnergyTransformer,
     config: TrainConfig,
-    images: _Pictures,
+    images: Pictures,
     limit: int | None,
-    known: _Pictures | None = None,
+    known: Pictures | None = None,
 ) -> dict[str, Float[np.ndarray, "M"]]:
     """Errors on held-out pictures: first of the model, then of every simple fill, and
     of those that know training pictures.
@@ -528,7 +582,7 @@ def _errors_by_name(
     options = dict(seed=config.seed, limit=limit)
     own = evaluate(model, images, config.num_occluded, **options)
     errors = {names[config.model.block]: own}
-    fills = _FILLS if known is None else _FILLS | fills_from(known[:_KNOWN])
+    fills = FILLS if known is None else FILLS | fills_from(known[:_KNOWN])
     for name, fill in tqdm(
         fills.items(), "simple fills", file=sys.stdout, leave=False, ncols=100
     ):
@@ -539,7 +593,7 @@ def _errors_by_name(
 
 # %% ../../nbs/79_image_training_engine.ipynb #586a243b
 def _report_figures(
-    model: ImageEnergyTransformer, config: TrainConfig, images: _Pictures
+    model: ImageEnergyTransformer, config: TrainConfig, images: Pictures
 ) -> dict:
     "Held-out pictures that the model completes, and their energies if there are any."
     held_out = _held_out(
@@ -575,12 +629,12 @@ def _print_errors(metrics: dict):
 def _report(
     model: ImageEnergyTransformer,
     config: TrainConfig,
-    images: _Images,
+    images: Images,
     out: Path,
     *,
     limit: int | None = None,
     fit: _Fit | None = None,
-    known: _Pictures | None = None,
+    known: Pictures | None = None,
 ) -> dict:
     """Score `model` and the simple fills on held-out pictures; write completion.png,
     energy.png (if it has an energy) and metrics.json into `out`.
