@@ -56,8 +56,10 @@ from et_nbdev.vision.data import (
 )
 from et_nbdev.vision.model import (
     ImageEnergyTransformer,
-    _hidden_pixels,
     from_pretrained,
+)
+from et_nbdev.vision.model import (
+    hidden_pixels as _hidden_pixels,
 )
 
 # %% ../nbs/95_explorer_descents.ipynb #a69c9782

@@ -81,7 +81,7 @@ from et_nbdev.vision.data import (
     patchify,
 )
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer, ImageTransformer
-from et_nbdev.vision.train import TrainConfig, _loss_for, evaluate
+from et_nbdev.vision.train import TrainConfig, evaluate, training_loss
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -632,7 +632,7 @@ def run(plan: Plan, job: Job, images: dict, folder: Path, clock: Clock) -> dict 
     try:
         result = fit(
             make(config.model, job.name, job.seed),
-            _loss_for(config),
+            training_loss(config),
             lambda start: batches(
                 images["train"], config.batch_size, seed=job.seed, start=start
             ),

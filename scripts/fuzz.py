@@ -350,7 +350,7 @@ def models():
     shapes = {"num_features": 3, "num_classes": 2, "num_edge_features": 1}
     return [
         kept(
-            vision._image_model(c, rngs=nnx.Rngs(0)),
+            vision.image_model(c, rngs=nnx.Rngs(0)),
             {"model": asdict(c)},
             vision.load_model,
         ),

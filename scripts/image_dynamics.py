@@ -31,11 +31,11 @@ from et_nbdev.training.fit import fit
 from et_nbdev.vision.data import FILLS, batches, normalize, occlude, patchify
 from et_nbdev.vision.model import ImageEnergyTransformer
 from et_nbdev.vision.train import (
-    _CONFIGS,
-    _completion_loss,
-    _evaluate_fill,
-    _held_out,
-    _prepare,
+    CONFIGS,
+    completion_loss,
+    evaluate_fill,
+    held_out_batches,
+    prepare,
 )
 
 # --- the model, and where its loss is taken ---
@@ -101,7 +101,7 @@ def loss_at(config, step_sizes=None, first: int | None = None):
             states, T = states_by(model, x, step_sizes, remat=True), len(step_sizes)
             t = T if first is None else jax.random.randint(when, B, first, T + 1)
             x = states[t, jnp.arange(B)]
-        return _completion_loss(model.decode(x), patches, hidden), metrics
+        return completion_loss(model.decode(x), patches, hidden), metrics
 
     return loss
 
@@ -158,7 +158,7 @@ def errors_settled(model, images, occluded, tolerance=1e-3, evaluations: int = 3
 # --- the runs ---
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = _CONFIGS["tiny"]
+TINY = CONFIGS["tiny"]
 # 16 tokens a picture: a small fraction of the time of 64
 CONFIG = replace(
     TINY, flip=0.0, every=100, model=replace(TINY.model, patch_size=8, dim=96)
@@ -257,7 +257,7 @@ def score(name: str, config, images: dict, fill, test_on: int, folder: Path) -> 
     "`fill`: the errors of the best fill on the same pictures."
     model, stages, made = trained(name, config, images, folder)
     rows, started = [], time.perf_counter()
-    for x, o in _held_out(
+    for x, o in held_out_batches(
         images["test"], config.model, config.num_occluded, limit=test_on, batch_size=100
     ):
         found = (
@@ -344,14 +344,14 @@ def main():
         )
     if args.test_on < 2:
         parser.error(f"argument --test_on: expected at least 2, got {args.test_on}")
-    base, images = _prepare(CONFIG)
+    base, images = prepare(CONFIG)
     # small enough to be decoded once
     images = {
         "train": images["train"][:],
         "test": images["test"][SEEN : SEEN + args.test_on],
     }
     errors = {
-        name: _evaluate_fill(
+        name: evaluate_fill(
             fill, images["test"], base.model, base.num_occluded, limit=args.test_on
         )
         for name, fill in FILLS.items()

@@ -40,7 +40,7 @@ from et_nbdev.vision.data import (
     unpatchify,
 )
 from et_nbdev.vision.model import complete, from_pretrained
-from et_nbdev.vision.train import _evaluate_fill, _held_out, _summary, evaluate
+from et_nbdev.vision.train import evaluate, evaluate_fill, held_out_batches, summarize
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -104,7 +104,7 @@ def follow(model, images, occluded):
 
 
 def dynamics(model, images, pictures=500) -> dict:
-    held_out = _held_out(
+    held_out = held_out_batches(
         images,
         model.config,
         model.config.num_tokens // 2,
@@ -185,15 +185,15 @@ def note(rows: list[dict]) -> str:
 
 
 def scores(model, rival, images) -> dict:
-    "Errors of both models and of all fills on all pictures, as `_summary` has them."
+    "Errors of both models and of all fills on all pictures, as `summarize` has them."
     n = model.config.num_tokens // 2
     errors = {"Energy Transformer": evaluate(model, images, n)}
     errors["weight-shared transformer"] = evaluate(rival, images, n)
     for name, fill in tqdm(FILLS.items(), "fills"):
-        errors[name] = _evaluate_fill(fill, images, model.config, n)
+        errors[name] = evaluate_fill(fill, images, model.config, n)
     rows = stages(shipped_run())
     return {
-        **_summary(errors),
+        **summarize(errors),
         **_provenance(),
         "forward_flops": model.config.flops,
         "split": images.split,
@@ -268,7 +268,7 @@ def extremes(model, images, pictures=5000, columns=8):
         for seed in tqdm(range(10), "worst and best")
     ]
     mean = np.mean(errors, 0)
-    held_out = _held_out(images, model.config, n, limit=pictures)
+    held_out = held_out_batches(images, model.config, n, limit=pictures)
     occlusions = np.concatenate([o for _, o in held_out])
     order = np.argsort(mean)
     for name, chosen in (("best", order[:columns]), ("worst", order[::-1][:columns])):
@@ -289,7 +289,7 @@ def main():
     ]
     rows = rows_of(model, photos, np.asarray(occluded))
     gallery(ROOT / "nbs/images/photographs.png", rows)
-    some, occluded = next(_held_out(validation, c, c.num_tokens // 2, batch_size=12))
+    some, occluded = next(held_out_batches(validation, c, c.num_tokens // 2, batch_size=12))
     gallery(OUT / "validation.jpg", rows_of(model, some, occluded, rival))
     extremes(model, validation)
     for name, found in (

@@ -342,9 +342,9 @@ def test_without_a_network_what_is_here_works_and_the_rest_says_so(
 ):
     from et_nbdev.graph.data import load_graph
     from et_nbdev.graph.sets import load_graphs
-    from et_nbdev.vision._model_engine import _pretrained
     from et_nbdev.vision.data import load_images
     from et_nbdev.vision.model import from_pretrained
+    from et_nbdev.vision.model import pretrained as _pretrained
 
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 

@@ -56,7 +56,8 @@ from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import Anderson, Backtracking, solve
 from et_nbdev.testing import assert_close
 from et_nbdev.vision.data import patchify
-from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer, _image_model
+from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
+from et_nbdev.vision.model import image_model as _image_model
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("compile_quickly")

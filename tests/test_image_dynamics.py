@@ -13,7 +13,7 @@ from flax import nnx
 
 from et_nbdev.vision.data import normalize, occlude, patchify
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
-from et_nbdev.vision.train import TrainConfig, _completion_loss
+from et_nbdev.vision.train import TrainConfig, completion_loss
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
@@ -46,7 +46,7 @@ def test_the_loss_is_met_where_it_says(model):
     sizes = dynamics.growing(4, 0.2)
     np.testing.assert_allclose(sizes, [0.2, 0.4, 0.8, 1.6], rtol=1e-14)
     states = dynamics.states_by(model, model.encode(patches, masked), sizes)
-    at = [float(_completion_loss(model.decode(x), patches, occluded)) for x in states]
+    at = [float(completion_loss(model.decode(x), patches, occluded)) for x in states]
     loss = lambda m, **k: dynamics.loss_at(CONFIG, sizes, **k)(m, images, KEY)[0]
     value, grads = nnx.value_and_grad(loss)(model)
     np.testing.assert_allclose(value, at[4], rtol=1e-5)
@@ -65,7 +65,7 @@ def test_the_loss_at_rest_and_its_gradient_are_those_of_a_descent_that_gets_ther
         states = dynamics.states_by(
             model, model.encode(patches, masked), dynamics.growing(20)
         )
-        return _completion_loss(model.decode(states[-1]), patches, occluded)
+        return completion_loss(model.decode(states[-1]), patches, occluded)
 
     at_rest = lambda m: dynamics.loss_at(CONFIG)(m, images, KEY)
     (value, metrics), found = nnx.value_and_grad(at_rest, has_aux=True)(model)
@@ -82,7 +82,7 @@ def test_errors_in_time_are_those_of_the_model_stopped_there(model):
     errors, energies = dynamics.errors_in_time(model, images, occluded, 6, 2)
     for row, steps in zip(errors, (0, 2, 4, 6)):
         predicted = model(patches, occluded, steps=steps)
-        assert _completion_loss(predicted, patches, occluded) == pytest.approx(
+        assert completion_loss(predicted, patches, occluded) == pytest.approx(
             float(row.mean()), rel=1e-5
         )
     path = model.descend(patches, occluded, steps=6)[1].energies.total
