@@ -158,7 +158,8 @@ def per_channel(name: str, values, images) -> Float32[np.ndarray, "... C"]:
         )
     return values.reshape((1,) * (images.ndim - 1) + (-1,))
 
-
+# %% ../../nbs/20_image_data.ipynb #20unitp1
+#| code-fold: true
 def denormalize(
     images: Shaped[Pixels, "*B S S C"], mean, std
 ) -> Float32[Pixels, "*B S S C"]:
@@ -183,7 +184,7 @@ def normalize(
 
 # %% ../../nbs/20_image_data.ipynb #e850e752
 def holes(images, occluded, patch_size: int):
-    "Pixels in [0, 1] with zeros where they are hidden, and where that is, (B, S, S, 1)."
+    "Pixels in [0, 1], zeros where they are hidden; where that is, (B, S, S, 1)."
     n, p = images.shape[1] // patch_size, patch_size
     hidden = np.asarray(occluded).reshape(-1, n, n).repeat(p, 1).repeat(p, 2)[..., None]
     return np.where(hidden, np.float32(0), unit(np.asarray(images))), hidden
@@ -195,7 +196,7 @@ def fill_each(
     patch_size: int,
     guess: Callable,
 ) -> Float32[np.ndarray, "B S S C"]:
-    """Occluded pixels from guess(picture, hidden): x (S, S, C) with zeros where `hidden`
+    """Occluded pixels from guess(picture, hidden): x (S, S, C), zeros where `hidden`
     (S, S) -> (S, S, C). Mid-gray where nothing is visible.
     """
     x, hidden = holes(images, occluded, patch_size)
@@ -210,7 +211,7 @@ def fill_mean(images, occluded, patch_size):
     mean = lambda x, h: np.broadcast_to(x[~h].mean(0), x.shape)
     return fill_each(images, occluded, patch_size, mean)
 
-
+# %% ../../nbs/20_image_data.ipynb #e850e7p1
 def fill_nearest(images, occluded, patch_size):
     "The nearest visible pixel (Euclidean)."
     distance = need("scipy.ndimage").distance_transform_edt
@@ -269,7 +270,8 @@ def gaussian(known) -> Callable:
 
     return guess
 
-
+# %% ../../nbs/20_image_data.ipynb #20knowp1
+#| code-fold: true
 def fills_from(pictures: UInt8[np.ndarray, "M S S C"]) -> dict[str, Callable]:
     """Fills that know training pictures, by name: their mean; their one or seven
     nearest neighbors on the visible pixels, averaged; and, for pictures of at most
@@ -277,7 +279,9 @@ def fills_from(pictures: UInt8[np.ndarray, "M S S C"]) -> dict[str, Callable]:
     """
     known = unit(pictures).reshape(len(pictures), -1)
     guesses = {
-        "mean training picture": lambda x, seen: np.broadcast_to(known.mean(0), x.shape),
+        "mean training picture": lambda x, seen: np.broadcast_to(
+            known.mean(0), x.shape
+        ),
         "nearest neighbor": neighbors(known, 1),
         "seven nearest neighbors": neighbors(known, 7),
     }
@@ -380,7 +384,7 @@ def is_deep(img) -> bool:
     "Whether the gray levels of a picture have more than 8 bits."
     return img.mode == "I" or img.mode.startswith("I;16")
 
-
+# %% ../../nbs/76_picture_readers.ipynb #d30cb3p1
 def decode(
     stored: Stored, size: int, channels: int, white: int = 65535
 ) -> UInt8[np.ndarray, "S S C"]:
@@ -425,7 +429,7 @@ def brief(e: BaseException) -> str:
     lines = re.sub(r" <_io\.BytesIO.*?>", "", str(e)).strip().splitlines() or [""]
     return f"{type(e).__name__}: {lines[0][:200]}"
 
-
+# %% ../../nbs/76_picture_readers.ipynb #83d6d9p1
 @dataclass(frozen=True, repr=False, eq=False)
 class Images:
     """A split of a set of pictures: random access, decoded on demand. Made by
@@ -470,7 +474,7 @@ class Images:
         "(mean, std) of each channel, pixels in [0, 1]: `channel_statistics`."
         return channel_statistics(self)
 
-
+# %% ../../nbs/76_picture_readers.ipynb #83d6d9p2
 def channel_statistics(
     images: Pictures,
 ) -> tuple[Float32[np.ndarray, "C"], Float32[np.ndarray, "C"]]:
@@ -529,7 +533,7 @@ def visible(folder: Path) -> list[Path]:
         seen.add(here)
     return sorted(files.values())
 
-
+# %% ../../nbs/76_picture_readers.ipynb #e2a703p1
 def is_picture(path: Path) -> bool:
     "Whether the installed Pillow opens files that are called so."
     from PIL import Image
@@ -539,18 +543,9 @@ def is_picture(path: Path) -> bool:
     stubs = {"BUFR", "GRIB", "HDF5", "MPEG", "WMF"}
     return kind in Image.OPEN and kind not in stubs and path.is_file()
 
-# %% ../../nbs/76_picture_readers.ipynb #76p1ctur
-def from_folder(folder: Path) -> dict[str, Source]:
-    "Pictures anywhere below a folder, by split. Warns of what is left out."
-    files = visible(folder)
-    pictures = [f for f in files if is_picture(f)]
-    splits = {
-        d: SPLITS[d.name.lower()]
-        for d in sorted(folder.iterdir())
-        if d.is_dir() and d.name.lower() in SPLITS
-    }
-    groups = {s: [f for f in pictures if d in f.parents] for d, s in splits.items()}
-    groups = groups or {"pictures": pictures}
+# %% ../../nbs/76_picture_readers.ipynb #76sp1its
+def check_splits(folder: Path, pictures, splits: dict, groups: dict):
+    "Raise ValueError for a folder that can be read in two ways."
     deeper = {d for f in pictures for d in f.parents if folder in d.parent.parents}
     for d in sorted(deeper):
         if d.name.lower() in SPLITS:
@@ -569,6 +564,20 @@ def from_folder(folder: Path) -> dict[str, Source]:
                 f"name: {d} is the split {split!r} and holds no picture; fill it, or"
                 " remove the folder"
             )
+
+# %% ../../nbs/76_picture_readers.ipynb #76p1ctur
+def from_folder(folder: Path) -> dict[str, Source]:
+    "Pictures anywhere below a folder, by split. Warns of what is left out."
+    files = visible(folder)
+    pictures = [f for f in files if is_picture(f)]
+    splits = {
+        d: SPLITS[d.name.lower()]
+        for d in sorted(folder.iterdir())
+        if d.is_dir() and d.name.lower() in SPLITS
+    }
+    groups = {s: [f for f in pictures if d in f.parents] for d, s in splits.items()}
+    groups = groups or {"pictures": pictures}
+    check_splits(folder, pictures, splits, groups)
     taken = sum(groups.values(), [])
     kinds = lambda files: ", ".join(sorted({f.suffix.lower() or f.name for f in files}))
     if not taken:
@@ -580,8 +589,8 @@ def from_folder(folder: Path) -> dict[str, Source]:
     if rest := {*files} - {*taken}:
         counts = ", ".join(f"{len(own):,} {split}" for split, own in groups.items())
         warnings.warn(
-            f"{folder}: {len(taken):,} pictures ({counts}); left out: {len(rest):,} that"
-            f" are no pictures, or beside the splits ({kinds(rest)[:200]})",
+            f"{folder}: {len(taken):,} pictures ({counts}); left out: {len(rest):,}"
+            f" that are no pictures, or beside the splits ({kinds(rest)[:200]})",
             stacklevel=2,
         )
 
@@ -594,7 +603,7 @@ def from_folder(folder: Path) -> dict[str, Source]:
 # %% ../../nbs/76_picture_readers.ipynb #15c922c1
 COLUMNS = "image", "img", "picture", "photo"  # of pictures, where no type says so
 
-
+# %% ../../nbs/76_picture_readers.ipynb #15c922q1
 def from_table(table, where: str) -> Source:
     "A `datasets.Dataset` as rows of encoded pictures."
     Feature = need("datasets").Image
@@ -607,7 +616,9 @@ def from_table(table, where: str) -> Source:
         )
     column = columns[0]
     try:
-        table = table.select_columns([column]).cast_column(column, Feature(decode=False))
+        table = table.select_columns([column]).cast_column(
+            column, Feature(decode=False)
+        )
         table = table.with_format("arrow")
     except Exception as e:
         raise ValueError(
@@ -626,7 +637,7 @@ def from_table(table, where: str) -> Source:
 
     return Source(len(table), fetch)
 
-
+# %% ../../nbs/76_picture_readers.ipynb #15c922p1
 def tables_of(path: Path) -> list[Path]:
     "The parquet files at or below a path that hold pictures."
     files = [path] if path.is_file() else visible(path)
@@ -648,14 +659,16 @@ def tables_of(path: Path) -> list[Path]:
             found.append(file)
     return found
 
-
+# %% ../../nbs/76_picture_readers.ipynb #15c922p2
 def from_parquet(path: Path, files: list[Path]) -> dict[str, Source]:
     """Tables of pictures by split, with which the name of a file, or of its folder,
     begins: train-00000-of-00002.parquet.
     """
     datasets, groups = need("datasets"), {}
     for file in files:
-        parts = reversed((file.relative_to(path) if file != path else Path(path.name)).parts)
+        parts = reversed(
+            (file.relative_to(path) if file != path else Path(path.name)).parts
+        )
         words = [re.match("[a-z]*", part.lower()).group() for part in parts]  # pyright: ignore[reportOptionalMemberAccess]
         split = next((SPLITS[w] for w in words if w in SPLITS), "pictures")
         groups.setdefault(split, []).append(file)
@@ -680,7 +693,7 @@ def from_parquet(path: Path, files: list[Path]) -> dict[str, Source]:
             sources[split] = from_table(table, str(path))
     return sources
 
-
+# %% ../../nbs/76_picture_readers.ipynb #15c922p3
 @contextmanager
 def no_network():
     "Let `datasets` use only its cache."
@@ -732,7 +745,7 @@ def read(path: Path) -> dict[str, Source]:
     tables = tables_of(path)
     return from_parquet(path, tables) if tables else from_folder(path)
 
-
+# %% ../../nbs/76_picture_readers.ipynb #785a96p1
 def find(name: str, data_dir: str | os.PathLike | None) -> dict[str, Source]:
     """The first source that has `name`: a path (unless the name is a known one),
     data_dir, ET_DATA, the hub's cache, the hub.
@@ -754,7 +767,10 @@ def find(name: str, data_dir: str | os.PathLike | None) -> dict[str, Source]:
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):
         tried.append("the hub: names there have the form user/name")
     else:
-        for online, where in ((False, "the hub's cache on this machine"), (True, "the hub")):
+        for online, where in (
+            (False, "the hub's cache on this machine"),
+            (True, "the hub"),
+        ):
             try:
                 return from_hub(repo, online)
             except ModuleNotFoundError:
@@ -770,9 +786,9 @@ def find(name: str, data_dir: str | os.PathLike | None) -> dict[str, Source]:
         f" or a known name: digits (no network), {', '.join(NAMED)}"
     )
 
-# %% ../../nbs/76_picture_readers.ipynb #e0f932b7
-def choose(source: dict[str, Source], split: str, name: str):
-    "The rows of `split`, and the source to fetch them from."
+# %% ../../nbs/76_picture_readers.ipynb #76whichs
+def named_splits(source: dict[str, Source], name: str) -> dict[str, Source]:
+    "The splits that count. Raises ValueError unless some can be made of them."
     if known := NAMED.get(name):
         if missing := {"train", known.test} - {*source}:
             raise ValueError(
@@ -782,28 +798,34 @@ def choose(source: dict[str, Source], split: str, name: str):
         source = {"train": source["train"], "test": source[known.test]}
     else:
         source = {s: v for s, v in source.items() if s in SPLITS.values()} or source
-    if {"train", "validation", "test"} <= {*source}:
-        return np.arange(source[split].count), source[split]
     if len(source) > 1 and "train" not in source:
         raise ValueError(
             f"name: {name!r} has the splits {sorted(source)}; train, or a single one,"
             " is needed"
         )
-    if {*source} == {"test"} and split != "test":
+    return source
+
+# %% ../../nbs/76_picture_readers.ipynb #e0f932b7
+def choose(source: dict[str, Source], split: str, name: str):
+    "The rows of `split`, and the source to fetch them from."
+    source = named_splits(source, name)
+    if {*source} == {"test"} != {split}:
         raise ValueError(
             f"name: {name!r} has the split 'test' alone, which nothing is trained on;"
             " call it otherwise if it is to be divided"
         )
-    if len(source) == 2 and split == "test":
-        own = source.get("test") or source["validation"]
+    two = len(source) == 2  # train, and one to test on
+    if len(source) == 3 or {*source} == {"test"} or (two and split == "test"):
+        own = source.get(split) or source["validation"]
         return np.arange(own.count), own
-    own = source["train"] if len(source) == 2 else [*source.values()][0]
+    own = source["train"] if two else [*source.values()][0]
+    held_out = NAMED[name].held_out if name in NAMED else 10_000
     tenth = max(1, own.count // 10)
     validation, test = tenth, tenth
     if name == "digits":
         validation, test = 200, 400
-    elif len(source) == 2:
-        validation, test = min(known.held_out if known else 10_000, tenth), 0
+    elif two:
+        validation, test = min(held_out, tenth), 0
     if own.count <= validation + test:
         raise ValueError(
             f"name: {name!r} has {own.count} pictures to divide;"

@@ -499,6 +499,8 @@ CHOICES = dict(
     activation=("relu", "power", "gelu", "softmax"),
     relative_positions=("none", "zero", "distance"),
 )
+
+
 OF_ENERGIES = (
     "shared_norm",
     "learn_beta",
@@ -517,7 +519,7 @@ def expect(config, name: str, good: bool, wanted: str):
     if not good:
         raise ValueError(f"{name}: expected {wanted}, got {getattr(config, name)!r}")
 
-
+# %% ../../nbs/79_image_training_engine.ipynb #f9e73fp1
 def check_config(c):
     "Raise ValueError, naming the field, unless an `ImageConfig` is a possible one."
     check_kinds(c)
@@ -546,7 +548,7 @@ def check_config(c):
     good = c.negative_memories is None or c.activation in ("relu", "gelu")
     expect(c, "negative_memories", good, "none unless the activation is relu or gelu")
 
-
+# %% ../../nbs/79_image_training_engine.ipynb #f9e73fp2
 def per_channel_of(c, name: str) -> tuple[float, ...]:
     "The field mean or std as floats, one or C of them."
     try:
@@ -574,12 +576,14 @@ def check_patches(c, patches, masked):
             f" {masked.dtype}{masked.shape}"
         )
 
-
+# %% ../../nbs/79_image_training_engine.ipynb #f9e73fp3
 def check_pictures(c, images, occluded):
     "Raise ValueError unless images are (B, S, S, C) and occluded are booleans (B, N)."
     want = (c.image_size, c.image_size, c.channels)
     if images.ndim != 4 or images.shape[1:] != want:
-        raise ValueError(f"images: expected (B, S, S, C) = (B, *{want}), got {images.shape}")
+        raise ValueError(
+            f"images: expected (B, S, S, C) = (B, *{want}), got {images.shape}"
+        )
     if occluded.dtype != bool or occluded.shape != (len(images), c.num_tokens):
         raise ValueError(
             f"occluded: expected booleans (B, N) = ({len(images)}, {c.num_tokens}), got"
@@ -594,7 +598,7 @@ def relative_positions_of(c) -> RelativePositions | None:
     side = c.image_size // c.patch_size
     return RelativePositions(side, c.num_heads, c.relative_positions)
 
-
+# %% ../../nbs/79_image_training_engine.ipynb #045132p1
 def energy_block(c, rngs: nnx.Rngs) -> EnergyTransformer:
     "The block of an `ImageConfig`, with random weights."
     beta = c.beta
@@ -635,8 +639,10 @@ def pretrained() -> tuple[str, ...]:
         )
     )
 
-
-def weights_of(source: str | Path, revision: str | None) -> AbstractContextManager[Path]:
+# %% ../../nbs/79_image_training_engine.ipynb #aacccdp1
+def weights_of(
+    source: str | Path, revision: str | None
+) -> AbstractContextManager[Path]:
     """The file of the weights that `from_pretrained` loads, as a context. Raises
     TypeError if `source` is neither text nor a path, ValueError if it is unknown,
     OSError if the hub cannot be reached.

@@ -432,7 +432,7 @@ def jittered(key, x, strength):
     gray = pix.rgb_to_grayscale(x, keep_dims=True)
     return gray + color * (x - gray)
 
-
+# %% ../../nbs/79_image_training_engine.ipynb #75c409p1
 def augment(
     key: PRNGKeyArray,
     images: Shaped[Pixels, "B S S C"],
@@ -484,7 +484,7 @@ CONFIGS["tiny"] = TrainConfig(
     validate_on=1000,
 )
 
-
+# %% ../../nbs/79_image_training_engine.ipynb #4d6d77p1
 # CIFAR-10 in 8×8 patches: about an hour on two cores
 CONFIGS["small"] = TrainConfig(
     ImageConfig(
@@ -502,7 +502,7 @@ CONFIGS["small"] = TrainConfig(
     every=250,
 )
 
-
+# %% ../../nbs/79_image_training_engine.ipynb #4d6d77p2
 # Tiny ImageNet in 8×8 patches with the energy of the paper: about an hour on one core
 CONFIGS["tiny-imagenet-2026-11-21"] = TrainConfig(
     ImageConfig(
@@ -524,7 +524,7 @@ CONFIGS["tiny-imagenet-2026-11-21"] = TrainConfig(
     every=250,
 )
 
-
+# %% ../../nbs/79_image_training_engine.ipynb #4d6d77p3
 # with most options of the energy, ten passes, without weight decay; the weights that
 # come with the library
 CONFIGS["tiny-imagenet"] = TrainConfig(
@@ -557,7 +557,7 @@ CONFIGS["tiny-imagenet"] = TrainConfig(
     every=547,
 )
 
-
+# %% ../../nbs/79_image_training_engine.ipynb #4d6d77p4
 # the paper's: 100 epochs of ImageNet-1k, two of them warm-up
 CONFIGS["et-base"] = TrainConfig(
     ImageConfig(position_scale=0.02, mask_scale=0.02, init_scale=0.02),
@@ -604,7 +604,7 @@ def _errors_by_name(
         )
     return errors
 
-
+# %% ../../nbs/79_image_training_engine.ipynb #433340p1
 def _report_figures(
     model: ImageEnergyTransformer, config: TrainConfig, images: Pictures
 ) -> dict:
@@ -638,7 +638,7 @@ def _print_errors(metrics: dict):
     for name, mse in metrics["masked_patch_mse"].items():
         print(f"  {name:<28}{mse:8.3f} ± {metrics['standard_error'][name]:.3f}")
 
-
+# %% ../../nbs/79_image_training_engine.ipynb #433340p2
 def _report(
     model: ImageEnergyTransformer,
     config: TrainConfig,
@@ -701,7 +701,7 @@ def _train_parser(description: str | None) -> argparse.ArgumentParser:
     )
     return parser
 
-
+# %% ../../nbs/79_image_training_engine.ipynb #f59bfbp1
 @command
 def _main(argv: list[str] | None = None) -> None:
     """Train an image model, resume a run that was stopped, and report on the test
@@ -758,7 +758,7 @@ def _complete_photographs(out: Path):
     )
     print(f"Look at {out / 'completion.png'} and {out / 'energy.png'}", flush=True)
 
-
+# %% ../../nbs/79_image_training_engine.ipynb #d23aa1p1
 def _demo_config(data: str) -> TrainConfig:
     """The configuration "digits"; for other pictures a short run of "small", resized to
     32×32.
@@ -774,7 +774,7 @@ def _demo_config(data: str) -> TrainConfig:
         every=225,
     )
 
-
+# %% ../../nbs/79_image_training_engine.ipynb #d23aa1p2
 def _demo(data: str = "digits", out: Path | str = "out") -> dict:
     """Train on `data` for a few minutes, complete held-out pictures, and write figures
     and metrics into the folder of that name in `out`. Raises what loading, training and
@@ -804,7 +804,7 @@ def _demo(data: str = "digits", out: Path | str = "out") -> dict:
     )
     return metrics
 
-
+# %% ../../nbs/79_image_training_engine.ipynb #d23aa1p3
 @command
 def _demo_main(argv: list[str] | None = None):
     "Console script `et_demo`."
