@@ -320,7 +320,8 @@ def evaluate_fill(
 ) -> Float[np.ndarray, "M"]:
     "What `evaluate` returns, for a fill: the same pictures, occlusions and units."
     errors = []
-    for x, occluded in held_out_batches(images, model, num_occluded, seed=seed, limit=limit):
+    drawn = held_out_batches(images, model, num_occluded, seed=seed, limit=limit)
+    for x, occluded in drawn:
         patches = lambda x: patchify(
             normalize(x, model.mean, model.std), model.patch_size
         )
