@@ -34,7 +34,8 @@ from et_nbdev.training.loop import (
 )
 from et_nbdev.vision.data import occlude
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
-from et_nbdev.vision.train import _completion_loss, _part_size
+from et_nbdev.vision.train import completion_loss as _completion_loss
+from et_nbdev.vision.train import part_size as _part_size
 
 SIZES = {  # name: (configuration, batch)
     "small": (

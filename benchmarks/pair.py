@@ -22,7 +22,7 @@ from flax import nnx
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.fit import _trainable
 from et_nbdev.training.loop import TrainState, _make_optimizer, _make_step
-from et_nbdev.vision.train import _loss_for
+from et_nbdev.vision.train import training_loss as _loss_for
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))
 

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
 from .energy import Energies
-from .vision._readers import _need
+from .vision.data import need as _need
 
 # %% ../nbs/96_explorer_views.ipynb #92v0file
 @cache

@@ -45,9 +45,10 @@ from .graph.anomaly import AnomalyEnergyTransformer, _inputs
 from .graph.data import Graph
 from .graph.energy import EdgeIndex, _attention_weights
 from .solvers import Anderson, Backtracking, solve
-from .vision._readers import _decode, _need
+from .vision.data import decode as _decode
+from .vision.data import denormalize as _denormalize
+from .vision.data import need as _need
 from et_nbdev.vision.data import (
-    _denormalize,
     normalize,
     patchify,
     photographs,
@@ -55,8 +56,10 @@ from et_nbdev.vision.data import (
 )
 from et_nbdev.vision.model import (
     ImageEnergyTransformer,
-    _hidden_pixels,
     from_pretrained,
+)
+from et_nbdev.vision.model import (
+    hidden_pixels as _hidden_pixels,
 )
 
 # %% ../nbs/95_explorer_descents.ipynb #a69c9782

@@ -34,7 +34,7 @@ from et_nbdev.training.checkpoint import _load_checkpoint
 from et_nbdev.training.fit import fit
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import batches
-from et_nbdev.vision.train import _loss_for
+from et_nbdev.vision.train import training_loss
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -76,7 +76,7 @@ def run(plan: Plan, job: Job, images, runs: Path, folder: Path, args) -> dict:
     seed = job.seed + 100
     result = fit(
         model,
-        _loss_for(replace(config, downhill=args.price)),
+        training_loss(replace(config, downhill=args.price)),
         lambda start: batches(
             images["train"], config.batch_size, seed=seed, start=start
         ),

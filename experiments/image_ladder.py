@@ -57,10 +57,9 @@ from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.testing import _half_interval, assert_close, assert_gradient, float64
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.loop import OptimConfig, _make_optimizer
-from et_nbdev.vision._readers import _channel_statistics
-from et_nbdev.vision.data import batches, load_images
+from et_nbdev.vision.data import batches, channel_statistics, load_images
 from et_nbdev.vision.model import ImageConfig, ImageTransformer
-from et_nbdev.vision.train import TrainConfig, _loss_for, evaluate
+from et_nbdev.vision.train import TrainConfig, evaluate, training_loss
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = TrainConfig(
@@ -346,7 +345,7 @@ def pictures(folder: Path) -> dict[str, np.ndarray]:
 
 def configured(images: dict[str, np.ndarray], base: TrainConfig = BASE) -> TrainConfig:
     "With the channels and the statistics of the training pictures."
-    mean, std = (tuple(v.tolist()) for v in _channel_statistics(images["train"]))
+    mean, std = (tuple(v.tolist()) for v in channel_statistics(images["train"]))
     channels = images["train"].shape[-1]
     return replace(
         base, model=replace(base.model, channels=channels, mean=mean, std=std)
@@ -356,7 +355,7 @@ def configured(images: dict[str, np.ndarray], base: TrainConfig = BASE) -> Train
 @lru_cache
 def compiled(config: TrainConfig, design: Design):
     "The optimizer, and one compiled step that serves every learning rate and seed."
-    optimizer, loss = _make_optimizer(config.optim), _loss_for(config)
+    optimizer, loss = _make_optimizer(config.optim), training_loss(config)
     make = lambda: Model(config.model, design, rngs=nnx.Rngs(0))
     graphdef = nnx.split(nnx.eval_shape(make))[0]
 

@@ -42,7 +42,7 @@ from et_nbdev.training.loop import (
     _make_optimizer,
 )
 from et_nbdev.vision.data import batches
-from et_nbdev.vision.train import TrainConfig, _loss_for
+from et_nbdev.vision.train import TrainConfig, training_loss
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -65,7 +65,7 @@ def _lane(graphdef, config: TrainConfig):
         optimizer = _clipped_adamw(
             lambda t: lr * shape(t), o.weight_decay, o.clip, o.b1, o.b2
         )
-        return _gradient_step(graphdef, _loss_for(config), optimizer)(state, batch, key)
+        return _gradient_step(graphdef, training_loss(config), optimizer)(state, batch, key)
 
     return step
 

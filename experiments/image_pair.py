@@ -72,10 +72,16 @@ from et_nbdev.solvers import LearnedMetric
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.fit import fit
 from et_nbdev.training.loop import OptimConfig
-from et_nbdev.vision._readers import _channel_statistics
-from et_nbdev.vision.data import batches, load_images, normalize, occlude, patchify
+from et_nbdev.vision.data import (
+    batches,
+    channel_statistics,
+    load_images,
+    normalize,
+    occlude,
+    patchify,
+)
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer, ImageTransformer
-from et_nbdev.vision.train import TrainConfig, _loss_for, evaluate
+from et_nbdev.vision.train import TrainConfig, evaluate, training_loss
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -555,7 +561,7 @@ class Clock:
 
 def configured(plan: Plan, job: Job, images: dict) -> TrainConfig:
     "All that fixes a training, the channels and statistics of the pictures included."
-    mean, std = (tuple(v.tolist()) for v in _channel_statistics(images["train"]))
+    mean, std = (tuple(v.tolist()) for v in channel_statistics(images["train"]))
     channels = images["train"].shape[-1]
     base = replace(plan.base, channels=channels, mean=mean, std=std)
     return TrainConfig(
@@ -626,7 +632,7 @@ def run(plan: Plan, job: Job, images: dict, folder: Path, clock: Clock) -> dict 
     try:
         result = fit(
             make(config.model, job.name, job.seed),
-            _loss_for(config),
+            training_loss(config),
             lambda start: batches(
                 images["train"], config.batch_size, seed=job.seed, start=start
             ),

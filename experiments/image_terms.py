@@ -52,7 +52,7 @@ from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.fit import fit
 from et_nbdev.vision.data import batches
 from et_nbdev.vision.model import ImageConfig
-from et_nbdev.vision.train import _completion_loss, _loss_for
+from et_nbdev.vision.train import completion_loss, training_loss
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -132,13 +132,13 @@ def every_step(config, model, batch):
     "The mean over all steps of the error after them, not that after the last."
     patches, occluded, masked = batch
     states = model.descend(patches, masked, states=True)[1].states[1:]
-    error = lambda x: _completion_loss(model.decode(x), patches, occluded)
+    error = lambda x: completion_loss(model.decode(x), patches, occluded)
     return sum(map(error, states)) / len(states), {}
 
 
 def loss_for(config, name: str):
     "The library's loss, of the last state or of those after each step."
-    return _loss_for(config, every_step) if name == "every step" else _loss_for(config)
+    return training_loss(config, every_step) if name == "every step" else training_loss(config)
 
 
 def run(plan: Plan, name: str, seed: int, images: dict) -> dict:

@@ -19,14 +19,13 @@ from pathlib import Path
 import numpy as np
 
 from et_nbdev.training.checkpoint import _atomic_write
-from et_nbdev.vision._readers import _decode, _Images
-from et_nbdev.vision.data import load_images
+from et_nbdev.vision.data import Images, load_images
 
 MEGABYTE = 2**20
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def stored_bytes(images: _Images, number: int) -> bytes:
+def stored_bytes(images: Images, number: int) -> bytes:
     "A picture as it is stored. Raises ValueError for one without a file format."
     label, stored = images.fetch(images.rows[number : number + 1])[0]
     if isinstance(stored, Path):
@@ -36,7 +35,7 @@ def stored_bytes(images: _Images, number: int) -> bytes:
     return stored
 
 
-def compressed(images: _Images, numbers, room: float) -> tuple[bytes, list[int]]:
+def compressed(images: Images, numbers, room: float) -> tuple[bytes, list[int]]:
     "The stream of the first pictures among `numbers` that fit, and their lengths."
     stream, parts, lengths, size = zlib.compressobj(9), [], [], 0
     for number in numbers:
@@ -50,7 +49,7 @@ def compressed(images: _Images, numbers, room: float) -> tuple[bytes, list[int]]
     return b"".join([*parts, stream.flush()]), lengths
 
 
-def pack(path: Path, images: dict[str, _Images], megabytes: float, held_out=1000):
+def pack(path: Path, images: dict[str, Images], megabytes: float, held_out=1000):
     """Write pictures of the three splits to `path`, which becomes at most `megabytes`
     large. Raises ValueError if not even a training picture fits.
     """
@@ -86,7 +85,7 @@ def unpack(path: Path | str) -> dict[str, np.ndarray]:
             starts = [0, *ends[:-1]]
             pictures = [whole[a:b] for a, b in zip(starts, ends)]
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                decode = lambda stored: _decode(stored, size, channels)
+                decode = lambda stored: decode(stored, size, channels)
                 found[split] = np.stack(list(pool.map(decode, pictures)))
     return found
 

@@ -17,7 +17,8 @@ from sklearn.datasets import load_digits
 
 from et_nbdev.training.checkpoint import _atomic_write
 from et_nbdev.vision.data import photographs
-from et_nbdev.vision.train import _CONFIGS, _prepare
+from et_nbdev.vision.train import CONFIGS as _CONFIGS
+from et_nbdev.vision.train import prepare as _prepare
 
 OUT = Path(__file__).resolve().parent.parent / "nbs/play"
 

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from et_nbdev.vision.data import (
-    _denormalize,
+    denormalize,
     normalize,
     occlude,
     patchify,
@@ -47,7 +47,7 @@ def descent():
     )
     patches = patchify(normalize(photos, c.mean, c.std), c.patch_size)
     states = model.descend(patches, jnp.asarray(occluded), states=True)[1].states
-    decoded = [_denormalize(picture(model.decode(x)), c.mean, c.std) for x in states]
+    decoded = [denormalize(picture(model.decode(x)), c.mean, c.std) for x in states]
     decoded = np.clip(np.stack(decoded), 0, 1)
     pasted = np.where(hidden, decoded, photos / 255)
     np.testing.assert_allclose(pasted, done.path, atol=1e-5)

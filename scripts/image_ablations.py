@@ -19,11 +19,11 @@ from flax import nnx
 
 from et_nbdev.dynamics import descend
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
-from et_nbdev.vision.model import ImageEnergyTransformer, _image_model
-from et_nbdev.vision.train import _CONFIGS, TrainConfig, _prepare, evaluate, train
+from et_nbdev.vision.model import ImageEnergyTransformer, image_model
+from et_nbdev.vision.train import CONFIGS, TrainConfig, evaluate, prepare, train
 
 ROOT = Path(__file__).resolve().parent.parent
-BASE = _CONFIGS["tiny"]
+BASE = CONFIGS["tiny"]
 T, STEPS = BASE.model.steps, BASE.optim.steps
 
 # name: (changes to the model, changes to the optimizer, changes to the rest)
@@ -117,7 +117,7 @@ def start(name: str, config: TrainConfig) -> ImageEnergyTransformer:
     "The model of a variant, freshly drawn."
     rngs = nnx.Rngs(config.seed)
     if name not in WAYS:
-        return _image_model(config.model, rngs=rngs)
+        return image_model(config.model, rngs=rngs)
     how, k, _ = WAYS[name]
     kind = type("Shortened", (Shortened,), dict(gradient=staticmethod(how), k=k))
     return kind(config.model, rngs=rngs)
@@ -283,7 +283,7 @@ def main():
         )
     if args.test_on < 1:
         parser.error(f"argument --test_on: expected at least 1, got {args.test_on}")
-    base, images = _prepare(BASE)
+    base, images = prepare(BASE)
     # small enough to be decoded once
     images = {split: x[:] for split, x in images.items()}
     for name, seed in [

@@ -12,26 +12,153 @@ import json
 import sys
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from et_nbdev.block import Block
+from et_nbdev.dynamics import descend
+from et_nbdev.energy import ExternalField
+from et_nbdev.equilibria import equilibrium
+from et_nbdev.solvers import Anderson, Backtracking, Schedule, solve
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.fit import fit
-from et_nbdev.vision._dynamics_scores import (
-    _errors_after,
-    _errors_in_time,
-    _errors_settled,
-)
-from et_nbdev.vision.data import batches
-from et_nbdev.vision.dynamics import _FieldImageEnergyTransformer, _growing, _loss_at
+from et_nbdev.vision.data import FILLS, batches, normalize, occlude, patchify
 from et_nbdev.vision.model import ImageEnergyTransformer
-from et_nbdev.vision.train import _CONFIGS, _FILLS, _evaluate_fill, _held_out, _prepare
+from et_nbdev.vision.train import (
+    CONFIGS,
+    completion_loss,
+    evaluate_fill,
+    held_out_batches,
+    prepare,
+)
+
+# --- the model, and where its loss is taken ---
+
+
+class FieldModel(ImageEnergyTransformer):
+    """Image completion whose tokens at t = 0 also act as an external field, h = λ·x₀
+    with a learned λ (`strength`): the start is never forgotten.
+    """
+
+    def __init__(self, config, *, rngs):
+        super().__init__(config, rngs=rngs)
+        self.strength = nnx.Param(jnp.float32(4.0))  # the initial λ
+
+    def _make_block(self, rngs):
+        block = super()._make_block(rngs)
+        return Block(block.norm, **block.terms, field=ExternalField())
+
+    def context(self, x):
+        return {"field": self.strength[...] * x}
+
+
+def growing(steps: int = 9, first: float = 1.0, factor: float = 2.0):
+    """Step sizes first · factor^n, n = 0, 1, …: with factor 2 every step is about as
+    long as all steps before it together.
+    """
+    return first * factor ** np.arange(steps)
+
+
+def states_by(model, x, step_sizes, **options):
+    "All states of Euler steps of the given sizes, from tokens x at t = 0."
+    solver = Schedule(np.asarray(step_sizes, np.float32))
+    options |= dict(solver=solver, states=True) | model.context(x)
+    return descend(model.block, x, len(step_sizes), **options)[1].states
+
+
+def tokens_at_rest(model, x):
+    "Where the descent of tokens x settles, with the fraction settled as a metric."
+    options = dict(tolerance=1e-3, evaluations=100, leave_out=True)
+    solver = Anderson(model.config.step_size)
+    x, found = equilibrium(model.block, x, solver, **options, **model.context(x))
+    return x, {"settled": jnp.mean(found.settled, dtype=x.dtype)}
+
+
+def loss_at(config, step_sizes=None, first: int | None = None):
+    """The loss (model, uint8 images, key) -> (mean, metrics) after steps of the given
+    sizes, or without sizes, where the descent has settled.
+
+    With `first`, every picture is decoded after a random number of steps, from `first`
+    to all of them. At rest, a picture that has not settled trains only the decoder.
+    """
+    c, n = config.model, config.num_occluded
+
+    def loss(model, images, key):
+        hide, when = jax.random.split(key)
+        patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
+        B = len(images)
+        hidden, masked = occlude(hide, B, c.num_tokens, n, config.open_fraction)
+        x, metrics = model.encode(patches, masked), {}
+        if step_sizes is None:
+            x, metrics = tokens_at_rest(model, x)
+        else:
+            states, T = states_by(model, x, step_sizes, remat=True), len(step_sizes)
+            t = T if first is None else jax.random.randint(when, B, first, T + 1)
+            x = states[t, jnp.arange(B)]
+        return completion_loss(model.decode(x), patches, hidden), metrics
+
+    return loss
+
+
+# --- scores: error on the hidden patches of each picture, and energy ---
+
+
+def start(model, images, occluded):
+    "Tokens at t = 0, and the error on the hidden patches as a function of tokens."
+    c = model.config
+    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
+
+    def error(x):
+        each = jnp.mean((model.decode(x) - patches) ** 2, -1)
+        return jnp.mean(each, -1, where=occluded)
+
+    return model.encode(patches, occluded), error
+
+
+@partial(nnx.jit, static_argnames=("steps", "every"))
+def errors_in_time(model, images, occluded, steps: int, every: int = 1):
+    """Error and energy after 0, `every`, 2·`every`, … Euler steps of the configuration's
+    size, (times, B) each.
+    """
+    x, error = start(model, images, occluded)
+    context = model.context(x)
+
+    def stage(x, _):
+        last, path = descend(model.block, x, every, model.config.step_size, **context)
+        return last, (error(x), path.energies.total[0])
+
+    return jax.lax.scan(stage, x, length=steps // every + 1)[1]
+
+
+@partial(nnx.jit, static_argnames="step_sizes")
+def errors_after(model, images, occluded, step_sizes: tuple[float, ...]):
+    "Error after Euler steps of the given sizes, (B,)."
+    x, error = start(model, images, occluded)
+    return error(states_by(model, x, step_sizes)[-1])
+
+
+@partial(nnx.jit, static_argnames="evaluations")
+def errors_settled(model, images, occluded, tolerance=1e-3, evaluations: int = 300):
+    """Error where the descent has settled, its energy, whether it has, and the
+    evaluations that took, (B,) each.
+    """
+    x, error = start(model, images, occluded)
+    options = dict(evaluations=evaluations, tolerance=tolerance, **model.context(x))
+    found = solve(model.block, x, Backtracking(model.config.step_size), **options)
+    energy = found.energies.total[-1]
+    return error(found.x), energy, found.settled, found.evaluations
+
+
+# --- the runs ---
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = _CONFIGS["tiny"]
+TINY = CONFIGS["tiny"]
 # 16 tokens a picture: a small fraction of the time of 64
 CONFIG = replace(
     TINY, flip=0.0, every=100, model=replace(TINY.model, patch_size=8, dim=96)
@@ -39,19 +166,16 @@ CONFIG = replace(
 # of the optimizer in all; and how many of them the last variant takes at rest, at a
 # quarter of the learning rate
 STEPS, AT_REST = 1500, 300
-T, GROWING, FIRST = CONFIG.model.steps, _growing(14).tolist(), 3
+T, GROWING, FIRST = CONFIG.model.steps, growing(14).tolist(), 3
 # name: (model, stages of training: (optimizer steps, share of the learning rate, step
 # sizes of the descent or None: until it has settled,
 #        first step at which a picture may be read or None: the last))
 VARIANTS = {
     "T = 6": (ImageEnergyTransformer, [(STEPS, 1.0, [1.0] * T, None)]),
     "random times": (ImageEnergyTransformer, [(STEPS, 1.0, GROWING, FIRST)]),
-    "random times, field": (
-        _FieldImageEnergyTransformer,
-        [(STEPS, 1.0, GROWING, FIRST)],
-    ),
+    "random times, field": (FieldModel, [(STEPS, 1.0, GROWING, FIRST)]),
     "at rest, field": (
-        _FieldImageEnergyTransformer,
+        FieldModel,
         [(STEPS - AT_REST, 1.0, GROWING, FIRST), (AT_REST, 0.25, None, None)],
     ),
 }
@@ -94,7 +218,7 @@ def trained(name: str, config, images: dict, folder: Path):
         )
         run = fit(
             model,
-            _loss_at(config, step_sizes, first),
+            loss_at(config, step_sizes, first),
             supply,
             optim,
             seed=config.seed,
@@ -133,16 +257,16 @@ def score(name: str, config, images: dict, fill, test_on: int, folder: Path) -> 
     "`fill`: the errors of the best fill on the same pictures."
     model, stages, made = trained(name, config, images, folder)
     rows, started = [], time.perf_counter()
-    for x, o in _held_out(
+    for x, o in held_out_batches(
         images["test"], config.model, config.num_occluded, limit=test_on, batch_size=100
     ):
         found = (
-            *_errors_in_time(model, x, o, LAST, EVERY),
-            _errors_after(model, x, o, GROWING),
-            *_errors_settled(model, x, o),
+            *errors_in_time(model, x, o, LAST, EVERY),
+            errors_after(model, x, o, tuple(GROWING)),
+            *errors_settled(model, x, o),
         )
         if stages[-1]["step_sizes"] is None:
-            found += _errors_settled(model, x, o, DEEPER)[::2]
+            found += errors_settled(model, x, o, DEEPER)[::2]
         rows.append([np.asarray(a) for a in found])
     error, energy, long, end, end_energy, settled, evaluations, *deeper = (
         np.concatenate(a, -1) for a in zip(*rows)
@@ -220,17 +344,17 @@ def main():
         )
     if args.test_on < 2:
         parser.error(f"argument --test_on: expected at least 2, got {args.test_on}")
-    base, images = _prepare(CONFIG)
+    base, images = prepare(CONFIG)
     # small enough to be decoded once
     images = {
         "train": images["train"][:],
         "test": images["test"][SEEN : SEEN + args.test_on],
     }
     errors = {
-        name: _evaluate_fill(
+        name: evaluate_fill(
             fill, images["test"], base.model, base.num_occluded, limit=args.test_on
         )
-        for name, fill in _FILLS.items()
+        for name, fill in FILLS.items()
     }
     if i == 0:
         keep(

@@ -30,8 +30,9 @@ from tqdm import tqdm
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import (
-    _denormalize,
-    _fill_biharmonic,
+    FILLS,
+    denormalize,
+    fill_biharmonic,
     load_images,
     normalize,
     occlude,
@@ -40,7 +41,7 @@ from et_nbdev.vision.data import (
     unpatchify,
 )
 from et_nbdev.vision.model import complete, from_pretrained
-from et_nbdev.vision.train import _FILLS, _evaluate_fill, _held_out, _summary, evaluate
+from et_nbdev.vision.train import evaluate, evaluate_fill, held_out_batches, summarize
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -111,7 +112,7 @@ def follow(model, images, occluded):
 
 
 def dynamics(model, images, pictures=500) -> dict:
-    held_out = _held_out(
+    held_out = held_out_batches(
         images,
         model.config,
         model.config.num_tokens // 2,
@@ -192,15 +193,15 @@ def note(rows: list[dict]) -> str:
 
 
 def scores(model, rival, images) -> dict:
-    "Errors of both models and of all fills on all pictures, as `_summary` has them."
+    "Errors of both models and of all fills on all pictures, as `summarize` has them."
     n = model.config.num_tokens // 2
     errors = {"Energy Transformer": evaluate(model, images, n)}
     errors["weight-shared transformer"] = evaluate(rival, images, n)
-    for name, fill in tqdm(_FILLS.items(), "fills"):
-        errors[name] = _evaluate_fill(fill, images, model.config, n)
+    for name, fill in tqdm(FILLS.items(), "fills"):
+        errors[name] = evaluate_fill(fill, images, model.config, n)
     rows = stages(shipped_run())
     return {
-        **_summary(errors),
+        **summarize(errors),
         **_provenance(),
         "forward_flops": model.config.flops,
         "split": images.split,
@@ -222,7 +223,7 @@ def decoded(model, images, occluded):
     patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
     patches = model(patches, jnp.asarray(occluded))
     pixels = unpatchify(patches, c.image_size, c.patch_size)
-    return np.clip(_denormalize(pixels, c.mean, c.std), 0, 1)
+    return np.clip(denormalize(pixels, c.mean, c.std), 0, 1)
 
 
 def rows_of(model, images, occluded, rival=None) -> dict[str, np.ndarray]:
@@ -238,7 +239,7 @@ def rows_of(model, images, occluded, rival=None) -> dict[str, np.ndarray]:
     }
     if rival is not None:
         rows["transformer,\npasted"] = paste(decoded(rival, images, occluded))
-        filled = _fill_biharmonic(images, occluded, c.patch_size)
+        filled = fill_biharmonic(images, occluded, c.patch_size)
         rows["biharmonic"] = paste(filled)
     return rows | {"original": images / 255}
 
@@ -275,7 +276,7 @@ def extremes(model, images, pictures=5000, columns=8):
         for seed in tqdm(range(10), "worst and best")
     ]
     mean = np.mean(errors, 0)
-    held_out = _held_out(images, model.config, n, limit=pictures)
+    held_out = held_out_batches(images, model.config, n, limit=pictures)
     occlusions = np.concatenate([o for _, o in held_out])
     order = np.argsort(mean)
     for name, chosen in (("best", order[:columns]), ("worst", order[::-1][:columns])):
@@ -302,7 +303,7 @@ def main():
     ]
     rows = rows_of(model, photos, np.asarray(occluded))
     gallery(ROOT / "nbs/images/photographs.png", rows)
-    some, occluded = next(_held_out(validation, c, c.num_tokens // 2, batch_size=12))
+    some, occluded = next(held_out_batches(validation, c, c.num_tokens // 2, batch_size=12))
     gallery(OUT / "validation.jpg", rows_of(model, some, occluded, rival))
     extremes(model, validation)
     write("metrics", scores(model, rival, test))

@@ -13,9 +13,10 @@ results, which have the weights beside them.
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 
-from et_nbdev.vision.model import _save_pretrained, load_model, save_model
+from et_nbdev.vision.model import load_model, save_model
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -55,8 +56,9 @@ def main():
     if blocks != ("energy", "transformer"):
         parser.error(f"expected an Energy Transformer and a transformer, got {blocks}")
     save_model(SHIPPED, model, about)
-    RIVAL.mkdir(exist_ok=True)
-    _save_pretrained(RIVAL, rival, theirs)
+    save_model(RIVAL / "model.safetensors", rival, theirs)
+    config = json.dumps({**theirs, "model": asdict(rival.config)}, indent=2) + "\n"
+    (RIVAL / "config.json").write_text(config)
 
 
 if __name__ == "__main__":

@@ -347,8 +347,8 @@ def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch):
 def test_without_a_network_what_is_here_works_and_the_rest_says_so(
     tmp_path, monkeypatch
 ):
-    from et_nbdev.vision._model_engine import _pretrained
     from et_nbdev.vision.model import from_pretrained
+    from et_nbdev.vision.model import pretrained as _pretrained
 
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 

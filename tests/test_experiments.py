@@ -15,7 +15,7 @@ from flax import nnx
 from et_nbdev.testing import assert_close
 from et_nbdev.training.fit import fit
 from et_nbdev.vision.data import batches
-from et_nbdev.vision.train import _loss_for, evaluate
+from et_nbdev.vision.train import evaluate, training_loss
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -174,7 +174,7 @@ def test_a_run_is_what_the_training_loop_of_the_library_makes(ladder):
     )
     history = fit(
         model,
-        _loss_for(sized),
+        training_loss(sized),
         lambda start: batches(images["train"], 4, seed=1, start=start),
         replace(config.optim, lr=0.02, lr_floor=0.02 * config.optim.lr_floor),
         seed=1,

@@ -10,6 +10,7 @@ import re
 import shutil
 import struct
 import subprocess
+import sys
 import xml.dom.minidom
 import zlib
 from dataclasses import replace
@@ -55,8 +56,8 @@ from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import Anderson, Backtracking, solve
 from et_nbdev.testing import assert_close
 from et_nbdev.vision.data import patchify
-from et_nbdev.vision.dynamics import _FieldImageEnergyTransformer
-from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer, _image_model
+from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
+from et_nbdev.vision.model import image_model as _image_model
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -493,9 +494,10 @@ def test_a_graph_without_memories_is_shown(graph, net):
 
 
 def test_a_model_in_a_field_descends_in_its_field(photos):
-    model = _FieldImageEnergyTransformer(
-        ImageConfig(channels=3, **SIZES), rngs=nnx.Rngs(0)
-    )
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from image_dynamics import FieldModel
+
+    model = FieldModel(ImageConfig(channels=3, **SIZES), rngs=nnx.Rngs(0))
     occluded = np.arange(16) % 3 == 0
     path = descend_picture(model, photos["a"], occluded, ExplorerSettings(0.3, steps=5))
     patches = patchify((photos["a"] / np.float32(255) - 0.5) / np.float32(0.5), 2)

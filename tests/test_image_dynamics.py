@@ -1,6 +1,9 @@
-"""Completion whose descent runs on: the field, the growing steps, and the loss that is
-met along them.
+"""Completion whose descent runs on: the loss along it and at its end, and its scores, as
+scripts/image_dynamics.py has them.
 """
+
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,273 +11,87 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from et_nbdev.block import Block, EnergyTransformer
-from et_nbdev.dynamics import descend
-from et_nbdev.energy import ExternalField
-from et_nbdev.solvers import Anderson, Backtracking, solve
-from et_nbdev.testing import assert_close, assert_descends, assert_gradient
-from et_nbdev.vision._dynamics_scores import (
-    _errors_after,
-    _errors_in_time,
-    _errors_settled,
-)
 from et_nbdev.vision.data import normalize, occlude, patchify
-from et_nbdev.vision.dynamics import (
-    _FieldImageEnergyTransformer,
-    _growing,
-    _loss_at,
-    _states_by,
-)
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
-from et_nbdev.vision.train import TrainConfig, _completion_loss
+from et_nbdev.vision.train import TrainConfig, completion_loss
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+import image_dynamics as dynamics
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
-CONFIG = TrainConfig(
-    ImageConfig(
-        image_size=8,
-        channels=1,
-        patch_size=2,
-        dim=12,
-        num_heads=2,
-        head_dim=4,
-        num_memories=16,
-        steps=3,
-        step_size=0.5,
-    )
-)
-KINDS = pytest.mark.parametrize(
-    "kind",
-    [ImageEnergyTransformer, _FieldImageEnergyTransformer],
-    ids=["plain", "field"],
-)
+SIZES = dict(image_size=8, channels=1, patch_size=2, dim=12, num_heads=2, head_dim=4)
+CONFIG = TrainConfig(ImageConfig(num_memories=16, steps=3, step_size=0.5, **SIZES))
+KEY = jax.random.key(0)
 
 
-def pictures(n=4):
-    return np.random.default_rng(0).integers(0, 256, (n, 8, 8, 1), np.uint8)
+@pytest.fixture(params=[ImageEnergyTransformer, dynamics.FieldModel])
+def model(request):
+    return request.param(CONFIG.model, rngs=nnx.Rngs(0))
 
 
-def in_field():
-    "A block with a field for a term, tokens, and a field for them."
-    block = EnergyTransformer(
-        6, 2, 3, 8, init_scale=0.5, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
-    )
-    x, h = jax.random.normal(jax.random.key(0), (2, 2, 4, 6))
-    return Block(block.norm, **block.terms, field=ExternalField()), x, h
-
-
-def test_the_field_is_a_term_of_the_energy(x64):
-    block, x, h = in_field()
-    g, mask = block.norm(x), np.random.default_rng(0).random((4, 4)) < 0.6
-    for context in (dict(field=h), dict(field=h, mask=jnp.asarray(mask))):
-        assert_gradient(
-            lambda g: block.energy(g, **context), g, -block.update(g, **context)
-        )
-        assert_close(block.energies(g, **context)["field"], -jnp.sum(h * g, (1, 2)))
-        assert_descends(descend(block, x, 30, 0.1, **context)[1].energies.total)
-    found = solve(block, x, Anderson(), tolerance=1e-4, evaluations=200, field=h)
-    assert found.settled.all()
-
-
-def test_a_strong_field_wins(x64):
-    block, x, h = in_field()
-    end = solve(block, x, Anderson(), tolerance=1e-6, evaluations=200, field=1e4 * h)
-    assert_close(block.norm(end.x), block.norm(1e4 * h), rtol=1e-2)
-
-
-@KINDS
-def test_steps_of_given_sizes_are_steps(kind):
-    model, sizes = kind(CONFIG.model, rngs=nnx.Rngs(0)), _growing(4, 0.1, 2.0)
-    assert_close(sizes, np.array([0.1, 0.2, 0.4, 0.8]), rtol=1e-14)
-    x = jax.random.normal(jax.random.key(0), (2, 16, 12))
-    states, context = [x], model.context(x)
-    for alpha in sizes:
-        states.append(descend(model.block, states[-1], 1, alpha, **context)[0])
-    for remat in (False, True):
-        assert_close(
-            _states_by(model, x, sizes, remat=remat), jnp.stack(states), rtol=1e-5
-        )
-
-
-@KINDS
-def test_the_loss_is_met_where_it_says(kind):
-    model = kind(CONFIG.model, rngs=nnx.Rngs(0))
-    images = jnp.asarray(pictures(64))
-    key = jax.random.key(0)
-    c, sizes = CONFIG.model, _growing(4, 0.2)
-    hide, when = jax.random.split(key)
+def batch(n):
+    "Pictures, their patches, and which of these are occluded and masked."
+    c, rng = CONFIG.model, np.random.default_rng(0)
+    images = jnp.asarray(rng.integers(0, 256, (n, 8, 8, 1), np.uint8))
     patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
-    occluded, masked = occlude(
-        hide, 64, c.num_tokens, CONFIG.num_occluded, CONFIG.open_fraction
-    )
-    x = model.encode(patches, masked)
-    states = _states_by(model, x, sizes)
-    at = lambda t: _completion_loss(model.decode(states[t]), patches, occluded)
-    value, grads = nnx.value_and_grad(
-        lambda m: _loss_at(CONFIG, sizes)(m, images, key)[0]
-    )(model)
-    np.testing.assert_allclose(value, at(4), rtol=1e-5)
-    assert all(np.any(leaf) for leaf in jax.tree.leaves(grads)), (
-        "every weight has a part in it"
-    )
-    some = float(_loss_at(CONFIG, sizes, first=2)(model, images, key)[0])
-    assert (
-        min(float(at(t)) for t in (2, 3, 4))
-        < some
-        < max(float(at(t)) for t in (2, 3, 4))
-    )
-    np.testing.assert_allclose(
-        _loss_at(CONFIG, sizes, first=4)(model, images, key)[0], at(4), rtol=1e-5
-    )
+    hide = jax.random.split(KEY)[0]
+    share = CONFIG.open_fraction
+    hidden = occlude(hide, n, c.num_tokens, CONFIG.num_occluded, share)
+    return images, patches, *hidden
 
 
-def at_rest(n=8):
-    """A model in a field, pictures, a key, and what its loss at rest should come from:
-    tokens, patches and which of them are hidden.
-    """
-    model = _FieldImageEnergyTransformer(CONFIG.model, rngs=nnx.Rngs(0))
-    images = jnp.asarray(pictures(n))
-    key = jax.random.key(0)
-    c = CONFIG.model
-    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
-    occluded, masked = occlude(
-        jax.random.split(key)[0],
-        n,
-        c.num_tokens,
-        CONFIG.num_occluded,
-        CONFIG.open_fraction,
-    )
-    return model, images, key, patches, occluded, masked
+def test_the_loss_is_met_where_it_says(model):
+    images, patches, occluded, masked = batch(64)
+    sizes = dynamics.growing(4, 0.2)
+    np.testing.assert_allclose(sizes, [0.2, 0.4, 0.8, 1.6], rtol=1e-14)
+    states = dynamics.states_by(model, model.encode(patches, masked), sizes)
+    at = [float(completion_loss(model.decode(x), patches, occluded)) for x in states]
+    loss = lambda m, **k: dynamics.loss_at(CONFIG, sizes, **k)(m, images, KEY)[0]
+    value, grads = nnx.value_and_grad(loss)(model)
+    np.testing.assert_allclose(value, at[4], rtol=1e-5)
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(grads))
+    assert min(at[2:]) < loss(model, first=2) < max(at[2:])
+    np.testing.assert_allclose(loss(model, first=4), at[4], rtol=1e-5)
 
 
-def test_the_loss_at_the_fixed_point_is_met_where_the_descent_has_settled():
-    model, images, key, patches, occluded, masked = at_rest()
-    x = model.encode(patches, masked)
-    end = solve(
-        model.block,
-        x,
-        Anderson(CONFIG.model.step_size),
-        tolerance=1e-3,
-        evaluations=100,
-        **model.context(x),
-    )
-    assert end.settled.all()
-    (value, metrics), grads = nnx.value_and_grad(
-        lambda m: _loss_at(CONFIG)(m, images, key), has_aux=True
-    )(model)
-    np.testing.assert_allclose(
-        value, _completion_loss(model.decode(end.x), patches, occluded), rtol=1e-3
-    )
-    assert metrics["settled"] == 1
-    assert all(np.any(leaf) for leaf in jax.tree.leaves(grads)), (
-        "every weight has a part in it, the encoder's by the field"
-    )
-
-
-def test_the_gradient_at_the_fixed_point_is_that_of_a_descent_which_gets_there():
-    model, images, key, patches, occluded, masked = at_rest()
+def test_the_loss_at_rest_and_its_gradient_are_those_of_a_descent_that_gets_there():
+    model = dynamics.FieldModel(CONFIG.model, rngs=nnx.Rngs(0))
     # in a strong field a few steps that grow get there as well
     model.strength[...] = jnp.float32(8)
+    images, patches, occluded, masked = batch(8)
 
     def unrolled(model):
-        x = model.encode(patches, masked)
-        return _completion_loss(
-            model.decode(_states_by(model, x, _growing(20))[-1]), patches, occluded
+        states = dynamics.states_by(
+            model, model.encode(patches, masked), dynamics.growing(20)
         )
+        return completion_loss(model.decode(states[-1]), patches, occluded)
 
-    flat = lambda grads: np.concatenate(
-        [np.ravel(leaf) for leaf in jax.tree.leaves(grads)]
-    )
-    implicit = flat(nnx.grad(lambda m: _loss_at(CONFIG)(m, images, key)[0])(model))
-    wanted = flat(nnx.grad(unrolled)(model))
-    np.testing.assert_allclose(
-        np.linalg.norm(implicit - wanted) / np.linalg.norm(wanted), 0, atol=0.003
-    )
+    at_rest = lambda m: dynamics.loss_at(CONFIG)(m, images, KEY)
+    (value, metrics), found = nnx.value_and_grad(at_rest, has_aux=True)(model)
+    wanted_value, wanted = nnx.value_and_grad(unrolled)(model)
+    np.testing.assert_allclose(value, wanted_value, rtol=1e-3)
+    assert metrics["settled"] == 1
+    flat = lambda grads: np.concatenate([np.ravel(a) for a in jax.tree.leaves(grads)])
+    gap = np.linalg.norm(flat(found) - flat(wanted)) / np.linalg.norm(flat(wanted))
+    assert gap < 0.003 and all(np.any(leaf) for leaf in jax.tree.leaves(found))
 
 
-@KINDS
-def test_errors_in_time_are_those_of_the_model_stopped_there(kind):
-    model, images = kind(CONFIG.model, rngs=nnx.Rngs(0)), jnp.asarray(pictures())
-    c = CONFIG.model
-    occluded = occlude(jax.random.key(0), 4, c.num_tokens, CONFIG.num_occluded)[0]
-    errors, energies = _errors_in_time(model, images, occluded, 6, 2)
-    assert errors.shape == energies.shape == (4, 4)
-    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
+def test_errors_in_time_are_those_of_the_model_stopped_there(model):
+    images, patches, occluded, _ = batch(4)
+    errors, energies = dynamics.errors_in_time(model, images, occluded, 6, 2)
     for row, steps in zip(errors, (0, 2, 4, 6)):
-        e = jnp.mean((model(patches, occluded, steps=steps) - patches) ** 2, -1)
-        np.testing.assert_allclose(
-            row,
-            jnp.sum(jnp.where(occluded, e, 0.0), -1)
-            / jnp.sum(occluded, -1, dtype=e.dtype),
-            rtol=1e-5,
+        predicted = model(patches, occluded, steps=steps)
+        assert completion_loss(predicted, patches, occluded) == pytest.approx(
+            float(row.mean()), rel=1e-5
         )
     path = model.descend(patches, occluded, steps=6)[1].energies.total
     np.testing.assert_allclose(energies, path[::2], rtol=1e-5)
-    np.testing.assert_allclose(
-        _errors_after(model, images, occluded, [c.step_size] * 6), errors[3], rtol=1e-5
-    )
-    end, energy, settled, evaluations = _errors_settled(model, images, occluded, 0.02)
-    assert (
-        settled.all()
-        and (energy <= path[-1] + 1e-5 * abs(path[-1])).all()
-        and (evaluations < 300).all()
-        and jnp.isfinite(end).all()
-    )
-    x = model.encode(patches, occluded)
-    stopped = solve(
-        model.block,
-        x,
-        Backtracking(c.step_size),
-        evaluations=2,
-        tolerance=0.02,
-        **model.context(x),
-    )
-    _, _, settled, evaluations = _errors_settled(
-        model, images, occluded, 0.02, evaluations=2
-    )
-    assert (
-        not settled.any()
-        and (stopped.residual > 0.02).all()
-        and (evaluations == 2).all()
-    )
-
-
-def test_without_strength_the_field_model_is_the_plain_one():
-    plain, field = (
-        kind(CONFIG.model, rngs=nnx.Rngs(0))
-        for kind in (ImageEnergyTransformer, _FieldImageEnergyTransformer)
-    )
-    images = jnp.asarray(pictures())
-    patches = patchify(normalize(images, (0.5,), (0.5,)), 2)
-    masked = jnp.zeros((4, 16), bool).at[:, :8].set(True)
-    assert not np.allclose(field(patches, masked), plain(patches, masked), rtol=1e-3)
-    field.strength[...] = jnp.float32(0)
-    np.testing.assert_allclose(
-        field(patches, masked), plain(patches, masked), rtol=1e-5, atol=1e-6
-    )
-
-
-@pytest.mark.parametrize(
-    "call, match",
-    [
-        *[(lambda n=n: _growing(n), "^steps: ") for n in (0, -1, 1.5)],
-        *[(lambda v=v: _growing(3, v), "^first: ") for v in (0.0, -1.0, float("nan"))],
-        *[
-            (lambda v=v: _growing(3, 1.0, v), "^factor: ")
-            for v in (0.0, -1.0, float("inf"))
-        ],
-        *[
-            (
-                lambda v=v: _states_by(
-                    ImageEnergyTransformer(CONFIG.model, rngs=nnx.Rngs(0)),
-                    jnp.ones((1, 16, 12)),
-                    v,
-                ),
-                "^step_sizes: ",
-            )
-            for v in ([0.0], [1.0, -1.0], [[1.0]], [float("nan")])
-        ],
-    ],
-)
-def test_bad_input_is_refused_by_name(call, match):
-    with pytest.raises(ValueError, match=match):
-        call()
+    sizes = (CONFIG.model.step_size,) * 6
+    last = dynamics.errors_after(model, images, occluded, sizes)
+    np.testing.assert_allclose(last, errors[3], rtol=1e-5)
+    end = dynamics.errors_settled(model, images, occluded, 0.02)
+    assert end[2].all() and (end[1] <= path[-1] + 1e-5 * abs(path[-1])).all()
+    assert (end[3] < 300).all() and jnp.isfinite(end[0]).all()
+    early = dynamics.errors_settled(model, images, occluded, 0.02, evaluations=2)
+    assert not early[2].any() and (early[3] == 2).all()

@@ -21,7 +21,7 @@ from et_nbdev.training.checkpoint import _load_checkpoint, _read_meta
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import load_images
 from et_nbdev.vision.model import ImageConfig, load_model
-from et_nbdev.vision.train import TrainConfig, _completion_loss, _draw
+from et_nbdev.vision.train import TrainConfig, completion_loss, drawn_batch
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
@@ -734,9 +734,9 @@ def test_the_loss_of_every_step_is_their_mean(pair, modules):
     model = terms.EnergyModel(config.model, rngs=nnx.Rngs(0))
     images, key = PICTURES["train"][:4], jax.random.key(0)
     mean = terms.loss_for(config, "every step")(model, images, key)[0]
-    patches, occluded, masked = _draw(config, images, key)
+    patches, occluded, masked = drawn_batch(config, images, key)
     each = [
-        _completion_loss(
+        completion_loss(
             model.decode(model.descend(patches, masked, steps=t)[0]), patches, occluded
         )
         for t in range(1, config.model.steps + 1)

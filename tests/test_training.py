@@ -1683,7 +1683,9 @@ RUN = textwrap.dedent("""
     from et_nbdev.training.loop import OptimConfig
     from et_nbdev.vision.data import batches
     from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
-    from et_nbdev.vision.train import TrainConfig, evaluate, _loss_for, _prepare
+    from et_nbdev.vision.train import TrainConfig, evaluate
+    from et_nbdev.vision.train import prepare as _prepare
+    from et_nbdev.vision.train import training_loss as _loss_for
 
     def config():
         model = ImageConfig(

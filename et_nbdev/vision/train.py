@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Float32, PRNGKeyArray, Shaped
 from tqdm import tqdm
 
+from .._checks import check_kinds, check_share, check_sizes
 from ..dynamics import plot_energies
 from ..training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.command import (
@@ -31,32 +32,33 @@ from et_nbdev.training.command import (
 )
 from ..training.fit import _differences, _Fit, fit
 from ..training.loop import OptimConfig, _in_parts, _option
-from ._picture_arrays import _augment
-from ._readers import _Images, _Pictures
-from ._train_checks import _check_training
 from et_nbdev.vision.data import (
-    _fill_biharmonic,
-    _fill_mean,
-    _fill_nearest,
+    FILLS,
+    Images,
+    Pictures,
+    Pixels,
     batches,
     fills_from,
     load_images,
+    need,
     normalize,
     occlude,
     patchify,
     photographs,
+    unit,
 )
 from et_nbdev.vision.model import (
     ImageConfig,
     ImageEnergyTransformer,
-    _image_model,
     complete,
+    expect,
     from_pretrained,
+    image_model,
     plot_completion,
 )
 
 # %% ../../nbs/22_image_train.ipynb #9a77193e
-def _completion_loss(
+def completion_loss(
     predicted: Float[Array, "B N P"],
     patches: Float[Array, "B N P"],
     occluded: Bool[Array, "B N"],
@@ -70,7 +72,7 @@ def _completion_loss(
     )
 
 # %% ../../nbs/22_image_train.ipynb #22pricec
-def _price_of_rises(energies: Float[Array, "times B"]) -> Float[Array, ""]:
+def price_of_rises(energies: Float[Array, "times B"]) -> Float[Array, ""]:
     r"""The mean over pictures of $\sum_t\max(0, (E_{t+1}-E_t)/|E_t| + 1/100)$, in
     which $|E_t|$ counts as a constant, and as one that is not zero.
     """
@@ -117,7 +119,18 @@ class TrainConfig:
     seed: int = _option(0, "seed of weights, batches, occlusions and augmentation")
 
     def __post_init__(self):
-        _check_training(self)
+        check_kinds(self)
+        for name in ("batch_size", "validate_on", "every"):
+            check_sizes(**{name: getattr(self, name)})
+        for name in ("occluded", "open_fraction", "flip", "jitter"):
+            check_share(**{name: getattr(self, name)})
+        expect(self, "seed", 0 <= self.seed < 2**32, "0 ≤ seed < 2³²")
+        expect(self, "crop", 0 < self.crop <= 1, "a share in (0, 1]")
+        N = self.model.num_tokens
+        expect(self, "occluded", self.num_occluded > 0, f"at least one of {N} tokens")
+        expect(self, "downhill", 0 <= self.downhill < float("inf"), "at least 0")
+        energy = self.model.block == "energy" or not self.downhill
+        expect(self, "downhill", energy, "0 for block='transformer', without energy")
 
     @property
     def num_occluded(self) -> int:
@@ -125,10 +138,10 @@ class TrainConfig:
         return round(self.occluded * self.model.num_tokens)
 
 # %% ../../nbs/22_image_train.ipynb #258c1920
-_CONFIGS: dict[str, TrainConfig] = {}  # training runs by name
+CONFIGS: dict[str, TrainConfig] = {}  # training runs by name
 
 # scikit-learn's digits, 8×8: about two minutes on two cores
-_CONFIGS["digits"] = TrainConfig(
+CONFIGS["digits"] = TrainConfig(
     ImageConfig(
         image_size=8,
         channels=1,
@@ -148,13 +161,13 @@ _CONFIGS["digits"] = TrainConfig(
 )
 
 # %% ../../nbs/22_image_train.ipynb #7fdfc24a
-def _draw(config: TrainConfig, images, key):
+def drawn_batch(config: TrainConfig, images, key):
     "What a step learns from: patches, which are occluded, and which of these are MASK."
     c = config.model
     look, hide = jax.random.split(key)
     if config.crop < 1 or config.flip or config.jitter:
         ratio = (3 / 4, 4 / 3) if config.crop < 1 else (1, 1)
-        images = _augment(
+        images = augment(
             look,
             images,
             scale=(config.crop, 1),
@@ -169,18 +182,18 @@ def _draw(config: TrainConfig, images, key):
     return patches, occluded, masked
 
 # %% ../../nbs/22_image_train.ipynb #22lossc
-def _completion(config: TrainConfig, model, batch):
+def completion_of(config: TrainConfig, model, batch):
     "The mean error on what is occluded, with the price of rises; what else to log."
     patches, occluded, masked = batch
     x, path = model.descend(patches, masked, unroll=config.model.steps <= 16)
-    error = _completion_loss(model.decode(x), patches, occluded)
+    error = completion_loss(model.decode(x), patches, occluded)
     if not config.downhill:
         return error, {}
-    price = _price_of_rises(path.energies.total)
+    price = price_of_rises(path.energies.total)
     return error + config.downhill * price, {"price": price}
 
 # %% ../../nbs/22_image_train.ipynb #22partsc
-def _part_size(batch_size: int, num_tokens: int) -> int:
+def part_size(batch_size: int, num_tokens: int) -> int:
     """How many pictures to take at a time: on one CPU at most 512 tokens, whose values
     its caches hold; elsewhere, or where that leaves much smaller parts, all.
     """
@@ -191,15 +204,15 @@ def _part_size(batch_size: int, num_tokens: int) -> int:
     return size if 2 * size >= most else batch_size
 
 
-def _loss_for(config: TrainConfig, completion=_completion):
+def training_loss(config: TrainConfig, completion=completion_of):
     """The loss (model, uint8 images, key) -> (mean, metrics) that `training.fit.fit`
     minimizes: `completion`, part by part. With `downhill` it includes the price of
     rises, `price` in the metrics.
     """
 
     def loss(model, images, key):
-        size = _part_size(len(images), config.model.num_tokens)
-        batch = _draw(config, images, key)
+        size = part_size(len(images), config.model.num_tokens)
+        batch = drawn_batch(config, images, key)
         return _in_parts(partial(completion, config), model, batch, size)
 
     return loss
@@ -230,8 +243,8 @@ def _errors(model, images, occluded, steps: int):
     )
 
 # %% ../../nbs/22_image_train.ipynb #5e3c853f
-def _held_out(
-    images: _Pictures,
+def held_out_batches(
+    images: Pictures,
     model: ImageConfig,
     num_occluded: int,
     *,
@@ -266,7 +279,7 @@ def _held_out(
 # %% ../../nbs/22_image_train.ipynb #5ad76332
 def evaluate(
     model: ImageEnergyTransformer,
-    images: _Pictures,
+    images: Pictures,
     num_occluded: int,
     *,
     seed: int = 0,
@@ -286,25 +299,19 @@ def evaluate(
                 jnp.asarray(o),
                 model.config.steps if steps is None else steps,
             )
-            for x, o in _held_out(
+            for x, o in held_out_batches(
                 images, model.config, num_occluded, seed=seed, limit=limit
             )
         ]
     )
 
 # %% ../../nbs/22_image_train.ipynb #26389c63
-# baselines that fill holes without learning, by name
-_FILLS = {
-    "mean of the open pixels": _fill_mean,
-    "nearest open pixel": _fill_nearest,
-    "biharmonic inpainting": _fill_biharmonic,
-}
-_KNOWN = 5000  # training pictures that nearest neighbors are sought among, at most
+KNOWN = 5000  # training pictures that nearest neighbors are sought among, at most
 
 
-def _evaluate_fill(
+def evaluate_fill(
     fill,
-    images: _Pictures,
+    images: Pictures,
     model: ImageConfig,
     num_occluded: int,
     *,
@@ -313,7 +320,8 @@ def _evaluate_fill(
 ) -> Float[np.ndarray, "M"]:
     "What `evaluate` returns, for a fill: the same pictures, occlusions and units."
     errors = []
-    for x, occluded in _held_out(images, model, num_occluded, seed=seed, limit=limit):
+    drawn = held_out_batches(images, model, num_occluded, seed=seed, limit=limit)
+    for x, occluded in drawn:
         patches = lambda x: patchify(
             normalize(x, model.mean, model.std), model.patch_size
         )
@@ -326,7 +334,7 @@ def _evaluate_fill(
     return np.concatenate(errors)
 
 # %% ../../nbs/22_image_train.ipynb #84a48c76
-def _prepare(config: TrainConfig) -> tuple[TrainConfig, dict[str, _Images]]:
+def prepare(config: TrainConfig) -> tuple[TrainConfig, dict[str, Images]]:
     """Load the pictures, and put their channels and statistics into the model's
     configuration.
 
@@ -352,7 +360,7 @@ def _prepare(config: TrainConfig) -> tuple[TrainConfig, dict[str, _Images]]:
     )
 
 
-def _validation_for(config: TrainConfig, images: _Pictures):
+def _validation_for(config: TrainConfig, images: Pictures):
     "The error on held-out pictures, by which `fit` chooses the best weights."
     options = dict(seed=config.seed, limit=config.validate_on)
     score = lambda model: evaluate(model, images, config.num_occluded, **options)
@@ -361,7 +369,7 @@ def _validation_for(config: TrainConfig, images: _Pictures):
 # %% ../../nbs/22_image_train.ipynb #1b212e02
 def train(
     config: TrainConfig,
-    images: dict[str, _Pictures],
+    images: dict[str, Pictures],
     folder: Path | str | None = None,
     progress: bool = True,
     mesh: jax.sharding.Mesh | None = None,
@@ -373,13 +381,13 @@ def train(
     """
     part = (jax.process_index(), jax.process_count())
     if model is None:
-        model = _image_model(config.model, rngs=nnx.Rngs(config.seed))
+        model = image_model(config.model, rngs=nnx.Rngs(config.seed))
     if model.config != config.model:
         differ = _differences(asdict(model.config), asdict(config.model))
         raise ValueError(f"model: its configuration is not config.model ({differ})")
     return fit(
         model,
-        _loss_for(config),
+        training_loss(config),
         lambda start: batches(
             images["train"], config.batch_size, seed=config.seed, start=start, part=part
         ),
@@ -394,10 +402,70 @@ def train(
         progress=progress,
     )
 
+
+# %% ../../nbs/79_image_training_engine.ipynb #75c40903
+def random_crop(key, x, scale, ratio):
+    "A random part of x (S, S, C), resized to the whole by linear interpolation."
+    area_key, shape_key, place_key = jax.random.split(key, 3)
+    uniform = partial(jax.random.uniform, dtype=jnp.float32)
+    area = uniform(area_key, (), minval=scale[0], maxval=scale[1])
+    low, high = np.log(ratio).astype(np.float32)
+    aspect = jnp.exp(uniform(shape_key, (), minval=low, maxval=high))
+    # height and width, S = 1
+    part = jnp.minimum(jnp.sqrt(area * jnp.stack([1 / aspect, aspect])), 1)
+    corner = uniform(place_key, (2,)) * (1 - part) * x.shape[0]
+    return jax.image.scale_and_translate(
+        x, x.shape, (0, 1), 1 / part, -corner / part, "linear", antialias=False
+    )
+
+
+def jittered(key, x, strength):
+    """Brightness, contrast and saturation of x (S, S, C) times factors uniform in 1 ±
+    strength.
+    """
+    pix = need("dm_pix")
+    bright, contrast, color = jax.random.uniform(
+        key, (3,), jnp.float32, 1 - strength, 1 + strength
+    )
+    x = pix.adjust_contrast(jnp.clip(x * bright, 0, 1), contrast)
+    if x.shape[-1] != 3:
+        return x
+    gray = pix.rgb_to_grayscale(x, keep_dims=True)
+    return gray + color * (x - gray)
+
+# %% ../../nbs/79_image_training_engine.ipynb #75c409p1
+def augment(
+    key: PRNGKeyArray,
+    images: Shaped[Pixels, "B S S C"],
+    *,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    flip: float = 0.5,
+    jitter: float = 0.4,
+) -> Float32[Array, "B S S C"]:
+    """Random views of pictures, uint8 or floating in [0, 1]: float32 in [0, 1]. Works
+    under `jit`.
+
+    A crop, its area uniform in `scale` and its width:height log-uniform in `ratio` (no
+    side longer than the picture's), resized to S×S; mirrored with probability `flip`;
+    brightness, contrast and, for color pictures, saturation times factors uniform in 1
+    ± `jitter`. `scale` and `ratio` (1, 1), `flip` and `jitter` 0 switch a part off.
+    """
+
+    def one(key, x):
+        crop_key, flip_key, jitter_key = jax.random.split(key, 3)
+        x = random_crop(crop_key, x, scale, ratio)
+        mirrored = jax.random.uniform(flip_key, dtype=jnp.float32) < flip
+        x = jnp.where(mirrored, x[:, ::-1], x)
+        return jnp.clip(jittered(jitter_key, x, jitter) if jitter else x, 0, 1)
+
+    keys = jax.random.split(key, images.shape[0])
+    return jax.vmap(one)(keys, jnp.asarray(unit(images)))
+
 # %% ../../nbs/79_image_training_engine.ipynb #4d6d7775
 # CIFAR-10 in 4×4 patches, the smallest model that still separates variants: a few
 # minutes on one core
-_CONFIGS["tiny"] = TrainConfig(
+CONFIGS["tiny"] = TrainConfig(
     ImageConfig(
         image_size=32,
         patch_size=4,
@@ -417,9 +485,9 @@ _CONFIGS["tiny"] = TrainConfig(
     validate_on=1000,
 )
 
-# %% ../../nbs/79_image_training_engine.ipynb #131e2dc0
+# %% ../../nbs/79_image_training_engine.ipynb #4d6d77p1
 # CIFAR-10 in 8×8 patches: about an hour on two cores
-_CONFIGS["small"] = TrainConfig(
+CONFIGS["small"] = TrainConfig(
     ImageConfig(
         image_size=32,
         patch_size=8,
@@ -435,9 +503,9 @@ _CONFIGS["small"] = TrainConfig(
     every=250,
 )
 
-# %% ../../nbs/79_image_training_engine.ipynb #1237a0cd
+# %% ../../nbs/79_image_training_engine.ipynb #4d6d77p2
 # Tiny ImageNet in 8×8 patches with the energy of the paper: about an hour on one core
-_CONFIGS["tiny-imagenet-2026-11-21"] = TrainConfig(
+CONFIGS["tiny-imagenet-2026-11-21"] = TrainConfig(
     ImageConfig(
         image_size=64,
         patch_size=8,
@@ -457,10 +525,10 @@ _CONFIGS["tiny-imagenet-2026-11-21"] = TrainConfig(
     every=250,
 )
 
-# %% ../../nbs/79_image_training_engine.ipynb #8407efe4
+# %% ../../nbs/79_image_training_engine.ipynb #4d6d77p3
 # with most options of the energy, ten passes, without weight decay; the weights that
 # come with the library
-_CONFIGS["tiny-imagenet"] = TrainConfig(
+CONFIGS["tiny-imagenet"] = TrainConfig(
     ImageConfig(
         image_size=64,
         patch_size=8,
@@ -490,9 +558,9 @@ _CONFIGS["tiny-imagenet"] = TrainConfig(
     every=547,
 )
 
-# %% ../../nbs/79_image_training_engine.ipynb #1847291e
+# %% ../../nbs/79_image_training_engine.ipynb #4d6d77p4
 # the paper's: 100 epochs of ImageNet-1k, two of them warm-up
-_CONFIGS["et-base"] = TrainConfig(
+CONFIGS["et-base"] = TrainConfig(
     ImageConfig(position_scale=0.02, mask_scale=0.02, init_scale=0.02),
     OptimConfig(steps=165_500, warmup=3_310),
     data="imagenet-1k",
@@ -503,7 +571,7 @@ _CONFIGS["et-base"] = TrainConfig(
     every=1655,
 )
 
-# %% ../../nbs/79_image_training_engine.ipynb #488611b0
+# %% ../../nbs/79_image_training_engine.ipynb #433340e8
 def _save(figures: dict, out: Path):
     "Write each figure to `out`, by its file's name, and close it."
     import matplotlib.pyplot as plt
@@ -513,13 +581,13 @@ def _save(figures: dict, out: Path):
             fig.savefig(path, format="png", dpi=150)
         plt.close(fig)
 
-# %% ../../nbs/79_image_training_engine.ipynb #50459a6d
+
 def _errors_by_name(
     model: ImageEnergyTransformer,
     config: TrainConfig,
-    images: _Pictures,
+    images: Pictures,
     limit: int | None,
-    known: _Pictures | None = None,
+    known: Pictures | None = None,
 ) -> dict[str, Float[np.ndarray, "M"]]:
     """Errors on held-out pictures: first of the model, then of every simple fill, and
     of those that know training pictures.
@@ -528,21 +596,21 @@ def _errors_by_name(
     options = dict(seed=config.seed, limit=limit)
     own = evaluate(model, images, config.num_occluded, **options)
     errors = {names[config.model.block]: own}
-    fills = _FILLS if known is None else _FILLS | fills_from(known[:_KNOWN])
+    fills = FILLS if known is None else FILLS | fills_from(known[:KNOWN])
     for name, fill in tqdm(
         fills.items(), "simple fills", file=sys.stdout, leave=False, ncols=100
     ):
-        errors[name] = _evaluate_fill(
+        errors[name] = evaluate_fill(
             fill, images, config.model, config.num_occluded, **options
         )
     return errors
 
-# %% ../../nbs/79_image_training_engine.ipynb #586a243b
+# %% ../../nbs/79_image_training_engine.ipynb #433340p1
 def _report_figures(
-    model: ImageEnergyTransformer, config: TrainConfig, images: _Pictures
+    model: ImageEnergyTransformer, config: TrainConfig, images: Pictures
 ) -> dict:
     "Held-out pictures that the model completes, and their energies if there are any."
-    held_out = _held_out(
+    held_out = held_out_batches(
         images, config.model, config.num_occluded, seed=config.seed, batch_size=32
     )
     shown, occluded = next(held_out)
@@ -551,8 +619,8 @@ def _report_figures(
         figures["energy.png"] = plot_energies(complete(model, shown, occluded).energies)
     return figures
 
-# %% ../../nbs/79_image_training_engine.ipynb #05643f69
-def _summary(errors: dict[str, Float[np.ndarray, "M"]]) -> dict:
+
+def summarize(errors: dict[str, Float[np.ndarray, "M"]]) -> dict:
     "Means and standard errors by name, and the number of pictures."
     error_of_mean = lambda e: e.std(ddof=min(1, len(e) - 1)) / len(e) ** 0.5
     return {
@@ -563,7 +631,7 @@ def _summary(errors: dict[str, Float[np.ndarray, "M"]]) -> dict:
 
 
 def _print_errors(metrics: dict):
-    "The table of a `_summary`."
+    "The table of a `summarize`."
     print(
         f"Mean squared error on occluded patches of {metrics['pictures']} held-out"
         " pictures (1 = variance of the pixels)"
@@ -571,16 +639,16 @@ def _print_errors(metrics: dict):
     for name, mse in metrics["masked_patch_mse"].items():
         print(f"  {name:<28}{mse:8.3f} ± {metrics['standard_error'][name]:.3f}")
 
-# %% ../../nbs/79_image_training_engine.ipynb #433340e8
+# %% ../../nbs/79_image_training_engine.ipynb #433340p2
 def _report(
     model: ImageEnergyTransformer,
     config: TrainConfig,
-    images: _Images,
+    images: Images,
     out: Path,
     *,
     limit: int | None = None,
     fit: _Fit | None = None,
-    known: _Pictures | None = None,
+    known: Pictures | None = None,
 ) -> dict:
     """Score `model` and the simple fills on held-out pictures; write completion.png,
     energy.png (if it has an energy) and metrics.json into `out`.
@@ -591,7 +659,7 @@ def _report(
     out.mkdir(parents=True, exist_ok=True)
     errors = _errors_by_name(model, config, images, limit, known)
     _save(_report_figures(model, config, images), out)
-    metrics = _summary(errors) | {
+    metrics = summarize(errors) | {
         "parameters": sum(p.size for p in jax.tree.leaves(nnx.state(model, nnx.Param))),
         "forward_flops": config.model.flops,
         "split": images.split,
@@ -607,7 +675,7 @@ def _report(
     _print_errors(metrics)
     return metrics
 
-# %% ../../nbs/79_image_training_engine.ipynb #af2b6d50
+# %% ../../nbs/79_image_training_engine.ipynb #f59bfbb1
 def _train_parser(description: str | None) -> argparse.ArgumentParser:
     "The options of `et_train_images` besides the fields of a configuration."
     parser = argparse.ArgumentParser("et_train_images", description=description)
@@ -634,7 +702,7 @@ def _train_parser(description: str | None) -> argparse.ArgumentParser:
     )
     return parser
 
-# %% ../../nbs/79_image_training_engine.ipynb #f59bfbb1
+# %% ../../nbs/79_image_training_engine.ipynb #f59bfbp1
 @command
 def _main(argv: list[str] | None = None) -> None:
     """Train an image model, resume a run that was stopped, and report on the test
@@ -644,13 +712,13 @@ def _main(argv: list[str] | None = None) -> None:
     with _as_command(parser.prog):
         # these come from the pictures
         config, args = _configure(
-            parser, _CONFIGS, "small", argv, omit=("mean", "std", "channels")
+            parser, CONFIGS, "small", argv, omit=("mean", "std", "channels")
         )
         if args.test_on < 1:
             parser.error(f"argument --test_on: expected at least 1, got {args.test_on}")
         out = args.out or Path("runs") / args.config
         mesh = _all_devices() if args.devices == "all" else None
-        config, images = _prepare(config)
+        config, images = prepare(config)
         result = train(config, images, out, mesh=mesh)
         if jax.process_index() == 0:
             _report(
@@ -664,7 +732,7 @@ def _main(argv: list[str] | None = None) -> None:
             )
             print(f"Weights, scores and figures: {out}/; from_pretrained loads them")
 
-# %% ../../nbs/79_image_training_engine.ipynb #31c83aff
+# %% ../../nbs/79_image_training_engine.ipynb #d23aa139
 def _complete_photographs(out: Path):
     """Complete six photographs with the Tiny ImageNet model of the library: print their
     mean energy at each step, write the figures into `out`.
@@ -691,14 +759,14 @@ def _complete_photographs(out: Path):
     )
     print(f"Look at {out / 'completion.png'} and {out / 'energy.png'}", flush=True)
 
-# %% ../../nbs/79_image_training_engine.ipynb #1450d4f9
+# %% ../../nbs/79_image_training_engine.ipynb #d23aa1p1
 def _demo_config(data: str) -> TrainConfig:
     """The configuration "digits"; for other pictures a short run of "small", resized to
     32×32.
     """
     if data == "digits":
-        return _CONFIGS["digits"]
-    small = _CONFIGS["small"]
+        return CONFIGS["digits"]
+    small = CONFIGS["small"]
     return replace(
         small,
         data=data,
@@ -707,13 +775,13 @@ def _demo_config(data: str) -> TrainConfig:
         every=225,
     )
 
-# %% ../../nbs/79_image_training_engine.ipynb #1eba2abf
+# %% ../../nbs/79_image_training_engine.ipynb #d23aa1p2
 def _demo(data: str = "digits", out: Path | str = "out") -> dict:
     """Train on `data` for a few minutes, complete held-out pictures, and write figures
     and metrics into the folder of that name in `out`. Raises what loading, training and
     writing raise.
     """
-    config, images = _prepare(_demo_config(data))
+    config, images = prepare(_demo_config(data))
     print(
         f"Training an Energy Transformer on {len(images['train']):,} pictures of"
         f" {data!r}, usually two to five minutes on two cores",
@@ -737,7 +805,7 @@ def _demo(data: str = "digits", out: Path | str = "out") -> dict:
     )
     return metrics
 
-# %% ../../nbs/79_image_training_engine.ipynb #d23aa139
+# %% ../../nbs/79_image_training_engine.ipynb #d23aa1p3
 @command
 def _demo_main(argv: list[str] | None = None):
     "Console script `et_demo`."

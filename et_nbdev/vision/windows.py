@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 from tqdm import tqdm
 
-from ._picture_arrays import _unit
+from .data import unit
 from .model import ImageEnergyTransformer, complete
 
 # %% ../../nbs/23_windows.ipynb #afa63503
@@ -70,7 +70,7 @@ def complete_large(
     p, side = c.patch_size, c.image_size // c.patch_size
     # what is hidden may be anything
     covered = np.kron(hidden, np.ones((1, p, p), bool))[..., None]
-    images = _unit(np.where(covered, np.zeros((), images.dtype), images))
+    images = unit(np.where(covered, np.zeros((), images.dtype), images))
     weights = _weights(side)
     pixels = np.kron(weights, np.ones((p, p)))[None, :, :, None]
     total, count = np.zeros(images.shape), np.zeros((1, *images.shape[1:3], 1))
