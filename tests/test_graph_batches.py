@@ -80,6 +80,9 @@ def test_positions_of_parts_and_of_almost_nothing():
     assert not P[6:].any() and not P[:, 4:].any()
     on = P[:3].any(0).astype(int) + P[3:6].any(0)
     assert (on == (np.arange(6) < 4)).all(), "a mode lives on one part"
+    # of a pair and a path, the path's come first
+    P = laplacian_positions(GraphSet([0, 7], [0, 2, 3, 4, 5], [1, 3, 4, 5, 6], [0]), 5)
+    assert not P[:2, :3].any() and P[2:, :3].any(0).all() and P[:2, 3:].any()
     loop = GraphSet([0, 4], [0, 1, 2, 1, 1], [1, 2, 3, 1, 2], [0])
     both = laplacian_positions(loop.undirected(), 2)
     np.testing.assert_array_equal(laplacian_positions(loop, 2), both)

@@ -262,10 +262,10 @@ def test_text_is_read_from_zips_and_folders_at_any_depth(tmp_path, inside):
         dict(node_labels="0.0\n3.0\n3.0\n0\n0\n3\n\n\n"),
         # nodes of the graphs in another order
         dict(
-            graph_indicator="1\n2\n1\n2\n2\n3\n",
-            A="1, 3\n3, 1\n2, 4\n4, 2\n",
-            node_labels="0\n3\n3\n0\n0\n3\n",
-            node_attributes="0.5, 1\n-3e2, 4\n1, 2\n1, 0\n0, 0\n2, 2\n",
+            graph_indicator="2\n3\n1\n2\n1\n2\n",
+            A="3, 5\n5, 3\n1, 4\n4, 1\n",
+            node_labels="3\n3\n0\n0\n3\n0\n",
+            node_attributes="-3e2, 4\n2, 2\n0.5, 1\n1, 0\n1, 2\n0, 0\n",
         ),
     ],
 )
