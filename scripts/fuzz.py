@@ -346,7 +346,7 @@ def models():
     g = classify.ClassifyConfig(
         dim=4, num_heads=2, head_dim=2, num_memories=4, num_positions=2
     )
-    sizes = {"num_features": 3, "num_nodes": 12, "kinds": 1}
+    sizes = {"num_features": 3, "kinds": 1}
     shapes = {"num_features": 3, "num_classes": 2, "num_edge_features": 1}
     return [
         kept(
@@ -357,7 +357,7 @@ def models():
         kept(
             anomaly.AnomalyEnergyTransformer(config=a, **sizes, rngs=nnx.Rngs(0)),
             {"model": asdict(a), "graph": sizes | {"digest": "0"}},
-            anomaly._load_detector,
+            anomaly.load_anomaly_model,
         ),
         kept(
             classify.GraphClassifier(config=g, **shapes, rngs=nnx.Rngs(0)),
@@ -407,13 +407,18 @@ def read_checkpoint(path: Path):
 @cache
 def estimators():
     "A trained one of each kind that people keep in a file."
+    from dataclasses import replace
+
+    from et_nbdev.graph import anomaly
     from et_nbdev.graph.data import load_graph
     from et_nbdev.graph.detector import AnomalyDetector
     from et_nbdev.graph.set_classifier import GraphSetClassifier
     from et_nbdev.graph.sets import _make_rings
 
     small = dict(dim=4, num_heads=2, head_dim=2, num_memories=4, steps=1)
-    detector = AnomalyDetector(**small, hidden=4, scale="both", training_steps=2)
+    model = anomaly.AnomalyConfig(**small, hidden=4, scale="both")
+    optim = replace(anomaly.AnomalyTraining.optim, steps=2)
+    detector = AnomalyDetector(anomaly.AnomalyTraining(model=model, optim=optim))
     classifier = GraphSetClassifier(**small, num_positions=2, epochs=1)
     return [
         detector.fit(load_graph("digits-knn")),

@@ -17,6 +17,7 @@ from sklearn.model_selection import (
     train_test_split,
 )
 
+from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyTraining
 from et_nbdev.graph.data import (
     Graph,
     from_networkx,
@@ -269,8 +270,9 @@ def test_what_attention_does_not_see_changes_no_score():
     listed = replace(graph, senders=more[0], receivers=more[1])
     assert (listed.neighbors == graph.degrees).all()
     sizes = dict(dim=8, num_heads=1, head_dim=4, num_memories=8, steps=1)
-    detector = AnomalyDetector(training_steps=2, every=1, **sizes)
-    detector.fit(graph)
+    optim = replace(AnomalyTraining.optim, steps=2)
+    config = AnomalyTraining(model=AnomalyConfig(**sizes), optim=optim, every=1)
+    detector = AnomalyDetector(config).fit(graph)
     a, b = (detector.predict_proba(g) for g in (graph, listed))
     np.testing.assert_array_equal(a, b)
 
