@@ -188,7 +188,8 @@ def score(argv: list[str] | None = None) -> None:
         detector, graph = AnomalyDetector.load(model), load_graph(args.data)
         p, theta = detector.predict_proba(graph)[:, 1], detector.threshold_
         flagged = (p >= theta).astype(int)
-        rows = zip(graph.node_names or range(len(p)), (f"{x:.9g}" for x in p), flagged)
+        names = getattr(graph, "node_names", ()) or range(len(p))
+        rows = zip(names, (f"{x:.9g}" for x in p), flagged)
         with (
             _atomic_write(args.out) as temporary,
             open(temporary, "w", encoding="utf-8", newline="") as file,

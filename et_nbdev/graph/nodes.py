@@ -7,7 +7,7 @@ __all__ = []
 
 # %% ../../nbs/84_nodes.ipynb #84imp001
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import count, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
