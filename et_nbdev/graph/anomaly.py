@@ -315,13 +315,10 @@ def train_anomaly(
     batches, by = None, (config.sample, config.seed)
     if config.sample.seeds:
         batches = sampled(features, edges, graph.labels, parts.train, *by)
+    how = graph, parts, features, edges, config.optim
     run = train_classifier(
         model,
-        graph,
-        parts,
-        features,
-        edges,
-        config.optim,
+        *how,
         weighted_loss,
         every=config.every,
         batches=batches,

@@ -43,7 +43,7 @@ CONFIGS = {  # training runs by name
     ),
 }
 
-# %% ../../nbs/85_anomaly_commands.ipynb #fac36f68
+# %% ../../nbs/85_anomaly_commands.ipynb #fac36f6a
 def _one_split(
     config: AnomalyTraining, graph: Graph, folder: Path, progress: bool
 ) -> tuple[dict, nnx.Module]:
@@ -65,7 +65,7 @@ def _one_split(
         "test": run.test,
     }, run.model
 
-
+# %% ../../nbs/85_anomaly_commands.ipynb #fac36f6b
 def _metrics(
     config: AnomalyTraining, graph: Graph, runs: list[dict], model: nnx.Module
 ) -> dict:
@@ -88,7 +88,7 @@ def _metrics(
         **_provenance(),
     }
 
-
+# %% ../../nbs/85_anomaly_commands.ipynb #fac36f6c
 def _print_scores(metrics: dict, graph: Graph):
     splits = metrics["splits"]
     over = f"mean ± standard deviation over {splits} splits"
@@ -98,13 +98,13 @@ def _print_scores(metrics: dict, graph: Graph):
         spread = f" ± {metrics['deviation'][score]:.4f}" if splits > 1 else ""
         print(f"  {score:<12}{mean:.4f}{spread}")
 
-
+# %% ../../nbs/85_anomaly_commands.ipynb #fac36f68
 def _written(path: Path, metrics: dict) -> dict:
     with _atomic_write(path) as temporary:
         temporary.write_text(json.dumps(metrics, indent=2) + "\n", "utf-8")
     return metrics
 
-# %% ../../nbs/85_anomaly_commands.ipynb #ec5bba86
+# %% ../../nbs/85_anomaly_commands.ipynb #ec5bba8a
 def report(
     config: AnomalyTraining,
     graph: Graph,
@@ -135,7 +135,7 @@ def report(
     _print_scores(_written(Path(out) / "metrics.json", found), graph)
     return found
 
-
+# %% ../../nbs/85_anomaly_commands.ipynb #ec5bba86
 @command
 def train(argv: list[str] | None = None) -> None:
     """Train an anomaly detector on a graph, resume a run that was stopped, and report
@@ -201,7 +201,7 @@ def score(argv: list[str] | None = None) -> None:
         f" {args.out}"
     )
 
-# %% ../../nbs/85_anomaly_commands.ipynb #85d3m0b1
+# %% ../../nbs/85_anomaly_commands.ipynb #85d3m0ba
 def _baselines(graph: Graph, known) -> dict:
     "Probabilities of all nodes, from what scikit-learn offers."
     from scipy.sparse import csr_array
@@ -225,7 +225,7 @@ def _baselines(graph: Graph, known) -> dict:
         for name, (model, x) in tried.items()
     }
 
-
+# %% ../../nbs/85_anomaly_commands.ipynb #85d3m0b1
 @command
 def demo(argv: list[str] | None = None):
     "Train an anomaly detector on a small graph, beside simple baselines."

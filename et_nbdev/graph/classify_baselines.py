@@ -96,7 +96,7 @@ class GINConfig:
         if self.norm not in ("batch", "layer"):
             raise ValueError(f"norm: expected 'batch' or 'layer', got {self.norm!r}")
 
-# %% ../../nbs/59_classification_baselines.ipynb #459be910
+# %% ../../nbs/59_classification_baselines.ipynb #459be91a
 class _LayerNorm(nnx.Module):
     "Layer norm with one scale per entry."
 
@@ -109,7 +109,7 @@ class _LayerNorm(nnx.Module):
         scale, bias = self.scale[...], self.bias[...]
         return x * jnp.broadcast_to(scale, x.shape) + jnp.broadcast_to(bias, x.shape)
 
-
+# %% ../../nbs/59_classification_baselines.ipynb #459be910
 class _Isomorphism(nnx.Module):
     """One layer: two linear maps with norm and ReLU after each, on $(1+\\epsilon)h_C +
     \\sum_{B\\in N(C)} h_B$.

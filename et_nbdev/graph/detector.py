@@ -36,7 +36,7 @@ from et_nbdev.graph.nodes import (
 from ..training.checkpoint import CheckpointError, at_home
 from ..training.loop import OptimConfig
 
-# %% ../../nbs/34_detector.ipynb #34expl00
+# %% ../../nbs/34_detector.ipynb #34expl0a
 #| code-fold: true
 class _NodeExplanation(NamedTuple):
     "Why a node was flagged, or not: what the first block sees there after the descent."
@@ -53,7 +53,8 @@ class _NodeExplanation(NamedTuple):
     weights: Float[np.ndarray, "n"]  # attention to them, the mean over the heads
     memories: Float[np.ndarray, "_"]  # activity of each of the K memories
 
-
+# %% ../../nbs/34_detector.ipynb #34expl00
+#| code-fold: true
 FILE = "detector.safetensors"
 
 
@@ -76,10 +77,6 @@ def file_of(path: Path | str) -> Path:
 
 # %% ../../nbs/34_detector.ipynb #37b2b317
 #| code-fold: true
-# features further out, in standard deviations, overflow where the norm squares tokens
-_FARTHEST = 1e9
-
-
 @dataclass(eq=False, repr=False)
 class AnomalyDetector(Estimator):
     """An Energy Transformer that flags anomalous nodes, with the interface of a
@@ -127,7 +124,8 @@ class AnomalyDetector(Estimator):
         if names := kept.about["relations"]:  # in the order of the blocks
             graph = replace(graph, relations={k: graph.relations[k] for k in names})
         features = kept.scaling(graph)
-        if (far := np.abs(features).max(1)).max() > _FARTHEST:
+        # further out a token overflows where the norm squares it
+        if (far := np.abs(features).max(1)).max() > 1e9:
             raise ValueError(
                 f"graph: features of node {far.argmax()} lie {far.max():.0e} standard"
                 " deviations from those of the training graph"

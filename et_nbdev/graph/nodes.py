@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from itertools import count, repeat
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from et_nbdev.training.checkpoint import (
 from et_nbdev.training.fit import fit
 from et_nbdev.training.loop import OptimConfig
 
-# %% ../../nbs/84_nodes.ipynb #b4a52e97
+# %% ../../nbs/84_nodes.ipynb #b4a52e9a
 class Scaling(NamedTuple):
     """Statistics of one graph, which turn the features of any graph into inputs of a
     model: of mean 0 and standard deviation 1 on the graph itself.
@@ -78,7 +78,7 @@ class Scaling(NamedTuple):
         y = (self.columns(graph) - self.mean) / np.where(varies, self.std, 1)
         return np.where(varies, y, 0).astype(np.float32)
 
-
+# %% ../../nbs/84_nodes.ipynb #b4a52e9b
 def _ranks(quantiles: int):
     from sklearn.preprocessing import QuantileTransformer
 
@@ -86,14 +86,14 @@ def _ranks(quantiles: int):
         n_quantiles=quantiles, output_distribution="normal", subsample=None
     )
 
-
+# %% ../../nbs/84_nodes.ipynb #b4a52e97
 def scaled(
     graph: Graph, degree: bool = True, scale: str = "standard"
 ) -> Float[np.ndarray, "N C"]:
     "Features of a graph by its own statistics."
     return Scaling.learn(graph, degree, scale)(graph)
 
-# %% ../../nbs/84_nodes.ipynb #8b16f704
+# %% ../../nbs/84_nodes.ipynb #8b16f70a
 def best_threshold(labels: Int[np.ndarray, "n"], p: Float[np.ndarray, "n"]) -> float:
     "The probability that, used as the threshold, gives the largest macro-F1."
     from sklearn.metrics import roc_curve
@@ -109,7 +109,7 @@ def best_threshold(labels: Int[np.ndarray, "n"], p: Float[np.ndarray, "n"]) -> f
     # the first is infinite: nothing flagged
     return float(thresholds[1:][np.argmax(macro_f1[1:])])
 
-
+# %% ../../nbs/84_nodes.ipynb #8b16f70b
 def anomaly_scores(
     labels: Int[np.ndarray, "n"], p: Float[np.ndarray, "n"], threshold: float
 ) -> dict[str, float]:
@@ -130,7 +130,7 @@ def anomaly_scores(
         "recall_at_k": float(labels[first].mean()),
     }
 
-
+# %% ../../nbs/84_nodes.ipynb #8b16f704
 def held_out(
     p: Float[np.ndarray, "N"], labels: Int[np.ndarray, "N"], parts: Split
 ) -> tuple[float, dict[str, float], dict[str, float]]:
@@ -197,7 +197,7 @@ class Kept(NamedTuple):
             ) from e
         return cls(model, scaling, meta["config"], about)
 
-# %% ../../nbs/84_nodes.ipynb #84ab0ut1
+# %% ../../nbs/84_nodes.ipynb #84ab0uta
 def described(graph: Graph, relations: bool) -> dict:
     "What a detector remembers of its training graph, and where it was trained."
     return {
@@ -213,7 +213,7 @@ def described(graph: Graph, relations: bool) -> dict:
         **_provenance(),
     }
 
-
+# %% ../../nbs/84_nodes.ipynb #84ab0utb
 def check_scorable(about: dict, graph: Graph):
     "Raise TypeError or ValueError, naming what differs, unless it can be scored."
     if not isinstance(graph, Graph):
@@ -239,14 +239,13 @@ def check_scorable(about: dict, graph: Graph):
             f"graph: expected the relations {about['relations']}, as in {where}, got"
             f" {list(graph.relations)}"
         )
-    both = graph.is_symmetric
-    if graph.num_edges and both != about["graph"]["symmetric"]:
-        raise ValueError(
-            f"graph: expected edges in {'one direction' if both else 'both directions'},"
-            f" as in {where}" + ("" if both else "; call symmetric()")
-        )
+    both = about["graph"]["symmetric"]
+    if graph.num_edges and both != graph.is_symmetric:
+        want = "both directions" if both else "one direction"
+        hint = "; call symmetric()" if both else ""
+        raise ValueError(f"graph: expected edges in {want}, as in {where}{hint}")
 
-
+# %% ../../nbs/84_nodes.ipynb #84ab0ut1
 def check_split(graph: Graph, parts: Split):
     """Raise ValueError, naming the part, unless each part holds labeled nodes of both
     classes that are in no other part.
@@ -267,7 +266,7 @@ def check_split(graph: Graph, parts: Split):
                 f"split.{name}: expected labels 0 and 1 among its nodes, got {found}"
             )
 
-# %% ../../nbs/84_nodes.ipynb #735a52a5
+# %% ../../nbs/84_nodes.ipynb #735a52aa
 class Batch(NamedTuple):
     "A graph, or a part of one, and the nodes whose labels the loss uses."
 
@@ -276,7 +275,7 @@ class Batch(NamedTuple):
     nodes: Int[Array, "train"]
     labels: Int[Array, "train"]
 
-
+# %% ../../nbs/84_nodes.ipynb #735a52ab
 class Anomaly(NamedTuple):
     "A trained classifier, its predictions for all nodes, and its scores."
 
@@ -288,13 +287,13 @@ class Anomaly(NamedTuple):
     history: list[dict]
     kept: Kept | None = None  # for other graphs
 
-
+# %% ../../nbs/84_nodes.ipynb #735a52ac
 @nnx.jit
 def predict(model, features, edges):
     "The probability of being anomalous of every node."
     return jax.nn.softmax(model(features, edges))[:, 1]
 
-
+# %% ../../nbs/84_nodes.ipynb #735a52a5
 def train_classifier(
     model: nnx.Module,
     graph: Graph,
@@ -341,7 +340,7 @@ def train_classifier(
     p = np.asarray(predict(result.model, features, edges))
     return Anomaly(result.model, p, *held_out(p, labels, parts), result.history)
 
-# %% ../../nbs/84_nodes.ipynb #422d4804
+# %% ../../nbs/84_nodes.ipynb #422d480a
 def _some_neighbors(
     rows: _Rows,
     of: Int[np.ndarray, "n"],
@@ -366,7 +365,7 @@ def _some_neighbors(
     keep = shuffled[np.arange(len(which)) - np.searchsorted(which, which) < most]
     return found[keep], which[keep]
 
-
+# %% ../../nbs/84_nodes.ipynb #422d4804
 def _around(
     edges: tuple[EdgeIndex, ...],
     seeds: Int[np.ndarray, "n"],
@@ -387,7 +386,7 @@ def _around(
         nodes = np.concatenate([nodes, front])
     return nodes
 
-# %% ../../nbs/84_nodes.ipynb #08b3fda7
+# %% ../../nbs/84_nodes.ipynb #08b3fdaa
 def sample_nodes(
     edges: tuple[EdgeIndex, ...],
     seeds: Int[np.ndarray, "n"],
@@ -411,7 +410,7 @@ def sample_nodes(
         parts.append(part if kind.backend == "compiled" else part.mask())
     return nodes, tuple(parts)
 
-
+# %% ../../nbs/84_nodes.ipynb #08b3fda7
 def sampled(
     features: Float[np.ndarray, "N F"],
     edges: tuple[EdgeIndex, ...],
@@ -446,10 +445,7 @@ def sampled(
 
     return batches
 
-# %% ../../nbs/84_nodes.ipynb #91c3d653
-_Own = TypeVar("_Own", bound="Estimator")
-
-
+# %% ../../nbs/84_nodes.ipynb #91c3d65a
 @dataclass(eq=False, repr=False)
 class Estimator:
     "A dataclass with the hyperparameters of a scikit-learn estimator as its fields."
@@ -458,7 +454,7 @@ class Estimator:
         "The hyperparameters by name. None is an estimator, so `deep` has no effect."
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
-    def set_params(self: _Own, **params) -> _Own:
+    def set_params(self, **params) -> Self:
         "Change hyperparameters; `fit` checks them. Raises ValueError for other names."
         if strange := sorted(set(params) - set(known := self.get_params())):
             raise ValueError(
@@ -502,7 +498,7 @@ class Estimator:
             )
         return vars(self)["_kept"]
 
-
+# %% ../../nbs/84_nodes.ipynb #91c3d653
 def check_y(y):
     if y is not None:
         raise ValueError(
