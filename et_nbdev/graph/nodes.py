@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from itertools import count, repeat
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -454,7 +454,7 @@ class Estimator:
         "The hyperparameters by name. None is an estimator, so `deep` has no effect."
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
-    def set_params(self, **params) -> Self:
+    def set_params(self, **params) -> "Estimator":
         "Change hyperparameters; `fit` checks them. Raises ValueError for other names."
         if strange := sorted(set(params) - set(known := self.get_params())):
             raise ValueError(
