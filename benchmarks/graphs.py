@@ -236,13 +236,13 @@ def model_alone(part: str, folder: str, repeats: int) -> dict:
     import optax
     from flax import nnx
 
-    from et_nbdev.graph._anomaly_engine import _Batch
     from et_nbdev.graph.anomaly import (
         AnomalyConfig,
         AnomalyEnergyTransformer,
-        _weighted_loss,
+        weighted_loss,
     )
     from et_nbdev.graph.energy import EdgeIndex
+    from et_nbdev.graph.nodes import Batch
 
     nodes = int(np.load(f"{folder}/nodes.npy"))
     start = time.perf_counter()
@@ -275,14 +275,14 @@ def model_alone(part: str, folder: str, repeats: int) -> dict:
         labels = jax.random.bernoulli(jax.random.key(1), 0.05, (nodes,)).astype(
             jnp.int32
         )
-        batch = _Batch(features, (graph,), jnp.arange(nodes), labels)
+        batch = Batch(features, (graph,), jnp.arange(nodes), labels)
         optimizer = optax.adam(1e-3)
         state = optimizer.init(weights)
 
         @jax.jit
         def train(weights, state, batch):
             loss, slope = jax.value_and_grad(
-                lambda weights: _weighted_loss(
+                lambda weights: weighted_loss(
                     nnx.merge(graphdef, weights), batch, jax.random.key(2)
                 )[0]
             )(weights)

@@ -40,10 +40,10 @@ from .attention import EnergyAttention
 from .block import Block
 from .dynamics import Euler, Solver
 from .energy import Energies, Scaled
-from .graph._anomaly_engine import _along
-from .graph.anomaly import AnomalyEnergyTransformer, _inputs
+from .graph.anomaly import AnomalyEnergyTransformer, along
 from .graph.data import Graph
 from .graph.energy import EdgeIndex, _attention_weights
+from .graph.nodes import scaled
 from .solvers import Anderson, Backtracking, solve
 from .vision.data import decode as _decode
 from .vision.data import denormalize as _denormalize
@@ -309,7 +309,7 @@ def _graph_path(
     model, features, edges, senders, receivers, numbers, *, solver, longest: int
 ) -> _GraphPath:
     x = model.encode(features)
-    context = _along(model.blocks[0], edges)
+    context = along(model.blocks[0], edges)
     block, states, energies = _descend(
         model.blocks[0], x, numbers, solver, longest, **context
     )
@@ -355,8 +355,8 @@ def descend_graph(
     edges: tuple[EdgeIndex, ...],
     settings: ExplorerSettings,
 ) -> _GraphPath:
-    """The descent of all nodes; `features` and `edges` as `_inputs` and `prepare` of
-    `et_nbdev.graph.anomaly` make them.
+    """The descent of all nodes; `features` and `edges` as `scaled` and `prepare` of
+    `et_nbdev.graph` make them.
 
     Raises TypeError or ValueError as `model.check`, ValueError for a model of several
     relations, more than 6 steps, no heads, or the weight of a term that it lacks.
@@ -418,7 +418,7 @@ def animate_graph(
     c, pictures = model.config, _check_node_pictures(pictures, graph.num_nodes)
     edges = model.prepare(graph, c.relations)
     near = _neighborhood(*edges[0].edge_list(), node, graph.num_nodes)
-    path = descend_graph(model, _inputs(graph, c.degree, c.scale), edges, settings)
+    path = descend_graph(model, scaled(graph, c.degree, c.scale), edges, settings)
     times = range(settings.steps + 1)
     return _page(
         f"Node {node} and its neighbors as the energy falls",
@@ -840,7 +840,7 @@ class GraphExplorer(_Walk):
         self.pictures = _check_node_pictures(pictures, graph.num_nodes)
         w, c = _widgets(), model.config
         self.edges = model.prepare(graph, c.relations)
-        self._features = _inputs(graph, c.degree, c.scale)
+        self._features = scaled(graph, c.degree, c.scale)
         _check_graph_model(model)
         super().__init__(model.blocks[0].names, c.step_size, c.steps)
         narrow = w.Layout(width="330px")

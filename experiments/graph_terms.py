@@ -38,19 +38,20 @@ from flax import nnx
 from et_nbdev.block import Block
 from et_nbdev.dynamics import Euler, descend
 from et_nbdev.energy import Energy
-from et_nbdev.graph._anomaly_engine import _along, _held_out, _train_classifier
 from et_nbdev.graph.anomaly import (
     AnomalyConfig,
     AnomalyEnergyTransformer,
-    _weighted_loss,
+    along,
+    weighted_loss,
 )
 from et_nbdev.graph.data import split
 from et_nbdev.graph.energy import EdgeAttention
+from et_nbdev.graph.nodes import held_out, train_classifier
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedEuler, Momentum
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
-from et_nbdev.training.loop import OptimConfig, _drop
+from et_nbdev.training.loop import OptimConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
@@ -92,7 +93,7 @@ class EdgeSum(Energy):
 
 def block(variant: str, c: AnomalyConfig, rngs: nnx.Rngs) -> Block:
     "The block of a variant; weights are drawn in the order of its terms."
-    beta = dict(beta=c.beta, learn_beta=c.learn_beta)
+    beta = dict(beta=c.beta, learn_beta=c.beta is None)
     sizes = c.dim, c.num_heads, c.head_dim
     terms = {}
     if variant != "edge-sum":
@@ -139,9 +140,10 @@ class Detector(AnomalyEnergyTransformer):
         if self.variant == "momentum":
             solver = Momentum(c.step_size, 0.5)
         x = self.encode(features)
-        end = descend(block, x, c.steps, solver=solver, **_along(block, kind))[0]
+        end = descend(block, x, c.steps, solver=solver, **along(block, kind))[0]
         read = jnp.concatenate([block.norm(x), block.norm(end)], -1)
-        return self.down(nnx.relu(self.up(_drop(read, c.dropout, rngs))))
+        read = self.dropout(read, deterministic=rngs is None, rngs=rngs)
+        return self.down(nnx.relu(self.up(read)))
 
 
 def found(data: str) -> dict:
@@ -169,18 +171,18 @@ def run(
         b2=0.999,
     )
     model = Detector(features.shape[1], variant, AnomalyConfig(**options), seed)
-    fitted = _train_classifier(
+    fitted = train_classifier(
         model,
         graph,
         parts,
         features,
         edges,
         optim,
+        weighted_loss,
         seed=seed,
         progress=False,
-        loss=_weighted_loss,
     )
-    _, validation, test = _held_out(fitted.p, graph.labels, parts)
+    _, validation, test = held_out(fitted.p, graph.labels, parts)
     return {
         "data": data,
         "variant": variant,

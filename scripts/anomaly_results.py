@@ -14,9 +14,10 @@ own line found, and means over several starts from what theirs did, so that come
 import argparse
 import json
 import re
+import sys
 import time
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import count, product
 from pathlib import Path
 from typing import NamedTuple
@@ -27,20 +28,21 @@ import numpy as np
 from flax import nnx
 from sklearn.neighbors import kneighbors_graph
 
-from et_nbdev.graph._anomaly_engine import _Batch, _held_out, _train_classifier
 from et_nbdev.graph.anomaly import (
     AnomalyConfig,
     AnomalyEnergyTransformer,
-    _inputs,
-    _weighted_loss,
+    weighted_loss,
 )
-from et_nbdev.graph.baselines import _BASELINES, _aggregate, fit_trees
 from et_nbdev.graph.data import DATASETS, Graph, from_relations, load_graph, split
+from et_nbdev.graph.nodes import Batch, held_out, scaled, train_classifier
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
 from et_nbdev.training.command import _as_command
 from et_nbdev.training.loop import OptimConfig
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "experiments"))
+
+from graph_rivals import NETWORKS, aggregate, fit_trees  # noqa: E402
 
 # What the search may choose from. Every neural network shares the first line, every
 # classifier gets the same number of trials.
@@ -108,7 +110,7 @@ LINES = (
 STARTS = 3
 MEANS = {f"{line}-mean": line for line in ("et-2hop", "et-2hop-labels")}
 MEANS["bwgnn-2hop-labels-mean"] = "bwgnn-2hop-labels"
-ALIKE = "-alike"  # after a graph's name: edges of a second kind, by `with_alike`
+ALIKE = "-alike"  # after a graph's name: edges of a second kind, by `withalike`
 BATCH = 8  # trials drawn at a time; the search starts from the best of the first ones
 # Appendix D.1 and the public commands (without their dropout in the memory): one head
 # as wide as a token, K = 2D, T = 2, learned β
@@ -177,11 +179,11 @@ def draws(space: dict, number: int) -> list[dict]:
             return [dict(zip(space, points[i])) for i in list(chosen)[:number]]
 
 
-def with_alike(graph: Graph, k: int = 8) -> Graph:
+def withalike(graph: Graph, k: int = 8) -> Graph:
     """The graph with edges of two kinds: its own, and edges between each node and the k
     nodes whose standardized features are nearest.
     """
-    near = kneighbors_graph(_inputs(graph, degree=False, scale="standard"), k).tocoo()
+    near = kneighbors_graph(scaled(graph, degree=False, scale="standard"), k).tocoo()
     return from_relations(
         {"own": graph.edges, "alike": (near.col, near.row)},
         graph.features,
@@ -193,7 +195,7 @@ def with_alike(graph: Graph, k: int = 8) -> Graph:
 @cache
 def graph_of(name: str):
     if name.endswith(ALIKE):
-        return with_alike(load_graph(name.removesuffix(ALIKE)))
+        return withalike(load_graph(name.removesuffix(ALIKE)))
     return load_graph(name)
 
 
@@ -207,12 +209,12 @@ def features_of(name: str, hops: int, scale: str, degree: bool = True):
                 np.float32
             ),
         )
-        return _inputs(
-            replace(graph, features=_aggregate(with_degree, hops)),
+        return scaled(
+            replace(graph, features=aggregate(with_degree, hops)),
             degree=False,
             scale=scale,
         )
-    return _inputs(graph, degree, scale)
+    return scaled(graph, degree, scale)
 
 
 @cache
@@ -220,7 +222,7 @@ def edges_of(name: str, kind: str, relations: str):
     return (
         AnomalyEnergyTransformer.prepare(graph_of(name), relations)
         if kind == "et"
-        else _BASELINES[kind].prepare(graph_of(name))
+        else NETWORKS[kind].prepare(graph_of(name))
     )
 
 
@@ -231,7 +233,7 @@ def with_labels(features, labels, known) -> np.ndarray:
     return np.column_stack([features, shown])
 
 
-def completion_loss(model, batch: _Batch, key):
+def completion_loss(model, batch: Batch, key):
     """The weighted loss of a random half of the training nodes, whose labels are taken
     out of the features; the other half keeps its own.
     """
@@ -248,6 +250,37 @@ def completion_loss(model, batch: _Batch, key):
     weight = jnp.where(hide, jnp.where(anomalous, sigma, 1.0), 0.0)
     own = jnp.where(anomalous, log_p[:, 1], log_p[:, 0])
     return -jnp.sum(weight * own) / jnp.sum(weight), {}
+
+
+class Positioned(AnomalyEnergyTransformer):
+    "With a learned position for every node, which means nothing on another graph."
+
+    def __init__(self, num_nodes: int, *args, **options):
+        super().__init__(*args, **options)
+        self.positions = nnx.Param(jnp.zeros((num_nodes, self.config.dim)))
+
+    def encode(self, features):
+        return self.encoder(features) + self.positions[...]
+
+
+def transformer(features, options: dict, num_nodes: int, kinds: int, start: int):
+    """The Energy Transformer of a setting, which may also say that β is fixed or where
+    it starts, and that nodes have positions.
+    """
+    own, beta = dict(options), None
+    build = AnomalyEnergyTransformer
+    if own.pop("positions", False):
+        build = partial(Positioned, num_nodes)
+    if not own.pop("learn_beta", True):
+        own["beta"] = own["head_dim"] ** -0.5
+    elif "beta" in own:
+        beta = own.pop("beta")
+    made = dict(kinds=kinds, rngs=nnx.Rngs(start))
+    model = build(features.shape[1], AnomalyConfig(**own), **made)
+    for block in model.blocks if beta else ():
+        start = block.attention.log_beta[...]
+        block.attention.log_beta[...] = jnp.full_like(start, np.log(beta))
+    return model
 
 
 def trained(data, parts, line: Line, config: dict, start: int, features, epochs: int):
@@ -270,27 +303,20 @@ def trained(data, parts, line: Line, config: dict, start: int, features, epochs:
     )
     edges = edges_of(data, line.kind, line.relations)
     if line.kind == "et":
-        model = AnomalyEnergyTransformer(
-            features.shape[1],
-            AnomalyConfig(relations=line.relations, **options),
-            num_nodes=graph.num_nodes,
-            kinds=len(edges),
-            rngs=nnx.Rngs(start),
-        )
+        options["relations"] = line.relations
+        model = transformer(features, options, graph.num_nodes, len(edges), start)
     else:
-        model = _BASELINES[line.kind](
-            features.shape[1], **options, rngs=nnx.Rngs(start)
-        )
-    return _train_classifier(
+        model = NETWORKS[line.kind](features.shape[1], **options, rngs=nnx.Rngs(start))
+    return train_classifier(
         model,
         graph,
         parts,
         features,
         edges,
         optim,
+        completion_loss if line.labels else weighted_loss,
         seed=start,
         progress=False,
-        loss=completion_loss if line.labels else _weighted_loss,
     ).p
 
 
@@ -316,7 +342,7 @@ def evaluate(
         trained(data, parts, LINES[line], options, start, features, epochs)
         for start in range(seed, seed + 1000 * starts, 1000)
     ]
-    _, validation, test = _held_out(np.mean(p, 0), graph.labels, parts)
+    _, validation, test = held_out(np.mean(p, 0), graph.labels, parts)
     return {
         "seed": seed,
         "validation": validation,

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from flax import nnx
 
-from et_nbdev.graph._anomaly_command import _CONFIGS
 from et_nbdev.graph.anomaly import train_anomaly
+from et_nbdev.graph.anomaly_commands import CONFIGS
 from et_nbdev.graph.data import load_graph
 from et_nbdev.training.checkpoint import _save_checkpoint
 
@@ -38,7 +38,7 @@ def graph_arrays(graph):
 
 
 def main():
-    graph, config = load_graph("digits-knn"), _CONFIGS["digits-knn"]
+    graph, config = load_graph("digits-knn"), CONFIGS["digits-knn"]
     config = replace(config, optim=replace(config.optim, steps=40))
     model = train_anomaly(config, graph, progress=False).model
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))

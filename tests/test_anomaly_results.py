@@ -236,7 +236,7 @@ def test_no_label_is_asked_for_that_is_shown(script):
     rng = np.random.default_rng(0)
     labels, train = rng.integers(0, 2, 50), np.arange(0, 50, 2)
     features = script.with_labels(np.ones((50, 3), np.float32), labels, train)
-    batch = script._Batch(*map(script.jnp.asarray, (features, 0, train, labels[train])))
+    batch = script.Batch(*map(script.jnp.asarray, (features, 0, train, labels[train])))
     repeats = lambda features, edges, rngs: 100 * features[:, -2:]
     for seed in range(5):
         loss = script.completion_loss(repeats, batch, script.jax.random.key(seed))[0]
@@ -246,7 +246,7 @@ def test_no_label_is_asked_for_that_is_shown(script):
 def test_a_half_without_anomalous_nodes_has_a_loss(script):
     labels, train = np.eye(1, 20, dtype=int)[0], np.arange(20)
     features = script.with_labels(np.ones((20, 3), np.float32), labels, train)
-    batch = script._Batch(*map(script.jnp.asarray, (features, 0, train, labels)))
+    batch = script.Batch(*map(script.jnp.asarray, (features, 0, train, labels)))
     constant = lambda features, edges, rngs: script.jnp.zeros((20, 2))
     losses = [
         script.completion_loss(constant, batch, script.jax.random.key(seed))[0]

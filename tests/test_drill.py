@@ -163,7 +163,7 @@ def test_a_checkpoint_whose_meta_is_no_object_is_refused(tmp_path, meta):
     from et_nbdev.vision import model
 
     path = tmp_path / "c.safetensors"
-    loads = (model.load_model, anomaly._load_detector, classify.load_classifier)
+    loads = (model.load_model, anomaly.load_anomaly_model, classify.load_classifier)
     with doors.unchecked():
         _save_checkpoint(path, {"params": {"w": np.ones(2)}}, meta)
     for read in (_read_meta, *loads) if meta else ():
@@ -225,7 +225,7 @@ def test_a_model_larger_than_its_file_is_never_made(tmp_path):
         },
     )
     with pytest.raises(CheckpointError, match="more blocks than the file has bytes"):
-        anomaly._load_detector(path)
+        anomaly.load_anomaly_model(path)
     for features, blocks, says in (
         (10**9, 2, "holds no 'params.adjacency"),
         (3, 10**9, "more blocks than the file has bytes"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from et_nbdev.graph import batches, sets
+from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyTraining
 from et_nbdev.graph.data import Graph, load_graph, save_graph
 from et_nbdev.graph.detector import AnomalyDetector
 from et_nbdev.training.checkpoint import CheckpointError
@@ -19,9 +20,9 @@ from et_nbdev.vision.data import load_images
 COMMANDS = {
     "et_train_images": "vision.train:_main",
     "et_demo": "vision.train:_demo_main",
-    "et_train_anomaly": "graph._anomaly_command:_main",
-    "et_demo_graphs": "graph._anomaly_demo:_demo_main",
-    "et_score": "graph.detector:_main",
+    "et_train_anomaly": "graph.anomaly_commands:train",
+    "et_demo_graphs": "graph.anomaly_commands:demo",
+    "et_score": "graph.anomaly_commands:score",
     "et_train_graphs": "graph._set_command:_main",
 }
 GRAPH = Graph([0, 1], [1, 0], [[1.0], [2.0]], [0, 1])
@@ -55,7 +56,9 @@ def test_scores_are_written_where_no_greek_can_be_shown(tmp_path, encoding):
     graph = Graph(*ring, rng.normal(size=(40, 2)), np.arange(40) % 2).symmetric()
     graph = replace(graph, node_names=[f"Ж, {i}" for i in range(40)])
     sizes = dict(dim=8, num_heads=1, head_dim=4, num_memories=8, steps=1)
-    detector = AnomalyDetector(training_steps=2, every=1, **sizes).fit(graph)
+    optim = replace(AnomalyTraining.optim, steps=2)
+    config = AnomalyTraining(model=AnomalyConfig(**sizes), optim=optim, every=1)
+    detector = AnomalyDetector(config).fit(graph)
     detector.save(tmp_path / "d.safetensors")
     save_graph(graph, tmp_path / "g.npz")
     arguments = ["--model", "d.safetensors", "--data", "g.npz", "--out", "scores.csv"]

@@ -16,13 +16,11 @@ from flax import nnx
 from et_nbdev.attention import EnergyAttention
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
-from et_nbdev.graph._anomaly_engine import _scores
 from et_nbdev.graph.anomaly import (
     AnomalyConfig,
     AnomalyEnergyTransformer,
     AnomalyTraining,
     SampleConfig,
-    _inputs,
     train_anomaly,
 )
 from et_nbdev.graph.batches import learn_encoding, make_buckets
@@ -30,6 +28,7 @@ from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
 from et_nbdev.graph.crossval import _predict_logits
 from et_nbdev.graph.data import load_graph, split
 from et_nbdev.graph.energy import EdgeIndex, EdgeTransformer
+from et_nbdev.graph.nodes import anomaly_scores, scaled
 from et_nbdev.graph.sets import load_graphs
 from et_nbdev.testing import assert_close, assert_descends
 from et_nbdev.training.loop import OptimConfig
@@ -97,7 +96,7 @@ def test_a_step_of_one_can_raise_the_energy_on_a_graph(x64):
 
 def test_the_anomaly_model_takes_the_papers_step_unless_told_otherwise():
     graph = load_graph("digits-knn")
-    edges, y = AnomalyEnergyTransformer.prepare(graph), jnp.asarray(_inputs(graph))
+    edges, y = AnomalyEnergyTransformer.prepare(graph), jnp.asarray(scaled(graph))
     model = AnomalyEnergyTransformer(
         y.shape[1],
         replace(QUICK.model, steps=1, step_size=AnomalyConfig().step_size),
@@ -132,7 +131,7 @@ def test_scores_are_of_every_test_node_and_of_the_model_at_rest(parts):
         graph,
         progress=False,
     )
-    edges, y = AnomalyEnergyTransformer.prepare(graph), jnp.asarray(_inputs(graph))
+    edges, y = AnomalyEnergyTransformer.prepare(graph), jnp.asarray(scaled(graph))
     p = np.asarray(
         nnx.jit(lambda model, y, edges: jax.nn.softmax(model(y, edges))[:, 1])(
             run.model, y, edges
@@ -140,9 +139,9 @@ def test_scores_are_of_every_test_node_and_of_the_model_at_rest(parts):
     )
     assert_close(run.p, p, rtol=1e-5)
     test = split(graph.labels, QUICK.train_fraction, QUICK.seed).test
-    assert run.test == _scores(graph.labels[test], run.p[test], run.threshold)
+    assert run.test == anomaly_scores(graph.labels[test], run.p[test], run.threshold)
     validation = split(graph.labels, QUICK.train_fraction, QUICK.seed).validation
-    assert run.validation == _scores(
+    assert run.validation == anomaly_scores(
         graph.labels[validation], run.p[validation], run.threshold
     )
 

@@ -49,9 +49,10 @@ from et_nbdev.explore import (
     descend_graph,
     descend_picture,
 )
-from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, _inputs
+from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer
 from et_nbdev.graph.data import Graph
 from et_nbdev.graph.energy import _attention_weights
+from et_nbdev.graph.nodes import scaled
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import Anderson, Backtracking, solve
 from et_nbdev.testing import assert_close
@@ -418,7 +419,7 @@ def test_an_energy_that_is_not_finite_is_not_said_to_fall():
 
 
 def test_a_graph_path_is_what_the_model_says(net, graph):
-    features, edges, block = _inputs(graph), net.prepare(graph), net.blocks[0]
+    features, edges, block = scaled(graph), net.prepare(graph), net.blocks[0]
 
     @jax.jit
     def own(features):
@@ -485,7 +486,7 @@ def test_a_graph_without_memories_is_shown(graph, net):
         5, replace(net.config, num_memories=0), rngs=nnx.Rngs(0)
     )
     path = descend_graph(
-        bare, _inputs(graph), bare.prepare(graph), ExplorerSettings(0.5, steps=2)
+        bare, scaled(graph), bare.prepare(graph), ExplorerSettings(0.5, steps=2)
     )
     assert list(path.shares) == list(path.pulls) == ["attention"]
     assert_close(
@@ -522,7 +523,7 @@ def test_no_turn_of_a_dial_makes_a_new_program(model, photos, net, graph, traces
         descend_picture(
             model, photos["a"], np.zeros(16, bool), ExplorerSettings(solver=solver)
         )
-    edges, features = net.prepare(graph), _inputs(graph)
+    edges, features = net.prepare(graph), scaled(graph)
     descend_graph(net, features, edges, ExplorerSettings(steps=1))
     del traces[:]
     for solver in explore._SOLVERS:
@@ -723,7 +724,7 @@ def test_a_graph_explorer_walks(walker, net, graph, traces):
     senders, receivers = walker.edges[0].edge_list()
 
     def holds():
-        want = descend_graph(net, _inputs(graph), net.prepare(graph), walker.settings)
+        want = descend_graph(net, scaled(graph), net.prepare(graph), walker.settings)
         jax.tree.map(np.testing.assert_array_equal, walker.path, want)
         assert (
             f"Node {walker.node.value} (" in walker.message.value
@@ -927,7 +928,7 @@ def test_settings_out_of_range_are_refused(wrong, words):
 
 
 def test_arguments_that_do_not_fit_are_named(model, photos, net, graph):
-    everything, features, edges = np.zeros(16, bool), _inputs(graph), net.prepare(graph)
+    everything, features, edges = np.zeros(16, bool), scaled(graph), net.prepare(graph)
     for error, words, call in [
         (
             TypeError,

@@ -17,6 +17,7 @@ import sklearn.base
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import estimator_checks
 from test_graph_detector import CHECKS, toy
+from test_graph_detector import SMALL as SMALL_DETECTOR
 
 from et_nbdev.graph import set_classifier
 from et_nbdev.graph.batches import EdgeLists, laplacian_positions, learn_encoding
@@ -266,8 +267,7 @@ def test_a_file_of_another_kind_is_refused(saved, tmp_path, change):
 
 
 def test_detectors_and_classifiers_are_told_apart(saved, tmp_path):
-    detector = AnomalyDetector(dim=8, num_memories=6, training_steps=2, warmup=1)
-    detector.fit(toy()).save(tmp_path / "detector")
+    AnomalyDetector(SMALL_DETECTOR).fit(toy()).save(tmp_path / "detector")
     with pytest.raises(CheckpointError, match="holds a detector of nodes"):
         GraphSetClassifier.load(tmp_path / "detector")
     with pytest.raises(CheckpointError, match="holds a classifier of graphs"):

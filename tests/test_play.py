@@ -18,8 +18,9 @@ from flax import nnx
 from sklearn.metrics import roc_auc_score
 
 from et_nbdev.explore import ExplorerSettings, descend_graph
-from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, _inputs
+from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer
 from et_nbdev.graph.data import Graph, load_graph
+from et_nbdev.graph.nodes import scaled
 from et_nbdev.training.checkpoint import _load_checkpoint, _read_meta, _save_checkpoint
 from et_nbdev.vision.data import photographs
 from et_nbdev.vision.model import (
@@ -185,7 +186,7 @@ def walked(path: Path, steps: int, attentive: bool = True) -> dict:
 
 def compare_walk(model, graph, path: list, attentive: bool = True):
     "Energies and updates of every node, P of every edge and p, within 1e-3."
-    features, edges = _inputs(graph), model.prepare(graph)
+    features, edges = scaled(graph), model.prepare(graph)
     weights = {} if attentive else {"attention": 0.0}
     settings = ExplorerSettings(
         model.config.step_size, steps=len(path) - 1, weights=weights
@@ -214,7 +215,7 @@ def test_a_graph_descends_as_in_the_library(learn_beta, tmp_path):
         num_memories=14,
         hidden=7,
         step_size=0.3,
-        learn_beta=learn_beta,
+        beta=None if learn_beta else 6**-0.5,
     )
     random = np.random.default_rng(0)
     a, b = np.triu_indices(12, 1)
@@ -509,7 +510,7 @@ def test_a_graph_is_walked_in_a_browser(browser, width, detector):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     graph = load_graph("digits-knn")
     settings = ExplorerSettings(detector.config.step_size, steps=6)
-    wanted = descend_graph(detector, _inputs(graph), detector.prepare(graph), settings)
+    wanted = descend_graph(detector, scaled(graph), detector.prepare(graph), settings)
     near = page.locator(".walk-map > button")
 
     def stands_at(node):

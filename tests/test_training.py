@@ -1643,8 +1643,8 @@ def test_a_command_ends_in_a_line(error, message):
     [
         ("vision.train", "_main"),
         ("vision.train", "_demo_main"),
-        ("graph._anomaly_command", "_main"),
-        ("graph._anomaly_demo", "_demo_main"),
+        ("graph.anomaly_commands", "train"),
+        ("graph.anomaly_commands", "demo"),
         ("graph._set_command", "_main"),
     ],
 )

@@ -6,9 +6,9 @@
 __all__ = ['AnomalyConfig', 'AnomalyEnergyTransformer', 'SampleConfig', 'AnomalyTraining', 'train_anomaly', 'explain']
 
 # %% ../../nbs/32_anomaly.ipynb #93890f49
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -16,57 +16,22 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from .._checks import check_kinds, check_sizes, signed
+from .._checks import check_kinds, check_positive, check_sizes, signed
+from ..block import Block
 from ..dynamics import descend
-from et_nbdev.graph._anomaly_engine import (
-    _along,
-    _Anomaly,
-    _Batch,
-    _check_config,
-    _check_kinds,
-    _check_training,
-    _detector_of,
-    _Explanation,
-    _keep,
-    _sampled,
-    _Statistics,
-    _train_classifier,
-)
 from .data import DATASETS, Graph, Split, ids_digest, split
 from .energy import EdgeIndex, EdgeTransformer, _attention_weights
+from et_nbdev.graph.nodes import (
+    Anomaly,
+    Batch,
+    Kept,
+    Scaling,
+    described,
+    sampled,
+    train_classifier,
+)
 from ..training.checkpoint import _restore
-from ..training.loop import OptimConfig, _drop, _option
-
-# %% ../../nbs/32_anomaly.ipynb #d0cf111e
-def _inputs(
-    graph: Graph,
-    degree: bool = True,
-    scale: Literal["standard", "rank", "both"] = "standard",
-) -> Float[np.ndarray, "N F"]:
-    """Features of mean 0 and standard deviation 1 over the nodes, with log(1 + degree)
-    as one more feature unless `degree=False`. Constant columns become 0.
-
-    "standard" keeps values, "rank" maps their ranks to a normal distribution, "both"
-    has the two side by side. Raises ValueError for other names.
-    """
-    if scale not in ("standard", "rank", "both"):
-        raise ValueError(f"scale: expected 'standard', 'rank' or 'both', got {scale!r}")
-    if scale == "both":
-        return np.concatenate(
-            [_inputs(graph, degree, one) for one in ("standard", "rank")], 1
-        )
-    y = np.asarray(graph.features, np.float64)
-    if degree:
-        y = np.column_stack([y, np.log1p(graph.neighbors)])
-    if scale == "rank":
-        from sklearn.preprocessing import QuantileTransformer
-
-        y = QuantileTransformer(
-            n_quantiles=min(1000, len(y)), output_distribution="normal", subsample=None
-        ).fit_transform(y)
-    # the standard deviation of equal numbers may be a rounding error instead of 0
-    varies = y.max(0) > y.min(0)
-    return ((y - y.mean(0)) / np.where(varies, y.std(0), 1)).astype(np.float32)
+from ..training.loop import OptimConfig, _option
 
 # %% ../../nbs/32_anomaly.ipynb #b46cd576
 @dataclass(frozen=True)
@@ -81,9 +46,9 @@ class AnomalyConfig:
     num_memories: int = _option(128, "K, memories; 0 leaves them out")
     steps: int = _option(2, "T, steps of the descent")
     step_size: float = _option(1.0, "α; the paper's residual connection is α = 1")
-    beta: float | None = _option(None, "β, inverse temperature; none for 1/√Y")
-    learn_beta: bool = _option(True, "train β")
-    positions: bool = _option(False, "a learned position for every node")
+    beta: float | None = _option(
+        None, "β, inverse temperature; none to learn it from 1/√Y on"
+    )
     degree: bool = _option(True, "log(1 + degree) as one more feature")
     scale: Literal["standard", "rank", "both"] = _option(
         "standard", "features by their values, their ranks, or both side by side"
@@ -97,7 +62,24 @@ class AnomalyConfig:
     )
 
     def __post_init__(self):
-        _check_config(self)
+        check_kinds(self)
+        sizes = ("dim", "head_dim", "steps", "hidden")
+        check_sizes(**{name: getattr(self, name) for name in sizes})
+        check_sizes(0, num_heads=self.num_heads, num_memories=self.num_memories)
+        check_positive(step_size=self.step_size)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {self.dropout}")
+        for f in fields(self):
+            value, known = getattr(self, f.name), get_args(f.type)
+            if f.name in ("scale", "relations") and value not in known:
+                raise ValueError(f"{f.name}: expected one of {known}, got {value!r}")
+
+# %% ../../nbs/32_anomaly.ipynb #32along0
+def along(block: Block, kind: EdgeIndex | Array) -> dict[str, EdgeIndex | Array]:
+    "The context that restricts attention to edges, or to a mask; none without it."
+    if "attention" not in block.names:
+        return {}
+    return {"edges": kind} if isinstance(kind, EdgeIndex) else {"mask": kind}
 
 # %% ../../nbs/32_anomaly.ipynb #17d966b4
 #| code-fold: true
@@ -115,35 +97,21 @@ class AnomalyEnergyTransformer(nnx.Module):
         num_features: int,
         config: AnomalyConfig = AnomalyConfig(),
         *,
-        num_nodes: int | None = None,
         kinds: int = 1,
         rngs: nnx.Rngs,
     ):
         check_sizes(num_features=num_features, kinds=kinds)
         c = self.config = config
-        if c.positions:
-            if num_nodes is None:
-                raise ValueError(
-                    "num_nodes: learned positions need the number of nodes"
-                )
-            self.positions = nnx.Param(jnp.zeros((num_nodes, c.dim), jnp.float32))
         self.encoder = nnx.Linear(num_features, c.dim, rngs=rngs)
+        sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
+        beta = dict(beta=c.beta, learn_beta=c.beta is None and c.num_heads > 0)
         self.blocks = nnx.List(
-            EdgeTransformer(
-                c.dim,
-                c.num_heads,
-                c.head_dim,
-                c.num_memories,
-                beta=c.beta,
-                learn_beta=c.learn_beta and c.num_heads > 0,
-                rngs=rngs,
-            )
-            for _ in range(kinds)
+            EdgeTransformer(*sizes, **beta, rngs=rngs) for _ in range(kinds)
         )
-        self.up = nnx.Linear(
-            2 * c.dim * (kinds if c.relations == "concat" else 1), c.hidden, rngs=rngs
-        )
+        width = 2 * c.dim * (kinds if c.relations == "concat" else 1)
+        self.up = nnx.Linear(width, c.hidden, rngs=rngs)
         self.down = nnx.Linear(c.hidden, 2, rngs=rngs)
+        self.dropout = nnx.Dropout(c.dropout)
 
     @staticmethod
     def prepare(graph: Graph, relations: str = "merged") -> tuple[EdgeIndex, ...]:
@@ -158,8 +126,7 @@ class AnomalyEnergyTransformer(nnx.Module):
 
     def encode(self, features: Float[Array, "N F"]) -> Float[Array, "N D"]:
         "Eq. (9)."
-        x = self.encoder(features)
-        return x + self.positions[...] if self.config.positions else x
+        return self.encoder(features)
 
     def check(
         self,
@@ -169,7 +136,18 @@ class AnomalyEnergyTransformer(nnx.Module):
         """Raises TypeError or ValueError unless the features fit the encoder, and the
         edges the blocks and the features.
         """
-        _check_kinds(features, edges, self.encoder.in_features, len(self.blocks))
+        if not isinstance(edges, tuple) or len(edges) != len(self.blocks):
+            raise TypeError(
+                f"edges: expected a tuple of {len(self.blocks)} EdgeIndex, one a block,"
+                f" as prepare(graph) returns it, got {type(edges).__name__}"
+            )
+        for kind in edges:
+            N = kind.num_nodes if isinstance(kind, EdgeIndex) else len(kind)
+            if features.shape != (N, self.encoder.in_features):
+                raise ValueError(
+                    f"features: expected shape (N, F) with N = {N} as in edges and F ="
+                    f" {self.encoder.in_features}, got {features.shape}"
+                )
 
     def __call__(
         self,
@@ -187,18 +165,16 @@ class AnomalyEnergyTransformer(nnx.Module):
         c, x = self.config, self.encode(features)
         reads = []
         for block, kind in zip(self.blocks, edges):
-            end = descend(block, x, c.steps, c.step_size, **_along(block, kind))[0]
+            end = descend(block, x, c.steps, c.step_size, **along(block, kind))[0]
             reads.append(jnp.concatenate([block.norm(x), block.norm(end)], -1))
-        read = (
-            jnp.concatenate(reads, -1)
-            if c.relations == "concat"
-            else jnp.max(jnp.stack(reads), 0)
-        )
-        return self.down(nnx.relu(self.up(_drop(read, c.dropout, rngs))))
+        side_by_side = c.relations == "concat"
+        read = jnp.concatenate(reads, -1) if side_by_side else jnp.stack(reads).max(0)
+        read = self.dropout(read, deterministic=rngs is None, rngs=rngs)
+        return self.down(nnx.relu(self.up(read)))
 
 # %% ../../nbs/32_anomaly.ipynb #46ab2686
-def _weighted_loss(
-    model: nnx.Module, batch: _Batch, key: Array
+def weighted_loss(
+    model: nnx.Module, batch: Batch, key: Array
 ) -> tuple[Float[Array, ""], dict]:
     """Eq. (11): mean cross-entropy over the nodes of the batch, in which anomalous
     nodes are weighted by the ratio of normal to anomalous ones.
@@ -267,20 +243,43 @@ class AnomalyTraining:
     sample: SampleConfig = SampleConfig()
 
     def __post_init__(self):
-        _check_training(self)
+        check_kinds(self)
+        check_sizes(every=self.every)
+        if not 0 < self.train_fraction < 1:
+            got = self.train_fraction
+            raise ValueError(
+                f"train_fraction: expected 0 < train_fraction < 1, got {got}"
+            )
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {self.seed}")
 
 # %% ../../nbs/32_anomaly.ipynb #4ff39dc0
-def _load_detector(path: Path | str) -> AnomalyEnergyTransformer:
+def known_config(made: dict) -> AnomalyConfig:
+    """The configuration in a file. Before version 0.3 two more fields said whether β is
+    learned, and whether nodes have positions.
+    """
+    made = dict(made)
+    if made.pop("positions", False):
+        raise ValueError("positions: learned positions are not known any more")
+    if made.pop("learn_beta", made["beta"] is None):
+        made["beta"] = None
+    elif made["beta"] is None:
+        made["beta"] = made["head_dim"] ** -0.5
+    return AnomalyConfig(**made)
+
+
+def load_anomaly_model(path: Path | str) -> AnomalyEnergyTransformer:
     """Load the model of a checkpoint that `train_anomaly` wrote. Raises CheckpointError
     if the file is missing, damaged or of another kind.
     """
 
     def build(made: dict, size: int):
-        if made["graph"].get("kinds", 1) > size:
+        if (kinds := made["graph"].get("kinds", 1)) > size:
             raise ValueError("more blocks than the file has bytes")
         return AnomalyEnergyTransformer(
-            config=AnomalyConfig(**made["model"]),
-            **{k: n for k, n in made["graph"].items() if k != "digest"},
+            made["graph"]["num_features"],
+            known_config(made["model"]),
+            kinds=kinds,
             rngs=nnx.Rngs(0),
         )
 
@@ -293,7 +292,7 @@ def train_anomaly(
     folder: Path | str | None = None,
     progress: bool = True,
     parts: Split | None = None,
-) -> _Anomaly:
+) -> Anomaly:
     """Split the nodes (or use `parts`), then build, train and score an Energy
     Transformer on `graph` as `config` says. Writes a detector.safetensors that can
     score other graphs into `folder`, and rejects a folder with a run on other data.
@@ -301,42 +300,53 @@ def train_anomaly(
     Raises the same errors as `split`, `AnomalyEnergyTransformer` and `fit`; ValueError
     for a graph without edges, FloatingPointError if predictions are not finite.
     """
+    if not graph.num_edges:
+        raise ValueError(f"graph: {graph!r} has no edges to attend along")
     c, own = config.model, {} if parts is None else {"split": ids_digest(parts)}
     parts = parts or split(graph.labels, config.train_fraction, config.seed)
-    features = _Statistics.learn(graph, c.degree, c.scale)(graph)
-    edges = AnomalyEnergyTransformer.prepare(graph, c.relations)
-    sizes = {"num_features": features.shape[1], "num_nodes": graph.num_nodes}
-    sizes["kinds"] = len(edges)
-    model = AnomalyEnergyTransformer(config=c, **sizes, rngs=nnx.Rngs(config.seed))
-    batches = (
-        _sampled(features, edges, graph.labels, parts.train, config.sample, config.seed)
-        if config.sample.seeds
-        else None
+    scaling = Scaling.learn(graph, c.degree, c.scale)
+    features, edges = (
+        scaling(graph),
+        AnomalyEnergyTransformer.prepare(graph, c.relations),
     )
-    identity = {**asdict(config), "graph": sizes | {"digest": graph.digest}, **own}
-    run = _train_classifier(
+    sizes = {"num_features": features.shape[1], "kinds": len(edges)}
+    model = AnomalyEnergyTransformer(config=c, **sizes, rngs=nnx.Rngs(config.seed))
+    made = {**asdict(config), "graph": sizes | {"digest": graph.digest}}
+    batches, by = None, (config.sample, config.seed)
+    if config.sample.seeds:
+        batches = sampled(features, edges, graph.labels, parts.train, *by)
+    how = graph, parts, features, edges, config.optim
+    run = train_classifier(
         model,
-        graph,
-        parts,
-        features,
-        edges,
-        config.optim,
-        seed=config.seed,
+        *how,
+        weighted_loss,
         every=config.every,
+        batches=batches,
+        seed=config.seed,
         folder=folder,
-        config=identity,
+        config=made | own,
         defaults=asdict(AnomalyTraining()),
         progress=progress,
-        batches=batches,
-        loss=_weighted_loss,
     )
-    if folder is not None:
-        kept = _detector_of(config, graph, run)
-        _keep(kept, Path(folder) / "detector.safetensors", _load_detector)
-    return run
+    scores = {name: getattr(run, name) for name in ("threshold", "validation", "test")}
+    about = scores | described(graph, c.relations != "merged")
+    kept = Kept(run.model, scaling, made, about)
+    # a finished run that is called again changes nothing
+    if folder and not (file := Path(folder) / "detector.safetensors").exists():
+        kept.save(file)
+    return run._replace(kept=kept)
 
 # %% ../../nbs/32_anomaly.ipynb #4219cbac
 #| code-fold: true
+class _Explanation(NamedTuple):
+    "What the first block sees at the end of the descent."
+
+    attention_energy: Float[np.ndarray, "N"]
+    memory_energy: Float[np.ndarray, "N"]
+    edge_weights: Float[np.ndarray, "E H"]  # in the order of edges.edge_list()
+    memories: Float[np.ndarray, "N K"]  # activity of each memory
+
+
 def explain(
     model: AnomalyEnergyTransformer,
     features: Float[Array | np.ndarray, "N F"],
@@ -349,7 +359,7 @@ def explain(
     block, c = model.blocks[0], model.config
     model.check(features, edges)
     x = model.encode(jnp.asarray(features))
-    g = block(x, c.steps, c.step_size, **_along(block, edges[0]))
+    g = block(x, c.steps, c.step_size, **along(block, edges[0]))
     N, E = len(g), len(edges[0].edge_list()[0])
     zeros = lambda *shape: np.zeros(shape, np.float32)
     found = _Explanation(zeros(N), zeros(N), zeros(E, 0), zeros(N, 0))

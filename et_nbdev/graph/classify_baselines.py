@@ -14,7 +14,6 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from .._checks import check_sizes, signed
-from ._baselines_engine import _LayerNorm
 from et_nbdev.graph._set_baselines import (
     _check_baseline_batch,
     _check_baseline_config,
@@ -22,6 +21,7 @@ from et_nbdev.graph._set_baselines import (
     _sum,
 )
 from .sets import EdgeBatch, GraphBatch
+from ..norm import layer_norm
 from ..training.loop import _drop, _option
 
 # %% ../../nbs/59_classification_baselines.ipynb #731bffc9
@@ -95,6 +95,19 @@ class GINConfig:
         _check_baseline_config(self)
         if self.norm not in ("batch", "layer"):
             raise ValueError(f"norm: expected 'batch' or 'layer', got {self.norm!r}")
+
+# %% ../../nbs/59_classification_baselines.ipynb #459be91a
+class _LayerNorm(nnx.Module):
+    "Layer norm with one scale per entry."
+
+    def __init__(self, size: int, *, param_dtype, rngs: nnx.Rngs | None = None):
+        self.scale = nnx.Param(jnp.ones(size, param_dtype))
+        self.bias = nnx.Param(jnp.zeros(size, param_dtype))
+
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        x = layer_norm(x, jnp.ones((), x.dtype), jnp.zeros(x.shape[-1], x.dtype))
+        scale, bias = self.scale[...], self.bias[...]
+        return x * jnp.broadcast_to(scale, x.shape) + jnp.broadcast_to(bias, x.shape)
 
 # %% ../../nbs/59_classification_baselines.ipynb #459be910
 class _Isomorphism(nnx.Module):

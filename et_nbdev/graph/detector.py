@@ -6,49 +6,91 @@
 __all__ = ['AnomalyDetector']
 
 # %% ../../nbs/34_detector.ipynb #43acbbfd
-import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from ._anomaly_engine import _Detector, _detector_of, _scores
-from et_nbdev.graph._detector_engine import (
-    _FILE,
-    _check_y,
-    _checked_split,
-    _DetectorParams,
-    _explained,
-    _file_of,
-    _flat,
-    _NodeExplanation,
-    _probabilities,
-    _training,
-    _write_scores,
+from et_nbdev.graph.anomaly import (
+    AnomalyEnergyTransformer,
+    AnomalyTraining,
+    SampleConfig,
+    explain,
+    known_config,
+    load_anomaly_model,
+    train_anomaly,
 )
-from .anomaly import _load_detector, train_anomaly
-from .data import Graph, Split, load_graph
+from .data import Graph, Split
+from et_nbdev.graph.nodes import (
+    Estimator,
+    Kept,
+    anomaly_scores,
+    check_scorable,
+    check_split,
+    check_y,
+    predict,
+)
 from ..training.checkpoint import CheckpointError, at_home
-from ..training.command import _as_command, command
+from ..training.loop import OptimConfig
+
+# %% ../../nbs/34_detector.ipynb #34expl0a
+#| code-fold: true
+class _NodeExplanation(NamedTuple):
+    "Why a node was flagged, or not: what the first block sees there after the descent."
+
+    node: int
+    p: float
+    flagged: bool
+    attention_energy: float
+    memory_energy: float
+    # fraction of the nodes of the graph with a lower energy
+    attention_rank: float
+    memory_rank: float
+    neighbors: Int[np.ndarray, "n"]  # most attended first
+    weights: Float[np.ndarray, "n"]  # attention to them, the mean over the heads
+    memories: Float[np.ndarray, "_"]  # activity of each of the K memories
+
+# %% ../../nbs/34_detector.ipynb #34expl00
+#| code-fold: true
+FILE = "detector.safetensors"
+
+
+def file_of(path: Path | str) -> Path:
+    """The file of a detector: `path` itself, or the only detector in that folder of a
+    run. Raises CheckpointError if there is none, or if there are several.
+    """
+    path = at_home(path)
+    if not path.is_dir():
+        return path
+    own = [path / FILE] if (path / FILE).is_file() else []
+    found = own or sorted(path.glob(f"seed-*/{FILE}"))
+    if len(found) != 1:
+        raise CheckpointError(
+            f"{path}: {len(found) or 'no'} detectors in this folder; expected"
+            f" {FILE}, as et_train_anomaly or AnomalyDetector.save leaves it"
+            + (f", so name one of {', '.join(map(str, found))}" if found else "")
+        )
+    return found[0]
 
 # %% ../../nbs/34_detector.ipynb #37b2b317
 #| code-fold: true
 @dataclass(eq=False, repr=False)
-class AnomalyDetector(_DetectorParams):
+class AnomalyDetector(Estimator):
     """An Energy Transformer that flags anomalous nodes, with the interface of a
     scikit-learn classifier, except that its input is a `Graph`.
 
-    Hyperparameters: those of `AnomalyConfig` (the model), `SampleConfig` (training on
-    parts), `OptimConfig` (its `steps` are called `training_steps`, and `lr_floor=None`
-    means a constant rate) and `AnomalyTraining`. Learned, with a final underscore:
-    `model_`, `threshold_`, `classes_`, `n_features_in_`, `feature_names_in_`, the
-    scores `validation_` and `test_`, and `provenance_`.
+    Hyperparameter: `config` (None: the defaults), of which `data` is ignored. Learned,
+    with a final underscore: `model_`, `threshold_`, `classes_`, `n_features_in_`,
+    `feature_names_in_`, the scores `validation_` and `test_`, and `provenance_`.
 
-    `fit` raises the same errors as `train_anomaly`. All other methods raise
-    NotFittedError before `fit`, and ValueError, naming what differs, if a graph's
-    features or relations are not those of the training graph.
+    All methods but `fit` raise NotFittedError before it, and ValueError, naming what
+    differs, if a graph's features or relations are not those of the training graph.
     """
+
+    config: AnomalyTraining | None = None
 
     def fit(
         self,
@@ -66,23 +108,47 @@ class AnomalyDetector(_DetectorParams):
         `seed`); with a `folder`, an interrupted training resumes. Raises the same
         errors as `train_anomaly`, and ValueError for an invalid split.
         """
-        _check_y(y)
+        check_y(y)
         if not isinstance(graph, Graph):
             raise TypeError(f"graph: expected a Graph, got {type(graph).__name__}")
-        config = _training(self.get_params(), graph.name)
-        parts = None if split is None else _checked_split(graph, split)
-        run = train_anomaly(config, graph, folder, progress, parts)
-        self._kept = _detector_of(config, graph, run)
+        if split is not None:
+            check_split(graph, split)
+            split = Split(*(np.sort(np.asarray(ids)) for ids in split))
+        own = replace(self.config or AnomalyTraining(), data=graph.name)
+        self._kept = train_anomaly(own, graph, folder, progress, split).kept
         return self
+
+    def _inputs(self, graph: Graph):
+        kept, c = self._fitted(), self.model_.config
+        check_scorable(kept.about, graph)
+        if names := kept.about["relations"]:  # in the order of the blocks
+            graph = replace(graph, relations={k: graph.relations[k] for k in names})
+        features = kept.scaling(graph)
+        # further out a token overflows where the norm squares it
+        if (far := np.abs(features).max(1)).max() > 1e9:
+            raise ValueError(
+                f"graph: features of node {far.argmax()} lie {far.max():.0e} standard"
+                " deviations from those of the training graph"
+            )
+        edges = AnomalyEnergyTransformer.prepare(graph, c.relations)
+        return jnp.asarray(features), edges
+
+    def _probabilities(self, graph: Graph) -> Float[np.ndarray, "N"]:
+        inputs = self._inputs(graph)
+        p = np.asarray(predict(self.model_, *inputs), np.float64)
+        if not np.isfinite(p).all():
+            node = np.argmin(np.isfinite(p))
+            raise FloatingPointError(f"graph: no finite probability for node {node}")
+        return p
 
     def predict_proba(self, graph: Graph) -> Float[np.ndarray, "N 2"]:
         "The probabilities of being normal and of being anomalous, for every node."
-        p = _probabilities(self._fitted(), graph)
+        p = self._probabilities(graph)
         return np.column_stack([1 - p, p])
 
     def decision_function(self, graph: Graph) -> Float[np.ndarray, "N"]:
         "The probability of being anomalous minus the threshold; flagged if at least 0."
-        return _probabilities(self._fitted(), graph) - self.threshold_
+        return self._probabilities(graph) - self.threshold_
 
     def predict(self, graph: Graph) -> Int[np.ndarray, "N"]:
         "1 for every node that is flagged, 0 for the others."
@@ -92,15 +158,37 @@ class AnomalyDetector(_DetectorParams):
         """Scores over all labeled nodes, at the threshold. Raises ValueError unless
         these include both classes.
         """
-        p = _probabilities(self._fitted(), graph)[graph.labeled]
-        return _scores(graph.labels[graph.labeled], p, self.threshold_)
+        p, some = self._probabilities(graph), graph.labeled
+        return anomaly_scores(graph.labels[some], p[some], self.threshold_)
 
     def explain(self, graph: Graph, node: int) -> _NodeExplanation:
         """Energies, attention and memories of one node, from the function `explain`; if
         there are several blocks, those of the first. Raises ValueError if the node does
         not exist.
         """
-        return _explained(self._fitted(), graph, node)
+        p = self._probabilities(graph)
+        whole = isinstance(node, (int, np.integer)) and not isinstance(node, bool)
+        if not whole or not 0 <= node < len(p):
+            raise ValueError(f"node: expected 0 to {len(p) - 1}, got {node!r}")
+        features, edges = self._inputs(graph)
+        seen = explain(self.model_, features, edges)
+        senders, receivers = edges[0].edge_list()
+        into, (attention, memory) = np.flatnonzero(receivers == node), seen[:2]
+        paid = seen.edge_weights[into]
+        paid = paid.mean(1) if paid.shape[1] else np.zeros(len(into), np.float32)
+        order = np.argsort(-paid, kind="stable")
+        return _NodeExplanation(
+            node=int(node),
+            p=float(p[node]),
+            flagged=bool(p[node] >= self.threshold_),
+            attention_energy=float(attention[node]),
+            memory_energy=float(memory[node]),
+            attention_rank=float((attention < attention[node]).mean()),
+            memory_rank=float((memory < memory[node]).mean()),
+            neighbors=senders[into][order],
+            weights=paid[order],
+            memories=seen.memories[node],
+        )
 
     def save(self, path: Path | str):
         """Write weights, statistics, threshold, hyperparameters and provenance to one
@@ -108,7 +196,7 @@ class AnomalyDetector(_DetectorParams):
         detector.safetensors. Raises OSError.
         """
         kept, path = self._fitted(), at_home(path)
-        kept.save(path / _FILE if path.is_dir() else path)
+        kept.save(path / FILE if path.is_dir() else path)
 
     @classmethod
     def load(cls, path: Path | str) -> "AnomalyDetector":
@@ -116,9 +204,13 @@ class AnomalyDetector(_DetectorParams):
         `et_train_anomaly`. Raises CheckpointError if it is missing, damaged or of
         another kind.
         """
-        kept = _Detector.load(file := _file_of(path), _load_detector)
+        kept = Kept.load(file := file_of(path), load_anomaly_model)
+        made = {name: value for name, value in kept.made.items() if name != "graph"}
         try:
-            found = cls(**_flat(kept.made))
+            made["model"] = known_config(made["model"])
+            made["optim"] = OptimConfig(**made["optim"])
+            made["sample"] = SampleConfig(**made["sample"])
+            found = cls(AnomalyTraining(**made))
         except (KeyError, TypeError, ValueError) as e:
             raise CheckpointError(
                 f"{file}: holds no detector that this version knows ({e})"
@@ -144,43 +236,3 @@ class AnomalyDetector(_DetectorParams):
         if not (names := self._about["feature_names"]):
             raise AttributeError("feature_names_in_: the features have no names")
         return np.array(names, object)
-
-# %% ../../nbs/34_detector.ipynb #cdc71cb1
-#| code-fold: true
-@command
-def _main(argv: list[str] | None = None) -> None:
-    "Score the nodes of a graph with a detector that was trained on another."
-    parser = argparse.ArgumentParser("et_score", description=_main.__doc__)
-    add = parser.add_argument
-    add(
-        "--model",
-        required=True,
-        help="a file of AnomalyDetector.save, or the folder of an et_train_anomaly run",
-    )
-    add(
-        "--data",
-        required=True,
-        help=(
-            "the graph: a name, or the path of an .npz, .mat or DGL file; labels are"
-            " ignored, and an .npz needs none; edges count in both directions"
-        ),
-    )
-    written = "CSV to write: node (its name, if it has one), p, flagged"
-    add("--out", required=True, type=at_home, help=written)
-    args = parser.parse_args(argv)
-    if args.out.exists() and not args.out.is_file():
-        parser.error(f"argument --out: expected a file to write, got {args.out}")
-    with _as_command(parser.prog):
-        model = _file_of(args.model)
-        for name, used in (("model", model), ("data", at_home(args.data))):
-            if args.out.resolve() == used.resolve():
-                parser.error(f"argument --out: {args.out} is the file of --{name}")
-        detector = AnomalyDetector.load(model)
-        graph = load_graph(args.data)
-        p = detector.predict_proba(graph)[:, 1]
-        flagged = (p >= detector.threshold_).astype(np.int64)
-        _write_scores(args.out, p, flagged, getattr(graph, "node_names", ()))
-    print(
-        f"{flagged.sum():,} of {len(p):,} nodes flagged, at p ≥"
-        f" {detector.threshold_:.4g}; all are in {args.out}"
-    )

@@ -6,7 +6,7 @@
 __all__ = ['GraphSetClassifier']
 
 # %% ../../nbs/39_set_classifier.ipynb #e962de41
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -15,7 +15,6 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float, Int
 
-from ._detector_engine import _check_y, _configuration, _Estimator
 from ._set_engine import _encoding_of, _tables
 from .batches import Encoding, cached_positions, in_layout, learn_encoding
 from et_nbdev.graph.classify import (
@@ -26,6 +25,7 @@ from et_nbdev.graph.classify import (
     train_classifier,
 )
 from .crossval import _deal, _Fold, _predict_logits
+from .nodes import Estimator, check_y
 from .sets import GraphSet
 from et_nbdev.training.checkpoint import (
     CheckpointError,
@@ -141,7 +141,7 @@ def _probabilities(kept: _KeptClassifier, graphs: GraphSet) -> Float[np.ndarray,
 
 # %% ../../nbs/39_set_classifier.ipynb #ba0d6a0b
 @dataclass(eq=False, repr=False)
-class _ClassifierParams(_Estimator):
+class _ClassifierParams(Estimator):
     "The fields of `ClassifyTraining` and `ClassifyConfig`, side by side."
 
     dim: int = ClassifyConfig.dim
@@ -178,8 +178,10 @@ class _ClassifierParams(_Estimator):
     def _training(self, name: str) -> ClassifyTraining:
         "The training on the set `name`. Raises ValueError on values out of range."
         own = self.get_params()
-        model = _configuration(ClassifyConfig, own)
-        return _configuration(ClassifyTraining, own, data=name, model=model)
+        of = lambda kind: {f.name: own[f.name] for f in fields(kind) if f.name in own}
+        model = ClassifyConfig(**of(ClassifyConfig))
+        made = of(ClassifyTraining) | {"data": name, "model": model}
+        return ClassifyTraining(**made)
 
 # %% ../../nbs/39_set_classifier.ipynb #a7b346e9
 #| code-fold: true
@@ -208,7 +210,7 @@ class GraphSetClassifier(_ClassifierParams):
         With a `folder`, an interrupted training resumes. Raises ValueError for fewer
         than ten such graphs.
         """
-        _check_y(y)
+        check_y(y)
         if not isinstance(graphs, GraphSet):
             raise TypeError(f"graphs: expected a GraphSet, got {type(graphs).__name__}")
         if (known := int((graphs.labels >= 0).sum())) < 10:
@@ -231,7 +233,7 @@ class GraphSetClassifier(_ClassifierParams):
         """The fraction of graphs with a known class that are classified correctly.
         Raises ValueError if there are none.
         """
-        _check_y(y)
+        check_y(y)
         known = graphs[np.flatnonzero(graphs.labels >= 0)]
         if not len(known):
             raise ValueError(f"graphs: no class is known in {graphs!r}")

@@ -1,0 +1,338 @@
+r"""What a detector of odd nodes has to beat: four neural networks, each as its paper
+defines it, and trees on the means over neighbors.
+
+A network has two methods: `prepare(graph)` runs once, on the host, and returns the
+edges as arrays, which are an argument of what is compiled; `model(features, edges)`
+returns logits of normal and anomalous. `scripts/anomaly_results.py` trains and compares
+them, and nbs/58_graph_baselines.ipynb shows them. Graphs are undirected but for `MLP`
+and `aggregate`.
+"""
+
+from math import comb, prod
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.experimental.sparse import BCSR
+from scipy.sparse import csr_array
+
+from et_nbdev.graph.data import Graph
+from et_nbdev.norm import layer_norm
+
+
+class Neighbors(NamedTuple):
+    """An undirected graph by rows: node c sees `nodes[start[c]:start[c + 1]]`,
+    ascending. For attention also each edge's `receivers` and its reverse.
+    """
+
+    start: jax.Array  # (N + 1)
+    nodes: jax.Array  # (E)
+    receivers: jax.Array | None = None
+    reverse: jax.Array | None = None
+
+
+def rows(graph: Graph) -> csr_array:
+    "The edges as a matrix that holds their numbers, one row a receiver."
+    graph = graph.simple(self_loops=True)
+    start = np.concatenate([[0], np.cumsum(graph.degrees)])
+    numbers = np.arange(graph.num_edges, dtype=np.int32)
+    shape = (graph.num_nodes,) * 2
+    return csr_array((numbers, graph.senders, start), shape=shape)
+
+
+def prepare(graph: Graph, by_edge: bool = False) -> Neighbors:
+    if not graph.is_symmetric:
+        raise ValueError(f"graph: {graph!r} has edges without their reverse")
+    table = rows(graph)
+    start, nodes = (jnp.asarray(a, jnp.int32) for a in (table.indptr, table.indices))
+    if not by_edge:
+        return Neighbors(start, nodes)
+    receivers = np.repeat(np.arange(graph.num_nodes), np.diff(table.indptr))
+    # the edges by sender, then receiver: the k-th is the k-th one backwards
+    ends = jnp.asarray(receivers, jnp.int32), jnp.asarray(table.tocsc().data)
+    return Neighbors(start, nodes, *ends)
+
+
+def matrix(edges: Neighbors, weights) -> BCSR:
+    shape = (len(edges.start) - 1,) * 2
+    known = dict(indices_sorted=True, unique_indices=True)
+    return BCSR((weights, edges.nodes, edges.start), shape=shape, **known)
+
+
+@jax.custom_vjp
+def neighbor_sum(edges: Neighbors, x):
+    r"$y_C = \sum_{B\in N(C)} x_B$. Linear and symmetric: its derivative is itself."
+    return matrix(edges, jnp.ones(edges.nodes.shape, x.dtype)) @ x
+
+
+neighbor_sum.defvjp(
+    lambda edges, x: (neighbor_sum(edges, x), edges),
+    lambda edges, dy: (None, neighbor_sum(edges, dy)),
+)
+
+
+def propagate(edges: Neighbors, x, self_loops: bool = False):
+    r"""$D^{-1/2} A D^{-1/2} x$, or with `self_loops` the same of $A + I$ and its
+    degrees. Isolated nodes get 0, or with `self_loops` their own x.
+    """
+    degree = jnp.diff(edges.start) + int(self_loops)
+    scale = jax.lax.rsqrt(jnp.maximum(degree, 1).astype(x.dtype))[:, None]
+    y = scale * x
+    total = neighbor_sum(edges, y)
+    return scale * (total + y if self_loops else total)
+
+
+class MLP(nnx.Module):
+    r"""A node on its own: linear maps between the widths, with ReLU and dropout in
+    between.
+    """
+
+    def __init__(
+        self, num_features, hidden=64, *, num_layers=2, out=2, dropout=0.0, rngs, **kind
+    ):
+        sizes = num_features, *[hidden] * (num_layers - 1), out
+        self.layers = nnx.List(
+            [nnx.Linear(*ends, rngs=rngs, **kind) for ends in zip(sizes, sizes[1:])]
+        )
+        self.dropout = nnx.Dropout(dropout)
+
+    @staticmethod
+    def prepare(graph: Graph) -> tuple[()]:
+        return ()
+
+    def __call__(self, x, edges=(), *, rngs=None):
+        for layer in self.layers[:-1]:
+            x = drop(self, jax.nn.relu(layer(x)), rngs)
+        return self.layers[-1](x)
+
+
+def drop(model, x, rngs):
+    return model.dropout(x, deterministic=rngs is None, rngs=rngs)
+
+
+class Convolution(nnx.Module):
+    r"$\hat A x W + b$ with $\hat A = \tilde D^{-1/2}(A+I)\tilde D^{-1/2}$."
+
+    def __init__(self, size_in, size_out, *, rngs, **kind):
+        options = dict(use_bias=False, rngs=rngs, **kind)
+        self.linear = nnx.Linear(size_in, size_out, **options)
+        self.bias = nnx.Param(jnp.zeros(size_out, kind.get("param_dtype", jnp.float32)))
+
+    def __call__(self, x, edges):
+        average = lambda x: propagate(edges, x, self_loops=True)
+        # the sparse product on the side with shorter rows
+        narrow_first = self.linear.in_features < self.linear.out_features
+        y = self.linear(average(x)) if narrow_first else average(self.linear(x))
+        return y + self.bias[...][None]
+
+
+class GCN(nnx.Module):
+    r"""Graph convolutional network (Kipf and Welling, 2017): `num_layers` times $\hat A
+    H W + b$, with ReLU in between.
+    """
+
+    prepare = staticmethod(prepare)
+
+    def __init__(
+        self, num_features, hidden=64, *, num_layers=2, dropout=0.0, rngs, **kind
+    ):
+        sizes = num_features, *[hidden] * (num_layers - 1), 2
+        self.layers = nnx.List(
+            [Convolution(*ends, rngs=rngs, **kind) for ends in zip(sizes, sizes[1:])]
+        )
+        self.dropout = nnx.Dropout(dropout)
+
+    def __call__(self, features, edges, *, rngs=None):
+        x = self.layers[0](features, edges)
+        for layer in self.layers[1:]:
+            x = layer(drop(self, jax.nn.relu(x), rngs), edges)
+        return x
+
+
+def beta_wavelets(edges: Neighbors, h, order: int) -> list:
+    r"""$\mathcal W_{p,C-p}\,h$ for p = 0, …, C, where $\mathcal W_{p,q} = (L/2)^p
+    (I-L/2)^q / (2B(p+1,q+1))$ and C = `order`, from C sparse products.
+    """
+    powers = [h]
+    for _ in range(order):
+        powers.append((powers[-1] - propagate(edges, powers[-1])) / 2)
+
+    def wavelet(p):
+        total = 0.0
+        for j in [*range(1, order - p + 1), 0]:
+            total += comb(order - p, j) * (-1) ** j * powers[p + j]
+        return (order + 1) / 2 * comb(order, p) * total
+
+    return [wavelet(p) for p in range(order + 1)]
+
+
+class BWGNN(nnx.Module):
+    r"""Beta wavelet graph neural network (Tang et al., 2022): $\mathrm{MLP}(\mathcal
+    W_{0,C}H \,\|\, \dots \,\|\, \mathcal W_{C,0}H)$, $H =
+    \mathrm{ReLU}(\mathrm{MLP}(X))$, C = `order`.
+    """
+
+    prepare = staticmethod(prepare)
+
+    def __init__(self, num_features, hidden=64, *, order=2, dropout=0.0, rngs, **kind):
+        options = dict(dropout=dropout, rngs=rngs, **kind)
+        self.order, self.dropout = order, nnx.Dropout(dropout)
+        self.embed = MLP(num_features, hidden, out=hidden, **options)
+        self.head = MLP((order + 1) * hidden, hidden, **options)
+
+    def __call__(self, features, edges, *, rngs=None):
+        h = drop(self, jax.nn.relu(self.embed(features, rngs=rngs)), rngs)
+        bands = beta_wavelets(edges, h, self.order)
+        return self.head(jnp.concatenate(bands, -1), rngs=rngs)
+
+
+ROOM = 2**19  # numbers in memory at a time while rows are multiplied edge by edge
+
+
+@jax.custom_vjp
+def edge_products(edges: Neighbors, Q, K):
+    r"""$s_{CB} = Q_C\cdot K_B$ for every edge and head, in pieces: (E, H, Y) never
+    exists. The derivatives of the two products along edges are each other.
+    """
+    E = len(edges.nodes)
+    piece = max(1, min(E, ROOM // prod(Q.shape[1:])))
+    pieces = -(-E // piece)
+    cut = lambda ids: jnp.pad(ids, (0, pieces * piece - E)).reshape(pieces, piece)
+    products = lambda ends: (Q[ends[0]] * K[ends[1]]).sum(-1)
+    found = jax.lax.map(products, (cut(edges.receivers), cut(edges.nodes)))
+    return found.reshape(pieces * piece, Q.shape[1])[:E]
+
+
+@jax.custom_vjp
+def weighted_sum(edges: Neighbors, w, V):
+    r"$o_C = \sum_{B\in N(C)} w_{CB} V_B$ in every head."
+    return jnp.stack([matrix(edges, w[:, h]) @ V[:, h] for h in range(V.shape[1])], 1)
+
+
+def _products_back(saved, ds):
+    edges, Q, K = saved
+    own = weighted_sum(edges, ds, K)
+    return None, own, weighted_sum(edges, ds[edges.reverse], Q)
+
+
+def _sum_back(saved, do):
+    edges, w, V = saved
+    own = edge_products(edges, do, V)
+    return None, own, weighted_sum(edges, w[edges.reverse], do)
+
+
+edge_products.defvjp(lambda *a: (edge_products(*a), a), _products_back)
+weighted_sum.defvjp(lambda *a: (weighted_sum(*a), a), _sum_back)
+
+
+def neighbor_attention(edges: Neighbors, Q, K, V):
+    r"""$o_C = \sum_{B\in N(C)} \mathrm{softmax}_B(Q_C\cdot K_B/\sqrt Y)\,V_B$ in every
+    head; 0 if there are no neighbors.
+    """
+    N, _, Y = Q.shape
+    s = edge_products(edges, Q * Y**-0.5, K)
+    by_node = dict(num_segments=N, indices_are_sorted=True)
+    top = jax.lax.stop_gradient(jax.ops.segment_max(s, edges.receivers, **by_node))
+    e = jnp.exp(s - top[edges.receivers])
+    z = jax.ops.segment_sum(e, edges.receivers, **by_node)
+    return weighted_sum(edges, e, V) / jnp.where(z == 0, jnp.ones_like(z), z)[..., None]
+
+
+class LayerNorm(nnx.Module):
+    "With one scale and one shift per entry."
+
+    def __init__(self, size, kind):
+        dtype = kind.get("param_dtype", jnp.float32)
+        self.scale = nnx.Param(jnp.ones(size, dtype))
+        self.bias = nnx.Param(jnp.zeros(size, dtype))
+
+    def __call__(self, x):
+        x = layer_norm(x, jnp.ones((), x.dtype), jnp.zeros(x.shape[-1], x.dtype))
+        return x * self.scale[...][None] + self.bias[...][None]
+
+
+class TransformerLayer(nnx.Module):
+    "x + W_O attention(norm(x)), then x + MLP(norm(x))."
+
+    def __init__(self, hidden, num_heads, *, dropout, rngs, **kind):
+        options = dict(rngs=rngs, **kind)
+        self.num_heads, self.dropout = num_heads, nnx.Dropout(dropout)
+        self.norm_attention, self.norm_mlp = (LayerNorm(hidden, kind) for _ in range(2))
+        self.qkv = nnx.Linear(hidden, 3 * hidden, use_bias=False, **options)
+        self.out = nnx.Linear(hidden, hidden, **options)
+        self.mlp = MLP(hidden, 2 * hidden, out=hidden, dropout=dropout, **options)
+
+    def __call__(self, x, edges, rngs=None):
+        qkv = self.qkv(self.norm_attention(x))
+        heads = jnp.split(qkv.reshape(len(x), 3 * self.num_heads, -1), 3, 1)
+        o = neighbor_attention(edges, *heads).reshape(x.shape)
+        x = x + drop(self, self.out(o), rngs)
+        return x + drop(self, self.mlp(self.norm_mlp(x), rngs=rngs), rngs)
+
+
+class GraphTransformer(nnx.Module):
+    """Transformer whose attention runs along the edges (after Dwivedi and Bresson,
+    2021, with the norms first and no positions).
+    """
+
+    prepare = staticmethod(lambda graph: prepare(graph, by_edge=True))
+
+    def __init__(
+        self,
+        num_features,
+        hidden=64,
+        *,
+        num_heads=4,
+        num_layers=2,
+        dropout=0.0,
+        rngs,
+        **kind,
+    ):
+        options = dict(rngs=rngs, **kind)
+        self.embed = nnx.Linear(num_features, hidden, **options)
+        layer = lambda: TransformerLayer(hidden, num_heads, dropout=dropout, **options)
+        self.layers = nnx.List([layer() for _ in range(num_layers)])
+        self.norm = LayerNorm(hidden, kind)
+        self.head = nnx.Linear(hidden, 2, **options)
+
+    def __call__(self, features, edges, *, rngs=None):
+        x = self.embed(features)
+        for layer in self.layers:
+            x = layer(x, edges, rngs)
+        return self.head(self.norm(x))
+
+
+NETWORKS = {"mlp": MLP, "gcn": GCN, "bwgnn": BWGNN, "transformer": GraphTransformer}
+
+
+def aggregate(graph: Graph, hops: int = 2) -> np.ndarray:
+    r"""Features side by side with the means over neighbors, the means of these, and so
+    on (Tang et al., 2023): $h^{(k)}_C$ is the mean of $h^{(k-1)}_B$ over the nodes B
+    that C sees, 0 if there are none. Parallel edges count once.
+    """
+    table = rows(graph)
+    A = csr_array((np.ones_like(table.data, np.float32), table.indices, table.indptr))
+    A.resize(table.shape)
+    degrees = np.maximum(np.diff(table.indptr), 1).astype(np.float32)[:, None]
+    found = [graph.features]
+    for _ in range(hops):
+        found.append((A @ found[-1]) / degrees)
+    return np.hstack(found)
+
+
+def fit_trees(kind: str, features, labels, train, seed: int, **options) -> np.ndarray:
+    """Probability of being anomalous for every node, from a "forest" of scikit-learn or
+    xgboost's "boosting" fitted on the nodes `train`, with anomalies weighted by #normal
+    / #anomalous; reproducible for a seed and a number of threads.
+    """
+    if kind == "forest":
+        from sklearn.ensemble import RandomForestClassifier as Trees
+    else:
+        from xgboost import XGBClassifier as Trees
+    y = labels[train]
+    weight = np.where(y == 1, (y == 0).sum() / (y == 1).sum(), 1.0)
+    model = Trees(**{"random_state": seed, "n_jobs": -1} | options)
+    model.fit(features[train], y, sample_weight=weight)
+    return model.predict_proba(features)[:, 1]
