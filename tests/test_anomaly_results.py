@@ -323,3 +323,22 @@ def test_runs_of_a_setting_that_was_overtaken_are_not_kept(data, script, monkeyp
             and [run["config"]["lr"] for run in row["runs"]] == [best] * 2
             and row["config"]["lr"] == best
         )
+
+
+def test_changes_that_lost_are_built_here(script):
+    "Positions start at nothing and are learned; β starts elsewhere, or is fixed."
+    from et_nbdev.graph.anomaly import AnomalyEnergyTransformer
+
+    graph = script.graph_of("digits-knn")
+    y, edges = script.scaled(graph), AnomalyEnergyTransformer.prepare(graph)
+    sizes = dict(dim=8, num_heads=2, head_dim=4, num_memories=8, hidden=8)
+    build = lambda **more: script.transformer(y, sizes | more, len(y), 1, 0)
+    plain, placed = build(), build(positions=True)
+    assert np.array_equal(placed(y, edges), plain(y, edges))
+    slope = script.nnx.grad(lambda model: model(y, edges).sum())(placed)
+    assert np.abs(slope.positions[...]).max() > 0
+    beta = lambda **more: np.asarray(build(**more).blocks[0].attention.beta)
+    np.testing.assert_allclose(beta(), [0.5, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(beta(beta=1.0), [1, 1], rtol=1e-6)
+    fixed = build(learn_beta=False).blocks[0].attention
+    assert fixed.beta[0] == 0.5 and not hasattr(fixed, "log_beta")
