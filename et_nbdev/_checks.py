@@ -128,6 +128,35 @@ def check_mask(mask: Array | np.ndarray, g: Array):
             f" in rows, got {mask.shape}"
         )
 
+# %% ../nbs/62_checks.ipynb #62arrays
+def check_arrays(**arrays: tuple):
+    """Raise TypeError or ValueError, naming the argument, unless every array holds
+    finite floating-point numbers, all of one dtype, and has its shape: in
+    `check_arrays(W=(W, "D D"), x=(x, "... D"))` a letter stands for one size, at least
+    1, and the dots for any batch axes.
+    """
+    sizes: dict[str, int] = {}
+    kind = None
+    for name, (a, shape) in arrays.items():
+        dtype = getattr(a, "dtype", type(a).__name__)
+        floats = hasattr(a, "shape") and jnp.issubdtype(dtype, jnp.floating)
+        if not floats or kind not in (None, dtype):
+            expected = "floating-point numbers" if kind is None else f"{kind}, too"
+            raise TypeError(f"{name}: expected an array of {expected}, got {dtype}")
+        kind = dtype
+        letters = shape.removeprefix("...").split()
+        own = a.shape[max(0, a.ndim - len(letters)) :]
+        fits = len(own) == len(letters) and 0 not in own
+        fits &= shape.startswith("...") or a.ndim == len(letters)
+        known = ", ".join(f"{k} = {n}" for k, n in sizes.items() if k in letters)
+        if not (
+            fits and all(sizes.setdefault(k, n) == n for k, n in zip(letters, own))
+        ):
+            wanted = f"({', '.join(shape.split())}){known and ' with ' + known}"
+            raise ValueError(f"{name}: expected the shape {wanted}, got {a.shape}")
+        if not isinstance(a, Tracer) and not np.isfinite(np.asarray(a)).all():
+            raise ValueError(f"{name}: expected finite numbers, got some that are not")
+
 # %% ../nbs/62_checks.ipynb #92cab596
 def at_least_float32(dtype) -> jnp.dtype:
     """The dtype in which statistics, scores and energies are accumulated: float32, or
