@@ -324,7 +324,7 @@ class _Placement:
         "A replicated tree, for this process alone."
         return jax.device_get(tree) if self.mesh else tree
 
-# %% ../../nbs/64_fit.ipynb #b42aeb46
+# %% ../../nbs/64_fit.ipynb #64result
 class _Fit(NamedTuple):
     """What `fit` returns: the model with its best weights on validation (the last ones
     without validation), and the log.
@@ -334,7 +334,7 @@ class _Fit(NamedTuple):
     history: list[dict]
     best_step: int
 
-
+# %% ../../nbs/64_fit.ipynb #b42aeb46
 def fit(
     model: nnx.Module,
     loss: Loss,  # (model, batch, key) -> mean loss, {metric: value}
