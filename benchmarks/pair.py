@@ -47,7 +47,7 @@ def training(name: str, plan: Plan, images: np.ndarray):
     job = Job(name, plan.full(len(images)), 1e-3, 0)
     config = configured(plan, job, {"train": images})
     model = DESIGNS[design_of(name)][0](config.model, rngs=nnx.Rngs(0))
-    graphdef, params = _trainable(model)
+    graphdef, params, *_ = _trainable(model)
     optimizer = _make_optimizer(config.optim)
     step = _make_step(graphdef, _loss_for(config), optimizer, 0)
     state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))]

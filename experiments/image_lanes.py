@@ -127,7 +127,7 @@ def train_together(plan: Plan, jobs: list[Job], images: dict, stored) -> list[La
         raise ValueError("jobs: expected one model and length, and rates and seeds")
     lanes = [Lane(*of, len(images["train"])) for of in zip(jobs, configs)]
     split = [_trainable(make(first.model, job.name, job.seed)) for job in jobs]
-    graphdef, params = split[0][0], [params for _, params in split]
+    graphdef, params = split[0][0], [params for _, params, *_ in split]
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
     moments = jax.vmap(_make_optimizer(first.optim).init)(params)
     state = TrainState(params, moments, jnp.zeros(len(jobs), jnp.int32))

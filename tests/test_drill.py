@@ -31,7 +31,7 @@ from et_nbdev.training.checkpoint import (
     _save_checkpoint,
 )
 from et_nbdev.training.command import _as_command
-from et_nbdev.training.fit import _alone, _MetricsLog, fit, read_metrics
+from et_nbdev.training.fit import _alone, fit, read_metrics
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import load_images
 from et_nbdev.vision.model import load_model
@@ -128,33 +128,6 @@ def test_a_damaged_file_is_read_soundly_or_refused_by_name(tmp_path, name):
             assert name in str(e)
 
     drill()
-
-
-def test_a_log_that_is_none_stops_no_run(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    rows = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]
-    for line in (
-        b"17",
-        b"null",
-        b'"step"',
-        b"[1]",
-        b'{"loss": 1}',
-        b'{"step": "three"}',
-        b"\xff\xfe\x00",
-        b"[" * 100_000,
-        b"1" * 10_000,
-    ):
-        path.write_bytes(
-            b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-            + line
-            + b"\n"
-            + b'{"step": 4}\n'
-        )
-        with pytest.warns(UserWarning, match="metrics.jsonl: 1 of its 4 lines"):
-            assert read_metrics(path) == [*rows, {"step": 4}], line
-        with pytest.warns(UserWarning):
-            _MetricsLog(path, 1)
-        assert read_metrics(path) == rows[:1]
 
 
 @pytest.mark.parametrize("meta", [[], 3, "config", None, [[[]]]])

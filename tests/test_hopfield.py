@@ -16,9 +16,6 @@ from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from et_nbdev._checks import check_positive
-from et_nbdev.attention import EnergyAttention
-from et_nbdev.hopfield._engine import check_memories, check_states, flip_energies
 from et_nbdev.hopfield.classical import (
     Exponential,
     Polynomial,
@@ -37,14 +34,12 @@ from et_nbdev.hopfield.continuous import (
     retrieve,
 )
 from et_nbdev.hopfield.learning import (
-    _likelihood_update,
     _log_partition,
     hopfield_attention,
     learn,
     negative_log_likelihood,
     sample,
 )
-from et_nbdev.memory import HopfieldMemory
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -193,11 +188,6 @@ def test_energies_of_couplings_that_are_not_symmetric(x64):
             x = np.asarray(end)
 
 
-def test_without_symmetry_there_is_no_rest(x64):
-    chase = jnp.array([[0.0, 1.0], [-1.0, 0.0]])
-    assert settle(lambda x: asynchronous(x, chase)[0], jnp.ones(2), 50)[1] == 50
-
-
 def test_ties_make_no_longer_cycles(x64):
     # few patterns, whole numbers: many neurons without a field
     rng = np.random.default_rng(6)
@@ -240,34 +230,16 @@ def test_settle_counts_the_steps_that_changed_something(x64):
     assert settle(lambda x: -x, jnp.ones((2, 3, 4)), 1)[1].tolist() == [[1, 1, 1]] * 2
 
 
-def test_stored_patterns_are_recalled_from_damaged_ones(x64):
-    rng = np.random.default_rng(0)
-    xi = spins(rng, 5, 200)
-    damaged = xi * np.where(rng.random((5, 200)) < 0.1, -1, 1)
-    W = jnp.asarray(hebb(jnp.asarray(xi)))
-    assert_close(
-        settle(jax.jit(lambda x: asynchronous(x, W)[0]), jnp.asarray(damaged))[0], xi
-    )
-
-
 # ------------------------------------------------------------------------------------
 # dense networks
 
 
 @each_interaction
-def test_dense_energy_and_flips_are_the_formulas(x64, F):
+def test_dense_energy_is_the_formula(x64, F):
     rng = np.random.default_rng(2)
     x, xi = spins(rng, 2, 3, 6), spins(rng, 4, 6)
     E = each(lambda s: dense(s, xi, F), x)
     assert_close(dense_energy(jnp.asarray(x), jnp.asarray(xi), F), E, rtol=1e-12)
-    flips = np.stack(
-        [
-            each(lambda s: dense(s, xi, F), np.where(np.arange(6) == i, -x, x)) - E
-            for i in range(6)
-        ],
-        -1,
-    )
-    assert_close(flip_energies(jnp.asarray(x), jnp.asarray(xi), F), flips, rtol=1e-12)
 
 
 @each_interaction
@@ -294,19 +266,6 @@ def test_a_sweep_flips_what_pays_and_nothing_else(x64, F, seed):
     )
 
 
-@examples(6)
-@given(seed=SEED)
-def test_a_settled_state_is_one_from_which_no_flip_pays(x64, seed):
-    rng = np.random.default_rng(seed)
-    x, xi = spins(rng, 8, 6), spins(rng, 5, 6)
-    for F in INTERACTIONS:
-        end, steps = settle(lambda x: run_sweep(x, xi, F=F)[0], jnp.asarray(x))
-        assert (
-            steps.max() < 100
-            and (flip_energies(end, jnp.asarray(xi), F) > -1e-13).all()
-        )
-
-
 def test_the_square_is_the_classical_network(x64):
     # D = 8: a power of two, so that undecided neurons are exactly that
     rng = np.random.default_rng(3)
@@ -323,10 +282,6 @@ def test_the_square_is_the_classical_network(x64):
         ising_energy(jnp.asarray(x), hebb(xi, True)),
         rtol=1e-12,
     )
-    h = jnp.asarray(x) @ W  # flipping neuron i costs 2 x h in the classical energy
-    assert_close(
-        flip_energies(jnp.asarray(x), xi, Polynomial(2)) * 64 / 2, 2 * x * h, rtol=1e-12
-    )
 
 
 def test_any_interaction_goes(x64):
@@ -337,60 +292,18 @@ def test_any_interaction_goes(x64):
     )
 
 
-def test_steeper_energies_hold_more():
-    rng = np.random.default_rng(0)
-    xi = jnp.asarray(spins(rng, 60, 32), jnp.float32)
-    kept = {
-        F: float((flip_energies(xi, xi, F) >= 0).all(-1).mean()) for F in INTERACTIONS
-    }
-    assert kept[Polynomial(2)] < 0.1 and kept[Polynomial(4)] == kept[Exponential()] == 1
-
-
-def test_nothing_overflows_in_single_precision():
-    xi = jnp.asarray(spins(np.random.default_rng(0), 3, 1000), jnp.float32)
-    for F in (Polynomial(30), Exponential()):
-        assert_close(dense_energy(xi, xi, F), -jnp.ones(3), rtol=1e-6)
-        assert (flip_energies(xi, xi, F) > 0).all()
-
-
-@pytest.mark.parametrize("D, flipped", [(128, 0.4), (256, 0.2), (512, 0.1), (512, 0.3)])
 @pytest.mark.parametrize("F", [Polynomial(10), Exponential()], ids=str)
-def test_badly_damaged_patterns_are_recalled_in_single_precision(F, D, flipped):
+def test_badly_damaged_patterns_are_recalled_in_single_precision(F):
+    "Although the energies of all states around them round to zero."
     rng = np.random.default_rng(0)
-    xi = jnp.asarray(spins(rng, 5, D), jnp.float32)
-    damaged = xi * jnp.where(
-        jnp.asarray(rng.random((5, D))).argsort(-1).argsort(-1) < round(flipped * D),
-        -1,
-        1,
-    ).astype(jnp.float32)
-    end = settle(lambda x: run_sweep(x, xi, F=F)[0], damaged)[0]
+    xi = jnp.asarray(spins(rng, 5, 512), jnp.float32)
+    at = rng.random((5, 512)).argsort(-1).argsort(-1)
+    damaged = jnp.where(at < 154, -xi, xi)
+    end, sweeps = settle(lambda x: run_sweep(x, xi, F=F)[0], damaged)
     assert_close(end, xi)
-    assert (flip_energies(damaged, xi, F).min(-1) < 0).all() and (
-        flip_energies(end, xi, F) > 0
-    ).all()
-    energies = run_sweep(damaged, xi, F=F)[1]
-    assert_descends(energies)
-    assert_close(
-        energies[-1], dense_energy(run_sweep(damaged, xi, F=F)[0], xi, F), rtol=1e-4
-    )
-
-
-@each_interaction
-def test_a_memory_with_gaps(x64, F):
-    rng = np.random.default_rng(7)
-    x, xi = spins(rng, 4, 6), rng.choice([-1.0, 0.0, 1.0], (5, 6))
-    xi[0] = 0  # one that says nothing at all
-    E = each(lambda s: dense(s, xi, F), x)
-    flips = np.stack(
-        [
-            each(lambda s: dense(s, xi, F), np.where(np.arange(6) == i, -x, x)) - E
-            for i in range(6)
-        ],
-        -1,
-    )
-    assert_close(
-        flip_energies(jnp.asarray(x), jnp.asarray(xi), F), flips, rtol=1e-11, atol=1e-15
-    )
+    assert sweeps.max() < 100
+    assert_close(dense_energy(xi, xi, F), -jnp.ones(5), rtol=1e-6)  # no overflow
+    assert_descends(run_sweep(damaged, xi, F=F)[1])
 
 
 # ------------------------------------------------------------------------------------
@@ -446,19 +359,6 @@ def test_no_step_up_to_two_raises_the_energy(x64, seed, beta, alpha):
     assert_close(
         energies[-1], _continuous_energy_and_update(end, xi, beta)[0], rtol=1e-12
     )
-
-
-def test_a_step_beyond_two_does(x64):
-    x, xi = setup(0)
-    with pytest.raises(AssertionError, match="rises"):
-        assert_descends(run_retrieve(x, xi, 1.0, steps=25, step_size=2.1)[1])
-
-
-def test_no_steps_change_nothing(x64):
-    x, xi = setup(0)
-    end, energies = retrieve(x, xi, 2.0, 0)
-    assert_close(end, x)
-    assert_close(energies, _continuous_energy_and_update(x, xi, 2.0)[0][None])
 
 
 @examples(8)
@@ -551,35 +451,12 @@ def test_likelihood_is_that_of_a_mixture_and_its_gradient_by_hand(x64, beta):
     assert_close(
         negative_log_likelihood(x, xi, beta), -jnp.log(density).mean(), rtol=1e-12
     )
-    assert_gradient(
-        lambda xi: negative_log_likelihood(x, xi, beta),
-        xi,
-        -_likelihood_update(x, xi, beta),
-    )
-
-
-def test_update_is_the_rule_of_the_text(x64):
-    x, xi = setup(2, lead=(7,))
-    X, gamma = np.asarray(xi).T, 0.03  # the text's letters: D × N patterns, β = 1
-    soft = lambda a: np.exp(a) / np.exp(a).sum()
-    mean = np.mean([np.outer(s, soft(X.T @ s)) for s in np.asarray(x)], 0)
-    expected = X + gamma * mean - gamma * X * soft(np.diag(X.T @ X) / 2)[None]
-    assert_close(learn(x, xi, steps=1, step_size=gamma)[0], expected.T, rtol=1e-12)
-
-
-@examples(6)
-@given(seed=SEED, beta=st.sampled_from(BETAS))
-def test_learning_goes_downhill_and_comes_to_the_balance(x64, seed, beta):
-    x, xi = setup(seed, K=3, lead=(20,), scale=0.5)
-    learned, losses = run_learn(0.5 * x, xi, beta=beta, steps=4000)
-    assert losses.shape == (4001,)
-    assert_descends(losses, rtol=1e-10)
-    assert_close(
-        losses[-1], negative_log_likelihood(0.5 * x, learned, beta), rtol=1e-12
-    )
-    assert jnp.abs(_likelihood_update(0.5 * x, learned, beta)).max() < 0.02 * beta
-    single = run_learn(x, xi[:1], beta=beta, steps=300, step_size=0.2 / beta)[0]
-    assert_close(single[0], x.mean(0), rtol=1e-9)
+    p = jax.nn.softmax(beta * x @ xi.T, -1)
+    by_hand = beta * (w[:, None] * xi - p.T @ x / len(x))
+    assert_gradient(lambda xi: negative_log_likelihood(x, xi, beta), xi, by_hand)
+    learned, losses = learn(x, xi, beta, steps=1, step_size=0.03)
+    assert_close(learned, xi - 0.03 * by_hand, rtol=1e-12)
+    assert_close(losses[1], negative_log_likelihood(x, learned, beta), rtol=1e-12)
 
 
 @examples(8)
@@ -660,39 +537,6 @@ def test_attention_is_the_layer_of_flax_and_a_step_of_retrieval(x64):
         )
 
 
-def test_energy_attention_with_still_keys_is_a_hopfield_network(x64):
-    attention = EnergyAttention(
-        6,
-        1,
-        4,
-        beta=0.8,
-        self_attention=True,
-        init_scale=0.6,
-        param_dtype=jnp.float64,
-        rngs=nnx.Rngs(0),
-    )
-    g = jnp.asarray(np.random.default_rng(2).normal(size=(5, 6)))
-    Wq = attention.Wq[...]
-    Wk = attention.Wk[...]
-    Q, K = attention.queries_and_keys(g)
-    E, u = _continuous_energy_and_update(Q[0], K[0], 0.8)
-    assert_close(attention.energy(g), jnp.sum(E - (Q[0] ** 2).sum(-1) / 2), rtol=1e-12)
-    P = attention.attended(g)[0]
-    assert_close(
-        attention.update(g), (u + Q[0]) @ Wq[0].T + P.T @ Q[0] @ Wk[0].T, rtol=1e-12
-    )
-
-
-def test_the_softmax_memory_of_the_block_is_a_continuous_network(x64):
-    memory = HopfieldMemory(
-        6, 9, "softmax", beta=0.7, param_dtype=jnp.float64, rngs=nnx.Rngs(1)
-    )
-    g = jnp.asarray(np.random.default_rng(3).normal(size=(2, 5, 6)))
-    E, u = _continuous_energy_and_update(g, memory.xi[...], 0.7)
-    assert_close(memory.energy(g), jnp.sum(E - (g**2).sum(-1) / 2, -1), rtol=1e-12)
-    assert_close(memory.update(g), u + g, rtol=1e-12)
-
-
 # ------------------------------------------------------------------------------------
 # real data
 
@@ -745,21 +589,6 @@ def test_the_script_refuses_fewer_queries_than_it_shows(monkeypatch, capsys):
         assert "--queries: expected at least 8" in capsys.readouterr().err
 
 
-def test_mean_energy_has_no_bottom_without_the_normalizer(x64):
-    x, xi = setup(3, lead=(50,))
-    x = x - x.mean(0)[None]
-    mean = lambda xi, c: float(_continuous_energy_and_update(x, c * xi, 2.0)[0].mean())
-    winning = float((x @ xi.T).max(-1).mean())
-    assert winning > 0
-    for c in (1, 10, 1000):
-        assert mean(xi, c) <= float((x**2).sum(-1).mean()) / 2 - c * winning + 1e-9
-    assert_close(
-        np.array([mean(xi[:1], c) for c in (1, 10, 1000)]),
-        np.full(3, mean(xi[:1], 0)),
-        rtol=1e-9,
-    )
-
-
 # ------------------------------------------------------------------------------------
 # arrays as numbers
 
@@ -802,223 +631,71 @@ def test_an_order_may_be_a_jax_array_and_may_be_empty():
     assert asynchronous(x, W, order=[])[1].shape == (1,)
 
 
-def test_pictures_known_while_tracing():
-    pictures = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)), jnp.float32)
-    assert_close(
-        jax.jit(lambda s: s * _unit_memories(pictures)[0])(jnp.float32(1)),
-        _unit_memories(pictures)[0],
-        rtol=1e-5,
-    )
-
-
 # ------------------------------------------------------------------------------------
 # bad input
 
 half, nans = (lambda a: a.astype(jnp.float16)), jnp.full((2, 4), jnp.nan)
-xs, xis, W4 = jnp.ones((3, 4)), jnp.ones((2, 4)), jnp.ones((4, 4))
-
-
-@pytest.mark.parametrize(
-    "call, error, says",
-    [
-        (
-            lambda: hebb(jnp.ones(4)),
-            ValueError,
-            r"xi: expected memories of shape \(K, D\).*\(4,\)",
-        ),
-        (lambda: hebb(jnp.ones((0, 4))), ValueError, "xi: expected memories"),
-        (
-            lambda: hebb(np.ones((2, 4), int)),
-            TypeError,
-            "xi: expected an array of floating.*int64",
-        ),
-        (lambda: check_memories([1.0]), TypeError, "xi: .*list"),
-        (
-            lambda: check_states(jnp.ones(3), 4),
-            ValueError,
-            r"x: expected states.*D = 4.*\(3,\)",
-        ),
-        (
-            lambda: check_states(jnp.zeros(4), 4, spins=True),
-            ValueError,
-            "x: expected entries of -1 and 1 only, got 0.0",
-        ),
-        (lambda: check_positive(beta=np.inf), ValueError, "beta: expected a positive"),
-        (
-            lambda: ising_energy(xs, jnp.ones((4, 3))),
-            ValueError,
-            r"W: expected couplings of shape \(D, D\), got \(4, 3\)",
-        ),
-        (lambda: ising_energy(xs, jnp.ones((4, 4), int)), TypeError, "W: expected"),
-        (
-            lambda: ising_energy(0.5 * xs, W4),
-            ValueError,
-            "x: expected entries of -1 and 1 only, got 0.5",
-        ),
-        (lambda: ising_energy(jnp.ones((2, 3)), W4), ValueError, "D = 4"),
-        (
-            lambda: synchronous(xs, W4, jnp.ones(3)),
-            ValueError,
-            r"b: expected a bias of shape \(D,\) = \(4,\), got \(3,\)",
-        ),
-        (
-            lambda: asynchronous(xs, W4, order=[0, 4]),
-            ValueError,
-            "order: expected neurons from 0 to D - 1 = 3, got 0 to 4",
-        ),
-        (
-            lambda: asynchronous(xs, W4, order=[[0]]),
-            ValueError,
-            "order: expected a list",
-        ),
-        (
-            lambda: asynchronous(xs, W4, order=[0.5]),
-            ValueError,
-            "order: expected a list",
-        ),
-        (lambda: ising_energy(nans, W4), ValueError, "x: expected finite"),
-        (lambda: ising_energy(xs, jnp.inf * W4), ValueError, "W: expected finite"),
-        (lambda: ising_energy(xs, W4, nans[0]), ValueError, "b: expected finite"),
-        (
-            lambda: ising_energy(half(xs), W4),
-            TypeError,
-            "x: expected float32 .* got float16",
-        ),
-        (
-            lambda: asynchronous(xs, W4, half(jnp.ones(4))),
-            TypeError,
-            "b: expected float32 .* got float16",
-        ),
-        (lambda: hebb(nans), ValueError, "xi: expected finite"),
-        (
-            lambda: settle(lambda x: x, [1.0, -1.0]),
-            TypeError,
-            "x: expected an array of states, got list",
-        ),
-        (
-            lambda: flip_energies(xs, 2 * xis, Polynomial(2)),
-            ValueError,
-            "xi: expected entries of -1, 0 and 1 only, got 2.0",
-        ),
-        (
-            lambda: retrieve(half(xs), xis),
-            TypeError,
-            "x: expected float32 .* got float16",
-        ),
-        (lambda: retrieve(xs, nans), ValueError, "xi: expected finite"),
-        (lambda: learn(xs, half(xis)), TypeError, "x: expected float16 .* got float32"),
-        (
-            lambda: _sharing(xs, xis, None),
-            ValueError,
-            "beta: expected a positive, finite number, got None",
-        ),
-        (lambda: _sharing(xs, xis, "1"), ValueError, "beta: expected .*'1'"),
-        (lambda: _sharing(xs, xis, 1j), ValueError, "beta: expected .*1j"),
-        (lambda: _sharing(xs, xis, True), ValueError, "beta: expected .*True"),
-        (
-            lambda: jax.jit(lambda b: _sharing(xs, xis, b))(jnp.ones(2)),
-            ValueError,
-            "beta: expected",
-        ),
-        (
-            lambda: negative_log_likelihood(xs[:0], xis),
-            ValueError,
-            r"x: expected data of shape \(B, D\).*\(0, 4\)",
-        ),
-        (
-            lambda: negative_log_likelihood(xs[0], xis),
-            ValueError,
-            r"x: expected data of shape \(B, D\).*\(4,\)",
-        ),
-        (
-            lambda: hopfield_attention(
-                jnp.ones((2, 6)), jnp.ones((2, 6)), *jnp.ones((3, 1, 6, 2), int)
-            ),
-            TypeError,
-            "Wq: expected an array of floating",
-        ),
-        (lambda: settle(lambda x: x, xs, 0), ValueError, "most: expected"),
-        (
-            lambda: Polynomial(1),
-            ValueError,
-            "n: expected a whole number of at least 2, got 1",
-        ),
-        (lambda: Polynomial(2.5), ValueError, "n: expected"),
-        (lambda: dense_energy(jnp.ones(3), xis, Polynomial(2)), ValueError, "D = 4"),
-        (lambda: _dense_sweep(0 * xs, xis, Polynomial(2)), ValueError, "-1 and 1"),
-        (lambda: _dense_sweep(xs, xis, Polynomial(2), [-1]), ValueError, "order: "),
-        (
-            lambda: flip_energies(2 * xs, xis, Exponential()),
-            ValueError,
-            "-1 and 1 only, got 2.0",
-        ),
-        (
-            lambda: _continuous_energy_and_update(xs, jnp.ones((2, 5))),
-            ValueError,
-            "D = 5",
-        ),
-        (
-            lambda: _continuous_energy_and_update(xs, xis, 0.0),
-            ValueError,
-            "beta: expected a positive, finite number, got 0.0",
-        ),
-        (lambda: retrieve(xs, xis, [1.0, 2.0]), ValueError, "beta: expected"),
-        (lambda: retrieve(xs, xis, steps=-1), ValueError, "steps: expected"),
-        (lambda: retrieve(xs, xis, step_size=-1.0), ValueError, "step_size: expected"),
-        (lambda: _sharing(jnp.ones(3), xis), ValueError, "D = 4"),
-        (
-            lambda: _unit_memories(jnp.ones((1, 4))),
-            ValueError,
-            "pictures: expected at least two",
-        ),
-        (
-            lambda: _unit_memories(jnp.array([[1.0, 0], [0, 1], [0.5, 0.5]])),
-            ValueError,
-            "pictures: number 2 equals the mean",
-        ),
-        (lambda: _log_partition(xis, np.nan), ValueError, "beta: "),
-        (lambda: sample(jax.random.key(0), xis, 0), ValueError, "num: expected"),
-        (lambda: negative_log_likelihood(jnp.ones((3, 5)), xis), ValueError, "D = 4"),
-        (
-            lambda: _likelihood_update(jnp.ones(4), xis),
-            ValueError,
-            r"x: expected data of shape \(B, D\).*\(4,\)",
-        ),
-        (lambda: learn(xs, xis, step_size=0.0), ValueError, "step_size: expected"),
-        (lambda: learn(xs, xis, steps=1.5), ValueError, "steps: expected"),
-        (
-            lambda: hopfield_attention(jnp.ones((2, 5)), jnp.ones((2, 6)), *weights(0)),
-            ValueError,
-            "x: .*D = 6",
-        ),
-        (
-            lambda: hopfield_attention(jnp.ones((2, 6)), jnp.ones((2, 5)), *weights(0)),
-            ValueError,
-            "y: .*D = 6",
-        ),
-        (
-            lambda: hopfield_attention(
-                jnp.ones((3, 2, 6)), jnp.ones((2, 6)), *weights(0)
-            ),
-            ValueError,
-            r"y: expected the batch axes of x, \(3,\), got \(\)",
-        ),
-        (
-            lambda: hopfield_attention(
-                jnp.ones((2, 6)), jnp.ones((2, 6)), *weights(0)[:2], jnp.ones((3, 6, 3))
-            ),
-            ValueError,
-            "Wv: expected weights",
-        ),
-        (
-            lambda: hopfield_attention(
-                jnp.ones((2, 6)), jnp.ones((2, 6)), *weights(0), beta=-1.0
-            ),
-            ValueError,
-            "beta: ",
-        ),
-    ],
+xs, xis, W4, six = (
+    jnp.ones((3, 4)),
+    jnp.ones((2, 4)),
+    jnp.ones((4, 4)),
+    jnp.ones((2, 6)),
 )
-def test_bad_input_is_refused_by_name(call, error, says):
-    with pytest.raises(error, match=says):
+heads = jnp.ones((3, 1, 6, 2))
+SQUARE = Polynomial(2)
+BAD = [
+    (lambda: hebb(jnp.ones(4)), r"xi: expected the shape \(K, D\), got \(4,\)"),
+    (lambda: hebb(jnp.ones((0, 4))), "xi: expected the shape"),
+    (lambda: hebb(np.ones((2, 4), int)), "xi: expected an array of floating.*int64"),
+    (lambda: hebb([1.0]), "xi: expected an array of floating.*list"),
+    (lambda: hebb(nans), "xi: expected finite"),
+    (lambda: ising_energy(xs, jnp.ones((4, 3))), r"W: .* \(D, D\).*got \(4, 3\)"),
+    (
+        lambda: ising_energy(0.5 * xs, W4),
+        "x: expected entries of -1 and 1 only, got 0.5",
+    ),
+    (lambda: ising_energy(jnp.ones((2, 3)), W4), r"x: .*\(..., D\) with D = 4, got"),
+    (lambda: ising_energy(jnp.float32(1), W4), "x: .* with D = 4"),
+    (lambda: ising_energy(xs, W4, nans[0]), "b: expected finite"),
+    (lambda: synchronous(half(xs), W4), "x: expected an array of float32.*got float16"),
+    (lambda: synchronous(xs, W4, jnp.ones(3)), r"b: .*\(D\) with D = 4, got \(3,\)"),
+    (lambda: asynchronous(xs, W4, order=[0, 4]), "order: .* from 0 to D - 1 = 3"),
+    (lambda: asynchronous(xs, W4, order=[[0]]), "order: expected a list"),
+    (lambda: asynchronous(xs, W4, order=[0.5]), "order: expected a list"),
+    (lambda: settle(lambda x: x, xs, 0), "most: expected"),
+    (lambda: Polynomial(1), "n: expected a whole number of at least 2, got 1"),
+    (lambda: dense_energy(jnp.ones(3), xis, SQUARE), "x: .*D = 4"),
+    (lambda: _dense_sweep(0 * xs, xis, SQUARE), "-1 and 1"),
+    (lambda: _dense_sweep(xs, xis, SQUARE, [-1]), "order: "),
+    (lambda: retrieve(xs, jnp.ones((2, 5))), "x: .*D = 5"),
+    (lambda: retrieve(half(xs), xis), "x: expected an array of float32.*got float16"),
+    (lambda: retrieve(xs, xis, [1.0, 2.0]), "beta: expected"),
+    (
+        lambda: retrieve(xs, xis, 0.0),
+        "beta: expected a positive, finite number, got 0.0",
+    ),
+    (lambda: retrieve(xs, xis, steps=-1), "steps: expected"),
+    (lambda: retrieve(xs, xis, step_size=-1.0), "step_size: expected"),
+    (lambda: _sharing(jnp.ones(3), xis), "x: .*D = 4"),
+    (lambda: _sharing(xs, xis, np.inf), "beta: expected"),
+    (
+        lambda: _unit_memories(jnp.array([[1.0, 0], [0, 1], [0.5, 0.5]])),
+        "number 2 equals",
+    ),
+    (lambda: sample(jax.random.key(0), xis, 0), "num: expected"),
+    (lambda: negative_log_likelihood(xs[0], xis), r"x: .*\(B, D\).*\(4,\)"),
+    (lambda: negative_log_likelihood(xs[:0], xis), r"x: .*\(0, 4\)"),
+    (lambda: learn(xs, xis, step_size=0.0), "step_size: expected"),
+    (lambda: learn(xs, xis, steps=1.5), "steps: expected"),
+    (lambda: hopfield_attention(six, six, *heads.astype(int)), "Wq: .*floating"),
+    (lambda: hopfield_attention(jnp.ones((2, 5)), six, *heads), "x: .*D = 6"),
+    (lambda: hopfield_attention(six, jnp.ones((2, 5)), *heads), "y: .*D = 6"),
+    (lambda: hopfield_attention(six[None], six, *heads), "y: expected the batch axes"),
+    (lambda: hopfield_attention(six, six, *heads, beta=-1.0), "beta: "),
+]
+
+
+@pytest.mark.parametrize("call, says", BAD)
+def test_bad_input_is_refused_by_name(call, says):
+    with pytest.raises((TypeError, ValueError), match=says):
         call()

@@ -1,6 +1,5 @@
-"""The loop every task uses, and the promises of nbs/61_training.ipynb: checkpoints that
-are whole or refused, and runs that survive an exception, a full disk, Ctrl-C and
-SIGKILL with the very weights of an uninterrupted one.
+"""Training: checkpoints that are whole or refused, and runs that survive an exception, a
+full disk, Ctrl-C and SIGKILL with the very weights of an uninterrupted one.
 """
 
 import argparse
@@ -16,13 +15,12 @@ import re
 import resource
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -30,6 +28,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import safetensors.numpy
 from flax import nnx
@@ -46,192 +45,98 @@ from et_nbdev.training.checkpoint import (
     _save_checkpoint,
 )
 from et_nbdev.training.command import _as_command, _configure, _out_folder
-from et_nbdev.training.fit import _interruptible, _MetricsLog, fit, read_metrics
+from et_nbdev.training.fit import _MetricsLog, fit, read_metrics
 from et_nbdev.training.loop import (
     OptimConfig,
     Run,
-    TrainState,
     _in_parts,
     _learning_rate,
     _make_optimizer,
-    _make_step,
     _option,
     train_loop,
 )
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
-
-
-def leaves(tree):
-    return [
-        (jax.tree_util.keystr(path), np.asarray(leaf))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
+# optax itself is not written for strict promotion
+relaxed = lambda: jax.numpy_dtype_promotion("standard")
 
 
 def same(a, b):
     "Bit for bit: names, dtypes, shapes, bytes."
-    a, b = leaves(a), leaves(b)
-    return [n for n, _ in a] == [n for n, _ in b] and all(
-        x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
-        for (_, x), (_, y) in zip(a, b)
-    )
+    flat = lambda tree: [
+        (jax.tree_util.keystr(path), x.dtype, x.shape, np.asarray(x).tobytes())
+        for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    return flat(a) == flat(b)
 
 
 def weights(model):
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 
-def stored(path):
-    "The arrays of a checkpoint, without the library's help."
-    return safetensors.numpy.load_file(path)
-
-
 # --- checkpoints
-# --------------------------------------------------------------------------------------
 
-TREE = {
-    "w": jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)), jnp.float32),
-    "nested": {
-        "deep": [
-            jnp.arange(6, dtype=jnp.int32).reshape(2, 3),
-            (jnp.asarray(np.pi, jnp.bfloat16), jnp.ones((2, 2), jnp.bfloat16)),
-        ]
-    },
-    "step": jnp.int32(7),
-    "empty": jnp.zeros((0, 3), jnp.float32),
-    "flag": jnp.asarray([True, False]),
-    # NaN, signed zero and a denormal keep their bits
-    "odd": jnp.asarray([np.nan, np.inf, -np.inf, -0.0, 1e-45], jnp.float32),
-}
-META = {"config": {"lr": 1e-3, "name": "ä → β", "mean": [0.5], "none": None}, "step": 7}
-
-
-def test_a_checkpoint_comes_back_bit_for_bit(tmp_path):
-    _save_checkpoint(tmp_path / "new" / "folder" / "c.safetensors", TREE, META)
-    tree, meta = _load_checkpoint(
-        str(tmp_path / "new" / "folder" / "c.safetensors"), TREE
-    )
-    assert same(tree, TREE) and meta == META == _read_meta(
-        tmp_path / "new" / "folder" / "c.safetensors"
-    )
-    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
-    _save_checkpoint(tmp_path / "bare.safetensors", {"a": jnp.ones(2)})
-    assert (
-        _load_checkpoint(tmp_path / "bare.safetensors", {"a": jnp.ones(2)})[1]
-        == {}
-        == _read_meta(tmp_path / "bare.safetensors")
-    )
+SMALL = {"w": jnp.asarray([1.5, -2.0], jnp.float32), "n": jnp.int32(3)}
+META = {"config": {"lr": 1e-3, "name": "ä → β", "none": None}, "step": 7}
+TYPES = "float32", "bfloat16", "float16", "int32", "uint8", "bool", "uint32"
 
 
 @given(
-    st.lists(
-        st.sampled_from(
-            ["float32", "bfloat16", "float16", "int32", "uint8", "bool", "uint32"]
-        ),
-        min_size=1,
-        max_size=4,
-    ),
+    st.lists(st.sampled_from(TYPES), min_size=1, max_size=4),
     st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=4, max_size=4),
     st.integers(0, 2**32 - 1),
 )
 @settings(max_examples=30)
 def test_any_tree_comes_back_bit_for_bit(tmp_path_factory, dtypes, shapes, seed):
+    "NaN, signed zeros and denormals too; also a part of it, and from abstract arrays."
     draw = np.random.default_rng(seed)
-    path = tmp_path_factory.getbasetemp() / "any.safetensors"
+    path = tmp_path_factory.getbasetemp() / "new/folder/any.safetensors"
 
     def array(dtype, shape):
         dtype = jnp.dtype(dtype)
-        raw = draw.integers(
-            0,
-            2 if dtype == np.dtype(bool) else 256,
-            math.prod(shape) * dtype.itemsize,
-            np.uint8,
-        )
-        return raw.view(dtype).reshape(shape)
+        high = 2 if dtype == np.dtype(bool) else 256
+        raw = draw.integers(0, high, math.prod(shape) * dtype.itemsize, np.uint8)
+        return raw.view(dtype).reshape(shape).T
 
     tree = [{"x": array(dtype, shape)} for dtype, shape in zip(dtypes, shapes)]
-    _save_checkpoint(path, tree)
-    assert same(_load_checkpoint(path, tree)[0], tree)
+    _save_checkpoint(path, {"part": tree, "more": SMALL}, META)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+    found, meta = _load_checkpoint(str(path), {"part": like})
+    assert same(found["part"], tree) and meta == META == _read_meta(path)
 
 
-def test_a_part_of_a_checkpoint_and_abstract_arrays(tmp_path):
-    _save_checkpoint(tmp_path / "c.safetensors", TREE)
-    part = {"nested": TREE["nested"]}
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), part)
-    assert same(_load_checkpoint(tmp_path / "c.safetensors", abstract)[0], part)
-
-
-def test_transposed_and_donated_arrays_are_saved_as_what_they_show(tmp_path):
-    tree = {
-        "t": np.arange(6, dtype=np.float32).reshape(2, 3).T,
-        "slice": np.arange(10, dtype=np.int32)[::2],
-    }
-    _save_checkpoint(tmp_path / "c.safetensors", tree)
-    assert same(_load_checkpoint(tmp_path / "c.safetensors", tree)[0], tree)
-
-
-SMALL = {"w": jnp.asarray([1.5, -2.0], jnp.float32), "n": jnp.int32(3)}
-
-
+@pytest.fixture
 def small(tmp_path):
     path = tmp_path / "c.safetensors"
-    _save_checkpoint(path, SMALL, {"config": {"lr": 0.125}, "progress": {"best": 0.25}})
-    return path, path.read_bytes()
+    _save_checkpoint(path, SMALL, {"config": {"lr": 0.125}})
+    return path
 
 
-def refused(path, like=SMALL, read=_load_checkpoint):
+def refused(path, like=SMALL):
     with pytest.raises(CheckpointError) as e:
-        read(path, like) if read is _load_checkpoint else read(path)
+        _load_checkpoint(path, like)
     assert str(path) in str(e.value)
     return str(e.value)
 
 
-def test_every_truncation_is_refused(tmp_path):
-    path, content = small(tmp_path)
-    for length in range(len(content)):
-        path.write_bytes(content[:length])
-        refused(path)
-        if length < len(content) - 12:
-            refused(path, read=_read_meta)
-    path.write_bytes(content + b"\0")
-    refused(path)
-
-
-def test_a_flip_anywhere_is_refused(tmp_path):
-    """In every byte: of the data, of names, shapes and dtypes, and of the configuration
-    and the progress in the header.
-    """
-    path, content = small(tmp_path)
-    for at in range(len(content)):
-        for flip in (1 << at % 8, 255):
-            path.write_bytes(
-                content[:at] + bytes([content[at] ^ flip]) + content[at + 1 :]
-            )
-            refused(path)
-            # it reads no arrays, so it cannot vouch for them
-            try:
-                assert isinstance(_read_meta(path), dict)
-            except CheckpointError as e:
-                assert str(path) in str(e)
-
-
-def test_tensors_that_traded_their_names_are_refused(tmp_path):
-    path = tmp_path / "c.safetensors"
-    tree = {"Wq": jnp.zeros((2, 2)), "Wk": jnp.ones((2, 2))}
-    _save_checkpoint(path, tree)
-    path.write_bytes(
-        path.read_bytes()
-        .replace(b'"Wq"', b'"W?"')
-        .replace(b'"Wk"', b'"Wq"')
-        .replace(b'"W?"', b'"Wk"')
-    )
-    refused(path, tree)
+def test_every_truncation_and_every_flip_is_refused(small):
+    "In the data, in names, shapes and dtypes, and in the meta."
+    content = small.read_bytes()
+    cut = [content[:n] for n in range(len(content))] + [content + b"\0"]
+    flipped = [
+        content[:n] + bytes([content[n] ^ flip]) + content[n + 1 :]
+        for n in range(len(content))
+        for flip in (1 << n % 8, 255)
+    ]
+    swapped = content.replace(b'"w"', b'"?"').replace(b'"n"', b'"w"')
+    for damaged in (*cut, *flipped, swapped.replace(b'"?"', b'"n"')):
+        small.write_bytes(damaged)
+        refused(small)
+        with contextlib.suppress(CheckpointError):  # it vouches for no arrays
+            assert isinstance(_read_meta(small), dict)
 
 
 class Trap:
-    "A pickle that would leave a trace."
-
     def __init__(self, path):
         self.path = path
 
@@ -239,307 +144,155 @@ class Trap:
         return (Path.touch, (self.path,))
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "empty",
-        "text",
-        "json",
-        "pickle",
-        "npz",
-        "foreign",
-        "bare",
-        "folder",
-        "missing",
-        "no folder",
-    ],
-)
-def test_what_is_no_checkpoint_is_refused(tmp_path, kind):
+def test_what_is_no_checkpoint_is_refused(tmp_path):
     path, sprung = tmp_path / "c.safetensors", tmp_path / "sprung"
-    if kind == "empty":
-        path.write_bytes(b"")
-    if kind == "text":
-        path.write_text("these are not the weights you are looking for\n" * 20)
-    if kind == "json":
-        path.write_text(json.dumps({"w": [1.5, -2.0]}))
-    if kind == "pickle":
-        path.write_bytes(pickle.dumps(Trap(sprung)))
-    if kind == "npz":
-        with open(path, "wb") as f:
-            np.savez(f, w=np.ones(2, np.float32), n=np.int32(3))
-    if kind == "foreign":
-        safetensors.numpy.save_file(
-            {k: np.asarray(v) for k, v in SMALL.items()}, path, {"format": "pt"}
-        )
-    if kind == "bare":
-        safetensors.numpy.save_file({k: np.asarray(v) for k, v in SMALL.items()}, path)
-    if kind == "folder":
-        path.mkdir()
-    if kind == "no folder":
-        path = tmp_path / "nowhere" / "c.safetensors"
-    message = refused(path)
-    refused(path, read=_read_meta)
+    arrays = {k: np.asarray(v) for k, v in SMALL.items()}
+    for content in (
+        *(b"", b"these are not the weights" * 20, b'{"w": [1.5, -2.0]}'),
+        *(pickle.dumps(Trap(sprung)), safetensors.numpy.save(arrays)),
+        safetensors.numpy.save(arrays, {"format": "pt"}),
+    ):
+        path.write_bytes(content)
+        refused(path)
+        with pytest.raises(CheckpointError):
+            _read_meta(path)
     assert not sprung.exists()
-    if kind in ("missing", "no folder"):
-        assert "no such checkpoint" in message
+    for nowhere in (tmp_path, tmp_path / "none", tmp_path / "nowhere/none"):
+        assert "no such checkpoint" in refused(nowhere)
 
 
 @pytest.mark.parametrize(
     "like, says",
     [
-        ({"other": jnp.ones(2)}, ["'other'", "another model"]),
-        ({"w": {"deeper": jnp.ones(2)}}, ["'w.deeper'"]),
-        ({"w": jnp.ones(3)}, ["w", "(2,)", "(3,)"]),
-        ({"w": jnp.ones((2, 1))}, ["w", "(2,)", "(2, 1)"]),
-        ({"w": jnp.ones(2, jnp.bfloat16)}, ["w", "float32", "bfloat16"]),
-        ({"n": jnp.float32(0)}, ["n", "int32", "float32"]),
+        ({"other": jnp.ones(2)}, "'other', so it belongs to another model"),
+        ({"w": {"deeper": jnp.ones(2)}}, "'w.deeper'"),
+        ({"w": jnp.ones(3)}, r"w is float32\(2,\), this model needs float32\(3,\)"),
+        ({"n": jnp.float32(0)}, r"n is int32\(\), this model needs float32"),
     ],
 )
-def test_a_checkpoint_of_another_model_names_the_tensor(tmp_path, like, says):
-    message = refused(small(tmp_path)[0], like)
-    assert all(word in message for word in says), message
+def test_a_checkpoint_of_another_model_names_the_tensor(small, like, says):
+    assert re.search(says, refused(small, like))
+
+
+def test_provenance():
+    p = json.loads(json.dumps(_provenance()))
+    assert p["jax"] == jax.__version__ and p["cores"] == os.cpu_count() and p["commit"]
+    assert {"device", "machine", "python", "date"} <= set(p)
 
 
 # --- writing
-# --------------------------------------------------------------------------------------
 
 
 def test_atomic_write_replaces_only_on_success(tmp_path):
-    path = tmp_path / "a" / "b" / "file"
-    with _atomic_write(path) as temporary:
+    "Also through a link, and when two write at the same time."
+    path, link = tmp_path / "a" / "file", tmp_path / "link"
+    link.symlink_to(path)
+    with _atomic_write(str(path)) as temporary:
         temporary.write_text("old")
         assert temporary.parent == path.parent and not path.exists()
-    assert path.read_text() == "old"
     for problem in (ValueError, KeyboardInterrupt, OSError):
-        with pytest.raises(problem):
-            with _atomic_write(path) as temporary:
-                temporary.write_text("half of the n")
-                raise problem
+        with pytest.raises(problem), _atomic_write(path) as temporary:
+            temporary.write_text("half of the n")
+            raise problem
         assert path.read_text() == "old" and os.listdir(path.parent) == ["file"]
-    with pytest.raises(OSError):
-        with _atomic_write(path):
-            pass  # nothing was written
-    with _atomic_write(str(path)) as temporary:
-        temporary.write_text("new")
-    assert path.read_text() == "new" and os.listdir(path.parent) == ["file"]
-
-
-@pytest.mark.skipif(os.name != "posix", reason="links need rights elsewhere")
-def test_a_link_stays_a_link(tmp_path):
-    (tmp_path / "far").mkdir()
-    link, file = tmp_path / "link", tmp_path / "far" / "file"
-    file.write_text("old")
-    link.symlink_to(file)
-    with _atomic_write(link) as temporary:
-        temporary.write_text("new")
-    assert link.is_symlink() and file.read_text() == "new"
-    assert os.listdir(file.parent) == ["file"]
-
-
-def test_writers_of_one_name_do_not_meet(tmp_path):
-    """Threads, or processes of equal number in two containers: each has a temporary
-    file of its own, and the last one's is what remains.
-    """
-    path = tmp_path / "file"
-    with _atomic_write(path) as first, _atomic_write(path) as second:
-        assert first != second
+    with _atomic_write(link) as first, _atomic_write(path) as second:
         first.write_text("first")
         second.write_text("second")
-    assert path.read_text() == "first" and os.listdir(tmp_path) == ["file"]
-    (tmp_path / "plain").write_text("")
-    # readable for whom any new file is
-    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert link.is_symlink() and path.read_text() == "first"
+    assert os.listdir(path.parent) == ["file"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="folders are not flushed elsewhere")
 def test_a_new_name_is_flushed_to_the_disk_after_the_file(tmp_path, monkeypatch):
-    flush, seen = os.fsync, []
+    flush, seen, path = os.fsync, [], tmp_path / "file"
 
     def watch(fd):
-        seen.append(
-            (
-                stat.S_ISDIR(os.fstat(fd).st_mode),
-                os.fstat(fd).st_ino,
-                (tmp_path / "file").exists(),
-            )
-        )
+        seen.append((os.fstat(fd).st_ino, path.exists()))
         flush(fd)
 
     monkeypatch.setattr(os, "fsync", watch)
-    with _atomic_write(tmp_path / "file") as temporary:
+    with _atomic_write(path) as temporary:
         temporary.write_text("x")
-    assert seen == [
-        (False, (tmp_path / "file").stat().st_ino, False),
-        (True, tmp_path.stat().st_ino, True),
-    ]
+    assert seen == [(path.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
 
 
-def places(tmp_path):
-    """Folders that cannot be written, whoever asks; root may write where permissions
-    say no, so they alone prove little.
-    """
+def test_an_unwritable_folder_is_named(tmp_path):
+    "A file in its place, whoever asks: root may write where permissions say no."
     (tmp_path / "file").write_text("in the way")
-    yield tmp_path / "file"
-    yield tmp_path / "file" / "below"
-    if Path("/proc/self").is_dir():
-        yield Path("/proc/self")
-
-
-@pytest.mark.parametrize("number", range(3))
-def test_an_unwritable_folder_is_named(tmp_path, number):
-    found = list(places(tmp_path))
-    if number >= len(found):
-        pytest.skip("no /proc on this machine")
-    folder = found[number]
-    for write in (
-        lambda: _save_checkpoint(folder / "c.safetensors", TREE),
-        lambda: _MetricsLog(folder / "metrics.jsonl"),
-        lambda: train_line(folder=folder),
-    ):
-        with pytest.raises(OSError) as e:
-            write()
-        assert str(found[min(number, 0)] if number < 2 else folder) in str(e.value)
-
-
-def test_a_folder_without_permission_is_named(tmp_path):
-    if os.geteuid() == 0:
-        pytest.skip("root may write anywhere")
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(OSError, match=tmp_path.name):
-            _save_checkpoint(tmp_path / "c.safetensors", TREE)
-    finally:
-        tmp_path.chmod(0o700)
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        for write in (
+            lambda: _save_checkpoint(folder / "c.safetensors", SMALL),
+            lambda: train_line(folder=folder),
+        ):
+            with pytest.raises(OSError, match=str(tmp_path / "file")):
+                write()
 
 
 @pytest.fixture(params=["tmpfs", "file size limit"])
 def full_disk(request, tmp_path):
-    "(folder, fill): a folder with an end to it, and the function that brings it about."
-    if request.param == "tmpfs":
-        folder = tmp_path / "small"
-        folder.mkdir()
-        mount = (
-            shutil.which("mount")
-            and os.geteuid() == 0
-            and subprocess.run(
-                ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder],
-                capture_output=True,
-            ).returncode
-            == 0
-        )
-        if not mount:
-            pytest.skip("a small tmpfs cannot be mounted here")
-        yield folder, lambda: None, errno.ENOSPC
-        subprocess.run(["umount", folder], check=True)
-    else:
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        yield (
-            tmp_path,
-            lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard)),
-            errno.EFBIG,
-        )
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    "(a folder, the function that fills its disk to the end and returns a way back)."
+    if request.param == "file size limit":
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        limit = lambda n: resource.setrlimit(resource.RLIMIT_FSIZE, (n, limits[1]))
+        yield tmp_path, lambda: limit(200) or (lambda: limit(limits[0]))
+        return limit(limits[0])
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder]
+    able = shutil.which("mount") and os.geteuid() == 0
+    if not able or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small tmpfs cannot be mounted here")
 
+    def fill():
+        with contextlib.suppress(OSError), open(folder / "filler", "wb", 0) as f:
+            while True:
+                f.write(bytes(512))
+        return (folder / "filler").unlink
 
-def test_the_old_checkpoint_survives_a_full_disk(full_disk):
-    folder, fill, code = full_disk
-    path = folder / "last.safetensors"
-    _save_checkpoint(path, SMALL, {"step": 1})
-    fill()
-    with pytest.raises(OSError) as e:
-        _save_checkpoint(path, {"w": jnp.zeros(100_000)}, {"step": 2})
-    assert e.value.errno == code and str(path) in str(e.value)
-    tree, meta = _load_checkpoint(path, SMALL)
-    assert (
-        same(tree, SMALL)
-        and meta == {"step": 1}
-        and os.listdir(folder) == ["last.safetensors"]
-    )
-
-
-def test_a_disk_that_fails_while_the_file_is_flushed(tmp_path, monkeypatch):
-    path, content = small(tmp_path)
-
-    def fail(fd):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="No space left"):
-        _save_checkpoint(path, {"w": jnp.zeros(10)})
-    assert path.read_bytes() == content and os.listdir(tmp_path) == [path.name]
+    yield folder, fill
+    subprocess.run(["umount", folder], check=True)
 
 
 # --- the log
-# --------------------------------------------------------------------------------------
 
 
-def test_the_log_forgets_what_comes_after_its_step(tmp_path):
+@pytest.mark.parametrize("tail", ["", '{"step": 30, "lo', "{", "17", "\xff"])
+def test_the_log_forgets_what_comes_after_its_step(tmp_path, tail):
+    "On the disk at once; a last line cut in half goes without a word."
     log = _MetricsLog(tmp_path / "metrics.jsonl")
     rows = [{"step": s, "loss": 1 / s} for s in (10, 20, 30)]
     for n, row in enumerate(rows):
         log.append(row)
-        assert read_metrics(log.path) == rows[: n + 1]  # on the disk at once
-    assert read_metrics(_MetricsLog(log.path, 30).path) == rows
-    log = _MetricsLog(log.path, 25)
-    assert read_metrics(log.path) == rows[:2]
-    log.append(rows[2])
+        assert read_metrics(log.path) == rows[: n + 1]
+    with open(log.path, "a") as f:
+        f.write(tail)
     assert read_metrics(log.path) == rows
+    log = _MetricsLog(str(log.path), 25)
+    log.append(rows[2])
+    assert read_metrics(log.path) == log.rows == rows
     assert read_metrics(_MetricsLog(log.path).path) == []  # a new run
 
 
-@pytest.mark.parametrize(
-    "tail", ['{"step": 30, "lo', '{"step"', "{", '{"step": 30, "loss": 0.1']
-)
-def test_a_last_line_cut_in_half_is_left_out(tmp_path, tail):
-    path = tmp_path / "metrics.jsonl"
-    rows = [{"step": 10, "loss": 0.5}, {"step": 20, "loss": 0.25}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + tail)
-    assert read_metrics(path) == rows
-    log = _MetricsLog(path, 20)
-    log.append({"step": 30})
-    assert read_metrics(path) == [*rows, {"step": 30}] and path.read_text().endswith(
-        '{"step": 30}\n'
-    )
+LINES = b"17", b"null", b"[1]", b'{"loss": 1}', b'{"step": "3"}', b"\xff", b"[" * 10**5
 
 
-def test_a_damaged_line_costs_no_other(tmp_path):
-    """One that cannot be read, or whose step is out of order; only a last line cut in
-    half goes without a word.
-    """
+@pytest.mark.parametrize("damaged", LINES)
+def test_a_damaged_line_costs_no_other(tmp_path, damaged):
     path = tmp_path / "metrics.jsonl"
-    rows = [{"step": s, "loss": 1 / s} for s in range(1, 101)]
-    lines = [json.dumps(row).encode() for row in rows]
-    for at, damaged in (
-        (4, lines[4][:3] + b"\xff" + lines[4][4:]),
-        (4, b'{"step": 9995}'),
-        (4, b'{"step": 7}'),
-        (98, b'{"step": 1}'),
-        (0, b'{"step": 77}'),
-        (0, b""),
-    ):
-        path.write_bytes(b"\n".join([*lines[:at], damaged, *lines[at + 1 :]]) + b"\n")
-        with pytest.warns(UserWarning, match="metrics.jsonl: 1 of its 100 lines"):
-            log = _MetricsLog(path, 80)
-        # and is sound again
-        assert read_metrics(log.path) == [
-            row for row in rows[:at] + rows[at + 1 :] if row["step"] <= 80
-        ]
+    path.write_bytes(b'{"step": 1}\n' + damaged + b'\n{"step": 4}\n')
+    with pytest.warns(UserWarning, match="metrics.jsonl: 1 of its 3 lines"):
+        assert read_metrics(path) == [{"step": 1}, {"step": 4}]
 
 
 # --- the optimizer
-# --------------------------------------------------------------------------------------
 
 
 def schedule(c, s):
     "Linear to the peak, then half a cosine down to the floor."
     if s < c.warmup:
         return c.lr_floor + (c.lr - c.lr_floor) * s / c.warmup
-    return (
-        c.lr_floor
-        + (c.lr - c.lr_floor)
-        * (1 + math.cos(math.pi * min(1, (s - c.warmup) / (c.steps - c.warmup))))
-        / 2
-    )
+    done = min(1, (s - c.warmup) / (c.steps - c.warmup))
+    return c.lr_floor + (c.lr - c.lr_floor) * (1 + math.cos(math.pi * done)) / 2
 
 
 @pytest.mark.parametrize(
@@ -549,505 +302,77 @@ def schedule(c, s):
         OptimConfig(steps=10, warmup=0, lr=1.0, lr_floor=0.0),
         OptimConfig(steps=7, warmup=6, lr=2e-3),
         OptimConfig(steps=1, warmup=0),
-        OptimConfig(steps=50, warmup=10, lr=0.1, lr_floor=0.1),
     ],
 )
 def test_the_schedule(c):
-    rate = _learning_rate(c)
-    for s in {
-        0,
-        1,
-        c.warmup // 2,
-        c.warmup,
-        (c.warmup + c.steps) // 2,
-        c.steps - 1,
-        c.steps,
-        2 * c.steps,
-    }:
-        assert float(rate(s)) == pytest.approx(schedule(c, s), rel=1e-5, abs=1e-9), s
-    assert float(rate(c.warmup)) == pytest.approx(c.lr)
-    assert float(rate(c.steps)) == pytest.approx(c.lr_floor)
-
-
-def test_the_defaults_are_the_papers():
-    c = OptimConfig()
-    assert (c.b1, c.b2, c.weight_decay, c.clip, c.lr, c.lr_floor) == (
-        0.9,
-        0.99,
-        0.05,
-        1.0,
-        5e-4,
-        5e-7,
-    )
-
-
-# optax itself is not written for strict promotion
-relaxed = lambda: jax.numpy_dtype_promotion("standard")
+    for s in {0, 1, c.warmup // 2, c.warmup, c.steps - 1, c.steps, 2 * c.steps}:
+        expected = pytest.approx(schedule(c, s), rel=1e-5, abs=1e-9)
+        assert float(_learning_rate(c)(s)) == expected, s
 
 
 def adamw(params, grads, c):
     """AdamW on the clipped gradients, in NumPy, from Loshchilov and Hutter (2019),
-    algorithm 2.
+    algorithm 2; only matrices decay.
     """
     m, v = ({k: np.zeros_like(p) for k, p in params.items()} for _ in range(2))
     for t, g in enumerate(grads, 1):
         norm = math.sqrt(sum((x**2).sum() for x in g.values()))
-        g = {k: x * min(1.0, c.clip / norm) for k, x in g.items()}
         for k, p in params.items():
-            m[k] = c.b1 * m[k] + (1 - c.b1) * g[k]
-            v[k] = c.b2 * v[k] + (1 - c.b2) * g[k] ** 2
-            step = m[k] / (1 - c.b1**t) / (np.sqrt(v[k] / (1 - c.b2**t)) + 1e-8)
-            params = {
-                **params,
-                k: (
-                    p
-                    - schedule(c, t - 1)
-                    * (step + (c.weight_decay * p if p.ndim > 1 else 0))
-                ),
-            }
+            clipped = g[k] * min(1.0, c.clip / norm)
+            m[k] = c.b1 * m[k] + (1 - c.b1) * clipped
+            v[k] = c.b2 * v[k] + (1 - c.b2) * clipped**2
+            move = m[k] / (1 - c.b1**t) / (np.sqrt(v[k] / (1 - c.b2**t)) + 1e-8)
+            decay = c.weight_decay * p if p.ndim > 1 else 0
+            params = {**params, k: p - schedule(c, t - 1) * (move + decay)}
         yield params
 
 
 @pytest.mark.parametrize(
-    "c",
-    [
-        OptimConfig(steps=8, warmup=3, lr=0.1, lr_floor=0.01),
-        OptimConfig(
-            steps=8, warmup=0, lr=0.3, b1=0.5, b2=0.7, weight_decay=0.4, clip=0.3
-        ),
-    ],
+    "b1, b2, decay, clip", [(0.9, 0.99, 0.05, 1), (0.5, 0.7, 0.4, 0.3)]
 )
-def test_the_optimizer_is_clipped_adamw_with_a_warm_up_cosine(x64, c):
-    draw = np.random.default_rng(3)
-    new = lambda scale: {
-        "W": draw.normal(size=(3, 4)) * scale,
-        "xi": draw.normal(size=(2, 3, 2)) * scale,
-        "b": draw.normal(size=4) * scale,
-        "s": draw.normal(size=()) * scale,
-    }
+def test_the_optimizer_is_clipped_adamw_with_a_warm_up_cosine(x64, b1, b2, decay, clip):
+    c = OptimConfig(8, 3, 0.1, 0.01, weight_decay=decay, b1=b1, b2=b2, clip=float(clip))
+    draw, shapes = np.random.default_rng(3), {"W": (3, 4), "b": (4,), "s": ()}
+    new = lambda scale: {k: draw.normal(size=s) * scale for k, s in shapes.items()}
     # clipped and not
     start, grads = new(1.0), [new(scale) for scale in (3, 0.01, 1, 0.02, 10, 0.1, 1, 1)]
-    optimizer = _make_optimizer(c)
-    params = jax.tree.map(jnp.asarray, start)
+    optimizer, params = _make_optimizer(c), jax.tree.map(jnp.asarray, start)
     state = optimizer.init(params)
-    update = jax.jit(relaxed()(optimizer.update))
     for g, expected in zip(grads, adamw(start, grads, c)):
-        updates, state = update(jax.tree.map(jnp.asarray, g), state, params)
+        g = jax.tree.map(jnp.asarray, g)
+        updates, state = relaxed()(optimizer.update)(g, state, params)
         params = jax.tree.map(jnp.add, params, updates)
         for k in start:
-            np.testing.assert_allclose(
-                params[k], expected[k], rtol=1e-6, atol=1e-9, err_msg=k
-            )
-
-
-def test_weight_decay_touches_matrices_only():
-    params = {"W": jnp.ones((2, 2)), "b": jnp.ones(2), "s": jnp.ones(())}
-    optimizer = _make_optimizer(
-        OptimConfig(steps=4, warmup=0, lr=0.5, weight_decay=0.2)
-    )
-    updates, _ = relaxed()(optimizer.update)(
-        jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params
-    )
-    np.testing.assert_allclose(updates["W"], -0.1, rtol=1e-6)
-    assert not updates["b"].any() and not updates["s"].any()
+            np.testing.assert_allclose(params[k], expected[k], rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize(
-    "bad",
+    "name, bad",
     [
-        dict(steps=0),
-        dict(warmup=-1),
-        dict(steps=10, warmup=11),
-        dict(steps=10, warmup=10),
-        dict(lr=-1.0),
-        dict(lr=1e-8),
-        dict(lr_floor=-1e-9),
-        dict(lr=math.nan),
-        dict(lr=math.inf),
-        dict(weight_decay=-0.1),
-        dict(weight_decay=math.nan),
-        dict(b1=1.0),
-        dict(b1=-0.1),
-        dict(b2=1.5),
-        dict(b2=math.nan),
-        dict(clip=0.0),
-        dict(clip=-1.0),
-        dict(clip=math.nan),
+        *(
+            ("steps", 0),
+            ("warmup", -1),
+            ("warmup", 1000),
+            ("lr", -1.0),
+            ("lr_floor", 1.0),
+        ),
+        *(("lr", math.nan), ("lr", math.inf), ("lr_floor", -1e-9), ("b1", 1.0)),
+        *(
+            ("b1", -0.1),
+            ("b2", 1.5),
+            ("b2", math.nan),
+            ("clip", 0.0),
+            ("clip", math.nan),
+        ),
+        *(("weight_decay", -0.1), ("weight_decay", math.nan), ("steps", 1.5)),
     ],
 )
-def test_an_impossible_schedule_names_the_field(bad):
-    name = list(bad)[-1]
-    with pytest.raises(ValueError, match=rf"\b{name}\b"):
-        _learning_rate(OptimConfig(**bad))
+def test_an_impossible_schedule_names_the_field(name, bad):
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*expected.*{bad}"):
+        OptimConfig(**{name: bad})
 
 
 # --- the loop
-# --------------------------------------------------------------------------------------
-
-TRUTH = np.array([[1.0, -2.0], [0.5, 3.0], [-1.0, 0.25]], np.float32)
-
-
-class Line(nnx.Module):
-    "y = x W + b"
-
-    def __init__(self):
-        self.W, self.b = nnx.Param(jnp.zeros((3, 2))), nnx.Param(jnp.ones(2))
-
-    def __call__(self, x):
-        return x @ self.W[...] + self.b[...][None]
-
-
-def line_loss(model, batch, key):
-    x, y = batch
-    return jnp.mean((model(x) + 0.01 * jax.random.normal(key, y.shape) - y) ** 2), {}
-
-
-def line_batch(s):
-    x = np.random.default_rng([7, s]).normal(size=(16, 3)).astype(np.float32)
-    return x, x @ TRUTH
-
-
-def line_batches(start):
-    while True:
-        yield line_batch(start)
-        start += 1
-
-
-def line_error(model):
-    x, y = line_batch(10**6)
-    return {
-        "loss": jnp.mean((model(jnp.asarray(x)) - y) ** 2),
-        "bias": jnp.abs(model.b[...]).max(),
-    }
-
-
-OPTIM = OptimConfig(steps=20, warmup=4, lr=0.1, lr_floor=1e-3, weight_decay=0.0)
-
-
-def train_line(
-    model=None, loss=line_loss, batches=line_batches, optim=OPTIM, **options
-):
-    options = dict(validate=line_error, every=5, log_every=2, progress=False) | options
-    return fit(model or Line(), loss, batches, optim, **options)
-
-
-def strip(rows, *more):
-    "Rows without what the clock decides."
-    return [
-        {
-            k: v
-            for k, v in row.items()
-            if k not in ("samples_per_second", "input_wait", "seconds", *more)
-        }
-        for row in rows
-    ]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    "The uninterrupted run: (what fit returned, its folder)."
-    folder = tmp_path_factory.mktemp("whole")
-    return train_line(folder=folder), folder
-
-
-def test_it_learns(tmp_path):
-    result = train_line(optim=replace(OPTIM, steps=200), every=100, log_every=20)
-    assert [row["step"] for row in result.history] == list(range(20, 201, 20))
-    np.testing.assert_allclose(result.model.W[...], TRUTH, atol=0.02)
-    losses = [row["loss"] for row in result.history]
-    assert losses[-1] < 1e-3  # ten seeds: 0.0001, 0.0002 at most
-
-
-def test_what_it_logs(whole):
-    result, folder = whole
-    assert result.history == read_metrics(folder / "metrics.jsonl")
-    assert [row["step"] for row in result.history] == [
-        2,
-        4,
-        5,
-        6,
-        8,
-        10,
-        12,
-        14,
-        15,
-        16,
-        18,
-        20,
-    ]
-    assert [row["step"] for row in result.history if "validation_loss" in row] == [
-        5,
-        10,
-        15,
-        20,
-    ]
-    for row in result.history:
-        assert set(row) - {"validation_loss", "validation_bias"} == {
-            "step",
-            "loss",
-            "grad_norm",
-            "samples_per_second",
-            "input_wait",
-            "seconds",
-        }
-        assert row["samples_per_second"] > 0 and 0 <= row["input_wait"] <= 1
-    seconds = [row["seconds"] for row in result.history]
-    assert seconds == sorted(seconds) and seconds[0] > 0
-
-
-def test_the_metrics_are_those_of_the_steps(whole):
-    "Row by row, against a loop in NumPy over the library's optimizer."
-    params, rows = {"W": jnp.zeros((3, 2)), "b": jnp.ones(2)}, {}
-    optimizer = _make_optimizer(OPTIM)
-    state = optimizer.init(params)
-    for s in range(20):
-        x, y = line_batch(s)
-        noise = 0.01 * jax.random.normal(
-            jax.random.fold_in(jax.random.key(0), s), y.shape
-        )
-        error = np.asarray(x @ params["W"] + params["b"][None] + noise - y)
-        grads = {
-            "W": jnp.asarray(2 * x.T @ error / error.size),
-            "b": jnp.asarray(2 * error.sum(0) / error.size),
-        }
-        rows[s + 1] = (
-            (error**2).mean(),
-            math.sqrt(sum((np.asarray(g) ** 2).sum() for g in grads.values())),
-        )
-        updates, state = relaxed()(optimizer.update)(grads, state, params)
-        params = jax.tree.map(jnp.add, params, updates)
-    for row in whole[0].history:
-        np.testing.assert_allclose(
-            (row["loss"], row["grad_norm"]), rows[row["step"]], rtol=1e-3
-        )
-    np.testing.assert_allclose(
-        stored(whole[1] / "last.safetensors")["params.W"],
-        params["W"],
-        rtol=1e-4,
-        atol=1e-5,
-    )
-
-
-def test_a_step_is_compiled_once_and_the_callers_model_is_left_alone():
-    model, traces = Line(), []
-    before = jax.tree.map(np.array, weights(model))
-    train_line(model, lambda *args: (traces.append(1), line_loss(*args))[1])
-    assert len(traces) == 1
-    assert same(weights(model), before)  # still readable, not donated
-
-
-def test_a_step_donates_its_state_and_draws_a_key_of_its_own():
-    keys = lambda model, batch, key: (
-        line_loss(model, batch, key)[0],
-        {"key": jax.random.key_data(key)},
-    )
-    graphdef, params = nnx.split(Line(), nnx.Param)
-    optimizer, params = _make_optimizer(OPTIM), nnx.to_pure_dict(params)
-    step = _make_step(graphdef, keys, optimizer, seed=5)
-    state = TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
-    seen = []
-    for s in range(3):
-        old = state
-        state, metrics = step(old, line_batch(s))
-        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old))
-        assert int(state.step) == s + 1 and state.step.dtype == jnp.int32
-        seen.append(np.asarray(metrics["key"]).tolist())
-    assert seen == [
-        jax.random.key_data(jax.random.fold_in(jax.random.key(5), s)).tolist()
-        for s in range(3)
-    ]
-
-
-@pytest.mark.parametrize("size", [1, 3, 12])
-def test_parts_of_a_batch_are_the_batch(x64, size):
-    draw = np.random.default_rng(0).normal
-    W = nnx.Param(jnp.asarray(draw(size=(5, 2))))
-    model = nnx.Dict(W=W, offset=nnx.Variable(jnp.asarray(0.5)))
-    batch = {"x": jnp.asarray(draw(size=(12, 5))), "i": jnp.arange(12)}
-
-    def loss(model, batch):
-        y = jnp.tanh(batch["x"] @ model["W"][...]) + model["offset"][...]
-        each = jnp.sum(y**2, -1) * batch["i"].astype(y.dtype)
-        return each.mean(), {"first": y[:, 0].mean()}
-
-    parted = lambda model, batch: _in_parts(loss, model, batch, size)
-    expected = loss(model, batch)
-    jax.tree.map(
-        partial(np.testing.assert_allclose, rtol=1e-12), parted(model, batch), expected
-    )
-    slope = lambda f: jax.jit(nnx.value_and_grad(f, has_aux=True))
-    found, grads = slope(parted)(model, batch)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), found, expected)
-    np.testing.assert_allclose(
-        grads["W"][...], slope(loss)(model, batch)[1]["W"][...], rtol=1e-12
-    )
-    # twice the loss has twice the gradient, also of several models at once
-    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
-    twice = lambda params: 2 * parted(nnx.merge(graphdef, params, rest), batch)[0]
-    two = jax.tree.map(lambda a: jnp.stack([a, a]), params)
-    for row in jax.vmap(jax.grad(twice))(two)["W"][...]:
-        np.testing.assert_allclose(row, 2 * grads["W"][...], rtol=1e-12)
-
-
-def test_parts_need_less_memory():
-    model = nnx.Linear(50, 1000, rngs=nnx.Rngs(0))
-    loss = lambda model, x: (jnp.mean(jnp.tanh(model(x)) ** 2), {})
-    x = jnp.ones((256, 50))
-    graphdef, params = nnx.split(model, nnx.Param)
-
-    def working(size):
-        whole = lambda p: _in_parts(loss, nnx.merge(graphdef, p), x, size)[0]
-        compiled = jax.jit(jax.grad(whole)).lower(params).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
-
-    assert working(16) < working(256) / 2
-
-
-def test_the_seed_decides():
-    a, b, c = (train_line(seed=seed, validate=None) for seed in (1, 1, 2))
-    assert same(weights(a.model), weights(b.model)) and not same(
-        weights(a.model), weights(c.model)
-    )
-
-
-@pytest.mark.parametrize("with_folder", [True, False])
-def test_the_best_weights_on_validation_are_kept(tmp_path, with_folder):
-    """A validation that asks for what training passes on its way: it improves, then
-    gets worse.
-    """
-    folder = tmp_path / "run" if with_folder else None
-    measured = []
-
-    def validate(model):
-        value = jnp.abs(model.W[0, 0] - 0.5)
-        measured.append((float(value), jax.tree.map(np.array, weights(model))))
-        return {"loss": value}
-
-    result = train_line(
-        optim=replace(OPTIM, steps=60), every=3, validate=validate, folder=folder
-    )
-    values = [value for value, _ in measured]
-    best = int(np.argmin(values))
-    assert 0 < best < len(values) - 4 and values[-1] > 3 * values[best]
-    assert same(weights(result.model), measured[best][1]) and result.best_step == 3 * (
-        best + 1
-    )
-    if with_folder:
-        assert same(
-            _load_checkpoint(folder / "best.safetensors", {"params": measured[0][1]})[
-                0
-            ],
-            {"params": measured[best][1]},
-        )
-        assert same(
-            _load_checkpoint(folder / "last.safetensors", {"params": measured[0][1]})[
-                0
-            ],
-            {"params": measured[-1][1]},
-        )
-        assert _read_meta(folder / "best.safetensors")["step"] == result.best_step
-
-
-def test_the_best_weights_can_be_changed():
-    model = train_line().model
-    model.W[...] = model.W[...].at[0].set(0.0)
-    assert (model.W[...][0] == 0).all()
-
-
-def test_of_equals_the_first_is_best():
-    assert train_line(validate=lambda model: {"loss": 1.0}).best_step == 5
-
-
-def test_without_validation_the_last_weights_are_returned(tmp_path):
-    result = train_line(validate=None, folder=tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["last.safetensors", "metrics.jsonl"]
-    assert result.best_step == 20 and not any(
-        "validation_loss" in row for row in result.history
-    )
-    assert same(
-        _load_checkpoint(tmp_path / "last.safetensors", {"params": weights(Line())})[0][
-            "params"
-        ],
-        weights(result.model),
-    )
-
-
-def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch, whole):
-    monkeypatch.chdir(tmp_path)
-    result = train_line()
-    assert os.listdir(tmp_path) == []
-    assert same(weights(result.model), weights(whole[0].model)) and strip(
-        result.history
-    ) == strip(whole[0].history)
-
-
-@pytest.mark.parametrize("validate", [line_error, None])
-def test_a_finished_run_returns_at_once(tmp_path, validate):
-    first = train_line(folder=tmp_path, validate=validate)
-    files = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
-
-    def no_batches(start):
-        raise AssertionError("asked for a batch")
-        yield
-
-    again = train_line(
-        folder=tmp_path, batches=no_batches, validate=validate and (lambda model: 1 / 0)
-    )
-    assert same(weights(again.model), weights(first.model))
-    assert again.history == first.history and again.best_step == first.best_step
-    assert files == {
-        name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)
-    }
-
-
-def test_it_runs_in_another_thread(whole):
-    results = []
-    thread = threading.Thread(target=lambda: results.append(train_line()))
-    thread.start()
-    thread.join()
-    assert same(weights(results[0].model), weights(whole[0].model))
-
-
-def test_the_progress_bar(capsys):
-    train_line()
-    assert capsys.readouterr().out == ""
-    train_line(progress=True)
-    out = capsys.readouterr().out
-    assert "20/20" in out and "loss" in out and "best" in out and "/s" in out
-
-
-def test_hooks_see_every_step_add_to_the_rows_and_end_a_run(tmp_path, whole):
-    seen = []
-
-    def watch(run):
-        seen.append((run.step, run.row is not None))
-        if run.row is not None:
-            run.row["norm"] = float(jnp.linalg.norm(run.state.params["W"]))
-        run.stop |= run.step == 7
-
-    result = train_line(folder=tmp_path, hooks=[watch])
-    assert seen == [(s, s in (2, 4, 5, 6)) for s in range(1, 8)]
-    assert [row["step"] for row in result.history] == [2, 4, 5, 6]
-    assert result.history == read_metrics(tmp_path / "metrics.jsonl")
-    assert all(row["norm"] > 0 for row in result.history) and result.best_step == 5
-    kept = _read_meta(tmp_path / "last.safetensors")
-    assert kept["step"] == 7  # nothing is lost
-    # nor the time of the step that has no row
-    assert kept["progress"]["seconds"] > result.history[-1]["seconds"]
-    assert same(weights(train_line(folder=tmp_path).model), weights(whole[0].model))
-
-
-def test_what_a_hook_keeps_in_the_progress_comes_back_with_the_state(tmp_path):
-    def count(run):
-        run.progress["count"] = run.progress.get("count", 0) + 1
-
-    def tear(batch):
-        raise RuntimeError("torn")
-
-    with pytest.raises(RuntimeError, match="torn"):
-        train_line(folder=tmp_path, hooks=[count], batches=at_step(12, tear))
-    train_line(folder=tmp_path, hooks=[count])
-    assert _read_meta(tmp_path / "last.safetensors")["progress"]["count"] == 20
 
 
 @pytest.mark.parametrize("at", [None, 4])
@@ -1075,22 +400,88 @@ def test_the_loop_calls_hooks_in_order_and_closes_its_batches(at):
     assert run.state == (107 if at is None else 103) and run.due(7) == (at is None)
 
 
-@pytest.mark.parametrize("bad", [dict(every=0), dict(every=-1), dict(log_every=0)])
-def test_impossible_intervals_are_named(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        train_line(**bad)
+@pytest.mark.parametrize("size", [1, 3, 12])
+def test_parts_of_a_batch_are_the_batch(x64, size):
+    draw = np.random.default_rng(0).normal
+    W = nnx.Param(jnp.asarray(draw(size=(5, 2))))
+    model = nnx.Dict(W=W, offset=nnx.Variable(jnp.asarray(0.5)))
+    batch = {"x": jnp.asarray(draw(size=(12, 5))), "i": jnp.arange(12)}
+
+    def loss(model, batch):
+        y = jnp.tanh(batch["x"] @ model["W"][...]) + model["offset"][...]
+        each = jnp.sum(y**2, -1) * batch["i"].astype(y.dtype)
+        return each.mean(), {"first": y[:, 0].mean()}
+
+    close = partial(jax.tree.map, partial(np.testing.assert_allclose, rtol=1e-12))
+    parted = lambda model, batch: _in_parts(loss, model, batch, size)
+    slope = lambda f: jax.jit(nnx.value_and_grad(f, has_aux=True))(model, batch)
+    close(jax.jit(parted)(model, batch), loss(model, batch))
+    (value, grads), (expected, wanted) = slope(parted), slope(loss)
+    close(value, expected)
+    close(grads["W"][...], wanted["W"][...])
+    # twice the loss has twice the gradient, also of several models at once
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    twice = lambda params: 2 * parted(nnx.merge(graphdef, params, rest), batch)[0]
+    two = jax.tree.map(lambda a: jnp.stack([a, a]), params)
+    for row in jax.vmap(jax.grad(twice))(two)["W"][...]:
+        close(row, 2 * wanted["W"][...])
 
 
-def test_batches_that_end_are_named():
-    def three(start):
-        yield from (line_batch(s) for s in range(3))
+def test_parts_need_less_memory():
+    model, x = nnx.Linear(50, 1000, rngs=nnx.Rngs(0)), jnp.ones((256, 50))
+    loss = lambda model, x: (jnp.mean(jnp.tanh(model(x)) ** 2), {})
+    graphdef, params = nnx.split(model, nnx.Param)
 
-    with pytest.raises(ValueError, match="^batches: ended"):
-        train_line(batches=three)
+    def working(size):
+        whole = lambda p: _in_parts(loss, nnx.merge(graphdef, p), x, size)[0]
+        compiled = jax.jit(jax.grad(whole)).lower(params).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert working(16) < working(256) / 2
 
 
-# --- what goes wrong on the way
-# --------------------------------------------------------------------------------------
+# --- fit
+
+TRUTH = np.array([[1.0, -2.0], [0.5, 3.0], [-1.0, 0.25]], np.float32)
+OPTIM = OptimConfig(steps=20, warmup=4, lr=0.1, lr_floor=1e-3, weight_decay=0.0)
+
+
+class Line(nnx.Module):
+    "y = x W + b"
+
+    def __init__(self, width=2):
+        self.W, self.b = nnx.Param(jnp.zeros((3, width))), nnx.Param(jnp.ones(width))
+
+    def __call__(self, x):
+        return x @ self.W[...] + self.b[...][None]
+
+
+def line_loss(model, batch, key):
+    x, y = batch
+    return jnp.mean((model(x) + 0.01 * jax.random.normal(key, y.shape) - y) ** 2), {}
+
+
+def line_batch(s):
+    x = np.random.default_rng([7, s]).normal(size=(16, 3)).astype(np.float32)
+    return x, x @ TRUTH
+
+
+def line_batches(start):
+    while True:
+        yield line_batch(start)
+        start += 1
+
+
+def line_error(model):
+    x, y = line_batch(10**6)
+    return {"loss": jnp.mean((model(jnp.asarray(x)) - y) ** 2)}
+
+
+def train_line(
+    model=None, loss=line_loss, batches=line_batches, optim=OPTIM, **options
+):
+    options = dict(validate=line_error, every=5, log_every=2, progress=False) | options
+    return fit(model or Line(), loss, batches, optim, **options)
 
 
 def at_step(n, action):
@@ -1103,48 +494,261 @@ def at_step(n, action):
     return batches
 
 
+def tear(batch):
+    raise RuntimeError("torn")
+
+
 def nan_input(batch):
     return batch[0] * np.float32(np.nan), batch[1]
 
 
-@pytest.mark.parametrize("at, kept", [(13, 10), (15, 10), (16, 15)])
-def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoints(
-    tmp_path, at, kept, whole
-):
-    with pytest.raises(FloatingPointError, match=rf"step {at}\b"):
-        train_line(folder=tmp_path, batches=at_step(at, nan_input), log_every=1)
-    state, meta = _load_checkpoint(
-        tmp_path / "last.safetensors", {"params": weights(Line())}
-    )
-    assert meta["step"] == kept and all(
-        np.isfinite(leaf).all() for _, leaf in leaves(state)
-    )
-    _load_checkpoint(tmp_path / "best.safetensors", {"params": weights(Line())})
-    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == list(
-        range(1, at)
-    )
-    resumed = train_line(folder=tmp_path)  # repaired, it goes on
-    assert same(weights(resumed.model), weights(whole[0].model))
+def strip(rows):
+    "Rows without what the clock decides."
+    clock = "samples_per_second", "input_wait", "seconds"
+    return [{k: v for k, v in row.items() if k not in clock} for row in rows]
 
 
-def test_a_hook_that_stops_a_run_saves_no_loss_that_is_not_finite(tmp_path):
-    def stop(run):
-        run.stop |= run.step == 13  # no step of the log
+def step_of(folder, name="last"):
+    return _read_meta(folder / f"{name}.safetensors")["step"]
 
-    with pytest.raises(FloatingPointError, match="step 13"):
-        train_line(folder=tmp_path, batches=at_step(13, nan_input), hooks=[stop])
-    assert _read_meta(tmp_path / "last.safetensors")["step"] == 10
+
+def equal_runs(folder, whole):
+    for name in ("last.safetensors", "best.safetensors"):
+        one, two = (safetensors.numpy.load_file(f / name) for f in (folder, whole[1]))
+        assert same(one, two), name
+    steps = {row["step"] for row in whole[0].history}
+    rows = [r for r in read_metrics(folder / "metrics.jsonl") if r["step"] in steps]
+    assert strip(rows) == strip(whole[0].history)
+    files = ["best.safetensors", "last.safetensors", "metrics.jsonl"]
+    assert sorted(os.listdir(folder)) == files
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    "The uninterrupted run: (what fit returned, its folder)."
+    folder = tmp_path_factory.mktemp("whole")
+    return train_line(folder=folder), folder
+
+
+def test_what_it_logs_and_learns(whole):
+    "Row by row, against a loop in NumPy over the library's optimizer."
+    result, folder = whole
+    params, rows = {"W": jnp.zeros((3, 2)), "b": jnp.ones(2)}, {}
+    optimizer = _make_optimizer(OPTIM)
+    state, key = optimizer.init(params), jax.random.key(0)
+    for s in range(20):
+        x, y = line_batch(s)
+        noise = 0.01 * jax.random.normal(jax.random.fold_in(key, s), y.shape)
+        error = np.asarray(x @ params["W"] + params["b"][None] + noise - y)
+        grads = {"W": 2 * x.T @ error / error.size, "b": 2 * error.sum(0) / error.size}
+        norm = math.sqrt(sum((g**2).sum() for g in grads.values()))
+        rows[s + 1] = ((error**2).mean(), norm)
+        grads = jax.tree.map(jnp.asarray, grads)
+        updates, state = relaxed()(optimizer.update)(grads, state, params)
+        params = jax.tree.map(jnp.add, params, updates)
+    for row in result.history:
+        found = row["loss"], row["grad_norm"]
+        np.testing.assert_allclose(found, rows[row["step"]], rtol=1e-3)
+        assert row["samples_per_second"] > 0 and 0 <= row["input_wait"] <= 1
+    stored = safetensors.numpy.load_file(folder / "last.safetensors")
+    np.testing.assert_allclose(stored["params.W"], params["W"], rtol=1e-4, atol=1e-5)
+    assert result.history == read_metrics(folder / "metrics.jsonl")
+    steps = [2, 4, 5, 6, 8, 10, 12, 14, 15, 16, 18, 20]
+    assert [row["step"] for row in result.history] == steps
+    judged = [row["step"] for row in result.history if "validation_loss" in row]
+    assert judged == [5, 10, 15, 20] and rows[20][0] < rows[1][0]
+
+
+def test_a_step_is_compiled_once_and_the_callers_model_is_left_alone():
+    model, traces = Line(), []
+    before = jax.tree.map(np.array, weights(model))
+    one = train_line(model, lambda *args: (traces.append(1), line_loss(*args))[1])
+    assert len(traces) == 1 and same(weights(model), before)  # readable, not donated
+    two, three = (train_line(validate=None, seed=seed).model for seed in (0, 1))
+    assert not same(weights(two), weights(three))
+    one.model.W[...] = one.model.W[...].at[0].set(0.0)  # what it returns can be changed
+
+
+@pytest.mark.parametrize("with_folder", [True, False])
+def test_the_best_weights_on_validation_are_kept(tmp_path, with_folder):
+    "A validation that asks for what training passes on its way. Of equals, the first."
+    folder, measured = tmp_path / "run" if with_folder else None, []
+
+    def validate(model):
+        value = jnp.round(jnp.abs(model.W[0, 0] - 0.5), 1)
+        measured.append((float(value), jax.tree.map(np.array, weights(model))))
+        return {"loss": value}
+
+    options = dict(every=3, validate=validate, folder=folder)
+    result = train_line(optim=replace(OPTIM, steps=60), **options)
+    best = int(np.argmin([value for value, _ in measured]))
+    assert 0 < best < len(measured) - 4 and result.best_step == 3 * (best + 1)
+    assert same(weights(result.model), measured[best][1])
+    if with_folder:
+        for name, n in (("best", best), ("last", -1)):
+            path, like = folder / f"{name}.safetensors", {"params": measured[0][1]}
+            assert same(_load_checkpoint(path, like)[0]["params"], measured[n][1])
+        assert step_of(folder, "best") == result.best_step
+
+
+def test_without_validation_or_folder(tmp_path, monkeypatch, whole):
+    result = train_line(validate=None, folder=tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["last.safetensors", "metrics.jsonl"]
+    like = {"params": weights(Line())}
+    last, _ = _load_checkpoint(tmp_path / "last.safetensors", like)
+    assert result.best_step == 20 and same(last["params"], weights(result.model))
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    found = []  # in another thread, too, which gets no Ctrl-C
+    thread = threading.Thread(target=lambda: found.append(train_line()))
+    thread.start()
+    thread.join()
+    assert os.listdir() == [] and strip(found[0].history) == strip(whole[0].history)
+    assert same(weights(found[0].model), weights(whole[0].model))
+
+
+def test_a_finished_run_returns_at_once(whole, capsys):
+    result, folder = whole
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    nothing = dict(batches=lambda start: iter([]), validate=lambda model: 1 / 0)
+    again = train_line(folder=folder, progress=True, **nothing)
+    assert same(weights(again.model), weights(result.model))
+    assert again.history == result.history and again.best_step == result.best_step
+    assert before == {p.name: p.read_bytes() for p in folder.iterdir()}
+    assert "20/20" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="^batches: ended"):
+        train_line(batches=nothing["batches"], progress=True)
+    train_line(progress=True)
+    out = capsys.readouterr().out
+    assert "20/20" in out and "loss" in out and "best" in out and "/s" in out
+
+
+def test_hooks_see_every_step_add_to_the_rows_and_end_a_run(tmp_path, whole):
+    seen = []
+
+    def watch(run):
+        seen.append((run.step, run.row is not None))
+        run.progress["count"] = run.progress.get("count", 0) + 1
+        if run.row is not None:
+            run.row["norm"] = float(jnp.linalg.norm(run.state.params["W"]))
+        run.stop |= run.step == 7
+
+    result = train_line(folder=tmp_path, hooks=[watch])
+    assert seen == [(s, s in (2, 4, 5, 6)) for s in range(1, 8)]
+    assert [row["step"] for row in result.history if row["norm"] > 0] == [2, 4, 5, 6]
+    assert result.history == read_metrics(tmp_path / "metrics.jsonl")
+    progress = _read_meta(tmp_path / "last.safetensors")["progress"]
+    # nothing is lost, nor the time of the step that has no row
+    assert (
+        step_of(tmp_path) == 7 and progress["seconds"] > result.history[-1]["seconds"]
+    )
+    starts = []
+    batches = lambda start: starts.append(start) or line_batches(start)
+    again = train_line(folder=tmp_path, batches=batches, hooks=[watch])
+    assert same(weights(again.model), weights(whole[0].model)) and starts == [7]
+    assert _read_meta(tmp_path / "last.safetensors")["progress"]["count"] == 20
+
+
+class Network(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List([nnx.Linear(*s, rngs=rngs) for s in ((3, 8), (8, 2))])
+        self.norm = nnx.BatchNorm(8, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.layers[1](self.drop(jnp.tanh(self.norm(self.layers[0](x)))))
+
+
+OPTIMIZERS = {
+    "sgd": lambda: optax.sgd(optax.linear_schedule(0.1, 0.01, 20), momentum=0.9),
+    "several": lambda: optax.MultiSteps(optax.lion(1e-2), 2).gradient_transformation(),
+    "plateau": lambda: optax.chain(
+        optax.adam(1e-2), optax.contrib.reduce_on_plateau(patience=2)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_any_module_and_any_optimizer_resume_to_the_bit(tmp_path, name):
+    """Dropout draws anew in every step, and the statistics of the batch norm are kept
+    with the weights that they belong to.
+    """
+    train = partial(train_line, loss=line_loss, optim=OPTIMIZERS[name](), steps=20)
+    drawn = []
+
+    def validate(model):
+        assert model.drop.deterministic and model.norm.use_running_average
+        drawn.append(np.asarray(model.norm.mean[...]))
+        return {"loss": float(len(drawn) != 2)}  # the second is best
+
+    whole = train(Network(), folder=tmp_path / "whole", validate=validate)
+    assert not np.array_equal(drawn[0], drawn[1]) and whole.best_step == 10
+    np.testing.assert_array_equal(whole.model.norm.mean[...], drawn[1])
+    assert not whole.model.drop.deterministic  # as it came
+    drawn.clear()
+    with pytest.raises(RuntimeError):
+        train(
+            Network(),
+            folder=tmp_path / "torn",
+            validate=validate,
+            batches=at_step(13, tear),
+        )
+    train(Network(), folder=tmp_path / "torn", validate=validate)
+    equal_runs(tmp_path / "torn", (whole, tmp_path / "whole"))
+
+
+def test_dropout_draws_from_the_seed_and_the_step():
+    masks = []
+
+    def loss(model, batch, key):
+        kept = model.drop(jnp.ones(64)) > 0
+        jax.debug.callback(lambda m: masks.append(m.tobytes()), kept)
+        return jnp.mean(model(batch[0])), {}
+
+    for seed in (0, 0, 1):
+        train_line(Network(), loss, seed=seed, validate=None)
+        jax.effects_barrier()
+    assert len(set(masks)) == 40 and set(masks[:20]) == set(masks[20:40])
 
 
 @pytest.mark.parametrize(
-    "at, validate", [(5, line_error), (15, line_error), (15, None)]
+    "bad",
+    [dict(every=0), dict(log_every=-1), dict(steps=5), dict(optim=optax.sgd(0.1))],
 )
+def test_impossible_arguments_are_named(bad):
+    name = "steps" if "optim" in bad else next(iter(bad))
+    with pytest.raises(ValueError, match=f"^{name}: "):
+        train_line(**bad)
+
+
+# --- what goes wrong on the way
+
+
+@pytest.mark.parametrize("at, kept", [(13, 10), (15, 10), (16, 15)])
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoints(
+    tmp_path, at, kept, stop, whole
+):
+    "Also where a hook stops the run at that step, which is none of the log."
+
+    def hook(run):
+        run.stop |= stop and run.step == at
+
+    with pytest.raises(FloatingPointError, match=rf"step {at}; lower.*lr = 0.1"):
+        options = dict(hooks=[hook], log_every=3 if stop else 1)
+        train_line(folder=tmp_path, batches=at_step(at, nan_input), **options)
+    assert step_of(tmp_path) == kept
+    train_line(folder=tmp_path, log_every=2)  # repaired, it goes on
+    last = safetensors.numpy.load_file(tmp_path / "last.safetensors")
+    assert same(last, safetensors.numpy.load_file(whole[1] / "last.safetensors"))
+
+
+@pytest.mark.parametrize("at, validate", [(5, line_error), (15, None)])
 def test_a_gradient_that_is_not_finite_never_reaches_a_checkpoint(
     tmp_path, at, validate
 ):
-    """√ at 0: the loss is finite, its gradient is not, and the weights of that very
-    step are lost.
-    """
+    "√ at 0: the loss is finite, its gradient is not, and the weights are lost."
 
     def loss(model, batch, key):
         value, metrics = line_loss(model, batch[:2], key)
@@ -1156,86 +760,33 @@ def test_a_gradient_that_is_not_finite_never_reaches_a_checkpoint(
 
     with pytest.raises(FloatingPointError, match=rf"step {at}\b"):
         train_line(folder=tmp_path, loss=loss, batches=batches, validate=validate)
-    for name in ("last", "best"):
-        path = tmp_path / f"{name}.safetensors"
-        assert path.exists() == (at > 5 and (name == "last" or validate is not None))
-        if path.exists():
-            assert all(np.isfinite(array).all() for array in stored(path).values())
+    for path in tmp_path.glob("*.safetensors"):
+        stored = safetensors.numpy.load_file(path)
+        assert at > 5 and all(np.isfinite(array).all() for array in stored.values())
 
 
-@pytest.mark.parametrize("at", [1, 3])
-def test_a_validation_that_is_not_finite_is_never_the_best(tmp_path, at):
-    calls = []
-
-    def validate(model):
-        calls.append(1)
-        return {"loss": math.nan if len(calls) == at else 1 / len(calls)}
-
-    with pytest.raises(FloatingPointError, match=rf"validation.*step {5 * at}\b"):
-        train_line(folder=tmp_path, validate=validate)
-    assert (tmp_path / "best.safetensors").exists() == (at > 1)
-    if at > 1:
-        assert (
-            _read_meta(tmp_path / "best.safetensors")["step"]
-            == 10
-            == _read_meta(tmp_path / "last.safetensors")["step"]
-        )
+def test_a_validation_that_is_not_finite_is_never_the_best(tmp_path):
+    losses = iter([0.5, 0.25, math.nan])
+    with pytest.raises(FloatingPointError, match=r"validation.*step 15\b"):
+        train_line(folder=tmp_path, validate=lambda model: {"loss": next(losses)})
+    assert step_of(tmp_path, "best") == 10 == step_of(tmp_path)
 
 
-def test_a_full_disk_leaves_a_run_that_resumes(tmp_path, monkeypatch, whole):
-    """The fifth file cannot be written; with space again, the run ends as if nothing
-    had been.
-    """
-    fsync, calls = os.fsync, []
-
-    def fail(fd):
-        if not stat.S_ISDIR(os.fstat(fd).st_mode):
-            calls.append(fd)
-        if len(calls) == 5:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError) as e:
-        train_line(folder=tmp_path)
-    assert e.value.errno == errno.ENOSPC and str(tmp_path) in str(e.value)
-    assert _read_meta(tmp_path / "last.safetensors")["step"] == 5
-    assert same(weights(train_line(folder=tmp_path).model), weights(whole[0].model))
-
-
-@pytest.mark.parametrize("at", [6, 11])
-def test_a_disk_that_fills_up_during_training_ends_it_in_a_line_and_a_run_that_resumes(
-    full_disk, whole, at
-):
+@pytest.mark.parametrize("at", [3, 6, 11])
+def test_a_full_disk_ends_a_run_in_a_line_and_it_resumes(full_disk, whole, at):
     "A real one, full to the last byte, and a real limit on the size of files."
-    folder, _, code = full_disk
-    limits, filler = resource.getrlimit(resource.RLIMIT_FSIZE), folder / "filler"
-
-    def fill(batch):
-        if code == errno.EFBIG:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
-        else:
-            with contextlib.suppress(OSError), open(filler, "wb", 0) as f:
-                while True:
-                    f.write(bytes(512))
-        return batch
-
+    folder, fill = full_disk
+    undo = []
     with pytest.raises(SystemExit) as e, _as_command("tool"):
         try:
-            train_line(folder=folder, batches=at_step(at, fill))
+            full = at_step(at, lambda batch: undo.append(fill()) or batch)
+            train_line(folder=folder, batches=full)
         finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert (
-        os.strerror(code) in e.value.code
-        and str(folder) in e.value.code
-        and "\n" not in e.value.code
-    )
-    filler.unlink(missing_ok=True)
-    assert _read_meta(folder / "last.safetensors")["step"] in (5, 10) and sorted(
-        os.listdir(folder)
-    ) == ["best.safetensors", "last.safetensors", "metrics.jsonl"]
-    _load_checkpoint(folder / "best.safetensors", {"params": weights(Line())})
-    assert same(weights(train_line(folder=folder).model), weights(whole[0].model))
+            undo[0]()
+    reasons = "|".join(os.strerror(n) for n in (errno.ENOSPC, errno.EFBIG))
+    assert re.fullmatch(rf"tool: .*({reasons}).*{folder}[^\n]*", e.value.code)
+    assert not [*folder.glob(".*")] and (at < 5 or step_of(folder) in (5, 10))
+    train_line(folder=folder)
     equal_runs(folder, whole)
 
 
@@ -1246,9 +797,9 @@ def test_a_write_that_fails_at_any_point_leaves_a_run_that_resumes(
     its last.
     """
     passing = lambda model: {"loss": jnp.abs(model.W[0, 0] - 0.55)}
-    whole = train_line(folder=tmp_path / "whole", validate=passing)
-    assert whole.best_step == 10
-    replace = os.replace
+    result = train_line(folder=tmp_path / "whole", validate=passing)
+    whole, replace = (result, tmp_path / "whole"), os.replace
+    assert result.best_step == 10
     for n in range(1, 9):
         folder, calls = tmp_path / str(n), []
 
@@ -1266,175 +817,88 @@ def test_a_write_that_fails_at_any_point_leaves_a_run_that_resumes(
                 assert str(calls[-1]) in str(e)
             else:
                 break  # it writes no more than n - 1 files
-        for name in ("last", "best"):
-            if (folder / f"{name}.safetensors").exists():
-                _load_checkpoint(
-                    folder / f"{name}.safetensors", {"params": weights(Line())}
-                )
         again = train_line(folder=folder, validate=passing)
-        assert (
-            same(weights(again.model), weights(whole.model)) and again.best_step == 10
-        )
-        for name in ("last.safetensors", "best.safetensors"):
-            assert same(stored(folder / name), stored(tmp_path / "whole" / name))
+        assert same(weights(again.model), weights(result.model))
+        equal_runs(folder, whole)
     assert n == 8  # the log, two checkpoints at steps 5 and 10, one at 15 and 20
 
 
-def equal_runs(folder, whole):
-    for name in ("last.safetensors", "best.safetensors"):
-        assert same(stored(folder / name), stored(whole[1] / name)), name
-    assert strip(read_metrics(folder / "metrics.jsonl")) == strip(whole[0].history)
-
-
-@pytest.mark.parametrize("at", [1, 3, 5, 6, 11, 20])
+@pytest.mark.parametrize("at", [1, 5, 6, 11, 20])
 def test_torn_apart_and_resumed_it_ends_in_the_same_weights_and_rows(
     tmp_path, at, whole
 ):
-    def tear(batch):
-        raise RuntimeError("torn")
-
+    (tmp_path / ".last.safetensors.123.partial").write_bytes(b"of a killed process")
     with pytest.raises(RuntimeError, match="torn"):
         train_line(folder=tmp_path, batches=at_step(at, tear))
     result = train_line(folder=tmp_path)
-    assert (
-        same(weights(result.model), weights(whole[0].model))
-        and result.best_step == whole[0].best_step
-    )
-    assert result.history == read_metrics(tmp_path / "metrics.jsonl")
+    assert same(weights(result.model), weights(whole[0].model))
+    assert result.best_step == whole[0].best_step
     equal_runs(tmp_path, whole)
 
 
-def test_a_resumed_run_asks_for_the_batches_it_lacks(tmp_path):
-    def tear(batch):
-        raise RuntimeError("torn")
-
-    with pytest.raises(RuntimeError):
-        train_line(folder=tmp_path, batches=at_step(12, tear))
-    starts = []
-
-    def batches(start):
-        starts.append(start)
-        return line_batches(start)
-
-    train_line(folder=tmp_path, batches=batches)
-    assert starts == [10]
-
-
-@pytest.mark.parametrize("at", [1, 4, 5, 6, 10, 19, 20])
-@pytest.mark.parametrize("with_folder", [True, False])
-def test_ctrl_c_stops_cleanly_and_costs_nothing(tmp_path, at, with_folder, whole):
-    """Also in the very step of a validation, which must not be lost, and in the last
-    one.
-    """
-    folder = tmp_path if with_folder else None
+@pytest.mark.parametrize("at", [1, 4, 5, 19, 20])
+def test_ctrl_c_stops_cleanly_and_costs_nothing(tmp_path, at, whole):
+    "Also in the very step of a validation, which must not be lost, and in the last."
     handler = signal.getsignal(signal.SIGINT)
-
-    def interrupt(batch):
-        signal.raise_signal(signal.SIGINT)
-        return batch
-
-    if at < 20:
-        with pytest.raises(KeyboardInterrupt, match=rf"step {at}\b") as e:
-            train_line(folder=folder, batches=at_step(at, interrupt))
-        assert signal.getsignal(signal.SIGINT) is handler
-        if not with_folder:
-            return
-        assert (
-            str(tmp_path) in str(e.value)
-            and _read_meta(tmp_path / "last.safetensors")["step"] == at
-        )
-        result = train_line(folder=folder)
-    else:
-        result = train_line(folder=folder, batches=at_step(at, interrupt))
-    assert (
-        same(weights(result.model), weights(whole[0].model))
-        and result.best_step == whole[0].best_step
-    )
-    if with_folder:
-        rows = [
-            row
-            for row in read_metrics(tmp_path / "metrics.jsonl")
-            if row["step"] in {r["step"] for r in whole[0].history}
-        ]
-        assert strip(rows) == strip(whole[0].history)
-        assert same(
-            stored(tmp_path / "last.safetensors"), stored(whole[1] / "last.safetensors")
-        )
+    interrupt = at_step(at, lambda batch: signal.raise_signal(signal.SIGINT) or batch)
+    says = rf"after step {at}; run again to go on from {tmp_path}"
+    with (
+        pytest.raises(KeyboardInterrupt, match=says)
+        if at < 20
+        else (contextlib.nullcontext())
+    ):
+        train_line(folder=tmp_path, batches=interrupt)
+    assert signal.getsignal(signal.SIGINT) is handler and step_of(tmp_path) == at
+    train_line(folder=tmp_path)
+    equal_runs(tmp_path, whole)
 
 
 def test_a_second_ctrl_c_interrupts_at_once():
-    with pytest.raises(KeyboardInterrupt):
-        with _interruptible() as asked:
-            signal.raise_signal(signal.SIGINT)
-            assert asked.is_set()
-            signal.raise_signal(signal.SIGINT)
-            pytest.fail("went on")
+    def twice(batch):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match="^$"):
+        train_line(batches=at_step(3, twice))
 
 
 # --- whose run is it?
-# --------------------------------------------------------------------------------------
 
-MODEL = {"model": {"dim": 3, "beta": 0.5, "kind": "line"}, "data": "noise"}
+MODEL = {"model": {"dim": 3, "beta": 0.5, "kind": "line"}, "data": "noise", "a": (1,)}
 
 
 @pytest.mark.parametrize(
-    "change, names, keeps_quiet",
+    "change, says",
     [
         (
             dict(config={**MODEL, "data": "digits"}),
-            ["data", "'noise'", "'digits'"],
-            ["kind", "warmup"],
+            "data: 'noise' there, 'digits' here",
         ),
         (
             dict(config={**MODEL, "model": {**MODEL["model"], "beta": 2.0}}),
-            ["beta", "0.5", "2.0"],
-            ["kind", "dim", "noise"],
+            "model.beta: 0.5 there, 2.0 here",
         ),
-        (
-            dict(optim=replace(OPTIM, lr=0.2)),
-            ["lr", "0.1", "0.2"],
-            ["warmup", "weight_decay", "kind"],
-        ),
-        (dict(seed=9), ["seed", "0", "9"], ["warmup", "kind"]),
-        (dict(config=None), ["data", "'noise'"], ["warmup"]),
+        (dict(optim=replace(OPTIM, lr=0.2)), "optim.lr: 0.1 there, 0.2 here"),
+        # a configuration cannot hide the seed
+        (dict(seed=9, config={**MODEL, "seed": 0}), "seed: 0 there, 9 here"),
     ],
 )
-def test_another_configuration_names_the_keys_that_differ(
-    tmp_path, change, names, keeps_quiet
-):
-    train_line(folder=tmp_path, config=MODEL)
-    before = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
+def test_another_configuration_names_the_keys_that_differ(tmp_path, change, says):
+    stop = lambda run: setattr(run, "stop", run.step == 12)
+    train_line(folder=tmp_path, config=MODEL, hooks=[stop])
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     with pytest.raises(CheckpointError) as e:
         train_line(folder=tmp_path, **{"config": MODEL, **change})
-    message = str(e.value)
-    assert str(tmp_path) in message and "another folder" in message
-    assert all(word in message for word in names) and not any(
-        word in message for word in keeps_quiet
-    ), message
-    assert before == {
-        name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)
-    }
-
-
-def test_a_configuration_cannot_hide_the_optimizer_or_the_seed(tmp_path):
-    hidden = {"optim": asdict(OPTIM), "seed": 0}
-    train_line(folder=tmp_path, config=hidden)
-    with pytest.raises(CheckpointError, match="lr: 0.1 there, 0.2 here"):
-        train_line(folder=tmp_path, config=hidden, optim=replace(OPTIM, lr=0.2))
-    with pytest.raises(CheckpointError, match="seed: 0 there, 9 here"):
-        train_line(folder=tmp_path, config=hidden, seed=9)
+    message = f"{tmp_path}: holds a run of another configuration ({says}); choose"
+    assert str(e.value).startswith(message)
+    assert before == {p.name: p.read_bytes() for p in tmp_path.iterdir()}
 
 
 def test_a_run_of_an_older_version_goes_on_where_a_new_setting_has_its_default(
     tmp_path, whole
 ):
-    """Before there were `model.slope` and `crop`; also one whose settings are no part
-    of the defaults.
-    """
-
-    def stop(run):
-        run.stop |= run.step == 12
-
+    "Before there were `model.slope` and `crop`."
+    stop = lambda run: setattr(run, "stop", run.step == 12)
     train_line(folder=tmp_path, config=MODEL, hooks=[stop])
     defaults = {"model": {"beta": 9.0, "slope": (1.0, 2.0)}, "data": "", "crop": 1.0}
     new = {**MODEL, "model": {**MODEL["model"], "slope": (1.0, 2.0)}, "crop": 1.0}
@@ -1444,106 +908,37 @@ def test_a_run_of_an_older_version_goes_on_where_a_new_setting_has_its_default(
         CheckpointError, match=r"slope: \[1.0, 2.0\] there, \[1.0, 3.0\]"
     ):
         train_line(config=other, **options)
-    with pytest.raises(CheckpointError, match=r"kind: 'line' there, 'absent' here"):
-        gone = {k: v for k, v in new["model"].items() if k != "kind"}
-        train_line(config={**new, "model": gone}, **options)
-    result = train_line(config=new, **options)
-    assert same(weights(result.model), weights(whole[0].model))
-    assert _read_meta(tmp_path / "last.safetensors")["config"]["crop"] == 1.0
+    train_line(config=new, **options)
+    equal_runs(tmp_path, whole)
 
 
-class Wider(nnx.Module):
-    def __init__(self):
-        self.W, self.b = nnx.Param(jnp.zeros((3, 4))), nnx.Param(jnp.ones(4))
-
-
-def test_another_shape_is_told_by_its_configuration_first(tmp_path):
-    train_line(folder=tmp_path, config={"dim": 2})
-    with pytest.raises(CheckpointError, match="dim: 2 there, 4 here"):
-        train_line(Wider(), folder=tmp_path, config={"dim": 4})
-    with pytest.raises(CheckpointError, match=r"W\b.*\(3, 2\).*\(3, 4\)"):
-        train_line(Wider(), folder=tmp_path, config={"dim": 2})
-
-
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "foreign", "text"])
-def test_a_damaged_checkpoint_stops_a_run_before_it_begins(tmp_path, damage):
-    train_line(folder=tmp_path)
-    path, log = tmp_path / "last.safetensors", (tmp_path / "metrics.jsonl").read_bytes()
-    content = path.read_bytes()
-    if damage == "truncated":
-        path.write_bytes(content[:-7])
-    if damage == "flipped":
-        path.write_bytes(content[:-7] + bytes([content[-7] ^ 16]) + content[-6:])
-    if damage == "foreign":
-        safetensors.numpy.save_file(stored(path), path)
-    if damage == "text":
-        path.write_text("oops")
-    with pytest.raises(CheckpointError) as e:
-        train_line(folder=tmp_path)
-    assert (
-        str(path) in str(e.value) and (tmp_path / "metrics.jsonl").read_bytes() == log
-    )
-
-
-def test_best_weights_that_are_gone_or_damaged_stop_a_run_before_it_begins(tmp_path):
-    def tear(batch):
-        raise RuntimeError("torn")
-
+def test_another_model_or_a_damaged_file_stops_a_run_before_it_begins(tmp_path):
     with pytest.raises(RuntimeError):
         train_line(folder=tmp_path, batches=at_step(12, tear))
-    best = tmp_path / "best.safetensors"
-    content = best.read_bytes()
-    best.write_bytes(content[:-7] + bytes([content[-7] ^ 16]) + content[-6:])
-    with pytest.raises(
-        CheckpointError, match="best.safetensors: contents do not match"
-    ):
-        train_line(folder=tmp_path, batches=at_step(11, tear))
-    best.unlink()
-    with pytest.raises(CheckpointError, match="best.safetensors"):
-        train_line(folder=tmp_path, batches=at_step(11, tear))
-
-
-def test_what_killed_processes_left_is_swept_away(tmp_path):
-    (tmp_path / ".last.safetensors.123.partial").write_bytes(b"half of the w")
-    train_line(folder=tmp_path)
-    assert sorted(os.listdir(tmp_path)) == [
-        "best.safetensors",
-        "last.safetensors",
-        "metrics.jsonl",
-    ]
-
-
-class Noisy(Line):
-    def __init__(self):
-        super().__init__()
-        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
-
-
-def test_a_model_with_other_state_is_refused():
-    with pytest.raises(ValueError, match="^model: .*dropout"):
-        train_line(Noisy())
-
-
-def test_tuples_in_a_configuration_survive_json(tmp_path):
-    config = {"mean": (0.1, 0.2), "nested": {"scale": (1, 2)}}
-    train_line(folder=tmp_path, config=config)
-    train_line(folder=tmp_path, config=config)
-
-
-def test_provenance():
-    p = _provenance()
-    json.dumps(p)
-    assert p["jax"] == jax.__version__ and p["cores"] == os.cpu_count() and p["commit"]
-    assert {"device", "machine", "python", "date"} <= set(p)
+    log = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match=r"W\b.*\(3, 2\).*\(3, 4\)"):
+        train_line(Line(4), folder=tmp_path)
+    for name in ("last", "best"):
+        path = tmp_path / f"{name}.safetensors"
+        content = path.read_bytes()
+        path.write_bytes(content[:-7] + bytes([content[-7] ^ 16]) + content[-6:])
+        with pytest.raises(
+            CheckpointError, match=f"{name}.safetensors: contents do not"
+        ):
+            train_line(folder=tmp_path)
+        path.write_bytes(content)
+    (tmp_path / "best.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="best.safetensors: no such"):
+        train_line(folder=tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == log
 
 
 # --- the command line
-# --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Inner:
-    "Inside."
+    "Inside. And more."
 
     optim: OptimConfig = OptimConfig()
     depth: int = _option(2, "how deep it is")
@@ -1563,46 +958,32 @@ class Outer:
 def configured(*words):
     parser = argparse.ArgumentParser("outer")
     parser.add_argument("--times", type=int, default=1)
-    return _configure(
-        parser,
-        {"small": Outer(), "large": Outer(scale=9.0)},
-        "small",
-        words,
-        omit=("hidden",),
-    )
+    configs = {"small": Outer(), "large": Outer(scale=9.0)}
+    return _configure(parser, configs, "small", words, omit=("hidden",))
 
 
-def test_every_field_is_an_option_however_deep():
+def test_every_field_is_an_option_however_deep(capsys):
     config, rest = configured()
     assert config == Outer() and rest.times == 1
-    config, rest = configured(
-        "--config",
-        "large",
-        "--inner.optim.lr",
-        "0.01",
-        "--inner.depth",
-        "3",
-        "--shape",
-        "square",
-        "--loud",
-        "TRUE",
-        "--times",
-        "4",
-    )
-    assert (
-        config == Outer(Inner(replace(OptimConfig(), lr=0.01), 3), "square", True, 9.0)
-        and rest.times == 4
-    )
+    words = "--config large --inner.optim.lr 0.01 --inner.depth 3 --shape square"
+    config, rest = configured(*words.split(), "--loud", "TRUE", "--times", "4")
+    inner = Inner(replace(OptimConfig(), lr=0.01), 3)
+    assert config == Outer(inner, "square", True, 9.0) and rest.times == 4
     assert configured("--config", "large", "--scale", "none")[0] == Outer()
+    with pytest.raises(SystemExit):
+        configured("--config", "large", "--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--scale FLOAT how large it is (default: 9.0)" in shown
+    assert "inner: Inside. " in shown and "{round,square}" in shown
 
 
 @pytest.mark.parametrize(
     "words, says",
     [
         (["--config", "huge"], "small.*large"),
-        (["--shape", "flat"], "round.*square"),
-        (["--loud", "2"], "--loud.*bool"),
-        (["--inner.depth", "none"], "--inner.depth.*int"),
+        (["--shape", "flat"], "--shape.*flat.*round.*square"),
+        (["--loud", "2"], "--loud.*bool.*2"),
+        (["--inner.depth", "none"], "--inner.depth.*int.*none"),
         (["--hidden", "1"], "--hidden"),
         (["--scale"], "--scale"),
     ],
@@ -1610,12 +991,7 @@ def test_every_field_is_an_option_however_deep():
 def test_words_that_cannot_be_read_are_named(words, says, capsys):
     with pytest.raises(SystemExit):
         configured(*words)
-    assert re.search(says, capsys.readouterr().err.replace("\n", " "))
-
-
-def test_what_makes_no_sense_is_the_configurations_to_say():
-    with pytest.raises(ValueError, match="warmup"):
-        configured("--inner.optim.warmup", "9999")
+    assert re.search(says, capsys.readouterr().err.strip().split("\n")[-1])
 
 
 @pytest.mark.parametrize(
@@ -1629,90 +1005,63 @@ def test_what_makes_no_sense_is_the_configurations_to_say():
     ],
 )
 def test_a_command_ends_in_a_line(error, message):
-    with pytest.raises(SystemExit) as e:
-        with _as_command("tool"):
-            raise error
-    assert e.value.code == message
-    with pytest.raises(ZeroDivisionError):
-        with _as_command("tool"):
-            1 / 0  # a mistake of ours keeps its traceback
+    with pytest.raises(SystemExit, match=f"^{message}$"), _as_command("tool"):
+        raise error
+    with pytest.raises(SystemExit, match="^tool: warmup: .*9999"), _as_command("tool"):
+        configured("--inner.optim.warmup", "9999")
+    with pytest.raises(ZeroDivisionError), _as_command("tool"):
+        1 / 0  # a mistake of ours keeps its traceback
 
 
-@pytest.mark.parametrize(
-    "module, main",
-    [
-        ("vision.train", "_main"),
-        ("vision.train", "_demo_main"),
-        ("graph.anomaly_commands", "train"),
-        ("graph.anomaly_commands", "demo"),
-        ("graph._set_command", "_main"),
-    ],
-)
-def test_commands_say_at_once_that_out_is_no_folder(module, main, tmp_path, capsys):
+COMMANDS = {
+    "vision.train": ("_main", "_demo_main"),
+    "graph.anomaly_commands": ("train", "demo"),
+    "graph._set_command": ("_main",),
+}
+
+
+@pytest.mark.parametrize("module", COMMANDS)
+def test_commands_say_at_once_that_out_is_no_folder(module, tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
-    for out, says in (
-        ("", "got ''"),
-        (str(tmp_path / "file"), "is a file"),
-        (str(tmp_path / "file/below"), "file is a file"),
-    ):
-        with pytest.raises(SystemExit) as e:
-            getattr(importlib.import_module(f"et_nbdev.{module}"), main)(["--out", out])
-        assert e.value.code == 2 and re.search(
-            f"argument --out: expected a folder.*{says}", capsys.readouterr().err
-        )
-    assert (
-        _out_folder(str(tmp_path / "new/one")) == tmp_path / "new/one"
-        and not (tmp_path / "new").exists()
-        and _out_folder(".") == Path()
-    )
+    places = {"": "got ''", "file": "is a file", "file/below": "file is a file"}
+    for name in COMMANDS[module]:
+        main = getattr(importlib.import_module(f"et_nbdev.{module}"), name)
+        for out, says in places.items():
+            with pytest.raises(SystemExit):
+                main(["--out", out and str(tmp_path / out)])
+            said = f"argument --out: expected a folder.*{says}"
+            assert re.search(said, capsys.readouterr().err)
+    new = tmp_path / "new/one"
+    assert _out_folder(str(new)) == new and not new.parent.exists()
 
 
 # --- killing a real process
-# --------------------------------------------------------------------------------------
 
 RUN = textwrap.dedent("""
-    # Train a tiny Energy Transformer on digits. argv: folder, pause a step, and
-    # what to do at the n-th replacement of a file.
+    # argv: folder, seconds a step, the replacement of a file at which to die half-way
     import os, signal, sys, time
-    from dataclasses import asdict
-    import jax
-    jax.config.update("jax_numpy_dtype_promotion", "strict")
-    jax.config.update("jax_numpy_rank_promotion", "raise")
+    import numpy as np
+    import jax, jax.numpy as jnp
     from flax import nnx
+    from et_nbdev.block import EnergyTransformer
+    from et_nbdev.dynamics import descend
     from et_nbdev.training.fit import fit
     from et_nbdev.training.loop import OptimConfig
-    from et_nbdev.vision.data import batches
-    from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
-    from et_nbdev.vision.train import TrainConfig, evaluate
-    from et_nbdev.vision.train import prepare as _prepare
-    from et_nbdev.vision.train import training_loss as _loss_for
-
-    def config():
-        model = ImageConfig(
-            image_size=8, patch_size=4, dim=8, num_heads=2, head_dim=4,
-            num_memories=16, steps=2, step_size=0.2,
-        )
-        optim = OptimConfig(steps=120, warmup=10, lr=5e-3, lr_floor=1e-5)
-        return _prepare(TrainConfig(
-            model, optim, data="digits",
-            batch_size=16, flip=0.5, validate_on=20, every=4,
-        ))
 
     def run(folder, pause=0.0):
-        c, images = config()
-        def slowly(start):
-            for batch in batches(images["train"], c.batch_size, seed=c.seed, start=start):
+        def batches(start):
+            for s in range(start, 120):
                 time.sleep(pause)
-                yield batch
-        def validate(m):
-            held_out = images["validation"]
-            errors = evaluate(m, held_out, c.num_occluded, limit=c.validate_on)
-            return {"loss": errors.mean()}
-        return fit(
-            ImageEnergyTransformer(c.model, rngs=nnx.Rngs(c.seed)), _loss_for(c),
-            slowly, c.optim, seed=c.seed, folder=folder, validate=validate,
-            every=c.every, log_every=3, config=asdict(c), progress=False,
-        )
+                yield np.random.default_rng(s).normal(size=(8, 4, 8)).astype(np.float32)
+        def loss(block, x, key):
+            noisy = x + 0.5 * jax.random.normal(key, x.shape)
+            return jnp.mean((descend(block, noisy, 2)[0] - x) ** 2), {}
+        def validate(block):
+            return {"loss": loss(block, next(batches(119)), jax.random.key(0))[0]}
+        block = EnergyTransformer(8, 2, 4, 16, rngs=nnx.Rngs(0))
+        optim = OptimConfig(steps=120, warmup=10, lr=5e-3)
+        options = dict(validate=validate, every=4, log_every=3, progress=False)
+        return fit(block, loss, batches, optim, folder=folder, **options)
 
     if __name__ == "__main__":
         folder, pause, torn = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
@@ -1720,7 +1069,7 @@ RUN = textwrap.dedent("""
         def die_in_the_middle(source, target):
             seen.append(target)
             if len(seen) == torn:
-                os.truncate(source, os.path.getsize(source) // 2)       # as far as the disk had got
+                os.truncate(source, os.path.getsize(source) // 2)
                 os.kill(os.getpid(), signal.SIGKILL)
             replace(source, target)
         os.replace = die_in_the_middle
@@ -1728,129 +1077,62 @@ RUN = textwrap.dedent("""
 """)
 
 
-@pytest.fixture(scope="module")
-def script(tmp_path_factory):
-    """(path of the script, its module, the uninterrupted run's folder, a function that
-    starts it in a process of its own)
-    """
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
-    base = tmp_path_factory.mktemp("killed")
-    path = base / "run.py"
-    path.write_text(RUN)
-    module = {"__name__": "run"}
-    exec(compile(RUN, str(path), "exec"), module)
-    # every process compiles for itself: a program loaded from a compilation cache may
-    # differ from a fresh one in the last bit
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(
-            [str(Path(et_nbdev.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-        ),
-    }
-
-    def start(folder, torn=0):
-        return subprocess.Popen(
-            [sys.executable, str(path), str(folder), "0.03", str(torn)],
-            env=env,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    whole = start(base / "whole")
-    _, err = whole.communicate(timeout=120)
-    assert whole.returncode == 0, err[-2000:]
-    # a finished run: its weights and its log, read back
-    return module, base / "whole", module["run"](base / "whole"), start
-
-
-def wait_for_lines(process, log, n, limit=120):
-    "Until the log has n lines."
-    until = time.monotonic() + limit
-    while not (log.exists() and log.read_bytes().count(b"\n") >= n):
-        if process.poll() is not None:
-            pytest.fail(
-                f"ended with {process.returncode}: {process.stderr.read()[-2000:]}"
-            )
-        if time.monotonic() > until:
-            process.kill()
-            pytest.fail(f"{log.name} has not reached {n} lines in {limit} s")
-        time.sleep(0.002)
-
-
 def test_killed_again_and_again_it_ends_in_the_very_weights_of_an_uninterrupted_run(
-    tmp_path, script
+    tmp_path,
 ):
-    """SIGKILL at random moments, in the middle of writing a checkpoint, then Ctrl-C;
+    """SIGKILL at a random moment, in the middle of writing a checkpoint, then Ctrl-C;
     resumed after each, and compared bit for bit.
     """
-    module, whole, uninterrupted, start = script
-    log = tmp_path / "metrics.jsonl"
-    last = tmp_path / "last.safetensors"
-    best = tmp_path / "best.safetensors"
-    like = {"params": weights(uninterrupted.model)}
-    steps = lambda: _read_meta(last)["step"]
+    program, folder, draw = tmp_path / "run.py", tmp_path / "a", random.SystemRandom()
+    program.write_text(RUN)
+    # every process compiles for itself: a program loaded from a compilation cache may
+    # differ from a fresh one in the last bit
+    paths = [str(Path(et_nbdev.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+    def start(folder, torn=0):
+        words = [sys.executable, program, folder, "0.02", str(torn)]
+        return subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True)
+
+    def stop(process, signum, lines):
+        "Send a signal at some moment after the log has so many lines."
+        log = folder / "metrics.jsonl"
+        while not (log.exists() and log.read_bytes().count(b"\n") >= lines):
+            assert process.poll() is None, process.stderr.read()[-2000:]
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0, 0.2))
+        process.send_signal(signum)
+        return process.communicate()[1]
 
     def sound():
-        """Whatever the moment: every checkpoint that is there is whole, and the log's
-        rows are the uninterrupted run's.
-        """
-        for path in (last, best):
-            if path.exists():
-                _load_checkpoint(path, like)
-        expected = {row["step"]: row for row in strip(uninterrupted.history)}
-        for row in strip(read_metrics(log)):
-            assert row == expected[row["step"]]
+        "Whatever the moment: every file is whole, and the rows are the other run's."
+        steps = [step_of(folder, name) for name in ("best", "last")]
+        rows = read_metrics(folder / "metrics.jsonl")
+        assert all(row in uninterrupted for row in strip(rows))
+        return steps[1]
 
-    # killed at a random moment
-    process, delay = start(tmp_path), random.SystemRandom().uniform(0, 0.3)
-    wait_for_lines(process, log, random.SystemRandom().randint(4, 9))
-    time.sleep(delay)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    sound()
-    first = steps()
-    assert 0 < first < 60
-
-    # killed while a checkpoint is being written: replacement 1 is the log's; then best
-    # and last take turns
-    process = start(tmp_path, torn=random.SystemRandom().randint(3, 8))
-    assert process.wait(120) == -signal.SIGKILL, process.stderr.read()[-2000:]
-    sound()
-    second = steps()
-    assert first <= second < 100
-
-    # Ctrl-C
-    process = start(tmp_path)
-    wait_for_lines(process, log, len(read_metrics(log)) + 2)
-    time.sleep(delay)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert (
-        process.returncode not in (0, -signal.SIGKILL)
-        and "KeyboardInterrupt: stopped after step" in err
-    ), err[-2000:]
-    sound_steps = {row["step"] for row in uninterrupted.history}
-    assert second < steps() < 120
-
-    result = module["run"](tmp_path)  # to the end, in this process
+    other = start(tmp_path / "whole")
+    assert other.wait() == 0, other.stderr.read()[-2000:]
+    uninterrupted = strip(read_metrics(tmp_path / "whole/metrics.jsonl"))
+    stop(process := start(folder), signal.SIGKILL, draw.randint(4, 9))
+    assert process.returncode == -signal.SIGKILL and 0 < (first := sound()) < 100
+    # replacement 1 is the log's; then best and last
+    process = start(folder, torn=draw.randint(2, 6))
+    assert process.wait() == -signal.SIGKILL and first <= (second := sound()) < 110
+    lines = len(read_metrics(folder / "metrics.jsonl")) + 2
+    said = stop(process := start(folder), signal.SIGINT, lines)
+    assert process.returncode not in (0, -signal.SIGKILL), said
+    assert "KeyboardInterrupt: stopped after step" in said and step_of(folder) > second
+    assert start(folder).wait() == 0
     for name in ("last.safetensors", "best.safetensors"):
-        assert same(stored(tmp_path / name), stored(whole / name)), name
-    assert (
-        same(weights(result.model), weights(uninterrupted.model))
-        and result.best_step == uninterrupted.best_step
-    )
-    # and no torn file
-    assert sorted(os.listdir(tmp_path)) == [
-        "best.safetensors",
-        "last.safetensors",
-        "metrics.jsonl",
-    ]
+        one, two = (
+            safetensors.numpy.load_file(f / name) for f in (folder, tmp_path / "whole")
+        )
+        assert same(one, two), name
+    assert {p.name for p in folder.iterdir()} == {
+        p.name for p in (tmp_path / "whole").iterdir()
+    }
     # Ctrl-C may add the row it stopped at
-    rows = [row for row in read_metrics(log) if row["step"] in sound_steps]
-    assert strip(rows) == strip(uninterrupted.history)
-    # it did learn
-    assert (
-        uninterrupted.history[-1]["validation_loss"]
-        < uninterrupted.history[1]["validation_loss"]
-    )
+    rows = strip(read_metrics(folder / "metrics.jsonl"))
+    assert [row for row in rows if row in uninterrupted] == uninterrupted
+    assert uninterrupted[-1]["validation_loss"] < uninterrupted[1]["validation_loss"]

@@ -11,25 +11,35 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from .._checks import check_sizes
-from et_nbdev.hopfield._engine import (
-    check_memories,
-    check_states,
-    couplings,
-    neuron_order,
-    unit_overlap,
-)
+from .._checks import check_arrays, check_sizes
 
 # %% ../../nbs/10_hopfield.ipynb #392a9cd0
 def hebb(xi: Float[Array, "K D"], self_coupling: bool = False) -> Float[Array, "D D"]:
     r"""Hebb's rule, $W = \sum_\mu \xi_\mu\,\xi_\mu^\top$, without its diagonal unless
     `self_coupling`.
     """
-    check_memories(xi)
+    check_arrays(xi=(xi, "K D"))
     W = xi.T @ xi
     return W if self_coupling else jnp.fill_diagonal(W, 0, inplace=False)
+
+
+def _bias(x, W, b):
+    "The bias, None: zeros. The arguments are checked."
+    check_arrays(W=(W, "D D"), x=(x, "... D"))
+    b = jnp.zeros(len(W), W.dtype) if b is None else b
+    check_arrays(W=(W, "D D"), b=(b, "D"))
+    _check_spins(x)
+    return b
+
+
+def _check_spins(x):
+    if not isinstance(x, Tracer) and (wrong := np.abs(np.asarray(x)) != 1).any():
+        got = np.asarray(x)[wrong][0]
+        raise ValueError(f"x: expected entries of -1 and 1 only, got {got}")
 
 
 def ising_energy(
@@ -38,7 +48,7 @@ def ising_energy(
     r"""$E = -\frac12 x^\top W x + b\cdot x$ of states of ±1. Raises TypeError or
     ValueError on arrays that do not fit.
     """
-    W, b = couplings(x, W, b)
+    b = _bias(x, W, b)
     return -jnp.sum(x @ W * x, -1) / 2 + x @ b
 
 # %% ../../nbs/10_hopfield.ipynb #14857402
@@ -52,10 +62,23 @@ def synchronous(
     r"""All neurons at once: $x \leftarrow \mathrm{sgn}(Wx - b)$. It may raise the
     energy. Raises the same errors as `ising_energy`.
     """
-    W, b = couplings(x, W, b)
+    b = _bias(x, W, b)
     return _follow(x @ W.T - jnp.broadcast_to(b, x.shape), x)
 
 # %% ../../nbs/10_hopfield.ipynb #30e1434c
+def _neurons(order, D: int) -> Array:
+    "The neurons in the order in which they move; None: each once."
+    order = jnp.asarray(range(D) if order is None else order)
+    order = order if order.size else order.astype(int)  # an empty list has no dtype
+    known = [D - 1] if isinstance(order, Tracer) else [D - 1, *np.asarray(order).flat]
+    fits = order.ndim == 1 and jnp.issubdtype(order.dtype, jnp.integer)
+    if not fits or min(known) < 0 or max(known) >= D:
+        raise ValueError(
+            f"order: expected a list of neurons from 0 to D - 1 = {D - 1}, got {order}"
+        )
+    return order
+
+
 def asynchronous(
     x: Float[Array, "... D"],
     W: Float[Array, "D D"],
@@ -69,7 +92,7 @@ def asynchronous(
     The energy never rises if W is symmetric with $W_{ii} \ge 0$. Raises the same errors
     as `ising_energy`, and ValueError if an index in `order` is out of range.
     """
-    W, b = couplings(x, W, b)
+    b = _bias(x, W, b)
     start, mutual = ising_energy(x, W, b), (W + W.T) / 2
 
     def one(carry, i):
@@ -80,7 +103,7 @@ def asynchronous(
         # JAX arrays never change: `at[...].set` returns a changed copy
         return (x.at[..., i].set(new), E), E
 
-    (x, _), energies = jax.lax.scan(one, (x, start), neuron_order(order, len(W)))
+    (x, _), energies = jax.lax.scan(one, (x, start), _neurons(order, len(W)))
     return x, jnp.concatenate([start[None], energies])
 
 # %% ../../nbs/10_hopfield.ipynb #c71b5f95
@@ -89,11 +112,9 @@ def settle(
 ) -> tuple[Float[Array, "... D"], Int[Array, "..."]]:
     """Repeat x ← step(x) until no state changes, at most `most` times. Returns the
     states, and the number of steps that changed each: `most` if the last step still
-    did. Raises TypeError unless x is an array.
+    did.
     """
     check_sizes(most=most)
-    if not hasattr(x, "shape"):
-        raise TypeError(f"x: expected an array of states, got {type(x).__name__}")
 
     def again(carry):
         x, steps, moving, t = carry
@@ -145,8 +166,7 @@ def dense_energy(
     r"""$E = -\sum_\mu F(\xi_\mu\cdot x)$ with an interaction F(a, D), in units of F(D).
     Raises TypeError or ValueError on arrays that do not fit.
     """
-    check_memories(xi)
-    check_states(x, xi.shape[1], dtype=xi.dtype)
+    check_arrays(xi=(xi, "K D"), x=(x, "... D"))
     return -jnp.sum(F(x @ xi.T, xi.shape[1]), -1)
 
 # %% ../../nbs/10_hopfield.ipynb #b0dd2d35
@@ -161,21 +181,19 @@ def _dense_sweep(
     start and after every step. Raises the same errors as `dense_energy` and
     `asynchronous`.
     """
-    check_memories(xi)
-    check_states(x, D := xi.shape[1], spins=True, dtype=xi.dtype)
-    start = dense_energy(x, xi, F)
+    start, D = dense_energy(x, xi, F), xi.shape[1]
+    _check_spins(x)
+    unit_of = getattr(F, "unit", lambda a: jnp.full_like(a[..., :1], D))
 
     def one(carry, i):
         x, a, E = carry
         flipped = a - 2 * x[..., i, None] * jnp.broadcast_to(xi[:, i], a.shape)
-        unit = unit_overlap(F, a, D)
+        unit = unit_of(a)
         change = jnp.sum(F(a, unit) - F(flipped, unit), -1)
         pays = change < 0
         x = x.at[..., i].set(jnp.where(pays, -x[..., i], x[..., i]))
         E = E + jnp.where(pays, change * F(unit[..., 0], D), jnp.zeros_like(change))
         return (x, jnp.where(pays[..., None], flipped, a), E), E
 
-    (x, _, _), energies = jax.lax.scan(
-        one, (x, x @ xi.T, start), neuron_order(order, D)
-    )
+    (x, _, _), energies = jax.lax.scan(one, (x, x @ xi.T, start), _neurons(order, D))
     return x, jnp.concatenate([start[None], energies])

@@ -12,8 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Real
 
-from .._checks import check_positive, check_sizes
-from ._engine import check_floating, check_memories, check_states
+from .._checks import check_arrays, check_positive, check_sizes
 
 # %% ../../nbs/11_hopfield_continuous.ipynb #e3d1f648
 def _continuous_energy_and_update(
@@ -25,8 +24,7 @@ def _continuous_energy_and_update(
     Raises TypeError or ValueError on arrays that do not fit, ValueError unless β is
     positive and finite.
     """
-    check_memories(xi)
-    check_states(x, xi.shape[1], dtype=xi.dtype)
+    check_arrays(xi=(xi, "K D"), x=(x, "... D"))
     check_positive(beta=beta)
     beta = jnp.asarray(beta, x.dtype)
     scores = beta * (x @ xi.T)
@@ -67,8 +65,7 @@ def _sharing(
     p_\mu^2$ with $p = \mathrm{softmax}(\beta\,\xi x)$, from 1 to K. Raises TypeError
     or ValueError on arrays that do not fit, ValueError unless β is positive and finite.
     """
-    check_memories(xi)
-    check_states(x, xi.shape[1], dtype=xi.dtype)
+    check_arrays(xi=(xi, "K D"), x=(x, "... D"))
     check_positive(beta=beta)
     p = jax.nn.softmax(jnp.asarray(beta, x.dtype) * (x @ xi.T), -1)
     return 1 / jnp.sum(p**2, -1)
@@ -78,16 +75,10 @@ def _unit_memories(
     pictures: Float[Array, "K ..."],
 ) -> tuple[Float[Array, "K D"], Float[Array, "D"]]:
     """Pictures as memories: flattened, centered, scaled to unit length. Returns
-    memories and mean. Raises ValueError if a picture equals the mean, or there are
-    fewer than two.
+    memories and mean. Raises ValueError if a picture equals the mean.
     """
-    check_floating(pictures=pictures)
-    if pictures.ndim < 2 or len(pictures) < 2:
-        raise ValueError(
-            "pictures: expected at least two, stacked as (K, ...), got shape"
-            f" {pictures.shape}"
-        )
     flat = pictures.reshape(len(pictures), -1)
+    check_arrays(pictures=(flat, "K D"))
     mean = flat.mean(0)
     flat = flat - mean[None]
     length = jnp.linalg.norm(flat, axis=-1, keepdims=True)

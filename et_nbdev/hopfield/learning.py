@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
-from .._checks import check_positive, check_sizes
-from ._engine import check_attention, check_data, check_memories
+from .._checks import check_arrays, check_positive, check_sizes
 from .continuous import _continuous_energy_and_update
 
 # %% ../../nbs/12_hopfield_learning.ipynb #e9532203
@@ -22,7 +21,7 @@ def _log_partition(
     e^{\frac\beta2|\xi_\mu|^2}$ with $Z = \int e^{-\beta E(x)}\,dx$. Raises TypeError or
     ValueError on bad memories or β.
     """
-    check_memories(xi)
+    check_arrays(xi=(xi, "K D"))
     check_positive(beta=beta)
     beta = jnp.asarray(beta, xi.dtype)
     weights = jax.nn.logsumexp(beta * jnp.sum(xi * xi, -1) / 2)
@@ -39,7 +38,7 @@ def sample(
     probabilities $w = \mathrm{softmax}(\frac\beta2|\xi|^2)$, and Gaussian noise of
     variance 1/β. Raises TypeError or ValueError on bad memories, β or `num`.
     """
-    check_memories(xi)
+    check_arrays(xi=(xi, "K D"))
     check_positive(beta=beta)
     check_sizes(num=num)
     beta, (which, noise) = jnp.asarray(beta, xi.dtype), jax.random.split(key)
@@ -56,22 +55,10 @@ def negative_log_likelihood(
     $-\log p(x)$, in nats. Raises TypeError or ValueError on arrays that do not fit, or
     a bad β.
     """
-    check_data(x, xi, beta)
+    check_arrays(xi=(xi, "K D"), x=(x, "B D"))
+    check_positive(beta=beta)
     energy = jnp.mean(_continuous_energy_and_update(x, xi, beta)[0])
     return jnp.asarray(beta, xi.dtype) * energy + _log_partition(xi, beta)
-
-
-def _likelihood_update(
-    x: Float[Array, "B D"], xi: Float[Array, "K D"], beta: Real[ArrayLike, ""] = 1.0
-) -> Float[Array, "K D"]:
-    r"""$-\partial\mathcal L/\partial\xi_\mu = \beta\,\langle p_\mu(x)\,x\rangle -
-    \beta\,w_\mu\xi_\mu$, by hand. Raises the same errors as `negative_log_likelihood`.
-    """
-    check_data(x, xi, beta)
-    beta = jnp.asarray(beta, xi.dtype)
-    p = jax.nn.softmax(beta * (x @ xi.T), -1)
-    w = jax.nn.softmax(beta * jnp.sum(xi * xi, -1) / 2)
-    return beta * (p.T @ x / len(x) - w[:, None] * xi)
 
 # %% ../../nbs/12_hopfield_learning.ipynb #e6963417
 def learn(
@@ -91,7 +78,7 @@ def learn(
     """
     check_sizes(0, steps=steps)
     check_positive(beta=beta, step_size=1.0 if step_size is None else step_size)
-    check_memories(xi)
+    check_arrays(xi=(xi, "K D"))
     b = jnp.asarray(beta, xi.dtype)
 
     def one(xi, _):
@@ -99,8 +86,8 @@ def learn(
             alpha = 1 / (b + b**2 * jnp.sum(xi * xi, -1).max() / 2)
         else:
             alpha = jnp.asarray(step_size, xi.dtype)
-        loss = negative_log_likelihood(x, xi, beta)
-        return xi + alpha * _likelihood_update(x, xi, beta), loss
+        loss, slope = jax.value_and_grad(negative_log_likelihood, 1)(x, xi, beta)
+        return xi - alpha * slope, loss
 
     xi, losses = jax.lax.scan(one, xi, None, length=steps)
     return xi, jnp.append(losses, negative_log_likelihood(x, xi, beta))
@@ -121,7 +108,11 @@ def hopfield_attention(
     β is $1/\sqrt Y$ unless given. With $W_V = W_K$ it is `retrieve` with one step.
     Raises TypeError or ValueError, naming the argument, on arrays that do not fit.
     """
-    check_attention(x, y, Wq, Wk, Wv)
+    heads = {n: (W, "H D Y") for n, W in (("Wq", Wq), ("Wk", Wk), ("Wv", Wv))}
+    check_arrays(**heads, x=(x, "... N D"), y=(y, "... M D"))
+    if x.shape[:-2] != y.shape[:-2]:
+        axes = f"the batch axes of x, {x.shape[:-2]}, got {y.shape[:-2]}"
+        raise ValueError(f"y: expected {axes}")
     beta = Wq.shape[2] ** -0.5 if beta is None else beta
     check_positive(beta=beta)
     project = lambda tokens, W: jnp.einsum("...nd,hdy->...hny", tokens, W)

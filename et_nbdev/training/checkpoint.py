@@ -40,35 +40,46 @@ def at_home(path: Path | str) -> Path:
 
 # %% ../../nbs/63_checkpoints.ipynb #cb50f726
 @contextlib.contextmanager
+def _naming(path: Path):
+    "Errors of the operating system name the file: that of a full disk names none."
+    try:
+        yield
+    except OSError as e:
+        if e.errno is not None:
+            e.filename = e.filename or str(path)
+        raise
+
+
+def _flush(path: Path):
+    "Wait until a file or a folder is on the disk."
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
 def _atomic_write(path: Path | str):
     """Yield a temporary path beside `path`; on success flush it to the disk and rename
-    it over `path`, on failure remove it.
+    it over `path`, on failure remove it. Of a symbolic link, the file it names is
+    replaced.
 
     Raises OSError, naming the file, if it cannot be written; an older file at `path` is
     then still there.
     """
     path = at_home(path)
-    if path.is_symlink():  # it stays, and the file that it names is replaced
-        path = path.resolve()
+    path = path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     # different in every thread, process and machine
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
     try:
-        yield temporary
-        with open(temporary, "rb") as f:
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-        if os.name == "posix":  # the new name has to reach the disk, too
-            descriptor = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-    except OSError as e:
-        # the error for a full disk names no file
-        if e.errno is not None:
-            e.filename = e.filename or str(path)
-        raise
+        with _naming(path):
+            yield temporary
+            _flush(temporary)
+            os.replace(temporary, path)
+            if os.name == "posix":
+                _flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -78,7 +89,7 @@ class CheckpointError(Exception):
     which, and what to do.
     """
 
-
+# %% ../../nbs/63_checkpoints.ipynb #63s4v3ck
 def _named(tree: PyTree, is_leaf: Callable | None = None) -> dict[str, Any]:
     "The leaves of a tree by name, as in {'model.dim': 64, …}."
     return {
@@ -89,16 +100,11 @@ def _named(tree: PyTree, is_leaf: Callable | None = None) -> dict[str, Any]:
 
 def _digest(tensors: dict[str, np.ndarray], meta: str) -> str:
     sha = hashlib.sha256(meta.encode())
-    for name in sorted(tensors):
-        sha.update(f"{name} {tensors[name].dtype} {tensors[name].shape}".encode())
-        sha.update(
-            np.ascontiguousarray(tensors[name]).view(np.uint8).data
-            if tensors[name].size
-            else b""
-        )
+    for name, a in sorted(tensors.items()):
+        sha.update(f"{name} {a.dtype} {a.shape}".encode() + a.tobytes())
     return sha.hexdigest()
 
-# %% ../../nbs/63_checkpoints.ipynb #991d84d8
+
 def _save_checkpoint(
     path: Path | str, tree: PyTree[ArrayLike], meta: dict | None = None
 ):
@@ -109,13 +115,10 @@ def _save_checkpoint(
     """
     tensors = {name: np.array(leaf, order="C") for name, leaf in _named(tree).items()}
     text = json.dumps(meta or {})
+    header = {"meta": text, "sha256": _digest(tensors, text)}
     # written by Python: on a full disk safetensors does not raise OSError
     with _atomic_write(path) as temporary:
-        temporary.write_bytes(
-            safetensors.numpy.save(
-                tensors, {"meta": text, "sha256": _digest(tensors, text)}
-            )
-        )
+        temporary.write_bytes(safetensors.numpy.save(tensors, header))
 
 # %% ../../nbs/63_checkpoints.ipynb #b8856865
 @contextlib.contextmanager
@@ -123,18 +126,12 @@ def _opened(path: Path | str):
     "The open file of a checkpoint; errors while reading become a CheckpointError."
     if not (file := at_home(path)).is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
+    damages = (safetensors.SafetensorError, ValueError, OSError, KeyError, TypeError)
     try:
         with safetensors.safe_open(file, framework="numpy") as f:
             yield f
     # a damaged file may hold anything
-    except (
-        safetensors.SafetensorError,
-        ValueError,
-        OSError,
-        KeyError,
-        TypeError,
-        RecursionError,
-    ) as e:
+    except (*damages, RecursionError) as e:
         raise CheckpointError(
             f"{path}: not a readable checkpoint ({e}); delete it, or restore a copy"
         ) from e
@@ -149,7 +146,7 @@ def _read_meta(path: Path | str) -> dict:
             raise ValueError("its meta is no object")
     return meta
 
-# %% ../../nbs/63_checkpoints.ipynb #e8bdb0bf
+
 def _load_checkpoint(path: Path | str, like: PyTree) -> tuple[PyTree[Array], dict]:
     """Read a checkpoint into the structure of `like` (arrays or
     `jax.ShapeDtypeStruct`s); returns the tree and its meta.
@@ -165,13 +162,12 @@ def _load_checkpoint(path: Path | str, like: PyTree) -> tuple[PyTree[Array], dic
             f"{path}: contents do not match the checksum in the file; delete it, or"
             " restore a copy"
         )
-    for name, leaf in _named(like).items():
-        if name not in tensors:
+    for name, want in _named(like).items():
+        if (have := tensors.get(name)) is None:
             raise CheckpointError(
                 f"{path}: holds no {name!r}, so it belongs to another model"
             )
-        have, want = tensors[name], jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        if have.shape != want.shape or have.dtype != want.dtype:
+        if (have.shape, have.dtype) != (want.shape, want.dtype):
             raise CheckpointError(
                 f"{path}: {name} is {have.dtype}{have.shape}, this model needs"
                 f" {want.dtype}{want.shape}"
@@ -187,16 +183,14 @@ def _restore(
     """The model that `build` makes from a checkpoint's configuration (and the file's
     size in bytes), with the checkpoint's weights.
 
-    It is built without allocating its arrays, so a small file may claim any shapes;
     `build` has to check that the number of layers fits the size of the file. Raises
     CheckpointError, which calls the model `kind`, if the file is missing, damaged, of
     another kind, or holds more than this model, such as a term of your own.
     """
     config = _read_meta(path).get("config")
     try:
-        graphdef, abstract = nnx.split(
-            nnx.eval_shape(lambda: build(config, at_home(path).stat().st_size))
-        )
+        size = at_home(path).stat().st_size
+        graphdef, abstract = nnx.split(nnx.eval_shape(lambda: build(config, size)))
     # a configuration may hold anything, and JAX and flax reject it in many ways
     except Exception as e:
         raise CheckpointError(
@@ -206,12 +200,10 @@ def _restore(
     like = {"params": nnx.to_pure_dict(abstract)}
     params = _load_checkpoint(path, like)[0]["params"]
     with _opened(path) as f:
-        more = [
-            k for k in f.keys() if k.startswith("params.") and k not in _named(like)
-        ]
+        more = {k for k in f.keys() if k.startswith("params.")} - {*_named(like)}
     if more:
         raise CheckpointError(
-            f"{path}: holds {more[0]!r}, too, which this {kind} does not have; build"
+            f"{path}: holds {min(more)!r}, too, which this {kind} does not have; build"
             " the model as it was trained, and read its arrays with safetensors"
         )
     return nnx.merge(graphdef, params)
@@ -221,21 +213,14 @@ def _provenance() -> dict:
     """The origin of a number: commit (with '+' if files differ from it), machine,
     versions, and the time in UTC.
     """
-
-    def git(*args):
-        return subprocess.run(
-            ["git", *args],
-            capture_output=True,
-            text=True,
-            cwd=Path(et_nbdev.__file__).parent,
-        ).stdout.strip()
-
+    where = dict(capture_output=True, text=True, cwd=Path(et_nbdev.__file__).parent)
+    git = lambda *args: subprocess.run(["git", *args], **where).stdout.strip()
     try:
         commit = git("ls-files", "__init__.py") and git(
             "rev-parse", "--short=12", "HEAD"
         ) + ("+" if git("status", "--porcelain", "-uno") else "")
     except OSError:
-        commit = ""  # no git here, or no repository
+        commit = ""  # no git here
     devices = jax.devices()
     return {
         "commit": commit or "unknown",

@@ -21,66 +21,55 @@ from jax.sharding import Mesh
 
 from .checkpoint import CheckpointError, at_home
 
-# %% ../../nbs/65_command_line.ipynb #7486cdcf
-def _reader(kind: type, optional: bool):
-    "A function from a word of the command line to a value."
-    words: dict = {"none": None} if optional else {}
+# %% ../../nbs/65_command_line.ipynb #4306a102
+def _reader(kind: Any) -> Callable[[str], Any]:
+    "A function from a word of the command line to a value of a type."
+    parts = get_args(kind) or (kind,)
+    words: dict = {"none": None} if type(None) in parts else {}
+    kind = next(t for t in parts if t in (bool, int, float, str))
     words |= {"true": True, "false": False} if kind is bool else {}
 
     def read(text):
-        if kind is bool and text.lower() not in words:
+        if text.lower() in words:
+            return words[text.lower()]
+        if kind is bool:
             raise ValueError(text)
-        return words[text.lower()] if text.lower() in words else kind(text)
+        return kind(text)
 
     read.__name__ = kind.__name__  # argparse shows it if a value cannot be read
     return read
 
-# %% ../../nbs/65_command_line.ipynb #4306a102
-def _add_options(
-    parser: argparse._ActionsContainer,  # a parser, or a group of its options
-    config,
-    omit: tuple[str, ...] = (),
-    prefix: str = "",
-):
-    """One option per field of the dataclass `config`, with its help and default; the
-    fields of a nested one become --model.dim and so on.
-    """
+
+def _add_options(parser, config, omit: Sequence[str] = (), prefix: str = ""):
+    "One option per field of the dataclass `config`, with its help and default."
     for f in fields(config):
-        name, value, parts = prefix + f.name, getattr(config, f.name), get_args(f.type)
+        name, value = prefix + f.name, getattr(config, f.name)
         if is_dataclass(value):
             # the first sentence: the rest is about Python
             said = " ".join((type(value).__doc__ or "").split()).partition(". ")[0]
             group = parser.add_argument_group(f.name, f"{said.rstrip('.')}.")
             _add_options(group, value, omit, f"{name}.")
         elif f.name not in omit:
-            choices = parts if get_origin(f.type) is Literal else None
-            kinds = [t for t in (*parts, f.type) if t in (bool, int, float, str)]
-            kind = str if choices else kinds[0]
-            parser.add_argument(
-                f"--{name}",
-                type=_reader(kind, type(None) in parts),
-                default=value,
-                choices=choices,
-                metavar=None if choices else kind.__name__.upper(),
-                help=f"{f.metadata['help']} (default: {value})",
-            )
+            how: dict = dict(choices=get_args(f.type))
+            if get_origin(f.type) is not Literal:
+                read = _reader(f.type)
+                how = dict(type=read, metavar=read.__name__.upper())
+            text = f"{f.metadata['help']} (default: {value})"
+            parser.add_argument(f"--{name}", default=value, help=text, **how)
 
-# %% ../../nbs/65_command_line.ipynb #857e5301
+
 def _with_options(config, options: dict, prefix: str = ""):
-    """`config` with the values of the options from `_add_options`. Raises what the
-    dataclass raises for them.
-    """
-
-    def new(name, value):
+    "`config` with the values of the options; it may raise what the dataclass raises."
+    new = {}
+    for f in fields(config):
+        name, value = prefix + f.name, getattr(config, f.name)
         if is_dataclass(value):
-            return _with_options(value, options, f"{prefix}{name}.")
-        return options.get(prefix + name, value)
+            new[f.name] = _with_options(value, options, f"{name}.")
+        elif name in options:
+            new[f.name] = options[name]
+    return replace(config, **new)
 
-    return replace(
-        config, **{f.name: new(f.name, getattr(config, f.name)) for f in fields(config)}
-    )
 
-# %% ../../nbs/65_command_line.ipynb #4306a105
 def _configure(
     parser: argparse.ArgumentParser,
     configs: dict[str, Any],
@@ -179,7 +168,7 @@ def _number(variable: str) -> int | None:
     "The number in an environment variable, if it is set."
     text = os.environ.get(variable)
     if text is None or text.isdecimal():
-        return text if text is None else int(text)
+        return text and int(text)
     raise ValueError(f"{variable}: expected a whole number, got {text!r}")
 
 # %% ../../nbs/65_command_line.ipynb #4306a111

@@ -17,12 +17,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -34,20 +36,44 @@ from et_nbdev.training.checkpoint import (
     _atomic_write,
     _load_checkpoint,
     _named,
+    _naming,
     _read_meta,
     _save_checkpoint,
     at_home,
 )
 from et_nbdev.training.loop import (
+    Loss,
     OptimConfig,
     Run,
     TrainState,
-    _Hook,
-    _Loss,
     _make_optimizer,
     _make_step,
+    _trainable,
     train_loop,
 )
+
+# %% ../../nbs/64_fit.ipynb #bc1a9472
+def read_metrics(path: Path | str) -> list[dict]:
+    """The rows of a metrics file. A last line that was cut off when a process was
+    killed is dropped; other lines that cannot be read are dropped with a warning.
+    """
+
+    def read(line):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        sound = isinstance(row, dict) and isinstance(row.get("step"), int)
+        return row if sound else None
+
+    lines = at_home(path).read_text("utf-8", errors="replace").splitlines()
+    found = [read(line) for line in lines]
+    if found[-1:] == [None]:
+        found.pop()
+    if lost := found.count(None):
+        said = f"{lost} of its {len(found)} lines cannot be read, and are left out"
+        warnings.warn(f"{path}: {said}", stacklevel=2)
+    return [row for row in found if row is not None]
 
 # %% ../../nbs/64_fit.ipynb #b8ef96ac
 class _MetricsLog:
@@ -69,94 +95,137 @@ class _MetricsLog:
         with _atomic_write(self.path) as temporary:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
 
-    def append(self, row: dict):
-        """Add one line, flushed at once. Raises OSError, naming the file, if it cannot
-        be written.
-        """
-        self.rows.append(row)
-        if self.path is None:
-            return
-        try:
-            with open(self.path, "a") as f:
-                f.write(json.dumps(row) + "\n")
-        except OSError as e:
-            e.filename = e.filename or str(self.path)  # a full disk names no file
-            raise
-
     def __call__(self, run: Run):
         if run.row is not None:
             self.append(run.row)
 
-# %% ../../nbs/64_fit.ipynb #bc1a9472
-def read_metrics(path: Path | str) -> list[dict]:
-    """The rows of a metrics file, steps ascending. A last line that was cut off when a
-    process was killed is dropped; other lines that are unreadable or out of order are
-    dropped with a warning.
+    def append(self, row: dict):
+        "Add one line, at once. Raises OSError, naming the file, if that fails."
+        self.rows.append(row)
+        if self.path is not None:
+            with _naming(self.path), open(self.path, "a") as f:
+                f.write(json.dumps(row) + "\n")
+
+
+class _Meter:
+    """Makes the row of a step that is due: metrics, speed, fraction of time spent
+    waiting. It reads the metrics only then, so the loop does not wait for the device in
+    between; validation and saving do not count as training. A loss that is not finite
+    ends the run before anything of that step is written.
     """
 
-    def read(line):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            return None
-        sound = isinstance(row, dict) and isinstance(row.get("step"), int)
-        return row if sound else None
+    def __init__(self, run: Run, lr: float | None, *every: int):
+        self.every, self.samples, self.waited, self.since = every, 0, 0.0, 0.0
+        self.lr = "" if lr is None else f" (lr = {lr})"
+        # of the whole run, including earlier processes
+        self.start = time.perf_counter() - run.progress["seconds"]
 
-    lines = at_home(path).read_text("utf-8", errors="replace").splitlines()
-    found, rows = [read(line) for line in lines], []
-    if found[-1:] == [None]:
-        found.pop()
-    for row in filter(None, found):
-        # the row before these two tells which of them is wrong
-        if rows and row["step"] <= rows[-1]["step"]:
-            if len(rows) > 1 and row["step"] <= rows[-2]["step"]:
-                continue
-            rows.pop()
-        rows.append(row)
-    if lost := len(found) - len(rows):
-        warnings.warn(
-            f"{path}: {lost} of its {len(found)} lines cannot be read or are out of"
-            " order, and are left out",
-            stacklevel=2,
-        )
-    return rows
+    def __call__(self, run: Run):
+        self.since = self.since if self.samples else run.asked
+        self.samples += len(jax.tree.leaves(run.batch)[0])
+        self.waited += run.waited
+        if run.stop or run.due(*self.every):
+            run.row = self.measure(run)
+
+    def finish(self, run: Run):
+        "Where a hook stops the run after a step that was not due: no row, but time."
+        if run.stop and run.row is None:
+            self.measure(run)
+
+    def measure(self, run: Run) -> dict:
+        row = {k: float(v) for k, v in jax.device_get(run.metrics).items()}
+        # either way the weights are lost
+        if not np.isfinite([row["loss"], row["grad_norm"]]).all():
+            raise FloatingPointError(
+                f"loss is {row['loss']}, its gradient's norm {row['grad_norm']}, at"
+                f" step {run.step}; lower the learning rate{self.lr} or the step size"
+            )
+        now = time.perf_counter()
+        run.progress["seconds"] = now - self.start
+        row |= {
+            "samples_per_second": self.samples / (now - self.since),
+            "input_wait": self.waited / (now - self.since),
+            "seconds": now - self.start,
+        }
+        self.samples, self.waited = 0, 0.0
+        return {"step": run.step, **row}
+
+
+class _Best:
+    "Scores the model, and keeps the weights with the smallest loss, also in a file."
+
+    def __init__(self, run: Run, validate, every: int, whole, path, write):
+        self.validate, self.every, self.whole = validate, every, whole
+        self.path, self.write, self.weights = path, write, None
+        # if it is missing, fail now rather than at the end
+        if validate and run.progress["best"] is not None:
+            self.weights, _ = _load_checkpoint(path, _weights(run.state))
+
+    def __call__(self, run: Run):
+        if self.validate is None or not run.due(self.every):
+            return
+        model = self.whole(_weights(run.state))
+        model.eval()
+        found = {f"validation_{k}": float(v) for k, v in self.validate(model).items()}
+        run.row = {**(run.row or {}), **found}
+        if not np.isfinite(loss := found["validation_loss"]):
+            raise FloatingPointError(f"validation loss is {loss} at step {run.step}")
+        if self.weights is None or loss < run.progress["best"]:
+            run.progress |= {"best": loss, "best_step": run.step}
+            self.weights = jax.device_get(_weights(run.state))
+            self.write(self.path, self.weights, run)
+
+
+def _weights(state: TrainState) -> dict:
+    "What a model is made of."
+    return {"params": state.params, "rest": state.rest}
+
+
+def _tick(bar: tqdm, run: Run):
+    "One tick per step, with the numbers of the last row."
+    bar.update()
+    if run.row is not None:
+        loss, speed = run.row["loss"], run.row["samples_per_second"]
+        best = "" if (b := run.progress["best"]) is None else f", best {b:.4f}"
+        bar.set_postfix_str(f"loss {loss:.4f}{best}, {speed:.0f}/s")
 
 # %% ../../nbs/64_fit.ipynb #05c167dd
-@contextlib.contextmanager
-def _interruptible():
-    """A context in which Ctrl-C sets an event instead of interrupting a step; a second
-    Ctrl-C interrupts as usual.
-    """
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def ask(signum, frame):
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    previous = signal.signal(signal.SIGINT, ask)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, previous)
+def _in_any_process(flag: bool) -> bool:
+    "Whether `flag` is true in any process; all processes have to call this."
+    if jax.process_count() == 1:
+        return flag
+    return bool(multihost_utils.process_allgather(np.asarray(flag)).any())
 
 
 class _Interruption:
-    "Ends a run after the step in which Ctrl-C was pressed, in any process."
+    """A context in which Ctrl-C sets `asked` instead of interrupting a step; a second
+    one interrupts as usual. As a hook it ends the run, whichever process was asked.
+    """
 
-    def __init__(self, asked: threading.Event, place, *every: int):
-        self.asked, self.place, self.every, self.came = asked, place, every, False
+    def __init__(self, *every: int):
+        self.every, self.asked, self.came, self.previous = every, False, False, None
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            self.previous = signal.signal(signal.SIGINT, self.ask)
+        return self
+
+    def __exit__(self, *_):
+        if self.previous is not None:
+            signal.signal(signal.SIGINT, self.previous)
+
+    def ask(self, *_):
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
 
     def __call__(self, run: Run):
         # processes have to ask each other, so they only do it now and then
         if jax.process_count() == 1 or run.due(*self.every):
-            self.came = self.place.any(self.asked.is_set())
+            self.came = _in_any_process(self.asked)
             run.stop |= self.came
 
-# %% ../../nbs/64_fit.ipynb #74e8a47e
+
 @contextlib.contextmanager
 def _alone(folder: Path | None, wait: bool = False):
     """A context in which no other process trains in `folder`; if one does, raise an
@@ -171,22 +240,30 @@ def _alone(folder: Path | None, wait: bool = False):
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise OSError(
-                errno.EBUSY,
-                "another run is training in this folder; wait for its end, or choose"
-                " another folder",
-                str(folder),
-            ) from None
-        except OSError:
-            pass  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        os.close(descriptor)
+        busy = "another run is training in this folder; wait for its end, or choose"
+        raise OSError(errno.EBUSY, f"{busy} another folder", str(folder)) from None
+    except OSError:
+        pass  # a file system without locks
+    try:
         yield
     finally:
         os.close(descriptor)
 
-# %% ../../nbs/64_fit.ipynb #826244b6
+
+def _identity(
+    optim: OptimConfig | optax.GradientTransformation,
+    seed: int,
+    config: dict | None,
+    steps: int | None = None,
+) -> dict:
+    "What a resumed run must agree with, after a round trip through JSON."
+    settings = asdict(optim) if isinstance(optim, OptimConfig) else {"steps": steps}
+    return json.loads(json.dumps({**(config or {}), "optim": settings, "seed": seed}))
+
+
 def _differences(saved: dict, wanted: dict) -> str:
     "The settings in which two nested configurations differ."
     saved, wanted = (
@@ -203,10 +280,10 @@ def _filled(saved: dict, defaults: dict) -> dict:
     found = {k: _filled(v, defaults[k]) if nested(k) else v for k, v in saved.items()}
     return defaults | found
 
-# %% ../../nbs/64_fit.ipynb #64resume
-def _resume(run: Run, folder: Path, config: dict, defaults: dict):
-    "Resume from the last checkpoint in `folder`, if there is one."
-    if not (path := folder / "last.safetensors").exists():
+
+def _resume(run: Run, path: Path, config: dict, defaults: dict):
+    "Resume from a checkpoint, if there is one."
+    if not path.exists():
         return
     saved = _read_meta(path).get("config")
     # an older version's run lacks the settings that came later
@@ -214,117 +291,12 @@ def _resume(run: Run, folder: Path, config: dict, defaults: dict):
     # compared before the arrays: their shapes say less than the configuration
     if saved != config:
         raise CheckpointError(
-            f"{folder}: holds a run of another configuration"
+            f"{path.parent}: holds a run of another configuration"
             f" ({_differences(saved, config)}); choose another folder, or delete this"
             " one"
         )
     run.state, meta = _load_checkpoint(path, run.state)
-    if "progress" not in meta:
-        raise CheckpointError(
-            f"{path}: was not written by a run; delete it, or restore a copy"
-        )
     run.step, run.progress = int(run.state.step), meta["progress"]
-
-# %% ../../nbs/64_fit.ipynb #e7d68289
-def _trainable(model: nnx.Module) -> tuple[nnx.GraphDef, dict]:
-    """The structure of a model, and a copy of its parameters: the step reuses their
-    memory, and the caller's model must survive. Raises ValueError if the model holds
-    other state.
-    """
-    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
-    if jax.tree.leaves(rest):
-        raise ValueError(
-            f"model: holds state besides its parameters ({', '.join(_named(rest))}),"
-            " which no checkpoint holds; randomness comes to the loss as its key"
-        )
-    return graphdef, jax.tree.map(jnp.copy, nnx.to_pure_dict(params))
-
-
-class _Checkpoints:
-    "Writes the last state to `folder` at intervals and when a run stops."
-
-    def __init__(self, folder: Path, config: dict, every: int):
-        self.folder, self.config, self.every = folder, config, every
-        # left by a process that was killed while writing
-        for orphan in folder.glob(".*.partial"):
-            orphan.unlink(missing_ok=True)
-
-    def __call__(self, run: Run):
-        if run.stop or run.due(self.every):
-            meta = {"config": self.config, "step": run.step, "progress": run.progress}
-            _save_checkpoint(self.folder / "last.safetensors", run.state, meta)
-
-# %% ../../nbs/64_fit.ipynb #1d3e6e08
-class _Meter:
-    """Makes the row of a step that is due: metrics, speed, fraction of time spent
-    waiting.
-    """
-
-    def __init__(self, run: Run, lr: float, *every: int):
-        self.lr, self.every, self.samples, self.waited = lr, every, 0, 0.0
-        # of the whole run, including earlier processes
-        self.start = time.perf_counter() - run.progress["seconds"]
-
-    def __call__(self, run: Run):
-        if not self.samples:
-            self.since = run.asked
-        self.samples += len(jax.tree.leaves(run.batch)[0])
-        self.waited += run.waited
-        if run.stop or run.due(*self.every):
-            run.row = self.measure(run)
-
-    def finish(self, run: Run):
-        "Where a hook stops the run after a step that was not due: no row, but the time."
-        if run.stop and run.row is None:
-            self.measure(run)
-
-    def measure(self, run: Run) -> dict:
-        row = {k: float(v) for k, v in jax.device_get(run.metrics).items()}
-        # either way the weights are lost
-        if not np.isfinite([row["loss"], row["grad_norm"]]).all():
-            raise FloatingPointError(
-                f"loss is {row['loss']}, its gradient's norm {row['grad_norm']}, at"
-                f" step {run.step}; lower the learning rate (lr = {self.lr}) or the"
-                " step size"
-            )
-        now = time.perf_counter()
-        run.progress["seconds"] = now - self.start
-        row |= {
-            "samples_per_second": self.samples / (now - self.since),
-            "input_wait": self.waited / (now - self.since),
-            "seconds": now - self.start,
-        }
-        self.samples, self.waited = 0, 0.0
-        return {"step": run.step, **row}
-
-# %% ../../nbs/64_fit.ipynb #265b8586
-class _Validation:
-    "Scores the model, and keeps the weights with the smallest loss, also in a file."
-
-    def __init__(self, run: Run, validate, every: int, graphdef, place, home, config):
-        self.validate, self.every, self.graphdef = validate, every, graphdef
-        self.place, self.config, self.best = place, config, None
-        self.path = home and home / "best.safetensors"
-        # if it is missing, fail now rather than at the end
-        if validate and run.progress["best"] is not None:
-            best, _ = _load_checkpoint(self.path, {"params": run.state.params})
-            self.best = best["params"]
-
-    def __call__(self, run: Run):
-        if self.validate is None or not run.due(self.every):
-            return
-        model = nnx.merge(self.graphdef, self.place.local(run.state.params))
-        found = {f"validation_{k}": float(v) for k, v in self.validate(model).items()}
-        run.row = {**(run.row or {}), **found}
-        if not np.isfinite(loss := found["validation_loss"]):
-            raise FloatingPointError(f"validation loss is {loss} at step {run.step}")
-        if self.best is not None and loss >= run.progress["best"]:
-            return
-        run.progress |= {"best": loss, "best_step": run.step}
-        self.best = jax.device_get(run.state.params)
-        if self.path and self.place.leads:
-            meta = {"config": self.config, "step": run.step}
-            _save_checkpoint(self.path, {"params": self.best}, meta)
 
 # %% ../../nbs/64_fit.ipynb #a2fe610a
 class _Placement:
@@ -333,7 +305,6 @@ class _Placement:
     """
 
     def __init__(self, mesh: Mesh | None):
-        self.leads = jax.process_index() == 0
         # with automatic axes, whatever the caller's: the loss ignores shardings
         self.mesh = mesh and Mesh(mesh.devices, mesh.axis_names)
 
@@ -350,39 +321,10 @@ class _Placement:
         return jax.tree.map(lambda x: whole(spread, np.asarray(x)), batch)
 
     def local(self, tree):
-        "A replicated tree, on this process's default device."
-        return jax.tree.map(jnp.asarray, jax.device_get(tree)) if self.mesh else tree
+        "A replicated tree, for this process alone."
+        return jax.device_get(tree) if self.mesh else tree
 
-    def any(self, flag: bool) -> bool:
-        "Whether `flag` is true in any process; all processes have to call this."
-        if jax.process_count() == 1:
-            return flag
-        return bool(multihost_utils.process_allgather(np.asarray(flag)).any())
-
-# %% ../../nbs/64_fit.ipynb #144bd928
-class _ProgressBar(tqdm):
-    "One tick per step, with the numbers of the last row."
-
-    def __init__(self, run: Run, shown: bool):
-        super().__init__(
-            total=run.steps,
-            initial=run.step,
-            disable=not shown,
-            unit="step",
-            file=sys.stdout,
-            mininterval=1.0,
-            ncols=100,
-        )
-
-    def __call__(self, run: Run):
-        self.update()
-        if run.row is None:
-            return
-        loss, speed = run.row["loss"], run.row["samples_per_second"]
-        best = "" if (b := run.progress["best"]) is None else f", best {b:.4f}"
-        self.set_postfix_str(f"loss {loss:.4f}{best}, {speed:.0f}/s")
-
-# %% ../../nbs/64_fit.ipynb #409e3da0
+# %% ../../nbs/64_fit.ipynb #64result
 class _Fit(NamedTuple):
     """What `fit` returns: the model with its best weights on validation (the last ones
     without validation), and the log.
@@ -392,42 +334,16 @@ class _Fit(NamedTuple):
     history: list[dict]
     best_step: int
 
-# %% ../../nbs/64_fit.ipynb #cc27270a
-def _fresh_run(model: nnx.Module, optim: OptimConfig):
-    "The structure of the model, its optimizer, and the run before its first step."
-    (graphdef, params), optimizer = _trainable(model), _make_optimizer(optim)
-    start = TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
-    run = Run(start, optim.steps)
-    run.progress = {"best": None, "best_step": 0, "seconds": 0.0}
-    return graphdef, optimizer, run
-
-
-def _plain(config: dict) -> dict:
-    "Settings after a round trip through JSON."
-    return json.loads(json.dumps(config))
-
-
-def _identity(optim: OptimConfig, seed: int, config: dict | None) -> dict:
-    "What a resumed run must agree with."
-    return _plain({**(config or {}), "optim": asdict(optim), "seed": seed})
-
-# %% ../../nbs/64_fit.ipynb #c850dd25
-def _fitted(run: Run, graphdef, best: _Validation, log: _MetricsLog) -> _Fit:
-    "The model with its best weights on validation, or the last ones, and the log."
-    if best.best is None:
-        last = best.place.local(run.state.params)
-        return _Fit(nnx.merge(graphdef, last), log.rows, run.step)
-    weights = jax.tree.map(jnp.asarray, best.best)
-    return _Fit(nnx.merge(graphdef, weights), log.rows, run.progress["best_step"])
-
 # %% ../../nbs/64_fit.ipynb #b42aeb46
 def fit(
     model: nnx.Module,
-    loss: _Loss,  # (model, batch, key) -> mean loss, {metric: value}
+    loss: Loss,  # (model, batch, key) -> mean loss, {metric: value}
     # number of the first batch -> batches; batch s depends only on s
     batches: Callable[[int], Iterator],
-    optim: OptimConfig,
+    optim: OptimConfig | optax.GradientTransformation,
     *,
+    # in all; of an OptimConfig they are a field
+    steps: int | None = None,
     seed: int = 0,
     # checkpoints and metrics.jsonl; resumes if it holds a run
     folder: Path | str | None = None,
@@ -442,12 +358,17 @@ def fit(
     # devices to spread each batch over; None: the default device
     mesh: Mesh | None = None,
     # your own; they may add to a row before it is written, or stop the run
-    hooks: Sequence[_Hook] = (),
+    hooks: Sequence[Callable[[Run], Any]] = (),
     progress: bool = True,
 ) -> _Fit:
     """Train `model`, with a progress bar, to the end of the schedule; if it is killed
     at any moment and called again, it resumes from the last checkpoint in `folder` and
     ends with exactly the weights of an uninterrupted run.
+
+    Any module of flax will do. The loss gets it in the mode (`model.train()`,
+    `model.eval()`) in which it came, with new keys for its dropouts in every step;
+    `validate` gets it as after `model.eval()`. Any optimizer of optax will do, with
+    `steps`.
 
     One process per folder, or all processes of a `jax.distributed` program with a mesh
     of all their devices: then `batches` yields each process its own part of every
@@ -457,32 +378,57 @@ def fit(
     before it remain), KeyboardInterrupt after a clean stop, OSError if the folder
     cannot be written, or if another process trains in it.
     """
-    check_sizes(every=every, log_every=log_every)
-    graphdef, optimizer, run = _fresh_run(model, optim)
+    known = isinstance(optim, OptimConfig)
+    if known and steps is not None:
+        raise ValueError(f"steps: got {steps} beside an OptimConfig, which has its own")
+    steps = optim.steps if known else steps
+    check_sizes(every=every, log_every=log_every, steps=steps)
+    optimizer = _make_optimizer(optim) if known else optim
+    graphdef, params, keys, rest = _trainable(model)
+    start = TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32), rest)
+    run = Run(start, steps)
+    run.progress = {"best": None, "best_step": 0, "seconds": 0.0}
     place, home = _Placement(mesh), None if folder is None else at_home(folder)
-    identity = _identity(optim, seed, config)
-    own = home if place.leads else None  # only the first process writes
+    own = home if jax.process_index() == 0 else None  # only the first process writes
+    about = _identity(optim, seed, config, steps)
+
+    def whole(weights):
+        weights = jax.tree.map(jnp.asarray, place.local(weights))
+        return nnx.merge(graphdef, weights["params"], keys, weights["rest"])
+
+    def write(path, tree, run, **more):
+        if own:
+            _save_checkpoint(path, tree, {"config": about, "step": run.step, **more})
+
+    def save(run):
+        if home and (run.stop or run.due(every)):
+            write(last, run.state, run, progress=run.progress)
+
+    last, best = (home and home / f"{n}.safetensors" for n in ("last", "best"))
     with _alone(own):
         if home:
-            _resume(run, home, identity, _plain(defaults or {}))
+            _resume(run, last, about, json.loads(json.dumps(defaults or {})))
         run.state = place.replicate(run.state)
-        step = _make_step(graphdef, loss, optimizer, seed, place.mesh)
-        best = _Validation(run, validate, every, graphdef, place, home, identity)
+        step = _make_step(graphdef, loss, optimizer, seed, place.mesh, keys)
+        scores = _Best(run, validate, every, whole, best, write)
         log = _MetricsLog(own and own / "metrics.jsonl", run.step)
-        save = [_Checkpoints(own, identity, every)] if own else []
-        with (
-            _interruptible() as asked,
-            _ProgressBar(run, progress and place.leads) as bar,
-        ):
-            ctrl_c = _Interruption(asked, place, every, log_every)
-            meter = _Meter(run, optim.lr, every, log_every)
+        for orphan in own.glob(".*.partial") if own else ():  # of a killed process
+            orphan.unlink(missing_ok=True)
+        meter = _Meter(run, optim.lr if known else None, every, log_every)
+        shown = dict(unit="step", file=sys.stdout, mininterval=1.0, ncols=100)
+        shown["disable"] = not (progress and jax.process_index() == 0)
+        bar = tqdm(total=run.steps, initial=run.step, **shown)
+        tick = partial(_tick, bar)
+        with _Interruption(every, log_every) as ctrl_c, bar:
             train_loop(
                 run,
                 lambda state, batch: step(state, place.share(batch)),
                 batches,
-                [ctrl_c, meter, best, *hooks, meter.finish, log, *save, bar],
+                [ctrl_c, meter, scores, *hooks, meter.finish, log, save, tick],
             )
     if ctrl_c.came and run.step < run.steps:
         where = f"; run again to go on from {folder}" if folder else ""
         raise KeyboardInterrupt(f"stopped after step {run.step}{where}")
-    return _fitted(run, graphdef, best, log)
+    if scores.weights is None:
+        return _Fit(whole(_weights(run.state)), log.rows, run.step)
+    return _Fit(whole(scores.weights), log.rows, run.progress["best_step"])

@@ -9,6 +9,7 @@ __all__ = ['OptimConfig', 'TrainState', 'Run', 'train_loop']
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -48,21 +49,18 @@ class OptimConfig:
     def __post_init__(self):
         check_kinds(self)
         check_sizes(steps=self.steps)
-        if not 0 <= self.warmup < self.steps:
-            raise ValueError(
-                f"warmup: expected 0 ≤ warmup < steps = {self.steps}, got {self.warmup}"
-            )
-        if not 0 <= self.lr_floor <= self.lr < float("inf"):
-            got = f"{self.lr_floor} and {self.lr}"
-            raise ValueError(f"lr, lr_floor: expected 0 ≤ lr_floor ≤ lr, got {got}")
-        if not 0 <= self.weight_decay < float("inf"):
-            got = self.weight_decay
-            raise ValueError(f"weight_decay: expected at least 0, got {got}")
-        for name, decay in (("b1", self.b1), ("b2", self.b2)):
-            if not 0 <= decay < 1:
-                raise ValueError(f"{name}: expected 0 ≤ {name} < 1, got {decay}")
-        if not self.clip > 0:
-            raise ValueError(f"clip: expected a positive norm, got {self.clip}")
+        for name, fits, expected in (
+            ("warmup", 0 <= self.warmup < self.steps, f"below steps = {self.steps}"),
+            ("lr", 0 <= self.lr < float("inf"), "finite"),
+            ("lr_floor", 0 <= self.lr_floor <= self.lr, f"at most lr = {self.lr}"),
+            ("weight_decay", 0 <= self.weight_decay < float("inf"), "finite"),
+            ("b1", 0 <= self.b1 < 1, "less than 1"),
+            ("b2", 0 <= self.b2 < 1, "less than 1"),
+            ("clip", self.clip > 0, "more than 0"),
+        ):
+            if not fits:
+                got = getattr(self, name)
+                raise ValueError(f"{name}: expected 0 or more, {expected}, got {got}")
 
 # %% ../../nbs/61_training.ipynb #d70e0b3b
 def _learning_rate(config: OptimConfig) -> optax.Schedule:
@@ -103,73 +101,77 @@ class TrainState(NamedTuple):
     step: Array  # optimizer steps taken, int32
     rest: PyTree[Array] = {}  # other state of a model: statistics of a batch norm
 
-
-# (model, batch, key) -> the loss, and what else to log
-_Loss = Callable[[nnx.Module, Any, PRNGKeyArray], tuple[Array, dict[str, Array]]]
-
 # %% ../../nbs/61_training.ipynb #1ef68b05
+# (model, batch, key) -> the loss, and what else to log
+Loss = Callable[[nnx.Module, Any, PRNGKeyArray], tuple[Array, dict[str, Array]]]
+
+
+def _trainable(model: nnx.Module) -> tuple[nnx.GraphDef, dict, dict, dict]:
+    """The structure of a model, and copies of its parameters, of its random keys and of
+    its other arrays: a step reuses their memory, and the caller's model must survive.
+    """
+    graphdef, *parts = nnx.split(model, nnx.Param, nnx.RngKey, ...)
+    return graphdef, *(jax.tree.map(jnp.copy, nnx.to_pure_dict(p)) for p in parts)
+
+
 def _gradient_step(
-    graphdef: nnx.GraphDef, loss: _Loss, optimizer: optax.GradientTransformation
+    graphdef: nnx.GraphDef,
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    keys: dict | None = None,
 ):
     """One optimizer step (state, batch, key) -> (state, metrics), to be compiled. The
-    key that the loss gets is folded from `key` and the step's number.
+    key that the loss gets is folded from `key` and the step's number, and so are those
+    of the random streams in the model, which has `keys` in their place.
     """
+    streams, places = jax.tree.flatten(keys or {})
+    optimizer = optax.with_extra_args_support(optimizer)
 
     def step(state: TrainState, batch, key: PRNGKeyArray):
         own = jax.random.fold_in(key, state.step)
+        other = jax.random.fold_in(jax.random.fold_in(key, 2**32 - 1), state.step)
+        fresh = [
+            jax.random.split(jax.random.fold_in(other, n), stream.shape)
+            for n, stream in enumerate(streams)
+        ]
 
         def objective(params):
-            model = nnx.merge(graphdef, params, state.rest)
+            model = nnx.merge(graphdef, params, places.unflatten(fresh), state.rest)
             value, metrics = loss(model, batch, own)
-            rest = nnx.to_pure_dict(nnx.split(model, nnx.Param, ...)[2])
+            rest = nnx.to_pure_dict(nnx.split(model, nnx.Param, nnx.RngKey, ...)[3])
             return value, (metrics, rest)
 
         found, grads = jax.value_and_grad(objective, has_aux=True)(state.params)
         value, (metrics, rest) = found
         # optax mixes floats with integer counts
         with jax.numpy_dtype_promotion("standard"):
-            updates, moments = optimizer.update(grads, state.optimizer, state.params)
+            updates, moments = optimizer.update(
+                grads, state.optimizer, state.params, value=value
+            )
         params = optax.apply_updates(state.params, updates)
         metrics = {"loss": value, "grad_norm": optax.tree.norm(grads), **metrics}
         return TrainState(params, moments, state.step + 1, rest), metrics
 
     return step
 
-# %% ../../nbs/61_training.ipynb #951d1a86
+
 def _make_step(
     graphdef: nnx.GraphDef,
-    loss: _Loss,
+    loss: Loss,
     optimizer: optax.GradientTransformation,
     seed: int,
     mesh: Mesh | None = None,
+    keys: dict | None = None,
 ):
-    """One compiled optimizer step (state, batch) -> (state, metrics). The old state's
-    memory is given to the new one.
-
-    The key of a step is folded from the seed and the step's number: no random state has
-    to be stored to resume. With a mesh, the new state is replicated on it, and the
-    batch may be split over it.
+    """`_gradient_step`, compiled: (state, batch) -> (state, metrics). The old state's
+    memory is given to the new one. With a mesh, the new state is replicated on it, and
+    the batch may be split over it.
     """
-    take = _gradient_step(graphdef, loss, optimizer)
+    take = _gradient_step(graphdef, loss, optimizer, keys)
     return jax.jit(
         lambda state, batch: take(state, batch, jax.random.key(seed)),
         donate_argnums=0,
         out_shardings=mesh and NamedSharding(mesh, PartitionSpec()),
-    )
-
-# %% ../../nbs/61_training.ipynb #388ccd39
-def _drop(
-    x: Float[Array, "... D"], rate: float, rngs: nnx.Rngs | None
-) -> Float[Array, "... D"]:
-    """Dropout, only in training: entries become 0 with probability `rate`, the others
-    are scaled up to keep the mean. Without `rngs` nothing happens.
-    """
-    if rngs is None or rate == 0:
-        return x
-    return jnp.where(
-        jax.random.bernoulli(rngs.dropout(), 1 - rate, x.shape),
-        x / (1 - rate),
-        jnp.zeros_like(x),
     )
 
 # %% ../../nbs/61_training.ipynb #61partsc
@@ -188,28 +190,31 @@ def _in_parts(
     if count == 1:
         return loss(model, batch)
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
-    cut = lambda a: a.reshape(count, size, *a.shape[1:])
+    parts = jax.tree.map(lambda a: a.reshape(count, size, *a.shape[1:]), batch)
 
     def of(params, rest, part):
         return loss(nnx.merge(graphdef, params, rest), part)
 
-    @jax.custom_vjp
-    def mean(params, rest, parts):
-        found = jax.lax.map(lambda part: of(params, rest, part), parts)
-        return jax.tree.map(lambda a: a.mean(0), found)
-
-    def forward(params, rest, parts):
-        both = lambda part: jax.value_and_grad(of, has_aux=True)(params, rest, part)
-        add = lambda total, part: (jax.tree.map(jnp.add, total, both(part)), None)
-        shapes = jax.eval_shape(both, jax.tree.map(lambda a: a[0], parts))
+    def mean(f, params, rest, parts):
+        take = lambda part: f(params, rest, part)
+        add = lambda total, part: (jax.tree.map(jnp.add, total, take(part)), None)
+        shapes = jax.eval_shape(take, jax.tree.map(lambda a: a[0], parts))
         total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, shapes), parts)
         return jax.tree.map(lambda a: a / count, total)
 
-    def backward(grads, cotangent):
-        return jax.tree.map(lambda a: cotangent[0] * a, grads), None, None
+    def backward(grads, to):
+        return jax.tree.map(lambda a: to[0] * a, grads), None, None
 
-    mean.defvjp(forward, backward)
-    return mean(params, rest, jax.tree.map(cut, batch))
+    whole = jax.custom_vjp(partial(mean, of))
+    whole.defvjp(partial(mean, jax.value_and_grad(of, has_aux=True)), backward)
+    return whole(params, rest, parts)
+
+
+def _drop(
+    x: Float[Array, "... D"], rate: float, rngs: nnx.Rngs | None
+) -> Float[Array, "... D"]:
+    "Dropout, only in training: without `rngs` nothing happens."
+    return x if rngs is None else nnx.Dropout(rate)(x, rngs=rngs)
 
 # %% ../../nbs/61_training.ipynb #2a3898e4
 @dataclass
@@ -234,14 +239,11 @@ class Run:
         return self.step == self.steps or any(self.step % n == 0 for n in every)
 
 
-_Hook = Callable[[Run], Any]  # the return value is ignored
-
-# %% ../../nbs/61_training.ipynb #7b6de16f
 def train_loop(
     run: Run,
     step: Callable,  # (state, batch) -> (state, metrics)
     batches: Callable[[int], Iterator],  # number of the first batch -> batches
-    hooks: Sequence[_Hook] = (),
+    hooks: Sequence[Callable[[Run], Any]] = (),  # what they return is ignored
 ) -> Run:
     """Take the steps that `run` still lacks, and call every hook after each of them.
 
