@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../nbs/67_compiled.ipynb #67imp0rt
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial, wraps
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -31,6 +31,33 @@ def data_of(tree: Any) -> list:
     return [leaf for leaf in jax.tree.leaves(tree) if _is_data(leaf)]
 
 # %% ../nbs/67_compiled.ipynb #67sn4ps0
+_RANDOM = np.random.Generator, np.random.BitGenerator, np.random.RandomState
+
+
+class _Traced(Exception):
+    "Something holds an array that JAX is tracing: there is nothing to compare."
+
+
+class _Same:
+    "Something that is compared by what it is, not by what it holds."
+
+    def __init__(self, value):
+        self.value = value
+
+    def __hash__(self):
+        return id(self.value)
+
+    def __eq__(self, other):
+        return self.value is other.value
+
+
+def _slots(value: Any) -> dict:
+    "What an object holds in slots, its parents' included."
+    found = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
+    rows = [(names,) if isinstance(names, str) else names for names in found]
+    return {name: getattr(value, name, None) for row in rows for name in row}
+
+
 def _contents(value: Any, inside: tuple[int, ...] = ()) -> Any:
     """What a value holds now, in a form that can be compared later: also of lists,
     dicts, arrays, closures and objects, which may change in place.
@@ -38,36 +65,42 @@ def _contents(value: Any, inside: tuple[int, ...] = ()) -> Any:
     if id(value) in inside:
         return "itself"
     look = partial(_contents, inside=(*inside, id(value)))
+    beside = look(vars(value)) if getattr(value, "__dict__", None) else None
+    if isinstance(value, Tracer):
+        raise _Traced
     if isinstance(value, (list, tuple)):
-        return type(value), *map(look, value)
+        return type(value), beside, *map(look, value)
     if isinstance(value, (set, frozenset)):
-        return type(value), frozenset(map(look, value))
+        return type(value), beside, frozenset(map(look, value))
     if isinstance(value, Mapping):
-        return type(value), *((look(k), look(v)) for k, v in value.items())
-    if isinstance(value, (np.ndarray, jax.Array)) and not isinstance(value, Tracer):
+        return type(value), beside, *((look(k), look(v)) for k, v in value.items())
+    if isinstance(value, (np.ndarray, jax.Array)):
         return str(value.dtype), value.shape, np.asarray(value).tobytes()
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return value.__code__, look((cells, value.__defaults__, value.__kwdefaults__))
+        held = look((cells, value.__defaults__, value.__kwdefaults__))
+        return value.__code__, _Same(value.__globals__), beside, held
     if isinstance(value, MethodType):
         return look(value.__func__), look(value.__self__)
     if isinstance(value, partial):
         return type(value), look((value.func, value.args, value.keywords))
     if hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType)):
-        held = type(value), look(vars(value))
+        held = type(value), look(vars(value)), look(_slots(value))
         # an object of a plain class is what it holds, any other also itself
         plain = type(value).__basicsize__ == _Plain.__basicsize__
         return held if plain else (*held, value)
     try:
         hash(value)
+        known = not isinstance(value, (*_RANDOM, Iterator))
     except TypeError:
+        known = False
+    if not known:
         raise TypeError(
             f"block, solver: hold a {type(value).__name__}, and nothing tells whether"
             " it has changed since a descent was compiled; keep numbers or tuples, and"
             " what is learned in an nnx.Param of an nnx.Module"
-        ) from None
-    slots = {n: getattr(value, n, None) for n in getattr(value, "__slots__", ())}
-    return type(value), value, look(slots)
+        )
+    return type(value), value, look(_slots(value))
 
 # %% ../nbs/67_compiled.ipynb #67plain
 class _Plain:
@@ -114,7 +147,9 @@ class _Program:
 def compiled(function: Callable) -> Callable:
     """Compile a function of modules, solvers and arrays: once for all arguments of the
     same contents and shapes. Arrays and numbers in its positional arguments are data;
-    what else these hold, and the keyword arguments, are part of the program.
+    what else these hold, and the keyword arguments, are part of the program. Classes
+    and globals are not looked at, as in `jax.jit`: after a change to these call
+    `jax.clear_caches()`.
     """
 
     @partial(jax.jit, static_argnums=0)
@@ -123,7 +158,10 @@ def compiled(function: Callable) -> Callable:
 
     @wraps(function)
     def call(*arguments, **options):
-        program = _Program(arguments, options)
+        try:
+            program = _Program(arguments, options)
+        except _Traced:  # inside of a transformation, which compiles it
+            return function(*arguments, **options)
         return run(program, program.take_data())
 
     return call
@@ -134,4 +172,11 @@ def arrays(context: dict) -> dict:
     plain = lambda value: isinstance(value, list) and all(
         isinstance(leaf, (bool, int, float)) for leaf in jax.tree.leaves(value)
     )
-    return {k: np.asarray(v) if plain(v) else v for k, v in context.items()}
+
+    def array(name, rows):
+        try:
+            return np.asarray(rows)
+        except ValueError:
+            raise ValueError(f"{name}: its rows differ in length") from None
+
+    return {k: array(k, v) if plain(v) else v for k, v in context.items()}

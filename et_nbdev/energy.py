@@ -102,7 +102,8 @@ class Energy(nnx.Module):
 
     def energy(self, g: Float[Array, "... N D"], **context) -> Float[Array, "..."]:
         "E, one number per sample: the sum of the tokens' energies."
-        return jnp.sum(self.token_energy(g, **context), -1)
+        each = jnp.asarray(self.token_energy(g, **context))
+        return jnp.sum(each, -1, dtype=at_least_float32(each.dtype))
 
     def energy_and_update(
         self, g: Float[Array, "... N D"], **context

@@ -194,10 +194,20 @@ class Held:
 
 
 class Slotted:
-    __slots__ = ("strength",)
+    __slots__ = "strength"
 
     def __init__(self):
         self.strength = 1.0
+
+
+class Beside(Slotted):
+    "Has a slot of its parent, and a `__dict__`."
+
+
+class Labeled(list):
+    "A list with an attribute."
+
+    strength = 1.0
 
 
 def closure():
@@ -208,6 +218,8 @@ def closure():
 def changes():
     "(what a term holds, how the term reads it, how it is changed in place)."
     function, held = closure()
+    marked = lambda: None
+    marked.strength = 1.0
     deep = [{"a": (Held(),)}]
     return {
         "a list": ([1.0], lambda h: h[0], lambda h: h.__setitem__(0, 2.0)),
@@ -223,6 +235,18 @@ def changes():
             lambda h: h.strength,
             lambda h: setattr(h, "strength", 2.0),
         ),
+        **{
+            f"an attribute of {name}": (
+                thing,
+                lambda h: h.strength,
+                lambda h: setattr(h, "strength", 2.0),
+            )
+            for name, thing in {
+                "an object with a parent's slots": Beside(),
+                "a list": Labeled([3.0]),
+                "a function": marked,
+            }.items()
+        },
         "a partial function": (
             partial(sum, parts := [1.0]),
             lambda h: h(),
@@ -281,6 +305,23 @@ def test_a_solver_of_a_plain_class_works_and_may_change():
         assert_close(found.x, wanted, rtol=1e-6)
 
 
+def test_a_solver_of_a_plain_class_may_hold_what_is_traced():
+    block, x = block_of(), tokens()
+    end = lambda solver: descend(block, x, 3, solver=solver)[0].sum()
+    found = jax.jit(jax.grad(lambda alpha: end(Plain(alpha))))(0.1)
+    assert_close(found, jax.grad(lambda alpha: end(Euler(alpha)))(0.1), rtol=1e-5)
+
+
+def test_functions_of_one_code_and_other_globals_differ():
+    x, energies = tokens(), []
+    for strength in (1.0, 2.0):
+        space = {"strength": strength}
+        exec("read = lambda held: strength", space)
+        block = Block(EnergyLayerNorm(D), own=Listed([], space["read"]))
+        energies.append(descend(block, x, 2)[1].energies.total[0])
+    assert_close(energies[1], 2 * energies[0], rtol=1e-6)
+
+
 def test_context_may_come_and_go_and_be_a_list():
     block, x = block_of(), tokens()
     mask = np.tri(N, k=-1, dtype=bool)
@@ -292,6 +333,8 @@ def test_context_may_come_and_go_and_be_a_list():
         listed = way(block, x, mask=mask.tolist(), bias=bias.tolist())
         assert_close(listed, seen, rtol=1e-6)
         assert_close(way(block, x, mask=None), plain, rtol=1e-6)
+    with pytest.raises(ValueError, match="^bias: its rows differ in length"):
+        descend(block, x, bias=[[0.0, 1.0], [2.0]])
     g = block.norm(x)
     with_lists = block.energy(g, mask=mask.tolist(), bias=bias.tolist())
     assert_close(with_lists, block.energy(g, mask=mask, bias=bias), rtol=1e-6)
@@ -347,10 +390,12 @@ def test_a_term_that_is_no_function_of_g_is_named(way, kind, words):
         WAYS[way](block, tokens())
 
 
-def test_what_cannot_be_compared_is_named():
-    block = Block(EnergyLayerNorm(D), own=Listed(bytearray(b"1"), float))
+@pytest.mark.parametrize("held", [bytearray(b"1"), np.random.default_rng(0), iter("1")])
+def test_what_cannot_be_compared_is_named(held):
+    block = Block(EnergyLayerNorm(D), own=Listed(held, float))
+    said = f"hold a {type(held).__name__}, and nothing tells"
     for way in WAYS.values():
-        with pytest.raises(TypeError, match="hold a bytearray, and nothing tells"):
+        with pytest.raises(TypeError, match=said):
             way(block, tokens())
 
 
