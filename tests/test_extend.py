@@ -35,9 +35,9 @@ from et_nbdev.dynamics import plot_energies
 from et_nbdev.energy import Scaled
 from et_nbdev.explore import (
     ExplorerSettings,
-    ImageExplorer,
     animate_image,
     descend_picture,
+    explore,
 )
 from et_nbdev.graph.energy import EdgeAttention, EdgeIndex, _attention_weights
 from et_nbdev.solvers import (
@@ -490,7 +490,7 @@ def test_the_explorer_shows_terms_that_the_library_does_not_have():
     assert np.all(without.energies["convolution"])
     shown = animate_image(model, picture, occluded, ExplorerSettings(steps=4))
     assert all(name in shown for name in terms)
-    explorer = ImageExplorer(model, {"a picture": picture})
+    explorer = explore(model, {"a picture": picture})
     before = explorer.view.value
     explorer.solver.options = {"mine": HeavyBall}
     assert explorer.settings.solver is HeavyBall

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import re
 import runpy
 import shutil
@@ -71,15 +70,31 @@ OPTIONS = {
 }
 
 
-def in_the_browser(model: Path, folder: Path, pixels, masked, steps: int) -> dict:
-    "What the engine says of one picture (S, S, C)."
-    given = dict(pixels=pixels.ravel().tolist(), masked=masked.tolist(), steps=steps)
-    path = folder / "input.json"
-    path.write_text(json.dumps(given))
-    command = ["node", str(ROOT / "tests/play/run.mjs"), str(ENGINE), str(model)]
-    done = subprocess.run([*command, str(path)], capture_output=True, text=True)
+def in_node(script: str, *arguments) -> dict:
+    "What the engine says, of a picture by run.mjs, of a graph by walk.mjs."
+    command = ["node", str(ROOT / "tests/play" / script), str(ENGINE)]
+    done = subprocess.run(
+        [*command, *map(str, arguments)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def completed(model: Path, folder: Path, pixels, masked, steps: int) -> dict:
+    "What the engine says of one picture (S, S, C)."
+    given = dict(pixels=pixels.ravel().tolist(), masked=masked.tolist(), steps=steps)
+    (folder / "input.json").write_text(json.dumps(given))
+    return in_node("run.mjs", model, folder / "input.json")
+
+
+def shaken(model):
+    "With other parameters, so that none of them is 0 or 1."
+    random = np.random.default_rng(0)
+    for leaf in jax.tree.leaves(
+        nnx.state(model, nnx.Param), is_leaf=lambda x: isinstance(x, nnx.Param)
+    ):
+        leaf[...] = leaf[...] + 0.3 * random.normal(size=leaf.shape).astype(np.float32)
+    return model
 
 
 def relative(found, wanted) -> float:
@@ -99,16 +114,12 @@ def compare(model, found: dict, pixels, masked, steps: int, within: float):
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_energies_updates_and_pictures_are_the_librarys(options, tmp_path):
     c = ImageConfig(**TINY | options)
-    model = ImageEnergyTransformer(c, rngs=nnx.Rngs(0))
-    random = np.random.default_rng(0)
-    for leaf in jax.tree.leaves(
-        nnx.state(model, nnx.Param), is_leaf=lambda x: isinstance(x, nnx.Param)
-    ):
-        leaf[...] = leaf[...] + 0.3 * random.normal(size=leaf.shape).astype(np.float32)
+    model = shaken(ImageEnergyTransformer(c, rngs=nnx.Rngs(0)))
     save_model(tmp_path / "model.safetensors", model)
+    random = np.random.default_rng(1)
     pixels = random.random((12, 12, c.channels), np.float32)
     masked = random.random(16) < 0.5
-    found = in_the_browser(
+    found = completed(
         tmp_path / "model.safetensors", tmp_path, pixels, masked, c.steps + 2
     )
     mean, std = (np.asarray(v, np.float32) for v in (c.mean, c.std))
@@ -148,9 +159,8 @@ def test_a_shipped_model_is_the_librarys(name, tmp_path):
     assert path.stat().st_size < 1_000_000
     for i, pixels in enumerate(pictures_for(name, c.image_size)[:3]):
         masked = np.random.default_rng(i).random(c.num_tokens) < 0.5
-        found = in_the_browser(path, tmp_path, pixels, masked, c.steps)
+        found = completed(path, tmp_path, pixels, masked, c.steps)
         compare(model, found, pixels, masked, c.steps, SHIPPED[name])
-    print(f"{name} in node: {found['stepsPerSecond']:.0f} steps per second")
 
 
 def test_the_page_has_the_weights_that_ship_with_the_library():
@@ -167,21 +177,12 @@ def test_a_model_it_cannot_run_is_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     save_model(path, ImageEnergyTransformer(c, rngs=nnx.Rngs(0)))
     with pytest.raises(AssertionError, match="expected an energy block with ReLU"):
-        in_the_browser(path, tmp_path, np.zeros((12, 12, 3)), np.zeros(16, bool), 1)
+        completed(path, tmp_path, np.zeros((12, 12, 3)), np.zeros(16, bool), 1)
 
 
 # --- a graph
 
 WALK = ROOT / "nbs/play/digits-graph.safetensors"
-
-
-def walked(path: Path, steps: int, attentive: bool = True) -> dict:
-    "What the engine says of every node of the graph in that file."
-    options = [str(ENGINE), str(path), str(steps), json.dumps(attentive)]
-    command = ["node", str(ROOT / "tests/play/walk.mjs"), *options]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def compare_walk(model, graph, path: list, attentive: bool = True):
@@ -225,16 +226,12 @@ def test_a_graph_descends_as_in_the_library(learn_beta, tmp_path):
     levels[:, 3] = 4  # a constant column
     labels = (np.arange(12) % 3 == 0).astype(np.int8)
     graph = Graph(a[chosen], b[chosen], levels, labels, name="few").symmetric()
-    model = AnomalyEnergyTransformer(9, c, rngs=nnx.Rngs(0))
-    for leaf in jax.tree.leaves(
-        nnx.state(model, nnx.Param), is_leaf=lambda x: isinstance(x, nnx.Param)
-    ):
-        leaf[...] = leaf[...] + 0.3 * random.normal(size=leaf.shape).astype(np.float32)
+    model = shaken(AnomalyEnergyTransformer(9, c, rngs=nnx.Rngs(0)))
     tree = {"params": nnx.to_pure_dict(nnx.state(model, nnx.Param))}
     tree["graph"] = graph_file()(graph)
     _save_checkpoint(tmp_path / "g", tree, {"config": {"model": dataclasses.asdict(c)}})
-    compare_walk(model, graph, walked(tmp_path / "g", 4)["path"])
-    compare_walk(model, graph, walked(tmp_path / "g", 4, False)["path"], False)
+    compare_walk(model, graph, in_node("walk.mjs", tmp_path / "g", 4, "true"))
+    compare_walk(model, graph, in_node("walk.mjs", tmp_path / "g", 4, "false"), False)
 
 
 @pytest.fixture(scope="module")
@@ -255,11 +252,10 @@ def test_the_walk_is_the_librarys(detector, attentive):
     with safetensors.safe_open(WALK, framework="numpy") as file:
         for name, wanted in graph_file()(graph).items():
             np.testing.assert_array_equal(file.get_tensor(f"graph.{name}"), wanted)
-    found = walked(WALK, 6, attentive)
-    compare_walk(detector, graph, found["path"], attentive)
-    print(f"in node: {found['milliseconds']:.0f} ms a step")
+    path = in_node("walk.mjs", WALK, 6, json.dumps(attentive))
+    compare_walk(detector, graph, path, attentive)
     if attentive:
-        p = np.array(found["path"][detector.config.steps]["p"])
+        p = np.array(path[detector.config.steps]["p"])
         assert roc_auc_score(graph.labels, p) > 0.95
         assert p[1279] > 0.8  # where the walk begins, as in the chapter
 
@@ -269,7 +265,7 @@ def test_a_graph_model_it_cannot_run_is_refused(tmp_path, detector):
     config = dataclasses.asdict(detector.config) | dict(num_heads=2)
     _save_checkpoint(tmp_path / "g", tree, {"config": {"model": config}})
     with pytest.raises(AssertionError, match="expected one head"):
-        walked(tmp_path / "g", 1)
+        in_node("walk.mjs", tmp_path / "g", 1, "true")
 
 
 # --- in a real browser
@@ -279,19 +275,6 @@ PAGE = """<!doctype html><meta name=viewport content="width=device-width">
 <main><div class="et-{0}">What stands here without JavaScript.</div></main>
 <script type=module>import "./play/{0}.js"</script>"""
 SITE = "http://play.test/"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync = pytest.importorskip("playwright.sync_api").sync_playwright
-    names = os.environ.get("CHROME") or "chromium", "chromium-browser", "google-chrome"
-    chrome = next(filter(None, map(shutil.which, names)), None)
-    if chrome is None:
-        pytest.skip("needs a Chromium, on the PATH or named by CHROME")
-    with sync() as play:
-        browser = play.chromium.launch(executable_path=chrome, chromium_sandbox=False)
-        yield browser
-        browser.close()
 
 
 def opened(browser, width: int, missing: str = "nothing", kind="play", touch=False):
@@ -446,8 +429,12 @@ def test_a_picture_is_completed_in_a_browser(browser, width, tmp_path):
     page.close()
 
 
-def test_weights_that_cannot_be_had_are_said(browser):
-    page = opened(browser, 1280, missing="tiny-imagenet.safetensors")
+@pytest.mark.parametrize(
+    "kind, missing",
+    [("play", "tiny-imagenet.safetensors"), ("walk", "digits-graph.safetensors")],
+)
+def test_weights_that_cannot_be_had_are_said(browser, kind, missing):
+    page = opened(browser, 1280, missing=missing, kind=kind)
     assert "could not be loaded (404)" in said(page, "could not be loaded")
     page.close()
 
@@ -469,31 +456,6 @@ def test_digits_are_completed_in_a_browser(browser):
     assert "32 of 64 patches hidden" in said(page, "t = 6:")
     assert page.locator(".play-pictures button").count() == 6
     assert page.faults == []
-    page.close()
-
-
-SPEED = """async ([name, steps]) => {
-  const { ImageEnergyTransformer, readSafetensors } = await import("./play/engine.js");
-  const answer = await fetch(`./play/${name}.safetensors`);
-  const net = new ImageEnergyTransformer(readSafetensors(await answer.arrayBuffer()));
-  const { image_size: S, channels: C } = net.config;
-  const pixels = new Float32Array(S * S * C).fill(0.5);
-  const masked = Array.from({ length: net.N }, (_, n) => n % 2 === 0);
-  net.descend(pixels, masked, steps);
-  const began = performance.now();
-  net.descend(pixels, masked, steps);
-  return (1000 * steps) / (performance.now() - began);
-}"""
-
-
-@pytest.mark.parametrize("name, steps", [("digits", 120), ("tiny-imagenet", 12)])
-def test_how_fast_a_browser_descends(browser, name, steps):
-    "A figure to read: the machine may have other work to do."
-    page = opened(browser, 1280)
-    page.goto(SITE)
-    speed = page.evaluate(SPEED, [name, steps])
-    print(f"{name} in Chromium: {speed:.0f} steps per second, a picture for each")
-    assert speed > 0
     page.close()
 
 
@@ -588,31 +550,4 @@ def test_what_is_touched_in_a_walk_is_large_enough(browser):
     assert apart[~np.eye(len(apart), dtype=bool)].min() >= 44
     for control in page.locator(".play-controls :is(button, input)").all():
         assert control.bounding_box()["height"] >= 44
-    page.close()
-
-
-def test_a_graph_that_cannot_be_had_is_said(browser):
-    page = opened(browser, 1280, missing=WALK.name, kind="walk")
-    assert "could not be loaded (404)" in said(page, "could not be loaded")
-    page.close()
-
-
-WALK_SPEED = """async () => {
-  const { readSafetensors } = await import("./play/engine.js");
-  const { GraphEnergyTransformer } = await import("./play/graph.js");
-  const answer = await fetch("./play/digits-graph.safetensors");
-  const net = new GraphEnergyTransformer(readSafetensors(await answer.arrayBuffer()));
-  net.descend(2);
-  const began = performance.now();
-  net.descend(9);
-  return (performance.now() - began) / 10;
-}"""
-
-
-def test_how_fast_a_browser_walks(browser):
-    "A figure to read: the machine may have other work to do."
-    page = opened(browser, 1280, kind="walk")
-    took = page.evaluate(WALK_SPEED)
-    print(f"the graph in Chromium: {took:.0f} ms a step, all nodes")
-    assert took > 0
     page.close()

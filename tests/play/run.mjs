@@ -10,8 +10,6 @@ const { pixels, masked, steps } = JSON.parse(readFileSync(input, "utf8"));
 const x = net.encode(net.patchify(pixels), masked);
 const seen = net.look(x);
 const path = net.descend(pixels, masked, steps);
-const began = performance.now();
-net.descend(pixels, masked, steps); // once more, now that it is compiled
 console.log(
   JSON.stringify({
     x: [...x],
@@ -20,6 +18,5 @@ console.log(
     memory: [...seen.memory.update],
     energies: path.map(({ energies }) => energies),
     pictures: path.map(({ pixels }) => [...pixels]),
-    stepsPerSecond: (1000 * steps) / (performance.now() - began),
   }),
 );

@@ -7,20 +7,16 @@ const { GraphEnergyTransformer } = await import(new URL("graph.js", `file://${en
 const bytes = readFileSync(model);
 const buffer = bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length);
 const net = new GraphEnergyTransformer(readSafetensors(buffer));
-net.descend(2);
-const began = performance.now();
-const path = net.descend(+steps, attentive === "true");
-const took = performance.now() - began;
 const list = (a) => a && [...a];
+const path = net.descend(+steps, attentive === "true");
 console.log(
-  JSON.stringify({
-    milliseconds: took / (+steps + 1),
-    path: path.map(({ attention, memory, p }) => ({
+  JSON.stringify(
+    path.map(({ attention, memory, p }) => ({
       attention: list(attention.energies),
       memory: list(memory.energies),
       updates: [list(attention.update), list(memory.update)],
       P: list(attention.P),
       p: list(p),
     })),
-  }),
+  ),
 );
