@@ -31,6 +31,7 @@ from et_nbdev.explore import (
 )
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer
 from et_nbdev.graph.data import Graph
+from et_nbdev.graph.nodes import scaled
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import solve
 from et_nbdev.testing import assert_close
@@ -62,7 +63,7 @@ NET = AnomalyEnergyTransformer(
     ),
     rngs=nnx.Rngs(0),
 )
-GIVEN = _inputs(GRAPH), NET.prepare(GRAPH)
+GIVEN = scaled(GRAPH), NET.prepare(GRAPH)
 
 
 class Apart(Energy):
