@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import shutil
 from pathlib import Path
 
 import doors
@@ -108,6 +109,20 @@ def x64():
     "Double precision for one test."
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(scope="module")
+def browser():
+    "A Chromium: the one that CHROME names, or one on the PATH."
+    sync = pytest.importorskip("playwright.sync_api").sync_playwright
+    names = os.environ.get("CHROME") or "chromium", "chromium-browser", "google-chrome"
+    chrome = next(filter(None, map(shutil.which, names)), None)
+    if chrome is None:
+        pytest.skip("needs a Chromium, on the PATH or named by CHROME")
+    with sync() as play:
+        browser = play.chromium.launch(executable_path=chrome, chromium_sandbox=False)
+        yield browser
+        browser.close()
 
 
 def pytest_collection_modifyitems(items):
