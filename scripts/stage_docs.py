@@ -236,7 +236,7 @@ def staged_code(cell, public):
             if name in public:
                 text = documentation(public[name], name, not is_open)
                 yield markdown_cell(text, id=f"doc-{name}")
-    if marks & {"hide", "export", "exporti", "default_exp"}:
+    if marks & {"hide", "export", "exporti"} or not code:
         return
     shown = list(pictures(cell))
     if shown and all(map(is_drawing, shown)):

@@ -250,6 +250,7 @@ def test_a_chapter_shows_what_it_exports(site):
             opened = after.source.startswith("#| code-fold: show")
             assert opened == ("```python\n" not in cell.source)
             assert opened == (after.source.count("\n") < stage.OPEN + 2)
+    assert all(cell.source for cell in cells)
     assert not re.search("nbdev_export|sharp_figures|pyright", str(cells))
     # what stands below the title, which nbdev leaves out
     assert "## Which public code" in str(staged(site, "52_errata.ipynb"))
