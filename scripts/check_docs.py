@@ -44,8 +44,6 @@ AS_WRITTEN = {
     r"(?<!\\)\$": "a dollar that opens or closes nothing",
     r"^\s*#\|": "a directive outside code",
     r"\\(?:eq)?ref\{|\\\(": "not read as a formula's number, or as a formula",
-    r"\{\{<": "a shortcode",
-    r"^#{1,6}[^\s#|!]": "a heading without a space",
     r"!\[\s*\]\(": "a picture without a caption",
     # Pandoc begins a list after an empty line only
     r"(?<=\n)(?![-*+:|#>\s]|\d+\. ).+\n[-*+] ": "a list that runs on from the line above",

@@ -183,9 +183,10 @@ def self_contained(html, alt):
 
 
 def wrapped(text):
-    "What a cell printed, broken to fit the column; bars of progress shorter."
+    "What a cell printed, broken to fit the column; of a bar of progress its last state."
     lines = []
     for line in text.split("\n"):
+        line = line.rstrip("\r").rpartition("\r")[2]
         if len(line) > WIDEST:
             line = re.sub(r"(?<=%\|)[█▏▎▍▌▋▊▉ ]+(?=\|)", lambda m: m[0][::3], line)
         indent = re.match(" *", line)[0] + "    "
@@ -216,11 +217,6 @@ def addressed(text):
     return text.replace("](../", f"]({in_repository('')}")
 
 
-def staged_text(cell, name, folder):
-    text = with_cards(cell.source, folder) if name == "index.ipynb" else cell.source
-    return addressed(unless_played(linked(with_drawings(text), name)))
-
-
 def staged_code(cell, public):
     "What the page shows of a cell of code: documentation of what it exports, and itself."
     marks = set(re.findall(r"^#\| *([\w-]+)(?!.*:)", cell.source, re.M))
@@ -241,6 +237,12 @@ def staged_code(cell, public):
     shown = list(pictures(cell))
     if shown and all(map(is_drawing, shown)):
         own["classes"] = f"[drawn, {own['classes']}]" if "classes" in own else "drawn"
+    outputs, cell.outputs = cell.outputs, []
+    for output in outputs:  # what was printed in pieces is one text
+        if cell.outputs and "text" in output and "text" in cell.outputs[-1]:
+            cell.outputs[-1].text += output.text
+        else:
+            cell.outputs.append(output)
     for output in cell.outputs:
         if "text" in output:
             output.text = wrapped(output.text)
@@ -282,7 +284,8 @@ def stage(path, folder):
         if cell.cell_type == "code":
             cells += staged_code(cell, public)
         elif cell.source:
-            cell.source = staged_text(cell, name, folder)
+            text = with_drawings(with_cards(cell.source, folder))
+            cell.source = addressed(unless_played(linked(text, name)))
             cells.append(cell)
     notebook.cells = with_folded_results(cells) if name == "index.ipynb" else cells
     notebook.metadata.pop("widgets", None)

@@ -141,7 +141,6 @@ BROKEN = {
         ("A curve.", '"A curve, [there](another.qmd)"', "no such file: another"),
         ("A curve.", '"A curve, $\\gamma$"', "options that Quarto cannot read"),
         ("A curve.", '"A curve, $\\alpha$"', "fig-cap between double quotes"),
-        ("A curve.", "a: curve", "options that Quarto cannot read"),
         ("plot", "#| echo: true\n#| echo: true\nplot", "an option that comes twice"),
         ("plot", "#| code-flod: true\nplot", "Quarto knows no option 'code-flod'"),
         ("plot()", "plot()\n#| echo: false", "below the first line of code"),
@@ -265,6 +264,7 @@ def test_animations_need_no_other_site_and_long_lines_are_broken():
     assert stage.wrapped("  " + "a word " * 14) == (
         f"  {'a word ' * 12}a\n      word a word"
     )
+    assert stage.wrapped("a\n  0%|\r 50%|\r\nb") == "a\n 50%|\nb"
     bar = f"50%|{'█' * 33}{' ' * 33}| 1/2 [00:01<00:01, loss 1.0]"
     assert stage.wrapped(bar) == bar.replace("█" * 33 + " " * 33, "█" * 11 + " " * 11)
     table = stage.handed_over({"text/markdown": "| -0.5 | [a](../b) |"}, "")
