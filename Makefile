@@ -24,7 +24,7 @@ help:
 	@echo '                                          (with digits also: find the odd nodes of a small graph)'
 	@echo 'make check                                style, types and the proofs of the core: a few minutes'
 	@echo 'make test [DGL=1]                         run every notebook and every test (DGL=1: compare with DGL, too)'
-	@echo 'make docs                                 build the documentation site (without Quarto, a plain preview)'
+	@echo 'make docs                                 build the documentation site (without Quarto, stage and check its pages)'
 	@echo 'make readme                               README.md, and the list of the engine room'
 	@echo 'make bench                                run every script of benchmarks/'
 	@echo 'make clean | distclean                    remove what was built | and .venv'
@@ -63,7 +63,6 @@ FOR_demo   = the demo (usually a minute)
 FOR_images = other pictures than digits (usually a minute)
 FOR_dev    = notebooks and tests (usually two minutes)
 FOR_check  = the check of types (usually half a minute)
-FOR_docs   = the preview of the site (usually half a minute)
 FOR_dgl    = comparing with DGL: torch, large (usually two minutes)
 HOLDS_images = .venv/.demo
 HOLDS_dev    = .venv/.demo .venv/.images
@@ -101,10 +100,7 @@ docs: readme
 	  $(BIN)/python scripts/search_text.py _docs/search.json || exit 1; \
 	  echo 'The site is in _docs/index.html'; \
 	else \
-	  echo 'Quarto is not on the PATH, so the pages are staged and checked, and previewed without the theme of the site.'; \
-	  make --no-print-directory .venv/.docs || echo 'That failed, so there may be no preview'; \
-	  $(BIN)/python scripts/preview_docs.py || exit 1; \
-	  echo 'To render them install Quarto 1.7 or newer: https://quarto.org/docs/get-started/'; \
+	  echo 'The pages are staged in _proc/ and checked. To render them install Quarto 1.7: https://quarto.org/docs/get-started/'; \
 	fi
 
 bench: .venv/.dev
@@ -112,7 +108,7 @@ bench: .venv/.dev
 	for f in $(filter-out %reference.py %memory.py, $(wildcard benchmarks/*.py)); do echo "== $$f"; $(BIN)/python "$$f" || exit 1; done
 
 clean:
-	rm -rf out _docs _preview _proc build dist *.egg-info .pytest_cache .hypothesis
+	rm -rf out _docs _proc build dist *.egg-info .pytest_cache .hypothesis
 	find nbs tests scripts experiments et_nbdev \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
 distclean: clean

@@ -22,9 +22,9 @@ def absolute(text):
 
 pythons = cfg["pythons"].split()
 major, minor = map(int, pythons[-1].split("."))
-demo, images, graphs, dgl, dev, check, docs = (
+demo, images, graphs, dgl, dev, check = (
     cfg[f"{extra}_requirements"].split()
-    for extra in "demo images graphs dgl dev check docs".split()
+    for extra in "demo images graphs dgl dev check".split()
 )
 images = demo + images
 
@@ -62,7 +62,6 @@ setup(
         "dgl": dgl,
         "dev": dev + images + graphs,
         "check": check,
-        "docs": docs,
     },
     entry_points={
         "console_scripts": cfg["console_scripts"].split(),

@@ -6,8 +6,7 @@ import ast
 import json
 import re
 
-from check_docs import CODE, FENCE, MATH
-from modules import ROOT, first_line, meaning, modules
+from modules import DEFINED, ROOT, first_line, linked, modules
 
 # Each room, what its page is called, and what it is for. A module belongs to the room
 # of its name or of its folder.
@@ -23,7 +22,9 @@ ROOMS = {
 }
 BY_MODULE = dict.fromkeys("norm energy attention memory block".split(), "block")
 BY_MODULE |= dict.fromkeys("dynamics solvers equilibria".split(), "dynamics")
-DEFINED = ast.FunctionDef, ast.ClassDef
+
+# Decorators that change nothing for whoever calls.
+IDLE = re.compile(r"^ *@(?!dataclass|staticmethod|classmethod|property).*\n", re.M)
 
 
 def room_of(module):
@@ -36,39 +37,12 @@ def room_of(module):
 
 def escaped(text):
     "Text for a cell of a table."
-    if "`" in text or "$" in text:
-        return text.replace("|", "\\|")
-    return re.sub(r"([|<>\[\]])", r"\\\1", text)
+    marks = "|" if re.search("[`$]", text) else r"|<>\[\]"
+    return re.sub(f"([{marks}])", r"\\\1", text)
 
 
-NO_NAMES = re.compile(r"^#+\s.*$|!?\[(?:[^\[\]]|\[[^\]]*\])*\]\([^)]*\)", re.M)
-
-
-def linked(text, notebook, page=None):
-    """Names in code, linked to where they are explained. What they mean is up to the
-    notebook; `page` is where the text stands, if not there. Headings, links, formulas
-    and code of several lines stay as they are.
-    """
-    kept = [
-        m.span() for pattern in (FENCE, MATH, NO_NAMES) for m in pattern.finditer(text)
-    ]
-
-    def link(m):
-        name = re.fullmatch(r"([A-Za-z_][\w.]*)(\(\))?", m[2])
-        place = name and meaning(name[1], notebook)
-        if not place or any(start <= m.start() < end for start, end in kept):
-            return m[0]
-        where, anchor = place
-        target = where if where != (page or notebook) else ""
-        target += f"#{anchor}" if anchor else ""
-        return f"[{m[0]}]({target})" if target else m[0]
-
-    return CODE.sub(link, text)
-
-
-def title_of(notebook):
-    cells = json.loads((ROOT / "nbs" / notebook).read_text(encoding="utf-8"))["cells"]
-    return re.match(r"# (.+)", "".join(cells[0]["source"]))[1].strip()
+def what(node, comment=""):
+    return escaped(first_line(node) if isinstance(node, DEFINED) else comment)
 
 
 def called(method):
@@ -82,24 +56,10 @@ def called(method):
     return f"{method.name}({', '.join(names)})"
 
 
-# Decorators that change nothing for whoever calls.
-IDLE = re.compile(r"^ *@(?!dataclass|staticmethod|classmethod|property).*\n", re.M)
-
-
-def methods_of(node):
-    "The public methods of a class that say what they do."
-    for part in node.body if isinstance(node, ast.ClassDef) else ():
-        if isinstance(part, ast.FunctionDef) and part.name[0] != "_":
-            if first_line(part):
-                yield part
-
-
-def what(node, comment):
-    return first_line(node) if isinstance(node, DEFINED) else comment
-
-
-def address(page, anchor):
-    return f"{page}#{anchor}" if anchor else page
+def listing(left, right, rows):
+    "A table whose rows stand below each other on a phone."
+    rows = [f"| {a} | {b} |" for a, b in [(left, right), ("---", "---"), *rows]]
+    return "\n".join(["::: {.api-list}", *rows, ":::"])
 
 
 def anchor_of(module, name):
@@ -107,38 +67,32 @@ def anchor_of(module, name):
     return name + "-1" * (module.anchor(name) == f"{name.lower()}-1")
 
 
-def listing(rows):
-    "A table whose rows stand below each other on a phone."
-    return "\n".join(["::: {.api-list}", *rows, ":::"])
-
-
-def entry(module, name, config, offered):
+def entry(module, name, offered):
     """A name on the page of its room: where it is, how it is called, what it is. Its
     heading is one of a section, since these are what the search finds by their names.
     """
     node, comment = module.public[name]
-    file = module.path.relative_to(ROOT).as_posix()
-    source = f"{config.git_url}/blob/{config.branch}/{file}#L{node.lineno}"
-    notebook = module.home(name)
-    chapter = address(notebook, module.anchor(name))
+    chapter, anchor = module.place([name])
+    text = (ROOT / "nbs" / chapter).read_text(encoding="utf-8")
+    title = re.match(r"# (.+)", "".join(json.loads(text)["cells"][0]["source"]))[1]
     home = "et_nbdev" if name in offered else module.name
     parts = [
         f"## {name} {{#{anchor_of(module, name)}}}",
-        f"`from {home} import {name}` · [{title_of(notebook)}]({chapter})"
-        f" · [source]({source})",
+        f"`from {home} import {name}` · [{title.strip()}]({chapter}{'#' * bool(anchor)}"
+        f"{anchor}) · [source]({module.source(name)})",
     ]
     if not isinstance(node, DEFINED):
         return "\n\n".join([*parts, escaped(comment)])
     said = (ast.get_docstring(node) or "").strip().split("\n\n")[0]
-    parts += [
-        f"```python\n{IDLE.sub('', module.signature(name))}\n```",
-        linked(said, notebook, "api"),
+    code = IDLE.sub("", module.signature(name))
+    parts += [f"```python\n{code}\n```", linked(said, chapter, "api")]
+    methods = [
+        (f"`{called(part)}`", what(part))
+        for part in (node.body if isinstance(node, ast.ClassDef) else ())
+        if isinstance(part, ast.FunctionDef) and part.name[0] != "_" and what(part)
     ]
-    if rows := [
-        f"| `{called(method)}` | {escaped(first_line(method))} |"
-        for method in methods_of(node)
-    ]:
-        parts.append(listing(["| method | what it does |", "|---|---|", *rows]))
+    if methods:
+        parts.append(listing("method", "what it does", methods))
     return "\n\n".join(parts)
 
 
@@ -156,36 +110,29 @@ def offered_names():
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return set(ast.literal_eval(node.value))
-    return set()
 
 
-def api_pages(config):
+def api_pages():
     "{file: text} of the reference."
-    offered, rows, pages = offered_names(), {}, {}
+    offered = offered_names()
+    rows, entries = {room: [] for room in ROOMS}, {room: [] for room in ROOMS}
     for module in modules():
-        if module.path.name.startswith("_") or not module.public:
+        if module.path.name.startswith("_"):
             continue
-        room = room_of(module)
-        for name, (node, comment) in module.public.items():
-            said = escaped(what(node, comment))
+        for name, defined in module.public.items():
+            room = room_of(module)
             link = f"[`{name}`](api_{room}.qmd#{anchor_of(module, name)})"
-            rows.setdefault(room, []).append(f"| {link} | {said} |")
-            text = entry(module, name, config, offered)
-            pages.setdefault(f"api_{room}.qmd", []).append(text)
-    listed = [
-        front("API", "Every public name of et_nbdev, room by room."),
-        f"`import et_nbdev` offers {len(offered)} of these names. The page of a room"
-        " has signatures, and links to the chapters that derive them.",
-    ]
-    for room in ROOMS:
-        title, purpose = ROOMS[room]
-        table = listing(["| name | what it is |", "|---|---|", *rows[room]])
-        listed.append(f"## [{title}](api_{room}.qmd)\n\n{purpose}\n\n{table}")
-        entries = pages[f"api_{room}.qmd"]
-        pages[f"api_{room}.qmd"] = "\n\n".join(
-            [front(f"API: {title[0].lower()}{title[1:]}", purpose), *entries, ""]
-        )
-    print(f"api.qmd lists {sum(map(len, rows.values()))} public names")
-    return {"api.qmd": "\n\n".join([*listed, ""])} | {
-        f"api_{room}.qmd": pages[f"api_{room}.qmd"] for room in ROOMS
+            rows[room].append((link, what(*defined)))
+            entries[room].append(entry(module, name, offered))
+    pages = {
+        "api.qmd": front("API", "Every public name of et_nbdev, room by room.")
+        + f"\n`import et_nbdev` offers {len(offered)} of these names. The page of a room"
+        " has signatures, and links to the chapters that derive them.\n"
     }
+    for room, (title, purpose) in ROOMS.items():
+        table = listing("name", "what it is", rows[room])
+        pages["api.qmd"] += f"\n## [{title}](api_{room}.qmd)\n\n{purpose}\n\n{table}\n"
+        top = front(f"API: {title[0].lower()}{title[1:]}", purpose)
+        pages[f"api_{room}.qmd"] = "\n\n".join([top, *entries[room], ""])
+    print(f"api.qmd lists {sum(map(len, rows.values()))} public names")
+    return pages

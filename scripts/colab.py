@@ -5,10 +5,9 @@ and installs it. There and anywhere else the cell makes figures sharp.
 """
 
 import json
-from configparser import ConfigParser
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from modules import ROOT, settings
+
 ID = "c01ab000"
 CELL = """#| hide
 # On Google Colab: fetch the repository of this notebook and install it. Then anywhere:
@@ -27,17 +26,10 @@ sharp_figures()
 """
 
 
-def install_cell(settings):
+def install_cell(config):
     "The source of the cell, which the address of settings.ini completes."
     names = ("git_url", "lib_name", "nbs_path")
-    return CELL.format(**{name: settings[name] for name in names}).rstrip("\n")
-
-
-def first_code(notebook):
-    "The source of a notebook's first cell of code, or None."
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            return "".join(cell["source"])
+    return CELL.format(**{name: config[name] for name in names}).rstrip("\n")
 
 
 def with_cell(notebook, source):
@@ -60,9 +52,7 @@ def with_cell(notebook, source):
 
 
 def main():
-    config = ConfigParser()
-    config.read(ROOT / "settings.ini", encoding="utf-8")
-    source = install_cell(config["DEFAULT"])
+    source = install_cell(settings())
     for path in sorted((ROOT / "nbs").glob("*.ipynb")):
         notebook = json.loads(path.read_text(encoding="utf-8"))
         text = json.dumps(

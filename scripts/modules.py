@@ -1,84 +1,50 @@
 """What the exported modules define: where each public name is explained on the site,
-and its signature and documentation, from the source's own text.
+and its signature and documentation, from the source's own text. And the pieces of a
+page's Markdown that are not prose.
 """
 
 import ast
-import io
 import json
 import re
-import tokenize
+from configparser import ConfigParser
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDEST = 88  # characters of code and of what it prints that the column holds
+DEFINED = ast.FunctionDef, ast.ClassDef
+
+# Code, and Pandoc's formulas: an opening dollar has no space after it; a closing one has
+# none before it and no digit after it.
+FENCE = r"^[ \t]*(?P<fence>`{3,}|~{3,})(?P<kind>[^\n]*)\n(?P<body>.*?)^[ \t]*(?P=fence)[ \t]*$"
+CODE = r"(?<!`)(?P<tick>`+)(?!`)(?P<code>.+?)(?<!`)(?P=tick)(?!`)"
+MATH = (
+    r"(?<!\\)\$\$(?P<display>.+?)\$\$"
+    r"|(?<![\\$])\$(?![\s$])(?P<inline>(?:\\.|[^$\\]|\n(?!\n))*?)(?<![\s\\])\$(?![\d$])"
+)
+PIECE = re.compile(f"{FENCE}|{CODE}|{MATH}", re.M | re.S)
+HEADING_OR_LINK = r"^\#+[ ][^\n]*$|!?\[(?:[^\[\]]|\[[^\]]*\])*\]\([^)]*\)"
+NAMED = re.compile(f"{FENCE}|{HEADING_OR_LINK}|{MATH}|{CODE}", re.M | re.S)
+
+
+def settings():
+    config = ConfigParser()
+    config.read(ROOT / "settings.ini", encoding="utf-8")
+    return config["DEFAULT"]
+
+
+def in_repository(path):
+    "The address of a file of the repository."
+    return f"{settings()['git_url']}/blob/{settings()['branch']}/{path}"
 
 
 def identifier(heading):
     "The anchor that Pandoc gives a heading."
-    text = re.sub(r"\s*\{[^}]*\}\s*$", "", heading)
+    text = re.sub(r"\s*\{[^}]*\}\s*$|[`*]", "", heading)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    text = re.sub(
-        r"[^\w\s.-]",
-        "",
-        text.replace("`", "").replace("*", "").replace("---", "—").replace("--", "–"),
-    )
-    return (
-        re.sub(r"^[^a-z]+", "", re.sub(r"\s+", "-", text.strip().lower())) or "section"
-    )
-
-
-def first_line(node):
-    "The beginning of a docstring, up to the first line that ends a sentence."
-    said = []
-    for line in (ast.get_docstring(node) or "").strip().split("\n\n")[0].split("\n"):
-        said.append(line.strip())
-        if line.rstrip().endswith((".", ":")):
-            break
-    return " ".join(said)
-
-
-def comment_of(lines, node):
-    "The comment at the end of an assignment's first line, or on the lines above it."
-    beside = re.search(r"\s#\s+(.*)$", lines[node.lineno - 1])
-    if beside:
-        return beside[1]
-    above = []
-    for line in reversed(lines[: node.lineno - 1]):
-        if not re.match(r"# (?!%%)", line):
-            break
-        above.insert(0, line[2:])
-    return " ".join(above)
-
-
-def definitions(path):
-    "{name: (its definition, the comment of a constant)} of a module's top level."
-    text = path.read_text(encoding="utf-8")
-    lines, found = text.split("\n"), {}
-    for node in ast.parse(text).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found[node.name] = node, ""
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            comment = comment_of(lines, node)
-            for target in (
-                node.targets if isinstance(node, ast.Assign) else [node.target]
-            ):
-                for name in ast.walk(target):
-                    if isinstance(name, ast.Name):
-                        found[name.id] = node, comment
-    return ast.parse(text), found
-
-
-def head(node, lines):
-    "The text of a definition above its body, decorators included, without its pragmas."
-    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-    body = node.body[0]
-    text = lines[first - 1 : body.lineno]
-    text[-1] = text[-1].encode()[: body.col_offset].decode()
-    while re.fullmatch(r"\s*(#.*)?", text[-1]):  # what stands between head and body
-        text.pop()
-    return without_pragmas("\n".join(line.rstrip() for line in text))
+    text = re.sub(r"--+|[^\w\s.-]", "", text)
+    return re.sub(r"^[^a-z]+", "", "-".join(text.lower().split())) or "section"
 
 
 def without_pragmas(code):
@@ -86,88 +52,65 @@ def without_pragmas(code):
     return re.sub(r"[ \t]+#\s*(?:pyright|type|noqa|ruff)\b:?[^\n]*", "", code)
 
 
-def wrapped(text):
-    """What a cell printed, broken to fit the column: between columns where there are
-    any, else between words. A bar of progress is shortened.
-    """
-    return "\n".join(part for line in text.split("\n") for part in fitted(line))
+# --- definitions ---
 
 
-def fitted(line):
-    "The pieces of a line, of which each fits the column."
-    bar = re.search("█+", line)
-    if bar and len(line) > WIDEST:
-        more = min(len(line) - WIDEST, len(bar[0]) - 1)
-        line = line[: bar.start()] + line[bar.start() + more :]
-    parts, indent = [], re.match(" *", line)[0] + "    "
-    while len(line) > WIDEST:
-        gaps = [
-            m
-            for pattern in (r"(?<=\S) {2,}", r"(?<=\S) ")
-            for m in re.finditer(pattern, line[: WIDEST + 1])
-            if m.start() > len(indent)
-        ]
-        wide = [m for m in gaps if len(m[0]) > 1 and m.end() > WIDEST // 2]
-        if not gaps:
-            break
-        gap = (wide or gaps)[-1]
-        parts.append(line[: gap.start()])
-        line = indent + line[gap.end() :].lstrip(" ")
-    return [*parts, line]
+def first_line(node):
+    "The beginning of a docstring, up to the first line that ends a sentence."
+    said = (ast.get_docstring(node) or "").partition("\n\n")[0]
+    return " ".join(re.match(r".*?(?:[.:](?=\n|\Z)|\Z)", said, re.S)[0].split())
 
 
-def field(node, lines):
-    "The text of a field, and the comments above it."
-    first = node.lineno - 1
-    while re.match(r"\s+# ", lines[first - 1]):
-        first -= 1
-    return "\n".join(lines[first : node.end_lineno])
+def comment_of(lines, node):
+    "The comment at the end of an assignment's first line, or on the lines above it."
+    if beside := re.search(r"\s#\s+(.*)$", lines[node.lineno - 1]):
+        return beside[1]
+    above = "\n".join(lines[: node.lineno - 1])
+    block = re.search(r"(?:^# (?!%%).*(?:\n|\Z))+\Z", above, re.M)
+    return " ".join(line[2:] for line in block[0].split("\n")) if block else ""
 
 
-def one_a_line(text):
-    """The head of a function with each parameter in a line of its own, where several
-    share the line of the `def`, or the one below it.
-    """
-    *above, first = re.split(r"^(?=\s*def )", text, maxsplit=1, flags=re.M)
-    if not first.lstrip().startswith("def ") or "#" in first or first.count("\n") > 2:
-        return text
-    indent = re.match(" *", first)[0]
-    line = re.sub(r"\n *", " ", first).strip().replace("( ", "(").replace(" )", ")")
-    depth, cuts = 0, []  # where the brackets of the parameters and their commas are
-    for token in tokenize.generate_tokens(io.StringIO(line).readline):
-        depth += (token.string in tuple("([{")) - (token.string in tuple(")]}"))
-        if (depth == 1 and token.string in ("(", ",")) or (
-            depth == 0 and token.string == ")"
-        ):
-            cuts.append(token.end[1])
-            if depth == 0:
-                break
-    parts = [line[a:b].strip()[:-1] for a, b in zip(cuts, cuts[1:])]
-    parts = [part for part in parts if part]
-    if len(parts) < 2:
-        return text
-    inside = "".join(f"{indent}    {part},\n" for part in parts)
-    opened = f"{indent}{line[: cuts[0]]}\n{inside}{indent})"
-    return "".join(above) + opened + line[cuts[-1] :]
+def definitions(path):
+    "{name: (its definition, the comment of a constant)} of a module's top level."
+    text = path.read_text(encoding="utf-8")
+    lines, found = text.split("\n"), {}
+    for node in ast.parse(text).body:
+        if isinstance(node, DEFINED):
+            found[node.name] = node, ""
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            for name in ast.walk(node):
+                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
+                    found[name.id] = node, comment_of(lines, node)
+    return found
+
+
+def head(node, lines):
+    "The text of a definition above its body, decorators included, without its pragmas."
+    first = min(d.lineno for d in (node, *node.decorator_list))
+    body = node.body[0]
+    text = lines[first - 1 : body.lineno]
+    text[-1] = text[-1].encode()[: body.col_offset].decode()
+    return without_pragmas(re.sub(r"(\n\s*(#.*)?)+\Z", "", "\n".join(text)).rstrip())
 
 
 def signature(node, lines, bases=()):
-    """How a function is called, a parameter a line. Of a class, its fields (those of
-    `bases` first) and how it is made; of a protocol, all it asks for.
+    """How a function is called. Of a class, its fields (those of `bases` first, with the
+    comments above them) and how it is made; of a protocol, all it asks for.
     """
-    parts = [one_a_line(head(node, lines))]
-    for base in bases:
-        parts += [field(part, lines) for part in base.body if is_field(part)]
-    if isinstance(node, ast.ClassDef):
-        protocol = any(ast.unparse(b).startswith("Protocol") for b in node.bases)
-        for part in node.body:
-            if is_field(part):
-                parts.append(field(part, lines))
-            elif isinstance(part, ast.FunctionDef) and (
-                part.name == "__init__" or protocol
-            ):
-                parts += ["", one_a_line(head(part, lines))]
-    return re.sub(r"(:\n)\n(?=    (?:def|@))", r"\1", "\n".join(parts))
+    parts = [head(node, lines)]
+    protocol = any("Protocol" in ast.unparse(b) for b in getattr(node, "bases", ()))
+    own = node.body if isinstance(node, ast.ClassDef) else []
+    for part in [*(p for b in bases for p in b.body if is_field(p)), *own]:
+        if is_field(part):
+            first = part.lineno - 1
+            while re.match(r"\s+# ", lines[first - 1]):
+                first -= 1
+            parts.append("\n".join(lines[first : part.end_lineno]))
+        elif isinstance(part, ast.FunctionDef) and (
+            part.name == "__init__" or protocol
+        ):
+            parts += [""] * (len(parts) > 1) + [head(part, lines)]
+    return "\n".join(parts)
 
 
 def is_field(part):
@@ -179,20 +122,6 @@ def notebook_cells(name):
     return json.loads((ROOT / "nbs" / name).read_text(encoding="utf-8"))["cells"]
 
 
-def section_of(cells, name):
-    "The heading above the cell that assigns `name`."
-    heading = ""
-    for cell in cells:
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "markdown":
-            heading = (re.findall(r"^##+ (.+)$", source, re.M) or [heading])[-1]
-        elif re.search(r"^#\|\s*exports?\b", source, re.M) and re.search(
-            rf"^(?:[\w, ]*\b)?{name}\b[\w, ]*(?::[^=\n]+)?=", source, re.M
-        ):
-            return heading
-    return ""
-
-
 @dataclass(frozen=True)
 class Module:
     name: str  # et_nbdev.graph.energy
@@ -200,42 +129,57 @@ class Module:
     notebook: str  # 30_graph_energy.ipynb
 
     @cached_property
-    def text(self):
-        return self.path.read_text(encoding="utf-8")
+    def lines(self):
+        return self.path.read_text(encoding="utf-8").split("\n")
+
+    @cached_property
+    def defined(self):
+        return definitions(self.path)
 
     @cached_property
     def public(self):
         "{name: (its definition, the comment of a constant)}."
-        found = definitions(self.path)[1]
-        names = (
-            ast.literal_eval(found["__all__"][0].value) if "__all__" in found else ()
-        )
-        return {name: found[name] for name in names}
+        listed = self.defined.get("__all__")
+        names = ast.literal_eval(listed[0].value) if listed else ()
+        return {name: self.defined[name] for name in names}
+
+    @cached_property
+    def cells(self):
+        "[(a line, the notebook that the lines below it come from)]."
+        found = enumerate(re.match(r"# %% \S*/nbs/(\S+)", line) for line in self.lines)
+        return [(n, m[1]) for n, m in found if m and m[1].endswith(".ipynb")]
 
     def home(self, name):
         "The notebook that defines a name, where several export to the module."
-        above = self.text.split("\n")[: self.public[name][0].lineno]
-        cells = re.findall(r"^# %% \S*/nbs/(\S+\.ipynb)", "\n".join(above), re.M)
-        return cells[-1] if cells else self.notebook
+        above = [nb for n, nb in self.cells if n < self.public[name][0].lineno]
+        return above[-1] if above else self.notebook
+
+    def source(self, name):
+        "The address of the line that defines a name."
+        file = self.path.relative_to(ROOT).as_posix()
+        return f"{in_repository(file)}#L{self.public[name][0].lineno}"
 
     def signature(self, name):
         node = self.public[name][0]
         # what a class has from bases that have no page of their own
-        found = definitions(self.path)[1]
-        bases = [
-            found[base.id][0]
-            for base in getattr(node, "bases", ())
-            if isinstance(base, ast.Name) and base.id[0] == "_" and base.id in found
-        ]
-        return signature(node, self.text.split("\n"), bases)
+        names = [b.id for b in getattr(node, "bases", ()) if isinstance(b, ast.Name)]
+        bases = [self.defined[n][0] for n in names if n[0] == "_" and n in self.defined]
+        return signature(node, self.lines, bases)
 
     def anchor(self, name):
         "Where on its page a name is explained; empty for the page as a whole."
-        if isinstance(self.public[name][0], (ast.FunctionDef, ast.ClassDef)):
+        if isinstance(self.public[name][0], DEFINED):
             # `split` beside `Split`: the second has a number, as Pandoc would give it
             same = [n for n in self.public if n.lower() == name.lower()]
             return name.lower() + f"-{same.index(name)}" * (name != same[0])
-        heading = section_of(notebook_cells(self.home(name)), name)
+        assigned = re.compile(rf"^(?:[\w, ]*\b)?{name}\b[\w, ]*(?::[^=\n]+)?=", re.M)
+        heading = ""
+        for cell in notebook_cells(self.home(name)):
+            source = "".join(cell["source"])
+            if cell["cell_type"] == "markdown":
+                heading = (re.findall(r"^##+ (.+)$", source, re.M) or [heading])[-1]
+            elif source.startswith("#| export") and assigned.search(source):
+                break
         return identifier(heading) if heading else ""
 
     def place(self, path):
@@ -246,17 +190,11 @@ class Module:
             return self.notebook, ""
         if path[0] not in self.public or len(path) > 2:
             return None
-        members = {
-            name
-            for part in getattr(self.public[path[0]][0], "body", ())
-            for name in (
-                getattr(part, "name", None),
-                getattr(getattr(part, "target", None), "id", None),
-            )
-        }
-        if path[1:] and path[1] not in members:
-            return None
-        return self.home(path[0]), self.anchor(path[0])
+        body = getattr(self.public[path[0]][0], "body", ())
+        members = {getattr(getattr(p, "target", p), "id", None) for p in body}
+        members |= {getattr(part, "name", None) for part in body}
+        if members.issuperset(path[1:]):
+            return self.home(path[0]), self.anchor(path[0])
 
 
 @cache
@@ -264,33 +202,31 @@ def modules():
     "Every module that a notebook exports, in the order of the notebooks."
     found = []
     for path in (ROOT / "et_nbdev").rglob("*.py"):
-        source = re.search(
-            r"File to edit: .*?/nbs/(\S+\.ipynb)", path.read_text(encoding="utf-8")
-        )
-        if source:
+        text = path.read_text(encoding="utf-8")
+        if source := re.search(r"File to edit: .*?/nbs/(\S+\.ipynb)", text):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             found.append(Module(name, path, source[1]))
     return sorted(found, key=lambda m: m.notebook)
 
 
+def defined_by(notebook):
+    "{name: its module} of the public names that a notebook defines."
+    return {n: m for m in modules() for n in m.public if m.home(n) == notebook}
+
+
 @cache
 def imported(notebook):
-    "{name: [module, name there]} of what a notebook imports from the library."
+    "{name: its whole name} of what a notebook imports from the library."
     found = {}
-    if not (ROOT / "nbs" / notebook).is_file():
-        return found
-    for cell in notebook_cells(notebook):
-        if cell["cell_type"] == "code":
-            try:
-                tree = ast.parse("".join(cell["source"]))
-            except SyntaxError:  # what IPython alone understands
-                continue
-            for node in ast.walk(tree):
-                if isinstance(node, ast.ImportFrom) and node.module:
-                    for alias in node.names:
-                        found[alias.asname or alias.name] = (
-                            f"{node.module}.{alias.name}"
-                        )
+    for cell in notebook_cells(notebook) if (ROOT / "nbs" / notebook).is_file() else ():
+        try:
+            tree = ast.parse("".join(cell["source"]))
+        except SyntaxError:  # text, or what IPython alone understands
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for name in node.names:
+                    found[name.asname or name.name] = f"{node.module}.{name.name}"
     return found
 
 
@@ -304,10 +240,26 @@ def meaning(name, notebook):
     own = next((m for m in modules() if m.notebook == notebook), None)
     if own and path[0] in own.public:
         return own.place(path)
-    if path[0] in imported(notebook):
-        path[:1] = imported(notebook)[path[0]].split(".")
+    path[:1] = imported(notebook).get(path[0], path[0]).split(".")
     for n in range(len(path), 0, -1):
         for module in modules():
             if module.name == ".".join(path[:n]):
                 return module.place(path[n:])
-    return None
+
+
+def linked(text, notebook, page=None):
+    """Markdown whose names in code are links to where they are explained. What they mean
+    is up to the notebook; `page` is where the text stands, if not there. Headings, links,
+    formulas and code of several lines stay as they are.
+    """
+
+    def link(m):
+        name = re.fullmatch(r"([A-Za-z_][\w.]*)(\(\))?", m["code"] or "")
+        place = name and meaning(name[1], notebook)
+        if not place:
+            return m[0]
+        target = place[0] if place[0] != (page or notebook) else ""
+        target += f"#{place[1]}" if place[1] else ""
+        return f"[{m[0]}]({target})" if target else m[0]
+
+    return NAMED.sub(link, text)

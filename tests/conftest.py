@@ -113,7 +113,7 @@ def x64():
 
 @pytest.fixture(scope="module")
 def browser():
-    "A real one, where there is a Chromium on the PATH or named by CHROME."
+    "A Chromium: the one that CHROME names, or one on the PATH."
     sync = pytest.importorskip("playwright.sync_api").sync_playwright
     names = os.environ.get("CHROME") or "chromium", "chromium-browser", "google-chrome"
     chrome = next(filter(None, map(shutil.which, names)), None)

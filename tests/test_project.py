@@ -553,7 +553,7 @@ def test_public_names_change_only_on_purpose():
 def test_the_api_page_says_what_every_public_name_is():
     made, silent = runpy.run_path(str(ROOT / "scripts/modules.py")), []
     for path in LIB.rglob("[!_]*.py"):
-        found = made["definitions"](path)[1]
+        found = made["definitions"](path)
         for name in (
             ast.literal_eval(found["__all__"][0].value) if "__all__" in found else ()
         ):
