@@ -167,15 +167,13 @@ def descend_picture(
             f"occluded: expected booleans (N,) = ({c.num_tokens},), got"
             f" {occluded.dtype}{occluded.shape}"
         )
-    hidden = _hidden(c, occluded)
-    seen = np.where(hidden, np.uint8(0), image)
-    patches = patchify(normalize(seen, c.mean, c.std), c.patch_size)
+    patches = patchify(normalize(image, c.mean, c.std), c.patch_size)
     numbers = settings.numbers(model.block.names)
     given = patches, occluded, numbers, settings.solver, settings.steps
     decoded, energies, pulls = jax.device_get(_image_path(model, *given))
     pixels = unpatchify(decoded, c.image_size, c.patch_size)
     read = np.clip(pixels * np.float32(c.std) + np.float32(c.mean), 0, 1)
-    completed = np.where(hidden, read, image / np.float32(255))
+    completed = np.where(_hidden(c, occluded), read, image / np.float32(255))
     return _ImagePath(completed, read, energies, pulls)
 
 # %% ../nbs/95_explorer_inside.ipynb #95graphs
@@ -610,9 +608,8 @@ class _Explorer:
         for dial in dials:
             dial.observe(self._turned, "value")
         style = w.HTML(f"<style>{_file('page.css')}{_file('touch.css')}</style>")
-        panel = w.VBox([w.HBox([play, self.reset]), self.t, *dials])
-        left = w.VBox(self._chosen(w)).add_class("et-chosen")
-        parts = w.HBox([left, panel, self.view]).add_class("et-explorer")
+        dials = [*self._chosen(w), w.HBox([play, self.reset]), self.t, *dials]
+        parts = w.HBox([w.VBox(dials), self.view]).add_class("et-explorer")
         self.widget = w.VBox([style, self.message, parts])
 
     @property

@@ -34,40 +34,27 @@ ROOT = Path(__file__).resolve().parent.parent
 ENGINE = ROOT / "nbs/play/engine.js"
 pytestmark = pytest.mark.skipif(not shutil.which("node"), reason="needs node")
 TINY = dict(
-    image_size=12,
-    patch_size=3,
-    channels=3,
-    dim=10,
-    num_heads=2,
-    head_dim=5,
-    num_memories=14,
-    steps=4,
-    step_size=0.3,
-    mean=(0.4, 0.5, 0.6),
-    std=(0.2, 0.25, 0.3),
-)
+    image_size=12, patch_size=3, channels=3, dim=10, num_heads=2, head_dim=5,
+    num_memories=14, steps=4, step_size=0.3, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3),
+)  # fmt: skip
 OPTIONS = {
     "plain": {},
-    "one channel, one norm": dict(
-        channels=1, mean=(0.5,), std=(0.25,), shared_norm=True
+    "one channel, one norm, a beta, self-attention": dict(
+        channels=1, mean=(0.5,), std=(0.25,), shared_norm=True, beta=0.7,
+        self_attention=True,
     ),
-    "a beta, self-attention": dict(beta=0.7, self_attention=True),
-    "a learned beta": dict(learn_beta=True),
-    "everything": dict(
-        relative_positions="distance",
-        normalize_heads=True,
-        learn_beta=True,
-        beta_per_head=True,
-        negative_memories=0.3,
-        learn_steps=True,
-        gate_steps=True,
+    "distances, a beta per head, gates": dict(
+        relative_positions="distance", normalize_heads=True, learn_beta=True,
+        beta_per_head=True, negative_memories=0.3, learn_steps=True, gate_steps=True,
     ),
-    "two and a half negative memories": dict(num_memories=10, negative_memories=0.25),
+    "two and a half negative memories, a learned beta": dict(
+        num_memories=10, negative_memories=0.25, learn_beta=True
+    ),
     "a size for every channel": dict(learn_steps=True, channel_steps=True),
     "a map for every step": dict(
         learn_steps=True, channel_steps=True, map_per_step=True
     ),
-}
+}  # fmt: skip
 
 
 def in_node(script: str, *arguments) -> dict:
@@ -277,8 +264,8 @@ PAGE = """<!doctype html><meta name=viewport content="width=device-width">
 SITE = "http://play.test/"
 
 
-def opened(browser, width: int, missing: str = "nothing", kind="play", touch=False):
-    "The page in a window of that width, without the file `missing`."
+def opened(browser, width: int, html=PAGE.format("play"), missing="", touch=False):
+    "A page in a window of that width, without the file `missing`."
     page = browser.new_page(
         viewport=dict(width=width, height=900),
         has_touch=touch,
@@ -289,10 +276,9 @@ def opened(browser, width: int, missing: str = "nothing", kind="play", touch=Fal
     page.on("pageerror", lambda error: page.faults.append(str(error)))
 
     def answer(route):
-        path = route.request.url.removeprefix(SITE)
-        if not path:
-            return route.fulfill(body=PAGE.format(kind), content_type="text/html")
-        file = ROOT / "nbs" / path
+        file = ROOT / "nbs" / route.request.url.removeprefix(SITE)
+        if file == ROOT / "nbs":
+            return route.fulfill(body=html, content_type="text/html")
         if file.name == missing or not file.is_file():
             return route.fulfill(status=404)
         return route.fulfill(path=file)
@@ -321,17 +307,7 @@ data-bs-target=".c" aria-label="Toggle callout">Answer</div><div class="c collap
 
 
 def test_a_page_is_for_the_keyboard_too_and_its_drawings_are_dark_by_night(browser):
-    page = browser.new_page()
-    page.route(
-        SITE + "**",
-        lambda route: (
-            route.fulfill(path=ROOT / "nbs" / route.request.url[len(SITE) :])
-            if route.request.url != SITE
-            else route.fulfill(body=REST, content_type="text/html")
-        ),
-    )
-    page.goto(SITE)
-    page.wait_for_load_state("load")
+    page = opened(browser, 1280, html=REST)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"
     page.get_by_role("button", name="Search").wait_for()
@@ -344,17 +320,19 @@ def test_a_page_is_for_the_keyboard_too_and_its_drawings_are_dark_by_night(brows
         "document.querySelector('.glightbox-container').innerHTML ="
         " '<img src=\"images/walk.png\" alt>'"
     )
-    page.wait_for_selector(".glightbox-container img.drawn", state="attached")
-    large = page.locator(".glightbox-container img")
+    large = page.wait_for_selector(".glightbox-container img.drawn", state="attached")
     assert "invert" in large.evaluate("e => getComputedStyle(e).filter")
 
 
-def test_a_fast_drag_leaves_no_patch_out(browser):
-    page = opened(browser, 1280)
-    said(page, "t = 6:")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_patches_are_hidden_by_hand(browser, width):
+    page = opened(browser, width)
+    assert "32 of 64 patches hidden" in said(page, "t = 6:")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.get_by_text("Show all").click()
     said(page, "0 of 64 patches hidden")
-    box = page.locator(".play-picture > canvas").bounding_box()
+    canvas = page.locator(".play-picture > canvas")
+    box = canvas.bounding_box()
     row = box["y"] + box["height"] / 16
     page.mouse.move(box["x"] + 5, row)
     page.mouse.down()
@@ -366,63 +344,48 @@ def test_a_fast_drag_leaves_no_patch_out(browser):
     page.mouse.move(box["x"] + 5, row + box["height"] / 8)
     page.mouse.down()
     said(page, "9 of 64 patches hidden")
-    page.locator(".play-picture > canvas").dispatch_event("pointercancel")
+    canvas.dispatch_event("pointercancel")
     said(page, "8 of 64 patches hidden")
-    assert not page.faults
+    # by the keyboard, one patch after the other; and back
+    for key, count in (("ArrowRight", 8), (" ", 7), (" ", 8)):
+        canvas.press(key)
+        said(page, f"{count} of 64 patches hidden")
+    page.get_by_text("Hide half").click()
+    said(page, "32 of 64 patches hidden")
+    assert page.faults == []
+    page.close()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_a_picture_is_completed_in_a_browser(browser, width, tmp_path):
-    image = pytest.importorskip("PIL.Image")
-    page = opened(browser, width)
-    assert "32 of 64 patches hidden" in said(page, "t = 6:")
-    assert page.locator(".play-pictures button").count() == 6
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+def listed(page, what: str) -> np.ndarray:
+    "The numbers that a curve says at t = 0, 1, …"
+    said = page.locator(f"canvas[aria-label^={what}]").get_attribute("aria-label")
+    return np.array(said.split(": ")[1].split(", "), float)
+
+
+def test_a_picture_is_completed_in_a_browser(browser, tmp_path):
+    page = opened(browser, 1280)
+    said(page, "t = 6:")
     # the curves have as many dots as the screen
     curve = page.locator("canvas[aria-label^=Energy]")
     assert curve.evaluate("c => c.width === 2 * c.clientWidth && c.clientWidth > 0")
-    # a patch is hidden or shown by a press, and by the keyboard
-    canvas = page.locator(".play-picture > canvas")
-    hidden = lambda: int(re.search(r"(\d+) of 64", page.inner_text(".play-status"))[1])
-    counts = [hidden()]
-    canvas.click(position=dict(x=10, y=10))
-    counts.append(hidden())
-    canvas.press("ArrowRight")
-    canvas.press(" ")
-    counts.append(hidden())
-    assert (np.abs(np.diff(counts)) == 1).all()
-    page.get_by_text("Show all").click()
-    said(page, "0 of 64 patches hidden")
-    page.get_by_text("Hide half").click()
-    said(page, "t = 6: E")
-    # time, beyond the depth of training
-    said_at = lambda t: page.locator("input[type=range]").first.evaluate(
-        "(e, t) => { e.value = t; e.dispatchEvent(new Event('input')); }", t
-    )
+    # time, beyond the depth of training, up to which E falls
     page.wait_for_function(
         "document.querySelector('.et-play canvas[aria-label^=Energy]').ariaLabel"
         ".split(',').length == 15",  # 13 energies
         timeout=120_000,
     )
-    said_at(12)
+    page.locator("input[type=range]").first.fill("12")
     assert "beyond the 6 steps" in said(page, "t = 12:")
-    # E falls up to that depth, and one's own picture has another descent
-    path = lambda: [
-        float(part)
-        for part in page.locator("canvas[aria-label^=Energy]")
-        .get_attribute("aria-label")
-        .split(": ")[1]
-        .split(", ")
-    ]
-    assert (np.diff(path()[:7]) < 0).all()
-    # one's own picture, and a file that is none
-    image.fromarray(photographs(90)[3][:, 10:]).save(tmp_path / "own.png")
+    before = listed(page, "Energy")
+    assert (np.diff(before[:7]) < 0).all()
+    # one's own picture has another descent; and a file that is none
+    picture = pytest.importorskip("PIL.Image").fromarray(photographs(90)[3][:, 10:])
+    picture.save(tmp_path / "own.png")
     (tmp_path / "none.png").write_bytes(b"no picture")
     chooser = page.locator("input[type=file]")
-    before = path()
     chooser.set_input_files(tmp_path / "own.png")
     said(page, "t = 6: E")
-    assert path() != before
+    assert listed(page, "Energy")[0] != before[0]
     chooser.set_input_files(tmp_path / "none.png")
     said(page, "none.png is not a picture")
     assert page.faults == []
@@ -434,7 +397,7 @@ def test_a_picture_is_completed_in_a_browser(browser, width, tmp_path):
     [("play", "tiny-imagenet.safetensors"), ("walk", "digits-graph.safetensors")],
 )
 def test_weights_that_cannot_be_had_are_said(browser, kind, missing):
-    page = opened(browser, 1280, missing=missing, kind=kind)
+    page = opened(browser, 1280, PAGE.format(kind), missing)
     assert "could not be loaded (404)" in said(page, "could not be loaded")
     page.close()
 
@@ -442,32 +405,24 @@ def test_weights_that_cannot_be_had_are_said(browser, kind, missing):
 def test_digits_are_completed_in_a_browser(browser):
     page = opened(browser, 390)
     said(page, "t = 6:")
-    page.get_by_label("pictures").select_option(label="digits, 8 × 8")
-    assert "8 of 16 patches hidden" in said(page, "t = 8:")
-    assert page.locator(".play-pictures button").count() == 10
+    for label, says, count in (
+        ("digits, 8 × 8", "8 of 16 patches hidden", 10),
+        ("photographs, 64 × 64", "32 of 64 patches hidden", 6),
+        ("digits, 8 × 8", "8 of 16 patches hidden", 10),
+    ):
+        page.get_by_label("pictures").select_option(label=label)
+        said(page, says)
+        assert page.locator(".play-pictures button").count() == count
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.get_by_label("a handwritten 7").click()
     said(page, "t = 8:")
-    page.get_by_text("Show all").click()
-    said(page, "0 of 16 patches hidden")
-    page.locator(".play-picture > canvas").click(position=dict(x=10, y=10))
-    assert "1 of 16 patches hidden" in said(page, "t = 8:")
-    page.get_by_label("pictures").select_option(label="photographs, 64 × 64")
-    assert "32 of 64 patches hidden" in said(page, "t = 6:")
-    assert page.locator(".play-pictures button").count() == 6
     assert page.faults == []
     page.close()
 
 
-def listed(page, what: str) -> np.ndarray:
-    "The numbers that a curve says at t = 0, 1, …"
-    said = page.locator(f"canvas[aria-label^={what}]").get_attribute("aria-label")
-    return np.array(said.split(": ")[1].split(", "), float)
-
-
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_graph_is_walked_in_a_browser(browser, width, detector):
-    page = opened(browser, width, kind="walk", touch=True)
+    page = opened(browser, width, PAGE.format("walk"), touch=True)
     assert "Node 1279, an eight: p = 0.830 at t = 2." in said(page, "Node 1279")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     graph = load_graph("digits-knn")
@@ -532,7 +487,7 @@ def test_a_graph_is_walked_in_a_browser(browser, width, detector):
 
 def test_what_is_touched_in_a_walk_is_large_enough(browser):
     "The most crowded node, on a phone: 44 pixels each, and as far apart."
-    page = opened(browser, 390, kind="walk", touch=True)
+    page = opened(browser, 390, PAGE.format("walk"), touch=True)
     said(page, "Node 1279")
     degrees = np.delete(load_graph("digits-knn").degrees, 1279)  # where it may jump
     chance = (np.argmax(degrees) + 0.5) / len(degrees)
