@@ -57,7 +57,7 @@ def _slots(value: Any) -> dict:
     rows = [(names,) if isinstance(names, str) else names for names in found]
     return {name: getattr(value, name, None) for row in rows for name in row}
 
-
+# %% ../nbs/67_compiled.ipynb #67contents
 def _contents(value: Any, inside: tuple[int, ...] = ()) -> Any:
     """What a value holds now, in a form that can be compared later: also of lists,
     dicts, arrays, closures and objects, which may change in place.

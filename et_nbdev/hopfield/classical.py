@@ -78,7 +78,7 @@ def _neurons(order, D: int) -> Array:
         )
     return order
 
-
+# %% ../../nbs/10_hopfield.ipynb #10asynchro
 def asynchronous(
     x: Float[Array, "... D"],
     W: Float[Array, "D D"],

@@ -58,7 +58,7 @@ def _flush(path: Path):
     finally:
         os.close(descriptor)
 
-
+# %% ../../nbs/63_checkpoints.ipynb #63atomicwr
 @contextlib.contextmanager
 def _atomic_write(path: Path | str):
     """Yield a temporary path beside `path`; on success flush it to the disk and rename
@@ -146,7 +146,7 @@ def _read_meta(path: Path | str) -> dict:
             raise ValueError("its meta is no object")
     return meta
 
-
+# %% ../../nbs/63_checkpoints.ipynb #63loadchec
 def _load_checkpoint(path: Path | str, like: PyTree) -> tuple[PyTree[Array], dict]:
     """Read a checkpoint into the structure of `like` (arrays or
     `jax.ShapeDtypeStruct`s); returns the tree and its meta.

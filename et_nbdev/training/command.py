@@ -39,7 +39,7 @@ def _reader(kind: Any) -> Callable[[str], Any]:
     read.__name__ = kind.__name__  # argparse shows it if a value cannot be read
     return read
 
-
+# %% ../../nbs/65_command_line.ipynb #65addoptio
 def _add_options(parser, config, omit: Sequence[str] = (), prefix: str = ""):
     "One option per field of the dataclass `config`, with its help and default."
     for f in fields(config):
@@ -69,7 +69,7 @@ def _with_options(config, options: dict, prefix: str = ""):
             new[f.name] = options[name]
     return replace(config, **new)
 
-
+# %% ../../nbs/65_command_line.ipynb #65configur
 def _configure(
     parser: argparse.ArgumentParser,
     configs: dict[str, Any],

@@ -106,7 +106,7 @@ class _MetricsLog:
             with _naming(self.path), open(self.path, "a") as f:
                 f.write(json.dumps(row) + "\n")
 
-
+# %% ../../nbs/64_fit.ipynb #64meter
 class _Meter:
     """Makes the row of a step that is due: metrics, speed, fraction of time spent
     waiting. It reads the metrics only then, so the loop does not wait for the device in
@@ -150,7 +150,7 @@ class _Meter:
         self.samples, self.waited = 0, 0.0
         return {"step": run.step, **row}
 
-
+# %% ../../nbs/64_fit.ipynb #64best
 class _Best:
     "Scores the model, and keeps the weights with the smallest loss, also in a file."
 
@@ -180,7 +180,7 @@ def _weights(state: TrainState) -> dict:
     "What a model is made of."
     return {"params": state.params, "rest": state.rest}
 
-
+# %% ../../nbs/64_fit.ipynb #64tick
 def _tick(bar: tqdm, run: Run):
     "One tick per step, with the numbers of the last row."
     bar.update()
@@ -196,7 +196,7 @@ def _in_any_process(flag: bool) -> bool:
         return flag
     return bool(multihost_utils.process_allgather(np.asarray(flag)).any())
 
-
+# %% ../../nbs/64_fit.ipynb #64interrup
 class _Interruption:
     """A context in which Ctrl-C sets `asked` instead of interrupting a step; a second
     one interrupts as usual. As a hook it ends the run, whichever process was asked.
@@ -225,7 +225,7 @@ class _Interruption:
             self.came = _in_any_process(self.asked)
             run.stop |= self.came
 
-
+# %% ../../nbs/64_fit.ipynb #64alone
 @contextlib.contextmanager
 def _alone(folder: Path | None, wait: bool = False):
     """A context in which no other process trains in `folder`; if one does, raise an
@@ -252,7 +252,7 @@ def _alone(folder: Path | None, wait: bool = False):
     finally:
         os.close(descriptor)
 
-
+# %% ../../nbs/64_fit.ipynb #64identity
 def _identity(
     optim: OptimConfig | optax.GradientTransformation,
     seed: int,
@@ -280,7 +280,7 @@ def _filled(saved: dict, defaults: dict) -> dict:
     found = {k: _filled(v, defaults[k]) if nested(k) else v for k, v in saved.items()}
     return defaults | found
 
-
+# %% ../../nbs/64_fit.ipynb #64resume
 def _resume(run: Run, path: Path, config: dict, defaults: dict):
     "Resume from a checkpoint, if there is one."
     if not path.exists():

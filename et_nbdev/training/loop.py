@@ -113,7 +113,7 @@ def _trainable(model: nnx.Module) -> tuple[nnx.GraphDef, dict, dict, dict]:
     graphdef, *parts = nnx.split(model, nnx.Param, nnx.RngKey, ...)
     return graphdef, *(jax.tree.map(jnp.copy, nnx.to_pure_dict(p)) for p in parts)
 
-
+# %% ../../nbs/61_training.ipynb #61gradient
 def _gradient_step(
     graphdef: nnx.GraphDef,
     loss: Loss,
@@ -154,7 +154,7 @@ def _gradient_step(
 
     return step
 
-
+# %% ../../nbs/61_training.ipynb #61makestep
 def _make_step(
     graphdef: nnx.GraphDef,
     loss: Loss,
@@ -209,7 +209,7 @@ def _in_parts(
     whole.defvjp(partial(mean, jax.value_and_grad(of, has_aux=True)), backward)
     return whole(params, rest, parts)
 
-
+# %% ../../nbs/61_training.ipynb #61drop
 def _drop(
     x: Float[Array, "... D"], rate: float, rngs: nnx.Rngs | None
 ) -> Float[Array, "... D"]:
@@ -238,7 +238,7 @@ class Run:
         "Whether the last step is a multiple of one of the numbers, or the last of all."
         return self.step == self.steps or any(self.step % n == 0 for n in every)
 
-
+# %% ../../nbs/61_training.ipynb #61trainloo
 def train_loop(
     run: Run,
     step: Callable,  # (state, batch) -> (state, metrics)
