@@ -34,6 +34,7 @@ from et_nbdev.graph.data import (
     to_pyg,
     to_scipy,
 )
+from et_nbdev.graph.sets import GraphSet
 
 X, Y = np.array([[1.0, 5.0], [2.0, 6.0], [3.0, 7.0]]), [0, 1, -1]
 FIELDS = ("senders", "receivers", "features", "labels")
@@ -115,6 +116,10 @@ def test_a_graph_keeps_what_it_is_given_in_its_own_types_read_only():
         ),
         (dict(feature_names=("a", "a")), "^feature_names: 'a' is given twice"),
         (dict(node_names=("a",)), "^node_names: must be one for each of 3"),
+        (dict(node_names=("a", "b", "a")), "^node_names: 'a' is given twice"),
+        (dict(node_names=(1, "b", "1")), "^node_names: as numbers and as text"),
+        (dict(node_names=("a", "b", np.nan)), "^node_names: nan at position 2 is a mi"),
+        (dict(relations={1: ([0], [1]), "1": ([1], [2])}), "^relations: as numbers an"),
     ],
 )
 def test_a_graph_refuses_by_name(bad, match):
@@ -206,12 +211,12 @@ def networkx_door(s, r, on_edges=None, labels=Y, **options):
 
 def pyg_door(s, r, on_edges=None, labels=Y, **options):
     on_edges = {f"edge_{k}": np.asarray(v) for k, v in (on_edges or {}).items()}
-    made = dict(x=X, y=np.asarray(labels), edge_index=np.array([s, r])) | on_edges
+    made = dict(x=X, y=np.asanyarray(labels), edge_index=np.array([s, r])) | on_edges
     return from_pyg(SimpleNamespace(**made), **options)
 
 
 def dgl_door(s, r, on_edges=None, labels=Y, **options):
-    nodes = {"feature": X, "label": np.asarray(labels)}
+    nodes = {"feature": X, "label": np.asanyarray(labels)}
     return from_dgl(FakeDGL(s, r, nodes, on_edges or {}), **options)
 
 
@@ -239,6 +244,181 @@ def test_data_on_edges_is_refused_by_name_unless_it_is_ignored(door, key):
         door([0, 1], [1, 2], {key: [1.0, 2.0]})
     ignored = door([0, 1], [1, 2], {key: [1.0, 2.0]}, weights="ignore")
     assert ignored.digest == door([0, 1], [1, 2]).digest
+
+
+@pytest.mark.parametrize("door", [*CARRYING, scipy_door])
+def test_a_masked_label_is_no_label_or_refused(door):
+    try:
+        found = door([0], [1], labels=np.ma.array([0, 1, 1], mask=[0, 0, 1]))
+        assert found.labels.tolist() == [0, 1, -1]
+    except ValueError as e:
+        assert "labels: has masked entries" in str(e)
+
+
+BIG = 1582218195625938945
+ENDS = np.ma.array([[0, 1], [1, 2]], mask=[[0, 1], [0, 0]])
+HIDDEN = np.ma.array(X, mask=X == 6)
+
+
+def of_pandas(s=(0, 1), r=(1, 2), names=None, features=None, label="label", **on_edges):
+    nodes = pd.DataFrame({"x": [1.0, 2.0, 3.0]} | (features or {}), index=names)
+    edges = pd.DataFrame({"source": s, "target": r} | on_edges)
+    relation = next(iter(on_edges), None)
+    return from_pandas(edges, nodes, relation=relation, label=label)
+
+
+def of_networkx(kinds=("a", "b"), features=("x",), label="label", **more):
+    made = nx.DiGraph([(0, 1, {"r": kinds[0]}), (1, 2, {"r": kinds[1]})])
+    for i in made:
+        made.nodes[i].update(x=1.0, **more)
+    return from_networkx(made, features, label, relation="r")
+
+
+def of_file(tmp_path, **more):
+    arrays = dict(senders=[0, 1], receivers=[1, 2], features=X) | more
+    np.savez(tmp_path / "x.npz", **arrays)
+    return load_graph(str(tmp_path / "x.npz"))
+
+
+FILE = dict(labels=[0, 1, 0])
+RING = FILE | dict(senders=[0, 1, 2], receivers=[1, 2, 0])
+ODD = {
+    "masked features": ("^features: has masked", lambda _: make(features=HIDDEN)),
+    "masked rows": ("^features: has masked", lambda _: make(features=[*HIDDEN])),
+    "masked ids": ("^senders: has masked", lambda _: Graph(*ENDS, X, Y)),
+    "masked kind": ("senders: has masked", lambda _: from_relations({"a": ENDS}, X, Y)),
+    "masked, SciPy": ("^features: has", lambda _: from_scipy(sp.eye(3), HIDDEN, Y)),
+    "masked, PyG": (
+        "edge_index: has masked",
+        lambda _: from_pyg(SimpleNamespace(x=X, y=Y, edge_index=ENDS)),
+    ),
+    "masked, DGL": (
+        "^features: has masked",
+        lambda _: from_dgl(FakeDGL([0], [1], {"feat": HIDDEN, "label": Y}, {})),
+    ),
+    "masked, NetworkX": (
+        "^features: 'v': has",
+        lambda _: of_networkx(features=["v"], v=HIDDEN[1]),
+    ),
+    "masked set": ("^senders: has masked", lambda _: GraphSet([0, 3], *ENDS, [0])),
+    "float in objects": (
+        "^edges.source: 1.58.* at row 0 is float",
+        lambda _: of_pandas(np.array([float(BIG), 1], object), names=[BIG, 1, 2]),
+    ),
+    "float in categories": (
+        "^edges.source: 1.58",
+        lambda _: of_pandas(pd.Categorical([float(BIG), 1]), names=[BIG, 1, 2]),
+    ),
+    "true": ("^edges.source: True at row 0", lambda _: of_pandas([True, False])),
+    "true object": (
+        "^edges.source: True",
+        lambda _: of_pandas(["a", True], names=["a", 1, 2]),
+    ),
+    "true name": (
+        "^nodes.index: True",
+        lambda _: of_pandas(names=["a", 1, True][::-1]),
+    ),
+    "no id": (
+        "^nodes.index: None at row 2",
+        lambda _: of_pandas(["a", 1], [1, "a"], ["a", 1, None]),
+    ),
+    "no Int64": (
+        "^edges.source: (<NA>|nan) at row 1",
+        lambda _: of_pandas(pd.array([0, None], "Int64")),
+    ),
+    "no relation": ("^relation: None at pos", lambda _: of_pandas(r_=["a", None])),
+    "NA relation": ("^relation: None at pos", lambda _: of_pandas(r_=["a", pd.NA])),
+    "1 and '1'": ("^relation: as numbers", lambda _: of_pandas(r_=[1, "1"])),
+    "1 and True": ("^relation: as numbers", lambda _: of_networkx((1, True))),
+    "NaN, NetworkX": ("^relation: nan at", lambda _: of_networkx(("a", np.nan))),
+    "label missing": (
+        "^label: there is no 'fraud'",
+        lambda _: of_pandas(label="fraud"),
+    ),
+    "label missing, NetworkX": (
+        "^label: there is no 'fraud'",
+        lambda _: of_networkx(label="fraud"),
+    ),
+    "y, NetworkX": ("^label: .* but 'y'; rename", lambda _: of_networkx(y=1)),
+    "label, file": (
+        "but 'label'; rename it to 'labels'",
+        lambda t: of_file(t, label=Y),
+    ),
+    "y, file": ("but 'y'; rename it to 'labels'", lambda t: of_file(t, y=Y)),
+    "times, file": (
+        r"edges have \['time'\]",
+        lambda t: of_file(t, time=[1.0, 2.0], **FILE),
+    ),
+    "weight, PyG": (
+        "^weights: the edges have 'weight', 'times'",
+        lambda _: from_pyg(
+            SimpleNamespace(
+                x=X,
+                y=Y,
+                edge_index=[[0, 1], [1, 2]],
+                weight=np.ones(2),
+                times=np.ones(2),
+                train_mask=np.ones(3, bool),
+            )
+        ),
+    ),
+    **{
+        f"{key}, file": (
+            f"edges have .'{key}'",
+            lambda t, key=key: of_file(t, **{key: [0.1, 0.2, 0.3]}, **RING),
+        )
+        for key in ("edge_weight", "edge_attr", "weight")
+    },
+    **{
+        key: (
+            f"^label: there is no 'label', but '{key}'; rename",
+            lambda _, key=key: of_pandas(features={key: [0, 1, 0]}),
+        )
+        for key in ("labels", "y", "Label", "target", "class")
+    },
+    **{
+        key: (
+            f"^nodes: column '{key}' seems to name .*set_index",
+            lambda _, key=key: of_pandas(features={key: [2, 1, 0]}),
+        )
+        for key in ("id", "ID", "node_id", "nodeId", "txId", "node", "Unnamed: 0")
+    },
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_what_would_be_another_graph_in_silence_is_refused(case, tmp_path):
+    words, make = ODD[case]
+    with doors.unchecked(), pytest.raises(ValueError, match=words):
+        make(tmp_path)
+
+
+def test_what_only_looks_odd_is_read(tmp_path):
+    columns = {key: [1.0, 2.0, 3.0] for key in ("paid", "grid", "valid", "width")}
+    assert of_pandas(features=columns).num_features == 5
+    assert of_pandas(features={"y": [1, 0, 1]}, label="y").labels.tolist() == [1, 0, 1]
+    with_label = {"y": [1.0, 2.0, 3.0], "label": [0, 1, 0]}  # a place, as x is
+    assert of_pandas(features=with_label).feature_names == ("x", "y")
+    assert of_networkx(features=["x", "y"], y=1.0).num_features == 2
+    assert list(of_pandas(r_=[1, 2]).relations) == ["1", "2"]
+    assert pairs(of_pandas(np.array([7.0, 8], object), [8, 9], [7, 8, 9]).edges) == [
+        (0, 1),
+        (1, 2),
+    ]
+    masks = dict(train_masks=np.ones((10, 3), bool))
+    assert of_file(tmp_path, **FILE, **masks).num_edges == 4
+    masked = np.ma.array(X, mask=False)
+    assert (make(features=masked).features == X).all()
+
+
+@pytest.mark.parametrize("kind, total", [("uint8", 300), ("bool", 1)])
+def test_entries_of_one_place_are_added_up_without_wrapping(kind, total):
+    listed = np.array([200, 100]).astype(kind)
+    features = sp.coo_array((listed, ([0, 0], [0, 0])), shape=(3, 1))
+    assert from_scipy(sp.eye(3), features, Y).features[0, 0] == total
+    wrapped = sp.coo_array((np.uint8([255, 2]), ([0, 0], [0, 0])), shape=(3, 1))
+    with pytest.raises(ValueError, match="labels: must be 1"):
+        from_scipy(sp.eye(3), X, wrapped)
 
 
 ROUND = {  # there and back; None: to the union
@@ -338,9 +518,6 @@ def test_a_missing_label_of_any_kind_is_no_label(kind):
 def test_tables_are_refused_by_name(change, says):
     with pytest.raises((ValueError, TypeError), match=says):
         from_pandas(*change(*tables()))
-
-
-BIG = 1582218195625938945
 
 
 def nodes_called(*names):

@@ -10,7 +10,8 @@ __all__ = ['Graph', 'from_relations', 'from_scipy', 'from_pyg', 'from_dgl', 'fro
 import hashlib
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
@@ -28,7 +29,11 @@ Edges = tuple[Int[np.ndarray, "_"], Int[np.ndarray, "_"]]
 
 
 def as_array(name: str, value) -> np.ndarray:
-    "Anything array-like, as a NumPy array; a torch tensor is detached first."
+    """Anything array-like, as a NumPy array; a torch tensor is detached first. What a
+    mask hides is no number.
+    """
+    if any(map(np.ma.is_masked, value if isinstance(value, list | tuple) else [value])):
+        raise ValueError(f"{name}: has masked entries; fill them in, or leave them out")
     try:
         return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     except Exception as e:
@@ -106,7 +111,28 @@ def _features(value) -> Float32[np.ndarray, "N F"]:
     return x
 
 
+def _texts(name: str, values: Iterable) -> list[str]:
+    "Values as text. Raises ValueError if one is missing, or if text confuses two."
+    values = list(values)
+    texts = list(map(str, values))
+    for i, v in enumerate(values):
+        if _missing(v):
+            raise ValueError(f"{name}: {v!r} at position {i} is a missing value")
+    different = [len(set(a)) for a in (values, texts, zip(values, texts))]
+    if min(different) < max(different):
+        raise ValueError(
+            f"{name}: as numbers and as text, such as 1 and '1' or 1 and 1.0, two values"
+            " look alike; make them all text or all integers"
+        )
+    return texts
+
+
+def _missing(value) -> bool:
+    return value is None or np.ma.is_masked(value) or bool(value != value)
+
+
 def _relations(relations: Mapping, num_nodes: int) -> dict[str, Edges]:
+    _texts("relations", relations)
     return {
         kind: both_ends(edges, num_nodes, f"relations[{kind!r}]: ")
         for kind, edges in relations.items()
@@ -114,11 +140,14 @@ def _relations(relations: Mapping, num_nodes: int) -> dict[str, Edges]:
 
 
 def _names(name: str, value, count: int) -> tuple[str, ...]:
-    names = tuple(map(str, value))
+    names = tuple(_texts(name, value))
     if len(names) not in (0, count):
         raise ValueError(
             f"{name}: must be one for each of {count}, or none, got {len(names)}"
         )
+    if len(set(names)) < len(names):
+        twice = next(n for n in names if names.count(n) > 1)
+        raise ValueError(f"{name}: {twice!r} is given twice")
     return names
 
 # %% ../../nbs/80_graph_readers.ipynb #803bbdbe
@@ -159,7 +188,8 @@ class Graph:
     never trained on or scored); `relations` name the kinds of edges whose union is the
     edge list; `feature_names` name the columns and `node_names` the nodes, if they have
     names. Raises ValueError, naming the argument, if an id is out of range, lengths
-    disagree, types are wrong, features are not finite, or there are no nodes.
+    disagree, types are wrong, features are not finite, entries are masked, a name is
+    given twice, or there are no nodes.
     """
 
     senders: Int32[np.ndarray, "E"]
@@ -186,9 +216,7 @@ class Graph:
                 " from_relations"
             )
         put(node_names=_names("node_names", self.node_names, N))
-        put(feature_names=(names := _names("feature_names", self.feature_names, F)))
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"feature_names: {twice[0]!r} is given twice")
+        put(feature_names=_names("feature_names", self.feature_names, F))
 
     @property
     def num_nodes(self) -> int:
@@ -314,7 +342,7 @@ def need(module: str, package: str = "'et_nbdev[graphs]'"):
 
 def _one_label_each(labels) -> np.ndarray:
     "Labels of shape (N,), (N, 1) or (1, N), or one-hot (N, 2), as (N,)."
-    a = as_array("labels", labels.toarray() if hasattr(labels, "tocsr") else labels)
+    a = as_array("labels", _dense(labels) if hasattr(labels, "tocsr") else labels)
     if a.ndim == 2 and 1 in a.shape:
         a = a.reshape(-1)
     elif a.ndim == 2 and a.shape[1] == 2:
@@ -341,6 +369,13 @@ def _sound_matrix(matrix):
     return matrix
 
 
+def _dense(matrix) -> np.ndarray:
+    "Entries of one place are added up in a type that does not wrap around."
+    of = matrix.dtype
+    wide = of if of.kind == "b" else np.result_type(of, np.float64)
+    return _sound_matrix(matrix).astype(wide).toarray()
+
+
 def _entries(adjacency) -> Edges:
     if not hasattr(adjacency, "tocsr") or len(set(adjacency.shape)) != 1:
         raise ValueError(
@@ -361,6 +396,31 @@ def _check_weights(weights: str, found: Sequence[str]):
             " cannot keep; drop what is not needed, or say weights='ignore'"
         )
 
+
+def _on_edges(held: Mapping, edges, features) -> list[str]:
+    "What is called data on edges, or has a row for each edge and not for each node."
+    rows = lambda value: tuple(getattr(value, "shape", ()))[:1]
+    count = rows(edges[0]) if rows(edges[0]) != rows(features) else None
+    return [
+        key
+        for key, value in held.items()
+        if re.match("(edge|adj)_|weights?$", key) or rows(value) == count
+    ]
+
+
+def _check_label(label: str, default: str, found: Iterable):
+    "Raise ValueError if there are no labels under this name, but under another."
+    alike = {"label", "labels", "y", "target", "targets", "class", "classes"}
+    if label in (found := list(found)):
+        return
+    if like := [key for key in found if str(key).lower() in alike]:
+        raise ValueError(
+            f"label: there is no {label!r}, but {like[0]!r}; rename it to {label!r} if"
+            " it holds the labels, else drop or rename it"
+        )
+    if label != default:
+        raise ValueError(f"label: there is no {label!r} in {found}")
+
 # %% ../../nbs/80_graph_readers.ipynb #8029e8e3
 def from_scipy(adjacency, features, labels, name: str = "") -> Graph:
     """A graph from a sparse (N, N) matrix, or a heterogeneous one from a dict of them;
@@ -370,7 +430,7 @@ def from_scipy(adjacency, features, labels, name: str = "") -> Graph:
     2). Raises ValueError, naming the argument.
     """
     if hasattr(features, "tocsr"):
-        features = _sound_matrix(features).toarray()
+        features = _dense(features)
     labels = _one_label_each(labels)
     # SciPy's matrix of keys is a mapping, too
     if isinstance(adjacency, Mapping) and not hasattr(adjacency, "tocsr"):
@@ -384,7 +444,7 @@ def from_pyg(
 ) -> Graph:
     """A graph from PyTorch Geometric's `Data`, or anything with x (N, F), edge_index
     (2, E) and y. Raises ValueError, naming what is missing, or what edges carry
-    (edge_weight, edge_attr, edge_type, …) unless it is to be ignored.
+    (edge_weight, edge_attr, weight, …) unless it is to be ignored.
     """
     held = data.to_dict() if hasattr(data, "to_dict") else vars(data)
     held = {key: value for key, value in held.items() if value is not None}
@@ -393,12 +453,12 @@ def from_pyg(
             f"data: must have x, edge_index and y, got {type(data).__name__} without"
             f" {', '.join(missing)}"
         )
-    on_edges = [key for key in held if key.startswith(("edge_", "adj_"))]
-    _check_weights(weights, [key for key in on_edges if key != "edge_index"])
-    edges = as_array("data.edge_index", held["edge_index"])
+    x, edge_index, y = (held.pop(key) for key in ("x", "edge_index", "y"))
+    edges = as_array("data.edge_index", edge_index)
     if edges.ndim != 2 or len(edges) != 2:
         raise ValueError(f"data.edge_index: must have shape (2, E), got {edges.shape}")
-    return Graph(*edges, held["x"], _one_label_each(held["y"]), name=name)
+    _check_weights(weights, _on_edges(held, edges, x))
+    return Graph(*edges, x, _one_label_each(y), name=name)
 
 
 def from_dgl(
@@ -436,34 +496,45 @@ def _graph_of(ends, kinds, features, labels, names, nodes, name: str) -> Graph:
     NaN is no label; nodes that are called 0, 1, … have no names.
     """
     senders, receivers = (np.asarray(end, np.int64) for end in ends)
-    labels = np.array([-1 if v is None or v != v else v for v in labels])
+    labels = np.array([-1 if _missing(v) else v for v in labels])
     if kinds is None:
         graph = Graph(senders, receivers, features, labels, name=name)
     else:
-        of = np.asarray([str(kind) for kind in kinds])
+        of = np.asarray(_texts("relation", kinds))
         relations = {
             kind: (senders[of == kind], receivers[of == kind])
             for kind in dict.fromkeys(of.tolist())
         }
         graph = from_relations(relations, features, labels, name)
-    nodes = () if list(nodes) == list(range(len(nodes))) else tuple(map(str, nodes))
-    return replace(graph, feature_names=tuple(map(str, names)), node_names=nodes)
+    nodes = () if list(nodes) == list(range(len(nodes))) else tuple(nodes)
+    return replace(graph, feature_names=tuple(names), node_names=nodes)
+
+
+def _plain(column) -> Any:
+    "A column as Python's values, None where one is missing."
+    return column.astype(object).where(column.notna(), None)
+
+
+def _certain(value) -> bool:
+    "Whether an id names one node: not missing, no truth value, exact if a float."
+    if isinstance(value, float | np.floating):
+        most = 2 ** (np.finfo(type(value)).nmant + 1)
+        return bool(abs(value) < most and value == np.floor(value))
+    missing = need("pandas", "pandas").isna(value)
+    return not (isinstance(value, bool | np.bool_) or missing is True)
 
 
 def _exact(name: str, ids: Any) -> Any:
-    "Ids that compare as Python's numbers do. Raises ValueError for an inexact float."
-    if ids.dtype.kind == "f":
-        a = ids.to_numpy()
-        exact = np.abs(a) < 2 ** (np.finfo(a.dtype).nmant + 1)
-        if not (sound := exact & (np.floor(a) == a)).all():
-            i = int(np.argmin(sound))
-            raise ValueError(
-                f"{name}: {a[i].item()!r} at row {i} is {a.dtype} and names no node for"
-                " certain; keep ids as integers or as text (a missing value makes a"
-                " column of floats)"
-            )
-        ids = ids.astype(np.int64)
-    return ids.astype(object) if ids.dtype.kind in "iu" else ids
+    "Ids that compare as Python's values do, each of which names a node for certain."
+    if not (isinstance(ids.dtype, np.dtype) and ids.dtype.kind in "iu"):
+        for i, value in enumerate(ids.to_numpy()):
+            if not _certain(value):
+                raise ValueError(
+                    f"{name}: {value!s} at row {i} is {type(value).__name__} and names"
+                    " no node for certain; keep ids as integers or as text (a missing"
+                    " value makes a column of floats)"
+                )
+    return ids.astype(np.int64 if ids.dtype.kind == "f" else object).astype(object)
 
 
 def _numbered(edges, keys: Sequence[str], index) -> list[Int[np.ndarray, "E"]]:
@@ -483,6 +554,10 @@ def _numbered(edges, keys: Sequence[str], index) -> list[Int[np.ndarray, "E"]]:
     return ends
 
 # %% ../../nbs/80_graph_readers.ipynb #80af4c5b
+# columns that name nodes: id, node_id, txId, and what an index becomes in a file
+_IDS = r"(.*[\W_])?(id|Id|ID)|.*[a-z](Id|ID)|(?i:nodes?|index|level_0|unnamed: \d+)"
+
+
 def from_networkx(
     graph: Any,
     # of the nodes: one attribute with a vector, or several with one number each
@@ -508,6 +583,8 @@ def from_networkx(
                 f"graph: node {node!r} lacks {', '.join(map(repr, missing))}; it has"
                 f" {sorted(map(str, own))}"
             )
+    found = dict.fromkeys(key for own in data.values() for key in own)
+    _check_label(label, "label", [key for key in found if key not in keys])
     edges = list(graph.edges(data=True))
     carried = {str(key): None for *_, own in edges for key in own if key != relation}
     _check_weights(weights, list(carried))
@@ -519,7 +596,8 @@ def from_networkx(
     place = {node: i for i, node in enumerate(data)}
     ends = [[place[edge[i]] for edge in edges] for i in (0, 1)]
     kinds = None if relation is None else [own[relation] for *_, own in edges]
-    rows = [np.hstack([own[key] for key in keys]) for own in data.values()]
+    one = lambda key, own: as_array(f"features: {key!r}", own[key])
+    rows = [np.hstack([one(key, own) for key in keys]) for own in data.values()]
     names = () if isinstance(features, str) else keys
     labels = [own.get(label) for own in data.values()]
     return _graph_of(ends, kinds, as_array("features", rows), labels, names, data, name)
@@ -539,7 +617,7 @@ def from_pandas(
     """A graph from two DataFrames. `nodes` has one row per node, with its name as the
     index. The column `label` is optional; all others are features and hold numbers.
     `edges` has one row per edge, from the node named in `source` to the one named in
-    `target`.
+    `target`. Columns that seem to hold ids, or labels under another name, are refused.
 
     A node without a label is unlabeled. Raises ValueError, naming the column or node,
     if a column is missing or does not hold numbers, if `edges` has columns that a Graph
@@ -562,16 +640,23 @@ def from_pandas(
         raise ValueError(f"edges: no column {missing[0]!r} in {list(edges.columns)}")
     _check_weights(weights, [key for key in edges.columns if key not in keys])
     ends = _numbered(edges, keys[:2], nodes.index)
+    _check_label(label, "label", nodes.columns)
     columns = [key for key in nodes.columns if key != label]
     for key in columns:
+        if re.fullmatch(_IDS, str(key)):
+            raise ValueError(
+                f"nodes: column {key!r} seems to name the nodes and is no feature;"
+                f" nodes.set_index({key!r}), or index_col of pandas.read_csv, makes it"
+                " their index, by which edges find them; else drop or rename it"
+            )
         if nodes[key].dtype.kind not in "fiub":
             raise ValueError(
                 f"nodes: column {key!r} must hold numbers, got {nodes[key].dtype}"
             )
     labels = [-1] * len(nodes)
     if label in nodes.columns:
-        labels = nodes[label].astype(object).where(nodes[label].notna(), None)
-    kinds = None if relation is None else edges[relation]
+        labels = _plain(nodes[label])
+    kinds = None if relation is None else _plain(edges[relation])
     rows = nodes[columns].to_numpy(np.float64)
     return _graph_of(ends, kinds, rows, labels, columns, nodes.index, name)
 
@@ -717,10 +802,15 @@ def read_npz(path) -> dict[str, np.ndarray]:
 def _from_npz(path: Path) -> Graph:
     a, keys = read_npz(path), ("senders", "receivers", "features")
     if {"edges", "node_features"} <= set(a):
-        a |= {"features": a["node_features"], "labels": a["node_labels"]}
-        a |= dict(zip(keys, a["edges"].T))
+        a |= {"features": a.pop("node_features"), "labels": a.pop("node_labels")}
+        a |= dict(zip(keys, a.pop("edges").T))
     if missing := [key for key in keys if key not in a]:
         raise ValueError(f"it holds {sorted(a)} but lacks {', '.join(missing)}")
+    own = {*keys, "labels", "name", "feature_names", "node_names"}
+    rest = {k: a[k] for k in a if k not in own and not k.startswith("relations/")}
+    _check_label("labels", "labels", a)
+    if found := _on_edges(rest, (a["senders"],), a["features"]):
+        raise ValueError(f"edges have {found}, which a Graph cannot keep; drop them")
     relations = {
         key[10:-8]: (a[key], a[key[:-7] + "receivers"])
         for key in a
