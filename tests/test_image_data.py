@@ -2,6 +2,7 @@
 and, where there are any, on real data.
 """
 
+import contextlib
 import io
 import itertools
 import os
@@ -749,6 +750,8 @@ def test_one_gray_picture_among_colors_becomes_rgb(tmp_path):
     found = np.concatenate([s[:] for s in all_rows(folder).values()])
     assert found.shape == (6, 20, 20, 3)
     assert (found.astype(int).std(-1).max((1, 2)) == 0).sum() == 1
+    # none of these is deep, but one that was not inspected may be
+    assert load_images(folder).white == 65535
 
 
 @pytest.mark.parametrize("bad", ["truncated.jpg", "text.jpg", "empty.png"])
@@ -837,7 +840,7 @@ def test_known_names_in_the_layout_of_the_data_folder(tmp_path, monkeypatch, ask
         # the hub's test split has no labels
         ("imagenet-1k", {"train": 30, "validation": 12, "test": 9}, (27, 3, 12)),
         ("some/thing", {"train": 30, "validation": 12, "test": 9}, (30, 12, 9)),
-        ("some/thing", {"train": 30, "test": 9, "extra": 4}, (27, 3, 9)),
+        ("some/thing", {"train": 30, "test": 9}, (27, 3, 9)),
         ("some/thing", {"validation": 30}, (24, 3, 3)),
         ("some/thing", {"pictures": 30}, (24, 3, 3)),
     ],
@@ -1154,6 +1157,8 @@ def hidden_copies(d):
     ten(d / "cats")
     for place in (".ipynb_checkpoints", ".thumbnails/a", "__MACOSX", ".Trash-0/files"):
         ten(d / "cats" / place, 99)
+    for place in ("@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found"):
+        ten(d / place, 99)
     paint(d / "cats" / "._0.png", 99)
 
 
@@ -1175,6 +1180,17 @@ def beside_a_table(d):
     pd.DataFrame({"file_name": names, "text": "a cat"}).to_parquet(d / "meta.parquet")
 
 
+def beside_a_table_that_calls_them_images(d):
+    ten(d / "a", 1)
+    names = [f"{i}.png" for i in range(10)]
+    pd.DataFrame({"image": names, "text": "x"}).to_parquet(d / "meta.parquet")
+
+
+def classes(d, *names):
+    for level, name in enumerate(names):
+        ten(d / name, level)
+
+
 def other_suffixes(d):
     for i, suffix in enumerate(("PNG", "jpe", "tga", "webp", "tiff", "JPEG", "bmp")):
         paint(d / f"{i}.{suffix}", 1)
@@ -1187,12 +1203,27 @@ def other_suffixes(d):
         (hidden_copies, {0: 10}, None),
         (linked, {1: 10, 2: 10}, None),
         (linked_twice_and_in_a_circle, {1: 10}, None),
-        (
-            beside_a_table,
-            {1: 10},
-            r"10 pictures .*left out: 1 .*\.parquet",
-        ),
+        (beside_a_table, {1: 10}, r"10 pictures .*left out: 1 .*\.parquet"),
+        (beside_a_table_that_calls_them_images, {1: 10}, r"left out: 1 .*\.parquet"),
         (other_suffixes, {1: 17}, None),
+        # one word of many, and no split that would fit beside it
+        (
+            lambda d: classes(d, "flask", "test_tube", "valid-ticket"),
+            {0: 10, 1: 10, 2: 10},
+            None,
+        ),
+        (
+            lambda d: classes(d, "bus_interior", "train_interior", "gate"),
+            {0: 10, 1: 10, 2: 10},
+            None,
+        ),
+        (
+            lambda d: classes(
+                d, *(f"{s}/{c}" for s in SPLITS for c in ("gun", "test_tube"))
+            ),
+            dict.fromkeys(range(6), 10),
+            None,
+        ),
         (
             lambda d: (ten(d), (d / "notes.txt").write_text("-"), (d / "x").touch()),
             {0: 10},
@@ -1218,14 +1249,66 @@ def splits(d, **levels):
         ten(d / split, level)
 
 
+def tables(d, **pictures):
+    for name, count in pictures.items():
+        write_parquet(d / f"{name.replace('__', '/')}.parquet", color(count))
+
+
+def link(here, there):
+    here.parent.mkdir(parents=True, exist_ok=True)
+    here.symlink_to(there)
+
+
 @pytest.mark.parametrize(
     "make, words",
     [
         (lambda d: ((d / "train").mkdir(), splits(d, test=9)), "train is the split"),
-        (lambda d: splits(d, Train=1, training=2), "Train, .*training two are the same"),
+        (
+            lambda d: splits(d, Train=1, training=2),
+            "Train, .*training two are the same",
+        ),
         (lambda d: splits(d / "xray", train=1, test=2), "xray/t.* inside of .*xray;"),
         (lambda d: splits(d / "train", cats=1, test=2), "train/test is called like"),
         (lambda d: splits(d, test=9), "the split 'test' alone"),
+        (
+            lambda d: splits(d, train=1, test=2, cats=3),
+            "/test is called like a split, and .*/cats beside it is not",
+        ),
+        (lambda d: splits(d, cats=1, train=2), "/train is called .*/cats beside"),
+        (lambda d: splits(d, cats=1, test_images=2), "test_images is called .*/cats"),
+        (lambda d: classes(d, "pets", "pets-test", "x"), "pets-test is called .*/pets"),
+        (lambda d: splits(d, steam_train=1, test_a=2, b=3), "is called .*/b beside"),
+        (lambda d: splits(d, a_train=1, b_train=2), "a_train, .*b_train two are"),
+        (lambda d: splits(d, train_val=1, test=2), "train_val names two splits"),
+        (
+            lambda d: (
+                splits(d, train=1, test=2),
+                link(d / "test/z.png", d / "train/3.png"),
+            ),
+            "(test/z|train/3).png and .*(test/z|train/3).png are one file, in two",
+        ),
+        (
+            lambda d: (splits(d, train=1), link(d / "test", d / "train")),
+            "0.png and .*0.png are one file, in two splits",
+        ),
+        (lambda d: tables(d, train=9, val=9, valid=9), "val.*, .*valid.* two are the"),
+        (
+            lambda d: tables(d, train=9, test=9, extra=9),
+            "is called .*/extra.*beside it",
+        ),
+        (lambda d: tables(d, train__test=9), "test.parquet names two splits"),
+        (lambda d: tables(d, train__0=0, test__0=9), "train/0.* 'train' and holds no"),
+        (
+            lambda d: (
+                tables(d, train=9),
+                link(d / "test.parquet", d / "train.parquet"),
+            ),
+            "are one file, in two splits",
+        ),
+        (
+            lambda d: (tables(d, t=9), ten(d / "a")),
+            "tables of pictures, as .*/t.parquet, and 10 picture files, as .*/a/",
+        ),
         (lambda d: (d / "a.zip").touch(), r"but \.zip; archives have to be unpacked"),
         (lambda d: None, "but nothing"),
     ],
@@ -1237,12 +1320,42 @@ def test_a_folder_that_can_be_read_in_two_ways_is_refused(tmp_path, make, words)
         load_images(folder, "train")
 
 
-def test_named_splits_are_kept_whatever_they_are_called(tmp_path):
-    splits(tmp_path, Train=1, VAL=2, Testing=3)
-    paint(tmp_path / "cover.png", 9)
-    with pytest.warns(match="30 pictures .10 test, 10 train, 10 validation.*1 that "):
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("Train", "VAL", "Testing"),
+        ("train2017", "val2017", "test2017"),
+        ("train_images", "valid-images", "ImagesTest"),
+        ("pets-trn", "pets.dev", "pets tst"),
+        ("seg_trainset", "seg_valset", "seg_evaluation"),
+        ("trainval", "validation", "holdout"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["folders", "tables"])
+def test_named_splits_are_kept_whatever_they_are_called(tmp_path, names, kind):
+    for level, name in enumerate(names, 1):
+        if kind == "folders":
+            ten(tmp_path / name, level)
+        else:
+            flat = np.full((8, 8, 3), level, np.uint8)
+            write_parquet(tmp_path / f"{name}.parquet", [flat] * 10)
+    if kind == "folders":
+        for name in ("all", "zz"):  # nothing of its own
+            (tmp_path / name).symlink_to(tmp_path / names[0])
+        paint(tmp_path / "cover.png", 9)
+        said = pytest.warns(match="30 pictures .*10 test.*left out: 1 that ")
+    else:
+        said = contextlib.nullcontext()
+    with said:
         parts = [load_images(tmp_path, s)[:] for s in ("train", "validation", "test")]
     assert [np.unique(part).tolist() for part in parts] == [[1], [2], [3]]
+    assert [len(part) for part in parts] == [10] * 3
+
+
+def test_two_paths_to_one_picture_of_a_split_count_once(tmp_path):
+    splits(tmp_path, train=1, test=2)
+    (tmp_path / "train" / "again.png").symlink_to(tmp_path / "train" / "0.png")
+    assert len(load_images(tmp_path, "train")) == 9
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.zip", "a.txt", "a.parquet"])
@@ -1252,7 +1365,7 @@ def test_a_single_file_that_is_no_table_gets_a_plain_answer(tmp_path, name):
         load_images(tmp_path / name)
 
 
-@pytest.mark.parametrize("bits", [10, 12, 14, 16])
+@pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
 def test_deep_gray_levels_are_scaled_by_the_range_in_use(tmp_path, bits):
     ramp = np.linspace(0, 2**bits - 1, 4096).reshape(64, 64).astype(np.uint16)
     for i, part in enumerate((1, 1, 1, 3)):  # one picture is darker, and stays so

@@ -500,93 +500,157 @@ def spread(count: int, most: int) -> np.ndarray:
     "At most so many of the numbers below `count`, evenly."
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
-# %% ../../nbs/76_picture_readers.ipynb #e2a703bd
+# %% ../../nbs/76_picture_readers.ipynb #76hidden
 SPLITS = {
-    "train": "train",
-    "training": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "test": "test",
-    "testing": "test",
+    word: split
+    for split, words in {
+        "train": "train training trainval trn",
+        "validation": "validation valid val dev",
+        "test": "test testing tst eval evaluation holdout",
+    }.items()
+    for word in words.split()
+}
+HIDDEN = {
+    *("__macosx", "lost+found", "system volume information", "desktop.ini"),
+    *("thumbs", "thumbs.db", "$recycle.bin", "#recycle", "@recycle", "@eadir"),
 }
 
 
-def visible(folder: Path) -> list[Path]:
-    """The files below a folder, each once and in order. Links are followed; what is
-    hidden (.cache, .ipynb_checkpoints, .DS_Store, __MACOSX) is no part of it.
-    """
+def shown(names) -> list[str]:
+    "Those that neither a person nor a system hides, in order."
+    return sorted(n for n in names if n[0] != "." and n.lower() not in HIDDEN)
+
+# %% ../../nbs/76_picture_readers.ipynb #e2a703bd
+def visible(folder: Path) -> dict[str, list[Path]]:
+    "The files below a folder that are not hidden: where each is -> what it is called."
 
     def fail(error):
         raise ValueError(f"name: {error.filename} cannot be read ({error.strerror})")
 
-    files, seen = {}, set()
-    shown = lambda names: [n for n in sorted(names) if n[0] != "." and n != "__MACOSX"]
+    files, above = {}, {}
     for root, folders, names in os.walk(folder, onerror=fail, followlinks=True):
-        here = os.path.realpath(root)
-        folders[:] = [] if here in seen else shown(folders)
-        for name in [] if here in seen else shown(names):
-            if name != "Thumbs.db":
-                path = os.path.join(root, name)
-                files.setdefault(os.path.realpath(path), Path(path))
-        seen.add(here)
-    return sorted(files.values())
+        outer, here = above.get(os.path.dirname(root), ()), os.path.realpath(root)
+        above[root] = (*outer, here)
+        circle = here in outer
+        folders[:] = [] if circle else shown(folders)
+        for name in [] if circle else shown(names):
+            path = Path(root, name)
+            files.setdefault(os.path.realpath(path), []).append(path)
+    return files
 
 # %% ../../nbs/76_picture_readers.ipynb #e2a703p1
-def is_picture(path: Path) -> bool:
-    "Whether the installed Pillow opens files that are called so."
+def pictures_of(paths: list[Path]) -> list[Path]:
+    "The paths that are called like files which the installed Pillow opens."
     from PIL import Image
 
-    kind = Image.registered_extensions().get(path.suffix.lower())
+    kinds = Image.registered_extensions()
     # it knows some formats by name alone
-    stubs = {"BUFR", "GRIB", "HDF5", "MPEG", "WMF"}
-    return kind in Image.OPEN and kind not in stubs and path.is_file()
+    opens = {*Image.OPEN} - {"BUFR", "GRIB", "HDF5", "MPEG", "WMF"}
+    return [p for p in paths if kinds.get(p.suffix.lower()) in opens and p.is_file()]
+
+# %% ../../nbs/76_picture_readers.ipynb #76wordsof
+def words_of(name: str) -> set[str]:
+    "train_images2, or TrainImages -> train. Words for pictures as such do not count."
+    words = re.split(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])", name)
+    vague = r"^of$|^parquet$|(set|data|split|pictures?|photos?|im(g|age)s?)+$"
+    return {re.sub(vague, "", word.lower()) for word in words} - {""}
 
 # %% ../../nbs/76_picture_readers.ipynb #76sp1its
-def check_splits(folder: Path, pictures, splits: dict, groups: dict):
-    "Raise ValueError for a folder that can be read in two ways."
-    deeper = {d for f in pictures for d in f.parents if folder in d.parent.parents}
-    for d in sorted(deeper):
-        if d.name.lower() in SPLITS:
-            raise ValueError(
-                f"name: {d} is called like a split, inside of {d.parent}; name that"
-                f" folder instead of {folder}, or rename it"
-            )
-    if len(groups) < len(splits):
+def splits_of(folder: Path, names: list[str], alone: bool) -> dict[str, str]:
+    """Names beside each other -> the splits they mean; {} if they are classes. A split
+    has a single name, or, unless it is `alone`, files that call it the same.
+    """
+    words = {n: words_of(n) for n in names}
+    says = {n: words[n] & SPLITS.keys() for n in names}
+    named, plain = [n for n in names if says[n]], [n for n in names if not says[n]]
+    means = {n: {SPLITS[w] for w in says[n]} for n in named}
+    # train_images, or pets-train beside pets, but not bullet_train beside airplane
+    bare = [set(), *(words[n] for n in plain)]
+    sure = any(words[n] - says[n] in bare for n in named)
+    if plain and not sure and not {"train"} < set().union(*means.values()):
+        return {}
+    if plain and named:
         raise ValueError(
-            f"name: of the folders {', '.join(map(str, splits))} two are the same"
-            " split; remove or rename one"
+            f"name: {folder / named[0]} is called like a split, and"
+            f" {folder / plain[0]} beside it is not; rename one, or move it elsewhere"
         )
-    for d, split in splits.items():
-        if not groups[split]:
+    callers = {}
+    for n, meant in means.items():
+        if len(meant) > 1:
+            raise ValueError(f"name: {folder / n} names two splits; rename it")
+        key = n if alone else frozenset(says[n])
+        first = [*callers.setdefault(*meant, {key: n}).items()][0]
+        if first[0] != key:
             raise ValueError(
-                f"name: {d} is the split {split!r} and holds no picture; fill it, or"
-                " remove the folder"
+                f"name: of {folder / first[1]}, {folder / n} two are the same split;"
+                " remove or rename one"
+            )
+    return {n: meant.pop() for n, meant in means.items()}
+
+# %% ../../nbs/76_picture_readers.ipynb #76sp1iby
+def by_split(
+    folder: Path, files: dict[str, list[Path]], named: Callable, folders=None
+) -> dict[str, list[Path]]:
+    "Files by split, each once; named(path) is what may name a split, of all `folders`."
+    like_split = lambda names: {n for n in names if words_of(n) & SPLITS.keys()}
+    names = like_split(folders or ())
+    for paths in files.values():
+        own = {named(p) for p in paths}
+        names |= like_split(own) or own - {""}
+    splits = splits_of(folder, sorted(names), folders is not None)
+    groups = {s: [] for s in splits.values()} or {"pictures": []}
+    for paths in files.values():
+        found = {splits.get(named(p), "pictures"): p for p in reversed(paths)}
+        found = {s: p for s, p in found.items() if s in groups}
+        if len(found) > 1:
+            raise ValueError(
+                f"name: {' and '.join(map(str, found.values()))} are one file, in two"
+                " splits; remove one of the links"
+            )
+        for split, path in found.items():
+            groups[split].append(path)
+    return {split: sorted(own) for split, own in groups.items()}
+
+# %% ../../nbs/76_picture_readers.ipynb #76inside
+def check_inside(folder: Path, pictures: list[Path]):
+    "Raise ValueError for splits that are no folders right below."
+    inner, places = {}, {f.parent for f in pictures}
+    for d in places.union(*(place.parents for place in places)):
+        if folder in d.parent.parents:
+            inner.setdefault(d.parent, []).append(d.name)
+    for parent, names in sorted(inner.items()):
+        if found := splits_of(parent, sorted(names), True):
+            raise ValueError(
+                f"name: {parent / [*found][0]} is called like a split, inside of"
+                f" {parent}; name that folder instead of {folder}, or rename it"
             )
 
 # %% ../../nbs/76_picture_readers.ipynb #76p1ctur
-def from_folder(folder: Path) -> dict[str, Source]:
+def from_folder(folder: Path, files: dict[str, list[Path]]) -> dict[str, Source]:
     "Pictures anywhere below a folder, by split. Warns of what is left out."
-    files = visible(folder)
-    pictures = [f for f in files if is_picture(f)]
-    splits = {
-        d: SPLITS[d.name.lower()]
-        for d in sorted(folder.iterdir())
-        if d.is_dir() and d.name.lower() in SPLITS
-    }
-    groups = {s: [f for f in pictures if d in f.parents] for d, s in splits.items()}
-    groups = groups or {"pictures": pictures}
-    check_splits(folder, pictures, splits, groups)
+    pictures = {at: found for at in files if (found := pictures_of(files[at]))}
+    top = lambda path: path.relative_to(folder).parts[:-1][:1]
+    folders = shown(d.name for d in folder.iterdir() if d.is_dir())
+    groups = by_split(folder, pictures, lambda path: "".join(top(path)), folders)
     taken = sum(groups.values(), [])
     kinds = lambda files: ", ".join(sorted({f.suffix.lower() or f.name for f in files}))
     if not taken:
+        inside = kinds(paths[0] for paths in files.values())
         raise ValueError(
             f"name: {folder} holds no pictures, neither tables of parquet nor files"
-            f" that Pillow opens, but {kinds(files) or 'nothing'}; archives have to be"
+            f" that Pillow opens, but {inside or 'nothing'}; archives have to be"
             " unpacked"
         )
-    if rest := {*files} - {*taken}:
+    for split, own in groups.items():
+        if not own:
+            (d,) = (n for n in folders if split in {SPLITS.get(w) for w in words_of(n)})
+            raise ValueError(
+                f"name: {folder / d} is the split {split!r} and holds no picture; fill"
+                " it, or remove the folder"
+            )
+    check_inside(folder, taken)
+    used = {*taken}
+    if rest := [paths[0] for paths in files.values() if not used & {*paths}]:
         counts = ", ".join(f"{len(own):,} {split}" for split, own in groups.items())
         warnings.warn(
             f"{folder}: {len(taken):,} pictures ({counts}); left out: {len(rest):,}"
@@ -638,11 +702,10 @@ def from_table(table, where: str) -> Source:
     return Source(len(table), fetch)
 
 # %% ../../nbs/76_picture_readers.ipynb #15c922p1
-def tables_of(path: Path) -> list[Path]:
-    "The parquet files at or below a path that hold pictures."
-    files = [path] if path.is_file() else visible(path)
-    found = []
-    for file in files:
+def tables_of(path: Path, files: dict[str, list[Path]]) -> dict[str, list[Path]]:
+    "The parquet files that hold pictures, among those at or below a path."
+    found = {}
+    for at, (file, *others) in files.items():
         if path.is_dir() and file.suffix.lower() != ".parquet":
             continue
         try:
@@ -655,42 +718,42 @@ def tables_of(path: Path) -> list[Path]:
                 " again. For pictures name their folder; unpack archives first"
             ) from e
         features = (schema.metadata or {}).get(b"huggingface", b"")
-        if file == path or {*COLUMNS} & {*schema.names} or b'"Image"' in features:
-            found.append(file)
+        # a column of text holds the names of files
+        texts = "string", "large_string", "dictionary"
+        held = {c.name for c in schema if not str(c.type).startswith(texts)}
+        if file == path or {*COLUMNS} & held or b'"Image"' in features:
+            found[at] = [file, *others]
     return found
 
 # %% ../../nbs/76_picture_readers.ipynb #15c922p2
-def from_parquet(path: Path, files: list[Path]) -> dict[str, Source]:
-    """Tables of pictures by split, with which the name of a file, or of its folder,
-    begins: train-00000-of-00002.parquet.
-    """
-    datasets, groups = need("datasets"), {}
-    for file in files:
-        parts = reversed(
-            (file.relative_to(path) if file != path else Path(path.name)).parts
-        )
-        words = [re.match("[a-z]*", part.lower()).group() for part in parts]  # pyright: ignore[reportOptionalMemberAccess]
-        split = next((SPLITS[w] for w in words if w in SPLITS), "pictures")
-        groups.setdefault(split, []).append(file)
-    sources = {}
-    for split, own in groups.items():
+def from_parquet(path: Path, files: dict[str, list[Path]]) -> dict[str, Source]:
+    "Tables of pictures by the split that their names and folders mean."
+    datasets, sources = need("datasets"), {}
+    inside = path if path.is_dir() else path.parent
+    named = lambda file: str(file.relative_to(inside))
+    for split, own in by_split(inside, files, named).items():
         total = max(int((re.findall(r"-of-(\d+)", f.name) or [0])[-1]) for f in own)
         if path.is_dir() and len(own) < total:
             raise ValueError(
                 f"name: {path} holds {len(own)} of the {total} shards of {split!r};"
                 " fetch the others"
             )
+        rows = need("pyarrow.parquet").read_metadata
+        if not (full := [str(f.absolute()) for f in own if rows(f).num_rows]):
+            raise ValueError(
+                f"name: {own[0]} is the split {split!r} and holds no picture; fill it,"
+                " or remove the file"
+            )
         # the Arrow copy goes to the cache of `datasets`, never beside the data
         try:
-            table = datasets.Dataset.from_parquet([str(f.absolute()) for f in own])
+            table = datasets.Dataset.from_parquet(full)
         except Exception as e:
             raise ValueError(
                 f"name: {path} cannot be read ({brief(e.__cause__ or e)}). If a parquet"
                 " file is damaged, fetch it again; if its copy below"
                 f" {datasets.config.HF_DATASETS_CACHE} is, delete the copy"
             ) from e
-        if len(table):
-            sources[split] = from_table(table, str(path))
+        sources[split] = from_table(table, str(path))
     return sources
 
 # %% ../../nbs/76_picture_readers.ipynb #15c922p3
@@ -712,7 +775,8 @@ def from_hub(repo: str, online: bool) -> dict[str, Source]:
         need("huggingface_hub").HfApi().dataset_info(repo, timeout=10)
     with nullcontext() if online else no_network():
         tables = datasets.load_dataset(repo)
-    found = {SPLITS.get(s, s): t for s, t in tables.items() if len(t)}
+    exact_last = sorted(tables, key=lambda s: s in SPLITS.values())
+    found = {SPLITS.get(s, s): tables[s] for s in exact_last if len(tables[s])}
     return {str(s): from_table(t, repo) for s, t in found.items()}
 
 # %% ../../nbs/76_picture_readers.ipynb #785a9606
@@ -739,11 +803,19 @@ def from_digits() -> dict[str, Source]:
     rows_of = lambda rows: [(f"row {r}", pixels[r]) for r in rows]
     return {"pictures": Source(len(pixels), rows_of)}
 
-
+# %% ../../nbs/76_picture_readers.ipynb #76readone
 def read(path: Path) -> dict[str, Source]:
     "A parquet file, a folder with tables of pictures, or else a folder of pictures."
-    tables = tables_of(path)
-    return from_parquet(path, tables) if tables else from_folder(path)
+    files = visible(path) if path.is_dir() else {str(path): [path]}
+    if not (tables := tables_of(path, files)):
+        return from_folder(path, files)
+    if pictures := pictures_of([paths[0] for paths in files.values() if path.is_dir()]):
+        table = [*tables.values()][0][0]
+        raise ValueError(
+            f"name: {path} holds tables of pictures, as {table}, and {len(pictures):,}"
+            f" picture files, as {pictures[0]}; name a folder that holds one kind"
+        )
+    return from_parquet(path, tables)
 
 # %% ../../nbs/76_picture_readers.ipynb #785a96p1
 def find(name: str, data_dir: str | os.PathLike | None) -> dict[str, Source]:
@@ -839,7 +911,7 @@ def choose(source: dict[str, Source], split: str, name: str):
 def probe(source: dict[str, Source], name: str) -> tuple[int, int, int]:
     """(S, C, white) from up to 256 pictures of each split: their side if they share one
     square up to 224, else 32; 1 if all are gray, else 3; and the highest gray level of
-    10, 12, 14 or 16 bits, whichever are in use.
+    8, 10, 12, 14 or 16 bits, whichever are in use.
     """
     shapes, modes, problem, highest = set(), set(), "there are none", 0
     for count, fetch in source.values():
@@ -857,7 +929,7 @@ def probe(source: dict[str, Source], name: str) -> tuple[int, int, int]:
     width, height = min(shapes)
     side = width if len(shapes) == 1 and width == height <= 224 else 32
     gray = all(mode in ("1", "L", "LA", "F") or mode[0] == "I" for mode in modes)
-    bits = next((b for b in (10, 12, 14) if 255 < highest < 2**b), 16)
+    bits = next((b for b in (8, 10, 12, 14) if 0 < highest < 2**b), 16)
     return side, 1 if gray else 3, 2**bits - 1
 
 # %% ../../nbs/76_picture_readers.ipynb #f6615c84
@@ -883,9 +955,9 @@ def load_images(
 
     In a folder, pictures are the files that the installed Pillow opens; links are
     followed, what is hidden is not read, and a warning says what was left out.
-    Subfolders train, valid, test … are splits, and must hold pictures. Raises
-    ValueError for a bad argument, damaged files and folders that can be read in two
-    ways, FileNotFoundError with a list of all places tried.
+    Subfolders and parquet files called train, val2017, test_images … are splits, and
+    must hold pictures. Raises ValueError for a bad argument, damaged files and folders
+    that can be read in two ways, FileNotFoundError with a list of all places tried.
     """
     if not isinstance(name, (str, os.PathLike)) or not str(name):
         raise ValueError(f"name: must be the name of a set or a path, got {name!r}")
