@@ -494,10 +494,10 @@ def fold_seeds():
 
 
 def read_fold(path: Path):
-    from et_nbdev.graph.crossval import _kept, _summary
+    from et_nbdev.graph.crossval import read_fold, summary
 
-    row = _kept(path, SETTINGS)
-    assert "%" not in _summary([row, row]) and 0 <= row["test_accuracy"] <= 1
+    row = read_fold(path, SETTINGS)
+    assert "%" not in summary([row, row]) and 0 <= row["test_accuracy"] <= 1
 
 
 def inside_json(data: bytes, rng: random.Random) -> bytes:

@@ -22,7 +22,7 @@ COMMANDS = {
     "et_train_anomaly": "graph._anomaly_command:_main",
     "et_demo_graphs": "graph._anomaly_demo:_demo_main",
     "et_score": "graph.detector:_main",
-    "et_train_graphs": "graph._set_command:_main",
+    "et_train_graphs": "graph.classify:_main",
 }
 GRAPH = Graph([0, 1], [1, 0], [[1.0], [2.0]], [0, 1])
 

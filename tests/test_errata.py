@@ -26,7 +26,7 @@ from et_nbdev.graph.anomaly import (
     train_anomaly,
 )
 from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
-from et_nbdev.graph.crossval import _predict_logits
+from et_nbdev.graph.crossval import predict_logits
 from et_nbdev.graph.data import load_graph, split
 from et_nbdev.graph.energy import EdgeIndex, EdgeTransformer
 from et_nbdev.graph.sets import _learn_encoding, _make_buckets, load_graphs
@@ -165,7 +165,7 @@ def test_graphs_are_evaluated_without_noise():
         dropout=0.5,
     )
     ours, quiet = (
-        _predict_logits(
+        predict_logits(
             GraphClassifier(data.num_features, 2, config, rngs=nnx.Rngs(0)),
             data,
             np.arange(6),

@@ -50,7 +50,7 @@ from et_nbdev.explore import (
 )
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, _inputs
 from et_nbdev.graph.data import Graph
-from et_nbdev.graph.energy import _attention_weights
+from et_nbdev.graph.energy import attention_weights
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import Anderson, Backtracking, solve
 from et_nbdev.testing import assert_close
@@ -431,7 +431,7 @@ def test_a_graph_path_is_what_the_model_says(net, graph):
             -jnp.sum(block.memory.hidden(g) ** 2, -1) / 2,
             block.attention.update(g, edges=edges[0]),
             block.memory.update(g),
-            _attention_weights(block.attention, g, edges[0]),
+            attention_weights(block.attention, g, edges[0]),
             jax.nn.softmax(net(features, edges))[:, 1],
         )
 

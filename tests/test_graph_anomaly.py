@@ -21,9 +21,8 @@ from flax import nnx
 import et_nbdev
 from et_nbdev.dynamics import descend
 from et_nbdev.graph import _anomaly_command as command
-from et_nbdev.graph import _anomaly_demo, anomaly
+from et_nbdev.graph import _anomaly_demo, anomaly, kernels
 from et_nbdev.graph import _anomaly_engine as engine
-from et_nbdev.graph import _kernels as kernels
 from et_nbdev.graph._anomaly_command import _CONFIGS, _main, _report
 from et_nbdev.graph._anomaly_engine import (
     _Batch,

@@ -17,6 +17,7 @@ from sklearn.model_selection import (
     train_test_split,
 )
 
+from et_nbdev.graph.classify import ClassifyTraining
 from et_nbdev.graph.data import (
     Graph,
     from_networkx,
@@ -309,7 +310,9 @@ def test_the_tools_of_scikit_learn_make_folds_of_a_set():
 
     folds = KFold(4, shuffle=True, random_state=0)
     assert cross_val_score(Quick(), graphs, cv=folds).tolist() == [10.3] * 4
-    grid = GridSearchCV(Quick(), {"steps": [1, 2]}, cv=folds)
+    grid = GridSearchCV(
+        Quick(), {"config": [None, ClassifyTraining(epochs=2)]}, cv=folds
+    )
     assert len(grid.fit(graphs).best_estimator_.given_) == 40
 
 

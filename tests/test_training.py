@@ -1645,7 +1645,7 @@ def test_a_command_ends_in_a_line(error, message):
         ("vision.train", "_demo_main"),
         ("graph._anomaly_command", "_main"),
         ("graph._anomaly_demo", "_demo_main"),
-        ("graph._set_command", "_main"),
+        ("graph.classify", "_main"),
     ],
 )
 def test_commands_say_at_once_that_out_is_no_folder(module, main, tmp_path, capsys):

@@ -22,8 +22,8 @@ from jaxtyping import Array, Bool, Float, Float64, Int
 
 from .._checks import check_kinds, check_positive, check_sizes
 from ..block import Block
-from ._edges import _Rows
 from .data import Graph, Split
+from .edges import Rows
 from .energy import EdgeIndex
 from et_nbdev.training.checkpoint import (
     CheckpointError,
@@ -362,7 +362,7 @@ class _Explanation(NamedTuple):
 
 # %% ../../nbs/84_anomaly_engine.ipynb #422d4804
 def _some(
-    rows: _Rows,
+    rows: Rows,
     of: Int[np.ndarray, "n"],
     most: int,
     rng: np.random.Generator,

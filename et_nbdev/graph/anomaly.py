@@ -33,7 +33,7 @@ from et_nbdev.graph._anomaly_engine import (
     _train_classifier,
 )
 from .data import _DATASETS, Graph, Split, _ids_digest, split
-from .energy import EdgeIndex, EdgeTransformer, _attention_weights
+from .energy import EdgeIndex, EdgeTransformer, attention_weights
 from ..training.checkpoint import _restore
 from ..training.loop import OptimConfig, _drop, _option
 
@@ -355,7 +355,7 @@ def explain(
     found = _Explanation(zeros(N), zeros(N), zeros(E, 0), zeros(N, 0))
     if "attention" in block.names:
         energy = block.attention.token_energy(g, edges=edges[0])
-        weights = _attention_weights(block.attention, g, edges[0])
+        weights = attention_weights(block.attention, g, edges[0])
         found = found._replace(attention_energy=energy, edge_weights=weights)
     if "memory" in block.names:
         energy, h = block.memory.token_energy(g), block.memory.hidden(g)
