@@ -185,6 +185,23 @@ def test_training_is_repeatable_and_compiles_once(graphs):
     assert fit_classifier(build(), *split, config, 1).history != history
 
 
+def test_the_weights_kept_are_those_of_the_best_epoch(graphs, monkeypatch):
+    "By accuracy, then by loss, then the first; not the last."
+    supply, seen = supplies(graphs, np.arange(40))["dense"], []
+    marks = [(0.5, 0.1), (0.75, 2.0), (0.75, 1.0), (0.75, 1.0), (0.25, 0.1)]
+
+    def told(logits, labels):
+        seen.append(logits)
+        return crossval.Scores(*marks[len(seen) - 1])
+
+    monkeypatch.setattr(crossval, "score", told)
+    model, held = Counts(6, supply, nnx.Rngs(0)), np.arange(40, 50)
+    config = FitConfig(epochs=5, lr=1e-2)
+    run = fit_classifier(model, supply, np.arange(40), held, config)
+    assert run.epoch == 3 and len(run.history) == 5
+    assert np.array_equal(predict_logits(run.model, supply, held), seen[2])
+
+
 @pytest.mark.parametrize("clip", [1e6, 1e-8])
 def test_one_step_is_adamw_of_the_summed_loss(graphs, clip):
     class Linear(nnx.Module):

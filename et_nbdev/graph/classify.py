@@ -167,7 +167,9 @@ class BlockConfig:
         "A block with random weights."
         sizes = self.dim, self.num_heads, self.head_dim, self.num_memories
         beta = dict(beta=self.beta, learn_beta=self.learn_beta)
-        block = EdgeTransformer(*sizes, **beta, normalize=self.normalize_heads, **options)
+        block = EdgeTransformer(
+            *sizes, **beta, normalize=self.normalize_heads, **options
+        )
         if self.negative_memories is not None and self.num_memories:
             block.memory = SignedMemory(
                 self.dim, self.num_memories, self.negative_memories, **options

@@ -174,8 +174,8 @@ def graphs_of(edges, kind: type) -> tuple:
         raise ValueError("edges: expected at least one graph, got none")
     if not all(hasattr(g, "match") and isinstance(g, kind) for g in graphs):
         raise TypeError(
-            "edges: expected an EdgeIndex, or several in a tuple (distances work with no"
-            f" other class), got {', '.join(type(g).__name__ for g in graphs)}"
+            "edges: expected an EdgeIndex, or several in a tuple (distances work with"
+            f" no other class), got {', '.join(type(g).__name__ for g in graphs)}"
         )
     return graphs
 

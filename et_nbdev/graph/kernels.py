@@ -343,7 +343,11 @@ def _run_chunk(frame, i, chunks, dtype, p, ds, w):
         pull = _tensor(rets[0], dtype)
         _weighted_rows(lo, hi, start, nodes, a, b, lse, factor, pull, p)
         return
-    c, d, lse = _tensor(args[4], dtype), _tensor(args[5], dtype), _matrix(args[6], dtype)
+    c, d, lse = (
+        _tensor(args[4], dtype),
+        _tensor(args[5], dtype),
+        _matrix(args[6], dtype),
+    )
     shift, factor = _matrix(args[7], dtype), _matrix(args[8], dtype)
     keys = op == _TANGENT_KEYS
     pull, x = _tensor(rets[0], dtype), _matrix(rets[1], dtype)
@@ -602,7 +606,9 @@ def tangent_queries(
     rows, Q, dQ, K, dK, lse, pull
 ) -> tuple[Float[Array, "N H Y"], Float[Array, "N H"]]:
     unused = lse, lse
-    found = _call(_TANGENT_QUERIES, (Q.shape, lse.shape), rows, Q, dQ, K, dK, lse, *unused)
+    found = _call(
+        _TANGENT_QUERIES, (Q.shape, lse.shape), rows, Q, dQ, K, dK, lse, *unused
+    )
     return found[0] - found[1][..., None] * pull, found[1]
 
 

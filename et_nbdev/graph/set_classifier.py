@@ -67,7 +67,9 @@ def _check_set(graphs, y=None):
         raise ValueError(f"y: expected nothing, labels come with the graphs, got {got}")
     if not isinstance(graphs, GraphSet):
         got = type(graphs).__name__
-        raise TypeError(f"graphs: expected a GraphSet, as load_graphs makes it, got {got}")
+        raise TypeError(
+            f"graphs: expected a GraphSet, as load_graphs makes it, got {got}"
+        )
 
 # %% ../../nbs/39_set_classifier.ipynb #a7b346e9
 #| code-fold: true
