@@ -42,7 +42,7 @@ from .dynamics import Euler, Solver
 from .energy import Energies, Scaled
 from .graph.anomaly import AnomalyEnergyTransformer, along
 from .graph.data import Graph
-from .graph.energy import EdgeIndex, _attention_weights
+from .graph.energy import EdgeIndex, attention_weights
 from .graph.nodes import scaled
 from .solvers import Anderson, Backtracking, solve
 from .vision.data import decode as _decode
@@ -325,7 +325,7 @@ def _graph_path(
         }
         paid = jnp.zeros(len(senders))
         if isinstance(dial, Scaled) and isinstance(heads, EnergyAttention):
-            weights = _attention_weights(heads, g, edges, (senders, receivers))
+            weights = attention_weights(heads, g, edges, (senders, receivers))
             paid = jnp.where(dial.factor == 0, paid, jnp.mean(weights, -1))
         read = model.down(nnx.relu(model.up(jnp.concatenate([first, g], -1))))
         pulls = _lengths(block.updates(g, **context))

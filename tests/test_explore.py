@@ -51,7 +51,7 @@ from et_nbdev.explore import (
 )
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer
 from et_nbdev.graph.data import Graph
-from et_nbdev.graph.energy import _attention_weights
+from et_nbdev.graph.energy import attention_weights
 from et_nbdev.graph.nodes import scaled
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import Anderson, Backtracking, solve
@@ -433,7 +433,7 @@ def test_a_graph_path_is_what_the_model_says(net, graph):
             -jnp.sum(block.memory.hidden(g) ** 2, -1) / 2,
             block.attention.update(g, edges=edges[0]),
             block.memory.update(g),
-            _attention_weights(block.attention, g, edges[0]),
+            attention_weights(block.attention, g, edges[0]),
             jax.nn.softmax(net(features, edges))[:, 1],
         )
 
