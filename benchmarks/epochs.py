@@ -30,16 +30,17 @@ from flax import nnx
 
 from et_nbdev.graph.batches import EdgeLists, cached_positions, learn_encoding
 from et_nbdev.graph.classify import GraphClassifier
-from et_nbdev.graph.classify_baselines import GIN, GINConfig
-from et_nbdev.graph.crossval import FitConfig, _optimizer, _programs, _taken_apart
+from et_nbdev.graph.crossval import FitConfig, programs, taken_apart
 from et_nbdev.graph.sets import load_graphs
 from et_nbdev.training.checkpoint import _atomic_write, _provenance
-from et_nbdev.training.loop import TrainState
+from et_nbdev.training.loop import TrainState, _clipped_adamw
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))
 
 from graph_classification import grid
 from memory import peak
+from set_rivals import GIN, GINConfig
 
 FIT = FitConfig(batch_size=32)
 GIN_CONFIG = GINConfig(64, 5, 0.5)
@@ -49,16 +50,17 @@ PACKAGES = {"GIN of PyTorch Geometric": "torch_geometric", "GIN of DGL": "dgl"}
 def ours(make, config, supply, sizes, ids):
     "A function that trains for one epoch, and the number of parameters."
     model = make(*sizes, config, rngs=nnx.Rngs(0))
-    graphdef, params, rest = _taken_apart(model)
-    step = _programs(graphdef)[0]
-    optimizer = _optimizer(jnp.float32(0), FIT.weight_decay, FIT.clip)
-    state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32), rest)]
-    key, share = jax.random.key(0), jnp.float32(1 / FIT.batch_size)
+    graphdef, params, rest = taken_apart(model)
+    moments = _clipped_adamw(0.0, 0.0, 0.0).init(params)
+    state = [TrainState(params, moments, jnp.zeros((), jnp.int32), rest)]
+    numbers = dict(weight_decay=FIT.weight_decay, clip=FIT.clip)
+    numbers = jax.tree.map(jnp.float32, numbers | dict(share=1 / FIT.batch_size))
+    step = partial(programs(graphdef)[0], numbers=numbers, key=jax.random.key(0))
 
     def epoch(number):
         for part in supply.plan(ids, 0, number):
-            batch = *supply.load(part), share, np.float32(FIT.lr)
-            state[0], metrics = step(state[0], batch, key)
+            batch = supply.load(part), np.float32(FIT.lr)
+            state[0], metrics = step(state[0], batch)
         return float(metrics["loss"])
 
     return epoch, sum(p.size for p in jax.tree.leaves(params))

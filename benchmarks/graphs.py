@@ -155,7 +155,7 @@ def jax_operator(nodes, senders, receivers, training, backend):
     import jax
     import jax.numpy as jnp
 
-    from et_nbdev.graph._edges import neighbor_match
+    from et_nbdev.graph.edges import neighbor_match
     from et_nbdev.graph.energy import EdgeIndex
 
     jax.block_until_ready(jnp.ones(8) + 1)
@@ -202,7 +202,7 @@ def operator_alone(name: str, kind: str, scale: float, repeats: int) -> dict:
 def scaling_alone(edges: int, repeats: int) -> dict:
     import jax
 
-    from et_nbdev.graph._edges import neighbor_match
+    from et_nbdev.graph.edges import neighbor_match
     from et_nbdev.graph.energy import EdgeIndex
 
     nodes = max(edges // 25, 300)

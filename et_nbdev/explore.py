@@ -31,7 +31,7 @@ from .dynamics import Euler, Solver
 from .energy import Energies, Scaled
 from .graph.anomaly import AnomalyEnergyTransformer
 from .graph.data import Graph
-from .graph.energy import EdgeIndex, _attention_weights
+from .graph.energy import EdgeIndex, attention_weights
 from .graph.nodes import scaled
 from .solvers import Anderson, Backtracking, solve
 from .vision.data import normalize, patchify, photographs, unpatchify
@@ -213,7 +213,7 @@ def _graph_path(model, features, edges, ends, numbers, solver, steps) -> _GraphP
         }
         paid = jnp.zeros(len(ends[0]))
         if isinstance(heads, EnergyAttention):
-            weights = _attention_weights(heads, g, edges, ends).mean(-1)
+            weights = attention_weights(heads, g, edges, ends).mean(-1)
             paid = jnp.where(numbers[2]["attention"] == 0, paid, weights)
         read = model.down(nnx.relu(model.up(jnp.concatenate([first, g], -1))))
         pulls = _lengths(block.updates(g, **context))

@@ -38,7 +38,7 @@ from et_nbdev.dynamics import descend
 from et_nbdev.energy import Energy
 from et_nbdev.graph.batches import cached_positions, in_layout, learn_encoding
 from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
-from et_nbdev.graph.crossval import FitConfig, _deal, _fit_classifier, _parts, _seed_of
+from et_nbdev.graph.crossval import FitConfig, deal, fit_classifier, parts, seed_of
 from et_nbdev.graph.energy import EdgeAttention
 from et_nbdev.graph.sets import load_graphs
 from et_nbdev.memory import HopfieldMemory, SignedMemory
@@ -164,7 +164,7 @@ def run(data: str, variant: str, seed: int) -> dict:
     began = time.perf_counter()
     c = FOUND | VARIANTS[variant]
     graphs = load_graphs(data, None)
-    part = _parts(_deal(graphs.labels), 0)
+    part = parts(deal(graphs.labels), 0)
     hidden = graphs.labels.copy()
     hidden[part.test] = -1
     graphs = replace(graphs, labels=hidden)
@@ -172,9 +172,9 @@ def run(data: str, variant: str, seed: int) -> dict:
     encoding = learn_encoding(graphs, part.train)
     supply = in_layout("edges", graphs, encoding, positions, 32)
     fit = FitConfig(EPOCHS[data], lr=c["lr"], weight_decay=c["weight_decay"])
-    own = _seed_of(seed, 0)
+    own = seed_of(seed, 0)
     model = Varied(supply, c, nnx.Rngs(own))
-    fitted = _fit_classifier(model, supply, part.train, part.validation, fit, own)
+    fitted = fit_classifier(model, supply, part.train, part.validation, fit, own)
     history = fitted.history
     accuracy = [row["validation_accuracy"] for row in history]
     return {

@@ -13,7 +13,7 @@ import numpy as np
 
 from et_nbdev.graph.batches import learn_encoding, make_buckets
 from et_nbdev.graph.classify import load_classifier
-from et_nbdev.graph.crossval import _deal, _parts
+from et_nbdev.graph.crossval import deal, parts
 from et_nbdev.graph.sets import load_graphs
 from et_nbdev.training.checkpoint import _atomic_write
 
@@ -40,7 +40,7 @@ def main():
     config = json.loads((args.run / "metrics.json").read_text())["config"]
     model = load_classifier(args.run / "best.safetensors")
     graphs = load_graphs(config["data"])
-    fold = _parts(_deal(graphs.labels), config["fold"])
+    fold = parts(deal(graphs.labels), config["fold"])
     ids = np.sort(fold.test)
     buckets = make_buckets(
         graphs[ids],

@@ -19,18 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from et_nbdev.graph.classify_baselines import GIN, Agnostic, AgnosticConfig, GINConfig
-from et_nbdev.graph.crossval import (
-    FitConfig,
-    _Candidate,
-    _deal,
-    _Sizes,
-    _summary,
-    cross_validate,
-)
+from et_nbdev.graph.classify import CONFIGS, ClassifyConfig, GraphClassifier
+from et_nbdev.graph.crossval import Candidate, FitConfig, cross_validate, deal, summary
 from et_nbdev.graph.sets import TU_NAMES, load_graphs
 from et_nbdev.training.checkpoint import _save_checkpoint
 from et_nbdev.training.command import _as_command
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))
+
+from set_rivals import GIN, Agnostic, AgnosticConfig, GINConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results/graph-classification"
@@ -39,15 +36,15 @@ OUT = ROOT / "results/graph-classification"
 FOLDS = OUT / "folds.json"
 
 
-def et(config, sizes: _Sizes, rngs: nnx.Rngs) -> nnx.Module:
-    from et_nbdev.graph.classify import GraphClassifier
+def et(config, sizes, rngs: nnx.Rngs) -> nnx.Module:
+    own = sizes.num_features, sizes.num_classes
+    edges = dict(num_edge_features=sizes.num_edge_features)
+    return GraphClassifier(*own, config, **edges, rngs=rngs)
 
-    return GraphClassifier(
-        sizes.num_features,
-        sizes.num_classes,
-        config,
-        num_edge_features=sizes.num_edge_features,
-        rngs=rngs,
+
+def rival(Model):
+    return lambda config, sizes, rngs: Model(
+        sizes.num_features, sizes.num_classes, config, rngs=rngs
     )
 
 
@@ -61,7 +58,7 @@ class PlacedConfig(GINConfig):
 class PlacedGIN(nnx.Module):
     "A GIN whose node features are joined by the positions of the nodes."
 
-    def __init__(self, config: PlacedConfig, sizes: _Sizes, rngs: nnx.Rngs):
+    def __init__(self, config: PlacedConfig, sizes, rngs: nnx.Rngs):
         width = sizes.num_features + sizes.num_positions
         self.gin = GIN(width, sizes.num_classes, config, rngs=rngs)
 
@@ -74,43 +71,33 @@ MAKE = {
     "et": et,  # returns of random walks, read off the sum of the nodes, and more terms
     "et-eigenvectors": et,  # eigenvectors, read off CLS, and the terms of the paper
     "et-paper": et,  # the paper's sizes, step and schedule, and its literal formula
-    "gin": lambda config, sizes, rngs: GIN(
-        sizes.num_features, sizes.num_classes, config, rngs=rngs
-    ),
+    "gin": rival(GIN),
     "gin-returns": PlacedGIN,  # the same, with the positions of `et` as features
-    "agnostic": lambda config, sizes, rngs: Agnostic(
-        sizes.num_features, sizes.num_classes, config, rngs=rngs
-    ),
+    "agnostic": rival(Agnostic),
 }
 
 
-def grid(model: str, k: int) -> list[_Candidate]:
+def grid(model: str, k: int) -> list[Candidate]:
     """Four candidates for every model: the same budget of choice. The paper's setting
     stands alone, with nothing to choose.
     """
     if model == "et-paper":
-        from et_nbdev.graph._set_command import _CONFIGS
-
-        c = _CONFIGS["paper"]
+        c = CONFIGS["paper"]
         fit = FitConfig(c.epochs, c.batch_size, c.lr, c.warmup, c.weight_decay)
-        return [_Candidate(replace(c.model, num_positions=k), fit)]
+        return [Candidate(replace(c.model, num_positions=k), fit)]
     if model.startswith("gin"):
         make = GINConfig if model == "gin" else PlacedConfig
         return [
-            _Candidate(make(64, 5, dropout), FitConfig(lr=lr, weight_decay=0.0))
+            Candidate(make(64, 5, dropout), FitConfig(lr=lr, weight_decay=0.0))
             for dropout in (0.0, 0.5)
             for lr in (1e-3, 1e-2)
         ]
     if model == "agnostic":
         return [
-            _Candidate(
-                AgnosticConfig(128, per_node), FitConfig(lr=lr, weight_decay=0.0)
-            )
+            Candidate(AgnosticConfig(128, per_node), FitConfig(lr=lr, weight_decay=0.0))
             for per_node in (False, True)
             for lr in (1e-3, 1e-2)
         ]
-    from et_nbdev.graph.classify import ClassifyConfig
-
     sizes = dict(
         dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=k, blocks=4
     )
@@ -124,7 +111,7 @@ def grid(model: str, k: int) -> list[_Candidate]:
         changes = dict(noise=0.02), dict(noise=0.1)
         rates = 2e-3, 4e-3
     return [
-        _Candidate(ClassifyConfig(**sizes, **change), FitConfig(lr=lr))
+        Candidate(ClassifyConfig(**sizes, **change), FitConfig(lr=lr))
         for change in changes
         for lr in rates
     ]
@@ -132,7 +119,7 @@ def grid(model: str, k: int) -> list[_Candidate]:
 
 def fixed_folds(name: str, labels: np.ndarray, k: int) -> np.ndarray:
     "The folds of a set; ten of them have to be those that are kept, where they are."
-    fold, key = _deal(labels, k), f"{name}/10"
+    fold, key = deal(labels, k), f"{name}/10"
     kept = json.loads(FOLDS.read_text()) if k == 10 and FOLDS.exists() else {}
     if key in kept and kept[key] != "".join(map(str, fold)):
         sys.exit(
@@ -256,7 +243,7 @@ def run(args):
         if getattr(args, f.name) is not None
     }
     candidates = [
-        _Candidate(c.model, replace(c.fit, **changes))
+        c._replace(fit=replace(c.fit, **changes))
         for c in grid(args.model, args.positions)
     ]
     placed = args.model.startswith("et") or args.model == "gin-returns"
@@ -293,7 +280,7 @@ def run(args):
             f" {row['candidates'][row['chosen']]['epoch']}, {row['seconds']:.0f} s"
         )
     if rows:
-        print(f"{args.data}, {args.model}: {_summary(rows)} %")
+        print(f"{args.data}, {args.model}: {summary(rows)} %")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ COMMANDS = {
     "et_train_anomaly": "graph.anomaly_commands:train",
     "et_demo_graphs": "graph.anomaly_commands:demo",
     "et_score": "graph.anomaly_commands:score",
-    "et_train_graphs": "graph._set_command:_main",
+    "et_train_graphs": "graph.classify:_main",
 }
 GRAPH = Graph([0, 1], [1, 0], [[1.0], [2.0]], [0, 1])
 

@@ -25,7 +25,7 @@ from et_nbdev.graph.anomaly import (
 )
 from et_nbdev.graph.batches import learn_encoding, make_buckets
 from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
-from et_nbdev.graph.crossval import _predict_logits
+from et_nbdev.graph.crossval import predict_logits
 from et_nbdev.graph.data import load_graph, split
 from et_nbdev.graph.energy import EdgeIndex, EdgeTransformer
 from et_nbdev.graph.nodes import anomaly_scores, scaled
@@ -165,7 +165,7 @@ def test_graphs_are_evaluated_without_noise():
         dropout=0.5,
     )
     ours, quiet = (
-        _predict_logits(
+        predict_logits(
             GraphClassifier(data.num_features, 2, config, rngs=nnx.Rngs(0)),
             data,
             np.arange(6),

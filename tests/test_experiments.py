@@ -312,13 +312,13 @@ def set_terms():
 
 
 def a_weighted_graph(rng, N=9, H=2):
-    from et_nbdev.graph._set_engine import _WeightedEdges
+    from et_nbdev.graph.layouts import WeightedEdges
 
     upper = np.triu(rng.random((N, N)) < 0.4, 1)
     senders, receivers = np.nonzero(upper | upper.T)
     linked = rng.random(len(senders)) < 0.8  # the others are padding
     weights = rng.normal(size=(H, len(senders)))
-    return _WeightedEdges(*map(jnp.asarray, (senders, receivers, linked, weights)))
+    return WeightedEdges(*map(jnp.asarray, (senders, receivers, linked, weights)))
 
 
 def test_the_weighted_sum_over_edges_is_its_formula(set_terms, x64):
@@ -355,11 +355,11 @@ def test_a_variant_is_trained_on_a_fold_and_judged_by_its_hold_out(
     assert row["best_validation_accuracy"] == max(row["validation"])
     # other classes of the test graphs change nothing
     graphs = set_terms.load_graphs("rings", None)
-    fold = set_terms._deal(graphs.labels)
+    fold = set_terms.deal(graphs.labels)
     other = replace(
         graphs, labels=np.where(fold == 0, 1 - graphs.labels, graphs.labels)
     )
-    monkeypatch.setattr(set_terms, "_deal", lambda labels: fold)
+    monkeypatch.setattr(set_terms, "deal", lambda labels: fold)
     monkeypatch.setattr(set_terms, "load_graphs", lambda *_: other)
     again = set_terms.run("rings", "learned-step", 0)
     same = ("loss", "validation")

@@ -39,7 +39,7 @@ from et_nbdev.explore import (
     descend_picture,
     explore,
 )
-from et_nbdev.graph.energy import EdgeAttention, EdgeIndex, _attention_weights
+from et_nbdev.graph.energy import EdgeAttention, EdgeIndex, attention_weights
 from et_nbdev.solvers import (
     Flow,
     Growing,
@@ -565,7 +565,7 @@ def test_coordinates_that_do_not_fit_are_refused():
     edges = EdgeIndex([0], [1], N)
     for call in (
         lambda: grid.energy(g, edges=edges),
-        lambda: _attention_weights(grid, g[0], edges),
+        lambda: attention_weights(grid, g[0], edges),
     ):
         with pytest.raises(ValueError, match="edges: .* grid"):
             call()

@@ -19,8 +19,7 @@ from flax import nnx
 
 import et_nbdev
 from et_nbdev.dynamics import descend
-from et_nbdev.graph import _kernels as kernels
-from et_nbdev.graph import anomaly, nodes
+from et_nbdev.graph import anomaly, kernels, nodes
 from et_nbdev.graph import anomaly_commands as commands
 from et_nbdev.graph.anomaly import (
     AnomalyConfig,

@@ -1,4 +1,4 @@
-"Positions, features and batches of sets of graphs: nbs/99_set_batches.ipynb."
+"Positions, features and batches of sets of graphs: nbs/87_set_batches.ipynb."
 
 import itertools
 from dataclasses import replace

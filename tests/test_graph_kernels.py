@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from et_nbdev.graph import _kernels as kernels
+from et_nbdev.graph import kernels
 from et_nbdev.graph.energy import EdgeAttention, EdgeIndex
 
 HEADER = Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h").read_text("utf-8")
@@ -131,6 +131,10 @@ def no_header(monkeypatch, folder):
     monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(folder))
 
 
+def no_numba(monkeypatch, folder):
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+
+
 def half_the_bits(monkeypatch, folder):
     monkeypatch.setattr(kernels, "_ptr", np.int32)
 
@@ -156,6 +160,7 @@ def refused_by_xla(monkeypatch, folder):
         (header_of((0, 99)), r"says 0\.99"),
         (header_of((1, 3)), r"says 1\.3"),
         (no_header, "says nothing"),
+        (no_numba, "pip install"),
         (half_the_bits, "64-bit"),
         (code_that_does_not_compile, "did not build"),
         (refused_by_xla, "did not build.*incompatible"),
@@ -177,7 +182,8 @@ def test_falls_back_to_xla_and_says_why(change, why, monkeypatch, tmp_path):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert EdgeIndex([0], [1], 2).backend == "xla"
-        with pytest.raises(RuntimeError, match=f"(?s)^backend 'compiled'.*{why}"):
+        error = (ImportError, RuntimeError)
+        with pytest.raises(error, match=f"(?s)^backend 'compiled'.*{why}"):
             EdgeIndex([0], [1], 2, backend="compiled")
     finally:
         kernels.available.cache_clear()

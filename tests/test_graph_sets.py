@@ -17,6 +17,7 @@ from sklearn.model_selection import (
 )
 
 import et_nbdev.graph.sets as sets
+from et_nbdev.graph.classify import ClassifyTraining
 from et_nbdev.graph.set_classifier import GraphSetClassifier
 from et_nbdev.graph.sets import GraphSet, graphs_from_dgl, load_graphs, read_tu
 
@@ -215,7 +216,8 @@ def test_the_tools_of_scikit_learn_make_folds_of_a_set():
 
     folds = KFold(4, shuffle=True, random_state=0)
     assert cross_val_score(Quick(), graphs, cv=folds).tolist() == [10.3] * 4
-    grid = GridSearchCV(Quick(), {"steps": [1, 2]}, cv=folds)
+    configs = {"config": [None, ClassifyTraining(epochs=2)]}
+    grid = GridSearchCV(Quick(), configs, cv=folds)
     assert len(grid.fit(graphs).best_estimator_.given_) == 40
 
 

@@ -379,7 +379,7 @@ each_module = pytest.mark.parametrize(
     sorted(
         name
         for name in modules(LIB)
-        if not name.endswith(("_modidx.py", "__init__.py", "graph/_kernels.py"))
+        if not name.endswith(("_modidx.py", "__init__.py", "graph/kernels.py"))
     ),
 )
 # JAX's own protocol
@@ -494,7 +494,9 @@ def watch(name, globals=None, *rest, **kw):
 builtins.__import__ = watch
 import et_nbdev
 for m in pkgutil.walk_packages(et_nbdev.__path__, "et_nbdev."):
-    __import__(m.name)
+    # an estimator of scikit-learn, which nothing else imports
+    if m.name != "et_nbdev.graph.set_classifier":
+        __import__(m.name)
 asked += [f"{name} was imported" for name in sorted(optional - {"IPython"} & set(sys.modules))]
 sys.exit("\\n".join(asked) or 0)
 """

@@ -20,7 +20,7 @@ from .._checks import check_kinds, check_positive, check_sizes, signed
 from ..block import Block
 from ..dynamics import descend
 from .data import DATASETS, Graph, Split, ids_digest, split
-from .energy import EdgeIndex, EdgeTransformer, _attention_weights
+from .energy import EdgeIndex, EdgeTransformer, attention_weights
 from et_nbdev.graph.nodes import (
     Anomaly,
     Batch,
@@ -365,7 +365,7 @@ def explain(
     found = _Explanation(zeros(N), zeros(N), zeros(E, 0), zeros(N, 0))
     if "attention" in block.names:
         energy = block.attention.token_energy(g, edges=edges[0])
-        weights = _attention_weights(block.attention, g, edges[0])
+        weights = attention_weights(block.attention, g, edges[0])
         found = found._replace(attention_energy=energy, edge_weights=weights)
     if "memory" in block.names:
         energy, h = block.memory.token_energy(g), block.memory.hidden(g)

@@ -6,63 +6,72 @@
 __all__ = ['ClassifyConfig', 'GraphClassifier', 'ClassifyTraining', 'train_classifier', 'load_classifier']
 
 # %% ../../nbs/37_classification.ipynb #9c82d1bd
-from dataclasses import asdict, dataclass
+import argparse
+import json
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from .._checks import check_sizes, signed
+from et_nbdev._checks import (
+    check_kinds,
+    check_positive,
+    check_share,
+    check_sizes,
+    signed,
+)
 from ..dynamics import Euler, descend
 from ..energy import Energies
 from ..equilibria import Noisy
-from et_nbdev.graph._set_engine import (
-    _check_classes,
-    _check_config,
-    _check_last_axes,
-    _check_training,
-    _Classified,
-    _cls_of,
-    _energy_block,
-    _judged,
-    _listed_pairs,
-    _of_present,
-    _places,
-    _reorder,
-    _scored,
-    _shifted,
-    _stream,
-    _sum_of_nodes,
-    _tabled_pairs,
-    _with_cls,
-)
 from et_nbdev.graph.batches import (
     cached_positions,
     flip_signs,
     in_layout,
     learn_encoding,
+    take,
 )
-from .crossval import _Fold
+from et_nbdev.graph.crossval import (
+    Fold,
+    Scores,
+    deal,
+    parts,
+    predict_logits,
+    score,
+    stream,
+)
 from .data import ids_digest
-from .sets import EdgeBatch, GraphBatch, GraphSet
-from ..training.checkpoint import _restore
+from .energy import EdgeTransformer
+from et_nbdev.graph.layouts import (
+    beside,
+    cls_of,
+    energies_of,
+    pairs_of,
+    reorder,
+    sum_of_nodes,
+    tokens_with_cls,
+)
+from .sets import EdgeBatch, GraphBatch, GraphSet, load_graphs
+from ..memory import SignedMemory
+from ..training.checkpoint import _atomic_write, _provenance, _restore
+from ..training.command import _as_command, _configure, _out_folder, command
 from ..training.fit import fit
-from ..training.loop import OptimConfig, _drop, _option
+from ..training.loop import OptimConfig, _option
 
 # %% ../../nbs/37_classification.ipynb #857bff70
 #| code-fold: true
-@signed
 class _LearnedAdjacency(nnx.Module):
     r"""Conv2D(X ⊗ X), H filters of `size` × `size`, stride 1, zeros beyond the border,
     without forming X ⊗ X; and a linear map of edge features.
 
     With `size` = 1 a weight depends only on its two tokens (and their edge), whatever
     the order of the others. Parameters: size²·D·H + L·H, and H biases, which start at
-    1. Raises ValueError on sizes out of range or an even `size`, which has no middle.
+    1.
     """
 
     def __init__(
@@ -75,16 +84,12 @@ class _LearnedAdjacency(nnx.Module):
         param_dtype=jnp.float32,
         rngs: nnx.Rngs,
     ):
-        check_sizes(dim=dim, num_heads=num_heads, size=size)
-        check_sizes(0, num_edge_features=num_edge_features)
-        if size % 2 == 0:
-            raise ValueError(f"size: expected an odd number, got {size}")
         self.size = size
-        start = lambda *shape: nnx.Param(
-            nnx.initializers.normal(np.prod(shape[:-1]) ** -0.5)(
-                rngs.params(), shape, param_dtype
-            )
-        )
+
+        def start(*shape):
+            draw = nnx.initializers.normal(np.prod(shape[:-1]) ** -0.5)
+            return nnx.Param(draw(rngs.params(), shape, param_dtype))
+
         self.filters = start(size, size, dim, num_heads)
         if num_edge_features:
             self.edge_filter = start(num_edge_features, num_heads)
@@ -92,20 +97,12 @@ class _LearnedAdjacency(nnx.Module):
 
     def weighted_keys(
         self,
-        near: Float[Array, "... N near"],  # size · D
-    ) -> Float[Array, "... H N near"]:
-        r"$\sum_v W_{uvdh} X_{B+v,d}$, all u side by side, from what `_shifted` gives."
-        # (u, v, H, 1, D)
-        W = self.filters[...].astype(near.dtype).transpose(0, 1, 3, 2)[:, :, :, None]
-        near = [x[..., None, :, :] for x in jnp.split(near, self.size, -1)]
-        lift = lambda w: w.reshape((1,) * (near[0].ndim - 3) + w.shape)
-        return jnp.concatenate(
-            [
-                sum(lift(W[u, v]) * x for v, x in enumerate(near))
-                for u in range(self.size)
-            ],
-            -1,
-        )
+        near: Float[Array, "... N size D"],  # from `beside`
+    ) -> Float[Array, "... H N size D"]:
+        r"$\sum_v W_{uvdh} X_{B+v,d}$ for every u."
+        W = self.filters[...].astype(near.dtype).transpose(3, 0, 1, 2)  # (H, u, v, D)
+        W = W.reshape((1,) * (near.ndim - 3) + (len(W), 1) + W.shape[1:])
+        return (W * near[..., None, :, None, :, :]).sum(-2)
 
     def __call__(
         self,
@@ -113,8 +110,8 @@ class _LearnedAdjacency(nnx.Module):
         edge_features: Float[Array, "B N N L"] | None = None,
     ) -> Float[Array, "B H N N"]:
         "The learned weight of every pair, queries in rows."
-        near = _shifted(x, self.size)
-        A = jnp.einsum("bcm,bhkm->bhck", near, self.weighted_keys(near))
+        near = beside(x, self.size)
+        A = jnp.einsum("bcud,bhkud->bhck", near, self.weighted_keys(near))
         A = A + self.bias[...].astype(x.dtype)[None, :, None, None]
         if not hasattr(self, "edge_filter"):
             return A
@@ -132,21 +129,19 @@ class _LearnedAdjacency(nnx.Module):
         """The same, along edges only, for graphs laid end to end; token n belongs to
         `graph[n]`.
         """
-        near = _shifted(x, self.size, graph)
+        near = beside(x, self.size, graph)
         keys = self.weighted_keys(near)[:, senders]
-        A = jnp.einsum("em,hem->he", near[receivers], keys)
+        A = jnp.einsum("eud,heud->he", near[receivers], keys)
         A = A + self.bias[...].astype(x.dtype)[:, None]
         if not hasattr(self, "edge_filter"):
             return A
         W = self.edge_filter[...].astype(x.dtype)
         return A + jnp.einsum("el,lh->he", edge_features, W)
 
-# %% ../../nbs/37_classification.ipynb #81948978
+# %% ../../nbs/37_classification.ipynb #37block0
 @dataclass(frozen=True)
-class ClassifyConfig:
-    """Sizes and dynamics of the model. Raises ValueError, naming the field, on values
-    out of range.
-    """
+class BlockConfig:
+    "Sizes and terms of a block."
 
     dim: int = _option(64, "D, width of a token")
     num_heads: int = _option(
@@ -154,13 +149,52 @@ class ClassifyConfig:
     )
     head_dim: int = _option(16, "Y, width of a head")
     num_memories: int = _option(256, "K, memories of a block; 0 leaves them out")
+    beta: float | None = _option(None, "β, inverse temperature; none for 1/√Y")
+    learn_beta: bool = _option(False, "train β, one per block")
+    normalize_heads: bool = _option(
+        False, "divide queries and keys by their root mean square within each head"
+    )
+    negative_memories: float | None = _option(
+        None,
+        "fraction of memories that repel; all memories then have thresholds; none:"
+        " the paper's memories",
+    )
+
+    def block(self, **options) -> EdgeTransformer:
+        "A block with random weights."
+        sizes = self.dim, self.num_heads, self.head_dim, self.num_memories
+        beta = dict(beta=self.beta, learn_beta=self.learn_beta)
+        block = EdgeTransformer(
+            *sizes, **beta, normalize=self.normalize_heads, **options
+        )
+        if self.negative_memories is not None and self.num_memories:
+            block.memory = SignedMemory(
+                self.dim, self.num_memories, self.negative_memories, **options
+            )
+        return block
+
+# %% ../../nbs/37_classification.ipynb #37bloc01
+def _check_choices(config):
+    "Raise ValueError, naming the field, unless each choice is one that there is."
+    for f in fields(config):
+        value, known = getattr(config, f.name), get_args(f.type)
+        if get_origin(f.type) is Literal and value not in known:
+            expected = " or ".join(map(repr, known))
+            raise ValueError(f"{f.name}: expected {expected}, got {value!r}")
+
+# %% ../../nbs/37_classification.ipynb #81948978
+@dataclass(frozen=True)
+class ClassifyConfig(BlockConfig):
+    """Sizes and dynamics of the model, with those of `BlockConfig`. Raises ValueError,
+    naming the field, on values out of range.
+    """
+
     num_positions: int = _option(
         15, "k, numbers that describe the position of a node; 0 leaves them out"
     )
     blocks: int = _option(2, "S, blocks in a stack")
     steps: int = _option(1, "T, steps of the descent in each block")
     step_size: float = _option(0.1, "α, step size")
-    beta: float | None = _option(None, "β, inverse temperature; none for 1/√Y")
     filter_size: int = _option(
         3,
         "side of the filters over X ⊗ X; with 1 the order of the nodes does not matter,"
@@ -175,7 +209,7 @@ class ClassifyConfig:
         0.02, "standard deviation of the noise on the gradient, in training"
     )
     dropout: float = _option(
-        0.0, "fraction of the CLS token that is dropped in training"
+        0.0, "fraction of what is read off that is dropped in training"
     )
     shuffle: bool = _option(
         False, "a new random order of the nodes at every training step"
@@ -190,18 +224,22 @@ class ClassifyConfig:
         "CLS after the last block, or CLS and the sum over the nodes at the start and"
         " after every block",
     )
-    learn_beta: bool = _option(False, "train β, one per block")
-    normalize_heads: bool = _option(
-        False, "divide queries and keys by their root mean square within each head"
-    )
-    negative_memories: float | None = _option(
-        None,
-        "fraction of memories that repel; all memories then have thresholds; none:"
-        " the paper's memories",
-    )
 
     def __post_init__(self):
-        _check_config(self)
+        check_kinds(self)
+        _check_choices(self)
+        sizes = "dim num_heads head_dim blocks steps filter_size".split()
+        check_sizes(**{name: getattr(self, name) for name in sizes})
+        check_sizes(0, num_memories=self.num_memories, num_positions=self.num_positions)
+        check_positive(step_size=self.step_size)
+        check_share(negative_memories=self.negative_memories)
+        if self.filter_size % 2 == 0:
+            got = self.filter_size
+            raise ValueError(f"filter_size: expected an odd number, got {got}")
+        if not 0 <= self.noise < np.inf:
+            raise ValueError(f"noise: expected at least 0, got {self.noise}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {self.dropout}")
 
 # %% ../../nbs/37_classification.ipynb #8d4b37a8
 #| code-fold: true
@@ -234,106 +272,76 @@ class GraphClassifier(nnx.Module):
         self.embed = nnx.Linear(num_features, c.dim, **options)
         if c.num_positions:
             self.place = nnx.Linear(c.num_positions, c.dim, use_bias=False, **options)
-        self.adjacency = _LearnedAdjacency(
-            c.dim,
-            c.num_heads,
-            c.filter_size,
-            num_edge_features=num_edge_features,
-            **options,
-        )
-        self.blocks = nnx.List(_energy_block(c, **options) for _ in range(c.blocks))
+        sizes = dict(size=c.filter_size, num_edge_features=num_edge_features)
+        self.adjacency = _LearnedAdjacency(c.dim, c.num_heads, **sizes, **options)
+        self.blocks = nnx.List(c.block(**options) for _ in range(c.blocks))
         if c.readout == "cls":
             self.head = nnx.Linear(c.dim, num_classes, **options)
         else:
-            self.heads = nnx.List(
-                nnx.Linear(2 * c.dim, num_classes, **options)
-                for _ in range(c.blocks + 1)
-            )
+            read = lambda: nnx.Linear(2 * c.dim, num_classes, **options)
+            self.heads = nnx.List(read() for _ in range(c.blocks + 1))
 
-    def check(self, batch):
-        """Raise ValueError unless the last axes of features, positions and features of
-        edges are those of the model.
-        """
-        _check_last_axes(
-            batch,
-            features=self.num_features,
-            positions=self.config.num_positions,
-            edge_features=self.num_edge_features,
-        )
-
-    def tokens(self, batch):
+    def tokens(self, batch: GraphBatch | EdgeBatch) -> Float[Array, "... D"]:
         """CLS and the nodes at the start, (B, N + 1, D) or end to end (n + B + 1, D);
         zeros where no node is present.
         """
-        x, flat = self.embed(batch.features), isinstance(batch, EdgeBatch)
+        x = self.embed(batch.features)
         if self.config.num_positions:
             x = x + self.place(batch.positions)
-        x = jnp.where(batch.present[..., None], x, jnp.zeros_like(x))
-        cls = self.cls[...].astype(x.dtype)
-        if not flat:
-            return jnp.concatenate([jnp.broadcast_to(cls, (len(x), 1, len(cls))), x], 1)
-        at = _places(batch)
-        tokens = jnp.zeros((len(at.graph), len(cls)), x.dtype).at[at.node].set(x)
-        return tokens.at[at.cls].set(cls[None])
+        return tokens_with_cls(x, self.cls[...].astype(x.dtype), batch)
 
     def pairs(self, x, batch) -> dict[str, Any]:
         r"""Which tokens see which, and $\hat A$: the context of the blocks, from the
         tokens `x` at the start.
         """
-        pairs = _listed_pairs if isinstance(batch, EdgeBatch) else _tabled_pairs
-        return pairs(self.adjacency, x, batch, self.config.strangers == "zero")
+        return pairs_of(self.adjacency, x, batch, self.config.strangers == "zero")
 
     def __call__(self, batch, rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
         """Logits. `rngs` are for signs, noise, dropout and order in training; without
         them the result is deterministic.
         """
-        self.check(batch)
         c = self.config
+        sizes = dict(features=self.num_features, positions=c.num_positions)
+        sizes |= dict(edge_features=self.num_edge_features)
+        for name, size in sizes.items():
+            if (shape := getattr(batch, name).shape)[-1] != size:
+                wanted = f"expected a last axis of {size}, got shape {shape}"
+                raise ValueError(f"batch.{name}: {wanted}")
         if rngs is not None and c.shuffle:
-            batch = _reorder(batch, rngs.order())
+            batch = reorder(batch, rngs.order())
         # the sign of an eigenvector is arbitrary
         if rngs is not None and c.positions == "eigenvectors":
             batch = flip_signs(batch, rngs.signs())
-        x = self.tokens(batch)
-        pairs = self.pairs(x, batch)
-        passed = [x]
+        passed = [self.tokens(batch)]
+        pairs = self.pairs(passed[0], batch)
         for block in self.blocks:
             solver = Euler(c.step_size)
             if rngs is not None and c.noise:
                 solver = Noisy(rngs.noise(), c.step_size, c.noise)
-            passed.append(
-                descend(block, passed[-1], c.steps, solver=solver, **pairs)[0]
-            )
+            x, _ = descend(block, passed[-1], c.steps, solver=solver, **pairs)
+            passed.append(x)
         return self.read(passed, batch, rngs)
 
     def read(self, passed: list, batch, rngs: nnx.Rngs | None) -> Float[Array, "B C"]:
         "Logits, from the tokens at the start and after every block."
-        drop = lambda x: _drop(x, self.config.dropout, rngs)
+        dropout, off = nnx.Dropout(self.config.dropout), rngs is None
+        drop = lambda x: dropout(x, deterministic=off, rngs=rngs)
         if self.config.readout == "cls":
-            return self.head(drop(_cls_of(passed[-1], batch)))
-        read = (
-            jnp.concatenate([_cls_of(x, batch), _sum_of_nodes(x, batch)], -1)
-            for x in passed
-        )
-        return jnp.stack([h(drop(x)) for h, x in zip(self.heads, read)]).sum(0)
+            return self.head(drop(cls_of(passed[-1], batch)))
+        both = lambda x: jnp.concatenate([cls_of(x, batch), sum_of_nodes(x, batch)], -1)
+        logits = (head(drop(both(x))) for head, x in zip(self.heads, passed))
+        return jnp.stack([*logits]).sum(0)
 
     def energies(self, batch) -> list[Energies]:
         """The energies of every block's descent, without noise: (T+1, B) over the
         present tokens, one `Energies` per block. For an `EdgeBatch` they are sums over
         graphs, (T+1,).
         """
-        self.check(batch)
-        x, found = self.tokens(batch), []
-        here = (
-            _places(batch).graph < len(batch.labels)
-            if isinstance(batch, EdgeBatch)
-            else _with_cls(batch)
-        )
+        c, x, found = self.config, self.tokens(batch), []
         pairs = self.pairs(x, batch)
         for block in self.blocks:
-            c = self.config
             x, path = descend(block, x, c.steps, c.step_size, states=True, **pairs)
-            found.append(_of_present(block, path, here))
+            found.append(energies_of(block, path, batch))
         return found
 
 # %% ../../nbs/37_classification.ipynb #15391204
@@ -357,7 +365,6 @@ class ClassifyTraining:
         4, "number of sizes that graphs are padded to, at most; each is compiled once"
     )
     lr: float = _option(1e-3, "peak learning rate")
-    lr_floor: float = _option(5e-8, "learning rate at the start and at the end")
     warmup: float = _option(
         0.15, "fraction of the steps in which the learning rate rises"
     )
@@ -372,82 +379,132 @@ class ClassifyTraining:
     model: ClassifyConfig = ClassifyConfig()
 
     def __post_init__(self):
-        _check_training(self)
+        check_kinds(self)
+        _check_choices(self)
+        sizes = "epochs batch_size num_buckets every".split()
+        check_sizes(**{name: getattr(self, name) for name in sizes})
+        for name, end in (("seed", 2**32), ("fold", 10)):
+            if not 0 <= (value := getattr(self, name)) < end:
+                raise ValueError(f"{name}: expected 0 to {end - 1}, got {value}")
+        if self.layout == "edges" and self.model.shuffle:
+            raise ValueError(
+                "layout, shuffle: nodes laid end to end are not reordered; use"
+                " layout='dense', or filter_size=1, which ignores their order"
+            )
         self.optim(100)
 
     def optim(self, steps_per_epoch: int) -> OptimConfig:
         "The optimizer for epochs with that many steps."
         steps = self.epochs * steps_per_epoch
-        return OptimConfig(
-            steps, int(self.warmup * steps), self.lr, self.lr_floor, self.weight_decay
-        )
+        rise = int(self.warmup * steps)
+        return OptimConfig(steps, rise, self.lr, _LR_FLOOR, self.weight_decay)
+
+# %% ../../nbs/37_classification.ipynb #15391201
+_LR_FLOOR = 5e-8  # the learning rate at the start and at the end
 
 # %% ../../nbs/37_classification.ipynb #5096fb6f
 def _classification_loss(
     model: GraphClassifier, batch: GraphBatch | EdgeBatch, key: PRNGKeyArray
 ) -> tuple[Float[Array, ""], dict]:
-    """Mean cross-entropy over the graphs in the batch, however few (`_fit_classifier`
-    divides by the intended number); the label -1 means that there is no graph.
+    """Mean cross-entropy over the graphs in the batch, however few; the label -1 means
+    that there is no graph.
     """
-    log_p = jax.nn.log_softmax(model(batch, rngs=nnx.Rngs(key)))
-    real = batch.labels >= 0
-    own = jnp.take_along_axis(log_p, jnp.maximum(batch.labels, 0)[:, None], 1)[:, 0]
-    return (
-        -jnp.sum(jnp.where(real, own, jnp.zeros_like(own)))
-        / jnp.maximum(jnp.sum(real, dtype=own.dtype), 1),
-        {},
+    logits, real = model(batch, rngs=nnx.Rngs(key)), batch.labels >= 0
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        logits, jnp.maximum(batch.labels, 0)
     )
+    count = jnp.maximum(jnp.sum(real, dtype=losses.dtype), 1)
+    return jnp.sum(losses, where=real) / count, {}
 
-# %% ../../nbs/37_classification.ipynb #69d77197
+
+def _judged(found: Scores, n: int) -> dict:
+    "The score that `fit` uses: errors among n graphs, with the loss to break ties."
+    # less than one error
+    tie = found.cross_entropy / (1 + found.cross_entropy) / n
+    return {"loss": 1 - found.accuracy + tie, **found._asdict()}
+
+
+class _Classified(NamedTuple):
+    "A trained classifier and its scores. Test graphs were not used to choose anything."
+
+    model: GraphClassifier
+    validation: Scores
+    test: Scores | None  # None: the fold has no test graphs
+    history: list[dict]
+    best_step: int
+
+# %% ../../nbs/37_classification.ipynb #5096fb01
+def _check_parts(graphs: GraphSet, fold: Fold):
+    if (graphs.labels[np.concatenate(fold)] < 0).any():
+        raise ValueError("graphs: some of the graphs have no label")
+    if len(np.unique(graphs.labels[fold.train])) < 2:
+        count = len(fold.train)
+        raise ValueError(f"fold: the {count} training graphs are all of one class")
+
+# %% ../../nbs/37_classification.ipynb #5096fb02
+def _in_batches(config: ClassifyTraining, graphs: GraphSet, train, positions):
+    "The graphs as the model gets them, with features learned from the training graphs."
+    c, shapes = config.model, (config.batch_size, config.num_buckets)
+    if positions is None:
+        positions = cached_positions(graphs, c.num_positions, c.positions)
+    encoding = learn_encoding(graphs, train)
+    return in_layout(config.layout, graphs, encoding, positions, *shapes)
+
+# %% ../../nbs/37_classification.ipynb #5096fb41
 def train_classifier(
     config: ClassifyTraining,
     graphs: GraphSet,
-    fold: _Fold,
+    fold: Fold,
     folder: Path | str | None = None,
     *,
     positions: Float[np.ndarray, "N k"] | None = None,
     progress: bool = True,
 ) -> _Classified:
     """Train on fold.train, choose the weights on fold.validation, score once on
-    fold.test; resumes from `folder`, which must not hold a run on other graphs or
-    another fold.
+    fold.test, which may be empty; resumes from `folder`, which must not hold a run on
+    other graphs or another fold.
 
+    `fold` are the ids of the graphs of each part, and `config.fold` is not looked at.
     Features are encoded by the labels and statistics of the training graphs.
     `positions` may be passed if they are known already. Raises ValueError if labels are
-    unknown, or if those in training are all of one class, and what `load_graphs`,
-    `make_buckets` and `fit` raise.
+    unknown, or if those in training are all of one class, and what `load_graphs` and
+    `fit` raise.
     """
-    c, fold = config.model, _Fold(*map(np.asarray, fold))
+    fold = Fold(*map(np.asarray, fold))
     train, validation, test = fold
-    _check_classes(graphs, fold)
-    if positions is None:
-        positions = cached_positions(graphs, c.num_positions, c.positions)
-    encoding = learn_encoding(graphs, train)
-    shapes = config.batch_size, config.num_buckets
-    supply = in_layout(config.layout, graphs, encoding, positions, *shapes)
+    _check_parts(graphs, fold)
+    supply = _in_batches(config, graphs, train, positions)
     per = len(supply.plan(train, config.seed))
-    data = {"graphs": graphs.digest, "fold": ids_digest(fold)}
     known = ("num_features", "num_classes", "num_edge_features")
     sizes = {name: getattr(supply, name) for name in known}
+    scored = lambda model, ids: score(
+        predict_logits(model, supply, ids), supply.labels[ids]
+    )
+
+    def batches(start):
+        for data, rows in stream(supply, train, config.seed, start):
+            yield data if rows is None else take(data, rows)
+
+    written = {"lr_floor": _LR_FLOOR}  # files name it, too
+    data = {"graphs": graphs.digest, "fold": ids_digest(fold)}
     result = fit(
-        GraphClassifier(**sizes, config=c, rngs=nnx.Rngs(config.seed)),
+        GraphClassifier(**sizes, config=config.model, rngs=nnx.Rngs(config.seed)),
         _classification_loss,
-        lambda start: _stream(supply, train, config.seed, start),
+        batches,
         config.optim(per),
         seed=config.seed,
         folder=folder,
-        validate=lambda m: _judged(_scored(m, supply, validation), len(validation)),
+        validate=lambda m: _judged(scored(m, validation), len(validation)),
         every=config.every * per,
         log_every=config.every * per,
-        config={**asdict(config), "sizes": sizes, "data": data},
-        defaults=asdict(ClassifyTraining()),
+        config={**asdict(config), **written, "sizes": sizes, "data": data},
+        defaults={**asdict(ClassifyTraining()), **written},
         progress=progress,
     )
-    model = result.model
-    held_out, tested = (_scored(model, supply, ids) for ids in (validation, test))
-    return _Classified(model, held_out, tested, result.history, result.best_step)
+    of = [scored(result.model, ids) if len(ids) else None for ids in (validation, test)]
+    return _Classified(result.model, *of, result.history, result.best_step)
 
-# %% ../../nbs/37_classification.ipynb #cb950f05
+# %% ../../nbs/37_classification.ipynb #5096fb03
 def load_classifier(path: Path | str) -> GraphClassifier:
     """Load the classifier that a run has written to best.safetensors. Raises
     CheckpointError if the file is missing, damaged or of another kind.
@@ -460,3 +517,56 @@ def load_classifier(path: Path | str) -> GraphClassifier:
         return GraphClassifier(**made["sizes"], config=config, rngs=nnx.Rngs(0))
 
     return _restore(path, "graph classifier", build)
+
+# %% ../../nbs/37_classification.ipynb #37cmdc00
+#| code-fold: true
+_PAPER = ClassifyConfig(128, 12, 64, 512, blocks=4, strangers="zero")
+
+
+CONFIGS = {  # training runs by name
+    "small": ClassifyTraining("MUTAG"),
+    "paper": ClassifyTraining("MUTAG", epochs=200, batch_size=64, model=_PAPER),
+}
+
+
+def _metrics(config: ClassifyTraining, graphs: GraphSet, fold: Fold, run) -> dict:
+    "The report of a run: its scores and their provenance."
+    most = int(np.bincount(graphs.labels[fold.train]).argmax())
+    params = jax.tree.leaves(nnx.state(run.model, nnx.Param))
+    return {
+        "test": run.test._asdict(),
+        "validation": run.validation._asdict(),
+        "largest_class": float((graphs.labels[fold.test] == most).mean()),
+        "graphs": {name: len(ids) for name, ids in fold._asdict().items()},
+        "best_step": run.best_step,
+        "training_seconds": run.history[-1]["seconds"],
+        "parameters": sum(p.size for p in params),
+        "config": asdict(config),
+        **_provenance(),
+    }
+
+# %% ../../nbs/37_classification.ipynb #37cmdc01
+#| code-fold: true
+@command
+def _main(argv: list[str] | None = None) -> None:
+    """Train a graph classifier on one split, resume it if it was stopped, and report
+    on the test graphs.
+    """
+    parser = argparse.ArgumentParser("et_train_graphs", description=_main.__doc__)
+    about = "folder of checkpoints, log and report (default: runs/DATA); training"
+    about += " resumes from it"
+    parser.add_argument("--out", type=_out_folder, default=None, help=about)
+    with _as_command(parser.prog):
+        config, args = _configure(parser, CONFIGS, "small", argv)
+        graphs, out = load_graphs(config.data), args.out or Path("runs") / config.data
+        print(graphs)
+        fold = parts(deal(graphs.labels), config.fold)
+        run = train_classifier(config, graphs, fold, out)
+        metrics = _metrics(config, graphs, fold, run)
+        with _atomic_write(out / "metrics.json") as path:
+            path.write_text(json.dumps(metrics, indent=2) + "\n", "utf-8")
+    print(
+        f"Test accuracy {metrics['test']['accuracy']:.3f} on {len(fold.test)} graphs"
+        " that were not used to choose anything (always the most frequent class:"
+        f" {metrics['largest_class']:.3f}). Weights and metrics.json are in {out}/"
+    )

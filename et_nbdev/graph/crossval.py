@@ -11,9 +11,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, is_dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cache, lru_cache, partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,103 +23,69 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jaxtyping import Array, Float, Float32, Int, PRNGKeyArray
+from jaxtyping import Float, Int
+from scipy.special import log_softmax
 from tqdm import tqdm
 
-from .._checks import check_sizes
+from .._checks import check_kinds, check_sizes
 from et_nbdev.graph.batches import (
     Bucket,
     Buckets,
     EdgeLists,
-    Encoding,
     cached_positions,
     in_layout,
     learn_encoding,
     take,
 )
-from .data import ids_of
-from .sets import EdgeBatch, GraphSet
+from .sets import GraphSet
 from ..training.checkpoint import _atomic_write, _provenance, at_home
-from ..training.fit import _alone, _MetricsLog
 from et_nbdev.training.loop import (
+    OptimConfig,
     Run,
     TrainState,
     _clipped_adamw,
     _gradient_step,
+    _learning_rate,
     _option,
     train_loop,
 )
 
 # %% ../../nbs/89_cross_validation.ipynb #febcb84d
-class _Fold(NamedTuple):
-    "Ids of graphs, ascending; together, all graphs."
+class Fold(NamedTuple):
+    "Ids of graphs, ascending, in three parts that share none."
 
     train: Int[np.ndarray, "train"]
     validation: Int[np.ndarray, "validation"]
     test: Int[np.ndarray, "test"]
 
-# %% ../../nbs/89_cross_validation.ipynb #e8159c31
-def _deal(
+
+def deal(
     labels: Int[np.ndarray, "G"], k: int = 10, seed: int = 0
 ) -> Int[np.ndarray, "G"]:
     """The fold that each graph is tested in: class by class in the order of a hash of
     (seed, graph), dealt out in turn.
 
     The sizes of folds differ by at most one graph, and by at most one graph of each
-    class. Raises ValueError for k < 3, fewer than k graphs, graphs without a class, or
-    classes that are not integers.
+    class. Raises ValueError for fewer than k graphs, or graphs without a class.
     """
-    check_sizes(3, k=k)
-    labels = np.asarray(labels)
-    if labels.dtype.kind not in "iub" and labels.size:
-        raise ValueError(f"labels: expected classes, integers, got {labels.dtype}")
-    if labels.ndim != 1 or len(labels) < k or labels.min() < 0:
+    if len(labels) < k or labels.min() < 0:
         raise ValueError(
             f"labels: expected the classes of at least k = {k} graphs, 0 or more, got"
-            f" shape {labels.shape}" + (f" with {labels.min()}" if labels.size else "")
+            f" {len(labels)}" + (f" with {labels.min()}" if len(labels) else "")
         )
-    order = sorted(
-        range(len(labels)),
-        key=lambda i: (labels[i], hashlib.sha256(f"{seed}/{i}".encode()).digest()),
-    )
+    hashed = lambda i: hashlib.sha256(f"{seed}/{i}".encode()).digest()
+    order = sorted(range(len(labels)), key=lambda i: (labels[i], hashed(i)))
     fold = np.empty(len(labels), np.int64)
     fold[order] = np.arange(len(labels)) % k
     return fold
 
-# %% ../../nbs/89_cross_validation.ipynb #92ebe28f
-def _parts(fold: Int[np.ndarray, "G"] | Sequence[int], f: int) -> _Fold:
+# %% ../../nbs/89_cross_validation.ipynb #febcb801
+def parts(fold: Int[np.ndarray, "G"], f: int) -> Fold:
     """Outer fold f: its graphs are the test, those of the next fold the validation
-    part, all others are for training. Raises ValueError unless `fold` has at least
-    three folds, 0, 1, 2, …, and none is empty.
+    part, all others are for training.
     """
-    fold = np.asarray(fold)
-    if (
-        fold.ndim != 1
-        or fold.dtype.kind not in "iu"
-        or not fold.size
-        or fold.min() < 0
-        or len(found := np.unique(fold)) < 3
-        or found[-1] >= len(found)
-    ):
-        raise ValueError(
-            "fold: expected a fold for each graph, integers 0, 1, …, k - 1 with k of"
-            f" at least 3 and no fold empty, got {fold.dtype} of shape {fold.shape}:"
-            f" {str(fold[:12])}"
-        )
-    k = len(found)
-    check_sizes(0, f=f)
-    if f >= k:
-        raise ValueError(f"f: expected a fold from 0 to {k - 1}, got {f}")
-    return _Fold(
-        *(
-            np.flatnonzero(m)
-            for m in (
-                (fold != f) & (fold != (f + 1) % k),
-                fold == (f + 1) % k,
-                fold == f,
-            )
-        )
-    )
+    test, validation = fold == f, fold == (f + 1) % (fold.max() + 1)
+    return Fold(*map(np.flatnonzero, (~test & ~validation, validation, test)))
 
 # %% ../../nbs/89_cross_validation.ipynb #3af46dd5
 @dataclass(frozen=True)
@@ -140,310 +107,257 @@ class FitConfig:
     clip: float = _option(1.0, "largest global norm of the gradient")
 
     def __post_init__(self):
+        check_kinds(self)
         check_sizes(epochs=self.epochs, batch_size=self.batch_size)
-        for name, low, high in (
-            ("lr", 0, np.inf),
-            ("warmup", 0, 1),
-            ("weight_decay", 0, np.inf),
-            ("clip", 0, np.inf),
-        ):
-            if not low <= getattr(self, name) < high:
-                raise ValueError(
-                    f"{name}: expected {low} ≤ {name} < {high}, got"
-                    f" {getattr(self, name)}"
-                )
+        self.optim(100)
 
-# %% ../../nbs/89_cross_validation.ipynb #a9512980
-class _Candidate(NamedTuple):
-    "One point of a grid."
+    def optim(self, steps_per_epoch: int) -> OptimConfig:
+        "The optimizer for epochs with that many steps."
+        steps = self.epochs * steps_per_epoch
+        rise, decay = int(self.warmup * steps), self.weight_decay
+        return OptimConfig(steps, rise, self.lr, 0.0, decay, clip=self.clip)
 
-    model: Any  # what `make_model` builds from, a dataclass
-    fit: FitConfig = FitConfig()
-
-# %% ../../nbs/89_cross_validation.ipynb #04ef8075
-# weight decay, clip and rate are part of its state
-_optimizer = optax.inject_hyperparams(_clipped_adamw, static_args=("b1", "b2"))
-
-
-def _losses(logits: Float[Array, "B C"], labels: Int[Array, "B"]) -> Float[Array, "B"]:
-    "Cross-entropy of each graph; 0 for a graph without a class."
-    losses = optax.softmax_cross_entropy_with_integer_labels(
-        logits, jnp.maximum(labels, 0)
-    )
-    return jnp.where(labels >= 0, losses, jnp.zeros_like(losses))
-
-
-def _batch_of(data: Bucket | EdgeBatch, rows: Int[Array, "B"] | None):
+# %% ../../nbs/89_cross_validation.ipynb #263bbb05
+def _batch_of(data, rows):
     return take(data, rows) if isinstance(data, Bucket) else data
 
 
-def _rates(config: FitConfig, per_epoch: int) -> Float32[np.ndarray, "T"]:
-    "Learning rate of each step: up from 0, then along a cosine back to 0."
-    steps = config.epochs * per_epoch
-    warmup = int(config.warmup * config.epochs * per_epoch)
-    rate = optax.warmup_cosine_decay_schedule(0.0, config.lr, warmup, steps)
-    return np.asarray(rate(np.arange(steps) + 0.5), np.float32)
-
-
-def _taken_apart(model: nnx.Module):
+def taken_apart(model: nnx.Module):
+    "Structure, parameters and other state of a model."
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
     return graphdef, nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
 
-# %% ../../nbs/89_cross_validation.ipynb #263bbb05
+
 @lru_cache(maxsize=64)
-def _programs(graphdef: nnx.GraphDef):
-    "Compiled training step, logits and scores of all models with this structure."
+def programs(graphdef: nnx.GraphDef):
+    "The compiled training step and logits of all models with this structure."
 
     def loss(model, batch, key):
-        graphs, weight = batch
+        graphs, share = batch
         logits = model(graphs, rngs=nnx.Rngs(key))
-        return jnp.sum(_losses(logits, graphs.labels)) * weight, {}
+        losses = optax.softmax_cross_entropy_with_integer_labels(
+            logits, jnp.maximum(graphs.labels, 0)
+        )
+        return jnp.sum(losses, where=graphs.labels >= 0) * share, {}
 
-    one_step = _gradient_step(graphdef, loss, _optimizer(jnp.float32(0), 0.0, 0.0))
-
-    def step(state: TrainState, batch, key: PRNGKeyArray):
-        data, rows, weight, rate = batch
-        state.optimizer.hyperparams["rate"] = rate
-        return one_step(state, (_batch_of(data, rows), weight), key)
+    def step(state: TrainState, batch, numbers: dict, key):
+        loaded, rate = batch
+        optimizer = _clipped_adamw(rate, numbers["weight_decay"], numbers["clip"])
+        take = _gradient_step(graphdef, loss, optimizer)
+        return take(state, (_batch_of(*loaded), numbers["share"]), key)
 
     def logits(params, rest, data, rows):
-        batch = _batch_of(data, rows)
-        return nnx.merge(graphdef, params, rest)(batch), batch.labels
+        return nnx.merge(graphdef, params, rest)(_batch_of(data, rows))
 
-    def score(params, rest, data, rows):
-        scores, labels = logits(params, rest, data, rows)
-        losses = _losses(scores, labels)
-        right = jnp.sum((labels >= 0) & (scores.argmax(-1) == labels))
-        return jnp.stack([right.astype(losses.dtype), jnp.sum(losses)])
+    return jax.jit(step), jax.jit(logits)
 
-    return jax.jit(step), jax.jit(logits), jax.jit(score)
+# %% ../../nbs/89_cross_validation.ipynb #89predct
+def stream(supply: Buckets | EdgeLists, ids, seed: int, start: int = 0) -> Iterator:
+    """Batch number `start` and all after it, as `supply` loads them; each depends only
+    on its number and the seed.
+    """
+    first, skipped = divmod(start, len(supply.plan(ids, seed)))
+    for epoch in count(first):
+        for part in supply.plan(ids, seed, epoch)[skipped:]:
+            yield supply.load(part)
+        skipped = 0
 
-# %% ../../nbs/89_cross_validation.ipynb #d927ef83
-def _ids_to_learn_from(
-    train, validation, graphs: Buckets | EdgeLists
-) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "m"]]:
-    "Ids of existing graphs with a class, none of them in both parts."
-    train, validation = (
-        ids_of(name, ids, "graphs", len(graphs.labels))
-        for name, ids in (("train", train), ("validation", validation))
-    )
-    if len(both := np.intersect1d(train, validation)):
-        raise ValueError(
-            f"train, validation: must not share graphs, but {len(both)} are in both,"
-            f" such as {both[0]}"
-        )
-    for name, ids in (("train", train), ("validation", validation)):
-        held = graphs.labels[ids]
-        if not len(held) or held.min() < 0:
-            raise ValueError(
-                f"{name}: must name graphs that have a class"
-                + (
-                    f", but graph {ids[held.argmin()]} has none"
-                    if len(held)
-                    else ", got none"
-                )
-            )
-    return train, validation
 
-# %% ../../nbs/89_cross_validation.ipynb #d744120b
-class _Fitted(NamedTuple):
+def in_turn(supply: Buckets | EdgeLists, ids) -> Iterator:
+    "Every graph once: which graphs a batch holds, and the batch."
+    return ((supply.members(p), supply.load(p)) for p in supply.plan(ids))
+
+
+def predict_logits(
+    model: nnx.Module,
+    supply: Buckets | EdgeLists,
+    ids: Int[np.ndarray, "n"],
+    batches: Iterable | None = None,  # of `in_turn`, if they are loaded already
+) -> Float[np.ndarray, "n C"]:
+    "Logits of each graph, in the order of `ids`."
+    graphdef, *arrays = taken_apart(model)
+    found = np.zeros((len(supply.labels), supply.num_classes), np.float32)
+    for of, batch in in_turn(supply, ids) if batches is None else batches:
+        own = np.asarray(programs(graphdef)[1](*arrays, *batch))
+        found[of[of >= 0]] = own[of >= 0]
+    return found[ids]
+
+# %% ../../nbs/89_cross_validation.ipynb #89pred01
+class Scores(NamedTuple):
+    "Fraction of the graphs that are classified correctly, and the mean cross-entropy."
+
+    accuracy: float
+    cross_entropy: float
+
+
+def score(logits: Float[np.ndarray, "n C"], labels: Int[np.ndarray, "n"]) -> Scores:
+    own = log_softmax(logits, 1)[np.arange(len(labels)), labels]
+    return Scores(float((logits.argmax(1) == labels).mean()), float(-own.mean()))
+
+# %% ../../nbs/89_cross_validation.ipynb #e92707f1
+class Fitted(NamedTuple):
     "A model with the weights of its best epoch on the validation graphs, and the log."
 
     model: nnx.Module
     history: list[dict]  # a row per epoch: loss, validation_accuracy, validation_loss
     epoch: int  # of the weights, from 1; 0 if no epoch gave a finite loss
 
+    @property
+    def best(self) -> dict:
+        "Validation scores of the weights; without any, worse than all others."
+        row = self.history[self.epoch - 1] if self.epoch else {}
+        none = {"validation_accuracy": 0.0, "validation_loss": 1e9}
+        return {name: row.get(name, worst) for name, worst in none.items()}
 
-class _Epochs:
-    """Makes a row for every epoch, with the scores from `judge`, and keeps the best
-    weights. Ends a run if the loss is no longer finite.
-    """
 
-    def __init__(self, run: Run, steps: int, scale: float, judge):
-        self.steps, self.scale, self.judge = steps, scale, judge
-        self.losses, self.best, self.state, self.epoch = [], None, run.state, 0
+def _mark(row: dict) -> tuple[float, float]:
+    "Larger is better."
+    return row["validation_accuracy"], -row["validation_loss"]
 
-    def __call__(self, run: Run):
-        self.losses.append(run.metrics["loss"])
-        if run.step % self.steps:
-            return
-        total, self.losses = float(np.sum(self.losses)), []
-        epoch, row = run.step // self.steps, self.judge(run.state)
-        accuracy, loss = row["validation_accuracy"], row["validation_loss"]
-        if not np.isfinite([total, loss]).all():
-            run.stop = True
-            return
-        run.row = {"epoch": epoch, "loss": total * self.scale, **row}
-        if self.best is None or (accuracy, -loss) > self.best:
-            self.best, self.state, self.epoch = (accuracy, -loss), run.state, epoch
 
-# %% ../../nbs/89_cross_validation.ipynb #1becf5e4
-def _all_batches(graphs: Buckets | EdgeLists, train, config: FitConfig, seed, rates):
-    "The batches of all epochs, each with the weight of one graph and a learning rate."
-    epochs, share = range(1, config.epochs + 1), jnp.float32(1 / config.batch_size)
-    parts = (part for epoch in epochs for part in graphs.plan(train, seed, epoch))
-    return ((*graphs.load(p), share, rate) for p, rate in zip(parts, rates))
+def _fresh_run(params, rest, optim: OptimConfig) -> Run:
+    moments = _clipped_adamw(0.0, 0.0, 0.0).init(params)
+    return Run(TrainState(params, moments, jnp.zeros((), jnp.int32), rest), optim.steps)
 
-# %% ../../nbs/89_cross_validation.ipynb #e92707f1
-def _fit_classifier(
+
+def _step(graphdef, config: FitConfig, seed: int) -> Callable:
+    "The compiled step, given the numbers of this training."
+    numbers = dict(weight_decay=config.weight_decay, clip=config.clip)
+    numbers = jax.tree.map(jnp.float32, numbers | dict(share=1 / config.batch_size))
+    return partial(programs(graphdef)[0], numbers=numbers, key=jax.random.key(seed))
+
+# %% ../../nbs/89_cross_validation.ipynb #e9270701
+def fit_classifier(
     model: nnx.Module,
-    graphs: Buckets | EdgeLists,
+    supply: Buckets | EdgeLists,
     train: Int[np.ndarray, "n"],
     validation: Int[np.ndarray, "m"],
     config: FitConfig,
     seed: int = 0,
-    each_epoch: Callable[[dict], None] = lambda row: None,
-) -> _Fitted:
-    """Train on the graphs `train`; the weights kept are those of the epoch with the
-    best accuracy on `validation`. Ties go to the smallest loss, then to the first
-    epoch.
+    each_epoch: Callable[[dict], Any] = lambda row: None,
+) -> Fitted:
+    """Train on the graphs `train`, and keep the weights of the epoch that is best on
+    `validation` (of equal ones, the first). Stops where a loss is not finite.
 
-    `model(batch, rngs=None)` gives logits (B, C); with `rngs` it is in training. Stops
-    if the loss is no longer finite. Raises ValueError if a training or validation graph
-    has no class or does not exist, and if a graph is in both parts.
+    `model(batch, rngs=None)` gives logits (B, C); with `rngs` it is in training.
     """
-    train, validation = _ids_to_learn_from(train, validation, graphs)
-    graphdef, params, rest = _taken_apart(model)
-    step, _, score = _programs(graphdef)
-    optimizer = _optimizer(
-        jnp.float32(0), float(config.weight_decay), float(config.clip)
-    )
-    state = TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32), rest)
-    rates = _rates(config, per_epoch := len(graphs.plan(train, seed, 0)))
-    stream = _all_batches(graphs, train, config, seed, rates)
-    held_out = [graphs.load(part) for part in graphs.plan(validation)]
+    graphdef, params, rest = taken_apart(model)
+    per_epoch = len(supply.plan(train, seed))
+    optim = config.optim(per_epoch)
+    run = _fresh_run(params, rest, optim)
+    rates = np.asarray(_learning_rate(optim)(np.arange(optim.steps) + 0.5), np.float32)
+    held_out = list(in_turn(supply, validation))
+    losses, history, best = [], [], (run.state, 0)
 
-    def judge(state):
-        found = [score(state.params, state.rest, *part) for part in held_out]
-        right, loss = np.array(found, np.float64).sum(0) / len(validation)
-        return {"validation_accuracy": float(right), "validation_loss": float(loss)}
+    def after(run: Run):
+        nonlocal best
+        losses.append(run.metrics["loss"])
+        if run.step % per_epoch:
+            return
+        loss = float(np.sum(losses)) * config.batch_size / len(train)
+        losses.clear()
+        now = nnx.merge(graphdef, run.state.params, run.state.rest)
+        logits = predict_logits(now, supply, validation, held_out)
+        accuracy, own = score(logits, supply.labels[validation])
+        if not np.isfinite([loss, own]).all():
+            run.stop = True
+            return
+        row = {"epoch": run.step // per_epoch, "loss": loss}
+        row |= {"validation_accuracy": accuracy, "validation_loss": own}
+        if not best[1] or _mark(row) > _mark(history[best[1] - 1]):
+            best = run.state, row["epoch"]
+        history.append(row)
+        each_epoch(row)
 
-    run, log = Run(state, len(rates)), _MetricsLog(None)
-    kept = _Epochs(run, per_epoch, config.batch_size / len(train), judge)
-    hooks = [kept, log, lambda run: run.row and each_epoch(run.row)]
-    step = partial(step, key=jax.random.key(seed))
-    train_loop(run, step, lambda first: stream, hooks)
-    best = nnx.merge(graphdef, kept.state.params, kept.state.rest)
-    return _Fitted(best, log.rows, kept.epoch)
+    # epochs count from 1
+    batches = lambda start: zip(stream(supply, train, seed, per_epoch + start), rates)
+    train_loop(run, _step(graphdef, config, seed), batches, [after])
+    return Fitted(nnx.merge(graphdef, best[0].params, best[0].rest), history, best[1])
 
-# %% ../../nbs/89_cross_validation.ipynb #5cf03150
-def _predict_logits(
-    model: nnx.Module, graphs: Buckets | EdgeLists, ids: Int[np.ndarray, "n"]
-) -> Float[np.ndarray, "n C"]:
-    """Logits of each graph, in the order of `ids`. Labels are ignored. Raises
-    ValueError for a graph that does not exist.
-    """
-    ids = ids_of("ids", ids, "graphs", len(graphs.labels))
-    graphdef, params, rest = _taken_apart(model)
-    logits = _programs(graphdef)[1]
-    found = np.zeros((len(graphs.labels), graphs.num_classes), np.float32)
-    for part in graphs.plan(ids):
-        of = graphs.members(part)
-        found[of[of >= 0]] = np.asarray(logits(params, rest, *graphs.load(part))[0])[
-            of >= 0
-        ]
-    return found[ids]
+# %% ../../nbs/89_cross_validation.ipynb #d28acaa9
+class Candidate(NamedTuple):
+    "One point of a grid."
+
+    model: Any  # what `make_model` builds from, a dataclass
+    fit: FitConfig = FitConfig()
 
 
-def _predict(
-    model: nnx.Module, graphs: Buckets | EdgeLists, ids: Int[np.ndarray, "n"]
-) -> Int[np.ndarray, "n"]:
-    "The most likely class of each graph."
-    return _predict_logits(model, graphs, ids).argmax(-1)
+def seed_of(*parts) -> int:
+    "A 31-bit seed for each combination of parts."
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:4], "little") >> 1
 
-# %% ../../nbs/89_cross_validation.ipynb #61958260
-class _Sizes(NamedTuple):
-    "What a model needs to know about the data."
 
-    num_features: int
-    num_classes: int
-    num_positions: int
-    num_edge_features: int
+def _tested(fitted: Fitted, supply, graphs: GraphSet, part: Fold) -> dict:
+    "Scores on the test part; only here its true labels are looked at."
+    classes = predict_logits(fitted.model, supply, part.test).argmax(1)
+    truth, most = graphs.labels[part.test], np.bincount(graphs.labels[part.train])
+    right = int((classes == truth).sum())
+    return {
+        "test_accuracy": right / len(truth),
+        "test_correct": right,
+        "test_graphs": len(truth),
+        "largest_class": float((truth == most.argmax()).mean()),
+        "predictions": classes.tolist(),
+    }
 
-# %% ../../nbs/89_cross_validation.ipynb #831e4c46
-@dataclass(frozen=True, repr=False, eq=False)
-class _Protocol:
-    """A cross-validation without its results. Raises ValueError if there are no
-    candidates, if the folds do not match the number of graphs, and for an unknown
-    layout.
-    """
+# %% ../../nbs/89_cross_validation.ipynb #d28aca01
+def _one_fold(
+    make_model: Callable,
+    graphs: GraphSet,
+    part: Fold,
+    candidates: list[Candidate],
+    in_batches: Callable,  # (graphs, encoding, batch size) -> buckets or lists
+    seed: int,
+    each_epoch: Callable[[int], Any],  # gets the number of the candidate
+) -> tuple[dict, nnx.Module]:
+    "The result of an outer fold, and the winner."
+    hidden = graphs.labels.copy()
+    hidden[part.test] = -1
+    blind = replace(graphs, labels=hidden)
+    encoding, rows, best, size = learn_encoding(blind, part.train), [], None, None
+    for i, candidate in enumerate(candidates):
+        begin = time.perf_counter()
+        if candidate.fit.batch_size != size:
+            size = candidate.fit.batch_size
+            supply = in_batches(blind, encoding, size)
+        model = make_model(candidate.model, supply, nnx.Rngs(seed))
+        split = supply, part.train, part.validation
+        fitted = fit_classifier(
+            model, *split, candidate.fit, seed, lambda row: each_epoch(i)
+        )
+        if best is None or _mark(fitted.best) > _mark(best[1].best):
+            best = i, fitted, supply
+        weights = jax.tree.leaves(nnx.state(model, nnx.Param))
+        rows.append(fitted.best | {"epoch": fitted.epoch})
+        rows[-1] |= {"epochs": len(fitted.history)}
+        rows[-1] |= {"seconds": time.perf_counter() - begin}
+        rows[-1] |= {"parameters": sum(p.size for p in weights)}
+    chosen, fitted, supply = best
+    return {
+        **_tested(fitted, supply, graphs, part),
+        "chosen": chosen,
+        "candidates": rows,
+        "loss": [round(r["loss"], 5) for r in fitted.history],
+        "validation": [round(r["validation_accuracy"], 5) for r in fitted.history],
+    }, fitted.model
 
-    make_model: Callable[[Any, _Sizes, nnx.Rngs], nnx.Module]
-    graphs: GraphSet
-    fold: Int[np.ndarray, "G"]
-    candidates: list[_Candidate]
-    k: int
-    layout: Literal["dense", "edges"]
-    num_buckets: int
-    room: int
-    seed: int
-
-    def __post_init__(self):
-        if not self.candidates:
-            raise ValueError("candidates: at least one is needed")
-        if len(self.kinds) > 1:
-            raise ValueError(
-                "candidates: expected one kind of positions, got"
-                f" {', '.join(sorted(self.kinds))}"
-            )
-        if self.fold.shape != (len(self.graphs),):
-            raise ValueError(
-                f"fold: expected one for each of the {len(self.graphs)} graphs, got"
-                f" shape {self.fold.shape}"
-            )
-        if self.layout not in ("dense", "edges"):
-            raise ValueError(f"layout: must be 'dense' or 'edges', got {self.layout!r}")
-
-    @cached_property
-    def positions(self) -> Float32[np.ndarray, "N k"]:
-        return cached_positions(self.graphs, self.k, *self.kinds)
-
-    @property
-    def kinds(self) -> set[str]:
-        "The kinds of positions that the candidates need."
-        wanted = (getattr(c.model, "positions", None) for c in self.candidates)
-        return {kind or "eigenvectors" for kind in wanted}
-
-    @property
-    def epochs(self) -> int:
-        "Epochs of all candidates together, per fold."
-        return sum(c.fit.epochs for c in self.candidates)
-
-    def supply(
-        self, graphs: GraphSet, encoding: Encoding, batch_size: int
-    ) -> Buckets | EdgeLists:
-        "The graphs in the layout of the protocol, for training with this batch size."
-        layout, shapes = self.layout, (self.num_buckets, self.room)
-        return in_layout(layout, graphs, encoding, self.positions, batch_size, *shapes)
-
-# %% ../../nbs/89_cross_validation.ipynb #1a8a07cf
-def _settings(protocol: _Protocol) -> dict:
+# %% ../../nbs/89_cross_validation.ipynb #89filesc
+def _settings(graphs: GraphSet, fold, candidates: list[Candidate], **rest) -> dict:
     "Everything that a result depends on, except the code of the model."
     plain = lambda x: asdict(x) if is_dataclass(x) else x
-    fold, dense = protocol.fold, protocol.layout == "dense"
-    names = ("k", "layout", "seed", *(("num_buckets", "room") if dense else ()))
-    settings = {
-        "data": protocol.graphs.name,
-        "graphs": protocol.graphs.digest,
-        "folds": (
-            "".join(map(str, fold))
-            if len(fold) < 1000
-            else hashlib.sha256(bytes(fold.astype(np.uint8))).hexdigest()[:16]
-        ),
-        "candidates": [
-            {"model": plain(c.model), "fit": asdict(c.fit)} for c in protocol.candidates
-        ],
-        **{name: getattr(protocol, name) for name in names},
-    }
-    return json.loads(json.dumps(settings))
+    digits = "".join(map(str, fold))
+    if len(fold) >= 1000:
+        digits = hashlib.sha256(bytes(fold.astype(np.uint8))).hexdigest()[:16]
+    tried = [{"model": plain(c.model), "fit": asdict(c.fit)} for c in candidates]
+    own = {"data": graphs.name, "graphs": graphs.digest, "folds": digits}
+    return json.loads(json.dumps({**own, "candidates": tried, **rest}))
 
-# %% ../../nbs/89_cross_validation.ipynb #a3b00a6d
-def _kept(path: Path, settings: dict) -> dict | None:
-    """The result of a fold, if there is one. Raises ValueError if the file is from
-    another run, or not a result.
+
+def read_fold(path: Path, settings: dict) -> dict:
+    """The result of a fold. Raises ValueError if the file is from another run, or not a
+    result.
     """
-    if not path.exists():
-        return None
     try:
         row = json.loads(path.read_text("utf-8"))
         if not row["test_accuracy"] == row["test_correct"] / row["test_graphs"] <= 1:
@@ -454,63 +368,60 @@ def _kept(path: Path, settings: dict) -> dict | None:
             f"out: {path} is not the result of a fold ({type(e).__name__}: {e});"
             " delete it"
         ) from e
-    if different := sorted(
-        k for k in {*there, *settings} if there.get(k) != settings.get(k)
-    ):
+    names = sorted({*there, *settings})
+    if different := [k for k in names if there.get(k) != settings.get(k)]:
         raise ValueError(
             f"out: {path} is of a run with other {', '.join(different)}; choose another"
             " folder, or delete it"
         )
     return row
 
-# %% ../../nbs/89_cross_validation.ipynb #77b52b4d
-@dataclass(frozen=True)
-class _Results:
-    "The results of folds, in files; without a folder they are not kept."
+# %% ../../nbs/89_cross_validation.ipynb #89file01
+def _read_all(folder: Path | None, settings: dict) -> dict[str, dict]:
+    "All results that there are, by the name of their file."
+    files = sorted(folder.glob("fold-*.json")) if folder else []
+    return {path.name: read_fold(path, settings) for path in files}
 
-    out: str | os.PathLike | None
-    settings: dict
 
-    def read(self) -> dict[str, dict | None]:
-        "All existing results, by file name. Raises ValueError like `_kept`."
-        if self.out is None:
-            return {}
-        files = sorted(at_home(self.out).glob("fold-*.json"))
-        return {path.name: _kept(path, self.settings) for path in files}
+def _write(row: dict, folder: Path | None):
+    if folder:
+        with _atomic_write(folder / f"fold-{row['fold']}.json") as path:
+            path.write_text(json.dumps(row) + "\n", "utf-8")
 
-    def get(self, f: int) -> dict | None:
-        return self.read().get(f"fold-{f}.json")
 
-    def row(self, f: int, found: dict, seconds: float) -> dict:
-        "The result of fold f, as it is written."
-        return {
-            "fold": f,
-            **found,
-            "seconds": seconds,
-            "settings": self.settings,
-            **_provenance(),
-        }
-
-    def add(self, f: int, row: dict, keep: Callable[[], None]) -> dict:
-        """Call `keep`, then write the result of a fold; or return the one that another
-        process has written meanwhile.
-        """
-        folder = at_home(self.out) if self.out is not None else None
-        with _alone(folder, wait=True):
-            if already := self.get(f):
-                return already
-            keep()
-            if folder is not None:
-                with _atomic_write(folder / f"fold-{f}.json") as temporary:
-                    temporary.write_text(json.dumps(row) + "\n", "utf-8")
-        return row
+def summary(rows: list[dict]) -> str:
+    "Mean ± standard deviation over folds, in percent; for one fold only its accuracy."
+    scores = 100 * np.array([row["test_accuracy"] for row in rows])
+    if len(scores) == 1:
+        return f"{scores[0]:.1f} (1 fold)"
+    return f"{scores.mean():.1f} ± {scores.std(ddof=1):.1f} ({len(scores)} folds)"
 
 # %% ../../nbs/89_cross_validation.ipynb #6c8f1e72
+def _kind_of_positions(graphs, fold, candidates: list[Candidate], layout: str) -> str:
+    "That of all candidates. Raises ValueError for what makes no sense."
+    kinds = {getattr(c.model, "positions", "eigenvectors") for c in candidates}
+    if len(kinds) != 1:
+        found = ", ".join(sorted(kinds)) or "no candidate"
+        raise ValueError(f"candidates: expected one kind of positions, got {found}")
+    numbers = np.unique(fold)
+    if fold.shape != (len(graphs),) or numbers.tolist() != [*range(len(numbers))]:
+        raise ValueError(
+            f"fold: expected one of 0, 1, …, k - 1 for each of the {len(graphs)}"
+            f" graphs, got shape {fold.shape} with {numbers[:12]}"
+        )
+    if len(numbers) < 3 or layout not in ("dense", "edges"):
+        raise ValueError(
+            "fold, layout: expected at least 3 folds, and 'dense' or 'edges', got"
+            f" {len(numbers)} and {layout!r}"
+        )
+    return kinds.pop()
+
+# %% ../../nbs/89_cross_validation.ipynb #6c8f1e01
 def cross_validate(
-    make_model: Callable[[Any, _Sizes, nnx.Rngs], nnx.Module],
+    make_model: Callable[[Any, Any, nnx.Rngs], nnx.Module],
     graphs: GraphSet,
     fold: Int[np.ndarray, "G"],
-    candidates: Iterable[_Candidate],
+    candidates: Iterable[tuple],
     *,
     folds: Iterable[int] | None = None,
     k: int = 15,
@@ -525,183 +436,45 @@ def cross_validate(
     """Accuracy on each outer fold (all, or those in `folds`) of the candidate and epoch
     that are best on its inner hold-out.
 
-    `make_model(candidate.model, sizes, rngs)` builds a model for `_fit_classifier`;
-    `fold` is made by `_deal`. `layout` says whether models get a `GraphBatch`, with
-    shapes set by `num_buckets` and `room`, or an `EdgeBatch`. Rows are written to
+    `fold` holds the number of each graph's fold, and a candidate is a pair of what a
+    model is made from and a `FitConfig`. `make_model(of, sizes, rngs)` makes it, with
+    the sizes `num_features`, `num_classes`, `num_positions` (k) and
+    `num_edge_features`. `layout` says whether models get a `GraphBatch`, with shapes
+    set by `num_buckets` and `room`, or an `EdgeBatch`. Rows are written to
     `out`/fold-F.json, and read from there if they exist. `keep` is called with the
     winner of a fold. Raises ValueError naming what is wrong, and if `out` holds a file
     of another run.
     """
-    protocol = _Protocol(
-        make_model,
-        graphs,
-        np.asarray(fold),
-        [_Candidate(*c) for c in candidates],
-        k,
-        layout,
-        num_buckets,
-        room,
-        seed,
-    )
-    results = _Results(out, _settings(protocol))
-    wanted = range(int(protocol.fold.max()) + 1) if folds is None else list(folds)
-    return _all_folds(protocol, results, wanted, keep, progress)
+    fold, candidates = np.asarray(fold), [Candidate(*c) for c in candidates]
+    kind = _kind_of_positions(graphs, fold, candidates, layout)
+    shapes = dict(num_buckets=num_buckets, room=room)
+    own = dict(k=k, layout=layout, seed=seed) | (shapes if layout == "dense" else {})
+    settings = _settings(graphs, fold, candidates, **own)
+    folder = None if out is None else at_home(out)
+    done = _read_all(folder, settings)
+    wanted = np.unique(fold).tolist() if folds is None else list(folds)
+    rows, epochs = [], sum(c.fit.epochs for c in candidates)
+    positions = cache(lambda: cached_positions(graphs, k, kind))
+    style = dict(unit="epoch", file=sys.stdout, mininterval=1.0, ncols=100)
+    with tqdm(total=len(wanted) * epochs, disable=not progress, **style) as bar:
 
-# %% ../../nbs/89_cross_validation.ipynb #6ffeafed
-def _all_folds(
-    protocol: _Protocol,
-    results: _Results,
-    wanted: Sequence[int],
-    keep: Callable[[int, nnx.Module], None],
-    progress: bool,
-) -> list[dict]:
-    "The results of the folds `wanted`, from files or computed."
-    there, epochs, rows = results.read(), protocol.epochs, []
-    done = {f: there.get(f"fold-{f}.json") for f in wanted}
-    bar = tqdm(
-        total=len(wanted) * epochs,
-        initial=epochs * sum(row is not None for row in done.values()),
-        disable=not progress,
-        unit="epoch",
-        file=sys.stdout,
-        mininterval=1.0,
-        ncols=100,
-    )
-    with bar:
-        for f in wanted:
-            if done[f] is None:
-                _ = protocol.positions  # computed once, outside the time of a fold
-                begin, before = time.perf_counter(), bar.n
-                found, winner = _one_fold(protocol, f, bar)
-                row = results.row(f, found, time.perf_counter() - begin)
-                done[f] = results.add(f, row, lambda: keep(f, winner))
-                # the epochs of a candidate that was stopped
-                bar.update(before + epochs - bar.n)
-            rows.append(done[f])
-            bar.set_postfix_str(f"accuracy {_summary(rows)}")
-    return rows
-
-# %% ../../nbs/89_cross_validation.ipynb #a39f6d3c
-def _summary(rows: list[dict]) -> str:
-    """Mean ± standard deviation over folds, in percent; for one fold only its accuracy.
-    Raises ValueError for no folds.
-    """
-    scores = 100 * np.array([row["test_accuracy"] for row in rows])
-    if not len(scores):
-        raise ValueError("rows: at least one fold is needed")
-    return (
-        f"{scores.mean():.1f} ± {scores.std(ddof=1):.1f} ({len(scores)} folds)"
-        if len(scores) > 1
-        else f"{scores[0]:.1f} (1 fold)"
-    )
-
-# %% ../../nbs/89_cross_validation.ipynb #b239118d
-def _seed_of(*parts) -> int:
-    "A 31-bit seed for each combination of parts."
-    return (
-        int.from_bytes(
-            hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "little"
-        )
-        >> 1
-    )
-
-# %% ../../nbs/89_cross_validation.ipynb #6b0c3c2e
-class _Tried(NamedTuple):
-    "A candidate after training, and the data that it was trained on."
-
-    fitted: _Fitted
-    supply: Buckets | EdgeLists
-    row: dict  # for the file
-
-    @property
-    def mark(self) -> tuple[float, float]:
-        "Scores on the validation part; larger is better."
-        return self.row["validation_accuracy"], -self.row["validation_loss"]
-
-# %% ../../nbs/89_cross_validation.ipynb #27293410
-def _tried(
-    candidate: _Candidate,
-    make_model: Callable[[Any, _Sizes, nnx.Rngs], nnx.Module],
-    supply: Buckets | EdgeLists,
-    part: _Fold,
-    seed: int,
-    each_epoch: Callable[[dict], None],
-) -> _Tried:
-    "A trained candidate; one without a finite loss is worse than all others."
-    begin = time.perf_counter()
-    sizes = _Sizes(*(getattr(supply, name) for name in _Sizes._fields))
-    model = make_model(candidate.model, sizes, nnx.Rngs(seed))
-    run = _fit_classifier(
-        model, supply, part.train, part.validation, candidate.fit, seed, each_epoch
-    )
-    none = {"validation_accuracy": 0.0, "validation_loss": 1e9}
-    best = run.history[run.epoch - 1] if run.epoch else none
-    params = jax.tree.leaves(nnx.state(run.model, nnx.Param))
-    row = {
-        **{name: best[name] for name in none},
-        "epoch": run.epoch,
-        "epochs": len(run.history),
-        "seconds": time.perf_counter() - begin,
-        "parameters": sum(p.size for p in params),
-    }
-    return _Tried(run, supply, row)
-
-# %% ../../nbs/89_cross_validation.ipynb #88e8ed44
-def _tested(
-    winner: _Tried, labels: Int[np.ndarray, "G"], part: _Fold
-) -> tuple[dict, Int[np.ndarray, "test"]]:
-    "Scores of the winner on the test part, and its predicted classes."
-    classes = _predict(winner.fitted.model, winner.supply, part.test)
-    right = int((classes == labels[part.test]).sum())
-    most = np.bincount(labels[part.train]).argmax()
-    return {
-        "test_accuracy": right / len(part.test),
-        "test_correct": right,
-        "test_graphs": len(part.test),
-        "largest_class": float((labels[part.test] == most).mean()),
-    }, classes
-
-# %% ../../nbs/89_cross_validation.ipynb #7273f78e
-def _all_tried(protocol: _Protocol, f: int, part: _Fold, bar: tqdm) -> Iterator[_Tried]:
-    "The candidates one by one, trained without the labels of the test part."
-    candidates, seed = protocol.candidates, _seed_of(protocol.seed, f)
-    hidden = protocol.graphs.labels.copy()
-    hidden[part.test] = -1
-    blind = replace(protocol.graphs, labels=hidden)
-    encoding, supplies = learn_encoding(blind, part.train), {}
-    for i, candidate in enumerate(candidates):
-        B = candidate.fit.batch_size
-        if B not in supplies:  # one at a time: large sets fill the memory
-            supplies = {B: protocol.supply(blind, encoding, B)}
-
-        def each_epoch(row):
+        def tell(i):
+            bar.set_description_str(f"fold {f}, {i + 1}/{len(candidates)}", False)
             bar.update()
-            bar.set_description_str(
-                f"fold {f}, {i + 1}/{len(candidates)}", refresh=False
-            )
 
-        yield _tried(
-            candidate, protocol.make_model, supplies[B], part, seed, each_epoch
-        )
-
-# %% ../../nbs/89_cross_validation.ipynb #d28acaa9
-def _one_fold(protocol: _Protocol, f: int, bar: tqdm) -> tuple[dict, nnx.Module]:
-    "The result of outer fold f, and the winner."
-    graphs, part = protocol.graphs, _parts(protocol.fold, f)
-    tried = _all_tried(protocol, f, part, bar)
-    rows, best, chosen = [], None, 0
-    for i, one in enumerate(tried):
-        rows.append(one.row)
-        if best is None or one.mark > best.mark:
-            best, chosen = one, i
-    assert best is not None  # there is at least one candidate
-    scores, classes = _tested(best, graphs.labels, part)
-    history = best.fitted.history
-    return {
-        **scores,
-        "chosen": chosen,
-        "candidates": rows,
-        "predictions": classes.tolist(),
-        "loss": [round(r["loss"], 5) for r in history],
-        "validation": [round(r["validation_accuracy"], 5) for r in history],
-    }, best.fitted.model
+        for n, f in enumerate(wanted):
+            if (row := done.get(f"fold-{f}.json")) is None:
+                at, begin = positions(), time.perf_counter()
+                in_batches = lambda blind, encoding, size: in_layout(
+                    layout, blind, encoding, at, size, **shapes
+                )
+                own = graphs, parts(fold, f), candidates, in_batches, seed_of(seed, f)
+                row, winner = _one_fold(make_model, *own, tell)
+                row = {"fold": f, **row, "seconds": time.perf_counter() - begin}
+                row |= {"settings": settings, **_provenance()}
+                keep(f, winner)
+                _write(row, folder)
+            rows.append(row)
+            bar.update((n + 1) * epochs - bar.n)
+            bar.set_postfix_str(f"accuracy {summary(rows)}")
+    return rows

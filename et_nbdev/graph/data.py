@@ -46,7 +46,7 @@ def frozen(a: np.ndarray, dtype) -> np.ndarray:
     a.flags.writeable = False
     return a
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80checked
 def checked(name, value, dtype, shape: tuple, right: str, sound, kinds="iu"):
     """`value` as a read-only array. `shape` has a letter where any length will do;
     `sound` tells for each entry whether it is `right`; `kinds` are NumPy's of numbers.
@@ -75,7 +75,7 @@ def finite(name: str, value, shape: tuple) -> Float32[np.ndarray, "..."]:
         name, value, np.float32, shape, "be finite in float32", sound, "fiub"
     )
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80idsof
 def ids_of(name: str, value, what: str, count: int) -> Int32[np.ndarray, "n"]:
     "Ids of nodes or graphs, from 0 to count - 1."
     right = f"hold ids of {what} from 0 to {count - 1}"
@@ -101,7 +101,7 @@ def _labels(value, num_nodes: int) -> Int8[np.ndarray, "N"]:
     known = lambda a: np.isin(a, (-1, 0, 1))
     return checked("labels", value, np.int8, (num_nodes,), right, known, "fiub")
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80features
 def _features(value) -> Float32[np.ndarray, "N F"]:
     x = finite("features", value, ("N", "F"))
     if not x.size:
@@ -130,7 +130,7 @@ def _texts(name: str, values: Iterable) -> list[str]:
 def _missing(value) -> bool:
     return value is None or np.ma.is_masked(value) or bool(value != value)
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80relation
 def _relations(relations: Mapping, num_nodes: int) -> dict[str, Edges]:
     _texts("relations", relations)
     return {
@@ -313,7 +313,7 @@ class Graph:
             f" edges{kinds}, {self.num_features} features, {share}{some}"
         )
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80fromrela
 def from_relations(
     # senders and receivers by kind, as arrays or lists
     relations: Mapping[str, Edges | Int[np.ndarray, "2 _"] | Sequence[Sequence[int]]],
@@ -356,7 +356,7 @@ def _one_label_each(labels) -> np.ndarray:
         a = a.argmax(1)
     return a
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80soundmat
 def _sound_matrix(matrix):
     """A SciPy sparse matrix. Indices out of range, as a damaged file may hold them,
     would write anywhere in memory.
@@ -387,7 +387,7 @@ def _entries(adjacency) -> Edges:
     # what is listed twice is an edge once; its values could wrap around, or cancel
     return _rows((found.col[listed], found.row[listed]), found.shape[0]).nonzero()
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80checkwei
 def _check_weights(weights: str, found: Sequence[str]):
     "Raise ValueError if edges carry data, unless it is to be ignored."
     if found and weights != "ignore":
@@ -438,7 +438,7 @@ def from_scipy(adjacency, features, labels, name: str = "") -> Graph:
         return from_relations(relations, features, labels, name)
     return Graph(*_entries(adjacency), features, labels, name=name)
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80frompyg
 def from_pyg(
     data: Any, name: str = "", *, weights: Literal["refuse", "ignore"] = "refuse"
 ) -> Graph:
@@ -460,7 +460,7 @@ def from_pyg(
     _check_weights(weights, _on_edges(held, edges, x))
     return Graph(*edges, x, _one_label_each(y), name=name)
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80fromdgl
 def from_dgl(
     graph: Any, name: str = "", *, weights: Literal["refuse", "ignore"] = "refuse"
 ) -> Graph:
@@ -523,7 +523,7 @@ def _certain(value) -> bool:
     missing = need("pandas", "pandas").isna(value)
     return not (isinstance(value, bool | np.bool_) or missing is True)
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80exact
 def _exact(name: str, ids: Any) -> Any:
     "Ids that compare as Python's values do, each of which names a node for certain."
     if not (isinstance(ids.dtype, np.dtype) and ids.dtype.kind in "iu"):
@@ -557,7 +557,7 @@ def _numbered(edges, keys: Sequence[str], index) -> list[Int[np.ndarray, "E"]]:
 # columns that name nodes: id, node_id, txId, and what an index becomes in a file
 _IDS = r"(.*[\W_])?(id|Id|ID)|.*[a-z](Id|ID)|(?i:nodes?|index|level_0|unnamed: \d+)"
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80fromnetw
 def from_networkx(
     graph: Any,
     # of the nodes: one attribute with a vector, or several with one number each
@@ -602,7 +602,7 @@ def from_networkx(
     labels = [own.get(label) for own in data.values()]
     return _graph_of(ends, kinds, as_array("features", rows), labels, names, data, name)
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80frompand
 def from_pandas(
     edges: Any,
     nodes: Any,
@@ -681,7 +681,7 @@ def _named_columns(graph: Graph) -> list[str]:
         )
     return [*graph.feature_names] or [f"x{i}" for i in range(graph.num_features)]
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80topandas
 def to_pandas(graph: Graph) -> tuple[Any, Any]:
     """Two DataFrames that `from_pandas` reads: edges with source and target (and
     relation, if there are several kinds), nodes with their features and label. Raises
@@ -703,7 +703,7 @@ def to_pandas(graph: Graph) -> tuple[Any, Any]:
     nodes["label"] = graph.labels
     return edges if graph.relations else edges.drop(columns="relation"), nodes
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80tonetwor
 def to_networkx(graph: Graph) -> Any:
     """A `networkx.DiGraph` that `from_networkx` reads, or a MultiDiGraph if there are
     parallel edges or several kinds of them. Nodes 0, 1, … have their label, and their
@@ -727,7 +727,7 @@ def to_networkx(graph: Graph) -> Any:
 def _tensor(array, dtype):
     return need("torch", "torch").from_numpy(np.array(array, dtype))
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80topyg
 def to_pyg(graph: Graph) -> Any:
     """PyTorch Geometric's `Data` that `from_pyg` reads: x (N, F), edge_index (2, E), y,
     and with several kinds of edges their union. Raises ModuleNotFoundError without
@@ -798,7 +798,7 @@ def read_npz(path) -> dict[str, np.ndarray]:
             raise ValueError(f"{bad} does not have its checksum")
         return {key: z[key] for key in z.files}
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80fromnpz
 def _from_npz(path: Path) -> Graph:
     a, keys = read_npz(path), ("senders", "receivers", "features")
     if {"edges", "node_features"} <= set(a):
@@ -830,7 +830,7 @@ def _from_mat(path: Path) -> Graph:
         raise ValueError(f"it holds {found}, not features, label and one net_… or more")
     return from_scipy(nets, data["features"], data["label"], path.stem)
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80fromdglf
 def _from_dgl_file(path: Path) -> Graph:
     return from_dgl(_dgl().load_graphs(str(path))[0][0], path.stem)
 
@@ -886,9 +886,14 @@ class _Dataset(NamedTuple):
 
 
 _HERE = "made from the digits of scikit-learn"
+
 _BWGNN = "with BWGNN, https://github.com/squareRoot3/Rethinking-Anomaly-Detection"
+
+# %% ../../nbs/80_graph_readers.ipynb #80part
 _FRAUD = "with CARE-GNN, https://github.com/YingtongDou/CARE-GNN"
+
 _PLATONOV = "with https://github.com/yandex-research/heterophilous-graphs"
+
 # graphs that `load_graph` knows by name
 DATASETS = {
     "digits-knn": _Dataset("", _HERE),
@@ -930,7 +935,7 @@ def _published(name: str, root: str | os.PathLike | None) -> Graph:
         f" {looked if places else 'Neither does.'}"
     )
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80loadgrap
 def load_graph(name: str, root: str | os.PathLike | None = None) -> Graph:
     """Load a graph by name, with both directions of every edge, without loops or
     parallel edges, and with features as published.
@@ -969,7 +974,7 @@ class Split(NamedTuple):
     validation: Int[np.ndarray, "validation"]
     test: Int[np.ndarray, "test"]
 
-
+# %% ../../nbs/80_graph_readers.ipynb #80split
 def split(labels: Int8[np.ndarray, "N"], train_fraction: float, seed: int) -> Split:
     """Labeled nodes (label 0 or 1) in three parts with equal fractions of anomalies:
     train_fraction of them for training, the rest 1 : 2.

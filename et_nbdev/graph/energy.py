@@ -18,7 +18,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, Integer
 from .._checks import at_least_float32, check_sizes, signed
 from ..attention import EnergyAttention, RelativeDistances
 from ..block import EnergyTransformer
-from et_nbdev.graph._edges import (
+from et_nbdev.graph.edges import (
     add_distances,
     available,
     check_edges,
@@ -112,7 +112,7 @@ class EdgeIndex:
         r"""$\ell_C/\beta$ of every query, which is all that `EdgeAttention` needs from
         its edges. Raises ValueError if tokens or attention do not fit the graph.
         """
-        check_fit(self, len(Q), self_attention)
+        check_fit(self, Q, K, self_attention)
         beta = beta.reshape((1,) * (Q.ndim - 2) + (-1, 1))
         heads = (len(Q), prod(Q.shape[1:-1]), Q.shape[-1])
         lse = neighbor_match(self, (beta * Q).reshape(heads), K.reshape(heads))
@@ -175,7 +175,7 @@ class EdgeTransformer(EnergyTransformer):
 
 # %% ../../nbs/30_graph_energy.ipynb #42d77782
 #| code-fold: true
-def _attention_weights(
+def attention_weights(
     attention: EdgeAttention,
     g: Float[Array, "N D"],
     edges: EdgeIndex,

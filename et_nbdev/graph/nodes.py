@@ -18,8 +18,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Float64, Int
 
-from et_nbdev.graph._edges import _Rows
 from et_nbdev.graph.data import Graph, Split
+from et_nbdev.graph.edges import Rows
 from et_nbdev.graph.energy import EdgeIndex
 from et_nbdev.training.checkpoint import (
     CheckpointError,
@@ -342,7 +342,7 @@ def train_classifier(
 
 # %% ../../nbs/84_nodes.ipynb #422d480a
 def _some_neighbors(
-    rows: _Rows,
+    rows: Rows,
     of: Int[np.ndarray, "n"],
     most: int,
     rng: np.random.Generator,

@@ -6,26 +6,25 @@
 __all__ = ['GraphSetClassifier']
 
 # %% ../../nbs/39_set_classifier.ipynb #e962de41
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
 from flax import nnx
 from jaxtyping import Float, Int
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
 
-from ._set_engine import _encoding_of, _tables
-from .batches import Encoding, cached_positions, in_layout, learn_encoding
-from et_nbdev.graph.classify import (
-    ClassifyConfig,
-    ClassifyTraining,
-    GraphClassifier,
-    load_classifier,
-    train_classifier,
+from et_nbdev.graph.batches import (
+    Columns,
+    Encoding,
+    cached_positions,
+    in_layout,
+    learn_encoding,
 )
-from .crossval import _deal, _Fold, _predict_logits
-from .nodes import Estimator, check_y
+from .classify import ClassifyTraining, load_classifier, train_classifier
+from .crossval import Fold, deal, predict_logits
 from .sets import GraphSet
 from et_nbdev.training.checkpoint import (
     CheckpointError,
@@ -37,166 +36,59 @@ from et_nbdev.training.checkpoint import (
 )
 
 # %% ../../nbs/39_set_classifier.ipynb #39folder
+def _tables(encoding: Encoding) -> dict[str, dict]:
+    "An encoding as a tree of arrays."
+    plain = lambda part: [*part] if isinstance(part, tuple) else part
+    of = lambda columns: {k: plain(part) for k, part in columns._asdict().items()}
+    return {"node": of(encoding.node), "edge": of(encoding.edge)}
+
+
+def _encoding_of(arrays: dict[str, np.ndarray], degrees: bool) -> Encoding:
+    "The encoding from arrays by name. Raises KeyError if one is missing."
+
+    def columns(side):
+        count = sum(name.startswith(f"{side}.values.") for name in arrays)
+        several = lambda key: tuple(arrays[f"{side}.{key}.{i}"] for i in range(count))
+        one = (arrays[f"{side}.{key}"] for key in ("mean", "scale"))
+        return Columns(several("values"), several("known"), *one)
+
+    return Encoding(columns("node"), columns("edge"), bool(degrees))
+
+
 def _in_folder(path: Path | str) -> Path:
     "The file `path`, or the file of a classifier in the folder `path`."
     path = at_home(path)
     return path / "classifier.safetensors" if path.is_dir() else path
 
-# %% ../../nbs/39_set_classifier.ipynb #096922d9
-#| code-fold: true
-class _KeptClassifier(NamedTuple):
-    "A trained model, and what is needed to use it on other graphs."
 
-    model: GraphClassifier
-    encoding: Encoding
-    made: dict  # the configuration, as `train_classifier` writes it
-    about: dict  # classes, scores, provenance; JSON-able
-
-    def save(self, path: Path | str):
-        "Raises OSError if the file cannot be written."
-        params = nnx.to_pure_dict(nnx.split(self.model)[1])
-        arrays = {"params": params, "encoding": _tables(self.encoding)}
-        _save_checkpoint(path, arrays, {"config": self.made, "classifier": self.about})
-
-    @classmethod
-    def load(cls, path: Path | str) -> "_KeptClassifier":
-        "Raises CheckpointError if the file holds no classifier, or only a model."
-        meta = _read_meta(path)
-        if "detector" in meta:
-            raise CheckpointError(
-                f"{path}: holds a detector of nodes; AnomalyDetector.load reads it"
-            )
-        model = load_classifier(path)
-        with _opened(path) as f:
-            names = [name for name in f.keys() if name.startswith("encoding.")]
-            own = {name.partition(".")[2]: f.get_tensor(name) for name in names}
-        about = meta.get("classifier") or {}
-        try:
-            encoding = _encoding_of(own, about["degrees"])
-            sizes = encoding.node.size, encoding.edge.size, len(about["classes"])
-            if sizes != (
-                model.num_features,
-                model.num_edge_features,
-                model.num_classes,
-            ):
-                raise ValueError(f"an encoding of other sizes, {sizes}")
-        except (TypeError, ValueError, KeyError) as e:
-            raise CheckpointError(
-                f"{path}: holds weights but no classifier of sets ({e}); save one with"
-                " GraphSetClassifier.save"
-            ) from e
-        return cls(model, encoding, meta["config"], about)
-
-# %% ../../nbs/39_set_classifier.ipynb #2b4e85b2
-def _trained(
-    config: ClassifyTraining, graphs: GraphSet, folder, progress: bool
-) -> _KeptClassifier:
-    "Train on the graphs whose class is known."
-    known = graphs[np.flatnonzero(graphs.labels >= 0)]
-    deal = _deal(known.labels)
-    validation = np.flatnonzero(deal == config.fold)
-    train = np.flatnonzero(deal != config.fold)
-    # there is no test: these scores are not kept
-    fold = _Fold(train, validation, validation)
-    run = train_classifier(config, known, fold, folder, progress=progress)
-    encoding = learn_encoding(known, train)
-    sizes = {
-        "num_features": run.model.num_features,
-        "num_classes": known.num_classes,
-        "num_edge_features": run.model.num_edge_features,
-    }
-    about = {
-        "classes": known.classes.tolist(),
-        "degrees": encoding.degrees,
-        "validation": run.validation._asdict(),
-        "graphs": {"name": graphs.name, "graphs": len(known), "digest": graphs.digest},
-        **_provenance(),
-    }
-    made = {**asdict(config), "sizes": sizes}
-    return _KeptClassifier(run.model, encoding, made, about)
-
-# %% ../../nbs/39_set_classifier.ipynb #b4c0e68b
-def _probabilities(kept: _KeptClassifier, graphs: GraphSet) -> Float[np.ndarray, "G C"]:
-    """The class probabilities of each graph. Raises TypeError for what is not a
-    `GraphSet`, ValueError for labels or attributes that the encoding does not know.
-    """
+def _check_set(graphs, y=None):
+    if y is not None:
+        got = type(y).__name__
+        raise ValueError(f"y: expected nothing, labels come with the graphs, got {got}")
     if not isinstance(graphs, GraphSet):
+        got = type(graphs).__name__
         raise TypeError(
-            "graphs: expected a GraphSet, as load_graphs makes it, got"
-            f" {type(graphs).__name__}"
+            f"graphs: expected a GraphSet, as load_graphs makes it, got {got}"
         )
-    blank = replace(
-        graphs,
-        labels=np.full(len(graphs), -1),
-        classes=np.array(kept.about["classes"], np.int64),
-    )
-    c = kept.model.config
-    positions = cached_positions(graphs, c.num_positions, c.positions)
-    how = (kept.made[name] for name in ("batch_size", "num_buckets"))
-    supply = in_layout(kept.made["layout"], blank, kept.encoding, positions, *how)
-    logits = _predict_logits(kept.model, supply, np.arange(len(graphs)))
-    if not np.isfinite(logits).all():
-        raise FloatingPointError("graphs: predictions are not finite")
-    return np.asarray(jax.nn.softmax(logits), np.float64)
-
-# %% ../../nbs/39_set_classifier.ipynb #ba0d6a0b
-@dataclass(eq=False, repr=False)
-class _ClassifierParams(Estimator):
-    "The fields of `ClassifyTraining` and `ClassifyConfig`, side by side."
-
-    dim: int = ClassifyConfig.dim
-    num_heads: int = ClassifyConfig.num_heads
-    head_dim: int = ClassifyConfig.head_dim
-    num_memories: int = ClassifyConfig.num_memories
-    num_positions: int = ClassifyConfig.num_positions
-    positions: Literal["eigenvectors", "returns"] = ClassifyConfig.positions
-    readout: Literal["cls", "every"] = ClassifyConfig.readout
-    blocks: int = ClassifyConfig.blocks
-    steps: int = ClassifyConfig.steps
-    step_size: float = ClassifyConfig.step_size
-    beta: float | None = ClassifyConfig.beta
-    learn_beta: bool = ClassifyConfig.learn_beta
-    normalize_heads: bool = ClassifyConfig.normalize_heads
-    negative_memories: float | None = ClassifyConfig.negative_memories
-    filter_size: int = ClassifyConfig.filter_size
-    strangers: Literal["out", "zero"] = ClassifyConfig.strangers
-    noise: float = ClassifyConfig.noise
-    dropout: float = ClassifyConfig.dropout
-    shuffle: bool = ClassifyConfig.shuffle
-    epochs: int = ClassifyTraining.epochs
-    batch_size: int = ClassifyTraining.batch_size
-    layout: Literal["dense", "edges"] = ClassifyTraining.layout
-    num_buckets: int = ClassifyTraining.num_buckets
-    lr: float = ClassifyTraining.lr
-    lr_floor: float = ClassifyTraining.lr_floor
-    warmup: float = ClassifyTraining.warmup
-    weight_decay: float = ClassifyTraining.weight_decay
-    every: int = ClassifyTraining.every
-    fold: int = ClassifyTraining.fold
-    seed: int = ClassifyTraining.seed
-
-    def _training(self, name: str) -> ClassifyTraining:
-        "The training on the set `name`. Raises ValueError on values out of range."
-        own = self.get_params()
-        of = lambda kind: {f.name: own[f.name] for f in fields(kind) if f.name in own}
-        model = ClassifyConfig(**of(ClassifyConfig))
-        made = of(ClassifyTraining) | {"data": name, "model": model}
-        return ClassifyTraining(**made)
 
 # %% ../../nbs/39_set_classifier.ipynb #a7b346e9
 #| code-fold: true
-@dataclass(eq=False, repr=False)
-class GraphSetClassifier(_ClassifierParams):
+class GraphSetClassifier(ClassifierMixin, BaseEstimator):
     """An Energy Transformer that classifies graphs, with the interface of a
     scikit-learn classifier, except that its input is a `GraphSet`.
 
-    Hyperparameters: those of `ClassifyConfig` and `ClassifyTraining`. The training set
-    is divided into ten folds, and fold `fold` chooses the weights. Learned, with a
-    final underscore: `model_`, `encoding_`, `classes_` (as in the file), `validation_`,
-    `provenance_`. `fit` raises the same errors as `train_classifier`. All other methods
-    raise NotFittedError before `fit`, and ValueError for labels or attributes that the
+    Its one hyperparameter is `config`, a `ClassifyTraining` (None: its defaults), whose
+    `data` is not looked at. The graphs given to `fit` are divided into ten folds:
+    `config.fold` is for validation and chooses the weights, the other nine are for
+    training, and none is a test. Learned, with a final underscore: `model_`,
+    `encoding_`, `config_`, `classes_` (as in the file), `validation_` (scores on the
+    validation fold), `provenance_`. All methods but `fit` and `load` raise
+    NotFittedError before these, and ValueError for labels or attributes that the
     training set does not have.
     """
+
+    def __init__(self, config: ClassifyTraining | None = None):
+        self.config = config
 
     def fit(
         self,
@@ -208,71 +100,124 @@ class GraphSetClassifier(_ClassifierParams):
     ) -> "GraphSetClassifier":
         """Train on the graphs whose class is known. `y` is only there for scikit-learn.
         With a `folder`, an interrupted training resumes. Raises ValueError for fewer
-        than ten such graphs.
+        than ten such graphs, and what `train_classifier` raises.
         """
-        check_y(y)
-        if not isinstance(graphs, GraphSet):
-            raise TypeError(f"graphs: expected a GraphSet, got {type(graphs).__name__}")
-        if (known := int((graphs.labels >= 0).sum())) < 10:
+        _check_set(graphs, y)
+        known = graphs[np.flatnonzero(graphs.labels >= 0)]
+        if len(known) < 10:
             raise ValueError(
-                f"graphs: expected at least 10 whose class is known, got {known} of"
-                f" {len(graphs)}"
+                "graphs: expected at least 10 whose class is known, got"
+                f" {len(known)} of {len(graphs)}"
             )
-        self._kept = _trained(self._training(graphs.name), graphs, folder, progress)
+        config = replace(self.config or ClassifyTraining(), data=graphs.name)
+        fold = deal(known.labels)
+        train, validation = (
+            np.flatnonzero(m) for m in (fold != config.fold, fold == config.fold)
+        )
+        split = Fold(train, validation, test=np.zeros(0, int))
+        run = train_classifier(config, known, split, folder, progress=progress)
+        about = {"name": graphs.name, "graphs": len(known), "digest": graphs.digest}
+        about |= {"training": len(train), "validation": len(validation)}
+        encoding = learn_encoding(known, train)
+        about = {
+            "classes": known.classes.tolist(),
+            "degrees": encoding.degrees,
+            "validation": run.validation._asdict(),
+            "graphs": about,
+            **_provenance(),
+        }
+        return self._learned(run.model, encoding, config, about)
+
+    def _learned(self, model, encoding: Encoding, config: ClassifyTraining, about):
+        self.model_, self.encoding_, self.config_ = model, encoding, config
+        self.classes_ = np.array(about["classes"], np.int64)
+        self.validation_, self.provenance_ = about["validation"], about
         return self
 
     def predict_proba(self, graphs: GraphSet) -> Float[np.ndarray, "G C"]:
         "The probability of each of `classes_`, for every graph."
-        return _probabilities(self._fitted(), graphs)
+        check_is_fitted(self)
+        _check_set(graphs)
+        c, labels = self.config_, np.full(len(graphs), -1)
+        blank = replace(graphs, labels=labels, classes=self.classes_)
+        places = cached_positions(graphs, c.model.num_positions, c.model.positions)
+        shapes = c.batch_size, c.num_buckets
+        supply = in_layout(c.layout, blank, self.encoding_, places, *shapes)
+        logits = predict_logits(self.model_, supply, np.arange(len(graphs)))
+        if not np.isfinite(logits).all():
+            raise FloatingPointError("graphs: predictions are not finite")
+        return np.asarray(jax.nn.softmax(logits), np.float64)
 
     def predict(self, graphs: GraphSet) -> Int[np.ndarray, "G"]:
         "The most likely of `classes_`, for every graph."
-        return self.classes_[self.predict_proba(graphs).argmax(1)]
+        best = self.predict_proba(graphs).argmax(1)
+        return self.classes_[best]
 
     def score(self, graphs: GraphSet, y: None = None) -> float:
         """The fraction of graphs with a known class that are classified correctly.
         Raises ValueError if there are none.
         """
-        check_y(y)
+        check_is_fitted(self, "classes_")
+        _check_set(graphs, y)
         known = graphs[np.flatnonzero(graphs.labels >= 0)]
         if not len(known):
             raise ValueError(f"graphs: no class is known in {graphs!r}")
         classes = known.classes[known.labels]
-        if strange := sorted(set(classes.tolist()) - set(self.classes_.tolist())):
+        if len(strange := np.setdiff1d(classes, self.classes_)):
             raise ValueError(
-                f"graphs: hold the classes {strange}, which this classifier does not"
-                f" know; it was trained on the classes {self.classes_.tolist()}"
+                f"graphs: hold the classes {strange.tolist()}, which this classifier"
+                " does not know; it was trained on the classes"
+                f" {self.classes_.tolist()}"
             )
         return float((self.predict(known) == classes).mean())
 
     def save(self, path: Path | str):
-        """Write weights, encoding, hyperparameters and provenance to one safetensors
+        """Write weights, encoding, configuration and provenance to one safetensors
         file, atomically. In a folder, the file is called classifier.safetensors. Raises
         OSError.
         """
-        self._fitted().save(_in_folder(path))
+        check_is_fitted(self)
+        names = ("num_features", "num_classes", "num_edge_features")
+        sizes = {name: getattr(self.model_, name) for name in names}
+        params = nnx.to_pure_dict(nnx.state(self.model_))
+        arrays = {"params": params, "encoding": _tables(self.encoding_)}
+        meta = {"config": {**asdict(self.config_), "sizes": sizes}}
+        meta |= {"classifier": self.provenance_}
+        _save_checkpoint(_in_folder(path), arrays, meta)
 
     @classmethod
     def load(cls, path: Path | str) -> "GraphSetClassifier":
         """Load a classifier from a file, or from the folder it was saved in. Raises
         CheckpointError if it is missing, damaged or of another kind.
         """
-        kept = _KeptClassifier.load(path := _in_folder(path))
-        own = {
-            k: v for k, v in kept.made.items() if k not in ("model", "sizes", "data")
-        }
-        try:
-            found = cls(**kept.made["model"], **own)
-        except (KeyError, TypeError) as e:
+        meta = _read_meta(path := _in_folder(path))
+        if "detector" in meta:
             raise CheckpointError(
-                f"{path}: holds no classifier that this version knows ({e})"
+                f"{path}: holds a detector of nodes; AnomalyDetector.load reads it"
+            )
+        model = load_classifier(path)
+        with _opened(path) as f:
+            names = [name for name in f.keys() if name.startswith("encoding.")]
+            own = {name.partition(".")[2]: f.get_tensor(name) for name in names}
+        try:
+            about, made = meta["classifier"], meta["config"]
+            encoding = _encoding_of(own, about["degrees"])
+            here = model.num_features, model.num_edge_features, model.num_classes
+            there = encoding.node.size, encoding.edge.size, len(about["classes"])
+            if here != there:
+                raise ValueError(f"an encoding of other sizes, {there}")
+            known = {f.name for f in fields(ClassifyTraining)} - {"model"}
+            known = {name: made[name] for name in known}
+            config = ClassifyTraining(**known, model=model.config)
+            return cls(config)._learned(model, encoding, config, about)
+        except (TypeError, ValueError, KeyError) as e:
+            raise CheckpointError(
+                f"{path}: holds weights but no classifier of sets ({e}); save one with"
+                " GraphSetClassifier.save"
             ) from e
-        found._kept = kept
-        return found
 
-    _about = property(lambda self: self._fitted().about)
-    model_ = property(lambda self: self._fitted().model)
-    encoding_ = property(lambda self: self._fitted().encoding)
-    classes_ = property(lambda self: np.array(self._about["classes"], np.int64))
-    validation_ = property(lambda self: dict(self._about["validation"]))
-    provenance_ = property(lambda self: dict(self._about))
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.no_validation = False, True
+        tags.target_tags.required = False
+        return tags

@@ -276,7 +276,7 @@ def _texts(path: Path, name: str) -> dict[str, bytes]:
         raise ValueError(f"it lacks {', '.join(f'{name}_{m}.txt' for m in missing)}")
     return files
 
-
+# %% ../../nbs/81_set_readers.ipynb #81numbers
 def _numbers(files: dict[str, bytes], part: str) -> np.ndarray | None:
     "The numbers of a text, a row for each line; None if there is no such file."
     if part not in files:
@@ -299,7 +299,7 @@ def _numbers(files: dict[str, bytes], part: str) -> np.ndarray | None:
         )
     return a.astype(np.int64)
 
-
+# %% ../../nbs/81_set_readers.ipynb #81readtu
 def read_tu(path: Path, name: str) -> GraphSet:
     """A set in the TU text format, from a zip or a folder; edges are those of the file.
     Raises ValueError, naming path and table, for what is no such set.
@@ -394,11 +394,12 @@ def make_rings(num_graphs: int = 240, seed: int = 0) -> GraphSet:
 
 # where TU sets are downloaded from, and those that the commands offer
 _TU_URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
+
 TU_NAMES = tuple(
     "MUTAG PROTEINS ENZYMES NCI1 NCI109 Mutagenicity DD FRANKENSTEIN".split()
 )
 
-
+# %% ../../nbs/81_set_readers.ipynb #81cachefol
 def cache_folder(folder: str) -> Path:
     "The folder of a cache, which does not exist where there is no home folder."
     try:

@@ -39,7 +39,7 @@ def attended(model, batch: GraphBatch) -> Attended:
     linked = jnp.where(pairs["mask"][:, None], weights, jnp.zeros_like(weights))
     return Attended(np.asarray(linked), P[..., 0, :], P[..., :, 0])
 
-
+# %% ../../nbs/88_set_views.ipynb #88plotmole
 def plot_molecule(
     model,  # a `GraphClassifier`
     batch: GraphBatch,

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/83_edges_engine.ipynb #af24bd8e
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -16,11 +16,11 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, Float, Int
 
 from et_nbdev._checks import check_sizes
 from et_nbdev.attention import RelativeDistances
-from et_nbdev.graph import _kernels as kernels
+from et_nbdev.graph import kernels
 from et_nbdev.scores import centered
 
 # %% ../../nbs/83_edges_engine.ipynb #50b778cd
@@ -30,7 +30,7 @@ from et_nbdev.scores import centered
     meta_fields=["classes"],
 )
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """Neighbors of every node, row after row: those of node c are
     `nodes[start[c]:start[c + 1]]`, ascending.
     """
@@ -80,56 +80,29 @@ def _size_classes(
     (width, count).
     """
     size = np.diff(start)
-    power = np.where(size > 0, np.ceil(np.log2(np.maximum(size, 1))), -1).astype(
-        np.int8
-    )
-    found, counts = np.unique(power[power >= 0], return_counts=True)
-    classes, count = [], 0
-    for p, n, wider in zip(
-        found.tolist(), counts.tolist(), [*found[1:].tolist(), None]
-    ):
+    power = np.where(size > 0, np.ceil(np.log2(np.maximum(size, 1))), -1)
+    found, counts = np.unique(power[power >= 0].astype(int), return_counts=True)
+    widths, classes, count = [2 ** int(p) for p in found], [], 0
+    for width, n, wider in zip(widths, counts.tolist(), [*widths[1:], np.inf]):
         count += n
-        # joins the next class
-        if wider is not None and count * (2**wider - 2**p) < _SPARE:
-            continue
-        classes.append((2**p, count))
-        count = 0
+        if count * (wider - width) >= _SPARE:  # else it joins the next class
+            classes.append((width, count))
+            count = 0
     return np.argsort(power, kind="stable").astype(np.int32), tuple(classes)
 
 # %% ../../nbs/83_edges_engine.ipynb #0005a048
 def rows_of(
     start: Int[np.ndarray, "starts"], nodes: Int[np.ndarray, "E"], backend: str
-) -> _Rows:
+) -> Rows:
     "The rows as JAX arrays, with size classes if XLA will need them."
-    order, classes = (None, ()) if backend == "compiled" else _size_classes(start)
-    return _Rows(
-        jnp.asarray(start),
-        jnp.asarray(nodes),
-        None if order is None else jnp.asarray(order),
-        classes,
-    )
+    if backend == "compiled":
+        return Rows(jnp.asarray(start), jnp.asarray(nodes), None)
+    order, classes = _size_classes(start)
+    return Rows(*map(jnp.asarray, (start, nodes, order)), classes)
 
 # %% ../../nbs/83_edges_engine.ipynb #509b9823
-def _check_nodes(name: str, ids: np.ndarray, num_nodes: int):
-    "Raise TypeError or ValueError unless these are ids of nodes, one per edge."
-    if ids.ndim != 1:
-        raise ValueError(
-            f"{name}: expected one node id per edge, shape (E,), got {ids.shape}"
-        )
-    if not np.issubdtype(ids.dtype, np.integer) and ids.size:
-        raise TypeError(f"{name}: expected whole numbers, got {ids.dtype}")
-    if ids.size and not (0 <= ids.min() and ids.max() < num_nodes):
-        raise ValueError(
-            f"{name}: expected node ids from 0 to {num_nodes - 1}, got {ids.min()}"
-            f" to {ids.max()}"
-        )
-
-# %% ../../nbs/83_edges_engine.ipynb #0ca22e7a
 def check_edges(
-    senders: ArrayLike | Sequence[int],
-    receivers: ArrayLike | Sequence[int],
-    num_nodes: int,
-    self_loops: bool,
+    senders, receivers, num_nodes: int, self_loops: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Both as int32 arrays. Raises TypeError or ValueError, naming the argument, unless
     they are lists of nodes of equal length.
@@ -137,15 +110,21 @@ def check_edges(
     check_sizes(num_nodes=num_nodes)
     ends = {"senders": np.asarray(senders), "receivers": np.asarray(receivers)}
     for name, ids in ends.items():
-        _check_nodes(name, ids, num_nodes)
+        if ids.ndim != 1:
+            wanted = "one node id per edge, shape (E,)"
+            raise ValueError(f"{name}: expected {wanted}, got {ids.shape}")
+        if ids.size and not np.issubdtype(ids.dtype, np.integer):
+            raise TypeError(f"{name}: expected whole numbers, got {ids.dtype}")
+        if ids.size and not (0 <= ids.min() and ids.max() < num_nodes):
+            raise ValueError(
+                f"{name}: expected node ids from 0 to {num_nodes - 1}, got {ids.min()}"
+                f" to {ids.max()}"
+            )
     s, r = ends.values()
-    if len(s) != len(r):
+    if len(s) != len(r) or max(len(s), num_nodes) >= 2**31:
         raise ValueError(
-            f"senders, receivers: expected equally many, got {len(s)} and {len(r)}"
-        )
-    if max(len(s), num_nodes) >= 2**31:
-        raise ValueError(
-            f"senders: at most 2³¹ − 1 edges and nodes, got {len(s)} and {num_nodes}"
+            "senders, receivers: expected equally many, fewer than 2³¹, got"
+            f" {len(s)} and {len(r)} of {num_nodes} nodes"
         )
     if not self_loops and (s == r).any():
         raise ValueError(
@@ -158,19 +137,25 @@ def check_edges(
 # %% ../../nbs/83_edges_engine.ipynb #5d80c3d3
 def available(backend: Literal["compiled", "xla"] | None) -> str:
     "The requested backend, or the better one that is available."
-    on_cpu = jax.default_backend() == "cpu"
-    best = "compiled" if backend is None and on_cpu and kernels.available() else "xla"
-    if (backend or best) == "compiled":
+    if backend == "compiled":
         kernels.require()
-    return backend or best
+    if backend is None and jax.default_backend() == "cpu" and kernels.available():
+        return "compiled"
+    return backend or "xla"
 
 
-def check_fit(edges, num_tokens: int, self_attention: bool):
-    "Raise ValueError if tokens or attention do not fit the graph of an `EdgeIndex`."
-    if num_tokens != edges.num_nodes:
+def check_fit(edges, Q, K, self_attention: bool):
+    """Raise ValueError or TypeError if tokens or attention do not fit the graph of an
+    `EdgeIndex`: compiled loops trust these shapes.
+    """
+    if len(Q) != edges.num_nodes or Q.shape != K.shape:
         raise ValueError(
-            f"edges: expected a graph of as many nodes as tokens, N = {num_tokens}, got"
-            f" {edges.num_nodes}"
+            f"edges: expected a graph of as many nodes as tokens, N = {len(Q)}, got"
+            f" {edges.num_nodes}, with Q of shape {Q.shape} and K of {K.shape}"
+        )
+    if Q.dtype != K.dtype or str(Q.dtype) not in ("float32", "float64"):
+        raise TypeError(
+            f"Q, K: expected both in float32 or float64, got {Q.dtype} and {K.dtype}"
         )
     if edges.self_loops and not self_attention:
         raise ValueError(
@@ -181,16 +166,17 @@ def check_fit(edges, num_tokens: int, self_attention: bool):
 # %% ../../nbs/83_edges_engine.ipynb #ffc18fcc
 def graphs_of(edges, kind: type) -> tuple:
     """The context `edges=` of an attention as a tuple. Raises TypeError unless each has
-    type `kind` (`EdgeIndex` with distances, else any) and `match`, ValueError
-    if there are none.
+    type `kind` (`EdgeIndex` with distances, else any) and `match`, ValueError if there
+    are none.
     """
     graphs = edges if isinstance(edges, tuple) else (edges,)
-    if not all(hasattr(graph, "match") for graph in graphs):
-        raise TypeError("edges: expected an EdgeIndex, or several in a tuple")
-    if not all(isinstance(graph, kind) for graph in graphs):
-        raise TypeError("edges: expected an EdgeIndex, which distances need")
     if not graphs:
         raise ValueError("edges: expected at least one graph, got none")
+    if not all(hasattr(g, "match") and isinstance(g, kind) for g in graphs):
+        raise TypeError(
+            "edges: expected an EdgeIndex, or several in a tuple (distances work with"
+            f" no other class), got {', '.join(type(g).__name__ for g in graphs)}"
+        )
     return graphs
 
 # %% ../../nbs/83_edges_engine.ipynb #50929f6a
@@ -200,7 +186,7 @@ _ROOM = 2**20
 _WIDEST = 128  # neighbors of a node that are processed together
 
 
-def _in_chunks(rows: _Rows, ids: Int[Array, "n"], width: int, room: int, part):
+def _in_chunks(rows: Rows, ids: Int[Array, "n"], width: int, room: int, part):
     """Apply `part` to the nodes of a size class; gives (n, pieces, ...). At most
     `_WIDEST` neighbors per piece, and `room` neighbors per chunk.
     """
@@ -229,7 +215,7 @@ def _in_chunks(rows: _Rows, ids: Int[Array, "n"], width: int, room: int, part):
 
 # %% ../../nbs/83_edges_engine.ipynb #a5b85d2b
 def _over_rows(
-    rows: _Rows,
+    rows: Rows,
     # of the results for one node; the last is that of the gathered rows
     shapes: tuple[tuple[int, ...], ...],
     dtype: jnp.dtype,
@@ -258,20 +244,15 @@ def _over_rows(
 
 # %% ../../nbs/83_edges_engine.ipynb #d5e93fca
 def _softmax_xla(
-    rows: _Rows, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]
+    rows: Rows, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]
 ) -> tuple[Float[Array, "N H"], Float[Array, "N H Y"]]:
     r"$\ell_C$ and $\sum_B p_{CB} K_B$ over the senders of every receiver."
 
     def part(c, b, there):
-        s, keys = jnp.einsum("rhy,rwhy->rwh", Q[c], K[b]), K[b]
-        top = jnp.max(s, 1, where=there, initial=-jnp.inf)
-        e = jnp.where(
-            there,
-            jnp.exp(
-                s - jnp.where(jnp.isneginf(top), jnp.zeros_like(top), top)[:, None]
-            ),
-            jnp.zeros_like(s),
-        )
+        keys = K[b]
+        s = jnp.where(there, jnp.einsum("rhy,rwhy->rwh", Q[c], keys), -jnp.inf)
+        top = jax.lax.stop_gradient(s.max(1))  # −∞ in a piece without neighbors
+        e = jnp.exp(s - jnp.where(jnp.isneginf(top), jnp.zeros_like(top), top)[:, None])
         return top, e.sum(1), jnp.einsum("rwh,rwhy->rhy", e, keys)
 
     def merge(top, z, pull):
@@ -285,7 +266,7 @@ def _softmax_xla(
 
 # %% ../../nbs/83_edges_engine.ipynb #a8d8e0a4
 def _weighted_xla(
-    rows: _Rows,
+    rows: Rows,
     K: Float[Array, "N H Y"],
     Q: Float[Array, "N H Y"],
     lse: Float[Array, "N H"],
@@ -300,51 +281,19 @@ def _weighted_xla(
 
     return _over_rows(rows, (Q.shape[1:],), Q.dtype, part)[0]
 
-# %% ../../nbs/83_edges_engine.ipynb #e987242c
-def _tangent_queries_xla(
-    rows: _Rows, Q, dQ, K, dK, lse
-) -> tuple[Float[Array, "N H Y"], Float[Array, "N H"]]:
-    r"""$\sum_B p_{CB}(\dot s_{CB}K_B + \dot K_B)$ and $\dot\ell_C = \sum_B p_{CB}\dot
-    s_{CB}$ over the senders of every receiver.
-    """
-
-    def part(c, b, there):
-        s, ds = _scores_and_tangents(Q[c], dQ[c], K[b], dK[b])
-        p = jnp.where(there, jnp.exp(s - lse[c][:, None]), jnp.zeros_like(s))
-        return (p * ds).sum(1), jnp.einsum("rwh,rwhy->rhy", p * ds, K[b]) + jnp.einsum(
-            "rwh,rwhy->rhy", p, dK[b]
-        )
-
-    slope, pull = _over_rows(rows, (Q.shape[1:2], Q.shape[1:]), Q.dtype, part)
-    return pull, slope
-
-# %% ../../nbs/83_edges_engine.ipynb #ab30e14b
-def _tangent_keys_xla(
-    rows: _Rows, K, dK, Q, dQ, lse, shift, c
-) -> Float[Array, "N H Y"]:
-    r"""$\sum_C c_C\,p_{CB}((\dot s_{CB} - \mathrm{shift}_C)\,Q'_C + \dot Q'_C)$ over
-    the receivers of every sender.
-    """
-
-    def part(b, C, there):
-        s, ds = _scores_and_tangents(K[b], dK[b], Q[C], dQ[C])
-        p = jnp.where(there, c[C] * jnp.exp(s - lse[C]), jnp.zeros_like(s))
-        return (
-            jnp.einsum("rwh,rwhy->rhy", p * (ds - shift[C]), Q[C])
-            + jnp.einsum("rwh,rwhy->rhy", p, dQ[C]),
-        )
-
-    return _over_rows(rows, (Q.shape[1:],), Q.dtype, part)[0]
-
-# %% ../../nbs/83_edges_engine.ipynb #08614ff1
-def _scores_and_tangents(own, d_own, other, d_other):
-    """The scores of nodes (R, H, Y) with their neighbors (R, W, H, Y), and how they
-    move: the product rule.
-    """
-    along = partial(jnp.einsum, "rhy,rwhy->rwh")
-    return along(own, other), along(own, d_other) + along(d_own, other)
-
 # %% ../../nbs/83_edges_engine.ipynb #9d681f26
+def _tangent_queries_xla(rows: Rows, Q, dQ, K, dK, lse, pull):
+    r"How $\sum_B p_{CB} K_B$, which is `pull`, and $\ell_C$ move."
+    moved = jax.jvp(partial(_softmax_xla, rows), (Q, K), (dQ, dK))[1]
+    return moved[1], moved[0]
+
+
+def _tangent_keys_xla(rows: Rows, K, dK, Q, dQ, lse, slope, c):
+    r"How $\sum_C c_C\,p_{CB} Q'_C$ moves, for fixed c."
+    weighted = lambda K, Q, lse: _weighted_xla(rows, K, Q, lse, c)
+    return jax.jvp(weighted, (K, Q, lse), (dK, dQ, slope))[1]
+
+
 # the four passes for whatever XLA runs on
 _XLA = SimpleNamespace(
     softmax=_softmax_xla,
@@ -366,13 +315,8 @@ def neighbor_match(
     query without keys; β is a factor in Q.
 
     float32 or float64. Its derivative can be differentiated once more in reverse mode,
-    which is what training through the update needs; forward mode is not known. Raises
-    ValueError if Q and K are not (N, H, Y) with N the graph's nodes, TypeError on other
-    dtypes.
+    which is what training through the update needs; forward mode is not known.
     """
-    kernels.check_rows(edges.into, Q=Q, K=K)
-    if K.ndim != 3:
-        raise ValueError(f"K: expected the shape of Q, {Q.shape}, got {K.shape}")
     fixed = jax.lax.stop_gradient((Q, K))
     return _match(edges, Q, K, _passes(edges).softmax(edges.into, *fixed))
 
@@ -412,8 +356,8 @@ def _pulls_forwards(edges, Q, K, found, c):
 def _pulls_backwards(saved, cotangents):
     (edges, Q, K, (lse, as_query), c), (a, b) = saved, cotangents
     run = _passes(edges)
-    pull, slope = run.tangent_queries(edges.into, Q, a, K, b, lse)
-    dQ = c[..., None] * (pull - slope[..., None] * as_query)
+    moved, slope = run.tangent_queries(edges.into, Q, a, K, b, lse, as_query)
+    dQ = c[..., None] * moved
     dK = run.tangent_keys(edges.out_of, K, b, Q, a, lse, slope, c)
     return None, dQ, dK, None, slope
 
