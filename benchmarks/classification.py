@@ -37,8 +37,8 @@ from et_nbdev.graph.classify import (
     _classification_loss,
 )
 from et_nbdev.graph.sets import load_graphs
-from et_nbdev.training.checkpoint import _atomic_write, _provenance
-from et_nbdev.training.loop import TrainState, _make_optimizer, _make_step
+from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training.loop import TrainState, make_optimizer, make_step
 
 MODEL = ClassifyConfig(
     dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=8, blocks=2
@@ -104,9 +104,9 @@ def trainer(make, data, config):
         rngs=nnx.Rngs(0),
     )
     graphdef, params = nnx.split(model, nnx.Param)
-    params, optimizer = nnx.to_pure_dict(params), _make_optimizer(config.optim(10**4))
+    params, optimizer = nnx.to_pure_dict(params), make_optimizer(config.optim(10**4))
     state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
-    step = _make_step(graphdef, _classification_loss, optimizer, 0)
+    step = make_step(graphdef, _classification_loss, optimizer, 0)
 
     def train(batch):
         state[0], metrics = step(state[0], batch)
@@ -256,9 +256,9 @@ def main():
             for kind, batches in kinds.items()
         },
         "rounds": args.rounds,
-        **_provenance(),
+        **provenance(),
     }
-    with _atomic_write(args.out) as path:
+    with atomic_write(args.out) as path:
         path.write_text(json.dumps(result, indent=2) + "\n")
     for name, r in rate.items():
         print(f"{name:<32}{r:10.1f} graphs/s{r / plain:10.1f} × plain")

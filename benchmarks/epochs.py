@@ -32,8 +32,8 @@ from et_nbdev.graph.batches import EdgeLists, cached_positions, learn_encoding
 from et_nbdev.graph.classify import GraphClassifier
 from et_nbdev.graph.crossval import FitConfig, programs, taken_apart
 from et_nbdev.graph.sets import load_graphs
-from et_nbdev.training.checkpoint import _atomic_write, _provenance
-from et_nbdev.training.loop import TrainState, _clipped_adamw
+from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training.loop import TrainState, clipped_adamw
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))
@@ -51,7 +51,7 @@ def ours(make, config, supply, sizes, ids):
     "A function that trains for one epoch, and the number of parameters."
     model = make(*sizes, config, rngs=nnx.Rngs(0))
     graphdef, params, rest = taken_apart(model)
-    moments = _clipped_adamw(0.0, 0.0, 0.0).init(params)
+    moments = clipped_adamw(0.0, 0.0, 0.0).init(params)
     state = [TrainState(params, moments, jnp.zeros((), jnp.int32), rest)]
     numbers = dict(weight_decay=FIT.weight_decay, clip=FIT.clip)
     numbers = jax.tree.map(jnp.float32, numbers | dict(share=1 / FIT.batch_size))
@@ -265,9 +265,9 @@ def main():
             for package in ("torch", *PACKAGES.values())
             if find_spec(package)
         },
-        **_provenance(),
+        **provenance(),
     }
-    with _atomic_write(args.out) as path:
+    with atomic_write(args.out) as path:
         path.write_text(json.dumps(result, indent=2) + "\n")
     for name, s in median.items():
         own = memory[name]["peak_mib"] - memory[name]["before_mib"]

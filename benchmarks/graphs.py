@@ -463,7 +463,7 @@ def main(argv=None):
         else:
             result = model_alone(rest[0], rest[1], int(rest[2]))
         return print(json.dumps(result))
-    from et_nbdev.training.checkpoint import _atomic_write, _provenance
+    from et_nbdev.training.checkpoint import atomic_write, provenance
 
     report = json.loads(args.out.read_text()) if args.out.exists() else {}
     for part in args.parts or ["operator", "scaling", "tsocial", "tfinance"]:
@@ -473,10 +473,10 @@ def main(argv=None):
         report[part] = run(args.scale, args.repeats, args.rounds)
         report["provenance"] = {
             **report.get("provenance", {}),
-            part: {**_provenance(), "scale": args.scale},
+            part: {**provenance(), "scale": args.scale},
         }
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        with _atomic_write(args.out) as path:
+        with atomic_write(args.out) as path:
             path.write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -24,13 +24,13 @@ from flax import nnx
 from memory import peak
 from reference import PlainEnergyTransformer
 
-from et_nbdev.training.checkpoint import _atomic_write, _provenance
+from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.training.loop import (
     OptimConfig,
     TrainState,
-    _in_parts,
-    _make_optimizer,
-    _make_step,
+    in_parts,
+    make_optimizer,
+    make_step,
 )
 from et_nbdev.vision.data import occlude
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
@@ -105,10 +105,10 @@ def work(kind: str, size: str, name: str):
 
     def loss(model, patches, key):
         size = _part_size(B, config.num_tokens) if parts else B
-        return _in_parts(completion, model, (patches, occluded, masked), size)
+        return in_parts(completion, model, (patches, occluded, masked), size)
 
-    optimizer = _make_optimizer(OptimConfig(steps=10**6, warmup=1))
-    step = _make_step(graphdef, loss, optimizer, 0)
+    optimizer = make_optimizer(OptimConfig(steps=10**6, warmup=1))
+    step = make_step(graphdef, loss, optimizer, 0)
     state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
 
     def train():
@@ -189,7 +189,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     if args.alone:
         return print(json.dumps(measure_alone(*args.alone)))
-    report = {"import_s": import_seconds("et_nbdev.vision.model"), **_provenance()}
+    report = {"import_s": import_seconds("et_nbdev.vision.model"), **provenance()}
     print(f"import et_nbdev.vision.model: {report['import_s']:.2f} s")
     if FOLDER:
         report["authors_differ_by"] = authors_difference(SIZES["small"][0])
@@ -274,7 +274,7 @@ def main(argv=None):
                 flush=True,
             )
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    with _atomic_write(args.out) as path:
+    with atomic_write(args.out) as path:
         path.write_text(json.dumps(report, indent=2) + "\n")
 
 

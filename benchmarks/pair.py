@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from et_nbdev.training.checkpoint import _atomic_write, _provenance
-from et_nbdev.training.fit import _trainable
-from et_nbdev.training.loop import TrainState, _make_optimizer, _make_step
+from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training.fit import trainable
+from et_nbdev.training.loop import TrainState, make_optimizer, make_step
 from et_nbdev.vision.train import training_loss as _loss_for
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))
@@ -47,9 +47,9 @@ def training(name: str, plan: Plan, images: np.ndarray):
     job = Job(name, plan.full(len(images)), 1e-3, 0)
     config = configured(plan, job, {"train": images})
     model = DESIGNS[design_of(name)][0](config.model, rngs=nnx.Rngs(0))
-    graphdef, params, *_ = _trainable(model)
-    optimizer = _make_optimizer(config.optim)
-    step = _make_step(graphdef, _loss_for(config), optimizer, 0)
+    graphdef, params, *_ = trainable(model)
+    optimizer = make_optimizer(config.optim)
+    step = make_step(graphdef, _loss_for(config), optimizer, 0)
     state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
 
     def train():
@@ -94,9 +94,9 @@ def main():
         "load_before": load,
         "all_seconds": time.perf_counter() - began,
         "command": "python benchmarks/pair.py",
-        **_provenance(),
+        **provenance(),
     }
-    with _atomic_write(args.out) as path:
+    with atomic_write(args.out) as path:
         path.write_text(json.dumps(result, indent=2) + "\n")
     for name, s in median.items():
         ratio = result["over_transformer"][name]

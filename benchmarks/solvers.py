@@ -20,7 +20,7 @@ from flax import nnx
 
 from et_nbdev.dynamics import Euler, descend
 from et_nbdev.solvers import Anderson, Backtracking, Flow, solve
-from et_nbdev.training.checkpoint import _atomic_write, _provenance
+from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.vision.data import normalize, occlude, patchify, photographs
 from et_nbdev.vision.model import from_pretrained
 
@@ -105,9 +105,9 @@ def main():
         "load_before": load,
         "seconds": time.perf_counter() - began,
         "command": "python benchmarks/solvers.py",
-        **_provenance(),
+        **provenance(),
     }
-    with _atomic_write(args.out) as path:
+    with atomic_write(args.out) as path:
         path.write_text(json.dumps(result, indent=2) + "\n")
     for name, rows in models.items():
         print(

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from ._checks import at_least_float32, check_sizes, signed
+from .checks import at_least_float32, check_sizes, signed
 from .energy import Energy
 from et_nbdev.scores import (
     centered,

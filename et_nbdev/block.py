@@ -17,8 +17,8 @@ from flax.errors import TraceContextError
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 from jaxtyping import Array, ArrayLike, Float
 
-from ._checks import at_least_float32, check_sizes, check_tokens, signed
 from .attention import EnergyAttention, RelativeDistances, RelativePositions
+from .checks import at_least_float32, check_sizes, check_tokens, signed
 from .compiled import arrays
 from .energy import Energies, Energy
 from .memory import HopfieldMemory

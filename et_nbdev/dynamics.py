@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from ._checks import check_sizes, check_tokens
 from .block import Block
+from .checks import check_sizes, check_tokens
 from .compiled import arrays, compiled
 from .energy import Energies
 from et_nbdev.stepping import (

@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, ArrayLike, Float
 
-from ._checks import at_least_float32, signed
+from .checks import at_least_float32, signed
 
 # %% ../nbs/01_energy.ipynb #01tak3s1
 #| code-fold: true

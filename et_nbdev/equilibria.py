@@ -15,8 +15,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
 
-from ._checks import check_sizes
 from .block import Block
+from .checks import check_sizes
 from .compiled import arrays
 from .dynamics import Solver
 from .norm import EnergyLayerNorm, turning

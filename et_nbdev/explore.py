@@ -24,9 +24,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, UInt8
 
-from ._checks import check_positive, check_sizes
 from .attention import EnergyAttention
 from .block import Block
+from .checks import check_positive, check_sizes
 from .dynamics import Euler, Solver
 from .energy import Energies, Scaled
 from .graph.anomaly import AnomalyEnergyTransformer

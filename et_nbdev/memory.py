@@ -15,7 +15,7 @@ from flax import nnx
 from jax.scipy.stats import norm as normal
 from jaxtyping import Array, Float
 
-from ._checks import at_least_float32, check_positive, check_sizes, signed
+from .checks import at_least_float32, check_positive, check_sizes, signed
 from .energy import Energy
 from .scores import log_sum_exp, product
 

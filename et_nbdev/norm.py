@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, ArrayLike, Float
 
-from et_nbdev._checks import (
+from et_nbdev.checks import (
     at_least_float32,
     check_positive,
     check_sizes,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from et_nbdev._checks import check_mask
+from et_nbdev.checks import check_mask
 
 # %% ../nbs/68_scores.ipynb #ad977546
 def _exponentials(scores):

@@ -18,14 +18,14 @@ from flax import nnx
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from et_nbdev._checks import (
+from .block import Block
+from et_nbdev.checks import (
     at_least_float32,
     check_positive,
     check_sizes,
     check_tokens,
     signed,
 )
-from .block import Block
 from .compiled import arrays, compiled, data_of, still
 from .dynamics import Look, Solver, View, step_of
 from .energy import Energies

@@ -50,7 +50,7 @@ from et_nbdev.graph.nodes import held_out, train_classifier
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedEuler, Momentum
-from et_nbdev.training.checkpoint import _atomic_write, _provenance
+from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.training.loop import OptimConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
@@ -192,7 +192,7 @@ def run(
         "test": test,
         "seconds": time.perf_counter() - began,
         "config": config,
-        **_provenance(),
+        **provenance(),
     }
 
 
@@ -214,7 +214,7 @@ def main():
                 if path.exists():
                     continue
                 row = run(data, FOUND[data], found(data), variant, seed)
-                with _atomic_write(path) as temporary:
+                with atomic_write(path) as temporary:
                     temporary.write_text(json.dumps(row, allow_nan=False) + "\n")
                 print(
                     f"{path.stem:<32} validation AUROC {row['validation']['auroc']:.4f}"

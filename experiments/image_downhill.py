@@ -30,7 +30,7 @@ from pathlib import Path
 
 from flax import nnx
 
-from et_nbdev.training.checkpoint import _load_checkpoint
+from et_nbdev.training.checkpoint import load_checkpoint
 from et_nbdev.training.fit import fit
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import batches
@@ -53,7 +53,7 @@ def trained(plan: Plan, job: Job, images: dict, runs: Path):
     name = job.file(plan)
     kept = ROOT / "results/image-pair" / f"{name}.safetensors"
     own = runs / name / "best.safetensors"
-    found, _ = _load_checkpoint(own if own.exists() else kept, like)
+    found, _ = load_checkpoint(own if own.exists() else kept, like)
     nnx.update(model, found["params"])
     return config, model
 

@@ -55,8 +55,8 @@ from et_nbdev.block import EnergyTransformer, TransformerBlock
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.testing import _half_interval, assert_close, assert_gradient, float64
-from et_nbdev.training.checkpoint import _atomic_write, _provenance
-from et_nbdev.training.loop import OptimConfig, _make_optimizer
+from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training.loop import OptimConfig, make_optimizer
 from et_nbdev.vision.data import batches, channel_statistics, load_images
 from et_nbdev.vision.model import ImageConfig, ImageTransformer
 from et_nbdev.vision.train import TrainConfig, evaluate, training_loss
@@ -337,7 +337,7 @@ def pictures(folder: Path) -> dict[str, np.ndarray]:
         path = folder / f"{BASE.data}-{split}.npy"
         if not path.exists():
             images = load_images(BASE.data, split)[:]
-            with _atomic_write(path) as temporary, open(temporary, "wb") as file:
+            with atomic_write(path) as temporary, open(temporary, "wb") as file:
                 np.save(file, images)
         found[split] = np.load(path, mmap_mode="r")
     return found | {"validation": found["validation"][: BASE.validate_on]}
@@ -355,7 +355,7 @@ def configured(images: dict[str, np.ndarray], base: TrainConfig = BASE) -> Train
 @lru_cache
 def compiled(config: TrainConfig, design: Design):
     "The optimizer, and one compiled step that serves every learning rate and seed."
-    optimizer, loss = _make_optimizer(config.optim), training_loss(config)
+    optimizer, loss = make_optimizer(config.optim), training_loss(config)
     make = lambda: Model(config.model, design, rngs=nnx.Rngs(0))
     graphdef = nnx.split(nnx.eval_shape(make))[0]
 
@@ -420,7 +420,7 @@ def run(
         "seconds": time.perf_counter() - wall,
         "cpu_seconds": time.process_time() - cpu,
         "config": asdict(replace(config, optim=optim, seed=seed)),
-        **_provenance(),
+        **provenance(),
     }
 
 
@@ -451,7 +451,7 @@ def work(out: Path, names: list[str], images: dict, base: TrainConfig = BASE):
         if path.exists():
             continue
         row = {"name": name, **run(config, designs()[name], lr, seed, images)}
-        with _atomic_write(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text(json.dumps(row) + "\n")
         print(
             f"{name:<30} lr {lr:<7g} seed {seed}  {score(row):.4f}  "

@@ -32,14 +32,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from et_nbdev.training.checkpoint import _save_checkpoint
-from et_nbdev.training.fit import _identity, _trainable
+from et_nbdev.training.checkpoint import save_checkpoint
+from et_nbdev.training.fit import run_identity, trainable
 from et_nbdev.training.loop import (
     TrainState,
-    _clipped_adamw,
-    _gradient_step,
-    _learning_rate,
-    _make_optimizer,
+    clipped_adamw,
+    gradient_step,
+    learning_rate,
+    make_optimizer,
 )
 from et_nbdev.vision.data import batches
 from et_nbdev.vision.train import TrainConfig, training_loss
@@ -59,13 +59,15 @@ REACH = 3  # rates tried on either side of the first guess, or beyond the best
 def _lane(graphdef, config: TrainConfig):
     "A step (state, batch, key, peak rate) -> (state, metrics) of one lane."
     o = config.optim
-    shape = _learning_rate(replace(o, lr=1.0, lr_floor=o.lr_floor / o.lr))
+    shape = learning_rate(replace(o, lr=1.0, lr_floor=o.lr_floor / o.lr))
 
     def step(state, batch, key, lr):
-        optimizer = _clipped_adamw(
+        optimizer = clipped_adamw(
             lambda t: lr * shape(t), o.weight_decay, o.clip, o.b1, o.b2
         )
-        return _gradient_step(graphdef, training_loss(config), optimizer)(state, batch, key)
+        return gradient_step(graphdef, training_loss(config), optimizer)(
+            state, batch, key
+        )
 
     return step
 
@@ -126,10 +128,10 @@ def train_together(plan: Plan, jobs: list[Job], images: dict, stored) -> list[La
     if not one or any(plain(c) != plain(first) for c in others):
         raise ValueError("jobs: expected one model and length, and rates and seeds")
     lanes = [Lane(*of, len(images["train"])) for of in zip(jobs, configs)]
-    split = [_trainable(make(first.model, job.name, job.seed)) for job in jobs]
+    split = [trainable(make(first.model, job.name, job.seed)) for job in jobs]
     graphdef, params = split[0][0], [params for _, params, *_ in split]
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
-    moments = jax.vmap(_make_optimizer(first.optim).init)(params)
+    moments = jax.vmap(make_optimizer(first.optim).init)(params)
     state = TrainState(params, moments, jnp.zeros(len(jobs), jnp.int32))
     keys = jnp.stack([jax.random.key(job.seed) for job in jobs])
     lrs = jnp.asarray([job.lr for job in jobs], jnp.float32)
@@ -173,9 +175,9 @@ def keep(plan: Plan, lanes: list[Lane], images: dict, out: Path, runs: Path):
             row = image_pair.ended(*of, lane.model, lane.history, lane.best_step)
             if lane.job.steps > plan.trial_steps:
                 identity = asdict(lane.config) | {"name": lane.job.name}
-                config = _identity(lane.config.optim, lane.job.seed, identity)
+                config = run_identity(lane.config.optim, lane.job.seed, identity)
                 (runs / name).mkdir(parents=True, exist_ok=True)
-                _save_checkpoint(
+                save_checkpoint(
                     runs / name / "best.safetensors",
                     {"params": lane.best},
                     {"config": config, "step": lane.best_step},

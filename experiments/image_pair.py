@@ -69,7 +69,7 @@ from et_nbdev.dynamics import Trajectory
 from et_nbdev.energy import Energy
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedMetric
-from et_nbdev.training.checkpoint import _atomic_write, _provenance
+from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.training.fit import fit
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import (
@@ -521,7 +521,7 @@ def pictures(plan: Plan, folder: Path) -> dict[str, np.ndarray]:
             path = folder / f"{Path(plan.data).stem}-{split}.npy"
             if not path.exists():
                 images = load_images(plan.data, split, size=plan.base.image_size)[:]
-                with _atomic_write(path) as temporary, open(temporary, "wb") as file:
+                with atomic_write(path) as temporary, open(temporary, "wb") as file:
                     np.save(file, images)
             found[split] = np.load(path, mmap_mode="r")
     return found | {"validation": found["validation"][: plan.validate_on]}
@@ -688,16 +688,16 @@ def _origin(config: TrainConfig) -> dict:
     origin = {"config": asdict(config), "backend": jax.default_backend()}
     # a GPU may round the factors of products of float32
     origin["precision"] = jax.config.jax_default_matmul_precision or "default"
-    return origin | _provenance()
+    return origin | provenance()
 
 
 def write(out: Path, name: str, row: dict):
     "One file for a run, and one for its error on every test picture."
     if (errors := row.pop("test_errors", None)) is not None:
-        with _atomic_write(out / f"{name}.npy") as temporary:
+        with atomic_write(out / f"{name}.npy") as temporary:
             with open(temporary, "wb") as file:
                 np.save(file, errors.astype(np.float16))
-    with _atomic_write(out / f"{name}.json") as temporary:
+    with atomic_write(out / f"{name}.json") as temporary:
         temporary.write_text(json.dumps(row, allow_nan=False) + "\n")
     seconds = row.get("seconds", 0)
     print(f"{name:<52} {score(row):.4f}  {seconds:.0f} s", flush=True)
@@ -833,7 +833,7 @@ def parcel(folder: Path, out: Path, runs: Path, plan: Plan):
     whole = stream.getvalue()
     parts = [whole[i : i + PART] for i in range(0, len(whole), PART)]
     for number, part in enumerate(parts):
-        with _atomic_write(folder / f"parcel.{number:02}") as temporary:
+        with atomic_write(folder / f"parcel.{number:02}") as temporary:
             temporary.write_bytes(part)
     for path in sorted(folder.glob("parcel.*"))[len(parts) :]:
         path.unlink()
@@ -853,7 +853,7 @@ def take(folder: Path, out: Path, runs: Path):
                 continue
             path = places[first].joinpath(*rest)
             if not path.exists():
-                with _atomic_write(path) as temporary:
+                with atomic_write(path) as temporary:
                     temporary.write_bytes(content.read())
 
 

@@ -48,7 +48,7 @@ import numpy as np
 from flax import nnx
 
 from et_nbdev.testing import _half_interval
-from et_nbdev.training.checkpoint import _atomic_write, _provenance
+from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.training.fit import fit
 from et_nbdev.vision.data import batches
 from et_nbdev.vision.model import ImageConfig
@@ -138,7 +138,11 @@ def every_step(config, model, batch):
 
 def loss_for(config, name: str):
     "The library's loss, of the last state or of those after each step."
-    return training_loss(config, every_step) if name == "every step" else training_loss(config)
+    return (
+        training_loss(config, every_step)
+        if name == "every step"
+        else training_loss(config)
+    )
 
 
 def run(plan: Plan, name: str, seed: int, images: dict) -> dict:
@@ -170,7 +174,7 @@ def run(plan: Plan, name: str, seed: int, images: dict) -> dict:
         row["diverged"] = str(error)
     row["seconds"] = time.perf_counter() - began[0]
     row["cpu_seconds"] = time.process_time() - began[1]
-    return row | {"config": asdict(config), **_provenance()}
+    return row | {"config": asdict(config), **provenance()}
 
 
 def file(name: str, seed: int) -> str:
@@ -191,7 +195,7 @@ def work(plan: Plan, out: Path, names: list[str], images: dict):
             if path.exists():
                 continue
             row = run(plan, name, seed, images)
-            with _atomic_write(path) as temporary:
+            with atomic_write(path) as temporary:
                 temporary.write_text(json.dumps(row, allow_nan=False) + "\n")
             print(
                 f"{path.stem:<24} {score(row):.4f}  {row['seconds']:.0f} s", flush=True

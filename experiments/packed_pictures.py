@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from et_nbdev.training.checkpoint import _atomic_write
+from et_nbdev.training.checkpoint import atomic_write
 from et_nbdev.vision.data import Images, load_images
 
 MEGABYTE = 2**20
@@ -69,7 +69,7 @@ def pack(path: Path, images: dict[str, Images], megabytes: float, held_out=1000)
         arrays[split] = np.frombuffer(stream, np.uint8)
         arrays[f"{split}_lengths"] = np.asarray(lengths, np.uint32)
     shape = np.asarray([images["train"].size, images["train"].channels])
-    with _atomic_write(path) as temporary, open(temporary, "wb") as file:
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
         np.savez(file, shape=shape, **arrays)
     return {split: len(lengths) for split, (_, lengths) in packed.items()}
 

@@ -44,7 +44,7 @@ from et_nbdev.graph.sets import load_graphs
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedEuler
-from et_nbdev.training.checkpoint import _atomic_write, _provenance
+from et_nbdev.training.checkpoint import atomic_write, provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 EPOCHS = {"NCI1": 40, "ENZYMES": 60}
@@ -190,7 +190,7 @@ def run(data: str, variant: str, seed: int) -> dict:
         "seconds": time.perf_counter() - began,
         "config": c,
         "fit": asdict(fit),
-        **_provenance(),
+        **provenance(),
     }
 
 
@@ -212,7 +212,7 @@ def main():
                 if path.exists():
                     continue
                 row = run(data, variant, seed)
-                with _atomic_write(path) as temporary:
+                with atomic_write(path) as temporary:
                     temporary.write_text(json.dumps(row, allow_nan=False) + "\n")
                 print(
                     f"{path.stem:<34} {100 * row['best_validation_accuracy']:.1f} %,"

@@ -35,8 +35,8 @@ from et_nbdev.graph.anomaly import (
 )
 from et_nbdev.graph.data import DATASETS, Graph, from_relations, load_graph, split
 from et_nbdev.graph.nodes import Batch, held_out, scaled, train_classifier
-from et_nbdev.training.checkpoint import _atomic_write, _provenance
-from et_nbdev.training.command import _as_command
+from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training.command import as_command
 from et_nbdev.training.loop import OptimConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -400,8 +400,8 @@ def fill(
             }
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(record | _provenance()) + "\n")
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps(record | provenance()) + "\n")
         run = record[to][-1]
         print(
             f"{path.stem:<34} {to:<6} {len(record[to]):>2}  validation {merit(run):.4f}"
@@ -505,7 +505,7 @@ def main(argv: list[str] | None = None):
         or LINES[line].relations == "merged"
         or graph_of(data).relations
     )
-    with _as_command(parser.prog):
+    with as_command(parser.prog):
         for data, ratio, line in [
             task
             for task in product(args.data, args.ratios, args.lines)

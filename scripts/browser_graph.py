@@ -14,7 +14,7 @@ from flax import nnx
 from et_nbdev.graph.anomaly import train_anomaly
 from et_nbdev.graph.anomaly_commands import CONFIGS
 from et_nbdev.graph.data import load_graph
-from et_nbdev.training.checkpoint import _save_checkpoint
+from et_nbdev.training.checkpoint import save_checkpoint
 
 OUT = Path(__file__).resolve().parent.parent / "nbs/play/digits-graph.safetensors"
 
@@ -43,7 +43,7 @@ def main():
     model = train_anomaly(config, graph, progress=False).model
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     about = {"config": {"model": asdict(config.model)}}
-    _save_checkpoint(OUT, {"params": params, "graph": graph_arrays(graph)}, about)
+    save_checkpoint(OUT, {"params": params, "graph": graph_arrays(graph)}, about)
     print(OUT.name, OUT.stat().st_size // 1000, "kB")
 
 

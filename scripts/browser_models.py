@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from et_nbdev.training.checkpoint import _atomic_write
+from et_nbdev.training.checkpoint import atomic_write
 from et_nbdev.vision.data import photographs
 from et_nbdev.vision.train import CONFIGS as _CONFIGS
 from et_nbdev.vision.train import prepare as _prepare
@@ -69,7 +69,7 @@ def main():
     for name, packed in PACKED.items():
         source = files("et_nbdev.vision") / "weights" / f"{name}.safetensors"
         path = OUT / f"{name}.safetensors"
-        with _atomic_write(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_bytes(packed(source.read_bytes()))
         print(path.name, path.stat().st_size // 1000, "kB")
     sheets = {"photographs": photographs(64), "digits": held_out_digits()}

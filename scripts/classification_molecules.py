@@ -15,7 +15,7 @@ from et_nbdev.graph.batches import learn_encoding, make_buckets
 from et_nbdev.graph.classify import load_classifier
 from et_nbdev.graph.crossval import deal, parts
 from et_nbdev.graph.sets import load_graphs
-from et_nbdev.training.checkpoint import _atomic_write
+from et_nbdev.training.checkpoint import atomic_write
 
 RESULTS = Path(__file__).resolve().parent.parent / "results/graph-classification"
 
@@ -35,7 +35,7 @@ def main():
         if key.endswith("/10")
     ]
     labels = {name: "".join(map(str, load_graphs(name).labels)) for name in names}
-    with _atomic_write(RESULTS / "labels.json") as path:
+    with atomic_write(RESULTS / "labels.json") as path:
         path.write_text(json.dumps(labels, indent=0) + "\n")
     config = json.loads((args.run / "metrics.json").read_text())["config"]
     model = load_classifier(args.run / "best.safetensors")
@@ -49,7 +49,7 @@ def main():
         num_buckets=1,
     )
     batch = next(buckets.batches(np.arange(len(ids))))
-    with _atomic_write(args.run / "molecules.npz") as path, open(path, "wb") as f:
+    with atomic_write(args.run / "molecules.npz") as path, open(path, "wb") as f:
         np.savez_compressed(
             f,
             ids=ids,

@@ -20,7 +20,7 @@ if "google.colab" in sys.modules and not os.path.exists("../settings.ini"):
     !pip install -q "./{lib_name}[dev]"
     os.chdir("{lib_name}/{nbs_path}")
 
-from {lib_name}._toy import sharp_figures
+from {lib_name}.toy import sharp_figures
 
 sharp_figures()
 """

@@ -22,8 +22,8 @@ from flax import nnx
 from et_nbdev.graph.classify import CONFIGS, ClassifyConfig, GraphClassifier
 from et_nbdev.graph.crossval import Candidate, FitConfig, cross_validate, deal, summary
 from et_nbdev.graph.sets import TU_NAMES, load_graphs
-from et_nbdev.training.checkpoint import _save_checkpoint
-from et_nbdev.training.command import _as_command
+from et_nbdev.training.checkpoint import save_checkpoint
+from et_nbdev.training.command import as_command
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))
 
@@ -230,7 +230,7 @@ def parse(argv=None):
 
 def main(argv=None):
     args = parse(argv)
-    with _as_command("graph_classification"):
+    with as_command("graph_classification"):
         run(args)
 
 
@@ -251,7 +251,7 @@ def run(args):
 
     def keep(f, model):
         if args.weights:
-            _save_checkpoint(
+            save_checkpoint(
                 args.weights / f"{args.model}-{args.data}-{f}.safetensors",
                 nnx.to_pure_dict(nnx.state(model)),
                 {"data": args.data, "fold": f},

@@ -25,7 +25,7 @@ from et_nbdev.hopfield.continuous import (
     _unit_memories,
     retrieve,
 )
-from et_nbdev.training.checkpoint import _atomic_write, _provenance
+from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.vision.data import load_images
 
 OUT = Path(__file__).resolve().parent.parent / "results/hopfield"
@@ -95,7 +95,7 @@ def main():
             flush=True,
         )
     OUT.mkdir(parents=True, exist_ok=True)
-    with _atomic_write(OUT / "cifar10.json") as temporary:
+    with atomic_write(OUT / "cifar10.json") as temporary:
         temporary.write_text(
             json.dumps(
                 {
@@ -112,7 +112,7 @@ def main():
                         " memory of unit length"
                     ),
                     "seconds": round(time.time() - start),
-                    **_provenance(),
+                    **provenance(),
                 },
                 indent=1,
             )
@@ -131,7 +131,7 @@ def main():
                 1,
             )
         )
-    with _atomic_write(OUT / "cifar10.png") as temporary:
+    with atomic_write(OUT / "cifar10.png") as temporary:
         plt.imsave(temporary, np.concatenate(rows, 0), format="png")
 
 

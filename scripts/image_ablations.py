@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from et_nbdev.dynamics import descend
-from et_nbdev.training.checkpoint import _atomic_write, _provenance
+from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.vision.model import ImageEnergyTransformer, image_model
 from et_nbdev.vision.train import CONFIGS, TrainConfig, evaluate, prepare, train
 
@@ -256,7 +256,7 @@ def score(base: TrainConfig, name: str, seed: int, images: dict, test_on: int) -
         ),
         "likeness": likeness(np.asarray(run.model.positions[...])),
         "config": asdict(config),
-        **_provenance(),
+        **provenance(),
     }
 
 
@@ -294,7 +294,7 @@ def main():
             continue
         row = score(base, name, seed, images, args.test_on)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _atomic_write(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text(json.dumps(row) + "\n")
         print(
             f"{name:<26} seed {seed}  {np.mean(row['mse']):.4f} "

@@ -26,7 +26,7 @@ from et_nbdev.dynamics import descend
 from et_nbdev.energy import ExternalField
 from et_nbdev.equilibria import equilibrium
 from et_nbdev.solvers import Anderson, Backtracking, Schedule, solve
-from et_nbdev.training.checkpoint import _atomic_write, _provenance
+from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.training.fit import fit
 from et_nbdev.vision.data import FILLS, batches, normalize, occlude, patchify
 from et_nbdev.vision.model import ImageEnergyTransformer
@@ -208,7 +208,7 @@ def trained(name: str, config, images: dict, folder: Path):
     model, logs = kind(config.model, rngs=nnx.Rngs(config.seed)), []
     made = folder / "provenance.json"
     if not made.exists():
-        keep(made, _provenance())
+        keep(made, provenance())
     for n, (steps, share, step_sizes, first) in enumerate(stages):
         optim = replace(
             config.optim, steps=steps, warmup=steps // 10, lr=share * config.optim.lr
@@ -308,13 +308,13 @@ def score(name: str, config, images: dict, fill, test_on: int, folder: Path) -> 
             key: value for key, value in asdict(config).items() if key != "optim"
         },
         "command": "python scripts/image_dynamics.py",
-        **_provenance(),
+        **provenance(),
     }
 
 
 def keep(path: Path, row: dict):
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _atomic_write(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(row) + "\n")
 
 
@@ -363,7 +363,7 @@ def main():
                 "test_pictures": len(images["test"]),
                 "first_test_picture": SEEN,
                 "fills": {k: about(e) for k, e in errors.items()},
-                **_provenance(),
+                **provenance(),
             },
         )
     best = min(errors.values(), key=mean)

@@ -27,7 +27,7 @@ from flax import nnx
 from safetensors import safe_open
 from tqdm import tqdm
 
-from et_nbdev.training.checkpoint import _atomic_write, _provenance
+from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import (
     FILLS,
@@ -127,7 +127,7 @@ def dynamics(model, images, pictures=500) -> dict:
     found = {name: mean(name) for name in rows[0] if name != "raised"}
     found["raised"] = np.sum([row["raised"] for row in rows], 0).tolist()
     about = {"pictures": pictures, "split": images.split}
-    return {"step": list(range(STEPS + 1)), **found, **about, **_provenance()}
+    return {"step": list(range(STEPS + 1)), **found, **about, **provenance()}
 
 
 def shipped_run() -> str:
@@ -202,7 +202,7 @@ def scores(model, rival, images) -> dict:
     rows = stages(shipped_run())
     return {
         **summarize(errors),
-        **_provenance(),
+        **provenance(),
         "forward_flops": model.config.flops,
         "split": images.split,
         "data": "tiny-imagenet",
@@ -261,7 +261,7 @@ def gallery(path, rows, titles=()):
     fig.tight_layout(pad=0.2)
     jpeg = dict(format="jpeg", dpi=100, pil_kwargs=dict(quality=75))
     options = jpeg if path.suffix == ".jpg" else dict(format="png", dpi=90)
-    with _atomic_write(path) as temporary:
+    with atomic_write(path) as temporary:
         fig.savefig(temporary, **options)
     plt.close(fig)
 
@@ -285,7 +285,7 @@ def extremes(model, images, pictures=5000, columns=8):
 
 
 def write(name, found):
-    with _atomic_write(OUT / f"{name}.json") as path:
+    with atomic_write(OUT / f"{name}.json") as path:
         path.write_text(json.dumps(found) + "\n")
 
 
@@ -303,7 +303,9 @@ def main():
     ]
     rows = rows_of(model, photos, np.asarray(occluded))
     gallery(ROOT / "nbs/images/photographs.png", rows)
-    some, occluded = next(held_out_batches(validation, c, c.num_tokens // 2, batch_size=12))
+    some, occluded = next(
+        held_out_batches(validation, c, c.num_tokens // 2, batch_size=12)
+    )
     gallery(OUT / "validation.jpg", rows_of(model, some, occluded, rival))
     extremes(model, validation)
     write("metrics", scores(model, rival, test))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pylatexenc.latex2text import LatexNodes2Text
 
-from et_nbdev.training.checkpoint import _atomic_write
+from et_nbdev.training.checkpoint import atomic_write
 
 FORMULA = re.compile(r'<span class="math (?:inline|display)">(.*?)</span>', re.S)
 IN_CODE = re.compile(r"\$(?=\S)((?:(?!\n\n)[^$])+)(?<=\S)\$")
@@ -60,7 +60,7 @@ def main(path: str):
             raise SystemExit(f"{page.name} shows as text what was to be a part of it")
     entries = json.loads(index.read_text(encoding="utf-8"))
     entries = [readable(entry, index.parent) for entry in entries]
-    with _atomic_write(index) as temporary:
+    with atomic_write(index) as temporary:
         temporary.write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
 
 

@@ -26,12 +26,12 @@ from et_nbdev.graph.data import Graph, load_graph, save_graph
 from et_nbdev.graph.sets import load_graphs, read_tu
 from et_nbdev.training.checkpoint import (
     CheckpointError,
-    _load_checkpoint,
-    _read_meta,
-    _save_checkpoint,
+    load_checkpoint,
+    read_meta,
+    save_checkpoint,
 )
-from et_nbdev.training.command import _as_command
-from et_nbdev.training.fit import _alone, fit, read_metrics
+from et_nbdev.training.command import as_command
+from et_nbdev.training.fit import alone, fit, read_metrics
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import load_images
 from et_nbdev.vision.model import load_model
@@ -138,8 +138,8 @@ def test_a_checkpoint_whose_meta_is_no_object_is_refused(tmp_path, meta):
     path = tmp_path / "c.safetensors"
     loads = (model.load_model, anomaly.load_anomaly_model, classify.load_classifier)
     with doors.unchecked():
-        _save_checkpoint(path, {"params": {"w": np.ones(2)}}, meta)
-    for read in (_read_meta, *loads) if meta else ():
+        save_checkpoint(path, {"params": {"w": np.ones(2)}}, meta)
+    for read in (read_meta, *loads) if meta else ():
         with pytest.raises(
             CheckpointError, match="c.safetensors: not a readable checkpoint"
         ):
@@ -151,7 +151,7 @@ def test_a_checkpoint_whose_meta_is_no_object_is_refused(tmp_path, meta):
         {"config": {"model": {"wings": 2}, "graph": {}, "sizes": {}}},
     ):
         with doors.unchecked():
-            _save_checkpoint(path, {"params": {"w": np.ones(2)}}, odd)
+            save_checkpoint(path, {"params": {"w": np.ones(2)}}, odd)
         for load in loads:
             with pytest.raises(
                 CheckpointError,
@@ -173,7 +173,7 @@ def test_a_model_larger_than_its_file_is_never_made(tmp_path):
     from et_nbdev.vision import model
 
     path, params = tmp_path / "c.safetensors", {"params": {"w": np.ones(2)}}
-    _save_checkpoint(
+    save_checkpoint(
         path,
         params,
         {
@@ -187,7 +187,7 @@ def test_a_model_larger_than_its_file_is_never_made(tmp_path):
     )
     with pytest.raises(CheckpointError, match="larger than the file"):
         model.load_model(path)
-    _save_checkpoint(
+    save_checkpoint(
         path,
         params,
         {
@@ -203,7 +203,7 @@ def test_a_model_larger_than_its_file_is_never_made(tmp_path):
         (10**9, 2, "holds no 'params.adjacency"),
         (3, 10**9, "more blocks than the file has bytes"),
     ):
-        _save_checkpoint(
+        save_checkpoint(
             path,
             params,
             {
@@ -224,13 +224,13 @@ OTHER = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from et_nbdev.training.checkpoint import _save_checkpoint
-from et_nbdev.training.fit import _alone
+from et_nbdev.training.checkpoint import save_checkpoint
+from et_nbdev.training.fit import alone
 path = Path(sys.argv[1])
-with _alone(path.parent):
+with alone(path.parent):
     print("held", flush=True)
     sys.stdin.readline()
-    for n in range(60): _save_checkpoint(path, {"w": np.full(20_000, 1, np.int32)}, {"by": 1})
+    for n in range(60): save_checkpoint(path, {"w": np.full(20_000, 1, np.int32)}, {"by": 1})
     print("written", flush=True)
     time.sleep(600)
 """
@@ -259,7 +259,7 @@ def test_one_run_at_a_time_in_a_folder_and_a_killed_one_lets_go(tmp_path):
         (tmp_path / ".last.safetensors.1.partial").write_bytes(
             b"which the other is writing"
         )
-        with pytest.raises(SystemExit) as e, _as_command("tool"):
+        with pytest.raises(SystemExit) as e, as_command("tool"):
             fit(
                 nnx.Linear(2, 2, rngs=nnx.Rngs(0)),
                 None,
@@ -279,22 +279,22 @@ def test_one_run_at_a_time_in_a_folder_and_a_killed_one_lets_go(tmp_path):
         print("go", file=other.stdin, flush=True)
         by = set()
         for _ in range(60):
-            _save_checkpoint(path, {"w": np.full(20_000, 2, np.int32)}, {"by": 2})
-            tree, meta = _load_checkpoint(path, like)
+            save_checkpoint(path, {"w": np.full(20_000, 2, np.int32)}, {"by": 2})
+            tree, meta = load_checkpoint(path, like)
             assert (np.asarray(tree["w"]) == meta["by"]).all()
             by.add(meta["by"])
         assert other.stdout.readline() == "written\n", other.stderr.read()
-        with pytest.raises(OSError, match="another run"), _alone(tmp_path):
+        with pytest.raises(OSError, match="another run"), alone(tmp_path):
             pass
     finally:
         other.send_signal(signal.SIGKILL)
         other.communicate()
-    with _alone(tmp_path):
-        with pytest.raises(OSError, match="another run"), _alone(tmp_path):
+    with alone(tmp_path):
+        with pytest.raises(OSError, match="another run"), alone(tmp_path):
             pytest.fail("also within one process")
-    with pytest.raises(ZeroDivisionError), _alone(tmp_path):
+    with pytest.raises(ZeroDivisionError), alone(tmp_path):
         1 / 0
-    with _alone(tmp_path):
+    with alone(tmp_path):
         pass  # given back after an error, too
     assert sorted(os.listdir(tmp_path)) == [".last.safetensors.1.partial", path.name], (
         "a lock must leave no file"
@@ -309,7 +309,7 @@ def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with _alone(tmp_path / "new"):
+    with alone(tmp_path / "new"):
         assert (tmp_path / "new").is_dir()
 
 

@@ -33,12 +33,7 @@ from et_nbdev import (
 from et_nbdev.attention import RelativeDistances
 from et_nbdev.dynamics import plot_energies
 from et_nbdev.energy import Scaled
-from et_nbdev.explore import (
-    ExplorerSettings,
-    animate_image,
-    descend_picture,
-    explore,
-)
+from et_nbdev.explore import ExplorerSettings, animate_image, descend_picture, explore
 from et_nbdev.graph.energy import EdgeAttention, EdgeIndex, attention_weights
 from et_nbdev.solvers import (
     Flow,
@@ -49,7 +44,7 @@ from et_nbdev.solvers import (
     Schedule,
 )
 from et_nbdev.testing import assert_close
-from et_nbdev.training.checkpoint import CheckpointError, _load_checkpoint
+from et_nbdev.training.checkpoint import CheckpointError, load_checkpoint
 from et_nbdev.vision.model import (
     ImageConfig,
     ImageEnergyTransformer,
@@ -875,5 +870,5 @@ def test_a_model_with_a_term_of_its_own_is_not_read_without_it(tmp_path):
         load_model(tmp_path / "own.safetensors")
     # built as it was trained, it comes back
     like = {"params": nnx.to_pure_dict(nnx.state(model, nnx.Param))}
-    found, _ = _load_checkpoint(tmp_path / "own.safetensors", like)
+    found, _ = load_checkpoint(tmp_path / "own.safetensors", like)
     jax.tree.map(np.testing.assert_array_equal, found, like)

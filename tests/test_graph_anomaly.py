@@ -50,7 +50,7 @@ from et_nbdev.graph.nodes import (
     train_classifier,
 )
 from et_nbdev.testing import assert_close
-from et_nbdev.training.checkpoint import CheckpointError, _save_checkpoint
+from et_nbdev.training.checkpoint import CheckpointError, save_checkpoint
 from et_nbdev.training.loop import OptimConfig
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
@@ -436,7 +436,7 @@ def test_a_graph_that_cannot_be_trained_on_is_refused(model, change, says, digit
 def test_what_is_no_anomaly_model_is_refused(tmp_path):
     meta = {"config": {"model": {"depth": 12}, "graph": {}}}
     path = tmp_path / "x.safetensors"
-    _save_checkpoint(path, {"params": {"w": np.ones(3)}}, meta)
+    save_checkpoint(path, {"params": {"w": np.ones(3)}}, meta)
     with pytest.raises(CheckpointError, match="x.safetensors: holds no anomaly model"):
         load_anomaly_model(path)
     with pytest.raises(CheckpointError, match="no such checkpoint"):

@@ -36,7 +36,7 @@ from et_nbdev.graph.data import Graph, Split, from_relations, save_graph, split
 from et_nbdev.graph.detector import AnomalyDetector
 from et_nbdev.graph.nodes import Scaling, anomaly_scores
 from et_nbdev.testing import assert_close
-from et_nbdev.training.checkpoint import CheckpointError, _read_meta, _save_checkpoint
+from et_nbdev.training.checkpoint import CheckpointError, read_meta, save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 SMALL = AnomalyTraining(
@@ -326,7 +326,7 @@ def test_everything_is_kept(tmp_path, scale, beta):
 
 
 def _read_meta_of(folder):
-    return _read_meta(folder / "detector.safetensors")
+    return read_meta(folder / "detector.safetensors")
 
 
 @pytest.mark.parametrize("at", [0, 9, 200, 0.5, 0.9, -1])
@@ -343,9 +343,9 @@ def test_a_damaged_file_is_refused(saved, tmp_path, at):
 
 def rewritten(saved, path, change):
     "The file with other contents, and a checksum that is right."
-    meta, tensors = _read_meta(saved), safetensors.numpy.load_file(saved)
+    meta, tensors = read_meta(saved), safetensors.numpy.load_file(saved)
     change(tensors, meta)
-    _save_checkpoint(path, tensors, meta)
+    save_checkpoint(path, tensors, meta)
     return path
 
 

@@ -29,7 +29,7 @@ from et_nbdev.graph.crossval import Fold, deal, predict_logits
 from et_nbdev.graph.detector import AnomalyDetector
 from et_nbdev.graph.set_classifier import GraphSetClassifier
 from et_nbdev.graph.sets import make_rings
-from et_nbdev.training.checkpoint import CheckpointError, _read_meta, _save_checkpoint
+from et_nbdev.training.checkpoint import CheckpointError, read_meta, save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 MODEL = ClassifyConfig(8, 2, 4, 6, num_positions=3, blocks=1)
@@ -228,9 +228,9 @@ def test_a_classifier_of_an_earlier_version_is_read():
     ],
 )
 def test_a_file_of_another_kind_is_refused(saved, tmp_path, change):
-    meta, tensors = _read_meta(saved), safetensors.numpy.load_file(saved)
+    meta, tensors = read_meta(saved), safetensors.numpy.load_file(saved)
     change(tensors, meta)
-    _save_checkpoint(tmp_path / "other", tensors, meta)
+    save_checkpoint(tmp_path / "other", tensors, meta)
     with doors.unchecked():
         with pytest.raises(CheckpointError, match=re.escape(str(tmp_path / "other"))):
             GraphSetClassifier.load(tmp_path / "other")

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import et_nbdev
 from et_nbdev.dynamics import Euler, Look, plot_energies
 from et_nbdev.testing import assert_gradient
-from et_nbdev.training.checkpoint import CheckpointError, _read_meta, _save_checkpoint
+from et_nbdev.training.checkpoint import CheckpointError, read_meta, save_checkpoint
 from et_nbdev.training.fit import read_metrics
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision import train as image_train
@@ -269,7 +269,10 @@ def test_parameters_add_up(changes):
         (dict(block="transformer", channel_steps=True), "channel_steps: expected none"),
         (dict(block="transformer", shared_norm=True), "shared_norm: expected none"),
         (dict(block="transformer", learn_beta=True), "learn_beta: expected none"),
-        (dict(block="transformer", self_attention=True), "self_attention: expected none"),
+        (
+            dict(block="transformer", self_attention=True),
+            "self_attention: expected none",
+        ),
         (dict(dim="64"), "dim: expected a whole number"),
         (dict(dim=None), "dim: expected a whole number"),
         (dict(mean=0.5), "mean: expected a tuple of 1 or .*, got 0.5"),
@@ -987,7 +990,7 @@ def test_a_model_comes_back_from_its_file(tmp_path, result):
     np.testing.assert_array_equal(
         complete(again, PICTURES, HIDDEN).images, result.images
     )
-    assert _read_meta(tmp_path / "m.safetensors")["note"] == "kept"
+    assert read_meta(tmp_path / "m.safetensors")["note"] == "kept"
     odd = build(
         shared_norm=True,
         learn_beta=True,
@@ -1004,7 +1007,7 @@ def spoil(path, kind):
     content = path.read_bytes()
     model = asdict(CONFIG)
     params = {"params": weights(build())}
-    save = lambda meta: _save_checkpoint(path, params, meta)
+    save = lambda meta: save_checkpoint(path, params, meta)
     if kind == "missing":
         path.unlink()
     if kind == "empty":
@@ -1107,7 +1110,9 @@ def test_held_out_pictures_in_order_with_occlusions_of_their_own():
     [(1, 1), (7, 7), (250, 250), (253, 253), (260, 260), (900, 260), (None, 260)],
 )
 def test_a_limit_takes_the_first_pictures_with_the_same_occlusions(limit, expected):
-    whole, part = (list(held_out_batches(MANY, CONFIG, 2, limit=n)) for n in (None, limit))
+    whole, part = (
+        list(held_out_batches(MANY, CONFIG, 2, limit=n)) for n in (None, limit)
+    )
     assert sum(len(x) for x, _ in part) == expected
     np.testing.assert_array_equal(np.concatenate([x for x, _ in part]), MANY[:expected])
     np.testing.assert_array_equal(
@@ -1303,12 +1308,7 @@ TINY_CONFIG = replace(
     validate_on=10,
     optim=replace(CONFIGS["digits"].optim, steps=4, warmup=1),
     model=replace(
-        CONFIGS["digits"].model,
-        dim=8,
-        num_heads=2,
-        head_dim=4,
-        num_memories=8,
-        steps=2,
+        CONFIGS["digits"].model, dim=8, num_heads=2, head_dim=4, num_memories=8, steps=2
     ),
 )
 
@@ -1409,7 +1409,7 @@ def test_the_reported_scores_are_those_of_the_best_weights(run):
     assert metrics["masked_patch_mse"]["mean of the open pixels"] == pytest.approx(
         float(fill.mean()), rel=1e-5
     )
-    assert _read_meta(out / "best.safetensors")["step"] == metrics["best_step"]
+    assert read_meta(out / "best.safetensors")["step"] == metrics["best_step"]
 
 
 def test_run_again_it_finishes_at_once(run, monkeypatch, capsys):
@@ -1474,7 +1474,9 @@ def test_a_damaged_run_is_refused(run, tmp_path):
 def test_an_unwritable_folder_is_refused_before_training(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setattr(
-        image_train, "training_loss", lambda config: lambda *args: pytest.fail("trained")
+        image_train,
+        "training_loss",
+        lambda config: lambda *args: pytest.fail("trained"),
     )
     for out, command, options in (
         (tmp_path / "file", _main, TINY),
@@ -2132,7 +2134,7 @@ def test_weights_of_an_older_version_keep_their_meaning(tmp_path):
             }
         }
     }
-    _save_checkpoint(tmp_path / "old.safetensors", {"params": weights(net)}, meta)
+    save_checkpoint(tmp_path / "old.safetensors", {"params": weights(net)}, meta)
     assert load_model(tmp_path / "old.safetensors").config == net.config
 
 

@@ -17,7 +17,7 @@ from flax import nnx
 
 from et_nbdev.solvers import LearnedMetric
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient
-from et_nbdev.training.checkpoint import _load_checkpoint, _read_meta
+from et_nbdev.training.checkpoint import load_checkpoint, read_meta
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import load_images
 from et_nbdev.vision.model import ImageConfig, load_model
@@ -379,7 +379,7 @@ def test_a_full_run_is_scored_on_the_test_split_when_it_ends(
         # of the weights that were best on validation
         model = pair.make(ImageConfig(**row["config"]["model"]), job.name)
         like = {"params": nnx.to_pure_dict(nnx.state(model, nnx.Param))}
-        found, _ = _load_checkpoint(runs / job.file(plan) / "best.safetensors", like)
+        found, _ = load_checkpoint(runs / job.file(plan) / "best.safetensors", like)
         nnx.update(model, found["params"])
         config = TrainConfig(model.config)
         score = pair.score_of(model, config, PICTURES["test"])
@@ -539,7 +539,7 @@ def test_a_lane_is_a_run_alone(pair, modules, tmp_path, monkeypatch, name):
             assert mine == pytest.approx(other, rel=1e-3)
         # the weights kept are those of the best step
         of = [tmp_path / "runs" / job.file(plan), tmp_path / str(job.seed)]
-        saved = [_read_meta(folder / "best.safetensors") for folder in of]
+        saved = [read_meta(folder / "best.safetensors") for folder in of]
         assert saved[0] == saved[1]
 
 

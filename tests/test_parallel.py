@@ -13,16 +13,16 @@ import jax
 import numpy as np
 import pytest
 
-from et_nbdev.training.command import _all_devices
+from et_nbdev.training.command import all_devices
 from et_nbdev.vision.data import batches
 
 STEPS = 12
 PROGRAM = textwrap.dedent("""
     import json, sys
     import jax
-    from et_nbdev.training.command import _all_devices
+    from et_nbdev.training.command import all_devices
     devices, folder, out, steps = sys.argv[1:]
-    mesh, steps = _all_devices() if devices == "all" else None, int(steps)
+    mesh, steps = all_devices() if devices == "all" else None, int(steps)
     import numpy as np
     from et_nbdev.training.loop import OptimConfig
     from et_nbdev.vision.model import ImageConfig
@@ -160,12 +160,12 @@ def test_the_command_trains_on_all_devices_of_all_processes(tmp_path):
 def test_a_cluster_that_cannot_be_is_refused(monkeypatch):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
     with pytest.raises(ValueError, match="JAX_NUM_PROCESSES: expected a whole number"):
-        _all_devices()
+        all_devices()
     monkeypatch.setenv("JAX_NUM_PROCESSES", "2")  # of whom?
     with pytest.raises(
         ValueError, match="^JAX_COORDINATOR_ADDRESS: expected host:port"
     ):
-        _all_devices()
+        all_devices()
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_other_processes_are_those_that_were_launched(monkeypatch, variable, wai
         jax.distributed, "initialize", lambda **options: found.append(options)
     )
     monkeypatch.setenv(variable, "4")
-    assert _all_devices().size == jax.device_count()
+    assert all_devices().size == jax.device_count()
     assert found == [{"num_processes": None, "process_id": None}] * waits
 
 

@@ -20,7 +20,7 @@ from et_nbdev.explore import ExplorerSettings, descend_graph
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer
 from et_nbdev.graph.data import Graph, load_graph
 from et_nbdev.graph.nodes import scaled
-from et_nbdev.training.checkpoint import _load_checkpoint, _read_meta, _save_checkpoint
+from et_nbdev.training.checkpoint import load_checkpoint, read_meta, save_checkpoint
 from et_nbdev.vision.data import photographs
 from et_nbdev.vision.model import (
     ImageConfig,
@@ -216,7 +216,7 @@ def test_a_graph_descends_as_in_the_library(learn_beta, tmp_path):
     model = shaken(AnomalyEnergyTransformer(9, c, rngs=nnx.Rngs(0)))
     tree = {"params": nnx.to_pure_dict(nnx.state(model, nnx.Param))}
     tree["graph"] = graph_file()(graph)
-    _save_checkpoint(tmp_path / "g", tree, {"config": {"model": dataclasses.asdict(c)}})
+    save_checkpoint(tmp_path / "g", tree, {"config": {"model": dataclasses.asdict(c)}})
     compare_walk(model, graph, in_node("walk.mjs", tmp_path / "g", 4, "true"))
     compare_walk(model, graph, in_node("walk.mjs", tmp_path / "g", 4, "false"), False)
 
@@ -224,10 +224,10 @@ def test_a_graph_descends_as_in_the_library(learn_beta, tmp_path):
 @pytest.fixture(scope="module")
 def detector():
     "The model of the page."
-    c = AnomalyConfig(**_read_meta(WALK)["config"]["model"])
+    c = AnomalyConfig(**read_meta(WALK)["config"]["model"])
     model = AnomalyEnergyTransformer(33, c, rngs=nnx.Rngs(0))
     params = {"params": nnx.to_pure_dict(nnx.state(model, nnx.Param))}
-    nnx.update(model, _load_checkpoint(WALK, params)[0]["params"])
+    nnx.update(model, load_checkpoint(WALK, params)[0]["params"])
     return model
 
 
@@ -250,7 +250,7 @@ def test_the_walk_is_the_librarys(detector, attentive):
 def test_a_graph_model_it_cannot_run_is_refused(tmp_path, detector):
     tree = {"graph": graph_file()(load_graph("digits-knn"))}
     config = dataclasses.asdict(detector.config) | dict(num_heads=2)
-    _save_checkpoint(tmp_path / "g", tree, {"config": {"model": config}})
+    save_checkpoint(tmp_path / "g", tree, {"config": {"model": config}})
     with pytest.raises(AssertionError, match="expected one head"):
         in_node("walk.mjs", tmp_path / "g", 1, "true")
 

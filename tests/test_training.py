@@ -38,21 +38,21 @@ from hypothesis import strategies as st
 import et_nbdev
 from et_nbdev.training.checkpoint import (
     CheckpointError,
-    _atomic_write,
-    _load_checkpoint,
-    _provenance,
-    _read_meta,
-    _save_checkpoint,
+    atomic_write,
+    load_checkpoint,
+    provenance,
+    read_meta,
+    save_checkpoint,
 )
-from et_nbdev.training.command import _as_command, _configure, _out_folder
-from et_nbdev.training.fit import _MetricsLog, fit, read_metrics
+from et_nbdev.training.command import as_command, configure, out_folder
+from et_nbdev.training.fit import MetricsLog, fit, read_metrics
 from et_nbdev.training.loop import (
     OptimConfig,
     Run,
-    _in_parts,
-    _learning_rate,
-    _make_optimizer,
-    _option,
+    in_parts,
+    learning_rate,
+    make_optimizer,
+    option,
     train_loop,
 )
 
@@ -99,22 +99,22 @@ def test_any_tree_comes_back_bit_for_bit(tmp_path_factory, dtypes, shapes, seed)
         return raw.view(dtype).reshape(shape).T
 
     tree = [{"x": array(dtype, shape)} for dtype, shape in zip(dtypes, shapes)]
-    _save_checkpoint(path, {"part": tree, "more": SMALL}, META)
+    save_checkpoint(path, {"part": tree, "more": SMALL}, META)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
-    found, meta = _load_checkpoint(str(path), {"part": like})
-    assert same(found["part"], tree) and meta == META == _read_meta(path)
+    found, meta = load_checkpoint(str(path), {"part": like})
+    assert same(found["part"], tree) and meta == META == read_meta(path)
 
 
 @pytest.fixture
 def small(tmp_path):
     path = tmp_path / "c.safetensors"
-    _save_checkpoint(path, SMALL, {"config": {"lr": 0.125}})
+    save_checkpoint(path, SMALL, {"config": {"lr": 0.125}})
     return path
 
 
 def refused(path, like=SMALL):
     with pytest.raises(CheckpointError) as e:
-        _load_checkpoint(path, like)
+        load_checkpoint(path, like)
     assert str(path) in str(e.value)
     return str(e.value)
 
@@ -133,7 +133,7 @@ def test_every_truncation_and_every_flip_is_refused(small):
         small.write_bytes(damaged)
         refused(small)
         with contextlib.suppress(CheckpointError):  # it vouches for no arrays
-            assert isinstance(_read_meta(small), dict)
+            assert isinstance(read_meta(small), dict)
 
 
 class Trap:
@@ -155,7 +155,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
         path.write_bytes(content)
         refused(path)
         with pytest.raises(CheckpointError):
-            _read_meta(path)
+            read_meta(path)
     assert not sprung.exists()
     for nowhere in (tmp_path, tmp_path / "none", tmp_path / "nowhere/none"):
         assert "no such checkpoint" in refused(nowhere)
@@ -175,7 +175,7 @@ def test_a_checkpoint_of_another_model_names_the_tensor(small, like, says):
 
 
 def test_provenance():
-    p = json.loads(json.dumps(_provenance()))
+    p = json.loads(json.dumps(provenance()))
     assert p["jax"] == jax.__version__ and p["cores"] == os.cpu_count() and p["commit"]
     assert {"device", "machine", "python", "date"} <= set(p)
 
@@ -187,15 +187,15 @@ def test_atomic_write_replaces_only_on_success(tmp_path):
     "Also through a link, and when two write at the same time."
     path, link = tmp_path / "a" / "file", tmp_path / "link"
     link.symlink_to(path)
-    with _atomic_write(str(path)) as temporary:
+    with atomic_write(str(path)) as temporary:
         temporary.write_text("old")
         assert temporary.parent == path.parent and not path.exists()
     for problem in (ValueError, KeyboardInterrupt, OSError):
-        with pytest.raises(problem), _atomic_write(path) as temporary:
+        with pytest.raises(problem), atomic_write(path) as temporary:
             temporary.write_text("half of the n")
             raise problem
         assert path.read_text() == "old" and os.listdir(path.parent) == ["file"]
-    with _atomic_write(link) as first, _atomic_write(path) as second:
+    with atomic_write(link) as first, atomic_write(path) as second:
         first.write_text("first")
         second.write_text("second")
     assert link.is_symlink() and path.read_text() == "first"
@@ -211,7 +211,7 @@ def test_a_new_name_is_flushed_to_the_disk_after_the_file(tmp_path, monkeypatch)
         flush(fd)
 
     monkeypatch.setattr(os, "fsync", watch)
-    with _atomic_write(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text("x")
     assert seen == [(path.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
 
@@ -221,7 +221,7 @@ def test_an_unwritable_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         for write in (
-            lambda: _save_checkpoint(folder / "c.safetensors", SMALL),
+            lambda: save_checkpoint(folder / "c.safetensors", SMALL),
             lambda: train_line(folder=folder),
         ):
             with pytest.raises(OSError, match=str(tmp_path / "file")):
@@ -259,7 +259,7 @@ def full_disk(request, tmp_path):
 @pytest.mark.parametrize("tail", ["", '{"step": 30, "lo', "{", "17", "\xff"])
 def test_the_log_forgets_what_comes_after_its_step(tmp_path, tail):
     "On the disk at once; a last line cut in half goes without a word."
-    log = _MetricsLog(tmp_path / "metrics.jsonl")
+    log = MetricsLog(tmp_path / "metrics.jsonl")
     rows = [{"step": s, "loss": 1 / s} for s in (10, 20, 30)]
     for n, row in enumerate(rows):
         log.append(row)
@@ -267,10 +267,10 @@ def test_the_log_forgets_what_comes_after_its_step(tmp_path, tail):
     with open(log.path, "a") as f:
         f.write(tail)
     assert read_metrics(log.path) == rows
-    log = _MetricsLog(str(log.path), 25)
+    log = MetricsLog(str(log.path), 25)
     log.append(rows[2])
     assert read_metrics(log.path) == log.rows == rows
-    assert read_metrics(_MetricsLog(log.path).path) == []  # a new run
+    assert read_metrics(MetricsLog(log.path).path) == []  # a new run
 
 
 LINES = b"17", b"null", b"[1]", b'{"loss": 1}', b'{"step": "3"}', b"\xff", b"[" * 10**5
@@ -307,7 +307,7 @@ def schedule(c, s):
 def test_the_schedule(c):
     for s in {0, 1, c.warmup // 2, c.warmup, c.steps - 1, c.steps, 2 * c.steps}:
         expected = pytest.approx(schedule(c, s), rel=1e-5, abs=1e-9)
-        assert float(_learning_rate(c)(s)) == expected, s
+        assert float(learning_rate(c)(s)) == expected, s
 
 
 def adamw(params, grads, c):
@@ -336,7 +336,7 @@ def test_the_optimizer_is_clipped_adamw_with_a_warm_up_cosine(x64, b1, b2, decay
     new = lambda scale: {k: draw.normal(size=s) * scale for k, s in shapes.items()}
     # clipped and not
     start, grads = new(1.0), [new(scale) for scale in (3, 0.01, 1, 0.02, 10, 0.1, 1, 1)]
-    optimizer, params = _make_optimizer(c), jax.tree.map(jnp.asarray, start)
+    optimizer, params = make_optimizer(c), jax.tree.map(jnp.asarray, start)
     state = optimizer.init(params)
     for g, expected in zip(grads, adamw(start, grads, c)):
         g = jax.tree.map(jnp.asarray, g)
@@ -413,7 +413,7 @@ def test_parts_of_a_batch_are_the_batch(x64, size):
         return each.mean(), {"first": y[:, 0].mean()}
 
     close = partial(jax.tree.map, partial(np.testing.assert_allclose, rtol=1e-12))
-    parted = lambda model, batch: _in_parts(loss, model, batch, size)
+    parted = lambda model, batch: in_parts(loss, model, batch, size)
     slope = lambda f: jax.jit(nnx.value_and_grad(f, has_aux=True))(model, batch)
     close(jax.jit(parted)(model, batch), loss(model, batch))
     (value, grads), (expected, wanted) = slope(parted), slope(loss)
@@ -433,7 +433,7 @@ def test_parts_need_less_memory():
     graphdef, params = nnx.split(model, nnx.Param)
 
     def working(size):
-        whole = lambda p: _in_parts(loss, nnx.merge(graphdef, p), x, size)[0]
+        whole = lambda p: in_parts(loss, nnx.merge(graphdef, p), x, size)[0]
         compiled = jax.jit(jax.grad(whole)).lower(params).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
@@ -509,7 +509,7 @@ def strip(rows):
 
 
 def step_of(folder, name="last"):
-    return _read_meta(folder / f"{name}.safetensors")["step"]
+    return read_meta(folder / f"{name}.safetensors")["step"]
 
 
 def equal_runs(folder, whole):
@@ -534,7 +534,7 @@ def test_what_it_logs_and_learns(whole):
     "Row by row, against a loop in NumPy over the library's optimizer."
     result, folder = whole
     params, rows = {"W": jnp.zeros((3, 2)), "b": jnp.ones(2)}, {}
-    optimizer = _make_optimizer(OPTIM)
+    optimizer = make_optimizer(OPTIM)
     state, key = optimizer.init(params), jax.random.key(0)
     for s in range(20):
         x, y = line_batch(s)
@@ -587,7 +587,7 @@ def test_the_best_weights_on_validation_are_kept(tmp_path, with_folder):
     if with_folder:
         for name, n in (("best", best), ("last", -1)):
             path, like = folder / f"{name}.safetensors", {"params": measured[0][1]}
-            assert same(_load_checkpoint(path, like)[0]["params"], measured[n][1])
+            assert same(load_checkpoint(path, like)[0]["params"], measured[n][1])
         assert step_of(folder, "best") == result.best_step
 
 
@@ -595,7 +595,7 @@ def test_without_validation_or_folder(tmp_path, monkeypatch, whole):
     result = train_line(validate=None, folder=tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["last.safetensors", "metrics.jsonl"]
     like = {"params": weights(Line())}
-    last, _ = _load_checkpoint(tmp_path / "last.safetensors", like)
+    last, _ = load_checkpoint(tmp_path / "last.safetensors", like)
     assert result.best_step == 20 and same(last["params"], weights(result.model))
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
@@ -637,7 +637,7 @@ def test_hooks_see_every_step_add_to_the_rows_and_end_a_run(tmp_path, whole):
     assert seen == [(s, s in (2, 4, 5, 6)) for s in range(1, 8)]
     assert [row["step"] for row in result.history if row["norm"] > 0] == [2, 4, 5, 6]
     assert result.history == read_metrics(tmp_path / "metrics.jsonl")
-    progress = _read_meta(tmp_path / "last.safetensors")["progress"]
+    progress = read_meta(tmp_path / "last.safetensors")["progress"]
     # nothing is lost, nor the time of the step that has no row
     assert (
         step_of(tmp_path) == 7 and progress["seconds"] > result.history[-1]["seconds"]
@@ -646,7 +646,7 @@ def test_hooks_see_every_step_add_to_the_rows_and_end_a_run(tmp_path, whole):
     batches = lambda start: starts.append(start) or line_batches(start)
     again = train_line(folder=tmp_path, batches=batches, hooks=[watch])
     assert same(weights(again.model), weights(whole[0].model)) and starts == [7]
-    assert _read_meta(tmp_path / "last.safetensors")["progress"]["count"] == 20
+    assert read_meta(tmp_path / "last.safetensors")["progress"]["count"] == 20
 
 
 class Network(nnx.Module):
@@ -777,7 +777,7 @@ def test_a_full_disk_ends_a_run_in_a_line_and_it_resumes(full_disk, whole, at):
     "A real one, full to the last byte, and a real limit on the size of files."
     folder, fill = full_disk
     undo = []
-    with pytest.raises(SystemExit) as e, _as_command("tool"):
+    with pytest.raises(SystemExit) as e, as_command("tool"):
         try:
             full = at_step(at, lambda batch: undo.append(fill()) or batch)
             train_line(folder=folder, batches=full)
@@ -941,7 +941,7 @@ class Inner:
     "Inside. And more."
 
     optim: OptimConfig = OptimConfig()
-    depth: int = _option(2, "how deep it is")
+    depth: int = option(2, "how deep it is")
 
 
 @dataclass(frozen=True)
@@ -949,17 +949,17 @@ class Outer:
     "Outside."
 
     inner: Inner = Inner()
-    shape: Literal["round", "square"] = _option("round", "what it looks like")
-    loud: bool = _option(False, "whether it is heard")
-    scale: float | None = _option(None, "how large it is")
-    hidden: tuple = _option((1,), "no option of the command line")
+    shape: Literal["round", "square"] = option("round", "what it looks like")
+    loud: bool = option(False, "whether it is heard")
+    scale: float | None = option(None, "how large it is")
+    hidden: tuple = option((1,), "no option of the command line")
 
 
 def configured(*words):
     parser = argparse.ArgumentParser("outer")
     parser.add_argument("--times", type=int, default=1)
     configs = {"small": Outer(), "large": Outer(scale=9.0)}
-    return _configure(parser, configs, "small", words, omit=("hidden",))
+    return configure(parser, configs, "small", words, omit=("hidden",))
 
 
 def test_every_field_is_an_option_however_deep(capsys):
@@ -1005,11 +1005,11 @@ def test_words_that_cannot_be_read_are_named(words, says, capsys):
     ],
 )
 def test_a_command_ends_in_a_line(error, message):
-    with pytest.raises(SystemExit, match=f"^{message}$"), _as_command("tool"):
+    with pytest.raises(SystemExit, match=f"^{message}$"), as_command("tool"):
         raise error
-    with pytest.raises(SystemExit, match="^tool: warmup: .*9999"), _as_command("tool"):
+    with pytest.raises(SystemExit, match="^tool: warmup: .*9999"), as_command("tool"):
         configured("--inner.optim.warmup", "9999")
-    with pytest.raises(ZeroDivisionError), _as_command("tool"):
+    with pytest.raises(ZeroDivisionError), as_command("tool"):
         1 / 0  # a mistake of ours keeps its traceback
 
 
@@ -1032,7 +1032,7 @@ def test_commands_say_at_once_that_out_is_no_folder(module, tmp_path, capsys):
             said = f"argument --out: expected a folder.*{says}"
             assert re.search(said, capsys.readouterr().err)
     new = tmp_path / "new/one"
-    assert _out_folder(str(new)) == new and not new.parent.exists()
+    assert out_folder(str(new)) == new and not new.parent.exists()
 
 
 # --- killing a real process

@@ -16,8 +16,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from .._checks import check_kinds, check_positive, check_sizes, signed
 from ..block import Block
+from ..checks import check_kinds, check_positive, check_sizes, signed
 from ..dynamics import descend
 from .data import DATASETS, Graph, Split, ids_digest, split
 from .energy import EdgeIndex, EdgeTransformer, attention_weights
@@ -30,8 +30,8 @@ from et_nbdev.graph.nodes import (
     sampled,
     train_classifier,
 )
-from ..training.checkpoint import _restore
-from ..training.loop import OptimConfig, _option
+from ..training.checkpoint import restore
+from ..training.loop import OptimConfig, option
 
 # %% ../../nbs/32_anomaly.ipynb #b46cd576
 @dataclass(frozen=True)
@@ -40,22 +40,22 @@ class AnomalyConfig:
     out of range.
     """
 
-    dim: int = _option(64, "D, width of a token")
-    num_heads: int = _option(1, "H, heads of the attention; 0 leaves it out")
-    head_dim: int = _option(64, "Y, width of a head")
-    num_memories: int = _option(128, "K, memories; 0 leaves them out")
-    steps: int = _option(2, "T, steps of the descent")
-    step_size: float = _option(1.0, "α; the paper's residual connection is α = 1")
-    beta: float | None = _option(
+    dim: int = option(64, "D, width of a token")
+    num_heads: int = option(1, "H, heads of the attention; 0 leaves it out")
+    head_dim: int = option(64, "Y, width of a head")
+    num_memories: int = option(128, "K, memories; 0 leaves them out")
+    steps: int = option(2, "T, steps of the descent")
+    step_size: float = option(1.0, "α; the paper's residual connection is α = 1")
+    beta: float | None = option(
         None, "β, inverse temperature; none to learn it from 1/√Y on"
     )
-    degree: bool = _option(True, "log(1 + degree) as one more feature")
-    scale: Literal["standard", "rank", "both"] = _option(
+    degree: bool = option(True, "log(1 + degree) as one more feature")
+    scale: Literal["standard", "rank", "both"] = option(
         "standard", "features by their values, their ranks, or both side by side"
     )
-    hidden: int = _option(64, "width of the head's hidden layer")
-    dropout: float = _option(0.0, "fraction of the readout that is dropped in training")
-    relations: Literal["merged", "max", "concat"] = _option(
+    hidden: int = option(64, "width of the head's hidden layer")
+    dropout: float = option(0.0, "fraction of the readout that is dropped in training")
+    relations: Literal["merged", "max", "concat"] = option(
         "merged",
         "several kinds of edges: merged into one, or one block per kind with the"
         " maximum or the concatenation of their readouts",
@@ -195,13 +195,13 @@ class SampleConfig:
     out of range.
     """
 
-    seeds: int = _option(
+    seeds: int = option(
         0,
         "training nodes per step, on a part of the graph around them; 0: all of them,"
         " on the whole graph",
     )
-    nodes: int = _option(4096, "nodes of such a part")
-    neighbors: int = _option(16, "number of neighbors taken and kept per node, at most")
+    nodes: int = option(4096, "nodes of such a part")
+    neighbors: int = option(16, "number of neighbors taken and kept per node, at most")
 
     def __post_init__(self):
         check_kinds(self)
@@ -219,17 +219,16 @@ class AnomalyTraining:
     ValueError on values out of range.
     """
 
-    data: str = _option(
-        "digits-knn",
-        f"{', '.join(DATASETS)}, or the path of an .npz, .mat or DGL file",
+    data: str = option(
+        "digits-knn", f"{', '.join(DATASETS)}, or the path of an .npz, .mat or DGL file"
     )
-    train_fraction: float = _option(
+    train_fraction: float = option(
         0.4,
         "fraction of the labeled nodes to train on; the rest is split 1 : 2 into"
         " validation and test",
     )
-    seed: int = _option(0, "seed of the split, the weights and the dropout")
-    every: int = _option(5, "steps between validations")
+    seed: int = option(0, "seed of the split, the weights and the dropout")
+    every: int = option(5, "steps between validations")
     model: AnomalyConfig = AnomalyConfig()
     optim: OptimConfig = OptimConfig(
         steps=100,
@@ -283,7 +282,7 @@ def load_anomaly_model(path: Path | str) -> AnomalyEnergyTransformer:
             rngs=nnx.Rngs(0),
         )
 
-    return _restore(path, "anomaly model", build)
+    return restore(path, "anomaly model", build)
 
 # %% ../../nbs/32_anomaly.ipynb #97c50a92
 def train_anomaly(

@@ -17,13 +17,13 @@ import jax
 import numpy as np
 from flax import nnx
 
-from et_nbdev._checks import check_sizes
+from et_nbdev.checks import check_sizes
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyTraining, train_anomaly
 from et_nbdev.graph.data import Graph, load_graph, split
 from et_nbdev.graph.detector import AnomalyDetector, file_of
 from et_nbdev.graph.nodes import held_out
-from et_nbdev.training.checkpoint import _atomic_write, _provenance, at_home
-from et_nbdev.training.command import _as_command, _configure, _out_folder, command
+from et_nbdev.training.checkpoint import at_home, atomic_write, provenance
+from et_nbdev.training.command import as_command, command, configure, out_folder
 from et_nbdev.training.loop import OptimConfig
 
 # %% ../../nbs/85_anomaly_commands.ipynb #ee18f8ab
@@ -85,7 +85,7 @@ def _metrics(
         "training_seconds": sum(run["training_seconds"] for run in runs),
         "parameters": sum(p.size for p in jax.tree.leaves(nnx.state(model, nnx.Param))),
         "config": asdict(config),
-        **_provenance(),
+        **provenance(),
     }
 
 # %% ../../nbs/85_anomaly_commands.ipynb #fac36f6c
@@ -100,7 +100,7 @@ def _print_scores(metrics: dict, graph: Graph):
 
 # %% ../../nbs/85_anomaly_commands.ipynb #fac36f68
 def _written(path: Path, metrics: dict) -> dict:
-    with _atomic_write(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(metrics, indent=2) + "\n", "utf-8")
     return metrics
 
@@ -144,7 +144,7 @@ def train(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser("et_train_anomaly", description=train.__doc__)
     parser.add_argument(
         "--out",
-        type=_out_folder,
+        type=out_folder,
         default=None,
         help=(
             "folder of checkpoints, logs and report (default: runs/DATA); training"
@@ -157,8 +157,8 @@ def train(argv: list[str] | None = None) -> None:
         default=1,
         help="splits to train on, with the seeds SEED, SEED + 1 and so on (default: 1)",
     )
-    with _as_command(parser.prog):
-        config, args = _configure(parser, CONFIGS, "digits-knn", argv)
+    with as_command(parser.prog):
+        config, args = configure(parser, CONFIGS, "digits-knn", argv)
         out = args.out or Path("runs") / Path(config.data).stem
         report(config, load_graph(config.data), out, args.splits)
 
@@ -180,7 +180,7 @@ def score(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.out.exists() and not args.out.is_file():
         parser.error(f"argument --out: expected a file to write, got {args.out}")
-    with _as_command(parser.prog):
+    with as_command(parser.prog):
         model = file_of(args.model)
         for name, used in (("model", model), ("data", at_home(args.data))):
             if args.out.resolve() == used.resolve():
@@ -191,7 +191,7 @@ def score(argv: list[str] | None = None) -> None:
         names = getattr(graph, "node_names", ()) or range(len(p))
         rows = zip(names, (f"{x:.9g}" for x in p), flagged)
         with (
-            _atomic_write(args.out) as temporary,
+            atomic_write(args.out) as temporary,
             open(temporary, "w", encoding="utf-8", newline="") as file,
         ):
             table = csv.writer(file, lineterminator="\n")
@@ -231,9 +231,9 @@ def demo(argv: list[str] | None = None):
     "Train an anomaly detector on a small graph, beside simple baselines."
     parser = argparse.ArgumentParser("et_demo_graphs", description=demo.__doc__)
     to = "folder for scores and weights (default: out)"
-    parser.add_argument("--out", type=_out_folder, default="out", help=to)
+    parser.add_argument("--out", type=out_folder, default="out", help=to)
     out = parser.parse_args(argv).out
-    with _as_command(parser.prog):
+    with as_command(parser.prog):
         config, graph = CONFIGS["digits-knn"], load_graph("digits-knn")
         print(f"Looking for the anomalous nodes of {graph!r}", flush=True)
         run = train_anomaly(config, graph, out / graph.name / "run")
@@ -245,7 +245,7 @@ def demo(argv: list[str] | None = None):
         nodes = {part: len(ids) for part, ids in parts._asdict().items()}
         about = {"data": graph.name, "nodes": nodes, "config": asdict(config)}
         seconds = {"training_seconds": run.history[-1]["seconds"]}
-        metrics = {"test": found, **about, **seconds, **_provenance()}
+        metrics = {"test": found, **about, **seconds, **provenance()}
         _written(out / graph.name / "anomaly.json", metrics)
         print(f"{nodes['test']:,} test nodes, one split{'AUROC   AUPRC  macro-F1':>43}")
         for name, row in found.items():

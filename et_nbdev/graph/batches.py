@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Int64, PRNGKeyArray
 
-from et_nbdev._checks import check_sizes
+from et_nbdev.checks import check_sizes
 from et_nbdev.graph.data import finite, ids_of, read_npz, reading
 from et_nbdev.graph.sets import EdgeBatch, GraphBatch, GraphSet, cache_folder, ranges
-from et_nbdev.training.checkpoint import _atomic_write
+from et_nbdev.training.checkpoint import atomic_write
 
 # %% ../../nbs/87_set_batches.ipynb #993bd3ae
 _LARGE = 200
@@ -140,7 +140,7 @@ def cached_positions(
     except (OSError, ValueError):
         positions = _KINDS[kind](graphs, k)
     try:
-        with _atomic_write(path) as temporary, open(temporary, "wb") as f:
+        with atomic_write(path) as temporary, open(temporary, "wb") as f:
             np.savez(f, positions=positions)
     except OSError as e:
         warnings.warn(f"positions are not kept in {path}: {e}")

@@ -19,7 +19,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from et_nbdev._checks import (
+from et_nbdev.checks import (
     check_kinds,
     check_positive,
     check_share,
@@ -58,10 +58,10 @@ from et_nbdev.graph.layouts import (
 )
 from .sets import EdgeBatch, GraphBatch, GraphSet, load_graphs
 from ..memory import SignedMemory
-from ..training.checkpoint import _atomic_write, _provenance, _restore
-from ..training.command import _as_command, _configure, _out_folder, command
+from ..training.checkpoint import atomic_write, provenance, restore
+from ..training.command import as_command, command, configure, out_folder
 from ..training.fit import fit
-from ..training.loop import OptimConfig, _option
+from ..training.loop import OptimConfig, option
 
 # %% ../../nbs/37_classification.ipynb #857bff70
 #| code-fold: true
@@ -143,18 +143,18 @@ class _LearnedAdjacency(nnx.Module):
 class BlockConfig:
     "Sizes and terms of a block."
 
-    dim: int = _option(64, "D, width of a token")
-    num_heads: int = _option(
+    dim: int = option(64, "D, width of a token")
+    num_heads: int = option(
         4, "H, heads of the attention and filters of the learned adjacency"
     )
-    head_dim: int = _option(16, "Y, width of a head")
-    num_memories: int = _option(256, "K, memories of a block; 0 leaves them out")
-    beta: float | None = _option(None, "β, inverse temperature; none for 1/√Y")
-    learn_beta: bool = _option(False, "train β, one per block")
-    normalize_heads: bool = _option(
+    head_dim: int = option(16, "Y, width of a head")
+    num_memories: int = option(256, "K, memories of a block; 0 leaves them out")
+    beta: float | None = option(None, "β, inverse temperature; none for 1/√Y")
+    learn_beta: bool = option(False, "train β, one per block")
+    normalize_heads: bool = option(
         False, "divide queries and keys by their root mean square within each head"
     )
-    negative_memories: float | None = _option(
+    negative_memories: float | None = option(
         None,
         "fraction of memories that repel; all memories then have thresholds; none:"
         " the paper's memories",
@@ -189,37 +189,37 @@ class ClassifyConfig(BlockConfig):
     naming the field, on values out of range.
     """
 
-    num_positions: int = _option(
+    num_positions: int = option(
         15, "k, numbers that describe the position of a node; 0 leaves them out"
     )
-    blocks: int = _option(2, "S, blocks in a stack")
-    steps: int = _option(1, "T, steps of the descent in each block")
-    step_size: float = _option(0.1, "α, step size")
-    filter_size: int = _option(
+    blocks: int = option(2, "S, blocks in a stack")
+    steps: int = option(1, "T, steps of the descent in each block")
+    step_size: float = option(0.1, "α, step size")
+    filter_size: int = option(
         3,
         "side of the filters over X ⊗ X; with 1 the order of the nodes does not matter,"
         " for given positions",
     )
-    strangers: Literal["out", "zero"] = _option(
+    strangers: Literal["out", "zero"] = option(
         "out",
         "a pair without an edge: not in the sum, or in it with a score of zero, as in"
         " the literal formula of the paper",
     )
-    noise: float = _option(
+    noise: float = option(
         0.02, "standard deviation of the noise on the gradient, in training"
     )
-    dropout: float = _option(
+    dropout: float = option(
         0.0, "fraction of what is read off that is dropped in training"
     )
-    shuffle: bool = _option(
+    shuffle: bool = option(
         False, "a new random order of the nodes at every training step"
     )
-    positions: Literal["eigenvectors", "returns"] = _option(
+    positions: Literal["eigenvectors", "returns"] = option(
         "eigenvectors",
         "entries of the Laplacian's eigenvectors, or the log of the degree and the"
         " probabilities that a random walk has returned after 2, 3, … steps",
     )
-    readout: Literal["cls", "every"] = _option(
+    readout: Literal["cls", "every"] = option(
         "cls",
         "CLS after the last block, or CLS and the sum over the nodes at the start and"
         " after every block",
@@ -351,31 +351,31 @@ class ClassifyTraining:
     ValueError on values out of range.
     """
 
-    data: str = _option(
+    data: str = option(
         "MUTAG",
         "rings, a name of the TU collection, or that of a folder in its format in"
         " the folder that ET_DATA names",
     )
-    epochs: int = _option(60, "passes over the training graphs")
-    batch_size: int = _option(32, "graphs per step, at most")
-    layout: Literal["dense", "edges"] = _option(
+    epochs: int = option(60, "passes over the training graphs")
+    batch_size: int = option(32, "graphs per step, at most")
+    layout: Literal["dense", "edges"] = option(
         "dense", "tables in buckets, or lists of edges, which large graphs need"
     )
-    num_buckets: int = _option(
+    num_buckets: int = option(
         4, "number of sizes that graphs are padded to, at most; each is compiled once"
     )
-    lr: float = _option(1e-3, "peak learning rate")
-    warmup: float = _option(
+    lr: float = option(1e-3, "peak learning rate")
+    warmup: float = option(
         0.15, "fraction of the steps in which the learning rate rises"
     )
-    weight_decay: float = _option(
+    weight_decay: float = option(
         0.05, "decoupled weight decay, of arrays with two axes or more"
     )
-    every: int = _option(1, "epochs between validations")
-    fold: int = _option(
+    every: int = option(1, "epochs between validations")
+    fold: int = option(
         0, "which of ten folds is the test; the next one chooses the weights"
     )
-    seed: int = _option(0, "seed of the weights, the batches and all noise")
+    seed: int = option(0, "seed of the weights, the batches and all noise")
     model: ClassifyConfig = ClassifyConfig()
 
     def __post_init__(self):
@@ -516,7 +516,7 @@ def load_classifier(path: Path | str) -> GraphClassifier:
             raise ValueError("more blocks than the file has bytes")
         return GraphClassifier(**made["sizes"], config=config, rngs=nnx.Rngs(0))
 
-    return _restore(path, "graph classifier", build)
+    return restore(path, "graph classifier", build)
 
 # %% ../../nbs/37_classification.ipynb #37cmdc00
 #| code-fold: true
@@ -542,7 +542,7 @@ def _metrics(config: ClassifyTraining, graphs: GraphSet, fold: Fold, run) -> dic
         "training_seconds": run.history[-1]["seconds"],
         "parameters": sum(p.size for p in params),
         "config": asdict(config),
-        **_provenance(),
+        **provenance(),
     }
 
 # %% ../../nbs/37_classification.ipynb #37cmdc01
@@ -555,15 +555,15 @@ def _main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser("et_train_graphs", description=_main.__doc__)
     about = "folder of checkpoints, log and report (default: runs/DATA); training"
     about += " resumes from it"
-    parser.add_argument("--out", type=_out_folder, default=None, help=about)
-    with _as_command(parser.prog):
-        config, args = _configure(parser, CONFIGS, "small", argv)
+    parser.add_argument("--out", type=out_folder, default=None, help=about)
+    with as_command(parser.prog):
+        config, args = configure(parser, CONFIGS, "small", argv)
         graphs, out = load_graphs(config.data), args.out or Path("runs") / config.data
         print(graphs)
         fold = parts(deal(graphs.labels), config.fold)
         run = train_classifier(config, graphs, fold, out)
         metrics = _metrics(config, graphs, fold, run)
-        with _atomic_write(out / "metrics.json") as path:
+        with atomic_write(out / "metrics.json") as path:
             path.write_text(json.dumps(metrics, indent=2) + "\n", "utf-8")
     print(
         f"Test accuracy {metrics['test']['accuracy']:.3f} on {len(fold.test)} graphs"

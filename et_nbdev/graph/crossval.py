@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from scipy.special import log_softmax
 from tqdm import tqdm
 
-from .._checks import check_kinds, check_sizes
+from ..checks import check_kinds, check_sizes
 from et_nbdev.graph.batches import (
     Bucket,
     Buckets,
@@ -38,15 +38,15 @@ from et_nbdev.graph.batches import (
     take,
 )
 from .sets import GraphSet
-from ..training.checkpoint import _atomic_write, _provenance, at_home
+from ..training.checkpoint import at_home, atomic_write, provenance
 from et_nbdev.training.loop import (
     OptimConfig,
     Run,
     TrainState,
-    _clipped_adamw,
-    _gradient_step,
-    _learning_rate,
-    _option,
+    clipped_adamw,
+    gradient_step,
+    learning_rate,
+    option,
     train_loop,
 )
 
@@ -94,17 +94,17 @@ class FitConfig:
     outside their range.
     """
 
-    epochs: int = _option(100, "passes over the training graphs")
-    batch_size: int = _option(32, "graphs per batch, fewer if they are large")
-    lr: float = _option(1e-3, "peak learning rate")
-    warmup: float = _option(
+    epochs: int = option(100, "passes over the training graphs")
+    batch_size: int = option(32, "graphs per batch, fewer if they are large")
+    lr: float = option(1e-3, "peak learning rate")
+    warmup: float = option(
         0.1,
         "fraction of the steps in which the rate rises from 0; then a cosine back to 0",
     )
-    weight_decay: float = _option(
+    weight_decay: float = option(
         0.05, "decoupled weight decay, of arrays with two axes or more"
     )
-    clip: float = _option(1.0, "largest global norm of the gradient")
+    clip: float = option(1.0, "largest global norm of the gradient")
 
     def __post_init__(self):
         check_kinds(self)
@@ -142,8 +142,8 @@ def programs(graphdef: nnx.GraphDef):
 
     def step(state: TrainState, batch, numbers: dict, key):
         loaded, rate = batch
-        optimizer = _clipped_adamw(rate, numbers["weight_decay"], numbers["clip"])
-        take = _gradient_step(graphdef, loss, optimizer)
+        optimizer = clipped_adamw(rate, numbers["weight_decay"], numbers["clip"])
+        take = gradient_step(graphdef, loss, optimizer)
         return take(state, (_batch_of(*loaded), numbers["share"]), key)
 
     def logits(params, rest, data, rows):
@@ -216,7 +216,7 @@ def _mark(row: dict) -> tuple[float, float]:
 
 
 def _fresh_run(params, rest, optim: OptimConfig) -> Run:
-    moments = _clipped_adamw(0.0, 0.0, 0.0).init(params)
+    moments = clipped_adamw(0.0, 0.0, 0.0).init(params)
     return Run(TrainState(params, moments, jnp.zeros((), jnp.int32), rest), optim.steps)
 
 
@@ -245,7 +245,7 @@ def fit_classifier(
     per_epoch = len(supply.plan(train, seed))
     optim = config.optim(per_epoch)
     run = _fresh_run(params, rest, optim)
-    rates = np.asarray(_learning_rate(optim)(np.arange(optim.steps) + 0.5), np.float32)
+    rates = np.asarray(learning_rate(optim)(np.arange(optim.steps) + 0.5), np.float32)
     held_out = list(in_turn(supply, validation))
     losses, history, best = [], [], (run.state, 0)
 
@@ -385,7 +385,7 @@ def _read_all(folder: Path | None, settings: dict) -> dict[str, dict]:
 
 def _write(row: dict, folder: Path | None):
     if folder:
-        with _atomic_write(folder / f"fold-{row['fold']}.json") as path:
+        with atomic_write(folder / f"fold-{row['fold']}.json") as path:
             path.write_text(json.dumps(row) + "\n", "utf-8")
 
 
@@ -471,7 +471,7 @@ def cross_validate(
                 own = graphs, parts(fold, f), candidates, in_batches, seed_of(seed, f)
                 row, winner = _one_fold(make_model, *own, tell)
                 row = {"fold": f, **row, "seconds": time.perf_counter() - begin}
-                row |= {"settings": settings, **_provenance()}
+                row |= {"settings": settings, **provenance()}
                 keep(f, winner)
                 _write(row, folder)
             rows.append(row)

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int, Int8, Int32
 
-from ..training.checkpoint import _atomic_write, at_home
+from ..training.checkpoint import at_home, atomic_write
 
 # %% ../../nbs/80_graph_readers.ipynb #80eb57d3
 # senders, receivers; "_": the kinds of a graph have different numbers of edges
@@ -772,7 +772,7 @@ def save_graph(graph: Graph, path: str | os.PathLike):
             arrays[key] = np.array(getattr(graph, key))
     for kind, ends in graph.relations.items():
         arrays |= {f"relations/{kind}/{key}": end for key, end in zip(keys, ends)}
-    with _atomic_write(path) as temporary, open(temporary, "wb") as f:
+    with atomic_write(path) as temporary, open(temporary, "wb") as f:
         np.savez(f, **arrays)
 
 # %% ../../nbs/80_graph_readers.ipynb #80bb9436

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from et_nbdev._checks import check_sizes
 from et_nbdev.attention import RelativeDistances
+from et_nbdev.checks import check_sizes
 from et_nbdev.graph import kernels
 from et_nbdev.scores import centered
 

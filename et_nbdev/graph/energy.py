@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Integer
 
-from .._checks import at_least_float32, check_sizes, signed
 from ..attention import EnergyAttention, RelativeDistances
 from ..block import EnergyTransformer
+from ..checks import at_least_float32, check_sizes, signed
 from et_nbdev.graph.edges import (
     add_distances,
     available,

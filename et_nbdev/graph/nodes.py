@@ -23,10 +23,10 @@ from et_nbdev.graph.edges import Rows
 from et_nbdev.graph.energy import EdgeIndex
 from et_nbdev.training.checkpoint import (
     CheckpointError,
-    _opened,
-    _provenance,
-    _read_meta,
-    _save_checkpoint,
+    opened,
+    provenance,
+    read_meta,
+    save_checkpoint,
 )
 from et_nbdev.training.fit import fit
 from et_nbdev.training.loop import OptimConfig
@@ -153,7 +153,7 @@ class Kept(NamedTuple):
         "Raises OSError if the file cannot be written."
         params = nnx.to_pure_dict(nnx.state(self.model, nnx.Param))
         arrays = {name: getattr(self.scaling, name) for name in Scaling._fields[2:]}
-        _save_checkpoint(
+        save_checkpoint(
             path,
             {"params": params, "statistics": arrays},
             {"config": self.made, "detector": self.about},
@@ -164,7 +164,7 @@ class Kept(NamedTuple):
         """Load a detector; `load_model` reads the model in the file. Raises
         CheckpointError if the file holds no detector, or only a model.
         """
-        meta = _read_meta(path)
+        meta = read_meta(path)
         if "classifier" in meta:
             raise CheckpointError(
                 f"{path}: holds a classifier of graphs; GraphSetClassifier.load reads"
@@ -172,7 +172,7 @@ class Kept(NamedTuple):
             )
         model = load_model(path)
         about, c = meta.get("detector") or {}, model.config
-        with _opened(path) as f:
+        with opened(path) as f:
             names = [name for name in f.keys() if name.startswith("statistics.")]
             arrays = {name.partition(".")[2]: f.get_tensor(name) for name in names}
         try:
@@ -210,7 +210,7 @@ def described(graph: Graph, relations: bool) -> dict:
             "edges": graph.num_edges,
             "symmetric": graph.is_symmetric,
         },
-        **_provenance(),
+        **provenance(),
     }
 
 # %% ../../nbs/84_nodes.ipynb #84ab0utb

@@ -28,11 +28,11 @@ from .crossval import Fold, deal, predict_logits
 from .sets import GraphSet
 from et_nbdev.training.checkpoint import (
     CheckpointError,
-    _opened,
-    _provenance,
-    _read_meta,
-    _save_checkpoint,
     at_home,
+    opened,
+    provenance,
+    read_meta,
+    save_checkpoint,
 )
 
 # %% ../../nbs/39_set_classifier.ipynb #39folder
@@ -124,7 +124,7 @@ class GraphSetClassifier(ClassifierMixin, BaseEstimator):
             "degrees": encoding.degrees,
             "validation": run.validation._asdict(),
             "graphs": about,
-            **_provenance(),
+            **provenance(),
         }
         return self._learned(run.model, encoding, config, about)
 
@@ -183,20 +183,20 @@ class GraphSetClassifier(ClassifierMixin, BaseEstimator):
         arrays = {"params": params, "encoding": _tables(self.encoding_)}
         meta = {"config": {**asdict(self.config_), "sizes": sizes}}
         meta |= {"classifier": self.provenance_}
-        _save_checkpoint(_in_folder(path), arrays, meta)
+        save_checkpoint(_in_folder(path), arrays, meta)
 
     @classmethod
     def load(cls, path: Path | str) -> "GraphSetClassifier":
         """Load a classifier from a file, or from the folder it was saved in. Raises
         CheckpointError if it is missing, damaged or of another kind.
         """
-        meta = _read_meta(path := _in_folder(path))
+        meta = read_meta(path := _in_folder(path))
         if "detector" in meta:
             raise CheckpointError(
                 f"{path}: holds a detector of nodes; AnomalyDetector.load reads it"
             )
         model = load_classifier(path)
-        with _opened(path) as f:
+        with opened(path) as f:
             names = [name for name in f.keys() if name.startswith("encoding.")]
             own = {name.partition(".")[2]: f.get_tensor(name) for name in names}
         try:

@@ -32,7 +32,7 @@ from et_nbdev.graph.data import (
     ids_of,
     reading,
 )
-from ..training.checkpoint import _atomic_write, at_home
+from ..training.checkpoint import at_home, atomic_write
 
 # %% ../../nbs/81_set_readers.ipynb #819e66ec
 def ranges(
@@ -410,7 +410,7 @@ def cache_folder(folder: str) -> Path:
 
 
 def _download(name: str, target: Path) -> Path:
-    with _atomic_write(target) as temporary:
+    with atomic_write(target) as temporary:
         with urllib.request.urlopen(_TU_URL.format(name=name), timeout=60) as answer:
             temporary.write_bytes(answer.read())
         read_tu(temporary, name)

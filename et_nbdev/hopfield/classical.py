@@ -15,7 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from .._checks import check_arrays, check_sizes
+from ..checks import check_arrays, check_sizes
 
 # %% ../../nbs/10_hopfield.ipynb #392a9cd0
 def hebb(xi: Float[Array, "K D"], self_coupling: bool = False) -> Float[Array, "D D"]:

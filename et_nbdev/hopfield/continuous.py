@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Real
 
-from .._checks import check_arrays, check_positive, check_sizes
+from ..checks import check_arrays, check_positive, check_sizes
 
 # %% ../../nbs/11_hopfield_continuous.ipynb #e3d1f648
 def _continuous_energy_and_update(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Real
 
-from .._checks import check_arrays, check_positive, check_sizes
+from ..checks import check_arrays, check_positive, check_sizes
 from .continuous import _continuous_energy_and_update
 
 # %% ../../nbs/12_hopfield_learning.ipynb #e9532203

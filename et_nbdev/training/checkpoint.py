@@ -40,7 +40,7 @@ def at_home(path: Path | str) -> Path:
 
 # %% ../../nbs/63_checkpoints.ipynb #cb50f726
 @contextlib.contextmanager
-def _naming(path: Path):
+def naming(path: Path):
     "Errors of the operating system name the file: that of a full disk names none."
     try:
         yield
@@ -60,7 +60,7 @@ def _flush(path: Path):
 
 # %% ../../nbs/63_checkpoints.ipynb #63atomicwr
 @contextlib.contextmanager
-def _atomic_write(path: Path | str):
+def atomic_write(path: Path | str):
     """Yield a temporary path beside `path`; on success flush it to the disk and rename
     it over `path`, on failure remove it. Of a symbolic link, the file it names is
     replaced.
@@ -74,7 +74,7 @@ def _atomic_write(path: Path | str):
     # different in every thread, process and machine
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
     try:
-        with _naming(path):
+        with naming(path):
             yield temporary
             _flush(temporary)
             os.replace(temporary, path)
@@ -90,7 +90,7 @@ class CheckpointError(Exception):
     """
 
 # %% ../../nbs/63_checkpoints.ipynb #63s4v3ck
-def _named(tree: PyTree, is_leaf: Callable | None = None) -> dict[str, Any]:
+def named(tree: PyTree, is_leaf: Callable | None = None) -> dict[str, Any]:
     "The leaves of a tree by name, as in {'model.dim': 64, …}."
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): leaf
@@ -105,7 +105,7 @@ def _digest(tensors: dict[str, np.ndarray], meta: str) -> str:
     return sha.hexdigest()
 
 
-def _save_checkpoint(
+def save_checkpoint(
     path: Path | str, tree: PyTree[ArrayLike], meta: dict | None = None
 ):
     """Write the arrays of `tree` and a JSON-able `meta` to one safetensors file,
@@ -113,16 +113,16 @@ def _save_checkpoint(
 
     Raises OSError (unwritable folder, full disk) with the previous file still in place.
     """
-    tensors = {name: np.array(leaf, order="C") for name, leaf in _named(tree).items()}
+    tensors = {name: np.array(leaf, order="C") for name, leaf in named(tree).items()}
     text = json.dumps(meta or {})
     header = {"meta": text, "sha256": _digest(tensors, text)}
     # written by Python: on a full disk safetensors does not raise OSError
-    with _atomic_write(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_bytes(safetensors.numpy.save(tensors, header))
 
 # %% ../../nbs/63_checkpoints.ipynb #b8856865
 @contextlib.contextmanager
-def _opened(path: Path | str):
+def opened(path: Path | str):
     "The open file of a checkpoint; errors while reading become a CheckpointError."
     if not (file := at_home(path)).is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
@@ -137,24 +137,24 @@ def _opened(path: Path | str):
         ) from e
 
 
-def _read_meta(path: Path | str) -> dict:
+def read_meta(path: Path | str) -> dict:
     """The meta that a checkpoint was saved with, without reading its arrays. Raises
     CheckpointError if the file is missing or damaged.
     """
-    with _opened(path) as f:
+    with opened(path) as f:
         if not isinstance(meta := json.loads(f.metadata()["meta"]), dict):
             raise ValueError("its meta is no object")
     return meta
 
 # %% ../../nbs/63_checkpoints.ipynb #63loadchec
-def _load_checkpoint(path: Path | str, like: PyTree) -> tuple[PyTree[Array], dict]:
+def load_checkpoint(path: Path | str, like: PyTree) -> tuple[PyTree[Array], dict]:
     """Read a checkpoint into the structure of `like` (arrays or
     `jax.ShapeDtypeStruct`s); returns the tree and its meta.
 
     `like` may be part of what was saved. Raises CheckpointError if the file is missing,
     is not a checkpoint, is damaged, or holds other names, shapes or dtypes than `like`.
     """
-    with _opened(path) as f:
+    with opened(path) as f:
         header = f.metadata() or {}
         tensors = {name: f.get_tensor(name) for name in f.keys()}
     if header.get("sha256") != _digest(tensors, header.get("meta", "")):
@@ -162,7 +162,7 @@ def _load_checkpoint(path: Path | str, like: PyTree) -> tuple[PyTree[Array], dic
             f"{path}: contents do not match the checksum in the file; delete it, or"
             " restore a copy"
         )
-    for name, want in _named(like).items():
+    for name, want in named(like).items():
         if (have := tensors.get(name)) is None:
             raise CheckpointError(
                 f"{path}: holds no {name!r}, so it belongs to another model"
@@ -172,12 +172,12 @@ def _load_checkpoint(path: Path | str, like: PyTree) -> tuple[PyTree[Array], dic
                 f"{path}: {name} is {have.dtype}{have.shape}, this model needs"
                 f" {want.dtype}{want.shape}"
             )
-    leaves = [jnp.asarray(tensors[name]) for name in _named(like)]
+    leaves = [jnp.asarray(tensors[name]) for name in named(like)]
     tree = jax.tree.unflatten(jax.tree.structure(like), leaves)
     return tree, json.loads(header["meta"])
 
 # %% ../../nbs/63_checkpoints.ipynb #54d18f38
-def _restore(
+def restore(
     path: Path | str, kind: str, build: Callable[[dict, int], nnx.Module]
 ) -> Any:
     """The model that `build` makes from a checkpoint's configuration (and the file's
@@ -187,7 +187,7 @@ def _restore(
     CheckpointError, which calls the model `kind`, if the file is missing, damaged, of
     another kind, or holds more than this model, such as a term of your own.
     """
-    config = _read_meta(path).get("config")
+    config = read_meta(path).get("config")
     try:
         size = at_home(path).stat().st_size
         graphdef, abstract = nnx.split(nnx.eval_shape(lambda: build(config, size)))
@@ -198,9 +198,9 @@ def _restore(
             f" {e}); its configuration reads {str(config)[:1000]}"
         ) from e
     like = {"params": nnx.to_pure_dict(abstract)}
-    params = _load_checkpoint(path, like)[0]["params"]
-    with _opened(path) as f:
-        more = {k for k in f.keys() if k.startswith("params.")} - {*_named(like)}
+    params = load_checkpoint(path, like)[0]["params"]
+    with opened(path) as f:
+        more = {k for k in f.keys() if k.startswith("params.")} - {*named(like)}
     if more:
         raise CheckpointError(
             f"{path}: holds {min(more)!r}, too, which this {kind} does not have; build"
@@ -209,7 +209,7 @@ def _restore(
     return nnx.merge(graphdef, params)
 
 # %% ../../nbs/63_checkpoints.ipynb #89a25118
-def _provenance() -> dict:
+def provenance() -> dict:
     """The origin of a number: commit (with '+' if files differ from it), machine,
     versions, and the time in UTC.
     """

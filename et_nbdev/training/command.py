@@ -70,7 +70,7 @@ def _with_options(config, options: dict, prefix: str = ""):
     return replace(config, **new)
 
 # %% ../../nbs/65_command_line.ipynb #65configur
-def _configure(
+def configure(
     parser: argparse.ArgumentParser,
     configs: dict[str, Any],
     default: str,
@@ -103,7 +103,7 @@ def _configure(
     return _with_options(start, vars(args)), args
 
 # %% ../../nbs/65_command_line.ipynb #96f0c6d3
-def _out_folder(text: str) -> Path:
+def out_folder(text: str) -> Path:
     "The `type` of an option that names an output folder, which may not exist yet."
     if not text:
         raise argparse.ArgumentTypeError(
@@ -130,7 +130,7 @@ def _missing_device() -> str | None:
 
 
 @contextlib.contextmanager
-def _as_command(name: str):
+def as_command(name: str):
     """A context in which errors that a user can fix end the process with one line and
     status 1 instead of a traceback.
     """
@@ -172,7 +172,7 @@ def _number(variable: str) -> int | None:
     raise ValueError(f"{variable}: expected a whole number, got {text!r}")
 
 # %% ../../nbs/65_command_line.ipynb #4306a111
-def _all_devices() -> Mesh:
+def all_devices() -> Mesh:
     """A mesh of all devices of all processes, with one axis, "batch". The processes are
     set by the environment: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
     JAX_PROCESS_ID, or Slurm or Open MPI.

@@ -30,26 +30,26 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
-from .._checks import check_sizes
+from ..checks import check_sizes
 from et_nbdev.training.checkpoint import (
     CheckpointError,
-    _atomic_write,
-    _load_checkpoint,
-    _named,
-    _naming,
-    _read_meta,
-    _save_checkpoint,
     at_home,
+    atomic_write,
+    load_checkpoint,
+    named,
+    naming,
+    read_meta,
+    save_checkpoint,
 )
 from et_nbdev.training.loop import (
     Loss,
     OptimConfig,
     Run,
     TrainState,
-    _make_optimizer,
-    _make_step,
-    _trainable,
+    make_optimizer,
+    make_step,
     train_loop,
+    trainable,
 )
 
 # %% ../../nbs/64_fit.ipynb #bc1a9472
@@ -76,7 +76,7 @@ def read_metrics(path: Path | str) -> list[dict]:
     return [row for row in found if row is not None]
 
 # %% ../../nbs/64_fit.ipynb #b8ef96ac
-class _MetricsLog:
+class MetricsLog:
     """Metrics as JSON lines, one object per line with its "step"; `rows` are those of
     the file. With the path None they are only in memory.
 
@@ -92,7 +92,7 @@ class _MetricsLog:
             return
         if self.path.exists():
             self.rows = [row for row in read_metrics(self.path) if row["step"] <= step]
-        with _atomic_write(self.path) as temporary:
+        with atomic_write(self.path) as temporary:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
 
     def __call__(self, run: Run):
@@ -103,7 +103,7 @@ class _MetricsLog:
         "Add one line, at once. Raises OSError, naming the file, if that fails."
         self.rows.append(row)
         if self.path is not None:
-            with _naming(self.path), open(self.path, "a") as f:
+            with naming(self.path), open(self.path, "a") as f:
                 f.write(json.dumps(row) + "\n")
 
 # %% ../../nbs/64_fit.ipynb #64meter
@@ -159,7 +159,7 @@ class _Best:
         self.path, self.write, self.weights = path, write, None
         # if it is missing, fail now rather than at the end
         if validate and run.progress["best"] is not None:
-            self.weights, _ = _load_checkpoint(path, _weights(run.state))
+            self.weights, _ = load_checkpoint(path, _weights(run.state))
 
     def __call__(self, run: Run):
         if self.validate is None or not run.due(self.every):
@@ -227,7 +227,7 @@ class _Interruption:
 
 # %% ../../nbs/64_fit.ipynb #64alone
 @contextlib.contextmanager
-def _alone(folder: Path | None, wait: bool = False):
+def alone(folder: Path | None, wait: bool = False):
     """A context in which no other process trains in `folder`; if one does, raise an
     error, or wait for it. The operating system holds the lock: it leaves no file, and
     disappears with its process, however that ends.
@@ -253,7 +253,7 @@ def _alone(folder: Path | None, wait: bool = False):
         os.close(descriptor)
 
 # %% ../../nbs/64_fit.ipynb #64identity
-def _identity(
+def run_identity(
     optim: OptimConfig | optax.GradientTransformation,
     seed: int,
     config: dict | None,
@@ -264,10 +264,10 @@ def _identity(
     return json.loads(json.dumps({**(config or {}), "optim": settings, "seed": seed}))
 
 
-def _differences(saved: dict, wanted: dict) -> str:
+def differences(saved: dict, wanted: dict) -> str:
     "The settings in which two nested configurations differ."
     saved, wanted = (
-        _named(config, lambda x: not isinstance(x, dict)) for config in (saved, wanted)
+        named(config, lambda x: not isinstance(x, dict)) for config in (saved, wanted)
     )
     values = lambda k: (saved.get(k, "absent"), wanted.get(k, "absent"))
     keys = sorted(k for k in {*saved, *wanted} if values(k)[0] != values(k)[1])
@@ -285,17 +285,17 @@ def _resume(run: Run, path: Path, config: dict, defaults: dict):
     "Resume from a checkpoint, if there is one."
     if not path.exists():
         return
-    saved = _read_meta(path).get("config")
+    saved = read_meta(path).get("config")
     # an older version's run lacks the settings that came later
     saved = _filled(saved if isinstance(saved, dict) else {}, defaults)
     # compared before the arrays: their shapes say less than the configuration
     if saved != config:
         raise CheckpointError(
             f"{path.parent}: holds a run of another configuration"
-            f" ({_differences(saved, config)}); choose another folder, or delete this"
+            f" ({differences(saved, config)}); choose another folder, or delete this"
             " one"
         )
-    run.state, meta = _load_checkpoint(path, run.state)
+    run.state, meta = load_checkpoint(path, run.state)
     run.step, run.progress = int(run.state.step), meta["progress"]
 
 # %% ../../nbs/64_fit.ipynb #a2fe610a
@@ -325,7 +325,7 @@ class _Placement:
         return jax.device_get(tree) if self.mesh else tree
 
 # %% ../../nbs/64_fit.ipynb #64result
-class _Fit(NamedTuple):
+class Fit(NamedTuple):
     """What `fit` returns: the model with its best weights on validation (the last ones
     without validation), and the log.
     """
@@ -360,7 +360,7 @@ def fit(
     # your own; they may add to a row before it is written, or stop the run
     hooks: Sequence[Callable[[Run], Any]] = (),
     progress: bool = True,
-) -> _Fit:
+) -> Fit:
     """Train `model`, with a progress bar, to the end of the schedule; if it is killed
     at any moment and called again, it resumes from the last checkpoint in `folder` and
     ends with exactly the weights of an uninterrupted run.
@@ -383,14 +383,14 @@ def fit(
         raise ValueError(f"steps: got {steps} beside an OptimConfig, which has its own")
     steps = optim.steps if known else steps
     check_sizes(every=every, log_every=log_every, steps=steps)
-    optimizer = _make_optimizer(optim) if known else optim
-    graphdef, params, keys, rest = _trainable(model)
+    optimizer = make_optimizer(optim) if known else optim
+    graphdef, params, keys, rest = trainable(model)
     start = TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32), rest)
     run = Run(start, steps)
     run.progress = {"best": None, "best_step": 0, "seconds": 0.0}
     place, home = _Placement(mesh), None if folder is None else at_home(folder)
     own = home if jax.process_index() == 0 else None  # only the first process writes
-    about = _identity(optim, seed, config, steps)
+    about = run_identity(optim, seed, config, steps)
 
     def whole(weights):
         weights = jax.tree.map(jnp.asarray, place.local(weights))
@@ -398,20 +398,20 @@ def fit(
 
     def write(path, tree, run, **more):
         if own:
-            _save_checkpoint(path, tree, {"config": about, "step": run.step, **more})
+            save_checkpoint(path, tree, {"config": about, "step": run.step, **more})
 
     def save(run):
         if home and (run.stop or run.due(every)):
             write(last, run.state, run, progress=run.progress)
 
     last, best = (home and home / f"{n}.safetensors" for n in ("last", "best"))
-    with _alone(own):
+    with alone(own):
         if home:
             _resume(run, last, about, json.loads(json.dumps(defaults or {})))
         run.state = place.replicate(run.state)
-        step = _make_step(graphdef, loss, optimizer, seed, place.mesh, keys)
+        step = make_step(graphdef, loss, optimizer, seed, place.mesh, keys)
         scores = _Best(run, validate, every, whole, best, write)
-        log = _MetricsLog(own and own / "metrics.jsonl", run.step)
+        log = MetricsLog(own and own / "metrics.jsonl", run.step)
         for orphan in own.glob(".*.partial") if own else ():  # of a killed process
             orphan.unlink(missing_ok=True)
         meter = _Meter(run, optim.lr if known else None, every, log_every)
@@ -430,5 +430,5 @@ def fit(
         where = f"; run again to go on from {folder}" if folder else ""
         raise KeyboardInterrupt(f"stopped after step {run.step}{where}")
     if scores.weights is None:
-        return _Fit(whole(_weights(run.state)), log.rows, run.step)
-    return _Fit(whole(scores.weights), log.rows, run.progress["best_step"])
+        return Fit(whole(_weights(run.state)), log.rows, run.step)
+    return Fit(whole(scores.weights), log.rows, run.progress["best_step"])

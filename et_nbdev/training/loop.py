@@ -19,10 +19,10 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 
-from .._checks import check_kinds, check_sizes
+from ..checks import check_kinds, check_sizes
 
 # %% ../../nbs/61_training.ipynb #79071297
-def _option(default, text: str):
+def option(default, text: str):
     "A field of a configuration, with the text that `--help` shows for it."
     return field(default=default, metadata=dict(help=text))
 
@@ -35,16 +35,16 @@ class OptimConfig:
     Raises ValueError, naming the field, on values outside their range.
     """
 
-    steps: int = _option(1000, "optimizer steps in all")
-    warmup: int = _option(100, "steps of linear warm-up, from lr_floor to lr")
-    lr: float = _option(5e-4, "peak learning rate")
-    lr_floor: float = _option(5e-7, "learning rate at the start and at the end")
-    weight_decay: float = _option(
+    steps: int = option(1000, "optimizer steps in all")
+    warmup: int = option(100, "steps of linear warm-up, from lr_floor to lr")
+    lr: float = option(5e-4, "peak learning rate")
+    lr_floor: float = option(5e-7, "learning rate at the start and at the end")
+    weight_decay: float = option(
         0.05, "decoupled weight decay, of arrays with two axes or more"
     )
-    b1: float = _option(0.9, "decay of Adam's first moment")
-    b2: float = _option(0.99, "decay of Adam's second moment")
-    clip: float = _option(1.0, "largest global norm of the gradient")
+    b1: float = option(0.9, "decay of Adam's first moment")
+    b2: float = option(0.99, "decay of Adam's second moment")
+    clip: float = option(1.0, "largest global norm of the gradient")
 
     def __post_init__(self):
         check_kinds(self)
@@ -63,14 +63,14 @@ class OptimConfig:
                 raise ValueError(f"{name}: expected 0 or more, {expected}, got {got}")
 
 # %% ../../nbs/61_training.ipynb #d70e0b3b
-def _learning_rate(config: OptimConfig) -> optax.Schedule:
+def learning_rate(config: OptimConfig) -> optax.Schedule:
     "lr_floor → lr over the warm-up, then a cosine back to lr_floor at the last step."
     return optax.warmup_cosine_decay_schedule(
         config.lr_floor, config.lr, config.warmup, config.steps, config.lr_floor
     )
 
 
-def _clipped_adamw(
+def clipped_adamw(
     rate: Float[ArrayLike, ""] | optax.Schedule,
     weight_decay: Float[ArrayLike, ""],
     clip: Float[ArrayLike, ""],
@@ -87,10 +87,10 @@ def _clipped_adamw(
     )
 
 
-def _make_optimizer(config: OptimConfig) -> optax.GradientTransformation:
-    "`_clipped_adamw` with the schedule and the numbers of `config`."
+def make_optimizer(config: OptimConfig) -> optax.GradientTransformation:
+    "`clipped_adamw` with the schedule and the numbers of `config`."
     c = config
-    return _clipped_adamw(_learning_rate(c), c.weight_decay, c.clip, c.b1, c.b2)
+    return clipped_adamw(learning_rate(c), c.weight_decay, c.clip, c.b1, c.b2)
 
 # %% ../../nbs/61_training.ipynb #31ff942d
 class TrainState(NamedTuple):
@@ -106,7 +106,7 @@ class TrainState(NamedTuple):
 Loss = Callable[[nnx.Module, Any, PRNGKeyArray], tuple[Array, dict[str, Array]]]
 
 
-def _trainable(model: nnx.Module) -> tuple[nnx.GraphDef, dict, dict, dict]:
+def trainable(model: nnx.Module) -> tuple[nnx.GraphDef, dict, dict, dict]:
     """The structure of a model, and copies of its parameters, of its random keys and of
     its other arrays: a step reuses their memory, and the caller's model must survive.
     """
@@ -114,7 +114,7 @@ def _trainable(model: nnx.Module) -> tuple[nnx.GraphDef, dict, dict, dict]:
     return graphdef, *(jax.tree.map(jnp.copy, nnx.to_pure_dict(p)) for p in parts)
 
 # %% ../../nbs/61_training.ipynb #61gradient
-def _gradient_step(
+def gradient_step(
     graphdef: nnx.GraphDef,
     loss: Loss,
     optimizer: optax.GradientTransformation,
@@ -155,7 +155,7 @@ def _gradient_step(
     return step
 
 # %% ../../nbs/61_training.ipynb #61makestep
-def _make_step(
+def make_step(
     graphdef: nnx.GraphDef,
     loss: Loss,
     optimizer: optax.GradientTransformation,
@@ -163,11 +163,11 @@ def _make_step(
     mesh: Mesh | None = None,
     keys: dict | None = None,
 ):
-    """`_gradient_step`, compiled: (state, batch) -> (state, metrics). The old state's
+    """`gradient_step`, compiled: (state, batch) -> (state, metrics). The old state's
     memory is given to the new one. With a mesh, the new state is replicated on it, and
     the batch may be split over it.
     """
-    take = _gradient_step(graphdef, loss, optimizer, keys)
+    take = gradient_step(graphdef, loss, optimizer, keys)
     return jax.jit(
         lambda state, batch: take(state, batch, jax.random.key(seed)),
         donate_argnums=0,
@@ -175,7 +175,7 @@ def _make_step(
     )
 
 # %% ../../nbs/61_training.ipynb #61partsc
-def _in_parts(
+def in_parts(
     loss: Callable[[nnx.Module, Any], tuple[Array, dict[str, Array]]],
     model: nnx.Module,
     batch: PyTree[Array],
@@ -210,7 +210,7 @@ def _in_parts(
     return whole(params, rest, parts)
 
 # %% ../../nbs/61_training.ipynb #61drop
-def _drop(
+def dropped(
     x: Float[Array, "... D"], rate: float, rngs: nnx.Rngs | None
 ) -> Float[Array, "... D"]:
     "Dropout, only in training: without `rngs` nothing happens."

@@ -27,7 +27,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float32, PRNGKeyArray, Shaped, UInt8
 
-from .._checks import check_share, check_sizes
+from ..checks import check_share, check_sizes
 from ..training.checkpoint import at_home
 
 # %% ../../nbs/20_image_data.ipynb #2fd74def

@@ -21,22 +21,22 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from et_nbdev._checks import (
+from ..attention import RelativePositions
+from ..block import EnergyTransformer, TransformerBlock
+from et_nbdev.checks import (
     check_kinds,
     check_positive,
     check_share,
     check_sizes,
     signed,
 )
-from ..attention import RelativePositions
-from ..block import EnergyTransformer, TransformerBlock
 from ..dynamics import Solver, Trajectory, descend
 from ..energy import Energies
 from ..memory import SignedMemory
 from ..norm import EnergyLayerNorm
 from ..solvers import LearnedEuler, LearnedMetric
-from ..training.checkpoint import _restore, _save_checkpoint, at_home
-from ..training.loop import _option
+from ..training.checkpoint import at_home, restore, save_checkpoint
+from ..training.loop import option
 from .data import denormalize, need, normalize, patchify, unpatchify
 
 # %% ../../nbs/21_image_model.ipynb #899d24b3
@@ -69,89 +69,89 @@ class ImageConfig:
     inconsistent.
     """
 
-    image_size: int = _option(224, "side of the square pictures, in pixels")
-    channels: int = _option(3, "color channels C")
-    patch_size: int = _option(
+    image_size: int = option(224, "side of the square pictures, in pixels")
+    channels: int = option(3, "color channels C")
+    patch_size: int = option(
         16, "side p of a square patch, in pixels; a token has P = p·p·C numbers"
     )
-    dim: int = _option(768, "token width D")
-    num_heads: int = _option(12, "heads H of the energy attention")
-    head_dim: int = _option(64, "head width Y")
-    num_memories: int = _option(3072, "memories K of the Hopfield network")
-    block: Literal["energy", "transformer"] = _option(
+    dim: int = option(768, "token width D")
+    num_heads: int = option(12, "heads H of the energy attention")
+    head_dim: int = option(64, "head width Y")
+    num_memories: int = option(3072, "memories K of the Hopfield network")
+    block: Literal["energy", "transformer"] = option(
         "energy",
         "the block to apply T times: the energy block, or a conventional transformer"
         " block with as many heads and K hidden units",
     )
-    steps: int = _option(12, "steps T of the descent")
-    step_size: float = _option(0.1, "step size α of the descent")
-    beta: float | None = _option(
+    steps: int = option(12, "steps T of the descent")
+    step_size: float = option(0.1, "step size α of the descent")
+    beta: float | None = option(
         None, "inverse temperature of the attention; none: 1/√Y"
     )
-    learn_beta: bool = _option(False, "train the inverse temperature")
-    self_attention: bool = _option(False, "let a token attend to itself, Eq. (12)")
-    activation: Literal["relu", "power", "gelu", "softmax"] = _option(
+    learn_beta: bool = option(False, "train the inverse temperature")
+    self_attention: bool = option(False, "let a token attend to itself, Eq. (12)")
+    activation: Literal["relu", "power", "gelu", "softmax"] = option(
         "relu", "activation of the memory"
     )
-    power: float = _option(3.0, "exponent n of the activation 'power'")
-    memory_beta: float = _option(1.0, "inverse temperature of the activation 'softmax'")
-    shared_norm: bool = _option(
+    power: float = option(3.0, "exponent n of the activation 'power'")
+    memory_beta: float = option(1.0, "inverse temperature of the activation 'softmax'")
+    shared_norm: bool = option(
         False, "decode with the block's norm instead of a separate one"
     )
-    position_init: Literal["normal", "waves"] = _option(
+    position_init: Literal["normal", "waves"] = option(
         "normal",
         "initial positions: random numbers, or waves across the picture, similar for"
         " neighbors; learned either way",
     )
-    position_scale: float = _option(
+    position_scale: float = option(
         1.0, "initial standard deviation of the positions, in units of an encoded patch"
     )
-    mask_scale: float = _option(
+    mask_scale: float = option(
         1.0, "initial standard deviation of MASK, in the same units"
     )
-    init_scale: float | None = _option(
+    init_scale: float | None = option(
         None, "initial standard deviation of the block's weights; none: 1/√D"
     )
-    tied_start: bool = _option(
+    tied_start: bool = option(
         False, "start with W_K = W_Q: tokens first attend to similar tokens"
     )
-    relative_positions: Literal["none", "zero", "distance"] = _option(
+    relative_positions: Literal["none", "zero", "distance"] = option(
         "none",
         "learned bias of the scores by the relative position of two patches: none, or"
         " a table that starts with zeros or with minus the distances",
     )
-    normalize_heads: bool = _option(
+    normalize_heads: bool = option(
         False, "divide queries and keys by their root mean square within each head"
     )
-    beta_per_head: bool = _option(
+    beta_per_head: bool = option(
         False, "one inverse temperature per head, all with the same initial value"
     )
-    negative_memories: float | None = _option(
+    negative_memories: float | None = option(
         None,
         "fraction of memories that repel; all memories then have thresholds; none:"
         " the paper's memories",
     )
-    learn_steps: bool = _option(
+    learn_steps: bool = option(
         False, "learn the size of every step, starting at step_size"
     )
-    gate_steps: bool = _option(
+    gate_steps: bool = option(
         False, "also learn the fraction of a step that each token takes, from one half"
     )
-    channel_steps: bool = _option(
+    channel_steps: bool = option(
         False,
         "also learn the fraction of a step that each channel of each token takes, from"
         " one half, along the turning force; instead of gate_steps",
     )
-    map_per_step: bool = _option(
+    map_per_step: bool = option(
         False, "with channel_steps: learn these fractions with a matrix for every step"
     )
-    dtype: Literal["float32", "bfloat16"] = _option(
+    dtype: Literal["float32", "bfloat16"] = option(
         "float32", "dtype of the matrix products of the block"
     )
-    mean: tuple[float, ...] = _option(
+    mean: tuple[float, ...] = option(
         (0.5,), "mean of the pixels, per channel or one for all, between 0 and 1"
     )
-    std: tuple[float, ...] = _option(
+    std: tuple[float, ...] = option(
         (0.5,), "standard deviation of the pixels, likewise"
     )
 
@@ -454,7 +454,7 @@ def save_model(
 ):
     "Write weights, configuration and `meta` to one safetensors file, atomically."
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    _save_checkpoint(
+    save_checkpoint(
         path,
         {"params": params},
         {**(meta or {}), "config": {"model": asdict(model.config)}},
@@ -474,7 +474,7 @@ def load_model(path: Path | str) -> ImageEnergyTransformer:
             raise ValueError("its positions alone would be larger than the file")
         return image_model(config, rngs=nnx.Rngs(0))
 
-    return _restore(path, "image model", build)
+    return restore(path, "image model", build)
 
 # %% ../../nbs/21_image_model.ipynb #0d3dcf1c
 def from_pretrained(

@@ -20,18 +20,18 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Float32, PRNGKeyArray, Shaped
 from tqdm import tqdm
 
-from .._checks import check_kinds, check_share, check_sizes
+from ..checks import check_kinds, check_share, check_sizes
 from ..dynamics import plot_energies
-from ..training.checkpoint import _atomic_write, _provenance
+from ..training.checkpoint import atomic_write, provenance
 from et_nbdev.training.command import (
-    _all_devices,
-    _as_command,
-    _configure,
-    _out_folder,
+    all_devices,
+    as_command,
     command,
+    configure,
+    out_folder,
 )
-from ..training.fit import _differences, _Fit, fit
-from ..training.loop import OptimConfig, _in_parts, _option
+from ..training.fit import Fit, differences, fit
+from ..training.loop import OptimConfig, in_parts, option
 from et_nbdev.vision.data import (
     FILLS,
     Images,
@@ -92,31 +92,31 @@ class TrainConfig:
 
     model: ImageConfig = ImageConfig()
     optim: OptimConfig = OptimConfig()
-    data: str = _option(
+    data: str = option(
         "cifar10",
         "digits, cifar10, tiny-imagenet, imagenet-1k, a hub name user/name, a folder of"
         " pictures, a parquet file",
     )
-    batch_size: int = _option(128, "pictures per step")
-    occluded: float = _option(
+    batch_size: int = option(128, "pictures per step")
+    occluded: float = option(
         0.5, "fraction of the tokens that are occluded; the loss is taken over these"
     )
-    open_fraction: float = _option(
+    open_fraction: float = option(
         0.1, "fraction of the occluded tokens that keep their content in training"
     )
-    crop: float = _option(
+    crop: float = option(
         1.0, "smallest fraction of a picture that a random crop keeps; 1: no cropping"
     )
-    flip: float = _option(0.5, "probability of mirroring a picture")
-    jitter: float = _option(
+    flip: float = option(0.5, "probability of mirroring a picture")
+    jitter: float = option(
         0.0, "strength of the random changes of brightness, contrast and saturation"
     )
-    validate_on: int = _option(2000, "number of validation pictures, at most")
-    every: int = _option(500, "steps between validations, each with a checkpoint")
-    downhill: float = _option(
+    validate_on: int = option(2000, "number of validation pictures, at most")
+    every: int = option(500, "steps between validations, each with a checkpoint")
+    downhill: float = option(
         0.0, "weight of the price on steps that do not lower E by 1/100; 0: none"
     )
-    seed: int = _option(0, "seed of weights, batches, occlusions and augmentation")
+    seed: int = option(0, "seed of weights, batches, occlusions and augmentation")
 
     def __post_init__(self):
         check_kinds(self)
@@ -213,7 +213,7 @@ def training_loss(config: TrainConfig, completion=completion_of):
     def loss(model, images, key):
         size = part_size(len(images), config.model.num_tokens)
         batch = drawn_batch(config, images, key)
-        return _in_parts(partial(completion, config), model, batch, size)
+        return in_parts(partial(completion, config), model, batch, size)
 
     return loss
 
@@ -374,7 +374,7 @@ def train(
     progress: bool = True,
     mesh: jax.sharding.Mesh | None = None,
     model: ImageEnergyTransformer | None = None,  # to train; None: a new one
-) -> _Fit:
+) -> Fit:
     """Train on images["train"], choose the weights on images["validation"]; resumes
     from `folder`. Raises ValueError if `model` is not of config.model, and what
     `et_nbdev.training.fit.fit` raises.
@@ -383,7 +383,7 @@ def train(
     if model is None:
         model = image_model(config.model, rngs=nnx.Rngs(config.seed))
     if model.config != config.model:
-        differ = _differences(asdict(model.config), asdict(config.model))
+        differ = differences(asdict(model.config), asdict(config.model))
         raise ValueError(f"model: its configuration is not config.model ({differ})")
     return fit(
         model,
@@ -577,7 +577,7 @@ def _save(figures: dict, out: Path):
     import matplotlib.pyplot as plt
 
     for name, fig in figures.items():
-        with _atomic_write(out / name) as path:
+        with atomic_write(out / name) as path:
             fig.savefig(path, format="png", dpi=150)
         plt.close(fig)
 
@@ -647,7 +647,7 @@ def _report(
     out: Path,
     *,
     limit: int | None = None,
-    fit: _Fit | None = None,
+    fit: Fit | None = None,
     known: Pictures | None = None,
 ) -> dict:
     """Score `model` and the simple fills on held-out pictures; write completion.png,
@@ -665,12 +665,12 @@ def _report(
         "split": images.split,
         "data": images.name,
         "config": asdict(config),
-        **_provenance(),
+        **provenance(),
     }
     if fit:
         seconds = fit.history[-1]["seconds"]
         metrics |= {"best_step": fit.best_step, "training_seconds": seconds}
-    with _atomic_write(out / "metrics.json") as path:
+    with atomic_write(out / "metrics.json") as path:
         path.write_text(json.dumps(metrics, indent=2) + "\n", "utf-8")
     _print_errors(metrics)
     return metrics
@@ -681,7 +681,7 @@ def _train_parser(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("et_train_images", description=description)
     parser.add_argument(
         "--out",
-        type=_out_folder,
+        type=out_folder,
         default=None,
         help=(
             "folder of checkpoints, log and report (default: runs/CONFIG); training"
@@ -709,15 +709,15 @@ def _main(argv: list[str] | None = None) -> None:
     pictures.
     """
     parser = _train_parser(_main.__doc__)
-    with _as_command(parser.prog):
+    with as_command(parser.prog):
         # these come from the pictures
-        config, args = _configure(
+        config, args = configure(
             parser, CONFIGS, "small", argv, omit=("mean", "std", "channels")
         )
         if args.test_on < 1:
             parser.error(f"argument --test_on: expected at least 1, got {args.test_on}")
         out = args.out or Path("runs") / args.config
-        mesh = _all_devices() if args.devices == "all" else None
+        mesh = all_devices() if args.devices == "all" else None
         config, images = prepare(config)
         result = train(config, images, out, mesh=mesh)
         if jax.process_index() == 0:
@@ -824,11 +824,11 @@ def _demo_main(argv: list[str] | None = None):
     )
     parser.add_argument(
         "--out",
-        type=_out_folder,
+        type=out_folder,
         default="out",
         help="folder for figures, metrics and weights (default: out)",
     )
     args = parser.parse_args(argv)
-    with _as_command(parser.prog):
+    with as_command(parser.prog):
         _complete_photographs(args.out / "six-photographs")
         _demo(args.data, args.out)

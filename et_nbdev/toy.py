@@ -15,19 +15,19 @@ import numpy as np
 from jaxtyping import Array, Float
 
 # %% ../nbs/66_toy.ipynb #607f5d59
-_PLANE = np.array([[2, -1, -1], [0, 3**0.5, -(3**0.5)]]) / 6**0.5
+PLANE = np.array([[2, -1, -1], [0, 3**0.5, -(3**0.5)]]) / 6**0.5
 
 # %% ../nbs/66_toy.ipynb #0220d7f0
 def token(angle: Float[Array, "..."]) -> Float[Array, "... 3"]:
     "The normalized token at an angle, in radians."
     angle = jnp.asarray(angle)
     on_circle = jnp.stack([jnp.cos(angle), jnp.sin(angle)], -1)
-    return 3**0.5 * on_circle @ _PLANE.astype(on_circle.dtype)
+    return 3**0.5 * on_circle @ PLANE.astype(on_circle.dtype)
 
 # %% ../nbs/66_toy.ipynb #fbea0d06
 def angle(g: Float[Array, "... 3"]) -> Float[Array, "..."]:
     "The angle of a token, normalized or not, in radians between −π and π."
-    across, up = jnp.moveaxis(g @ _PLANE.T.astype(g.dtype), -1, 0)
+    across, up = jnp.moveaxis(g @ PLANE.T.astype(g.dtype), -1, 0)
     return jnp.arctan2(up, across)
 
 # %% ../nbs/66_toy.ipynb #95bd1290
@@ -79,7 +79,7 @@ def draw_circle(
     color: str = "#0072B2",
 ):
     "Draw tokens on their circle, each with a label, and with arrows for `push`."
-    plane = lambda v: np.asarray(v) @ _PLANE.T
+    plane = lambda v: np.asarray(v) @ PLANE.T
     around = np.linspace(0, 2 * np.pi, 200)
     ax.plot(3**0.5 * np.cos(around), 3**0.5 * np.sin(around), color="0.7", lw=1)
     at = plane(g)
