@@ -134,6 +134,8 @@ def test_every_truncation_and_every_flip_is_refused(small):
         refused(small)
         with contextlib.suppress(CheckpointError):  # it vouches for no arrays
             assert isinstance(read_meta(small), dict)
+    small.write_bytes(content.replace(b'"w"', b'"v"'))
+    refused(small, {"v": SMALL["w"]})
 
 
 class Trap:
@@ -597,6 +599,7 @@ def test_without_validation_or_folder(tmp_path, monkeypatch, whole):
     like = {"params": weights(Line())}
     last, _ = load_checkpoint(tmp_path / "last.safetensors", like)
     assert result.best_step == 20 and same(last["params"], weights(result.model))
+    assert train_line(validate=lambda model: {"loss": 1.0}).best_step == 5
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     found = []  # in another thread, too, which gets no Ctrl-C
