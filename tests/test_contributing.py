@@ -23,7 +23,9 @@ def example(section):
     return re.search(r"```python\n(.*?)```", SECTIONS[section], re.S)[1]
 
 
-@pytest.mark.parametrize("section", ["A term", "A norm", "A solver", "A data set", "A model"])
+@pytest.mark.parametrize(
+    "section", ["A term", "A norm", "A solver", "A data set", "A model"]
+)
 def test_an_example_runs(section, tmp_path, monkeypatch, compile_quickly):
     monkeypatch.chdir(tmp_path)
     code = example(section)
