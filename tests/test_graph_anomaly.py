@@ -155,7 +155,7 @@ def test_beta_is_learned_unless_it_is_given():
     assert float(fixed.blocks[0].attention.beta[0]) == pytest.approx(0.7)
 
 
-def test_the_loss_weighs_both_classesalike():
+def test_the_loss_weighs_both_classes_alike():
     graph = toy()
     model, y, edges = build(graph)
     some = np.arange(3, 25)
