@@ -168,7 +168,7 @@ class Columns(NamedTuple):
         mean, scale = rows.mean(0), rows.std(0)
         # a column that hardly varies is only centered
         scale = np.where(scale > 1e-9 * (np.abs(mean) + 1e-30), scale, 1)
-        return cls(values, tuple(known), *np.float32([mean, scale]))
+        return cls(values, tuple(known), *np.float32([mean, scale]))  # pyright: ignore[reportGeneralTypeIssues]
 
     def __call__(self, what: str, labels, attributes) -> Float32[np.ndarray, "n F"]:
         if (labels.shape[1], attributes.shape[1]) != (len(self.values), len(self.mean)):

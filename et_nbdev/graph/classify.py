@@ -502,7 +502,7 @@ def train_classifier(
         progress=progress,
     )
     of = [scored(result.model, ids) if len(ids) else None for ids in (validation, test)]
-    return _Classified(result.model, *of, result.history, result.best_step)
+    return _Classified(result.model, *of, result.history, result.best_step)  # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/37_classification.ipynb #5096fb03
 def load_classifier(path: Path | str) -> GraphClassifier:

@@ -333,7 +333,7 @@ def _one_fold(
         rows[-1] |= {"epochs": len(fitted.history)}
         rows[-1] |= {"seconds": time.perf_counter() - begin}
         rows[-1] |= {"parameters": sum(p.size for p in weights)}
-    chosen, fitted, supply = best
+    chosen, fitted, supply = best  # pyright: ignore[reportGeneralTypeIssues]
     return {
         **_tested(fitted, supply, graphs, part),
         "chosen": chosen,
@@ -456,7 +456,7 @@ def cross_validate(
     rows, epochs = [], sum(c.fit.epochs for c in candidates)
     positions = cache(lambda: cached_positions(graphs, k, kind))
     style = dict(unit="epoch", file=sys.stdout, mininterval=1.0, ncols=100)
-    with tqdm(total=len(wanted) * epochs, disable=not progress, **style) as bar:
+    with tqdm(total=len(wanted) * epochs, disable=not progress, **style) as bar:  # pyright: ignore[reportCallIssue]
 
         def tell(i):
             bar.set_description_str(f"fold {f}, {i + 1}/{len(candidates)}", False)

@@ -35,7 +35,7 @@ def as_array(name: str, value) -> np.ndarray:
     if any(map(np.ma.is_masked, value if isinstance(value, list | tuple) else [value])):
         raise ValueError(f"{name}: has masked entries; fill them in, or leave them out")
     try:
-        return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)  # pyright: ignore[reportAttributeAccessIssue]
     except Exception as e:
         raise ValueError(f"{name}: cannot be read as an array ({e})") from e
 
@@ -170,7 +170,7 @@ def _merge(
     A.sort_indices()
     A = A.tocoo()
     keep = slice(None) if self_loops else A.row != A.col
-    return tuple(ends[keep].astype(np.int32, copy=False) for ends in (A.col, A.row))
+    return tuple(ends[keep].astype(np.int32, copy=False) for ends in (A.col, A.row))  # pyright: ignore[reportReturnType]
 
 
 def _union(relations: Mapping[str, Edges], num_nodes: int) -> Edges:
@@ -458,7 +458,7 @@ def from_pyg(
     if edges.ndim != 2 or len(edges) != 2:
         raise ValueError(f"data.edge_index: must have shape (2, E), got {edges.shape}")
     _check_weights(weights, _on_edges(held, edges, x))
-    return Graph(*edges, x, _one_label_each(y), name=name)
+    return Graph(*edges, x, _one_label_each(y), name=name)  # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/80_graph_readers.ipynb #80fromdgl
 def from_dgl(
@@ -488,7 +488,7 @@ def from_dgl(
     features, labels = as_array("features", data[key]), _one_label_each(data["label"])
     if len(relations) > 1:
         return from_relations(relations, features, labels, name)
-    return Graph(*next(iter(relations.values())), features, labels, name=name)
+    return Graph(*next(iter(relations.values())), features, labels, name=name)  # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/80_graph_readers.ipynb #803622ed
 def _graph_of(ends, kinds, features, labels, names, nodes, name: str) -> Graph:
@@ -819,7 +819,7 @@ def _from_npz(path: Path) -> Graph:
     labels = _one_label_each(a.get("labels", np.full(len(a["features"]), -1)))
     names = [np.ravel(a.get(f"{of}_names", ())).tolist() for of in ("feature", "node")]
     name = str(a.get("name", path.stem))
-    return Graph(*(a[key] for key in keys), labels, relations, name, *names)
+    return Graph(*(a[key] for key in keys), labels, relations, name, *names)  # pyright: ignore[reportCallIssue]
 
 
 def _from_mat(path: Path) -> Graph:
@@ -920,7 +920,7 @@ def _published(name: str, root: str | os.PathLike | None) -> Graph:
         whole = load_graph("amazon", root).relation("net_upu")
         keep = whole.degrees > 0
         ends = [np.cumsum(keep)[end] - 1 for end in whole.edges]
-        return Graph(*ends, whole.features[keep], whole.labels[keep])
+        return Graph(*ends, whole.features[keep], whole.labels[keep])  # pyright: ignore[reportCallIssue]
     reason = ""
     if data.dgl:
         made = getattr(_dgl("dgl.data"), data.dgl)

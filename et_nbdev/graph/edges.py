@@ -98,7 +98,7 @@ def rows_of(
     if backend == "compiled":
         return Rows(jnp.asarray(start), jnp.asarray(nodes), None)
     order, classes = _size_classes(start)
-    return Rows(*map(jnp.asarray, (start, nodes, order)), classes)
+    return Rows(*map(jnp.asarray, (start, nodes, order)), classes)  # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/83_edges_engine.ipynb #509b9823
 def check_edges(

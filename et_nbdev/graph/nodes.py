@@ -71,7 +71,7 @@ class Scaling(NamedTuple):
         own.quantiles_ = self.quantiles
         own.references_ = np.linspace(0, 1, len(self.quantiles))
         ranks = own.transform(raw)
-        return ranks if self.scale == "rank" else np.concatenate([raw, ranks], 1)
+        return ranks if self.scale == "rank" else np.concatenate([raw, ranks], 1)  # pyright: ignore[reportReturnType]
 
     def __call__(self, graph: Graph) -> Float[np.ndarray, "N C"]:
         varies = self.std > 0

@@ -307,7 +307,7 @@ def read_tu(path: Path, name: str) -> GraphSet:
     with reading(path):
         files = _texts(path, name)
         graph_labels, of = (
-            np.ravel(_numbers(files, part))
+            np.ravel(_numbers(files, part))  # pyright: ignore[reportCallIssue]
             for part in ("graph_labels", "graph_indicator")
         )
         G, sizes = len(graph_labels), np.bincount(of)
@@ -319,7 +319,7 @@ def read_tu(path: Path, name: str) -> GraphSet:
         order = np.argsort(of, kind="stable")  # usually they are in order already
         place = np.argsort(order)
         edges = _numbers(files, "A")
-        edges = edges.T - 1 if edges.size else np.zeros((2, 0), int)
+        edges = edges.T - 1 if edges.size else np.zeros((2, 0), int)  # pyright: ignore[reportOptionalMemberAccess]
         senders, receivers = both_ends(edges, len(of), "A, counted from 0: ")
         tables = {
             f"{of}_{what}": _numbers(files, f"{of}_{what}")
@@ -328,7 +328,7 @@ def read_tu(path: Path, name: str) -> GraphSet:
         }
         for key in ("node_labels", "node_attributes"):
             if tables[key] is not None and len(tables[key]) == len(of):
-                tables[key] = tables[key][order]
+                tables[key] = tables[key][order]  # pyright: ignore[reportOptionalSubscript]
         classes, labels = np.unique(graph_labels, return_inverse=True)
         ends = place[senders], place[receivers]
         return GraphSet(np.cumsum(sizes), *ends, labels, classes, **tables, name=name)
@@ -358,11 +358,11 @@ def graphs_from_dgl(dataset: Any, name: str = "") -> GraphSet:
     return GraphSet(
         start,
         *ends,
-        labels,
-        classes,
-        table("ndata", "node_labels", np.int64),  # DGL stores labels as floats
-        table("ndata", "node_attr", np.float32),
-        table("edata", "edge_labels", np.int64),
+        labels,  # pyright: ignore[reportCallIssue]
+        classes,  # pyright: ignore[reportCallIssue]
+        table("ndata", "node_labels", np.int64),  # pyright: ignore[reportCallIssue]
+        table("ndata", "node_attr", np.float32),  # pyright: ignore[reportCallIssue]
+        table("edata", "edge_labels", np.int64),  # pyright: ignore[reportCallIssue]
         name=name,
     )
 

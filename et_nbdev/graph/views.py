@@ -80,7 +80,7 @@ def plot_molecule(
         ax.axis("off")
         ax.margins(0.12)
         where = dict(pos=nx.kamada_kawai_layout(graph), ax=ax)
-        shown = nx.draw_networkx_edges(
+        shown = nx.draw_networkx_edges(  # pyright: ignore[reportCallIssue]
             graph,
             **where,
             **(colored if paid is None and graph.edges else dict(edge_color="0.7")),
@@ -92,7 +92,7 @@ def plot_molecule(
         )
         if paid is not None or graph.edges:
             ax.figure.colorbar(shown if paid is None else dots, ax=ax, shrink=0.8)
-        dark = np.zeros(n, bool) if paid is None else values < values.max() / 2
+        dark = np.zeros(n, bool) if paid is None else values < values.max() / 2  # pyright: ignore[reportAttributeAccessIssue]
         for shade, color in ((True, "w"), (False, "k")):
             some = {v: words[v] for v in range(n) if dark[v] == shade}
             style = dict(font_size=8, font_color=color)

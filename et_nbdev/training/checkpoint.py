@@ -214,7 +214,7 @@ def provenance() -> dict:
     versions, and the time in UTC.
     """
     where = dict(capture_output=True, text=True, cwd=Path(et_nbdev.__file__).parent)
-    git = lambda *args: subprocess.run(["git", *args], **where).stdout.strip()
+    git = lambda *args: subprocess.run(["git", *args], **where).stdout.strip()  # pyright: ignore[reportCallIssue]
     try:
         commit = git("ls-files", "__init__.py") and git(
             "rev-parse", "--short=12", "HEAD"

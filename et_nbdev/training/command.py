@@ -168,7 +168,7 @@ def _number(variable: str) -> int | None:
     "The number in an environment variable, if it is set."
     text = os.environ.get(variable)
     if text is None or text.isdecimal():
-        return text and int(text)
+        return text and int(text)  # pyright: ignore[reportReturnType]
     raise ValueError(f"{variable}: expected a whole number, got {text!r}")
 
 # %% ../../nbs/65_command_line.ipynb #4306a111

@@ -417,7 +417,7 @@ def fit(
         meter = _Meter(run, optim.lr if known else None, every, log_every)
         shown = dict(unit="step", file=sys.stdout, mininterval=1.0, ncols=100)
         shown["disable"] = not (progress and jax.process_index() == 0)
-        bar = tqdm(total=run.steps, initial=run.step, **shown)
+        bar = tqdm(total=run.steps, initial=run.step, **shown)  # pyright: ignore[reportCallIssue]
         tick = partial(_tick, bar)
         with _Interruption(every, log_every) as ctrl_c, bar:
             train_loop(

@@ -490,7 +490,7 @@ def channel_statistics(
         pixels = images[picks[at : at + 128]]
         columns = pixels.reshape(-1, pixels.shape[-1]).T
         counts = counts + np.stack([np.bincount(c, minlength=256) for c in columns])
-    share, level = counts / counts.sum(1, keepdims=True), np.arange(256) / 255
+    share, level = counts / counts.sum(1, keepdims=True), np.arange(256) / 255  # pyright: ignore[reportAttributeAccessIssue]
     mean = share @ level
     std = np.sqrt(share @ level**2 - mean**2 + 1e-12)
     return mean.astype(np.float32), np.maximum(std, 1 / 255).astype(np.float32)
@@ -579,7 +579,7 @@ def splits_of(folder: Path, names: list[str], alone: bool) -> dict[str, str]:
         if len(meant) > 1:
             raise ValueError(f"name: {folder / n} names two splits; rename it")
         key = n if alone else frozenset(says[n])
-        first = [*callers.setdefault(*meant, {key: n}).items()][0]
+        first = [*callers.setdefault(*meant, {key: n}).items()][0]  # pyright: ignore[reportCallIssue]
         if first[0] != key:
             raise ValueError(
                 f"name: of {folder / first[1]}, {folder / n} two are the same split;"
