@@ -50,6 +50,21 @@ class _Same:
     def __eq__(self, other):
         return self.value is other.value
 
+# %% ../nbs/67_compiled.ipynb #67checkunc
+def _check_unchanging(value: Any):
+    "Raise TypeError for what may change without a word."
+    try:
+        hash(value)
+        known = not isinstance(value, (*_RANDOM, Iterator))
+    except TypeError:
+        known = False
+    if not known:
+        raise TypeError(
+            f"block, solver: hold a {type(value).__name__}, and nothing tells whether"
+            " it has changed since a descent was compiled; keep numbers or tuples, and"
+            " what is learned in an nnx.Param of an nnx.Module"
+        )
+
 
 def _slots(value: Any) -> dict:
     "What an object holds in slots, its parents' included."
@@ -89,17 +104,7 @@ def _contents(value: Any, inside: tuple[int, ...] = ()) -> Any:
         # an object of a plain class is what it holds, any other also itself
         plain = type(value).__basicsize__ == _Plain.__basicsize__
         return held if plain else (*held, value)
-    try:
-        hash(value)
-        known = not isinstance(value, (*_RANDOM, Iterator))
-    except TypeError:
-        known = False
-    if not known:
-        raise TypeError(
-            f"block, solver: hold a {type(value).__name__}, and nothing tells whether"
-            " it has changed since a descent was compiled; keep numbers or tuples, and"
-            " what is learned in an nnx.Param of an nnx.Module"
-        )
+    _check_unchanging(value)
     return type(value), value, look(_slots(value))
 
 # %% ../nbs/67_compiled.ipynb #67plain

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from et_nbdev.training.checkpoint import atomic_write
-from et_nbdev.vision.data import Images, load_images
+from et_nbdev.vision.data import Images, decode, load_images
 
 MEGABYTE = 2**20
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,8 +85,8 @@ def unpack(path: Path | str) -> dict[str, np.ndarray]:
             starts = [0, *ends[:-1]]
             pictures = [whole[a:b] for a, b in zip(starts, ends)]
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                decode = lambda stored: decode(stored, size, channels)
-                found[split] = np.stack(list(pool.map(decode, pictures)))
+                read = lambda stored: decode(stored, size, channels)
+                found[split] = np.stack(list(pool.map(read, pictures)))
     return found
 
 

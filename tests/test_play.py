@@ -17,7 +17,7 @@ from flax import nnx
 from sklearn.metrics import roc_auc_score
 
 from et_nbdev.explore import ExplorerSettings, descend_graph
-from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer
+from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, known_config
 from et_nbdev.graph.data import Graph, load_graph
 from et_nbdev.graph.nodes import scaled
 from et_nbdev.training.checkpoint import load_checkpoint, read_meta, save_checkpoint
@@ -224,7 +224,7 @@ def test_a_graph_descends_as_in_the_library(learn_beta, tmp_path):
 @pytest.fixture(scope="module")
 def detector():
     "The model of the page."
-    c = AnomalyConfig(**read_meta(WALK)["config"]["model"])
+    c = known_config(read_meta(WALK)["config"]["model"])
     model = AnomalyEnergyTransformer(33, c, rngs=nnx.Rngs(0))
     params = {"params": nnx.to_pure_dict(nnx.state(model, nnx.Param))}
     nnx.update(model, load_checkpoint(WALK, params)[0]["params"])

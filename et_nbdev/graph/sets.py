@@ -83,7 +83,7 @@ class GraphSet:
         right = "ascend from 0 by at least one node a graph"
         ascending = lambda a: np.append(a[:1] == 0, np.diff(a) > 0)
         put(start=checked("start", self.start, np.int32, ("G+1",), right, ascending))
-        G, N, whole = len(self), self.num_nodes, lambda a: np.ones(a.shape, bool)
+        G, whole = len(self), lambda a: np.ones(a.shape, bool)
         C = np.inf if self.classes is None else len(self.classes)
         right, known = (
             f"be classes from 0 to {C - 1} or -1",
@@ -93,6 +93,11 @@ class GraphSet:
         if self.classes is None:
             put(classes=np.arange(self.labels.max(initial=-1) + 1))
         put(classes=checked("classes", self.classes, np.int64, ("C",), "", whole))
+        self._order_edges(put, whole)
+
+    def _order_edges(self, put, whole):
+        "Edges by the node that they lead to, with their labels and attributes."
+        G, N = len(self), self.num_nodes
         ends = both_ends((self.senders, self.receivers), N)
         of_node = np.repeat(np.arange(G), self.sizes)
         here, there = (of_node[end] for end in ends)

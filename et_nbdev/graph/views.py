@@ -40,6 +40,26 @@ def attended(model, batch: GraphBatch) -> Attended:
     return Attended(np.asarray(linked), P[..., 0, :], P[..., :, 0])
 
 # %% ../../nbs/88_set_views.ipynb #88plotmole
+def _colored(weights: np.ndarray) -> dict:
+    "How edges are drawn by their weights: about zero if these have both signs."
+    import matplotlib.pyplot as plt
+
+    signed = weights.min() < 0 < weights.max()
+    low, high = weights.min() - 1e-6, weights.max() + 1e-6
+    if signed:
+        low, high = -max(-low, high), max(-low, high)
+    cmap = plt.cm.PuOr_r if signed else plt.cm.cividis_r
+    look = dict(edge_color=weights, width=3, edge_cmap=cmap)
+    return look | dict(edge_vmin=low, edge_vmax=high)
+
+# %% ../../nbs/88_set_views.ipynb #88plotmolex
+_TITLES = (
+    r"$\hat A$, mean of both directions and all heads",
+    "what CLS pays to the nodes",
+    "what the nodes pay to CLS",
+)
+
+# %% ../../nbs/88_set_views.ipynb #88plotmolexx
 def plot_molecule(
     model,  # a `GraphClassifier`
     batch: GraphBatch,
@@ -62,20 +82,9 @@ def plot_molecule(
     words = [next((w for j, w in (names or {}).items() if row[j]), "") for row in hot]
     A = view.adjacency[0, :, 1 : n + 1, 1 : n + 1].mean(0)
     weights = np.array([(A[a, b] + A[b, a]) / 2 for a, b in graph.edges] or [0.0])
-    signed = weights.min() < 0 < weights.max()
-    low, high = weights.min() - 1e-6, weights.max() + 1e-6
-    if signed:
-        low, high = -max(-low, high), max(-low, high)
-    cmap = plt.cm.PuOr_r if signed else plt.cm.cividis_r
-    colored = dict(edge_color=weights, width=3, edge_cmap=cmap)
-    colored |= dict(edge_vmin=low, edge_vmax=high)
-    titles = (
-        r"$\hat A$, mean of both directions and all heads",
-        "what CLS pays to the nodes",
-        "what the nodes pay to CLS",
-    )
+    colored = _colored(weights)
     fig, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    for ax, title, paid in zip(axes, titles, (None, view.listens, view.heard)):
+    for ax, title, paid in zip(axes, _TITLES, (None, view.listens, view.heard)):
         ax.set_title(title, fontsize=10)
         ax.axis("off")
         ax.margins(0.12)

@@ -335,6 +335,15 @@ class Fit(NamedTuple):
     best_step: int
 
 # %% ../../nbs/64_fit.ipynb #b42aeb46
+def _optimizer_of(optim, steps: int | None):
+    "An optimizer of optax, and the number of its steps."
+    if not isinstance(optim, OptimConfig):
+        return optim, steps
+    if steps is not None:
+        raise ValueError(f"steps: got {steps} beside an OptimConfig, which has its own")
+    return make_optimizer(optim), optim.steps
+
+# %% ../../nbs/64_fit.ipynb #64fit
 def fit(
     model: nnx.Module,
     loss: Loss,  # (model, batch, key) -> mean loss, {metric: value}
@@ -378,12 +387,8 @@ def fit(
     before it remain), KeyboardInterrupt after a clean stop, OSError if the folder
     cannot be written, or if another process trains in it.
     """
-    known = isinstance(optim, OptimConfig)
-    if known and steps is not None:
-        raise ValueError(f"steps: got {steps} beside an OptimConfig, which has its own")
-    steps = optim.steps if known else steps
+    optimizer, steps = _optimizer_of(optim, steps)
     check_sizes(every=every, log_every=log_every, steps=steps)
-    optimizer = make_optimizer(optim) if known else optim
     graphdef, params, keys, rest = trainable(model)
     start = TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32), rest)
     run = Run(start, steps)
@@ -414,7 +419,7 @@ def fit(
         log = MetricsLog(own and own / "metrics.jsonl", run.step)
         for orphan in own.glob(".*.partial") if own else ():  # of a killed process
             orphan.unlink(missing_ok=True)
-        meter = _Meter(run, optim.lr if known else None, every, log_every)
+        meter = _Meter(run, getattr(optim, "lr", None), every, log_every)
         shown = dict(unit="step", file=sys.stdout, mininterval=1.0, ncols=100)
         shown["disable"] = not (progress and jax.process_index() == 0)
         bar = tqdm(total=run.steps, initial=run.step, **shown)  # pyright: ignore[reportCallIssue]

@@ -340,11 +340,12 @@ def batches(
     n, B, (i, of) = len(images), batch_size, part
     check_sizes(batch_size=B, epochs=1 if epochs is None else epochs)
     check_sizes(0, seed=seed, start=start)
-    if B > n or B % of or not 0 <= i < of:
+    if not 0 <= i < of or B % of:
         raise ValueError(
-            f"batch_size: must be at most {n}, the number of pictures, and a multiple"
-            f" of the parts (i, n) = {part}, 0 ≤ i < n; got {B}"
+            f"part: expected (i, n) with 0 ≤ i < n, n a divisor of {B}, got {part}"
         )
+    if B > n:
+        raise ValueError(f"batch_size: must be at most {n}, as many as there are; got {B}")
     per_epoch = -(-n // B) if not shuffle and epochs == 1 else n // B
     order = lru_cache(2)(
         lambda epoch: permutation(n, seed, epoch) if shuffle else np.arange(n)
