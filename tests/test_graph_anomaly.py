@@ -562,7 +562,7 @@ def test_a_killed_run_ends_with_the_numbers_of_an_undisturbed_one(tmp_path):
     [
         ("--data cora", ["cora", *DATASETS, ".npz"]),
         ("--data tolokers", ["tolokers.npz", "ET_DATA", "https://"]),
-        ("--config amazon", ["Amazon.mat", "dgl"]),
+        ("--config amazon", ["Amazon.mat", "dgl", "pip install"]),
         ("--config huge", ["--config", "huge", "amazon", "tfinance"]),
         ("--model.dim zero", ["--model.dim", "zero", "int"]),
         ("--model.relations sum", ["--model.relations", "sum", "concat"]),
@@ -577,7 +577,8 @@ def test_a_killed_run_ends_with_the_numbers_of_an_undisturbed_one(tmp_path):
 def test_a_bad_option_is_named(tmp_path, monkeypatch, capsys, argv, says):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ET_DATA", raising=False)
-    monkeypatch.setitem(sys.modules, "dgl", None)
+    for name in ("dgl", "dgl.data"):
+        monkeypatch.setitem(sys.modules, name, None)
     Path("file").write_text("in the way")
     monkeypatch.setattr(commands, "train_anomaly", lambda *a: pytest.fail("trained"))
     status, message = stopped([*(() if "--config" in argv else TINY), *argv.split()])

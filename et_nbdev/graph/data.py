@@ -923,8 +923,8 @@ def _published(name: str, root: str | os.PathLike | None) -> Graph:
         return Graph(*ends, whole.features[keep], whole.labels[keep])  # pyright: ignore[reportCallIssue]
     reason = ""
     if data.dgl:
-        made = getattr(_dgl("dgl.data"), data.dgl)
         try:
+            made = getattr(_dgl("dgl.data"), data.dgl)
             return from_dgl(made(raw_dir=str(at_home(root)) if root else None)[0])
         except Exception as e:
             reason = f" DGL could not load it either ({e})."
