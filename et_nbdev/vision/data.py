@@ -345,7 +345,7 @@ def batches(
             f"part: expected (i, n) with 0 ≤ i < n, n a divisor of {B}, got {part}"
         )
     if B > n:
-        raise ValueError(f"batch_size: must be at most {n}, as many as there are; got {B}")
+        raise ValueError(f"batch_size: expected at most {n}, all pictures, got {B}")
     per_epoch = -(-n // B) if not shuffle and epochs == 1 else n // B
     order = lru_cache(2)(
         lambda epoch: permutation(n, seed, epoch) if shuffle else np.arange(n)
