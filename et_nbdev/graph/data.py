@@ -921,15 +921,16 @@ def _published(name: str, root: str | os.PathLike | None) -> Graph:
         keep = whole.degrees > 0
         ends = [np.cumsum(keep)[end] - 1 for end in whole.edges]
         return Graph(*ends, whole.features[keep], whole.labels[keep])  # pyright: ignore[reportCallIssue]
-    reason = ""
+    reason, error = "", FileNotFoundError
     if data.dgl:
         try:
             made = getattr(_dgl("dgl.data"), data.dgl)
             return from_dgl(made(raw_dir=str(at_home(root)) if root else None)[0])
         except Exception as e:
             reason = f" DGL could not load it either ({e})."
+            error = ImportError if isinstance(e, ImportError) else error
     looked = "\n  - ".join(["Looked for", *map(str, places)])
-    raise FileNotFoundError(
+    raise error(
         f"name: the file {data.file!r} of {name!r} was not found.{reason} It is"
         f" published {data.source}; put it into a folder that root or ET_DATA names."
         f" {looked if places else 'Neither does.'}"
