@@ -19,14 +19,14 @@ LIMITS = {
     "lines of the library": 10_050,
     "files of the library": 41,
     "lines of tests": 17_400,
-    "lines of scripts, experiments and benchmarks": 6_200,
+    "lines of scripts, experiments and benchmarks": 5_800,
     "lessons": 38,
     "chapters of the engine room": 29,
     "words of prose in lessons": 47_100,
     "words of the front page": 600,
     "rows of tables on the front page": 24,
     "public names": 125,
-    "private names that another file imports": 14,
+    "private names that another file imports": 15,
 }
 
 QUIET = {
@@ -69,10 +69,13 @@ def words_of(path):
 
 
 def imports(path):
-    "What a file of the library imports from it: (module, name)."
+    "What a file imports from the library: (module, name)."
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("et_nb"):
-            yield from ((node.module, alias.name) for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            above = [*path.relative_to(ROOT).parts[: -node.level]] if node.level else []
+            module = ".".join([*above, *filter(None, [node.module])])
+            if module.startswith("et_nbdev"):
+                yield from ((module, alias.name) for alias in node.names)
 
 
 def measured():
@@ -113,12 +116,12 @@ def test_files_are_named_for_what_they_hold():
 
 # Below first: a file imports from its own floor or from those below it.
 FLOORS = (
-    "checks compiled scores testing toy stepping energy norm",
+    "checks compiled scores toy stepping energy norm",
     "attention memory",
     "block dynamics solvers equilibria",
     "hopfield training",
     "vision graph puzzle",
-    "explorer explore",
+    "explorer explore testing",
 )
 FLOOR = {name: n for n, names in enumerate(FLOORS) for name in names.split()}
 
