@@ -15,9 +15,11 @@ from et_nbdev.vision.data import normalize, occlude, patchify
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
 from et_nbdev.vision.train import TrainConfig, completion_loss
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+ROOT = Path(__file__).resolve().parent.parent
+(SCRIPT,) = ROOT.glob("[es]*/image_dynamics.py")
+sys.path.insert(0, str(SCRIPT.parent))
 
-import image_dynamics as dynamics
+import image_dynamics as dynamics  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 SIZES = dict(image_size=8, channels=1, patch_size=2, dim=12, num_heads=2, head_dim=4)
