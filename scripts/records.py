@@ -137,12 +137,6 @@ def dump(
     return table([*names, *(minus or {})], rows) + "\n"
 
 
-def script(name):
-    "The path of a script, as a command has it."
-    folders = (f for f in ("experiments", "scripts") if (ROOT / f / name).is_file())
-    return f"{next(folders)}/{name}"
-
-
 # --- completing pictures ---
 
 MODELS = {
@@ -204,7 +198,9 @@ def commands(*folders):
         for (name, steps, lr, kind, backend), by in groups.items():
             if (steps, folder) == (450, "image-pair"):
                 continue  # `--trials`
-            tool = script("image_lanes.py" if backend == "gpu" else "image_pair.py")
+            tool = "experiments/" + (
+                "image_lanes.py" if backend == "gpu" else "image_pair.py"
+            )
             line = f"python {tool} --steps {steps} --longer 0 --lr {lr:g}"
             line += " --data cifar10" * kind.startswith("cifar")
             line += " --weight-decay 0" * kind.endswith("decay-0")
@@ -296,12 +292,12 @@ of a weight without a gradient $e^{-\\sum\\eta\\lambda}$ stays.
 makes the short runs.
 
 ```sh
-python {script("image_ladder.py")}
-python {script("image_terms.py")}
+python experiments/image_ladder.py
+python experiments/image_terms.py
 {commands("image-pair", "image-rates")}
-python {script("image_downhill.py")}
-python {script("image_downhill.py")} --price 0 --seeds 0
-python {script("image_memories.py")}
+python experiments/image_downhill.py
+python experiments/image_downhill.py --price 0 --seeds 0
+python experiments/image_memories.py
 ```"""
 
 
@@ -379,11 +375,11 @@ at a tenth of the residual; steps that raise E.
     yield dump(
         {k: {0: v} for k, v in fills.items()}, "mse:.3f standard_error:.3f", "fill"
     )
-    yield f"""## Commands
+    yield """## Commands
 
 ```sh
-python {script("image_ablations.py")}
-python {script("image_dynamics.py")}
+python experiments/image_ablations.py
+python experiments/image_dynamics.py
 et_train_images --config tiny-imagenet-2026-11-21 --test_on 2000
 et_train_images --config tiny-imagenet-2026-11-21 --model.block transformer \\
   --model.position_scale 1.0 --optim.lr 5e-3 \\
@@ -510,14 +506,14 @@ The first split, 40 % of the labels; *as found* is the best of eight trials.
         if line in LINES and len(tried) >= 16
     ]
     yield table(("graph", "labels", "line", "eight", "sixteen"), rows)
-    tool = script("anomaly_results.py")
+    tool = "experiments/anomaly_results.py"
     yield f"""
 ## Commands
 
 ```sh
 python {tool} --data tolokers amazon-upu
 python {tool} --search --ratios 0.4
-python {script("graph_terms.py")}
+python experiments/graph_terms.py
 # if you can download the files:
 python {tool} --data yelp amazon tfinance --ratios 0.01 0.4
 et_train_anomaly --data tsocial --train_fraction 0.01 --sample.seeds 1024 \\
@@ -622,11 +618,11 @@ which a name with *both* adds one change.
         s = by[0]["settings"]
         given = f"--epochs {s['candidates'][0]['fit']['epochs']} --layout {s['layout']}"
         given += f" --buckets {s.get('num_buckets', 4)} --seed {s['seed']}"
-        tool = script("graph_classification.py")
+        tool = "experiments/graph_classification.py"
         yield f"python {tool} --data {data} --model {model} {given}"
-    yield f"""python {script("set_terms.py")}
+    yield """python experiments/set_terms.py
 et_train_graphs --data MUTAG --out results/graph-classification/mutag-classifier
-python {script("classification_molecules.py")}
+python experiments/classification_molecules.py
 ```"""
 
 

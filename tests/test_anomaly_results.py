@@ -17,7 +17,7 @@ FEW = "--ratios 0.4 --trials 2 --seeds 2 --epochs 3".split()
 
 @pytest.fixture(scope="module")
 def script():
-    (path,) = ROOT.glob("[es]*/anomaly_results.py")
+    path = ROOT / "experiments/anomaly_results.py"
     spec = importlib.util.spec_from_file_location("anomaly_results", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,10 +1,8 @@
 """Completion whose descent runs on: the loss along it and at its end, and its scores, as
-scripts/image_dynamics.py has them.
+experiments/image_dynamics.py has them.
 """
 
-import sys
-from pathlib import Path
-
+import image_dynamics as dynamics
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,12 +12,6 @@ from flax import nnx
 from et_nbdev.vision.data import normalize, occlude, patchify
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
 from et_nbdev.vision.train import TrainConfig, completion_loss
-
-ROOT = Path(__file__).resolve().parent.parent
-(SCRIPT,) = ROOT.glob("[es]*/image_dynamics.py")
-sys.path.insert(0, str(SCRIPT.parent))
-
-import image_dynamics as dynamics  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 SIZES = dict(image_size=8, channels=1, patch_size=2, dim=12, num_heads=2, head_dim=4)

@@ -21,6 +21,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import readme
 import yaml
 from flax import nnx
 
@@ -33,7 +34,9 @@ NOTEBOOKS = sorted(
 )
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 each_chapter = pytest.mark.parametrize(
-    "path", [p for p in NOTEBOOKS if p.name[0].isdigit()], ids=lambda p: p.stem
+    "path",
+    [p for p in NOTEBOOKS if p.name[0].isdigit() or p.parent.name == "engine"],
+    ids=lambda p: p.stem,
 )
 
 
@@ -188,24 +191,26 @@ def test_chapter_is_under_a_megabyte(path):
     assert path.stat().st_size < 1_000_000
 
 
+@each_notebook
+def test_scripts_that_a_notebook_names_are_there(path):
+    text = "".join(map(source, cells(path)))
+    named = re.findall(r"\b(?:scripts|experiments|benchmarks)/\w+\.py\b", text)
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
 # --- what is made from other things ---
 
 
-def test_readme_is_made_from_index():
-    made = runpy.run_path(str(ROOT / "scripts/readme.py"))["readme"]()
-    assert (ROOT / "README.md").read_text(encoding="utf-8") == made, "run `make readme`"
-
-
-def test_the_engine_room_lists_its_chapters():
-    made = runpy.run_path(str(ROOT / "scripts/readme.py"))["engine_room"]()
-    room = ROOT / "nbs/engine_room.ipynb"
-    assert room.read_text(encoding="utf-8") == made, "run `make readme`"
-    linked = set(
-        re.findall(
-            r"^- \[.*?\]\((\w+\.ipynb)\)", "".join(map(source, cells(room))), re.M
+def test_what_is_made_from_the_front_page_and_the_sidebar_is_up_to_date():
+    for path, text in readme.made().items():
+        assert path.read_text(encoding="utf-8") == text, (
+            f"{path.name}: run `make readme`"
         )
-    )
-    assert linked == {p.name for p in NOTEBOOKS if "58" <= p.name[:2] < "99"}
+    room = ROOT / "nbs/engine_room.ipynb"
+    listed = re.findall(r"^- \[.*?\]\(([\w/]+\.ipynb)\)", source(cells(room)[1]), re.M)
+    engine = {f"engine/{p.name}" for p in NOTEBOOKS if p.parent.name == "engine"}
+    engine |= {p.name for p in NOTEBOOKS if "58" <= p.name[:2] < "99"}
+    assert set(listed) == engine
 
 
 def test_readme_links_lead_somewhere():
@@ -237,7 +242,11 @@ def test_sidebar_lists_the_notebooks_in_order():
     # other pages are made as the site is; that of the engine room is above its chapters
     assert [name for name in listed if name.endswith(".ipynb")] == sorted(
         names,
-        key=lambda n: (n != "index.ipynb", n.replace("engine_room", "57_engine_room")),
+        key=lambda n: (
+            n != "index.ipynb",
+            n[0].isalpha() and not n.startswith("engine"),
+            n.replace("engine_room", "57_engine_room"),
+        ),
     )
     assert (ROOT / "nbs/_quarto.yml").read_bytes() == (
         ROOT / "_quarto.yml"
@@ -620,65 +629,28 @@ def test_nothing_loads_a_pickle():
 
 
 def test_readme_shows_the_kept_results():
-    """Every score in results/ that the README's tables cover stands there as it was
-    measured.
+    """The front page's tables are made by its notebook; here their first columns are
+    read again.
     """
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in lines
-        if line.startswith("| ")
-    ]
-    head = next(row for row in rows if row[1:] == ["digits", "CIFAR-10"])
-    for column, name in enumerate(("digits-demo", "cifar10-small"), 1):
-        metrics = json.loads((ROOT / "results" / name / "metrics.json").read_text())
-        for model, mse in metrics["masked_patch_mse"].items():
-            row = next(row for row in rows[rows.index(head) :] if row[0] == model)
-            want = f"{mse:.3f} ± {metrics['standard_error'][model]:.3f}"
-            assert row[column] == want, (
-                f"README.md does not show {name}: {model}; run index.ipynb and `make"
-                " readme`"
-            )
-    # the pair on Tiny ImageNet, over its seeds, and the fills beside it
-    said = {row[0]: row[1:] for row in rows[: rows.index(head)] if len(row) == 5}
+    rows = {}
+    for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("| "):
+            name, *values = (cell.strip() for cell in line.strip("|").split("|"))
+            rows.setdefault(name.strip("*"), []).append(values)
 
-    def runs_of(name, steps):
-        pattern = f"tiny-imagenet-small-64-{name}-{steps}-*.json"
-        found = (ROOT / "results/image-pair").glob(pattern)
-        return [json.loads(path.read_text()) for path in found]
+    def over(pattern, number):
+        found = [json.loads(p.read_text()) for p in (ROOT / "results").glob(pattern)]
+        return float(np.mean([number(row) for row in found]))
 
-    def shown(runs):
-        error = [run["test_mse"] for run in runs]
-        if not error:
-            return "–"
-        spread = f" ± {np.std(error, ddof=1):.4f}" if len(error) > 1 else ""
-        return f"{np.mean(error):.4f}{spread} ({len(error)})"
-
-    for model, name in (
-        ("Energy Transformer, a gate", "et-operations"),
-        ("Energy Transformer, a size per channel", "et-metric-operations"),
-        (
-            "Energy Transformer, a size per channel, no decay",
-            "decay-0-et-metric-operations",
-        ),
-        (
-            "Energy Transformer, a size per channel, a matrix per step, no decay",
-            "decay-0-et-maps-operations",
-        ),
-        ("transformer", "transformer"),
-        ("Hyper-SET, as published", "hyperset-operations"),
-    ):
-        short, long = runs_of(name, 1_800), runs_of(name, 10_938)
-        run = (short + long)[0]
-        assert said[model] == [
-            shown(short),
-            shown(long),
-            f"{run['parameters']:,}",
-            f"{run['operations'] / 1e6:.0f}",
-        ]
-    metrics = json.loads((ROOT / "results/tiny-imagenet/metrics.json").read_text())
-    for fill in ("nearest open pixel", "biharmonic inpainting"):
-        assert said[fill][0] == f"{metrics['masked_patch_mse'][fill]:.4f}"
+    line = "image-pair/tiny-imagenet-small-64-decay-0-et-maps-operations-10938-*.json"
+    error = over(line, lambda row: row["test_mse"])
+    assert rows["Energy Transformer, extended"][0][0].startswith(f"{error:.4f} ± ")
+    auroc = lambda row: np.mean([run["test"]["auroc"] for run in row["runs"]])
+    nodes, sets = rows["Energy Transformer"]
+    assert nodes[0] == f"{100 * over('anomaly/tolokers-0.01-et.json', auroc):.1f}"
+    accuracy = lambda row: row["test_accuracy"]
+    folds = over("graph-classification/NCI1/et/fold-*.json", accuracy)
+    assert sets[0] == f"{100 * folds:.1f}"
 
 
 def test_results_say_where_they_come_from():
