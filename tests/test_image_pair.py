@@ -410,24 +410,6 @@ def test_a_lane_is_a_run_alone(pair, modules, tmp_path, monkeypatch, name):
         assert saved[0] == saved[1]
 
 
-def test_rates_of_lanes_surround_the_best(modules):
-    lanes = modules["image_lanes"]
-    grid = lanes.LEARNING_RATES
-    assert lanes.more_rates({}, grid[9]) == [*grid[6:13]]
-    # those already tried are not tried again
-    assert lanes.more_rates({grid[9]: 1.0}, grid[9]) == [*grid[6:9], *grid[10:13]]
-    tried = dict.fromkeys(grid[6:13], 2.0)
-    first = lambda i: {grid[i]: 1.0} | {k: v for k, v in tried.items() if k != grid[i]}
-    assert lanes.more_rates(first(8), grid[9]) == []
-    assert lanes.more_rates(first(12), grid[9]) == [*grid[13:16]]
-    assert lanes.more_rates(first(6), grid[9]) == [*grid[3:6]]
-    # where the grid ends, fewer are tried, and the best may still be at their edge
-    top = len(grid) - 1
-    last = dict(zip(grid[top - 3 :], (1.0, 2.0, 3.0, 4.0)))
-    assert lanes.more_rates(last, grid[top]) == [*grid[top - 6 : top - 3]]
-    assert lanes.more_rates({grid[top]: 0.5} | last, grid[top]) == []
-
-
 # --- kept downhill
 
 
