@@ -4,7 +4,7 @@ defines it, and trees on the means over neighbors.
 A network has two methods: `prepare(graph)` runs once, on the host, and returns the
 edges as arrays, which are an argument of what is compiled; `model(features, edges)`
 returns logits of normal and anomalous. `experiments/anomaly_results.py` trains and compares
-them, and nbs/58_graph_baselines.ipynb shows them. Graphs are undirected but for `MLP`
+them, and nbs/35_anomaly_results.ipynb tells of them. Graphs are undirected but for `MLP`
 and `aggregate`.
 """
 

@@ -2,7 +2,6 @@
 experiments/image_dynamics.py has them.
 """
 
-
 import image_dynamics as dynamics
 import jax
 import jax.numpy as jnp

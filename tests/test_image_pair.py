@@ -125,13 +125,6 @@ def test_operations_are_those_the_compiler_counts(pair, name):
     assert 0.85 * counted < pair.operations(c, name) <= counted
 
 
-def test_the_long_runs_come_last(pair):
-    jobs = pair.finals({}, plan_of(pair, lr=0.01), pair.NAMES, 6)
-    assert [job.steps for job in jobs] == sorted(job.steps for job in jobs)
-    assert [job.name for job in jobs if job.steps == 12] == list(pair.LONG)
-    assert "et-metric-operations" in pair.LONG
-
-
 def test_every_part_of_a_model_is_trained(pair):
     plan = plan_of(pair)
     patches = jnp.asarray(rng.normal(size=(3, N, 12)), jnp.float32)
@@ -184,51 +177,6 @@ def test_factors_start_where_the_transformer_does(pair, of):
     assert_close(gated.descend(patches, masked, steps=3)[0], x, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["et-metric-operations", "et-maps-operations"])
-def test_the_first_step_is_the_pull_of_the_energy(pair, name):
-    patches = jnp.asarray(rng.normal(size=(3, N, 12)), jnp.float32)
-    masked = jnp.asarray(rng.random((3, N)) < 0.5)
-    c = pair.sized(plan_of(pair).base, name)
-    model = pair.make(c, name)
-    x = model.encode(patches, masked)
-    step = model.descend(patches, masked, steps=1)[0] - x
-    norm, u = model.block.norm, model.block.update(model.block.norm(x))
-    assert_close(step, norm.turning(x, u), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["et-operations", "transformer"])
-def test_a_loop_and_all_steps_at_once_are_the_same(pair, monkeypatch, name):
-    model = pair.make(pair.sized(plan_of(pair).base, name), name)
-    patches = jnp.asarray(rng.normal(size=(3, N, 12)), jnp.float32)
-    masked = jnp.asarray(rng.random((3, N)) < 0.5)
-    at_once = model(patches, masked)
-    monkeypatch.setattr(pair, "_looped", lambda: 1)
-    np.testing.assert_allclose(model(patches, masked), at_once, atol=1e-5)
-
-
-def test_the_energy_transformer_has_all_options(pair):
-    c = pair.sized(pair.Plan().base, "et-operations")
-    model = pair.make(c, "et-operations")
-    attention, memory = model.block.attention, model.block.memory
-    np.testing.assert_allclose(attention.beta, 4 / 32**0.5, rtol=1e-6)
-    assert attention.log_beta.shape == (4,) and attention.normalize
-    np.testing.assert_array_equal(attention.Wq[...], attention.Wk[...])
-    assert attention.positions.table[0, 0, 0] < 0
-    assert memory.num_negative == round(c.num_memories / 4)
-    # of which the gate lets half pass
-    np.testing.assert_allclose(jnp.exp(model.solver.log_alpha[...]), 2.0, rtol=1e-6)
-    assert not model.solver.w[...].any() and not model.solver.b[...].any()
-
-
-def test_what_starts_small(pair):
-    "Memories, at 1/√K."
-    base = pair.Plan().base
-    for name in ("et-small-operations", "et-small-parameters"):
-        c = pair.sized(base, name)
-        xi = pair.make(c, name).block.memory.xi[...]
-        np.testing.assert_allclose(xi.std() * c.num_memories**0.5, 1, rtol=0.02)
-
-
 # --- Hyper-SET
 
 
@@ -274,21 +222,6 @@ def test_the_published_step_is_the_gradient_before_the_norm(pair, x64):
     h = pair.rms(x @ block.memory.W[...].T)
     pull = jax.grad(lambda h: jnp.sum(jax.nn.relu(h) ** 2) / 2)(h)
     assert_close(block.recall(x), pull @ block.memory.W[...])
-
-
-def test_published_step_sizes_start_at_zero_and_see_the_step(pair):
-    c = pair.sized(plan_of(pair).base, "hyperset-operations")
-    block = pair.make(c, "hyperset").block
-    x = jnp.asarray(rng.normal(size=(2, N, D)), jnp.float32)
-    np.testing.assert_array_equal(block(x, x, 0), x)
-    kernel = block.sizes.kernel
-    kernel[...] = jax.random.normal(jax.random.key(0), kernel.shape)
-    sizes = [block.step_sizes(x, t)[0] for t in (0, 1)]
-    assert sizes[0].shape == x.shape and np.abs(sizes[0] - sizes[1]).max() > 1e-2
-    assert sizes[0].min() < 0 < sizes[0].max()
-    a, b = block.step_sizes(x, 1)
-    y = x - a * block.attend(x)
-    np.testing.assert_allclose(block(x, x, 1), y + b * block.recall(y), rtol=1e-5)
 
 
 # --- runs
@@ -349,13 +282,6 @@ def test_runs_of_another_weight_decay_are_kept_apart(pair):
     assert decays == [0.05, 0.0]
     assert plans[1].kind == f"{plans[0].kind}-decay-0"
     assert job.file(plans[1]) != job.file(plans[0])
-
-
-def test_a_run_that_diverges_says_so(pair, tmp_path):
-    job = pair.Job("transformer", 3, 1e30, 0)
-    row = pair.run(plan_of(pair), job, PICTURES, tmp_path, pair.Clock())
-    assert pair.score(row) == float("inf") and "not" not in row["diverged"][:3]
-    json.loads(json.dumps(row, allow_nan=False))
 
 
 def test_a_full_run_is_scored_on_the_test_split_when_it_ends(
@@ -422,46 +348,6 @@ def test_the_order_of_the_runs(pair, monkeypatch):
     ]
 
 
-def test_other_models_get_as_many_trials(pair, monkeypatch):
-    monkeypatch.setattr(pair, "first_rate", lambda plan, name: pair.LEARNING_RATES[8])
-    goal = {"et-operations": 12, "transformer": 8}  # where each is best
-    plan, done = plan_of(pair), {}
-    while job := pair.next_trial(done, plan, tuple(goal)):
-        away = pair.LEARNING_RATES.index(job.lr) - goal[job.name]
-        done[job] = {"validation_mse": away**2}
-    rates = {name: pair.rates(done, plan, name) for name in goal}
-    assert len(rates["et-operations"]) == len(rates["transformer"]) == 6
-    for name, at in goal.items():
-        tried = {pair.LEARNING_RATES.index(rate) for rate in rates[name]}
-        assert {at - 1, at, at + 1} <= tried and next(iter(rates[name].values())) == 0
-        assert tried == set(range(min(tried), max(tried) + 1))
-
-
-def test_as_a_command(pair, tmp_path, capsys):
-    pytest.importorskip("sklearn")
-    common = ["--size", "tiny", "--data", "digits", "--only", "transformer-plain"]
-    common += [
-        "--trial-steps",
-        "2",
-        "--steps",
-        "3",
-        "--batch-size",
-        "8",
-        "--lr",
-        "0.01",
-    ]
-    common += ["--seeds", "0", "--longer", "0", "--validate-on", "20"]
-    places = [f"--out={tmp_path / 'out'}", f"--runs={tmp_path / 'runs' / 'pair'}"]
-    pair.main([*common, "--sizes"])
-    assert "| transformer-plain | 8 | 32 | 2 |" in capsys.readouterr().out
-    pair.main([*common, *places, "--budget", "0"])
-    assert not list(tmp_path.glob("out/*"))
-    pair.main([*common, *places])
-    assert "digits-tiny-8-transformer-plain-3-0.01-0" in capsys.readouterr().out
-    pair.main([*common, *places, "--summary"])
-    assert "| transformer-plain |" in capsys.readouterr().out
-
-
 def test_steps_that_raise_the_energy_are_counted(pair):
     tokens = dict(image_size=8, patch_size=2, dim=16, num_heads=2, head_dim=8)
     plain = ImageConfig(**tokens, num_memories=32, steps=8)
@@ -515,80 +401,6 @@ def test_a_lane_is_a_run_alone(pair, modules, tmp_path, monkeypatch, name):
         of = [tmp_path / "runs" / job.file(plan), tmp_path / str(job.seed)]
         saved = [read_meta(folder / "best.safetensors") for folder in of]
         assert saved[0] == saved[1]
-
-
-def test_lanes_are_of_one_model_and_length(pair, modules):
-    two = {"transformer": (4, 6), "transformer-plain": (4,)}
-    jobs = [pair.Job(n, steps, 0.01, 0) for n in two for steps in two[n]]
-    for different in (jobs[:2], jobs[::2]):
-        with pytest.raises(ValueError, match="one model and length"):
-            modules["image_lanes"].train_together(
-                plan_of(pair), different, PICTURES, None
-            )
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ("--rates 0.1", "folder of their own"),
-        ("--rates 0.1 --out x --lr 0.1", "--rates: not together with"),
-        ("--rates 0.1 --out x --trials", "--rates: not together with"),
-        ("--budget 1", "unrecognized arguments: --budget"),
-    ],
-)
-def test_lanes_refuse_what_they_would_ignore(modules, options, message, capsys):
-    with pytest.raises(SystemExit):
-        modules["image_lanes"].main(options.split())
-    assert message in capsys.readouterr().err
-
-
-def test_rates_of_lanes_surround_the_best(modules):
-    lanes = modules["image_lanes"]
-    grid = lanes.LEARNING_RATES
-    assert lanes.more_rates({}, grid[9]) == [*grid[6:13]]
-    # those already tried are not tried again
-    assert lanes.more_rates({grid[9]: 1.0}, grid[9]) == [*grid[6:9], *grid[10:13]]
-    tried = dict.fromkeys(grid[6:13], 2.0)
-    first = lambda i: {grid[i]: 1.0} | {k: v for k, v in tried.items() if k != grid[i]}
-    assert lanes.more_rates(first(8), grid[9]) == []
-    assert lanes.more_rates(first(12), grid[9]) == [*grid[13:16]]
-    assert lanes.more_rates(first(6), grid[9]) == [*grid[3:6]]
-    # where the grid ends, fewer are tried, and the best may still be at their edge
-    top = len(grid) - 1
-    last = dict(zip(grid[top - 3 :], (1.0, 2.0, 3.0, 4.0)))
-    assert lanes.more_rates(last, grid[top]) == [*grid[top - 6 : top - 3]]
-    assert lanes.more_rates({grid[top]: 0.5} | last, grid[top]) == []
-
-
-def test_lanes_as_a_command(pair, modules, tmp_path, monkeypatch):
-    lanes = modules["image_lanes"]
-    monkeypatch.setattr(pair, "pictures", lambda plan, folder: PICTURES)
-    out, runs = tmp_path / "out", tmp_path / "runs"
-    size = "--size tiny --data generated --batch-size 4 --validate-on 6 --longer 0"
-    steps = "--trial-steps 2 --steps 4 --only transformer"
-    folders = ["--out", str(out), "--runs", str(runs)]
-    command = [*size.split(), *steps.split(), *folders, "--seeds", "0", "1"]
-    lanes.main(command)
-    plan = plan_of(pair, steps=4)
-    found = pair.read(out, plan)
-    trials = [job for job in found if job.steps == 2]
-    full = [job for job in found if job.steps == 4]
-    # the best of four at this width, beyond which the grid ends
-    assert len(trials) == 4 and {job.seed for job in trials} == {0}
-    best = next(iter(pair.rates(found, plan, "transformer")))
-    assert {(job.lr, job.seed) for job in full} == {(best, 0), (best, 1)}
-    assert {p.parent.name for p in runs.glob("*/best.safetensors")} == {
-        job.file(plan) for job in full
-    }
-    # all seeds at each of the rates, without trials
-    other = tmp_path / "rates"
-    lanes.main([*command, "--out", str(other), "--rates", "0.01", "0.02"])
-    made = {(job.steps, job.lr, job.seed) for job in pair.read(other, plan)}
-    assert made == {(4, rate, seed) for rate in (0.01, 0.02) for seed in (0, 1)}
-    # nothing is made again, and a summary makes nothing
-    monkeypatch.setattr(lanes, "train_together", None)
-    lanes.main(command)
-    lanes.main([*command[:-1], "7", "--summary"])
 
 
 # --- kept downhill
@@ -682,21 +494,6 @@ def test_variants_cost_the_same_and_are_energies(pair, modules):
     plain = terms.sized(base, "plain")
     memories = dict(num_memories=plain.num_memories, tied_start=True)
     assert plain == replace(base, **memories)
-
-
-def test_a_variant_is_trained_and_scored(pair, modules, tmp_path):
-    terms = modules["image_terms"]
-    names = [terms.FULL, "every step", "self-attention"]
-    plan = plan_of(pair, trial_steps=5)
-    terms.work(plan, tmp_path, names, PICTURES)
-    done = terms.read(tmp_path)
-    assert len(done) == 9 and len({terms.score(row) for row in done.values()}) == 9
-    for row in done.values():
-        assert 0 < row["validation_mse"] < 10
-        assert row["steps_observed"] == 2 * 6 and row["steps_up"] == 0
-    files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    terms.work(plan, tmp_path, names, PICTURES)
-    assert files == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
 
 
 def test_the_loss_of_every_step_is_their_mean(pair, modules):

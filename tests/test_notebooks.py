@@ -28,7 +28,6 @@ COMPUTE = {
     "22_image_train",
     "82_graph_kernels",
     "32_anomaly",
-    "58_graph_baselines",
     "37_classification",
     "51_performance",
 }

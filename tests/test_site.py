@@ -307,7 +307,7 @@ DRAWINGS = """03_attention:fig-chase 05_block:fig-blocks 50_explorer:fig-dials
 PHOTOGRAPHS = """22_image_train:fig-photographs 20_image_data:fig-task 23_windows:fig-large
     20_image_data:fig-fills 21_image_model:fig-steps 21_image_model:fig-pipeline
     22_image_train:fig-cifar 21_image_model:fig-parts 01_energy:fig-landscape
-    24_image_results:fig-photographs"""
+    24_image_results:fig-reconstructions"""
 
 
 def test_the_dark_theme_inverts_drawings_and_no_photograph(site):
