@@ -16,6 +16,7 @@ import argparse
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -34,8 +35,8 @@ from et_nbdev.graph.classify import (
     ClassifyConfig,
     ClassifyTraining,
     GraphClassifier,
-    _classification_loss,
 )
+from et_nbdev.graph.crossval import graph_loss
 from et_nbdev.graph.sets import load_graphs
 from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.training.loop import TrainState, make_optimizer, make_step
@@ -106,7 +107,8 @@ def trainer(make, data, config):
     graphdef, params = nnx.split(model, nnx.Param)
     params, optimizer = nnx.to_pure_dict(params), make_optimizer(config.optim(10**4))
     state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
-    step = make_step(graphdef, _classification_loss, optimizer, 0)
+    loss = partial(graph_loss, share=1 / config.batch_size)
+    step = make_step(graphdef, loss, optimizer, 0)
 
     def train(batch):
         state[0], metrics = step(state[0], batch)
