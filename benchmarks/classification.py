@@ -31,11 +31,7 @@ from et_nbdev.graph.batches import (
     learn_encoding,
     make_buckets,
 )
-from et_nbdev.graph.classify import (
-    ClassifyConfig,
-    ClassifyTraining,
-    GraphClassifier,
-)
+from et_nbdev.graph.classify import ClassifyConfig, ClassifyTraining, GraphClassifier
 from et_nbdev.graph.crossval import graph_loss
 from et_nbdev.graph.sets import load_graphs
 from et_nbdev.training.checkpoint import atomic_write, provenance

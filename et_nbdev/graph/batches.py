@@ -167,7 +167,8 @@ class Columns(NamedTuple):
         mean, scale = rows.mean(0), rows.std(0)
         # a column that hardly varies is only centered
         scale = np.where(scale > 1e-9 * (np.abs(mean) + 1e-30), scale, 1)
-        return cls(values, tuple(known), *np.float32([mean, scale]))  # pyright: ignore[reportGeneralTypeIssues]
+        mean, scale = np.float32([mean, scale])
+        return cls(values, tuple(known), mean, scale)
 
     def __call__(self, what: str, labels, attributes) -> Float32[np.ndarray, "n F"]:
         if (labels.shape[1], attributes.shape[1]) != (len(self.values), len(self.mean)):
@@ -274,7 +275,7 @@ class Supply:
             yield from map(self.load, self.plan(ids, seed, epoch)[skipped:])
             skipped = 0
 
-
+# %% ../../nbs/engine/sets.ipynb #99fi11ed
 def _filled(ids: Int[np.ndarray, "b"], size: int) -> Int[np.ndarray, "B"]:
     "`size` ids; -1 where there is no graph."
     return np.pad(ids, (0, size - len(ids)), constant_values=-1)
@@ -318,7 +319,7 @@ class Bucket(NamedTuple):
     sizes: Int32[Array, "n"]
     labels: Int32[Array, "n"]
 
-
+# %% ../../nbs/engine/sets.ipynb #87filledbu
 def _bucket_of(graphs: GraphSet, N: int, x, p, e) -> Bucket:
     "A bucket of graphs with at most N nodes, from their features and positions."
     counts, n = np.diff(graphs.edge_start), len(graphs)
@@ -421,7 +422,7 @@ class Buckets(Supply):
         rows = np.where(part >= 0, self.row[part], -1)
         return take(self.buckets[self.bucket[part[0]]], jnp.asarray(rows, jnp.int32))
 
-
+# %% ../../nbs/engine/sets.ipynb #87makebuck
 def make_buckets(
     graphs: GraphSet,
     encoding: Encoding,
@@ -444,7 +445,7 @@ def _padded(a: np.ndarray, rows: int, value=0) -> Array:
     more = np.full((rows - len(a), *a.shape[1:]), value, a.dtype)
     return jnp.asarray(np.concatenate([a, more]))
 
-
+# %% ../../nbs/engine/sets.ipynb #87edgel1st
 class EdgeLists(Supply):
     "A set as lists of edges."
 

@@ -175,7 +175,9 @@ def _check(config, *limits: tuple[str, bool, str]):
     "Raise ValueError, naming the field: kinds, choices, then each limit that is false."
     check_kinds(config)
     choices = {
-        f.name: get_args(f.type) for f in fields(config) if get_origin(f.type) is Literal
+        f.name: get_args(f.type)
+        for f in fields(config)
+        if get_origin(f.type) is Literal
     }
     known = [
         (name, getattr(config, name) in of, " or ".join(map(repr, of)))
@@ -384,7 +386,11 @@ class ClassifyTraining:
             self,
             ("seed", 0 <= self.seed < 2**32, f"0 to {2**32 - 1}"),
             ("fold", 0 <= self.fold < 10, "0 to 9"),
-            ("layout", ordered, "'dense' with shuffle; lists of edges keep their order"),
+            (
+                "layout",
+                ordered,
+                "'dense' with shuffle; lists of edges keep their order",
+            ),
         )
         check_sizes(num_buckets=self.num_buckets, every=self.every)
         self.optim(100)
@@ -438,9 +444,7 @@ def train_classifier(
     if (graphs.labels[np.concatenate(fold)] < 0).any():
         raise ValueError("graphs: some of the graphs have no label")
     if len(np.unique(graphs.labels[train])) < 2:
-        raise ValueError(
-            f"fold: the {len(train)} training graphs are all of one class"
-        )
+        raise ValueError(f"fold: the {len(train)} training graphs are all of one class")
     c, shapes = config.model, (config.batch_size, config.num_buckets)
     positions = cached_positions(graphs, c.num_positions, c.positions)
     encoding = learn_encoding(graphs, train)
@@ -463,8 +467,11 @@ def train_classifier(
         config={**asdict(config), "sizes": sizes_of(supply), "data": data},
         progress=progress,
     )
-    of = [scored(result.model, ids) if len(ids) else None for ids in (validation, test)]
-    return _Classified(result.model, *of, result.history, result.best_step)  # pyright: ignore[reportCallIssue]
+    validated = scored(result.model, validation)
+    tested = scored(result.model, test) if len(test) else None
+    return _Classified(
+        result.model, validated, tested, result.history, result.best_step
+    )
 
 # %% ../../nbs/engine/cross_validation.ipynb #5096fb03
 def load_classifier(path: Path | str) -> GraphClassifier:
@@ -604,7 +611,9 @@ def _draw(ax, graph, weights, values, words):
     shown: Any = nx.draw_networkx_edges(graph, **where, **look)
     colors = "0.9" if values is None else values
     scale = {} if values is None else dict(vmin=0)
-    dots = nx.draw_networkx_nodes(graph, node_color=colors, node_size=180, **scale, **where)
+    dots = nx.draw_networkx_nodes(
+        graph, node_color=colors, node_size=180, **scale, **where
+    )
     if values is not None or graph.edges:
         ax.figure.colorbar(shown if values is None else dots, ax=ax, shrink=0.8)
     for v, word in enumerate(words):

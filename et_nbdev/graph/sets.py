@@ -34,6 +34,9 @@ from et_nbdev.graph.data import (
 from ..training.checkpoint import at_home, atomic_write
 
 # %% ../../nbs/engine/set_readers.ipynb #819e66ec
+_TABLES = ("node_labels", "node_attributes", "edge_labels", "edge_attributes")
+
+
 def ranges(
     start: Int[np.ndarray, "starts"], ids: Int[np.ndarray, "n"]
 ) -> Int[np.ndarray, "m"]:
@@ -55,9 +58,6 @@ def _table(name: str, value, rows: int) -> np.ndarray:
     return read(name, a[:, None] if a.ndim == 1 else a, (rows, "M"))
 
 # %% ../../nbs/engine/set_readers.ipynb #81642eb6
-_TABLES = ("node_labels", "node_attributes", "edge_labels", "edge_attributes")
-
-
 @dataclass(frozen=True, repr=False, eq=False)
 class GraphSet:
     """G graphs end to end, each with a class; NumPy arrays on the host, checked and
