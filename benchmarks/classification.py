@@ -9,6 +9,8 @@ literal formulas cost, our model also runs on batches of both kinds. Graphs per 
 and ratios to the plain way of the paper.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,12 +24,8 @@ from et_nbdev.graph.batches import (
     learn_encoding,
     make_buckets,
 )
-from et_nbdev.graph.classify import (
-    ClassifyConfig,
-    ClassifyTraining,
-    GraphClassifier,
-    _classification_loss,
-)
+from et_nbdev.graph.classify import ClassifyConfig, ClassifyTraining, GraphClassifier
+from et_nbdev.graph.crossval import graph_loss
 from et_nbdev.graph.sets import load_graphs
 from et_nbdev.training.loop import TrainState, make_optimizer, make_step
 
@@ -82,7 +80,8 @@ def trainer(make, graphs, features: int, config):
     graphdef, params = nnx.split(model, nnx.Param)
     params, optimizer = nnx.to_pure_dict(params), make_optimizer(config.optim(10**4))
     state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
-    step = make_step(graphdef, _classification_loss, optimizer, 0)
+    loss = partial(graph_loss, share=1 / config.batch_size)
+    step = make_step(graphdef, loss, optimizer, 0)
 
     def train(batches):
         for batch in batches:

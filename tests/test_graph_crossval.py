@@ -1,5 +1,5 @@
 """The protocol: folds that never change, training that cannot see the test fold, and
-results that are whole or absent (nbs/89_cross_validation.ipynb).
+results that are whole or absent (nbs/engine/cross_validation.ipynb).
 """
 
 import json
@@ -28,12 +28,12 @@ from et_nbdev.graph.crossval import (
     parts,
     predict_logits,
     score,
-    stream,
     summary,
 )
 from et_nbdev.graph.sets import TU_NAMES, load_graphs
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results/graph-classification"
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 
@@ -59,29 +59,19 @@ class Counts(nnx.Module):
 GRID = [Candidate(6, FitConfig(epochs=3, lr=lr)) for lr in (1e-3, 1e-2)]
 OPTIONS = dict(k=2, num_buckets=1, progress=False)
 ROWS = ("loss", "validation", "predictions", "chosen")
-
-
-@pytest.fixture(scope="module")
-def graphs():
-    return load_graphs("rings")[np.arange(60)]
-
-
-@pytest.fixture(scope="module")
-def fold(graphs):
-    return deal(graphs.labels, 5)
+GRAPHS = load_graphs("rings")[:60]
+FOLDS = deal(GRAPHS.labels, 5)
 
 
 def supplies(graphs, train):
-    encoding, k = learn_encoding(graphs, train), (graphs.num_nodes, 0)
-    options = dict(k=0, num_buckets=2, batch_size=16)
-    return {
-        "dense": make_buckets(graphs, encoding, **options),
-        "edges": EdgeLists(graphs, encoding, np.zeros(k, np.float32), 16),
-    }
+    encoding = learn_encoding(graphs, train)
+    nothing = np.zeros((graphs.num_nodes, 0), np.float32)
+    options = dict(positions=nothing, num_buckets=2, batch_size=16)
+    lists = EdgeLists(graphs, encoding, nothing, 16)
+    return {"dense": make_buckets(graphs, encoding, **options), "edges": lists}
 
 
-# ------------------------------------------------------------------------------------
-# folds
+# --- folds
 
 
 @given(
@@ -97,10 +87,10 @@ def test_folds_are_disjoint_complete_and_stratified(labels, k, seed):
     for c in np.unique(labels):
         assert np.ptp(np.bincount(fold[labels == c], minlength=k)) <= 1
     split = [parts(fold, f) for f in range(k)]
-    for one in split:
-        assert np.array_equal(np.sort(np.concatenate(one)), everyone) and all(
-            map(len, one)
-        )
+    for f, one in enumerate(split):
+        assert np.array_equal(np.sort(np.concatenate(one)), everyone)
+        assert all(map(len, one))
+        assert np.array_equal(one.validation, split[(f + 1) % k].test)
     assert sorted(np.concatenate([one.test for one in split])) == list(everyone)
 
 
@@ -114,75 +104,51 @@ def test_folds_never_change():
 
 
 def kept_folds(name):
-    kept = json.loads((ROOT / "results/graph-classification/folds.json").read_text())
+    kept = json.loads((RESULTS / "folds.json").read_text())
     return np.array(list(map(int, kept[f"{name}/10"])))
 
 
-GRAPHS = dict(MUTAG=188, PROTEINS=1113, ENZYMES=600, NCI1=4110, NCI109=4127)
-GRAPHS |= dict(Mutagenicity=4337, DD=1178)
+SIZES = dict(MUTAG=188, PROTEINS=1113, ENZYMES=600, NCI1=4110, NCI109=4127)
+SIZES |= dict(Mutagenicity=4337, DD=1178)
 
 
 @pytest.mark.parametrize("name", [n for n in TU_NAMES if n != "FRANKENSTEIN"])
 def test_kept_folds_are_complete(name):
     sizes = np.bincount(kept_folds(name))
-    assert sizes.sum() == GRAPHS[name] and len(sizes) == 10 and np.ptp(sizes) <= 1
+    assert sizes.sum() == SIZES[name] and len(sizes) == 10 and np.ptp(sizes) <= 1
 
 
-@pytest.mark.parametrize("name", [n for n in GRAPHS if n != "DD"])
+@pytest.mark.parametrize("name", [n for n in SIZES if n != "DD"])
 def test_kept_folds_are_those_of_the_real_labels(et_data, name):
     assert np.array_equal(kept_folds(name), deal(load_graphs(name, et_data).labels))
 
 
-# ------------------------------------------------------------------------------------
-# training
+# --- training
 
 
-@pytest.mark.parametrize("layout", ["dense", "edges"])
-def test_batches_hold_every_graph_once_and_depend_on_their_number(graphs, layout):
-    ids = np.arange(5, 55)
-    supply = supplies(graphs, ids)[layout]
-    per, load = len(supply.plan(ids, 0)), supply.load
-    numbers = lambda loaded: np.concatenate(
-        [np.ravel(x) for x in jax.tree.leaves(loaded)]
-    )
-    for epoch in (0, 1):
-        plan = supply.plan(ids, 0, epoch)
-        which = np.concatenate([supply.members(part) for part in plan])
-        assert sorted(which[which >= 0]) == list(ids)
-        later = stream(supply, ids, 0, epoch * per + 1)
-        for part, loaded in zip(plan[1:], later):
-            assert np.array_equal(numbers(load(part)), numbers(loaded))
-
-
-def test_training_is_repeatable_and_compiles_once(graphs):
-    easy = replace(graphs, labels=(graphs.sizes > np.median(graphs.sizes)).astype(int))
+def test_training_is_repeatable_and_compiles_once():
+    easy = (GRAPHS.sizes > np.median(GRAPHS.sizes)).astype(int)
+    easy = replace(GRAPHS, labels=easy)
     part = parts(deal(easy.labels, 5), 0)
     buckets = supplies(easy, part.train)["dense"]
-    config, rows = FitConfig(epochs=12, lr=1e-2, batch_size=16, weight_decay=0.0), []
+    config = FitConfig(epochs=12, lr=1e-2, batch_size=16, weight_decay=0.0)
     build = lambda: Counts(6, buckets, nnx.Rngs(0))
     split = buckets, part.train, part.validation
-    runs = [fit_classifier(build(), *split, config, 0, rows.append) for _ in range(2)]
-    history = runs[0].history
-    assert history == runs[1].history and rows == 2 * history and len(rows) == 24
-    states = (nnx.state(run.model) for run in runs)
-    jax.tree.map(np.testing.assert_array_equal, *states)
-    best = max(history, key=lambda r: (r["validation_accuracy"], -r["validation_loss"]))
-    assert best["epoch"] == runs[0].epoch
-    # the weights and statistics of that epoch, not the last ones
-    logits = predict_logits(runs[0].model, buckets, part.validation)
-    found = score(logits, easy.labels[part.validation])
-    assert found == (best["validation_accuracy"], best["validation_loss"])
+    run, again = (fit_classifier(build(), *split, config, 0) for _ in range(2))
+    assert run.history == again.history and len(run.history) == 12
+    losses = [row["loss"] for row in run.history]
+    assert losses[-1] < losses[0]
     programs = crossval.programs(nnx.split(build(), nnx.Param, ...)[0])
     before = [p._cache_size() for p in programs]
     other = FitConfig(epochs=2, lr=1e-3, batch_size=16, weight_decay=0.1, clip=0.5)
     fit_classifier(build(), buckets, part.train[3:], part.test, other)
     assert [p._cache_size() for p in programs] == before == [2, 2]
-    assert fit_classifier(build(), *split, config, 1).history != history
+    assert fit_classifier(build(), *split, config, 1).history != run.history
 
 
-def test_the_weights_kept_are_those_of_the_best_epoch(graphs, monkeypatch):
-    "By accuracy, then by loss, then the first; not the last."
-    supply, seen = supplies(graphs, np.arange(40))["dense"], []
+def test_the_weights_kept_are_those_of_the_best_epoch(monkeypatch):
+    "By accuracy, then by loss, then the first; not the last. And their statistics."
+    supply, seen = supplies(GRAPHS, np.arange(40))["dense"], []
     marks = [(0.5, 0.1), (0.75, 2.0), (0.75, 1.0), (0.75, 1.0), (0.25, 0.1)]
 
     def told(logits, labels):
@@ -198,7 +164,7 @@ def test_the_weights_kept_are_those_of_the_best_epoch(graphs, monkeypatch):
 
 
 @pytest.mark.parametrize("clip", [1e6, 1e-8])
-def test_one_step_is_adamw_of_the_summed_loss(graphs, clip):
+def test_one_step_is_adamw_of_the_summed_loss(clip):
     class Linear(nnx.Module):
         def __init__(self):
             self.linear = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
@@ -206,21 +172,19 @@ def test_one_step_is_adamw_of_the_summed_loss(graphs, clip):
         def __call__(self, batch, rngs=None):
             return self.linear(batch.features.sum(1))
 
-    encoding, ids = learn_encoding(graphs, [0]), np.arange(20)
-    buckets = make_buckets(graphs, encoding, k=0, num_buckets=1, batch_size=64)
+    encoding, ids = learn_encoding(GRAPHS, [0]), np.arange(20)
+    buckets = make_buckets(GRAPHS, encoding, k=0, num_buckets=1, batch_size=64)
     config = dict(epochs=1, batch_size=64, lr=0.1, warmup=0.0, weight_decay=0.5)
     batch, before = next(buckets.batches(ids)), Linear()
 
     def loss(model):
-        own = jax.nn.log_softmax(model(batch))[
-            jnp.arange(len(batch.labels)), batch.labels
-        ]
+        rows = jnp.arange(len(batch.labels)), batch.labels
+        own = jax.nn.log_softmax(model(batch))[rows]
         return -jnp.sum(own, where=batch.labels >= 0) / 64
 
     slope = nnx.grad(loss)(before)
-    run = fit_classifier(
-        Linear(), buckets, ids, np.arange(20, 25), FitConfig(**config, clip=clip)
-    )
+    config = FitConfig(**config, clip=clip)
+    run = fit_classifier(Linear(), buckets, ids, np.arange(20, 25), config)
     norm = float(jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(slope))))
     shrink, after = min(1, clip / norm), run.model.linear
     # its first step; one of one is half way down the cosine
@@ -234,53 +198,54 @@ def test_one_step_is_adamw_of_the_summed_loss(graphs, clip):
     assert run.history[0]["loss"] == pytest.approx(float(loss(before)) * 64 / 20)
 
 
-def test_training_stops_where_the_loss_is_lost(graphs, fold):
+def test_training_stops_where_the_loss_is_lost():
     class Explodes(Counts):
         def __call__(self, batch, rngs=None):
             return super().__call__(batch, rngs) * jnp.float32(jnp.inf)
 
     # most of the test graphs are of the class that few others are of
-    labels = np.where(fold == 0, 1, np.random.default_rng(0).integers(0, 5, 60) == 0)
-    given = replace(graphs, labels=labels.astype(int))
+    labels = np.where(FOLDS == 0, 1, np.random.default_rng(0).integers(0, 5, 60) == 0)
+    given = replace(GRAPHS, labels=labels.astype(int))
     make = lambda *a: Explodes(*a)
-    (row,) = cross_validate(make, given, fold, GRID[:1], folds=[0], **OPTIONS)
+    (row,) = cross_validate(make, given, FOLDS, GRID[:1], folds=[0], **OPTIONS)
     assert row["candidates"][0]["epoch"] == 0 and row["loss"] == []
     assert row["largest_class"] == 0 and 0 <= row["test_accuracy"] <= 1
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [dict(epochs=0), dict(lr=-1.0), dict(warmup=1.0), dict(weight_decay=float("nan"))],
-    ids=str,
-)
-def test_settings_are_checked(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        FitConfig(**bad)
+def test_both_layouts_predict_the_same_and_scores_are_right():
+    two, ids = supplies(GRAPHS, np.arange(40)), np.arange(40, 60)[::-1]
+    model = Counts(6, two["dense"], nnx.Rngs(0))
+    logits, lists = (predict_logits(model, two[k], ids) for k in ("dense", "edges"))
+    np.testing.assert_allclose(lists, logits, rtol=1e-5, atol=1e-5)
+    # in the order asked for
+    one = model(next(two["dense"].batches(ids[:1])))[0]
+    np.testing.assert_allclose(one, logits[0], rtol=1e-5, atol=1e-5)
+    got = score(np.array([[2.0, 1.0], [0.0, 1.0], [5.0, 5.0]]), np.array([0, 0, 1]))
+    want = (np.log1p(np.exp(-1)) + np.log1p(np.exp(1)) + np.log(2)) / 3
+    assert got == pytest.approx((1 / 3, want))
 
 
-# ------------------------------------------------------------------------------------
-# the protocol
+# --- the protocol
 
 
-def test_training_cannot_see_the_test_fold(graphs, fold):
+def test_training_cannot_see_the_test_fold():
     """Every label of the test fold wrong, and its attributes absurd: training, choice
     and weights are the same to the last bit.
     """
-    noise = np.random.default_rng(0).normal(size=(graphs.num_nodes, 2))
-    measured = replace(graphs, node_attributes=noise)
-    owner = np.repeat(np.arange(60), graphs.sizes)
+    noise = np.random.default_rng(0).normal(size=(GRAPHS.num_nodes, 2))
+    owner = np.repeat(np.arange(60), GRAPHS.sizes)
 
     def run(ids=(), factor=1.0, flip=True):
         "With labels flipped and attributes scaled in some graphs."
-        labels, scale = graphs.labels.copy(), np.where(np.isin(owner, ids), factor, 1)
+        labels, scale = GRAPHS.labels.copy(), np.where(np.isin(owner, ids), factor, 1)
         labels[list(ids)] ^= flip
-        given = replace(measured, labels=labels, node_attributes=noise * scale[:, None])
+        given = replace(GRAPHS, labels=labels, node_attributes=noise * scale[:, None])
         kept = []
         keep = lambda f, model: kept.append(nnx.state(model))
         options = dict(folds=[1], keep=keep, **OPTIONS)
-        return cross_validate(Counts, given, fold, GRID, **options)[0], kept[0]
+        return cross_validate(Counts, given, FOLDS, GRID, **options)[0], kept[0]
 
-    part = parts(fold, 1)
+    part = parts(FOLDS, 1)
     (clean, weights), (dirty, others) = run(), run(part.test)
     assert [clean[k] for k in ROWS] == [dirty[k] for k in ROWS]
     # it is scored all the same
@@ -295,35 +260,46 @@ def test_training_cannot_see_the_test_fold(graphs, fold):
         assert told(other[0]) != told(clean) == told(absurd)
 
 
-def test_labels_of_the_test_fold_never_reach_the_training_function(
-    graphs, fold, monkeypatch
-):
-    seen = []
+@pytest.mark.parametrize("layout", ["dense", "edges"])
+def test_labels_of_the_test_fold_never_reach_the_training_function(monkeypatch, layout):
+    seen, part = [], parts(FOLDS, 2)
 
     def watch(model, supply, train, validation, *rest):
         seen.append((supply, train, validation))
         return fit_classifier(model, supply, train, validation, *rest)
 
     monkeypatch.setattr(crossval, "fit_classifier", watch)
-    cross_validate(Counts, graphs, fold, GRID[:1], folds=[2], **OPTIONS)
-    ((supply, train, validation),), part = seen, parts(fold, 2)
+    options = dict(folds=[2], layout=layout, **OPTIONS)
+    (row,) = cross_validate(Counts, GRAPHS, FOLDS, GRID, **options)
+    supply, train, validation = seen[0]
     assert np.array_equal(train, part.train)
     assert np.array_equal(validation, part.validation)
     assert (supply.labels[part.test] == -1).all()
-    assert (supply.labels[part.train] == graphs.labels[part.train]).all()
-    on_device = np.concatenate([np.asarray(b.labels) for b in supply.buckets])
-    assert (on_device == -1).sum() == len(part.test)
-
-
-def test_the_winner_is_the_best_on_the_hold_out(graphs, fold):
-    row = cross_validate(Counts, graphs, fold, GRID, folds=[0], **OPTIONS)[0]
+    assert (supply.labels[part.train] == GRAPHS.labels[part.train]).all()
+    loaded = [np.asarray(b.labels) for b in supply.batches(np.arange(60))]
+    assert (np.concatenate(loaded) >= 0).sum() == 60 - len(part.test)
+    # the winner is the best on the hold-out, and what is written is right
     tried = row["candidates"]
     marks = [(c["validation_accuracy"], -c["validation_loss"]) for c in tried]
     assert row["chosen"] == marks.index(max(marks))
-    truth = graphs.labels[fold == 0]
+    truth = GRAPHS.labels[FOLDS == 2]
     assert row["test_graphs"] == len(row["predictions"]) == len(truth)
     assert row["test_accuracy"] == (np.array(row["predictions"]) == truth).mean()
-    assert {"seconds", "commit", "date", "jax", "settings"} <= set(row)
+    assert row["settings"]["layout"] == layout
+    assert {"seconds", "commit", "date", "jax"} <= set(row)
+
+
+def test_of_equal_candidates_the_first_is_chosen(monkeypatch):
+    marks = iter([(0.5, 1.0), (0.75, 2.0), (0.75, 1.0), (0.75, 1.0)])
+
+    def told(model, supply, train, validation, *rest):
+        names = ("validation_accuracy", "validation_loss")
+        row = dict(zip(names, next(marks)), loss=0.0)
+        return crossval.Fitted(model, [row], 1)
+
+    monkeypatch.setattr(crossval, "fit_classifier", told)
+    (row,) = cross_validate(Counts, GRAPHS, FOLDS, GRID * 2, folds=[0], **OPTIONS)
+    assert row["chosen"] == 2
     two = [{"test_accuracy": 0.5}, {"test_accuracy": 0.7}]
     assert summary(two) == "60.0 ± 14.1 (2 folds)"
     assert summary(two[:1]) == "50.0 (1 fold)"
@@ -332,9 +308,9 @@ def test_the_winner_is_the_best_on_the_hold_out(graphs, fold):
 FOUND = {"test_accuracy": 0.75, "test_correct": 9, "test_graphs": 12}
 
 
-def test_results_are_written_whole_and_read_again(graphs, fold, tmp_path, monkeypatch):
-    run = lambda given=graphs, grid=GRID[:1], f=0, **o: cross_validate(
-        Counts, given, fold, grid, folds=[f], out=tmp_path / "of", **OPTIONS | o
+def test_results_are_written_whole_and_read_again(tmp_path, monkeypatch):
+    run = lambda given=GRAPHS, grid=GRID[:1], f=0, **o: cross_validate(
+        Counts, given, FOLDS, grid, folds=[f], out=tmp_path / "of", **OPTIONS | o
     )[0]
 
     def boom(*a, **k):
@@ -348,21 +324,18 @@ def test_results_are_written_whole_and_read_again(graphs, fold, tmp_path, monkey
     assert not list((tmp_path / "of").iterdir())
     rows, kept = [run(f=f) for f in (3, 0)], []
     files = sorted(p.name for p in (tmp_path / "of").iterdir())
-    assert files == ["fold-0.json", "fold-3.json"] and [r["fold"] for r in rows] == [
-        3,
-        0,
-    ]
+    assert files == ["fold-0.json", "fold-3.json"]
+    assert [row["fold"] for row in rows] == [3, 0]
     monkeypatch.setattr(crossval, "_one_fold", boom)
     assert run(keep=lambda f, model: kept.append(f)) == rows[1] and not kept
     with pytest.raises(OSError, match="no more"):  # would be computed
         run(f=1)
-    more = {"node_attributes": np.ones((graphs.num_nodes, 1), int)}
+    more = {"node_attributes": np.ones((GRAPHS.num_nodes, 1), int)}
     for other, says in (
-        (dict(seed=1), "fold-0.json is of a run with other seed"),
         (dict(seed=1, f=2), "fold-0.json is of a run with other seed"),  # holds one run
         (dict(grid=GRID), "other candidates"),
-        (dict(given=replace(graphs, labels=1 - graphs.labels)), "other graphs"),
-        (dict(given=replace(graphs, **more)), "other graphs"),
+        (dict(given=replace(GRAPHS, labels=1 - GRAPHS.labels)), "other graphs"),
+        (dict(given=replace(GRAPHS, **more)), "other graphs"),
     ):
         with pytest.raises(ValueError, match=says):
             run(**other)
@@ -371,49 +344,38 @@ def test_results_are_written_whole_and_read_again(graphs, fold, tmp_path, monkey
         run()
 
 
-def test_what_makes_no_sense_is_refused(graphs, fold):
-    run = lambda fold=fold, grid=GRID, **o: cross_validate(
-        Counts, graphs, fold, grid, **OPTIONS | o
-    )
-    kinds = [
-        Candidate(ClassifyConfig(positions=kind))
-        for kind in ("eigenvectors", "returns")
-    ]
-    for bad, says in (
-        (dict(grid=[]), "^candidates: .* got no candidate"),
-        (dict(grid=kinds), "one kind of positions, got eigenv.*returns"),
-        (dict(fold=fold[1:]), "^fold: expected one of .* each of the 60 graphs"),
-        (dict(fold=fold + 1), "^fold: expected one of"),
-        (dict(fold=fold % 2), "at least 3 folds"),
-        (dict(layout="list"), "'dense' or 'edges', got 5 and 'list'"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            run(**bad)
+KINDS = [Candidate(ClassifyConfig(positions=p)) for p in ("eigenvectors", "returns")]
 
 
-def test_both_layouts_predict_the_same_and_may_be_trained_on(graphs, fold):
-    part, two = parts(fold, 0), supplies(graphs, parts(fold, 0).train)
-    model, ids = Counts(6, two["dense"], nnx.Rngs(0)), part.test[::-1]
-    logits, lists = (predict_logits(model, two[k], ids) for k in ("dense", "edges"))
-    np.testing.assert_allclose(lists, logits, rtol=1e-5, atol=1e-5)
-    # in the order asked for
-    one = model(next(two["dense"].batches(ids[:1])))[0]
-    np.testing.assert_allclose(one, logits[0], rtol=1e-5, atol=1e-5)
-    run = lambda **o: cross_validate(
-        Counts, graphs, fold, GRID[:1], folds=[0], **OPTIONS | o
-    )[0]
-    lists = run(layout="edges")
-    assert lists["settings"]["layout"] == "edges" and lists["loss"] != run()["loss"]
+@pytest.mark.parametrize(
+    "bad, says",
+    [
+        (dict(candidates=[]), "^candidates: .* got no candidate"),
+        (dict(candidates=KINDS), "one kind of positions, got eigenv.*returns"),
+        (dict(fold=FOLDS[1:]), "^fold: expected one of .* each of the 60 graphs"),
+        (dict(fold=FOLDS + 1), "^fold: expected one of"),
+        (dict(fold=FOLDS % 2), "^fold: .*k ≥ 3"),
+        (dict(layout="list"), "^layout: expected 'dense' or 'edges', got 'list'"),
+        (dict(num_buckets=0), "^num_buckets: "),
+    ],
+)
+def test_what_makes_no_sense_is_refused(bad, says):
+    given = dict(graphs=GRAPHS, fold=FOLDS, candidates=GRID, **OPTIONS)
+    with pytest.raises(ValueError, match=says):
+        cross_validate(Counts, **given | bad)
 
 
-def test_scores_by_hand():
-    got = score(np.array([[2.0, 1.0], [0.0, 1.0], [5.0, 5.0]]), np.array([0, 0, 1]))
-    want = (np.log1p(np.exp(-1)) + np.log1p(np.exp(1)) + np.log(2)) / 3
-    assert got == pytest.approx((1 / 3, want))
+@pytest.mark.parametrize(
+    "bad",
+    [dict(epochs=0), dict(lr=-1.0), dict(warmup=1.0), dict(weight_decay=float("nan"))],
+    ids=str,
+)
+def test_settings_are_checked(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        FitConfig(**bad)
 
 
-# ------------------------------------------------------------------------------------
-# the script
+# --- the script
 
 
 @pytest.fixture(scope="module")
@@ -421,10 +383,10 @@ def script():
     return runpy.run_path(str(ROOT / "experiments/graph_classification.py"))
 
 
-def test_a_gin_with_positions_is_a_gin_on_wider_features(script, graphs):
+def test_a_gin_with_positions_is_a_gin_on_wider_features(script):
     config = script["grid"]("gin-returns", 3)[0].model
-    encoding = learn_encoding(graphs, np.arange(12))
-    buckets = make_buckets(graphs, encoding, k=3, num_buckets=1)
+    encoding = learn_encoding(GRAPHS, np.arange(12))
+    buckets = make_buckets(GRAPHS, encoding, k=3, num_buckets=1)
     batch = next(buckets.batches(np.arange(12)))
     model = script["MAKE"]["gin-returns"](config, buckets, nnx.Rngs(0))
     plain = script["GIN"](6, 2, config, rngs=nnx.Rngs(0))
@@ -434,26 +396,19 @@ def test_a_gin_with_positions_is_a_gin_on_wider_features(script, graphs):
     assert not np.allclose(model(moved), model(batch))
 
 
-def test_every_model_has_the_same_budget_of_choice(script):
-    grids = {model: script["grid"](model, 5) for model in script["MAKE"]}
+def test_every_model_has_the_same_budget_of_choice_as_in_the_kept_results(script):
+    grids = {model: script["grid"](model, 15) for model in script["MAKE"]}
+    for model, grid in grids.items():
+        # so the script knows its folds again; a setting that came later has its default
+        kept = json.loads((RESULTS / f"MUTAG/{model}/fold-0.json").read_text())
+        for one, c in zip(kept["settings"]["candidates"], grid, strict=True):
+            assert crossval.asdict(c.model) | one["model"] == crossval.asdict(c.model)
     (paper,) = grids.pop("et-paper")  # has nothing to choose
     assert {len(grid) for grid in grids.values()} == {4} and len(grids) == 5
     sizes = paper.model.dim, paper.model.num_heads, paper.model.head_dim
     assert sizes == (128, 12, 64) and paper.model.blocks == 4
     assert (paper.model.step_size, paper.model.strangers) == (0.1, "zero")
     assert (paper.fit.epochs, paper.fit.batch_size, paper.fit.lr) == (200, 64, 1e-3)
-    for model, kind in (("gin-returns", "returns"), ("et", "returns")):
-        assert {c.model.positions for c in grids[model]} == {kind}
-
-
-def test_settings_of_the_kept_results_are_those_of_the_grid(script):
-    "So the script knows its folds again."
-    for model in script["MAKE"]:
-        path = ROOT / f"results/graph-classification/MUTAG/{model}/fold-0.json"
-        kept = json.loads(path.read_text())["settings"]["candidates"]
-        for one, c in zip(kept, script["grid"](model, 15), strict=True):
-            # a setting that came later has its default
-            assert crossval.asdict(c.model) | one["model"] == crossval.asdict(c.model)
 
 
 def test_the_script_runs_and_shares_folds(script, tmp_path, capsys, monkeypatch):
