@@ -155,8 +155,8 @@ def jax_operator(nodes, senders, receivers, training, backend):
     import jax
     import jax.numpy as jnp
 
-    from et_nbdev.graph.edges import neighbor_match
     from et_nbdev.graph.energy import EdgeIndex
+    from et_nbdev.graph.kernels import neighbor_match
 
     jax.block_until_ready(jnp.ones(8) + 1)
     # compiles, if need be: other libraries bring machine code with their import
@@ -202,8 +202,8 @@ def operator_alone(name: str, kind: str, scale: float, repeats: int) -> dict:
 def scaling_alone(edges: int, repeats: int) -> dict:
     import jax
 
-    from et_nbdev.graph.edges import neighbor_match
     from et_nbdev.graph.energy import EdgeIndex
+    from et_nbdev.graph.kernels import neighbor_match
 
     nodes = max(edges // 25, 300)
     senders, receivers = power_law(nodes, edges)
