@@ -120,8 +120,8 @@ def jax_operator(nodes, senders, receivers, training, backend):
     import jax
     import jax.numpy as jnp
 
-    from et_nbdev.graph.edges import neighbor_match
     from et_nbdev.graph.energy import EdgeIndex
+    from et_nbdev.graph.kernels import neighbor_match
 
     jax.block_until_ready(jnp.ones(8) + 1)
     # compiles, if need be: other libraries bring machine code with their import
@@ -170,7 +170,7 @@ def built(senders, receivers, nodes: int):
 def scaling_alone(edges: str, repeats: str) -> dict:
     import jax
 
-    from et_nbdev.graph.edges import neighbor_match
+    from et_nbdev.graph.kernels import neighbor_match
 
     nodes = max(int(edges) // 25, 300)
     graph, took = built(*power_law(nodes, int(edges)), nodes)

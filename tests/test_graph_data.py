@@ -1,9 +1,10 @@
-"""One container, and the same graph through every door: nbs/80_graph_readers.ipynb. The
-right values stand here; how they are read does not matter.
+"""One container, and the same graph through every door: nbs/engine/graph_readers.ipynb.
+The right values stand here; how they are read does not matter.
 """
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import doors
@@ -38,10 +39,14 @@ from et_nbdev.graph.sets import GraphSet
 
 X, Y = np.array([[1.0, 5.0], [2.0, 6.0], [3.0, 7.0]]), [0, 1, -1]
 FIELDS = ("senders", "receivers", "features", "labels")
+BIG, ONES = 1582218195625938945, np.ones(2)
+ENDS = np.ma.array([[0, 1], [1, 2]], mask=[[0, 1], [0, 0]])
+HIDDEN = np.ma.array(X, mask=X == 6)
 
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ET_DATA", raising=False)
     monkeypatch.setenv("DGL_DOWNLOAD_DIR", str(tmp_path / "dgl"))
 
@@ -54,10 +59,6 @@ def pairs(edges):
     return list(zip(*(ends.tolist() for ends in edges)))
 
 
-def assert_same(a, b):
-    assert a.digest == b.digest and (a.name, a.node_names) == (b.name, b.node_names)
-
-
 # --- the container
 
 
@@ -67,64 +68,13 @@ def test_a_graph_keeps_what_it_is_given_in_its_own_types_read_only():
     dtypes = [getattr(g, key).dtype for key in FIELDS]
     assert dtypes == [np.int32, np.int32, np.float32, np.int8]
     assert np.shares_memory(g.features, x) and x.flags.writeable
-    assert pairs(g.edges) == [(0, 1), (1, 2), (1, 1)] and g.degrees.tolist() == [
-        0,
-        2,
-        1,
-    ]
-    assert repr(g) == (
-        "Graph('small'): 3 nodes, 3 edges, 2 features, 50.0% anomalous of 2 labeled"
-    )
+    assert pairs(g.edges) == [(0, 1), (1, 2), (1, 1)]
+    assert g.degrees.tolist() == [0, 2, 1]
+    about = "3 nodes, 3 edges, 2 features, 50.0% anomalous of 2 labeled"
+    assert repr(g) == f"Graph('small'): {about}"
     for key in FIELDS:
         with pytest.raises(ValueError, match="read-only"):
             getattr(g, key)[0] = 0
-
-
-@pytest.mark.parametrize(
-    "bad, match",
-    [
-        (
-            dict(senders=(0, 3, 1)),
-            "^senders: must hold ids .* 0 to 2, got 3 at pos.* 1",
-        ),
-        (dict(receivers=(0, 1, -1)), "^receivers: .*got -1 at position 2"),
-        (dict(receivers=(0, 1, 2**32)), "^receivers: .*got 4294967296 at position 2"),
-        (dict(senders=(0.0, 1.0, 1.0)), r"^senders: .*integers of shape \(n.*float64"),
-        (dict(senders=[[0, 1, 1]]), r"^senders: .*of shape \(1, 3\)"),
-        (dict(senders=[True, False, True]), "^senders: must hold integers.*bool"),
-        (dict(senders=[0, [1]]), "^senders: cannot be read as an array"),
-        (dict(senders=(0, 1)), r"^senders and receivers: .*\[2, 3\]"),
-        (dict(features=np.ones(3)), r"^features: .*of shape \(N, F\), got float64 of"),
-        (dict(features=X * 1j), "^features: .*complex128"),
-        (dict(features=np.zeros((3, 0))), "^features: a graph needs a node and a feat"),
-        (dict(features=[[0.0], [np.nan], [0]]), "^features: .*finite.*nan at .* 1, 0"),
-        (dict(features=[[1e300], [0], [0]]), "^features: .*float32, got 1e.300 at"),
-        (dict(labels=(0, 1)), r"^labels: .*of shape \(3,\), got int64 of shape \(2,\)"),
-        (dict(labels=(0, 256, 0)), "^labels: .*unlabeled., got 256 at position 1"),
-        (dict(labels=(0, 0.5, 0)), "^labels: .*got 0.5"),
-        (
-            dict(relations={"a": ((0,), (1,))}),
-            "^relations: their union must be the edge",
-        ),
-        (
-            dict(relations={"a": ((0,), (3,))}),
-            r"^relations\['a'\]: receivers: must hold",
-        ),
-        (
-            dict(feature_names=("a",)),
-            "^feature_names: must be one for each of 2, or no",
-        ),
-        (dict(feature_names=("a", "a")), "^feature_names: 'a' is given twice"),
-        (dict(node_names=("a",)), "^node_names: must be one for each of 3"),
-        (dict(node_names=("a", "b", "a")), "^node_names: 'a' is given twice"),
-        (dict(node_names=(1, "b", "1")), "^node_names: as numbers and as text"),
-        (dict(node_names=("a", "b", np.nan)), "^node_names: nan at position 2 is a mi"),
-        (dict(relations={1: ([0], [1]), "1": ([1], [2])}), "^relations: as numbers an"),
-    ],
-)
-def test_a_graph_refuses_by_name(bad, match):
-    with doors.unchecked(), pytest.raises(ValueError, match=match):
-        make(**bad)
 
 
 edge_lists = st.integers(1, 6).flatmap(
@@ -154,30 +104,26 @@ def test_merging_and_mirroring_are_set_operations(case, loops):
     kept = order(e for e in unique if loops or e[0] != e[1])
     assert pairs(g.simple(self_loops=loops).edges) == kept
     assert pairs(g.symmetric().edges) == order(both)
-    assert_same(g.symmetric().symmetric(), g.symmetric())
+    assert g.symmetric().symmetric().digest == g.symmetric().digest
+    # a counter of eight bits would come round to a few
+    assert pairs(of(n, edges * 256).simple(True).edges) == order(unique)
 
 
 @given(edge_lists, st.data())
 def test_relations_keep_their_edges_and_their_union_is_the_edge_list(case, data):
     n, edges = case
     kinds = [data.draw(st.sampled_from("abc")) for _ in edges]
-    relations = {
-        k: of(n, [e for e, own in zip(edges, kinds) if own == k]).edges for k in "abc"
-    }
+    own = {k: [e for e, kind in zip(edges, kinds) if kind == k] for k in "abc"}
+    relations = {k: of(n, some).edges for k, some in own.items()}
     g = from_relations(relations, np.ones((n, 1)), np.zeros(n, int), "many")
     assert set(pairs(g.edges)) == set(edges) and not g.has_parallel_edges
     both = g.symmetric().simple()
     for k in "abc":
-        assert pairs(g.relations[k]) == pairs(relations[k])
-        assert_same(both.relation(k), g.relation(k).symmetric().simple())
-
-
-def test_three_hundred_parallel_edges_are_one():
-    "A counter of eight bits would come round to a few."
-    assert pairs(of(2, [(0, 1)] * 256 + [(1, 0)] * 300).simple().edges) == [
-        (1, 0),
-        (0, 1),
-    ]
+        assert pairs(g.relations[k]) == own[k]
+        alone = g.relation(k).symmetric().simple()
+        assert both.relation(k).digest == alone.digest
+    with pytest.raises(ValueError, match="^kind: .*'fax'"):
+        g.relation("fax")
 
 
 # --- doors × oddities: (senders, receivers, data on the edges) -> a graph of three nodes
@@ -188,8 +134,9 @@ class FakeDGL:
 
     ntypes, canonical_etypes = ["node"], [("node", "edge", "node")]
 
-    def __init__(self, s, r, nodes, edges):
-        self.ends, self.ndata, self.edata = (np.array(s), np.array(r)), nodes, edges
+    def __init__(self, s, r, nodes, edges=None):
+        self.ends = np.array(s), np.array(r)
+        self.ndata, self.edata = nodes, edges or {}
 
     def edges(self, etype):
         return self.ends
@@ -217,7 +164,7 @@ def pyg_door(s, r, on_edges=None, labels=Y, **options):
 
 def dgl_door(s, r, on_edges=None, labels=Y, **options):
     nodes = {"feature": X, "label": np.asanyarray(labels)}
-    return from_dgl(FakeDGL(s, r, nodes, on_edges or {}), **options)
+    return from_dgl(FakeDGL(s, r, nodes, on_edges), **options)
 
 
 def scipy_door(s, r, labels=Y):
@@ -235,6 +182,11 @@ def test_the_same_edges_and_labels_through_every_door(door):
     for labels in ([0, 1, 2], [0, 1, -2]):
         with pytest.raises(ValueError, match="labels: must be 1 .*at position 2"):
             door([0], [1], labels=labels)
+    masked = np.ma.array([0, 1, 1], mask=[0, 0, 1])
+    try:  # no label, or refused
+        assert door([0], [1], labels=masked).labels.tolist() == [0, 1, -1]
+    except ValueError as e:
+        assert "labels: has masked entries" in str(e)
 
 
 @pytest.mark.parametrize("key", ["weight", "attr", "type"])
@@ -244,20 +196,6 @@ def test_data_on_edges_is_refused_by_name_unless_it_is_ignored(door, key):
         door([0, 1], [1, 2], {key: [1.0, 2.0]})
     ignored = door([0, 1], [1, 2], {key: [1.0, 2.0]}, weights="ignore")
     assert ignored.digest == door([0, 1], [1, 2]).digest
-
-
-@pytest.mark.parametrize("door", [*CARRYING, scipy_door])
-def test_a_masked_label_is_no_label_or_refused(door):
-    try:
-        found = door([0], [1], labels=np.ma.array([0, 1, 1], mask=[0, 0, 1]))
-        assert found.labels.tolist() == [0, 1, -1]
-    except ValueError as e:
-        assert "labels: has masked entries" in str(e)
-
-
-BIG = 1582218195625938945
-ENDS = np.ma.array([[0, 1], [1, 2]], mask=[[0, 1], [0, 0]])
-HIDDEN = np.ma.array(X, mask=X == 6)
 
 
 def of_pandas(s=(0, 1), r=(1, 2), names=None, features=None, label="label", **on_edges):
@@ -274,126 +212,199 @@ def of_networkx(kinds=("a", "b"), features=("x",), label="label", **more):
     return from_networkx(made, features, label, relation="r")
 
 
-def of_file(tmp_path, **more):
-    arrays = dict(senders=[0, 1], receivers=[1, 2], features=X) | more
-    np.savez(tmp_path / "x.npz", **arrays)
-    return load_graph(str(tmp_path / "x.npz"))
+def of_pyg(**more):
+    whole = dict(x=X, y=Y, edge_index=np.array([[0, 1], [1, 2]]))
+    return from_pyg(SimpleNamespace(**whole | more))
+
+
+def of_dgl(*types, **nodes):
+    graph = FakeDGL([0], [1], nodes)
+    graph.ntypes = types or graph.ntypes
+    return from_dgl(graph)
+
+
+def of_file(**change):
+    arrays = dict(senders=[0, 1], receivers=[1, 2], features=X) | change
+    np.savez("x.npz", **{k: a for k, a in arrays.items() if a is not None})
+    return load_graph("x.npz")
+
+
+def of_mat(lacks):
+    whole = {"features": X, "label": [[0, 1, 0]], "net_upu": sp.csc_array(np.eye(3))}
+    scipy.io.savemat("x.mat", {k: v for k, v in whole.items() if k != lacks})
+    return load_graph("x.mat")
+
+
+def of_bytes(contents):
+    Path("g.bin").write_bytes(contents)
+    return load_graph("g.bin")
+
+
+def payments(edges=lambda e: e, nodes=lambda n: n):
+    "Payments between accounts by name; one account is not known."
+    amounts = {"amount": [12.5, 80, 15, 3], "label": [0, 1, None, 0]}
+    accounts = pd.DataFrame(amounts, index=["ann", "bob", "cy", 7])
+    paid = pd.DataFrame({"source": ["ann", "bob", 7], "target": ["bob", "cy", "ann"]})
+    return from_pandas(edges(paid), nodes(accounts))
+
+
+def by_ids(source, names):
+    nodes = pd.DataFrame({"x": np.arange(len(names), dtype=float)}, index=list(names))
+    return from_pandas(pd.DataFrame({"source": source, "target": [7, 7]}), nodes)
+
+
+def spoiled(kind, name, values):
+    matrix = kind(np.eye(3))
+    getattr(matrix, name)[:] = values
+    return matrix
 
 
 FILE = dict(labels=[0, 1, 0])
 RING = FILE | dict(senders=[0, 1, 2], receivers=[1, 2, 0])
-ODD = {
-    "masked features": ("^features: has masked", lambda _: make(features=HIDDEN)),
-    "masked rows": ("^features: has masked", lambda _: make(features=[*HIDDEN])),
-    "masked ids": ("^senders: has masked", lambda _: Graph(*ENDS, X, Y)),
-    "masked kind": ("senders: has masked", lambda _: from_relations({"a": ENDS}, X, Y)),
-    "masked, SciPy": ("^features: has", lambda _: from_scipy(sp.eye(3), HIDDEN, Y)),
-    "masked, PyG": (
-        "edge_index: has masked",
-        lambda _: from_pyg(SimpleNamespace(x=X, y=Y, edge_index=ENDS)),
+EYE, CSR, CSC = sp.eye_array(3), sp.csr_array, sp.csc_array
+BAD = [[1, 0], [0, 1], [1, 1]]
+ONE_MISSING = [1, np.nan], [0, 1], [0, 1]
+SWAPPED = {"source": "from"}
+REFUSED = [  # what the error says, and what is tried
+    ("^senders: .* 0 to 2, got 3 at pos.* 1", lambda: make((0, 3, 1))),
+    ("^receivers: .*got -1 at position 2", lambda: make(receivers=(0, 1, -1))),
+    ("got 4294967296 at pos", lambda: make(receivers=(0, 1, 2**32))),
+    (r"^senders: .*integers of shape \(n.*float", lambda: make((0.0, 1.0, 1.0))),
+    (r"^senders: .*shape \(1, 3\)", lambda: make([[0, 1, 1]])),
+    ("^senders: must hold integers.*bool", lambda: make([True, False, True])),
+    ("^senders: cannot be read as an array", lambda: make([0, [1]])),
+    (r"^senders and receivers: .*\[2, 3\]", lambda: make((0, 1))),
+    (r"^features: .*of shape \(N, F\), got", lambda: make(features=np.ones(3))),
+    ("^features: .*complex128", lambda: make(features=X * 1j)),
+    ("^features: a graph needs", lambda: make(features=np.zeros((3, 0)))),
+    ("^features: .*nan at .* 1, 0", lambda: make(features=[[0.0], [np.nan], [0]])),
+    ("^features: .*float32, got 1e.300", lambda: make(features=[[1e300]] * 3)),
+    (r"^labels: .*\(3,\), got int64 of", lambda: make(labels=(0, 1))),
+    ("^labels: .*got 256 at pos", lambda: make(labels=(0, 256, 0))),
+    ("^labels: .*got 0.5", lambda: make(labels=(0, 0.5, 0))),
+    ("^relations: their union", lambda: make(relations={"a": ([0], [1])})),
+    (r"^relations\['a'\]: rec", lambda: make(relations={"a": ([0], [3])})),
+    ("^relations: as num", lambda: make(relations={1: ([0], [1]), "1": ([1], [2])})),
+    ("^relations: at least one", lambda: from_relations({}, X, Y)),
+    ("^feature_names: .* 2 or none", lambda: make(feature_names=("a",))),
+    ("^feature_names: 'a' is given twice", lambda: make(feature_names=("a", "a"))),
+    ("^node_names: as numbers and", lambda: make(node_names=(1, "b", "1"))),
+    ("^node_names: nan at pos", lambda: make(node_names=("a", "b", np.nan))),
+    ("^features: has masked", lambda: make(features=HIDDEN)),
+    ("^features: has masked", lambda: make(features=[*HIDDEN])),
+    ("^senders: has masked", lambda: Graph(*ENDS, X, Y)),
+    ("senders: has masked", lambda: from_relations({"a": ENDS}, X, Y)),
+    ("^senders: has masked", lambda: GraphSet([0, 3], *ENDS, [0])),
+    # SciPy; indices out of range would write anywhere in memory
+    ("^features: has masked", lambda: from_scipy(EYE, HIDDEN, Y)),
+    ("^adjacency: must be a sparse", lambda: from_scipy(np.eye(3), X, Y)),
+    ("^adjacency: must be a sparse", lambda: from_scipy(CSR((2, 3)), X, Y)),
+    ("ind", lambda: from_scipy(spoiled(CSR, "indices", 99), X, Y)),
+    ("pointer|ind", lambda: from_scipy(spoiled(CSR, "indptr", [0, 9, 2, 0]), X, Y)),
+    ("ind", lambda: from_scipy(EYE, spoiled(CSC, "indices", 99), Y)),
+    (r"^labels: .*one class.*\[1, 1\] at node 2", lambda: from_scipy(EYE, X, BAD)),
+    ("^labels: .*one class.* node 0", lambda: from_scipy(EYE, X, ONE_MISSING)),
+    ("^labels: .*one class.* node 2", lambda: from_scipy(EYE, X, CSR(BAD))),
+    ("^labels: .*of shape", lambda: from_scipy(EYE, X, [[1, 0, 0]] * 3)),
+    ("^labels: .*got nan", lambda: from_scipy(EYE, X, [np.nan, 0, 1])),
+    # PyTorch Geometric and DGL
+    ("edge_index: has masked", lambda: of_pyg(edge_index=ENDS)),
+    ("^data: .*without x$", lambda: of_pyg(x=None)),
+    ("^data: .*without edge_index, y$", lambda: of_pyg(edge_index=None, y=None)),
+    (
+        r"edge_index: must have shape \(2, E\)",
+        lambda: of_pyg(edge_index=np.ones((3, 2))),
     ),
-    "masked, DGL": (
-        "^features: has masked",
-        lambda _: from_dgl(FakeDGL([0], [1], {"feat": HIDDEN, "label": Y}, {})),
+    ("^weights: .* 'weight', 'times'", lambda: of_pyg(weight=ONES, times=ONES, mask=X)),
+    ("^features: has masked", lambda: of_dgl(feat=HIDDEN, label=Y)),
+    ("^graph: must have node data", lambda: of_dgl(feature=X)),
+    ("^graph: must have node data", lambda: of_dgl(label=Y)),
+    ("^graph: must have one type", lambda: of_dgl("u", "v")),
+    # NetworkX
+    ("^features: 'v': has", lambda: of_networkx(features=["v"], v=HIDDEN[1])),
+    (r"node 0 lacks 'v'; it has \['x'\]", lambda: of_networkx(features=["v"])),
+    ("^relation: as numbers", lambda: of_networkx((1, True))),
+    ("^relation: nan at", lambda: of_networkx(("a", np.nan))),
+    ("^label: there is no 'f'", lambda: of_networkx(label="f")),
+    ("^label: .* but 'y'; rename", lambda: of_networkx(y=1)),
+    # pandas: kinds, labels, ids that went through floating point, tables
+    ("^relation: as numbers", lambda: of_pandas(r_=[1, "1"])),
+    ("^relation: None at pos", lambda: of_pandas(r_=["a", pd.NA])),
+    ("^label: there is no 'f'", lambda: of_pandas(label="f")),
+    (
+        "source: 1.58.* 0 is fl",
+        lambda: by_ids(np.array([BIG * 1.0, 7], object), (BIG, 7)),
     ),
-    "masked, NetworkX": (
-        "^features: 'v': has",
-        lambda _: of_networkx(features=["v"], v=HIDDEN[1]),
+    ("source: 1.58", lambda: by_ids(pd.Categorical([BIG * 1.0, 7]), (BIG, 7))),
+    ("source: 1.58.* is float64", lambda: by_ids([BIG * 1.0, 7.0], (BIG, 7))),
+    ("source: .* is float32", lambda: by_ids(np.float32([2**25, 7]), (2**25, 7))),
+    ("^nodes.index: 1.58.* is float64", lambda: by_ids([7, 8], (7.0, BIG * 1.0))),
+    ("^edges.source: .*nan.* at row 1", lambda: by_ids([7.0, np.nan], (7, 8))),
+    ("(<NA>|nan) at row 1", lambda: by_ids(pd.array([7, None], "Int64"), (7, 8))),
+    ("^edges: source 8 is not in the index", lambda: by_ids([7, 8], (7, 9))),
+    ("^edges.source: True at row 1", lambda: by_ids([7, True], (7, 1))),
+    ("^nodes.index: True at row 1", lambda: by_ids([7, 1], (7, True))),
+    ("^nodes.index: None at row 2", lambda: by_ids([7, 7], (7, "a", None))),
+    ("no column 'source'", lambda: payments(lambda e: e.rename(columns=SWAPPED))),
+    ("target 'dora' is not in", lambda: payments(lambda e: e.replace("cy", "dora"))),
+    (
+        "'ann' is in the index twice",
+        lambda: payments(nodes=lambda n: pd.concat([n, n])),
     ),
-    "masked set": ("^senders: has masked", lambda _: GraphSet([0, 3], *ENDS, [0])),
-    "float in objects": (
-        "^edges.source: 1.58.* at row 0 is float",
-        lambda _: of_pandas(np.array([float(BIG), 1], object), names=[BIG, 1, 2]),
+    (
+        "'city' must hold numbers",
+        lambda: payments(nodes=lambda n: n.assign(city="Ulm")),
     ),
-    "float in categories": (
-        "^edges.source: 1.58",
-        lambda _: of_pandas(pd.Categorical([float(BIG), 1]), names=[BIG, 1, 2]),
+    (
+        "labels: must hold numbers",
+        lambda: payments(nodes=lambda n: n.assign(label="bad")),
     ),
-    "true": ("^edges.source: True at row 0", lambda _: of_pandas([True, False])),
-    "true object": (
-        "^edges.source: True",
-        lambda _: of_pandas(["a", True], names=["a", 1, 2]),
+    ("features: .*finite", lambda: payments(nodes=lambda n: n.assign(amount=np.nan))),
+    (
+        "column 'amount' is there twice",
+        lambda: payments(nodes=lambda n: n[["amount"] * 2]),
     ),
-    "true name": (
-        "^nodes.index: True",
-        lambda _: of_pandas(names=["a", 1, True][::-1]),
+    ("column 'source' is there twice", lambda: payments(lambda e: e[["source"] * 2])),
+    ("^edges: expected a DataFrame", lambda: payments(lambda e: "edges.csv")),
+    ("^nodes: expected a DataFrame", lambda: payments(nodes=lambda n: n.values)),
+    # files
+    (r"edges have \['time'\]", lambda: of_file(time=[1.0, 2.0], **FILE)),
+    ("but 'label'; rename it to 'labels'", lambda: of_file(label=Y)),
+    ("but 'y'; rename it to 'labels'", lambda: of_file(y=Y)),
+    ("^path: .*x.npz is damaged.*lacks receivers", lambda: of_file(receivers=None)),
+    ("^path: .*x.npz is damaged.*senders: must hold", lambda: of_file(senders=[0, 7])),
+    ("damaged.*relations/a/rec", lambda: of_file(**{"relations/a/senders": [0]})),
+    (
+        "damaged.*([Oo]bject arrays|pickle)",
+        lambda: of_file(features=np.array([{}] * 3)),
     ),
-    "no id": (
-        "^nodes.index: None at row 2",
-        lambda _: of_pandas(["a", 1], [1, "a"], ["a", 1, None]),
-    ),
-    "no Int64": (
-        "^edges.source: (<NA>|nan) at row 1",
-        lambda _: of_pandas(pd.array([0, None], "Int64")),
-    ),
-    "no relation": ("^relation: None at pos", lambda _: of_pandas(r_=["a", None])),
-    "NA relation": ("^relation: None at pos", lambda _: of_pandas(r_=["a", pd.NA])),
-    "1 and '1'": ("^relation: as numbers", lambda _: of_pandas(r_=[1, "1"])),
-    "1 and True": ("^relation: as numbers", lambda _: of_networkx((1, True))),
-    "NaN, NetworkX": ("^relation: nan at", lambda _: of_networkx(("a", np.nan))),
-    "label missing": (
-        "^label: there is no 'fraud'",
-        lambda _: of_pandas(label="fraud"),
-    ),
-    "label missing, NetworkX": (
-        "^label: there is no 'fraud'",
-        lambda _: of_networkx(label="fraud"),
-    ),
-    "y, NetworkX": ("^label: .* but 'y'; rename", lambda _: of_networkx(y=1)),
-    "label, file": (
-        "but 'label'; rename it to 'labels'",
-        lambda t: of_file(t, label=Y),
-    ),
-    "y, file": ("but 'y'; rename it to 'labels'", lambda t: of_file(t, y=Y)),
-    "times, file": (
-        r"edges have \['time'\]",
-        lambda t: of_file(t, time=[1.0, 2.0], **FILE),
-    ),
-    "weight, PyG": (
-        "^weights: the edges have 'weight', 'times'",
-        lambda _: from_pyg(
-            SimpleNamespace(
-                x=X,
-                y=Y,
-                edge_index=[[0, 1], [1, 2]],
-                weight=np.ones(2),
-                times=np.ones(2),
-                train_mask=np.ones(3, bool),
-            )
-        ),
-    ),
-    **{
-        f"{key}, file": (
-            f"edges have .'{key}'",
-            lambda t, key=key: of_file(t, **{key: [0.1, 0.2, 0.3]}, **RING),
-        )
-        for key in ("edge_weight", "edge_attr", "weight")
-    },
-    **{
-        key: (
-            f"^label: there is no 'label', but '{key}'; rename",
-            lambda _, key=key: of_pandas(features={key: [0, 1, 0]}),
-        )
-        for key in ("labels", "y", "Label", "target", "class")
-    },
-    **{
-        key: (
-            f"^nodes: column '{key}' seems to name .*set_index",
-            lambda _, key=key: of_pandas(features={key: [2, 1, 0]}),
-        )
-        for key in ("id", "ID", "node_id", "nodeId", "txId", "node", "Unnamed: 0")
-    },
-}
+]
 
 
-@pytest.mark.parametrize("case", ODD)
-def test_what_would_be_another_graph_in_silence_is_refused(case, tmp_path):
-    words, make = ODD[case]
-    with doors.unchecked(), pytest.raises(ValueError, match=words):
-        make(tmp_path)
+def tables(key, value):
+    return lambda: of_pandas(features={key: value})
 
 
-def test_what_only_looks_odd_is_read(tmp_path):
+for key in ("labels", "y", "Label", "target", "class"):
+    REFUSED += [(f"^label: .* but '{key}'; rename", tables(key, [0, 1, 0]))]
+for key in ("id", "ID", "node_id", "nodeId", "txId", "node", "Unnamed: 0"):
+    REFUSED += [(f"^nodes: column '{key}' seems .*set_index", tables(key, [2, 1, 0]))]
+for key in ("edge_weight", "edge_attr", "weight"):
+    own = RING | {key: [0.1, 0.2, 0.3]}
+    REFUSED += [(f"edges have .'{key}'", lambda own=own: of_file(**own))]
+for key in ("features", "label", "net_upu"):
+    REFUSED += [("x.mat .*it holds .*, not features", lambda key=key: of_mat(key))]
+for raw in (b"", b"graph [\n", b"\x80\x02", b"\x89HDF\r\n", b"MATLAB 7.3 MAT"):
+    REFUSED += [("^path: .*g.bin .*from_pandas", lambda raw=raw: of_bytes(raw))]
+
+
+@pytest.mark.parametrize("words, door", REFUSED)
+def test_what_is_no_graph_or_another_one_is_refused_by_name(words, door):
+    with doors.unchecked(), pytest.raises((ValueError, TypeError), match=words):
+        door()
+
+
+def test_what_only_looks_odd_is_read():
     columns = {key: [1.0, 2.0, 3.0] for key in ("paid", "grid", "valid", "width")}
     assert of_pandas(features=columns).num_features == 5
     assert of_pandas(features={"y": [1, 0, 1]}, label="y").labels.tolist() == [1, 0, 1]
@@ -401,27 +412,73 @@ def test_what_only_looks_odd_is_read(tmp_path):
     assert of_pandas(features=with_label).feature_names == ("x", "y")
     assert of_networkx(features=["x", "y"], y=1.0).num_features == 2
     assert list(of_pandas(r_=[1, 2]).relations) == ["1", "2"]
-    assert pairs(of_pandas(np.array([7.0, 8], object), [8, 9], [7, 8, 9]).edges) == [
-        (0, 1),
-        (1, 2),
-    ]
+    objects = of_pandas(np.array([7.0, 8], object), [8, 9], [7, 8, 9])
+    assert pairs(objects.edges) == [(0, 1), (1, 2)]
     masks = dict(train_masks=np.ones((10, 3), bool))
-    assert of_file(tmp_path, **FILE, **masks).num_edges == 4
+    assert of_file(**FILE, **masks).num_edges == 4
+    assert (of_file().labels == -1).all()  # none are known
     masked = np.ma.array(X, mask=False)
     assert (make(features=masked).features == X).all()
 
 
+@pytest.mark.parametrize("kind", ["float64", "Int64", "boolean", "Float64", "object"])
+def test_a_missing_label_of_any_kind_is_no_label(kind):
+    labels = pd.array([0, 1, None, 0], dtype=kind)
+    graph = payments(nodes=lambda n: n.assign(label=labels))
+    assert graph.labels.tolist() == [0, 1, -1, 0]
+    assert graph.node_names == ("ann", "bob", "cy", "7")
+    assert pairs(graph.edges) == [(0, 1), (1, 2), (3, 0)]
+
+
+@pytest.mark.parametrize(
+    "kind", [np.int64, np.uint64, np.float64, np.int32, "Int64", object, str]
+)
+def test_whole_numbers_find_their_nodes_whatever_their_type(kind):
+    big = BIG if kind in (np.int64, np.uint64, object) else 12
+    edges = pd.DataFrame({"source": [big, 7], "target": [7, big]}).astype(kind)
+    nodes = pd.DataFrame({"x": [0.0, 1.0, 2.0]}, index=[big + 1, big, 7])
+    nodes.index = nodes.index.astype(str if kind is str else np.int64)
+    assert pairs(from_pandas(edges, nodes).edges) == [(1, 2), (2, 1)]
+
+
+# --- SciPy
+
+
+@pytest.mark.parametrize("kind", ["bsr", "coo", "csc", "csr", "dia", "dok", "lil"])
+@pytest.mark.parametrize("make", [sp.coo_array, sp.coo_matrix])
+def test_every_kind_of_sparse_matrix_is_one(kind, make):
+    A = make(([1.0, 1.0], ([0, 1], [1, 2])), shape=(3, 3)).asformat(kind)
+    graph = from_scipy(A, sp.csr_array(X), sp.csr_array([[0], [1], [0]]))
+    assert pairs(graph.edges) == [(0, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("values", [[3, -3], [0, 2], [1] * 256, [0, 0]])
+def test_an_entry_that_is_listed_is_an_edge(values):
+    "Those of a byte that sum up to 256 and those that cancel, too; a zero is none."
+    ends = np.zeros(len(values), int), np.ones(len(values), int)
+    A = sp.coo_array((np.array(values, np.int8), ends), shape=(3, 3))
+    assert pairs(from_scipy(A, X, Y).edges) == [(0, 1)] * any(values)
+
+
 @pytest.mark.parametrize("kind, total", [("uint8", 300), ("bool", 1)])
 def test_entries_of_one_place_are_added_up_without_wrapping(kind, total):
-    listed = np.array([200, 100]).astype(kind)
-    features = sp.coo_array((listed, ([0, 0], [0, 0])), shape=(3, 1))
+    at = ([0, 0], [0, 0])
+    features = sp.coo_array((np.array([200, 100]).astype(kind), at), shape=(3, 1))
     assert from_scipy(sp.eye(3), features, Y).features[0, 0] == total
-    wrapped = sp.coo_array((np.uint8([255, 2]), ([0, 0], [0, 0])), shape=(3, 1))
     with pytest.raises(ValueError, match="labels: must be 1"):
-        from_scipy(sp.eye(3), X, wrapped)
+        from_scipy(sp.eye(3), X, sp.coo_array((np.uint8([255, 2]), at), shape=(3, 1)))
 
 
-ROUND = {  # there and back; None: to the union
+@pytest.mark.parametrize(
+    "labels", [[0, 1, 0], [[0], [1], [0]], [[0.0, 1.0, 0.0]], [[1, 0], [0, 1], [1, 0]]]
+)
+def test_labels_of_every_published_shape(labels):
+    assert from_scipy(EYE, X, np.array(labels)).labels.tolist() == [0, 1, 0]
+
+
+# --- there and back
+
+ROUND = {  # None: to the union
     "pandas": lambda g, kind: from_pandas(*to_pandas(g), relation=kind),
     "networkx": lambda g, kind: from_networkx(
         to_networkx(g), g.feature_names or "features", relation=kind
@@ -450,8 +507,9 @@ def test_there_and_back(way, kinds, named, tmp_path):
     found = ROUND[way](graph, "relation" if kinds == 2 else None)
     if way == "torch_geometric":
         graph = replace(graph, relations={})
-    save_graph(replace(found, name="kept", node_names="ABCDEFGHIJKL"), tmp_path / "g")
-    found = load_graph(str(tmp_path / "g"))
+    path = str(tmp_path / "GRAPH.mat")  # known by its contents, not by its name
+    save_graph(replace(found, name="kept", node_names="ABCDEFGHIJKL"), path)
+    found = load_graph(path)
     assert found.digest == graph.symmetric().simple().digest
     assert found.name == "kept" and found.node_names == tuple("ABCDEFGHIJKL")
     by_name = way in ("pandas", "networkx", "file")
@@ -467,140 +525,13 @@ def test_an_undirected_edge_is_two_and_a_matrix_counts_edges():
     graph = from_networkx(made, ["x", "y"])
     assert sorted(pairs(graph.edges)) == [(0, 1), (1, 0), (1, 1)]
     assert graph.feature_names == ("x", "y") and graph.labels.tolist() == [-1, 1]
-    assert graph.features.tolist() == [[0, 0], [1, 1]] and graph.node_names == (
-        "a",
-        "b",
-    )
-    assert to_scipy(make((0, 0), (1, 1))).toarray()[0, 1] == 2
-    assert to_networkx(make((0, 0), (1, 1))).is_multigraph()
-    assert not to_networkx(make()).is_multigraph()
-    made.nodes["a"].pop("x")
-    with pytest.raises(ValueError, match=r"node 'a' lacks 'x'; it has \['y'\]"):
-        from_networkx(made, ["x"])
+    assert graph.features.tolist() == [[0, 0], [1, 1]]
+    assert graph.node_names == ("a", "b")
     with pytest.raises(ValueError, match="edge .'a', 'b'. has no 'kind'"):
         from_networkx(made, "y", relation="kind")
-
-
-def tables():
-    "Payments between accounts by name; one account is not known."
-    amounts = {"amount": [12.5, 80, 15, 3], "label": [0, 1, None, 0]}
-    nodes = pd.DataFrame(amounts, index=["ann", "bob", "cy", 7])
-    edges = pd.DataFrame({"source": ["ann", "bob", 7], "target": ["bob", "cy", "ann"]})
-    return edges, nodes
-
-
-@pytest.mark.parametrize("kind", ["float64", "Int64", "boolean", "Float64", "object"])
-def test_a_missing_label_of_any_kind_is_no_label(kind):
-    edges, nodes = tables()
-    nodes["label"] = pd.array([0, 1, None, 0], dtype=kind)
-    graph = from_pandas(edges, nodes)
-    assert graph.labels.tolist() == [0, 1, -1, 0]
-    assert graph.node_names == ("ann", "bob", "cy", "7")
-    assert pairs(graph.edges) == [(0, 1), (1, 2), (3, 0)]
-
-
-@pytest.mark.parametrize(
-    "change, says",
-    [
-        (lambda e, n: (e.rename(columns={"source": "from"}), n), "no column 'source'"),
-        (lambda e, n: (e.replace("cy", "dora"), n), "target 'dora' is not in the ind"),
-        (lambda e, n: (e, pd.concat([n, n])), "nodes: 'ann' is in the index twice"),
-        (lambda e, n: (e, n.assign(city="Ulm")), "column 'city' must hold numbers"),
-        (lambda e, n: (e, n.assign(label="bad")), "labels: must hold numbers"),
-        (lambda e, n: (e, n.assign(label=2)), "labels: must be 1 .* got 2"),
-        (lambda e, n: (e, n.assign(amount=np.nan)), "features: .*finite in float32"),
-        (lambda e, n: (e, n[["amount"] * 2]), "nodes: column 'amount' is there twice"),
-        (lambda e, n: (e[["source"] * 2], n), "edges: column 'source' is there twice"),
-        (lambda e, n: ("edges.csv", n), "edges: expected a DataFrame"),
-        (lambda e, n: (e, n.to_numpy()), "nodes: expected a DataFrame"),
-    ],
-)
-def test_tables_are_refused_by_name(change, says):
-    with pytest.raises((ValueError, TypeError), match=says):
-        from_pandas(*change(*tables()))
-
-
-def nodes_called(*names):
-    return pd.DataFrame({"x": np.arange(len(names), dtype=float)}, index=list(names))
-
-
-@pytest.mark.parametrize(
-    "source, names, words",
-    [
-        ([float(BIG), 7.0], (BIG, BIG + 1, 7), "edges.source: 1.58.* is float64"),
-        ([7.0, np.nan], (7, 8), "edges.source: .*nan.* at row 1"),
-        (np.float32([2**25, 7]), (2**25, 7), "edges.source: .* is float32"),
-        ([7, 8], (7.0, float(BIG)), "nodes.index: 1.58.* is float64"),
-        ([7, 8], (7, 9), "edges: source 8 is not in the index"),
-    ],
-)
-def test_an_id_that_names_no_node_for_certain_is_refused(source, names, words):
-    edges = pd.DataFrame({"source": source, "target": [7, 7]})
-    with pytest.raises(ValueError, match=f"^{words}"):
-        from_pandas(edges, nodes_called(*names))
-
-
-@pytest.mark.parametrize(
-    "kind", [np.int64, np.uint64, np.float64, np.int32, "Int64", object, str]
-)
-def test_whole_numbers_find_their_nodes_whatever_their_type(kind):
-    big = BIG if kind in (np.int64, np.uint64, object) else 12
-    edges = pd.DataFrame({"source": [big, 7], "target": [7, big]}).astype(kind)
-    nodes = nodes_called(big + 1, big, 7)
-    nodes.index = nodes.index.astype(str if kind is str else np.int64)
-    assert pairs(from_pandas(edges, nodes).edges) == [(1, 2), (2, 1)]
-
-
-@pytest.mark.parametrize("kind", ["bsr", "coo", "csc", "csr", "dia", "dok", "lil"])
-@pytest.mark.parametrize("make", [sp.coo_array, sp.coo_matrix])
-def test_every_kind_of_sparse_matrix_is_one(kind, make):
-    A = make(([1.0, 1.0], ([0, 1], [1, 2])), shape=(3, 3)).asformat(kind)
-    graph = from_scipy(A, sp.csr_array(X), sp.csr_array([[0], [1], [0]]))
-    assert pairs(graph.edges) == [(0, 1), (1, 2)]
-
-
-@pytest.mark.parametrize("values", [[3, -3], [0, 2], [1] * 256, [0, 0]])
-def test_an_entry_that_is_listed_is_an_edge(values):
-    "Those of a byte that sum up to 256 and those that cancel, too; a zero is none."
-    ends = np.zeros(len(values), int), np.ones(len(values), int)
-    A = sp.coo_array((np.array(values, np.int8), ends), shape=(3, 3))
-    assert pairs(from_scipy(A, X, Y).edges) == [(0, 1)] * any(values)
-
-
-@pytest.mark.parametrize(
-    "labels", [[0, 1, 0], [[0], [1], [0]], [[0.0, 1.0, 0.0]], [[1, 0], [0, 1], [1, 0]]]
-)
-def test_labels_of_every_published_shape(labels):
-    found = from_scipy(sp.eye_array(3), X, np.array(labels)).labels
-    assert found.tolist() == [0, 1, 0]
-
-
-@pytest.mark.parametrize(
-    "labels, words",
-    [
-        ([[1, 0], [0, 1], [1, 1]], r"one class.*\[1, 1\] at node 2"),
-        ([[1, 0], [np.nan, 1], [0, 1]], "one class.* at node 1"),
-        (sp.csr_array([[1, 0], [0, 0], [0, 1]]), "one class.* at node 1"),
-        ([[1, 0, 0]] * 3, "of shape"),
-        ([np.nan, 0, 1], "got nan at position 0"),
-    ],
-)
-def test_labels_without_a_single_meaning_are_refused(labels, words):
-    with pytest.raises(ValueError, match=f"^labels: .*{words}"):
-        from_scipy(sp.eye_array(3), X, labels)
-
-
-def test_sparse_indices_out_of_range_are_refused_before_they_are_used():
-    bad = sp.csc_array(np.eye(3))
-    bad.indices[1] = 10**6
-    other = sp.csr_array((3, 3))
-    other.indptr[:] = [0, 10**6, 2, 0]
-    for args in ((sp.csr_array((3, 3)), bad), (bad, X), (other, X)):
-        with pytest.raises(ValueError):
-            from_scipy(*args, [0, 1, 0])
-    for bad in (np.eye(3), sp.csr_array((2, 3)), None):
-        with pytest.raises(ValueError, match="adjacency: must be a sparse"):
-            from_scipy(bad, X, [0, 1, 0])
+    twice = make((0, 0), (1, 1))
+    assert to_scipy(twice).toarray()[0, 1] == 2
+    assert to_networkx(twice).is_multigraph() > to_networkx(make()).is_multigraph()
 
 
 @pytest.mark.parametrize("export", [to_pandas, to_networkx])
@@ -617,28 +548,13 @@ def test_a_feature_survives_the_export_or_is_refused_by_name(export, name):
     assert list(found) == [5.0, 6.0, 7.0]
 
 
-def test_what_is_missing_is_named():
-    whole = dict(x=X, edge_index=np.array([[0, 1], [1, 2]]), y=np.array([0, 1, 0]))
-    for key in whole:
-        with pytest.raises(ValueError, match=f"^data: .*without {key}$"):
-            from_pyg(SimpleNamespace(**whole | {key: None}))
-    with pytest.raises(ValueError, match=r"^data.edge_index: must have shape \(2, E\)"):
-        from_pyg(SimpleNamespace(**whole | {"edge_index": np.zeros((3, 2), int)}))
-    for nodes in ({"feature": X}, {"label": np.array(Y)}):
-        with pytest.raises(ValueError, match="graph: must have node data"):
-            from_dgl(FakeDGL([0], [1], nodes, {}))
-    two = SimpleNamespace(ntypes=["u", "v"])
-    with pytest.raises(ValueError, match="graph: must have one type of nodes"):
-        from_dgl(two)
-
-
 @pytest.mark.parametrize(
     "way, module",
     [
-        (to_pandas, "pandas"),
-        (to_networkx, "networkx"),
-        (to_pyg, "torch"),
-        (to_dgl, "torch"),
+        *zip(
+            (to_pandas, to_networkx, to_pyg, to_dgl),
+            "pandas networkx torch torch".split(),
+        )
     ],
 )
 def test_a_missing_library_is_named_with_what_installs_it(monkeypatch, way, module):
@@ -648,7 +564,6 @@ def test_a_missing_library_is_named_with_what_installs_it(monkeypatch, way, modu
 
 
 # --- files
-
 
 NETS = {"Amazon.mat": ("net_upu", "net_usu", "net_uvu"), "YelpChi.mat": ("net_rsr",)}
 
@@ -666,7 +581,7 @@ def write_mat(path, n=3400):
     arrays = {"homo": sum(nets.values()), **nets, "features": sp.csc_matrix(x)}
     path.parent.mkdir(parents=True, exist_ok=True)
     scipy.io.savemat(path, {**arrays, "label": label}, do_compression=True)
-    return nets, x, label[0]
+    return nets, x.astype(np.float32), label[0]
 
 
 @pytest.mark.parametrize("name, file", [*zip(("amazon", "yelp"), NETS)])
@@ -675,15 +590,13 @@ def test_mat_files_as_they_are_published(tmp_path, name, file):
     g = load_graph(name, tmp_path)
     assert list(g.relations) == list(nets) and g.name == name
     for net, A in nets.items():
-        assert set(pairs(g.relations[net])) == set(
-            zip(*(i.tolist() for i in A.nonzero()))
-        )
-    np.testing.assert_array_equal(g.features, x.astype(np.float32))
+        wanted = zip(*(i.tolist() for i in A.nonzero()))
+        assert set(pairs(g.relations[net])) == set(wanted)
+    np.testing.assert_array_equal(g.features, x)
     unknown = DATASETS[name].unlabeled
     assert unknown == (3305 if name == "amazon" else 0)
-    assert (g.labels[:unknown] == -1).all() and (
-        g.labels[unknown:] == label[unknown:]
-    ).all()
+    assert (g.labels[:unknown] == -1).all()
+    assert (g.labels[unknown:] == label[unknown:]).all()
 
 
 def test_amazon_upu_is_one_relation_without_its_isolated_nodes(tmp_path):
@@ -692,73 +605,23 @@ def test_amazon_upu_is_one_relation_without_its_isolated_nodes(tmp_path):
     kept = np.flatnonzero(A.any(0))
     assert 0 < len(kept) < 3400, "the case needs isolated nodes"
     g = load_graph("amazon-upu", tmp_path)
-    np.testing.assert_array_equal(g.features, x[kept].astype(np.float32))
+    np.testing.assert_array_equal(g.features, x[kept])
     np.testing.assert_array_equal(g.labels, np.where(kept < 3305, -1, label[kept]))
     dense = np.zeros((len(kept),) * 2)
     dense[g.edges] = 1
     np.testing.assert_array_equal(dense, A[np.ix_(kept, kept)])
     save_graph(make((0, 1), (1, 0), labels=(0, 1, 1)), tmp_path / "amazon_upu.npz")
-    assert (
-        load_graph("amazon-upu", tmp_path).labels == -1
-    ).all()  # the file comes first
+    found = load_graph("amazon-upu", tmp_path)  # the file comes first
+    assert (found.labels == -1).all()
 
 
-def test_an_npz_of_another_layout_or_without_labels(tmp_path):
+def test_an_npz_of_another_layout(tmp_path):
     "Platonov et al.: each undirected edge once, and masks of ten splits."
     masks = np.zeros((10, 3), bool)
     arrays = dict(node_features=X, node_labels=[0, 1, 0], edges=[[0, 1], [1, 2]])
     np.savez(tmp_path / "tolokers.npz", train_masks=masks, **arrays)
     g = load_graph("tolokers", tmp_path)
     assert pairs(g.edges) == [(1, 0), (0, 1), (2, 1), (1, 2)] and g.name == "tolokers"
-    plain = {key: getattr(make(), key) for key in FIELDS[:3]}
-    np.savez(tmp_path / "x.npz", **plain)
-    g = load_graph(str(tmp_path / "x.npz"))
-    assert (g.labels == -1).all() and g.name == "x"
-
-
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        (dict(receivers=None), "it holds .* but lacks receivers"),
-        (
-            dict(senders=np.array([0, 1, 7])),
-            "senders: must hold ids of nodes from 0 to 2",
-        ),
-        ({"relations/a/senders": np.array([0])}, "relations/a/receivers"),
-        (dict(features=np.array([{}, {}, {}])), "[Oo]bject arrays|pickle"),
-    ],
-)
-def test_an_npz_of_other_contents_is_refused_by_name(tmp_path, change, words):
-    arrays = {key: getattr(make(), key) for key in FIELDS} | change
-    np.savez(tmp_path / "x.npz", **{k: a for k, a in arrays.items() if a is not None})
-    with pytest.raises(ValueError, match=f"^path: .*x.npz is damaged.*({words})"):
-        load_graph(str(tmp_path / "x.npz"))
-
-
-@pytest.mark.parametrize("lacks", ["features", "label", "net_upu"])
-def test_a_mat_of_other_contents_is_refused_by_name(tmp_path, lacks):
-    whole = {"features": X, "label": [[0, 1, 0]], "net_upu": sp.csc_array(np.eye(3))}
-    scipy.io.savemat(tmp_path / "x.mat", {k: v for k, v in whole.items() if k != lacks})
-    with pytest.raises(
-        ValueError, match="x.mat .*it holds .*, not features, label and"
-    ):
-        load_graph(str(tmp_path / "x.mat"))
-
-
-@pytest.mark.parametrize("name", ["GRAPH.NPZ", "graph", "graph.mat"])
-def test_a_file_is_known_by_its_contents(tmp_path, name):
-    save_graph(make(), tmp_path / name)
-    assert load_graph(str(tmp_path / name)).digest == make().symmetric().simple().digest
-
-
-@pytest.mark.parametrize(
-    "contents",
-    [b"", b"graph [\n", b"\x80\x02", b"\x89HDF\r\n", b"MATLAB 7.3 MAT-file", b"a,b\n"],
-)
-def test_a_foreign_file_is_refused_by_name(tmp_path, contents):
-    (tmp_path / "g.bin").write_bytes(contents)
-    with pytest.raises(ValueError, match="^path: .*g.bin .*from_pandas"):
-        load_graph(str(tmp_path / "g.bin"))
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
@@ -792,18 +655,13 @@ def test_every_damaged_bit_of_an_array_is_noticed(tmp_path):
 # --- DGL
 
 
-@pytest.fixture
-def dgl(monkeypatch):
-    monkeypatch.setenv("DGLBACKEND", "pytorch")
-    return pytest.importorskip("dgl", reason="DGL: make test DGL=1, Python 3.11")
-
-
 @pytest.mark.parametrize("name, onehot", [("tfinance", True), ("tsocial", False)])
-def test_dgl_files_as_they_are_published(tmp_path, dgl, name, onehot):
+def test_dgl_files_as_they_are_published(tmp_path, monkeypatch, name, onehot):
+    monkeypatch.setenv("DGLBACKEND", "pytorch")
+    dgl = pytest.importorskip("dgl", reason="DGL: make test DGL=1, Python 3.11")
     import torch
 
-    ends = torch.randint(0, 40, (2, 150))
-    g = dgl.graph(tuple(ends), num_nodes=40)
+    g = dgl.graph(tuple(torch.randint(0, 40, (2, 150))), num_nodes=40)
     g.ndata["feature"] = torch.randn(40, 10, dtype=torch.float64, requires_grad=True)
     y = torch.arange(40) % 2
     g.ndata["label"] = torch.nn.functional.one_hot(y) if onehot else y
@@ -811,7 +669,8 @@ def test_dgl_files_as_they_are_published(tmp_path, dgl, name, onehot):
     assert want.features.shape == (40, 10) and (want.labels == y.numpy()).all()
     g.ndata["feature"] = g.ndata["feature"].detach()
     dgl.save_graphs(str(tmp_path / name), [g])
-    assert_same(load_graph(name, tmp_path), want.symmetric().simple())
+    found = load_graph(name, tmp_path)
+    assert (found.digest, found.name) == (want.symmetric().simple().digest, name)
     own = tmp_path / "mine.bin"
     own.write_bytes((tmp_path / name).read_bytes()[:300])
     with pytest.raises(ValueError, match="mine.bin is damaged"):
@@ -938,17 +797,12 @@ def test_seeds_share_no_more_than_chance():
         (dict(labels=np.arange(1000) // 980, train_fraction=0.01), "one class only"),
         (dict(labels=np.arange(100) % 3), "^labels: must be 1"),
         (dict(labels=np.zeros((3, 3), int)), "^labels: "),
-        (dict(train_fraction=0), "^train_fraction: must lie between 0 and 1, got 0"),
-        (dict(train_fraction=40), "^train_fraction: "),
-        (dict(train_fraction=float("nan")), "^train_fraction: "),
-        (dict(train_fraction="0.4"), "^train_fraction: "),
+        *((dict(train_fraction=f), "^train_fraction: ") for f in (0, 40, np.nan, "½")),
         (dict(train_fraction=0.001), "does not give that"),
-        (dict(seed=-1), "^seed: must be an integer"),
-        (dict(seed=0.5), "^seed: "),
-        (dict(seed=True), "^seed: "),
+        *((dict(seed=s), "^seed: must be an integer") for s in (-1, 0.5, True)),
     ],
 )
 def test_splits_are_refused_by_name(change, match):
     given = {"labels": np.arange(100) % 4 // 3, "train_fraction": 0.4, "seed": 0}
-    with pytest.raises(ValueError, match=match):
+    with doors.unchecked(), pytest.raises(ValueError, match=match):
         split(**given | change)

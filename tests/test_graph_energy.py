@@ -3,7 +3,7 @@ graph, both back ends, and what training differentiates.
 """
 
 import threading
-from functools import cache, partial
+from functools import partial
 
 import doors
 import jax
@@ -15,9 +15,7 @@ from flax import nnx
 from et_nbdev.attention import RelativePositions
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
-from et_nbdev.graph import edges as _edges
 from et_nbdev.graph import kernels
-from et_nbdev.graph.edges import neighbor_match
 from et_nbdev.graph.energy import (
     EdgeAttention,
     EdgeIndex,
@@ -29,84 +27,48 @@ from et_nbdev.testing import assert_close, assert_gradient
 BACKENDS = ("compiled", "xla")
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 pytestmark = pytest.mark.usefixtures("compile_quickly")
-
-# -------------------------------------------------------------------------------------
-# graphs of all kinds
+KINDS = "directed undirected isolated deaf one-way none complete hubs loops".split()
 
 
-def ids(table):
-    "The edges of a table with receivers in rows."
-    receivers, senders = np.nonzero(table)
-    return senders, receivers
-
-
-def make(kind, rng, backend="compiled"):
-    N = 23
-    table = rng.random((N, N)) < 0.2
+def make(kind, seed, backend="compiled"):
+    "A graph, and its table with receivers in rows."
+    rng = np.random.default_rng(seed)
+    table = rng.random((23, 23)) < 0.2
     if kind == "undirected":
         table |= table.T
     if kind == "isolated":
         table[[0, 7]] = table[:, [0, 7]] = False
-    # 3 sees nobody, nobody sees 9
-    if kind == "deaf and unheard":
+    if kind == "deaf":  # 3 sees nobody, nobody sees 9
         table[3] = table[:, 9] = False
-    if kind == "one way":
+    if kind == "one-way":
         table = np.tril(table)
-    if kind == "no edges":
-        table[:] = False
-    if kind == "complete":
-        table[:] = True
-    # wider than a rectangle of the XLA path, and not a power of two of it
-    if kind == "hubs":
+    if kind in ("none", "complete"):
+        table[:] = kind == "complete"
+    if kind == "hubs":  # wider than a rectangle of XLA's, and no power of two of it
         table = np.zeros((301, 301), bool)
-        table[5] = table[:, 250] = True
-        table[8, 1:131] = True
-    if kind == "self-loops":
+        table[5] = table[:, 250] = table[8, 1:131] = True
+    np.fill_diagonal(table, False)
+    if kind == "loops":
         table[[1, 4], [1, 4]] = True
-    else:
-        np.fill_diagonal(table, False)
-    senders, receivers = ids(table)
-    return EdgeIndex(
-        senders, receivers, len(table), self_loops=kind == "self-loops", backend=backend
-    ), jnp.asarray(table)
+    receivers, senders = np.nonzero(table)
+    options = dict(self_loops=kind == "loops", backend=backend)
+    return EdgeIndex(senders, receivers, len(table), **options), jnp.asarray(table)
 
 
-KINDS = [
-    "directed",
-    "undirected",
-    "isolated",
-    "deaf and unheard",
-    "one way",
-    "no edges",
-    "complete",
-    "hubs",
-    "self-loops",
-]
+def random_weights(module, seed):
+    rng, (graphdef, state) = np.random.default_rng(seed), nnx.split(module)
+    draw = lambda w: jnp.asarray(0.6 * rng.normal(size=w.shape))
+    return nnx.merge(graphdef, jax.tree.map(draw, state))
 
 
-def random_weights(module, rng):
-    graphdef, state = nnx.split(module)
-    return nnx.merge(
-        graphdef,
-        jax.tree.map(lambda w: jnp.asarray(0.6 * rng.normal(size=w.shape)), state),
-    )
+def attention_of(H=2, Y=3, **options):
+    beta, options = [0.3, 1.0, 2.5][:H], dict(param_dtype=jnp.float64) | options
+    made = EdgeAttention(4, H, Y, beta, **options, rngs=nnx.Rngs(0))
+    return random_weights(made, 1)
 
 
-def attention_of(rng, H, Y, D=4, self_attention=False, **options):
-    beta = [0.3, 1.0, 2.5][:H]
-    return random_weights(
-        EdgeAttention(
-            D,
-            H,
-            Y,
-            beta,
-            self_attention,
-            param_dtype=jnp.float64,
-            rngs=nnx.Rngs(0),
-            **options,
-        ),
-        rng,
-    )
+def tokens(*shape, seed=2):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=(*shape, 4)))
 
 
 def seen(pairs):
@@ -121,94 +83,56 @@ def both(attention, g, pairs):
 
 def along_edges(edges, Q, K):
     "ℓ of every query, and both pulls: the derivatives of its sum."
-    lse, pull = jax.vjp(partial(neighbor_match, edges), Q, K)
+    lse, pull = jax.vjp(partial(kernels.neighbor_match, edges), Q, K)
     return lse, *pull(jnp.ones_like(lse))
 
 
-outputs = jax.jit(along_edges)
-
-
 def all_close(got, wanted, **options):
-    got, wanted = jax.tree.leaves(got), jax.tree.leaves(wanted)
-    assert len(got) == len(wanted)
-    for a, b in zip(got, wanted):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         assert_close(a, b, **options)
 
 
-# ------------------------------------------------------------------------------------
-# the energy, its update and their derivative
+# --- the energy, its update and their derivative
 
 
 @each_backend
-@pytest.mark.parametrize(
-    "kind, H, Y",
-    [(kind, *[(3, 5), (2, 1), (1, 3)][i % 3]) for i, kind in enumerate(KINDS)],
-)
-def test_equals_the_dense_table(kind, H, Y, backend, x64):
-    rng = np.random.default_rng(KINDS.index(kind))
-    edges, table = make(kind, rng, backend)
-    # normalized or not
-    options = dict(self_attention=kind == "self-loops", normalize=H == 2)
-    attention = attention_of(rng, H, Y, **options)
-    g = jnp.asarray(rng.normal(size=(len(table), 4)))
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_the_dense_table(kind, backend, x64):
+    H, Y = [(3, 5), (2, 1), (1, 3)][KINDS.index(kind) % 3]
+    edges, table = make(kind, KINDS.index(kind), backend)
+    attention = attention_of(H, Y, self_attention=kind == "loops", normalize=H == 2)
+    g = tokens(len(table))
     all_close(both(attention, g, edges), both(attention, g, table))
     np.testing.assert_array_equal(edges.mask(), table)
 
 
-@cache
-def descent_slope(**options):
-    "The compiled derivative, for all graphs of the same shapes."
+@nnx.jit
+def descent_slope(block, x, pairs):
+    def loss(block, x):
+        x, path = descend(block, x, steps=4, step_size=0.4, **seen(pairs))
+        energies = jnp.stack(list(path.energies.values()))
+        return jnp.sum(jnp.sin(x)) + 1e-2 * jnp.sum(jnp.cos(energies))
 
-    def loss(block, x, pairs):
-        x, path = descend(block, x, steps=4, step_size=0.4, **seen(pairs), **options)
-        return (
-            jnp.sum(jnp.sin(x))
-            + 1e-2 * jnp.sum(path.energies["attention"] ** 2)
-            + 1e-2 * jnp.sum(jnp.cos(path.energies["memory"]))
-        )
-
-    return nnx.jit(nnx.value_and_grad(loss, argnums=(0, 1)))
+    return nnx.value_and_grad(loss, argnums=(0, 1))(block, x)
 
 
 @pytest.mark.parametrize(
-    "backend, kind, options",
+    "backend, kind",
     [
-        ("compiled", "directed", {}),
-        ("compiled", "hubs", {}),
-        ("compiled", "self-loops", {}),
-        ("compiled", "isolated", {"remat": True}),
-        ("compiled", "deaf and unheard", {}),
-        ("xla", "no edges", {}),
-        ("xla", "hubs", {}),
-        ("xla", "one way", {}),
+        *(("compiled", kind) for kind in ("directed", "hubs", "loops", "deaf")),
+        *(("xla", kind) for kind in ("none", "hubs", "one-way")),
     ],
 )
-def test_training_through_the_descent_equals_the_dense_table(
-    backend, kind, options, x64
-):
+def test_training_through_the_descent_equals_the_dense_table(backend, kind, x64):
     """The gradient of a loss of states and energies with respect to every parameter, β
     among them, and the tokens.
     """
-    rng = np.random.default_rng(10 + KINDS.index(kind))
-    edges, table = make(kind, rng, backend)
-    block = random_weights(
-        EdgeTransformer(
-            4,
-            2,
-            3,
-            5,
-            beta=[0.5, 2.0],
-            learn_beta=True,
-            normalize=kind in ("directed", "one way"),
-            self_attention=kind == "self-loops",
-            param_dtype=jnp.float64,
-            rngs=nnx.Rngs(0),
-        ),
-        rng,
-    )
-    x = jnp.asarray(rng.normal(size=(len(table), 4)))
-    take = descent_slope(**options)
-    got, wanted = take(block, x, edges), take(block, x, table)
+    edges, table = make(kind, 10 + KINDS.index(kind), backend)
+    options = dict(beta=[0.5, 2.0], learn_beta=True, self_attention=kind == "loops")
+    options |= dict(normalize=kind in ("directed", "one-way"), param_dtype=jnp.float64)
+    block = random_weights(EdgeTransformer(4, 2, 3, 5, **options, rngs=nnx.Rngs(0)), 1)
+    x = tokens(len(table))
+    got, wanted = descent_slope(block, x, edges), descent_slope(block, x, table)
     assert len(jax.tree.leaves(wanted)) == 8
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted)) > 1e-2
     all_close(got, wanted, atol=1e-11)
@@ -216,25 +140,20 @@ def test_training_through_the_descent_equals_the_dense_table(
 
 @each_backend
 @pytest.mark.parametrize(
-    "kind, normalize", [("one way", False), ("self-loops", False), ("directed", True)]
+    "kind, normalize", [("one-way", False), ("loops", False), ("directed", True)]
 )
 def test_update_is_minus_the_gradient_of_the_energy(kind, normalize, backend, x64):
-    rng = np.random.default_rng(3)
-    edges, table = make(kind, rng, backend)
-    options = dict(self_attention=kind == "self-loops", normalize=normalize)
-    attention = attention_of(rng, 2, 3, **options)
-    g = jnp.asarray(rng.normal(size=(2, len(table), 4)))
-    energy = jax.jit(lambda g: attention.energy(g, edges=edges))
+    edges, _ = make(kind, 3, backend)
+    attention = attention_of(self_attention=kind == "loops", normalize=normalize)
+    g, energy = tokens(2, 23), jax.jit(lambda g: attention.energy(g, edges=edges))
     assert_gradient(energy, g, -both(attention, g, edges)[1])
 
 
 @each_backend
 def test_weighted_token_energies_have_their_own_derivative(backend, x64):
     "A sum over tokens with weights, its gradient, and that of a loss on the gradient."
-    rng = np.random.default_rng(21)
-    edges, table = make("one way", rng, backend)
-    attention = attention_of(rng, 2, 3)
-    g, w, v = jnp.asarray(rng.normal(size=(3, 23, 4)))
+    (edges, table), attention = make("one-way", 21, backend), attention_of()
+    g, w, v = tokens(3, 23)
 
     def slopes(g, w, pairs):
         energy = lambda g: jnp.sum(w[:, 0] * attention.token_energy(g, **seen(pairs)))
@@ -249,34 +168,28 @@ def test_a_look_costs_two_passes_over_the_edges_and_its_derivative_two_more():
     edges = EdgeIndex([0, 1, 2], [1, 2, 0], 3, backend="compiled")
     block = EdgeTransformer(4, 2, 3, 5, rngs=nnx.Rngs(0))
     force = lambda g: block.energies_and_update(g, edges=edges)[1]
-    count = lambda f: (
-        jax.jit(f)
-        .lower(jnp.ones((3, 4)))
-        .compile()
-        .as_text()
-        .count('custom_call_target="et_nbdev_graph')
-    )
-    assert count(force) == 2
-    assert count(jax.grad(lambda g: jnp.sum(jnp.sin(force(g))))) == 4
+    slope = jax.grad(lambda g: jnp.sum(jnp.sin(force(g))))
+    for f, passes in ((force, 2), (slope, 4)):
+        text = jax.jit(f).lower(jnp.ones((3, 4))).compile().as_text()
+        assert text.count('custom_call_target="et_nbdev_graph') == passes
+
+
+def loss_of(Q, K, edges):
+    return sum(jnp.mean(jnp.sin(x)) for x in along_edges(edges, Q, K))
 
 
 def test_rectangles_of_every_width(x64, monkeypatch):
     """The XLA path as in a large graph: a class for every power of two, worked off in
     many chunks.
     """
-    monkeypatch.setattr(_edges, "_SPARE", 0)
-    monkeypatch.setattr(_edges, "_ROOM", 200)
-    rng = np.random.default_rng(15)
-    table = np.tril(np.ones((33, 33), bool), -1)
-    edges = EdgeIndex(*ids(table), 33, backend="xla")
-    assert edges.into.classes == ((1, 1), (2, 1), (4, 2), (8, 4), (16, 8), (32, 16))
-    Q, K, a, b = jnp.asarray(rng.normal(size=(4, 33, 2, 3)))
-    compiled = EdgeIndex(*ids(table), 33, backend="compiled")
-    loss = lambda Q, K, edges: (
-        lambda lse, x, y: jnp.sum(jnp.sin(lse)) + jnp.sum(x * a) + jnp.sum(y * b)
-    )(*along_edges(edges, Q, K))
-    run = jax.jit(jax.value_and_grad(loss, (0, 1)))
-    all_close(run(Q, K, edges), run(Q, K, compiled))
+    monkeypatch.setattr(kernels, "_SPARE", 0)
+    monkeypatch.setattr(kernels, "_ROOM", 200)
+    ends = np.nonzero(np.tril(np.ones((33, 33)), -1))[::-1]
+    compiled, xla = (EdgeIndex(*ends, 33, backend=b) for b in BACKENDS)
+    assert xla.into.classes == ((1, 1), (2, 1), (4, 2), (8, 4), (16, 8), (32, 16))
+    Q, K = jnp.asarray(np.random.default_rng(15).normal(size=(2, 33, 2, 3)))
+    run = jax.jit(jax.value_and_grad(loss_of, (0, 1)))
+    all_close(run(Q, K, xla), run(Q, K, compiled))
 
 
 @each_backend
@@ -284,21 +197,17 @@ def test_a_directed_graph_is_not_its_reverse(backend, x64):
     """Both terms taken along the arrows, as in public code: right where every edge has
     its opposite, wrong elsewhere.
     """
-    rng = np.random.default_rng(5)
-    attention = attention_of(rng, 2, 3)
-    for kind, right in (("undirected", True), ("directed", False), ("one way", False)):
-        edges, table = make(kind, rng, backend)
+    attention, g = attention_of(), tokens(23)
+    for kind, right in (("undirected", True), ("directed", False), ("one-way", False)):
+        edges, table = make(kind, 5, backend)
         turned = EdgeIndex(*edges.edge_list()[::-1], 23, backend=backend)
-        g = jnp.asarray(rng.normal(size=(23, 4)))
-        Q, K = (
-            jnp.einsum("nd,hdy->nhy", g, W[...]) for W in (attention.Wq, attention.Wk)
-        )
+        W = attention.Wq[...], attention.Wk[...]
+        Q, K = (jnp.einsum("nd,hdy->nhy", g, w) for w in W)
         Q = Q * attention.beta[None, :, None]
-        as_query = outputs(edges, Q, K)[1]
-        as_key = outputs(edges if right else turned, Q, K)[2]
-        one_way = jnp.einsum("nhy,hdy->nd", as_query, attention.Wq[...]) + jnp.einsum(
-            "nhy,h,hdy->nd", as_key, 1 / attention.beta, attention.Wk[...]
-        )
+        as_query = along_edges(edges, Q, K)[1]
+        as_key = along_edges(edges if right else turned, Q, K)[2]
+        one_way = jnp.einsum("nhy,hdy->nd", as_query, W[0])
+        one_way += jnp.einsum("nhy,h,hdy->nd", as_key, 1 / attention.beta, W[1])
         update = both(attention, g, table)[1]
         error = jnp.linalg.norm(one_way - update) / jnp.linalg.norm(update)
         assert (error < 1e-9) == right, (kind, error)
@@ -306,46 +215,24 @@ def test_a_directed_graph_is_not_its_reverse(backend, x64):
 
 
 @each_backend
-def test_batches_share_a_graph(backend, x64):
-    rng = np.random.default_rng(6)
-    edges, table = make("directed", rng, backend)
-    attention = attention_of(rng, 2, 3)
-    g = jnp.asarray(rng.normal(size=(2, 3, 23, 4)))
-    wanted = both(attention, g, table)
-    all_close(both(attention, g, edges), wanted)
-    all_close(
-        jax.jit(
-            jax.vmap(jax.vmap(lambda g: attention.energy_and_update(g, edges=edges)))
-        )(g),
-        wanted,
-    )
-
-
-@each_backend
-def test_relations_add_up(backend, x64):
-    rng = np.random.default_rng(7)
-    (first, table), (second, other), (third, another) = (
-        make(kind, rng, backend) for kind in ("directed", "one way", "isolated")
-    )
-    attention = attention_of(rng, 2, 3)
-    g = jnp.asarray(rng.normal(size=(23, 4)))
-    total = jax.tree.map(
-        lambda a, b, c: a + b + c,
-        *(both(attention, g, t) for t in (table, other, another)),
-    )
-    all_close(both(attention, g, (first, second, third)), total)
+def test_batches_share_a_graph_and_relations_add_up(backend, x64):
+    kinds = [make(kind, 6, backend) for kind in ("directed", "one-way", "isolated")]
+    attention, g = attention_of(), tokens(2, 3, 23)
+    each = [both(attention, g, table) for _, table in kinds]
+    all_close(both(attention, g, kinds[0][0]), each[0])
+    one = lambda g: attention.energy_and_update(g, edges=kinds[0][0])
+    all_close(jax.jit(jax.vmap(jax.vmap(one)))(g), each[0])
+    together = both(attention, g, tuple(edges for edges, _ in kinds))
+    all_close(together, jax.tree.map(lambda *parts: sum(parts), *each))
 
 
 @each_backend
 @pytest.mark.parametrize("normalize", [False, True])
 def test_explanations(normalize, backend, x64):
-    rng = np.random.default_rng(8)
-    edges, table = make("deaf and unheard", rng, backend)
-    attention = attention_of(rng, 2, 3, normalize=normalize)
-    g = jnp.asarray(rng.normal(size=(23, 4)))
-    shares = jax.jit(lambda g, edges: attention.token_energy(g, edges=edges))(g, edges)
+    edges, table = make("deaf", 8, backend)
+    attention, g = attention_of(normalize=normalize), tokens(23)
+    shares = attention.token_energy(g, edges=edges)
     np.testing.assert_array_equal(shares == 0, ~table.any(1))
-    assert shares[3] == 0
     for C in (3, 9, 11):  # a node's share is the energy of the graph of its own edges
         only = jnp.zeros_like(table).at[C].set(table[C])
         assert_close(shares[C], both(attention, g, only)[0], atol=1e-15)
@@ -354,61 +241,40 @@ def test_explanations(normalize, backend, x64):
     P = attention.attended(g, mask=table)
     assert weights.shape == (edges.num_edges, 2)
     assert_close(weights, P[:, receivers, senders].T)
-    some = slice(5, 30, 3)
-    pairs = senders[some], receivers[some]
-    assert_close(attention_weights(attention, g, edges, pairs), weights[some])
+    pairs = senders[5:30:3], receivers[5:30:3]
+    assert_close(attention_weights(attention, g, edges, pairs), weights[5:30:3])
 
 
-# ------------------------------------------------------------------------------------
-# the same bits
-
-
-def power_law(rng, N, E):
-    senders = np.minimum((N * rng.random(E) ** 3).astype(np.int64), N - 1)
-    receivers = np.minimum((N * rng.random(E) ** 3).astype(np.int64), N - 1)
-    pairs = np.unique(np.stack([senders, receivers]), axis=1)
-    return pairs[:, pairs[0] != pairs[1]]
+# --- the same bits
 
 
 @each_backend
-def test_repeats_bit_for_bit(backend):
+def test_repeats_bit_for_bit_and_back_ends_agree(backend):
     """Over calls, over the order in which edges are listed, and while other calls are
-    under way.
+    under way: many chunks and several threads, long rows cut into pieces.
     """
-    rng = np.random.default_rng(9)
-    N = 2000 if backend == "compiled" else 300
-    senders, receivers = power_law(rng, N, 50 * N)
-    shuffle = rng.permutation(len(senders))
+    rng, N = np.random.default_rng(9), 1000
+    ends = np.minimum((N * rng.random((2, 40 * N)) ** 3).astype(int), N - 1)
+    senders, receivers = np.unique(ends[:, ends[0] != ends[1]], axis=1)
+    assert max(np.bincount(receivers)) > 2 * kernels._WIDEST
+    mixed = rng.permutation(len(senders))
     edges = EdgeIndex(senders, receivers, N, backend=backend)
-    again = EdgeIndex(
-        senders[shuffle].astype(np.int64),
-        receivers[shuffle].astype(np.uint16),
-        N,
-        backend=backend,
-    )
-    Q, K = jnp.asarray(rng.normal(size=(2, N, 2, 7)).astype(np.float32))
-    loss = lambda Q, K, edges: sum(
-        jnp.sum(jnp.sin(x)) for x in along_edges(edges, Q, K)
-    )
-    run = jax.jit(jax.value_and_grad(loss, (0, 1)))
-    first = jax.block_until_ready(run(Q, K, edges))
-    different = []
+    again = senders[mixed].astype(np.int64), receivers[mixed].astype(np.uint16)
+    again = EdgeIndex(*again, N, backend=backend)
+    Q, K = jnp.asarray(0.5 * rng.normal(size=(2, N, 2, 7)).astype(np.float32))
+    run = jax.jit(jax.value_and_grad(loss_of, (0, 1)))
+    first, different = jax.tree.leaves(run(Q, K, edges)), []
+    if backend == "xla":
+        compiled = EdgeIndex(senders, receivers, N, backend="compiled")
+        all_close(first, jax.tree.leaves(run(Q, K, compiled)), rtol=2e-5)
 
     def compare():
-        for _ in range(4):
-            for other in (edges, again):
-                if not all(
-                    (np.asarray(a) == np.asarray(b)).all()
-                    for a, b in zip(
-                        jax.tree.leaves(first), jax.tree.leaves(run(Q, K, other))
-                    )
-                ):
-                    different.append(other)
+        for other in 4 * (edges, again):
+            found = jax.tree.leaves(run(Q, K, other))
+            different.extend(a for a, b in zip(first, found) if not (a == b).all())
 
-    threads = [
-        threading.Thread(target=compare)
-        for _ in range(3 if backend == "compiled" else 1)
-    ]
+    several = 3 if backend == "compiled" else 1
+    threads = [threading.Thread(target=compare) for _ in range(several)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -429,47 +295,23 @@ def test_chunks_cover_every_row_once_and_cost_alike(degrees):
         assert max(costs) <= (start[-1] + len(degrees)) / chunks + max(degrees) + 1
 
 
-def test_back_ends_agree_on_a_power_law_graph():
-    "Many chunks and several threads, long rows cut into pieces; single precision."
-    rng = np.random.default_rng(11)
-    senders, receivers = power_law(rng, 1000, 40_000)
-    Q, K = jnp.asarray(0.5 * rng.normal(size=(2, 1000, 1, 16)).astype(np.float32))
-    loss = lambda Q, K, edges: sum(
-        jnp.mean(jnp.sin(x)) for x in along_edges(edges, Q, K)
-    )
-    compiled, xla = (EdgeIndex(senders, receivers, 1000, backend=b) for b in BACKENDS)
-    assert max(np.bincount(receivers)) > 2 * _edges._WIDEST
-    all_close(outputs(compiled, Q, K), outputs(xla, Q, K), rtol=1e-5)
-    slope = jax.jit(jax.grad(loss, (0, 1)))
-    all_close(slope(Q, K, compiled), slope(Q, K, xla), rtol=1e-5)
-
-
-# ------------------------------------------------------------------------------------
-# numbers and memory
+# --- numbers and memory
 
 
 @each_backend
 def test_scores_of_ten_thousand(backend):
     attention = EdgeAttention(6, 1, 6, beta=1.0, rngs=nnx.Rngs(0))
     attention.Wq[...] = attention.Wk[...] = jnp.eye(6)[None]
-    g = 100.0 * jnp.array(
-        [
-            [1, 0, 0, 0, 0, 0],
-            [-1, 0, 0, 0, 0, 0],
-            [1, 0.1, 0, 0, 0, 0],
-            [1, 1, 1, 1, 1, 1],
-        ]
-    )
+    g = 100.0 * jnp.array([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.1], [1.0, 1.0]])
+    g = jnp.pad(g, ((0, 0), (0, 4)))
     edges = EdgeIndex([0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1], 4, backend=backend)
     E, u = both(attention, g, edges)
     assert_close(E, jnp.float32(-10_000 - np.log(2)), rtol=1e-6)
     # a score of that size has a last digit of 10⁻³
     all_close((E, u), both(attention, g, edges.mask()), rtol=1e-3)
-    assert (u[3] == 0).all()
-    slope = jax.jit(jax.grad(lambda g: jnp.sum(attention.update(g, edges=edges) ** 2)))(
-        g
-    )
-    assert jnp.isfinite(slope).all() and (slope[3] == 0).all()
+    squared = lambda g: jnp.sum(attention.update(g, edges=edges) ** 2)
+    slope = jax.jit(jax.grad(squared))(g)
+    assert jnp.isfinite(slope).all() and (slope[3] == 0).all() and (u[3] == 0).all()
 
 
 @each_backend
@@ -478,21 +320,16 @@ def test_what_is_not_finite_is_seen(bad, backend):
     "A NaN reaches the node's neighbors and nobody else."
     edges = EdgeIndex([0, 1, 2, 3], [1, 0, 3, 2], 4, backend=backend)
     Q = jnp.ones((4, 1, 3)).at[0, 0, 1].set(bad)
-    lse, as_query, as_key = outputs(edges, Q, Q)
-    assert (
-        not np.isfinite(lse[:2]).any()
-        and np.isfinite(lse[2:]).all()
-        and np.isfinite(as_query[2:]).all()
-        and np.isfinite(as_key[2:]).all()
-    )
+    found = along_edges(edges, Q, Q)
+    assert not np.isfinite(found[0][:2]).any()
+    assert all(np.isfinite(x[2:]).all() for x in found)
 
 
 @each_backend
 def test_half_precision_is_summed_in_single(backend):
-    rng = np.random.default_rng(12)
-    edges, table = make("directed", rng, backend)
-    attention = EdgeAttention(8, 2, 4, rngs=nnx.Rngs(0))
-    g = jnp.asarray(rng.normal(size=(23, 8)), jnp.bfloat16)
+    edges, table = make("directed", 12, backend)
+    attention = EdgeAttention(4, 2, 4, rngs=nnx.Rngs(0))
+    g = tokens(23).astype(jnp.bfloat16)
     E, u = both(attention, g, edges)
     E32, u32 = both(attention, g.astype(jnp.float32), table)
     assert (E.dtype, u.dtype) == (jnp.float32, jnp.bfloat16)
@@ -502,28 +339,15 @@ def test_half_precision_is_summed_in_single(backend):
 
 def test_memory_is_not_edges_times_width(compile_fully):
     "What the compiler sets aside for forward and backward, beside one array (E, H, Y)."
-    receivers, senders = np.nonzero(
-        np.random.default_rng(13).random((3000, 3000)) < 0.03 * (1 - np.eye(3000))
-    )
-    E, N, H, Y = len(senders), 3000, 2, 64
+    N, H, Y, rng = 3000, 2, 64, np.random.default_rng(13)
+    ends = np.nonzero(rng.random((N, N)) < 0.03 * (1 - np.eye(N)))
     shape = jax.ShapeDtypeStruct((N, H, Y), jnp.float32)
-    train = jax.jit(
-        jax.grad(
-            lambda Q, K, edges: sum(jnp.sum(x**2) for x in along_edges(edges, Q, K)),
-            (0, 1),
-        )
-    )
-    spare = {
-        b: (
-            train.lower(shape, shape, EdgeIndex(senders, receivers, N, backend=b))
-            .compile()
-            .memory_analysis()
-            .temp_size_in_bytes
-        )
-        for b in BACKENDS
-    }
-    array = 4 * E * H * Y
-    assert E > 150_000 and spare["compiled"] < 12 * 4 * N * H * Y, (spare, array)
+    train, spare = jax.jit(jax.grad(loss_of, (0, 1))), {}
+    for backend in BACKENDS:
+        lowered = train.lower(shape, shape, EdgeIndex(*ends, N, backend=backend))
+        spare[backend] = lowered.compile().memory_analysis().temp_size_in_bytes
+    array = 4 * len(ends[0]) * H * Y
+    assert len(ends[0]) > 150_000 and spare["compiled"] < 12 * 4 * N * H * Y, spare
     assert spare["xla"] < array / 3, (spare, array)
 
 
@@ -532,106 +356,101 @@ def test_room_for_more_edges(backend, x64):
     """Spare capacity changes no number, and compiled programs are shared between graphs
     of one capacity.
     """
-    rng = np.random.default_rng(14)
-    attention, traces = attention_of(rng, 2, 3), []
-    g = jnp.asarray(rng.normal(size=(23, 4)))
+    attention, g, traces = attention_of(), tokens(23), []
 
     @jax.jit
     def run(g, edges):
         traces.append(1)
         return attention.energy_and_update(g, edges=edges)
 
-    for kind in ("directed", "one way"):
-        edges, table = make(kind, rng, backend)
+    for kind in ("directed", "one-way"):
+        edges, table = make(kind, 14, backend)
         roomy = EdgeIndex(*edges.edge_list(), 23, capacity=600, backend=backend)
         assert (roomy.num_edges, roomy.num_nodes) == (edges.num_edges, 23)
         all_close(run(g, roomy), attention.energy_and_update(g, mask=table))
         np.testing.assert_array_equal(roomy.mask(), table)
-    if backend == "compiled":
-        assert len(traces) == 1
+    assert len(traces) == 1 or backend == "xla"
 
 
-# ------------------------------------------------------------------------------------
-# bad input
+# --- bad input
 
 
 @pytest.mark.parametrize(
-    "arguments, error, words",
+    "arguments, options, words",
     [
-        (([0, 5], [1, 2], 5), ValueError, "senders: .* from 0 to 4, got 0 to 5"),
-        (([0, 1], [1, -1], 5), ValueError, "receivers: .* from 0 to 4, got -1 to 1"),
-        (([0.0, 1.0], [1, 2], 5), TypeError, "senders: .*whole numbers, got float64"),
-        (([0, 1], [True, False], 5), TypeError, "receivers: .*whole .*got bool"),
-        (([[0, 1]], [[1, 2]], 5), ValueError, r"senders: one|senders: .*got \(1, 2\)"),
-        (([0, 1], [1], 5), ValueError, "equally many, .*got 2 and 1"),
-        (([0, 1], [1, 1], 5), ValueError, "1 edges lead .*node 1.*self_loops=True"),
-        (([0, 1, 0, 0], [1, 2, 1, 1], 5), ValueError, "2 of the 4 .*np.unique"),
-        (([0] * 300, [1] * 300, 2), ValueError, "299 of the 300"),
-        (([0, 1], [1, 0], 0), ValueError, "num_nodes"),
-        (([0, 1], [1, 0], 2.5), ValueError, "num_nodes"),
+        (([0, 5], [1, 2], 5), {}, "^senders: .* from 0 to 4, got 5 at position 1"),
+        (([0, 1], [1, -1], 5), {}, "^receivers: .* from 0 to 4, got -1"),
+        (([0.0, 1.0], [1, 2], 5), {}, "^senders: must hold integers.*float64"),
+        (([0, 1], [True, False], 5), {}, "^receivers: must hold integers.*bool"),
+        (([0, 1], [1], 5), {}, r"^senders and receivers: .*\[2, 1\]"),
+        (([0, 1], [1, 1], 5), {}, "1 edges lead .*node 1.*self_loops=True"),
+        (([0, 1, 0, 0], [1, 2, 1, 1], 5), {}, "2 of the 4 .*np.unique"),
+        (([0] * 300, [1] * 300, 2), {}, "299 of the 300"),
+        *((([0], [1], n), {}, "^num_nodes: ") for n in (0, 2.5)),
+        (([0], [1], 2), dict(backend="numba"), "^backend: .*'numba'"),
+        (([0, 1], [1, 0], 2), dict(capacity=1), "^capacity: "),
     ],
 )
-def test_bad_edges_are_refused_by_name(arguments, error, words):
-    with doors.unchecked(), pytest.raises(error, match=words):
-        EdgeIndex(*arguments)
+def test_bad_edges_and_options_are_refused_by_name(arguments, options, words):
+    with doors.unchecked(), pytest.raises(ValueError, match=words):
+        EdgeIndex(*arguments, **options)
 
 
-def test_bad_options_are_refused_by_name():
-    with pytest.raises(ValueError, match="backend"):
-        EdgeIndex([0], [1], 2, backend="numba")
-    with pytest.raises(ValueError, match="capacity"):
-        EdgeIndex([0, 1], [1, 0], 2, capacity=1)
+EDGES, LOOP = EdgeIndex([0], [1], 2), EdgeIndex([0], [0], 2, self_loops=True)
+
+
+@pytest.mark.parametrize(
+    "shape, context, words",
+    [
+        ((3, 4), dict(edges=EDGES), "^edges: .*N = 3, got 2"),
+        ((2, 4), dict(edges=LOOP), "^edges: .*self_attention=True"),
+        ((2, 5), dict(edges=EDGES), "D = 4"),
+        ((2, 4), dict(edges=()), "^edges: expected at least one graph"),
+        ((2, 4), dict(edges=([0], [1])), "^edges: expected an EdgeIndex"),
+        ((2, 4), dict(edges=np.array([[0], [1]])), "^edges: expected an EdgeIndex"),
+        ((2, 4), dict(edges=EDGES, mask=EDGES.mask()), "^edges: expected no mask"),
+        (
+            (2, 4),
+            dict(edges=EDGES, weights=jnp.ones((2, 2))),
+            "^edges: expected no mas",
+        ),
+        ((2, 4), dict(edges=EDGES, bias=jnp.ones((2, 2))), "^edges: expected no mask"),
+    ],
+)
+def test_edges_that_do_not_fit_are_refused_by_name(shape, context, words):
     block = EdgeTransformer(4, 1, 3, 2, rngs=nnx.Rngs(0))
-    edges, g = EdgeIndex([0], [1], 2), jnp.ones((2, 4))
     for call in (block.energy, block.update):
-        with pytest.raises(ValueError, match="edges: .*N = 3, got 2"):
-            call(jnp.ones((3, 4)), edges=edges)
-        with pytest.raises(ValueError, match="edges: .*self_attention=True"):
-            call(g, edges=EdgeIndex([0], [0], 2, self_loops=True))
-        with pytest.raises(ValueError, match="D = 4"):
-            call(jnp.ones((2, 5)), edges=edges)
-        with pytest.raises(ValueError, match="edges: expected at least one graph"):
-            call(g, edges=())
-        for wrong in (np.array([[0], [1]]), ([0], [1])):
-            with pytest.raises(TypeError, match="^edges: expected an EdgeIndex"):
-                call(g, edges=wrong)
-        for name, table in (
-            ("mask", edges.mask()),
-            ("weights", jnp.ones((2, 2))),
-            ("bias", jnp.ones((2, 2))),
-        ):
-            with pytest.raises(ValueError, match="edges: expected no mask, weights"):
-                call(g, edges=edges, **{name: table})
-    placed = EdgeTransformer(
-        4, 1, 3, 2, positions=RelativePositions(2, 1), rngs=nnx.Rngs(0)
-    )
+        with pytest.raises((ValueError, TypeError), match=words):
+            call(jnp.ones(shape), **context)
+
+
+def test_blocks_that_do_not_take_edges_say_so():
+    grid = dict(positions=RelativePositions(2, 1), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="edges: .*got RelativePositions; a grid"):
-        placed.energy(jnp.ones((4, 4)), edges=EdgeIndex([0], [1], 4))
-    plain = EnergyTransformer(4, 1, 3, 2, rngs=nnx.Rngs(0))
+        EdgeTransformer(4, 1, 3, 2, **grid).energy(jnp.ones((2, 4)), edges=EDGES)
     with pytest.raises(TypeError, match="edges: no term of this block takes it"):
-        plain.energy(g, edges=edges)
+        plain = EnergyTransformer(4, 1, 3, 2, rngs=nnx.Rngs(0))
+        plain.energy(jnp.ones((2, 4)), edges=EDGES)
 
 
 @each_backend
 @pytest.mark.parametrize(
-    "Q, K, error, words",
+    "Q, K, words",
     [
-        ((3, 1, 2), (3, 1, 5), ValueError, r"K of \(3, 1, 5\)"),
-        ((3, 1, 8), (1, 1, 8), ValueError, r"K of \(1, 1, 8\)"),
-        ((2, 1, 2), (2, 1, 2), ValueError, "N = 2, got 3"),
-        ((3, 1, 2, int), (3, 1, 2, int), TypeError, "float64, got int"),
-        ((3, 1, 2, jnp.bfloat16), (3, 1, 2), TypeError, "got bfloat16"),
-        ((3, 1, 2), (3, 1, 2, jnp.float16), TypeError, "got float32 and float16"),
+        ((3, 1, 2), (3, 1, 5), r"K of \(3, 1, 5\)"),
+        ((3, 1, 8), (1, 1, 8), r"K of \(1, 1, 8\)"),
+        ((2, 1, 2), (2, 1, 2), "N = 2, got 3"),
+        ((3, 1, 2, int), (3, 1, 2, int), "float64, got int"),
+        ((3, 1, 2, jnp.bfloat16), (3, 1, 2), "got bfloat16"),
+        ((3, 1, 2), (3, 1, 2, jnp.float16), "got float32 and float16"),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused_before_any_is_read(
-    Q, K, error, words, backend
-):
+def test_tensors_that_do_not_fit_are_refused_before_any_is_read(Q, K, words, backend):
     "A compiled loop would read, and write, beyond their ends."
     edges, beta = EdgeIndex([0, 1], [1, 2], 3, backend=backend), jnp.ones(1)
     make = lambda N, H, Y, kind=jnp.float32: jnp.ones((N, H, Y), kind)
     match = lambda Q, K: edges.match(Q, K, beta, False)
     with doors.unchecked():
         for call in (match, jax.jit(match)):
-            with pytest.raises(error, match=words):
+            with pytest.raises(ValueError, match=words):
                 call(make(*Q), make(*K))

@@ -107,7 +107,8 @@ def test_a_changed_header_is_noticed(old, new):
 
 def test_numbers_of_the_header():
     kind = re.search(r"XLA_FFI_Extension_Metadata = (\d+)", HEADER)
-    assert int(kind[1]) == kernels._METADATA
+    double = re.search(r"XLA_FFI_DataType_F64 = (\d+)", HEADER)
+    assert (int(kind[1]), int(double[1])) == (kernels._METADATA, kernels._F64)
     version = tuple(int(number) for _, number in VERSION.findall(HEADER))
     assert kernels._OLDEST <= version <= kernels._NEWEST
 
@@ -143,7 +144,7 @@ def code_that_does_not_compile(monkeypatch, folder):
     def work(task):
         return task.no_such_thing
 
-    monkeypatch.setattr(kernels, "_work32", work)
+    monkeypatch.setattr(kernels, "_work", work)
 
 
 def refused_by_xla(monkeypatch, folder):
@@ -168,7 +169,7 @@ def refused_by_xla(monkeypatch, folder):
 )
 def test_falls_back_to_xla_and_says_why(change, why, monkeypatch, tmp_path):
     change(monkeypatch, tmp_path)
-    monkeypatch.setattr(kernels, "_KEPT", {})
+    monkeypatch.setattr(kernels, "_KEPT", [])
     kernels.available.cache_clear()
     try:
         with pytest.warns(

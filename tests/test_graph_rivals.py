@@ -2,7 +2,6 @@
 tables in double precision.
 """
 
-
 import graph_rivals as rivals
 import jax
 import jax.numpy as jnp

@@ -26,13 +26,13 @@ COMPUTE = {
     "10_hopfield",
     "11_hopfield_continuous",
     "22_image_train",
-    "82_graph_kernels",
+    "kernels",
     "32_anomaly",
     "37_classification",
     "51_performance",
 }
 # What XLA's older emitters save in compiling, these lose in running.
-NEW_EMITTERS = {"82_graph_kernels", "37_classification", "51_performance"}
+NEW_EMITTERS = {"kernels", "37_classification", "51_performance"}
 
 # The flags of settings.ini (`tst_flags`) and `#| eval: false` say which cells are left
 # out.

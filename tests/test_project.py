@@ -328,8 +328,8 @@ def watch(name, globals=None, *rest, **kw):
 builtins.__import__ = watch
 import et_nbdev
 for m in pkgutil.walk_packages(et_nbdev.__path__, "et_nbdev."):
-    # an estimator of scikit-learn, which nothing else imports
-    if m.name != "et_nbdev.graph.set_classifier":
+    # estimators of scikit-learn, which nothing else imports
+    if m.name not in ("et_nbdev.graph.set_classifier", "et_nbdev.graph.detector"):
         __import__(m.name)
 loaded = sorted(optional - {"IPython"} & set(sys.modules))
 asked += [f"{name} was imported" for name in loaded]

@@ -27,12 +27,12 @@ modules, api, search = map(
             "03_attention",
             "30_graph_energy.ipynb#edgeindex",
         ),
-        ("Graph.num_nodes", "31_graph_data", "80_graph_readers.ipynb#graph"),
-        ("Graph.nothing", "31_graph_data", None),
+        ("Graph.num_nodes", "32_anomaly", "engine/graph_readers.ipynb#graph"),
+        ("Graph.nothing", "32_anomaly", None),
         (
             "split",
-            "80_graph_readers",
-            "80_graph_readers.ipynb#split-1",
+            "engine/graph_readers",
+            "engine/graph_readers.ipynb#split-1",
         ),  # beside `Split`
         ("descend", "07_solvers", "06_dynamics.ipynb#descend"),  # imported
         ("exp", "03_attention", None),  # a kernel's
@@ -68,9 +68,9 @@ def test_the_reference_has_every_public_name_with_its_signature():
         bodied = re.sub(r"(?m)^( *(?:def|\)).*):$", r"\1: ...", code)
         node = ast.parse(bodied + "\n    ..." * code.startswith(("class", "@"))).body[0]
         assert node.name == name and not re.search("pyright|noqa", code)
-        assert re.search(r"\]\(\d+\w*\.ipynb#.*\[source\]\(https://.*#L\d+\)", text), (
-            name
-        )
+        assert re.search(
+            r"\]\((\d+|engine_)\w*\.ipynb#.*\[source\]\(https://.*#L\d+\)", text
+        ), name
         assert f"#{anchor}) |" in pages["api.qmd"]
     site = (ROOT / "_quarto.yml").read_text()
     assert re.findall(r"- (api\w*\.qmd)", site) == list(pages)

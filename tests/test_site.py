@@ -303,7 +303,7 @@ def test_the_landing_page_has_cards_and_a_player(site):
 DRAWINGS = """03_attention:fig-chase 05_block:fig-blocks 50_explorer:fig-dials
     00_one_sitting:fig-one-sitting 11_hopfield_continuous:fig-plane 32_anomaly:fig-why
     35_anomaly_results:fig-margins 40_classification_results:fig-folds
-    31_graph_data:fig-graph 04_memory:fig-wells"""
+    32_anomaly:fig-graph 04_memory:fig-wells"""
 PHOTOGRAPHS = """22_image_train:fig-photographs 20_image_data:fig-task 23_windows:fig-large
     20_image_data:fig-fills 21_image_model:fig-steps 21_image_model:fig-pipeline
     22_image_train:fig-cifar 21_image_model:fig-parts 01_energy:fig-landscape

@@ -1018,7 +1018,7 @@ def test_a_command_ends_in_a_line(error, message):
 
 COMMANDS = {
     "vision.train": ("_main", "_demo_main"),
-    "graph.anomaly_commands": ("train", "demo"),
+    "graph.detector": ("train", "demo"),
     "graph.classify": ("_main",),
 }
 

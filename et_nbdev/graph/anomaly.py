@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['AnomalyConfig', 'AnomalyEnergyTransformer', 'SampleConfig', 'AnomalyTraining', 'train_anomaly', 'explain']
 
-# %% ../../nbs/32_anomaly.ipynb #93890f49
+# %% ../../nbs/32_anomaly.ipynb #c7817ab7
+#| code-fold: true
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -33,7 +34,8 @@ from et_nbdev.graph.nodes import (
 from ..training.checkpoint import restore
 from ..training.loop import OptimConfig, option
 
-# %% ../../nbs/32_anomaly.ipynb #b46cd576
+# %% ../../nbs/32_anomaly.ipynb #6b38c9a9
+#| code-fold: true
 @dataclass(frozen=True)
 class AnomalyConfig:
     """Sizes and dynamics of the model. Raises ValueError, naming the field, on values
@@ -75,13 +77,14 @@ class AnomalyConfig:
                 raise ValueError(f"{f.name}: expected one of {known}, got {value!r}")
 
 # %% ../../nbs/32_anomaly.ipynb #32along0
+#| code-fold: true
 def along(block: Block, kind: EdgeIndex | Array) -> dict[str, EdgeIndex | Array]:
     "The context that restricts attention to edges, or to a mask; none without it."
     if "attention" not in block.names:
         return {}
     return {"edges": kind} if isinstance(kind, EdgeIndex) else {"mask": kind}
 
-# %% ../../nbs/32_anomaly.ipynb #17d966b4
+# %% ../../nbs/32_anomaly.ipynb #798d545d
 #| code-fold: true
 @signed
 class AnomalyEnergyTransformer(nnx.Module):
@@ -105,9 +108,8 @@ class AnomalyEnergyTransformer(nnx.Module):
         self.encoder = nnx.Linear(num_features, c.dim, rngs=rngs)
         sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
         beta = dict(beta=c.beta, learn_beta=c.beta is None and c.num_heads > 0)
-        self.blocks = nnx.List(
-            EdgeTransformer(*sizes, **beta, rngs=rngs) for _ in range(kinds)
-        )
+        blocks = (EdgeTransformer(*sizes, **beta, rngs=rngs) for _ in range(kinds))
+        self.blocks = nnx.List(blocks)
         width = 2 * c.dim * (kinds if c.relations == "concat" else 1)
         self.up = nnx.Linear(width, c.hidden, rngs=rngs)
         self.down = nnx.Linear(c.hidden, 2, rngs=rngs)
@@ -116,7 +118,7 @@ class AnomalyEnergyTransformer(nnx.Module):
     @staticmethod
     def prepare(graph: Graph, relations: str = "merged") -> tuple[EdgeIndex, ...]:
         """The edges as the attention takes them, each once and without loops: merged
-        into one graph, or one graph per relation.
+        into one graph, or one graph per relation. Raises ValueError if there are none.
         """
         graph = graph.simple()
         if relations != "merged" and not graph.relations:
@@ -134,20 +136,18 @@ class AnomalyEnergyTransformer(nnx.Module):
         edges: tuple[EdgeIndex | Bool[Array, "N N"], ...],
     ):
         """Raises TypeError or ValueError unless the features fit the encoder, and the
-        edges the blocks and the features.
+        edges the blocks. (Attention compares the number of nodes.)
         """
-        if not isinstance(edges, tuple) or len(edges) != len(self.blocks):
+        count, F = len(self.blocks), self.encoder.in_features
+        if not isinstance(edges, tuple) or len(edges) != count:
             raise TypeError(
-                f"edges: expected a tuple of {len(self.blocks)} EdgeIndex, one a block,"
-                f" as prepare(graph) returns it, got {type(edges).__name__}"
+                f"edges: expected a tuple of {count} EdgeIndex, one a block, as"
+                f" prepare(graph) returns it, got {type(edges).__name__}"
             )
-        for kind in edges:
-            N = kind.num_nodes if isinstance(kind, EdgeIndex) else len(kind)
-            if features.shape != (N, self.encoder.in_features):
-                raise ValueError(
-                    f"features: expected shape (N, F) with N = {N} as in edges and F ="
-                    f" {self.encoder.in_features}, got {features.shape}"
-                )
+        if features.ndim != 2 or features.shape[1] != F:
+            raise ValueError(
+                f"features: expected shape (N, F) with F = {F}, got {features.shape}"
+            )
 
     def __call__(
         self,
@@ -159,7 +159,7 @@ class AnomalyEnergyTransformer(nnx.Module):
         """Logits of normal and anomalous. `rngs` are for dropout in training; without
         them the result is deterministic.
 
-        Raises the same errors as `check`.
+        Raises the same errors as `check`, and those of the attention.
         """
         self.check(features, edges)
         c, x = self.config, self.encode(features)
@@ -172,23 +172,21 @@ class AnomalyEnergyTransformer(nnx.Module):
         read = self.dropout(read, deterministic=rngs is None, rngs=rngs)
         return self.down(nnx.relu(self.up(read)))
 
-# %% ../../nbs/32_anomaly.ipynb #46ab2686
+# %% ../../nbs/32_anomaly.ipynb #8de0e657
 def weighted_loss(
     model: nnx.Module, batch: Batch, key: Array
 ) -> tuple[Float[Array, ""], dict]:
     """Eq. (11): mean cross-entropy over the nodes of the batch, in which anomalous
     nodes are weighted by the ratio of normal to anomalous ones.
     """
-    log_p = jax.nn.log_softmax(
-        model(batch.features, batch.edges, rngs=nnx.Rngs(dropout=key))[batch.nodes]
-    )
-    anomalous = batch.labels == 1
-    sigma = jnp.sum(~anomalous) / jnp.sum(anomalous)
-    weight = jnp.where(anomalous, sigma.astype(log_p.dtype), jnp.ones((), log_p.dtype))
+    logits = model(batch.features, batch.edges, rngs=nnx.Rngs(dropout=key))
+    log_p, anomalous = jax.nn.log_softmax(logits[batch.nodes]), batch.labels == 1
+    sigma = (jnp.sum(~anomalous) / jnp.sum(anomalous)).astype(log_p.dtype)
+    weight = jnp.where(anomalous, sigma, jnp.ones((), log_p.dtype))
     own = jnp.where(anomalous, log_p[:, 1], log_p[:, 0])
     return -jnp.sum(weight * own) / jnp.sum(weight), {}
 
-# %% ../../nbs/32_anomaly.ipynb #aa1e8434
+# %% ../../nbs/engine/nodes.ipynb #6b38c9a9
 @dataclass(frozen=True)
 class SampleConfig:
     """Training on parts of the graph. Raises ValueError, naming the field, on values
@@ -212,7 +210,7 @@ class SampleConfig:
                 f" {self.seeds}"
             )
 
-# %% ../../nbs/32_anomaly.ipynb #df7ec684
+# %% ../../nbs/engine/nodes.ipynb #467fb181
 @dataclass(frozen=True)
 class AnomalyTraining:
     """One run: which graph, how much of it is known, the model, the optimizer. Raises
@@ -244,15 +242,13 @@ class AnomalyTraining:
     def __post_init__(self):
         check_kinds(self)
         check_sizes(every=self.every)
-        if not 0 < self.train_fraction < 1:
-            got = self.train_fraction
-            raise ValueError(
-                f"train_fraction: expected 0 < train_fraction < 1, got {got}"
-            )
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {self.seed}")
+        share, seed = self.train_fraction, self.seed
+        if not 0 < share < 1:
+            raise ValueError(f"train_fraction: expected 0 < … < 1, got {share}")
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {seed}")
 
-# %% ../../nbs/32_anomaly.ipynb #4ff39dc0
+# %% ../../nbs/engine/nodes.ipynb #8de25703
 def known_config(made: dict) -> AnomalyConfig:
     """The configuration in a file. Before version 0.3 two more fields said whether β is
     learned, and whether nodes have positions.
@@ -273,18 +269,16 @@ def load_anomaly_model(path: Path | str) -> AnomalyEnergyTransformer:
     """
 
     def build(made: dict, size: int):
-        if (kinds := made["graph"].get("kinds", 1)) > size:
+        sizes = made["graph"]
+        if (kinds := sizes.get("kinds", 1)) > size:
             raise ValueError("more blocks than the file has bytes")
-        return AnomalyEnergyTransformer(
-            made["graph"]["num_features"],
-            known_config(made["model"]),
-            kinds=kinds,
-            rngs=nnx.Rngs(0),
-        )
+        own = known_config(made["model"])
+        features, rngs = sizes["num_features"], nnx.Rngs(0)
+        return AnomalyEnergyTransformer(features, own, kinds=kinds, rngs=rngs)
 
     return restore(path, "anomaly model", build)
 
-# %% ../../nbs/32_anomaly.ipynb #97c50a92
+# %% ../../nbs/engine/nodes.ipynb #009c564a
 def train_anomaly(
     config: AnomalyTraining,
     graph: Graph,
@@ -301,42 +295,33 @@ def train_anomaly(
     """
     if not graph.num_edges:
         raise ValueError(f"graph: {graph!r} has no edges to attend along")
-    c, own = config.model, {} if parts is None else {"split": ids_digest(parts)}
-    parts = parts or split(graph.labels, config.train_fraction, config.seed)
+    c, seed = config.model, config.seed
+    own = {} if parts is None else {"split": ids_digest(parts)}
+    parts = parts or split(graph.labels, config.train_fraction, seed)
     scaling = Scaling.learn(graph, c.degree, c.scale)
     features, edges = (
         scaling(graph),
         AnomalyEnergyTransformer.prepare(graph, c.relations),
     )
     sizes = {"num_features": features.shape[1], "kinds": len(edges)}
-    model = AnomalyEnergyTransformer(config=c, **sizes, rngs=nnx.Rngs(config.seed))
+    model = AnomalyEnergyTransformer(config=c, **sizes, rngs=nnx.Rngs(seed))
     made = {**asdict(config), "graph": sizes | {"digest": graph.digest}}
-    batches, by = None, (config.sample, config.seed)
+    options = dict(seed=seed, folder=folder, progress=progress, config=made | own)
+    options |= dict(every=config.every, defaults=asdict(AnomalyTraining()))
     if config.sample.seeds:
-        batches = sampled(features, edges, graph.labels, parts.train, *by)
-    how = graph, parts, features, edges, config.optim
-    run = train_classifier(
-        model,
-        *how,
-        weighted_loss,
-        every=config.every,
-        batches=batches,
-        seed=config.seed,
-        folder=folder,
-        config=made | own,
-        defaults=asdict(AnomalyTraining()),
-        progress=progress,
-    )
-    scores = {name: getattr(run, name) for name in ("threshold", "validation", "test")}
-    about = scores | described(graph, c.relations != "merged")
+        how = graph.labels, parts.train, config.sample, seed
+        options["batches"] = sampled(features, edges, *how)
+    how = parts, features, edges, config.optim, weighted_loss
+    run = train_classifier(model, graph, *how, **options)
+    about = {name: getattr(run, name) for name in ("threshold", "validation", "test")}
+    about |= described(graph, c.relations != "merged")
     kept = Kept(run.model, scaling, made, about)
     # a finished run that is called again changes nothing
     if folder and not (file := Path(folder) / "detector.safetensors").exists():
         kept.save(file)
     return run._replace(kept=kept)
 
-# %% ../../nbs/32_anomaly.ipynb #4219cbac
-#| code-fold: true
+# %% ../../nbs/engine/nodes.ipynb #93301e55
 class _Explanation(NamedTuple):
     "What the first block sees at the end of the descent."
 
@@ -355,17 +340,16 @@ def explain(
     t = T. Zeros, or empty arrays, for a term that the model lacks. Raises TypeError or
     ValueError if features or edges do not fit the model.
     """
-    block, c = model.blocks[0], model.config
     model.check(features, edges)
+    block, c, kind = model.blocks[0], model.config, edges[0]
     x = model.encode(jnp.asarray(features))
-    g = block(x, c.steps, c.step_size, **along(block, edges[0]))
-    N, E = len(g), len(edges[0].edge_list()[0])
-    zeros = lambda *shape: np.zeros(shape, np.float32)
-    found = _Explanation(zeros(N), zeros(N), zeros(E, 0), zeros(N, 0))
+    g = block(x, c.steps, c.step_size, **along(block, kind))
+    shapes = (len(g),), (len(g),), (kind.num_edges, 0), (len(g), 0)
+    found = _Explanation(*(np.zeros(shape, np.float32) for shape in shapes))
     if "attention" in block.names:
-        energy = block.attention.token_energy(g, edges=edges[0])
-        weights = attention_weights(block.attention, g, edges[0])
-        found = found._replace(attention_energy=energy, edge_weights=weights)
+        paid = attention_weights(block.attention, g, kind)
+        energy = block.attention.token_energy(g, edges=kind)
+        found = found._replace(attention_energy=energy, edge_weights=paid)
     if "memory" in block.names:
         energy, h = block.memory.token_energy(g), block.memory.hidden(g)
         found = found._replace(memory_energy=energy, memories=h)

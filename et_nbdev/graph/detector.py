@@ -5,16 +5,28 @@
 # %% auto #0
 __all__ = ['AnomalyDetector']
 
-# %% ../../nbs/34_detector.ipynb #43acbbfd
-from dataclasses import dataclass, replace
+# %% ../../nbs/34_detector.ipynb #f534a72c
+#| code-fold: true
+import argparse
+import csv
+import json
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxtyping import Float, Int
+from sklearn.base import BaseEstimator
+from sklearn.utils import ClassifierTags
+from sklearn.utils.validation import check_is_fitted
 
+from ..checks import check_sizes
 from et_nbdev.graph.anomaly import (
+    AnomalyConfig,
     AnomalyEnergyTransformer,
     AnomalyTraining,
     SampleConfig,
@@ -23,20 +35,28 @@ from et_nbdev.graph.anomaly import (
     load_anomaly_model,
     train_anomaly,
 )
-from .data import Graph, Split
+from .data import Graph, Split, load_graph, split, to_scipy
 from et_nbdev.graph.nodes import (
-    Estimator,
     Kept,
+    Scaling,
     anomaly_scores,
     check_scorable,
-    check_split,
-    check_y,
+    checked_split,
+    held_out,
     predict,
 )
-from ..training.checkpoint import CheckpointError, at_home
+from et_nbdev.training.checkpoint import (
+    CheckpointError,
+    at_home,
+    atomic_write,
+    opened,
+    provenance,
+    read_meta,
+)
+from ..training.command import as_command, command, configure, out_folder
 from ..training.loop import OptimConfig
 
-# %% ../../nbs/34_detector.ipynb #34expl0a
+# %% ../../nbs/34_detector.ipynb #67cdaeff
 #| code-fold: true
 class _NodeExplanation(NamedTuple):
     "Why a node was flagged, or not: what the first block sees there after the descent."
@@ -53,7 +73,7 @@ class _NodeExplanation(NamedTuple):
     weights: Float[np.ndarray, "n"]  # attention to them, the mean over the heads
     memories: Float[np.ndarray, "_"]  # activity of each of the K memories
 
-# %% ../../nbs/34_detector.ipynb #34expl00
+# %% ../../nbs/34_detector.ipynb #a7e69175
 #| code-fold: true
 FILE = "detector.safetensors"
 
@@ -75,22 +95,45 @@ def file_of(path: Path | str) -> Path:
         )
     return found[0]
 
-# %% ../../nbs/34_detector.ipynb #37b2b317
+# %% ../../nbs/34_detector.ipynb #28edbc9a
 #| code-fold: true
-@dataclass(eq=False, repr=False)
-class AnomalyDetector(Estimator):
+def _kept(path: Path) -> Kept:
+    "Raises CheckpointError if the file holds no detector, or only a model."
+    meta, prefix = read_meta(path), "statistics."
+    if "classifier" in meta:
+        raise CheckpointError(
+            f"{path}: holds a classifier of graphs; GraphSetClassifier.load reads it"
+        )
+    model = load_anomaly_model(path)
+    c, width = model.config, model.encoder.in_features
+    with opened(path) as f:
+        names = [name for name in f.keys() if name.startswith(prefix)]
+        arrays = {name.removeprefix(prefix): f.get_tensor(name) for name in names}
+    about, scaling = meta["detector"], Scaling(c.degree, c.scale, **arrays)
+    ranks = (about["num_features"] + c.degree) * (c.scale != "standard")
+    wanted = [(width,), (width,), (int(ranks > 0), ranks)]
+    shapes = [a.shape for a in (*scaling[2:4], scaling.quantiles[:1])]
+    if shapes != wanted:
+        raise ValueError(f"its statistics have shapes {shapes}, not {wanted}")
+    return Kept(model, scaling, meta["config"], about)
+
+# %% ../../nbs/34_detector.ipynb #80408264
+#| code-fold: true
+class AnomalyDetector(BaseEstimator):
     """An Energy Transformer that flags anomalous nodes, with the interface of a
     scikit-learn classifier, except that its input is a `Graph`.
 
     Hyperparameter: `config` (None: the defaults), of which `data` is ignored. Learned,
-    with a final underscore: `model_`, `threshold_`, `classes_`, `n_features_in_`,
-    `feature_names_in_`, the scores `validation_` and `test_`, and `provenance_`.
+    with a final underscore: `model_`, `scaling_`, `threshold_`, `classes_`,
+    `n_features_in_`, `feature_names_in_` (if they have names), the scores `validation_`
+    and `test_`, and `provenance_`: graph, commit, machine, versions, time.
 
     All methods but `fit` raise NotFittedError before it, and ValueError, naming what
     differs, if a graph's features or relations are not those of the training graph.
     """
 
-    config: AnomalyTraining | None = None
+    def __init__(self, config: AnomalyTraining | None = None):
+        self.config = config
 
     def fit(
         self,
@@ -108,30 +151,38 @@ class AnomalyDetector(Estimator):
         `seed`); with a `folder`, an interrupted training resumes. Raises the same
         errors as `train_anomaly`, and ValueError for an invalid split.
         """
-        check_y(y)
+        if y is not None:
+            raise ValueError("y: expected nothing, since labels come with the graph")
         if not isinstance(graph, Graph):
             raise TypeError(f"graph: expected a Graph, got {type(graph).__name__}")
-        if split is not None:
-            check_split(graph, split)
-            split = Split(*(np.sort(np.asarray(ids)) for ids in split))
+        parts = split if split is None else checked_split(graph, split)
         own = replace(self.config or AnomalyTraining(), data=graph.name)
-        self._kept = train_anomaly(own, graph, folder, progress, split).kept
+        return self._learned(train_anomaly(own, graph, folder, progress, parts).kept)
+
+    def _learned(self, kept: Kept) -> "AnomalyDetector":
+        self._kept, about = kept, kept.about
+        self.model_, self.scaling_, _, self.provenance_ = kept
+        self.threshold_, self.classes_ = float(about["threshold"]), np.arange(2)
+        self.validation_, self.test_ = about["validation"], about["test"]
+        self.n_features_in_ = about["num_features"]
+        if about["feature_names"]:
+            self.feature_names_in_ = np.array(about["feature_names"], object)
         return self
 
     def _inputs(self, graph: Graph):
-        kept, c = self._fitted(), self.model_.config
-        check_scorable(kept.about, graph)
-        if names := kept.about["relations"]:  # in the order of the blocks
+        check_is_fitted(self)
+        check_scorable(self.provenance_, graph)
+        if names := self.provenance_["relations"]:  # in the order of the blocks
             graph = replace(graph, relations={k: graph.relations[k] for k in names})
-        features = kept.scaling(graph)
+        features = self.scaling_(graph)
         # further out a token overflows where the norm squares it
         if (far := np.abs(features).max(1)).max() > 1e9:
             raise ValueError(
                 f"graph: features of node {far.argmax()} lie {far.max():.0e} standard"
                 " deviations from those of the training graph"
             )
-        edges = AnomalyEnergyTransformer.prepare(graph, c.relations)
-        return jnp.asarray(features), edges
+        relations = self.model_.config.relations
+        return jnp.asarray(features), AnomalyEnergyTransformer.prepare(graph, relations)
 
     def _probabilities(self, graph: Graph) -> Float[np.ndarray, "N"]:
         inputs = self._inputs(graph)
@@ -167,27 +218,25 @@ class AnomalyDetector(Estimator):
         not exist.
         """
         p = self._probabilities(graph)
-        whole = isinstance(node, (int, np.integer)) and not isinstance(node, bool)
-        if not whole or not 0 <= node < len(p):
-            raise ValueError(f"node: expected 0 to {len(p) - 1}, got {node!r}")
+        check_sizes(0, node=node)
+        if node >= len(p):
+            raise ValueError(f"node: expected 0 to {len(p) - 1}, got {node}")
         features, edges = self._inputs(graph)
         seen = explain(self.model_, features, edges)
         senders, receivers = edges[0].edge_list()
-        into, (attention, memory) = np.flatnonzero(receivers == node), seen[:2]
-        paid = seen.edge_weights[into]
-        paid = paid.mean(1) if paid.shape[1] else np.zeros(len(into), np.float32)
+        into, energies = np.flatnonzero(receivers == node), seen[:2]
+        # the mean over the heads; of no heads, 0
+        paid = seen.edge_weights[into].sum(1) / max(1, seen.edge_weights.shape[1])
         order = np.argsort(-paid, kind="stable")
         return _NodeExplanation(
-            node=int(node),
-            p=float(p[node]),
-            flagged=bool(p[node] >= self.threshold_),
-            attention_energy=float(attention[node]),
-            memory_energy=float(memory[node]),
-            attention_rank=float((attention < attention[node]).mean()),
-            memory_rank=float((memory < memory[node]).mean()),
-            neighbors=senders[into][order],
-            weights=paid[order],
-            memories=seen.memories[node],
+            int(node),
+            float(p[node]),
+            bool(p[node] >= self.threshold_),
+            *(float(energy[node]) for energy in energies),
+            *(float((energy < energy[node]).mean()) for energy in energies),
+            senders[into][order],
+            paid[order],
+            seen.memories[node],
         )
 
     def save(self, path: Path | str):
@@ -195,8 +244,9 @@ class AnomalyDetector(Estimator):
         safetensors file, atomically. In a folder, the file is called
         detector.safetensors. Raises OSError.
         """
-        kept, path = self._fitted(), at_home(path)
-        kept.save(path / FILE if path.is_dir() else path)
+        check_is_fitted(self)
+        path = at_home(path)
+        self._kept.save(path / FILE if path.is_dir() else path)
 
     @classmethod
     def load(cls, path: Path | str) -> "AnomalyDetector":
@@ -204,35 +254,219 @@ class AnomalyDetector(Estimator):
         `et_train_anomaly`. Raises CheckpointError if it is missing, damaged or of
         another kind.
         """
-        kept = Kept.load(file := file_of(path), load_anomaly_model)
-        made = {name: value for name, value in kept.made.items() if name != "graph"}
+        file = file_of(path)
         try:
+            kept = _kept(file)
+            made = {name: value for name, value in kept.made.items() if name != "graph"}
             made["model"] = known_config(made["model"])
             made["optim"] = OptimConfig(**made["optim"])
             made["sample"] = SampleConfig(**made["sample"])
-            found = cls(AnomalyTraining(**made))
+            return cls(AnomalyTraining(**made))._learned(kept)
         except (KeyError, TypeError, ValueError) as e:
             raise CheckpointError(
-                f"{file}: holds no detector that this version knows ({e})"
+                f"{file}: holds no detector that this version knows ({e}); a training"
+                f" run leaves one in {FILE}"
             ) from e
-        found._kept = kept
-        return found
 
-    _about = property(lambda self: self._fitted().about)
-    model_ = property(lambda self: self._fitted().model)
-    threshold_ = property(lambda self: float(self._about["threshold"]))
-    classes_ = property(lambda self: np.arange(2) if self._about else None)
-    n_features_in_ = property(lambda self: self._about["num_features"])
-    validation_ = property(lambda self: dict(self._about["validation"]))
-    test_ = property(lambda self: dict(self._about["test"]))
-    # its origin: graph, commit, machine, versions, time
-    provenance_ = property(lambda self: dict(self._about))
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.estimator_type, tags.classifier_tags = "classifier", ClassifierTags()
+        tags.target_tags.required, tags.input_tags.two_d_array = False, False
+        tags.no_validation = True
+        return tags
 
-    @property
-    def feature_names_in_(self) -> np.ndarray:
-        """Names of the features of the training graph, (F,). Raises AttributeError if
-        they have none, as in scikit-learn.
-        """
-        if not (names := self._about["feature_names"]):
-            raise AttributeError("feature_names_in_: the features have no names")
-        return np.array(names, object)
+
+# %% ../../nbs/engine/nodes.ipynb #ec9f7961
+CONFIGS = {  # training runs by name
+    # the bundled graph: about ten seconds on two cores
+    "digits-knn": AnomalyTraining(
+        model=AnomalyConfig(dim=32, head_dim=32, num_memories=64, hidden=32),
+        optim=OptimConfig(
+            steps=100, warmup=5, lr=5e-3, lr_floor=0.0, weight_decay=0.05
+        ),
+    ),
+    # sizes of the paper’s public commands
+    "amazon": AnomalyTraining(data="amazon", train_fraction=0.01),
+    "tfinance": AnomalyTraining(
+        data="tfinance",
+        model=AnomalyConfig(dim=128, num_heads=3, head_dim=128, num_memories=256),
+    ),
+}
+
+# %% ../../nbs/engine/nodes.ipynb #f7eee7a1
+def _one_split(config: AnomalyTraining, graph: Graph, folder: Path, progress: bool):
+    "Train on one split: its row of the report, and how many numbers the model has."
+    run = train_anomaly(config, graph, folder, progress)
+    parts = split(graph.labels, config.train_fraction, config.seed)._asdict()
+    judged = [row for row in run.history if "validation_loss" in row]
+    labels = graph.labels
+    return {
+        "seed": config.seed,
+        "nodes": {part: len(ids) for part, ids in parts.items()},
+        "anomalous": {part: int(labels[ids].sum()) for part, ids in parts.items()},
+        "best_step": min(judged, key=lambda row: row["validation_loss"])["step"],
+        "training_seconds": run.history[-1]["seconds"],
+        "threshold": run.threshold,
+        "validation": run.validation,
+        "test": run.test,
+    }, sum(p.size for p in jax.tree.leaves(nnx.state(run.model, nnx.Param)))
+
+
+def _written(path: Path, metrics: dict) -> dict:
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(metrics, indent=2) + "\n", "utf-8")
+    return metrics
+
+# %% ../../nbs/engine/nodes.ipynb #cc65d263
+def report(
+    config: AnomalyTraining,
+    graph: Graph,
+    out: Path | str,
+    splits: int = 1,
+    progress: bool = True,
+) -> dict:
+    """Train on `splits` splits of `graph`, with the seeds config.seed, config.seed + 1,
+    …, and write metrics.json into `out`: mean and standard deviation of the test
+    scores, and every run. Training resumes from `out`/seed-0 and so on, where the
+    weights are.
+
+    Returns the contents of metrics.json, and prints the scores. Raises the same errors
+    as `train_anomaly`, and OSError if `out` cannot be written.
+    """
+    check_sizes(splits=splits)
+    replace(config, seed=config.seed + splits - 1)  # fails if that is too large
+    # fails immediately if there are too few nodes, whatever the seed
+    split(graph.labels, config.train_fraction, config.seed)
+    runs = []
+    for seed in range(config.seed, config.seed + splits):
+        if progress:
+            print(f"Split {len(runs) + 1} of {splits} (seed {seed})", flush=True)
+        own, folder = replace(config, seed=seed), Path(out) / f"seed-{seed}"
+        row, parameters = _one_split(own, graph, folder, progress)
+        runs.append(row)
+    scores = {score: [row["test"][score] for row in runs] for score in row["test"]}
+    spread = partial(np.std, ddof=min(1, splits - 1))
+    found = {
+        "test": {score: float(np.mean(v)) for score, v in scores.items()},
+        "deviation": {score: float(spread(v)) for score, v in scores.items()},
+        "splits": splits,
+        "runs": runs,
+        "data": graph.name,
+        "nodes": graph.num_nodes,
+        "edges": graph.num_edges,
+        "training_seconds": sum(row["training_seconds"] for row in runs),
+        "parameters": parameters,
+        "config": asdict(config),
+        **provenance(),
+    }
+    _print_scores(_written(Path(out) / "metrics.json", found), graph)
+    return found
+
+# %% ../../nbs/engine/nodes.ipynb #2dea68a6
+def _print_scores(metrics: dict, graph: Graph):
+    splits = metrics["splits"]
+    over = f"mean ± standard deviation over {splits} splits"
+    tested = f"{metrics['runs'][0]['nodes']['test']:,} test nodes"
+    print(f"{graph!r}\n{tested}, {over if splits > 1 else 'one split'}")
+    for score, mean in metrics["test"].items():
+        spread = f" ± {metrics['deviation'][score]:.4f}" if splits > 1 else ""
+        print(f"  {score:<12}{mean:.4f}{spread}")
+
+
+@command
+def train(argv: list[str] | None = None) -> None:
+    """Train an anomaly detector on a graph, resume a run that was stopped, and report
+    on the test nodes.
+    """
+    parser = argparse.ArgumentParser("et_train_anomaly", description=train.__doc__)
+    into = "folder of checkpoints, logs and report (default: runs/DATA); training"
+    parser.add_argument("--out", type=out_folder, help=f"{into} resumes from it")
+    many = "splits to train on, with the seeds SEED, SEED + 1 and so on (default: 1)"
+    parser.add_argument("--splits", type=int, default=1, help=many)
+    with as_command(parser.prog):
+        config, args = configure(parser, CONFIGS, "digits-knn", argv)
+        out = args.out or Path("runs") / Path(config.data).stem
+        report(config, load_graph(config.data), out, args.splits)
+
+# %% ../../nbs/engine/nodes.ipynb #a4f95564
+@command
+def score(argv: list[str] | None = None) -> None:
+    "Score the nodes of a graph with a detector that was trained on another."
+    parser = argparse.ArgumentParser("et_score", description=score.__doc__)
+    add = partial(parser.add_argument, required=True)
+    trained = "a file of AnomalyDetector.save, or the folder of an et_train_anomaly run"
+    add("--model", help=trained)
+    graph = "the graph: a name, or the path of an .npz, .mat or DGL file; labels are"
+    graph += " ignored, and an .npz needs none; edges count in both directions"
+    add("--data", help=graph)
+    written = "CSV to write: node (its name, if it has one), p, flagged"
+    add("--out", type=at_home, help=written)
+    args = parser.parse_args(argv)
+    if args.out.exists() and not args.out.is_file():
+        parser.error(f"argument --out: expected a file to write, got {args.out}")
+    with as_command(parser.prog):
+        model = file_of(args.model)
+        for name, used in (("model", model), ("data", at_home(args.data))):
+            if args.out.resolve() == used.resolve():
+                parser.error(f"argument --out: {args.out} is the file of --{name}")
+        detector, graph = AnomalyDetector.load(model), load_graph(args.data)
+        p, theta = detector.predict_proba(graph)[:, 1], detector.threshold_
+        flagged = (p >= theta).astype(int)
+        names = getattr(graph, "node_names", ()) or range(len(p))
+        rows = zip(names, (f"{x:.9g}" for x in p), flagged)
+        with atomic_write(args.out) as temporary:
+            with open(temporary, "w", encoding="utf-8", newline="") as file:
+                table = csv.writer(file, lineterminator="\n")
+                table.writerows([("node", "p", "flagged"), *rows])
+    count = f"{flagged.sum():,} of {len(p):,} nodes flagged, at p ≥ {theta:.4g}"
+    print(f"{count}; all are in {args.out}")
+
+# %% ../../nbs/engine/nodes.ipynb #42aa3b1d
+def _baselines(graph: Graph, known) -> dict:
+    "Probabilities of all nodes, from what scikit-learn offers."
+    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.neighbors import KNeighborsClassifier
+
+    own, simple = graph.features, graph.simple()
+    sums = to_scipy(simple).T.astype(np.float32) @ own
+    mean = sums / np.maximum(simple.degrees, 1).astype(np.float32)[:, None]
+    both = np.hstack([own, mean])
+    forest = RandomForestClassifier(300, class_weight="balanced", random_state=0)
+    nearest = KNeighborsClassifier(10, weights="distance")
+    tried = {
+        "random forest": (forest, own),
+        "random forest, neighbors' means too": (forest, both),
+        "10 nearest neighbors": (nearest, own),
+        "10 nearest, neighbors' means too": (nearest, both),
+    }
+    return {
+        name: model.fit(x[known], graph.labels[known]).predict_proba(x)[:, 1]
+        for name, (model, x) in tried.items()
+    }
+
+# %% ../../nbs/engine/nodes.ipynb #61b9ff90
+@command
+def demo(argv: list[str] | None = None):
+    "Train an anomaly detector on a small graph, beside simple baselines."
+    parser = argparse.ArgumentParser("et_demo_graphs", description=demo.__doc__)
+    to = "folder for scores and weights (default: out)"
+    parser.add_argument("--out", type=out_folder, default="out", help=to)
+    out = parser.parse_args(argv).out
+    with as_command(parser.prog):
+        config, graph = CONFIGS["digits-knn"], load_graph("digits-knn")
+        print(f"Looking for the anomalous nodes of {graph!r}", flush=True)
+        row, _ = _one_split(config, graph, out / graph.name / "run", True)
+        parts = split(graph.labels, config.train_fraction, config.seed)
+        found = {"Energy Transformer": row["test"]} | {
+            name: held_out(p, graph.labels, parts)[2]
+            for name, p in _baselines(graph, parts.train).items()
+        }
+        about = {key: row[key] for key in ("nodes", "training_seconds")}
+        about |= {"data": graph.name, "config": asdict(config), **provenance()}
+        _written(out / graph.name / "anomaly.json", {"test": found, **about})
+        tested = f"{about['nodes']['test']:,} test nodes, one split"
+        print(f"{tested}{'AUROC   AUPRC  macro-F1':>43}")
+        for name, s in found.items():
+            numbers = f"{s['auroc']:8.3f}{s['auprc']:8.3f}{s['macro_f1']:10.3f}"
+            print(f"  {name:<38}{numbers}")
+        print(f"Scores and weights are in {out / graph.name}/")

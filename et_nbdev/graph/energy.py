@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['EdgeIndex', 'EdgeAttention', 'EdgeTransformer']
 
-# %% ../../nbs/30_graph_energy.ipynb #02a15dbf
+# %% ../../nbs/30_graph_energy.ipynb #5cbe4bae
+#| code-fold: true
 from collections.abc import Sequence
 from math import prod
 from typing import Literal
@@ -18,18 +19,16 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, Integer
 from ..attention import EnergyAttention, RelativeDistances
 from ..block import EnergyTransformer
 from ..checks import at_least_float32, check_sizes, signed
-from et_nbdev.graph.edges import (
+from .data import both_ends
+from et_nbdev.graph.kernels import (
     add_distances,
-    available,
-    check_edges,
-    check_fit,
-    graphs_of,
+    chosen,
     neighbor_match,
     rows_of,
     sorted_rows,
 )
 
-# %% ../../nbs/30_graph_energy.ipynb #f101b467
+# %% ../../nbs/30_graph_energy.ipynb #6f4f500a
 #| code-fold: true
 @jax.tree_util.register_pytree_node_class
 class EdgeIndex:
@@ -43,8 +42,8 @@ class EdgeIndex:
     many edges, so that graphs with the same N and `capacity` share a compiled program.
     `backend` is "compiled" (kernels for the CPU, needs numba) or "xla" (anything XLA
     runs on); None picks "compiled" on the CPU, or warns that it is not available.
-    Memory: 8 bytes per edge. Raises TypeError or ValueError for bad ids, parallel edges
-    (merge them), or self-loops that are not permitted.
+    Memory: 8 bytes per edge. Raises ValueError for bad ids, parallel edges (merge
+    them), or self-loops that are not permitted.
     """
 
     def __init__(
@@ -57,23 +56,19 @@ class EdgeIndex:
         capacity: int | None = None,
         backend: Literal["compiled", "xla"] | None = None,
     ):
-        if backend not in ("compiled", "xla", None):
+        check_sizes(num_nodes=num_nodes)
+        s, r = both_ends((senders, receivers), num_nodes)
+        if not self_loops and (s == r).any():
             raise ValueError(
-                f"backend: expected 'compiled', 'xla' or None, got {backend!r}"
+                f"senders, receivers: {np.count_nonzero(s == r)} edges lead from a node"
+                f" to itself (the first: node {s[s == r][0]}). Leave them out (keep ="
+                " senders != receivers), or let a node see itself with self_loops=True"
             )
-        senders, receivers = check_edges(senders, receivers, num_nodes, self_loops)
-        room = len(senders) if capacity is None else capacity
-        check_sizes(len(senders), capacity=room)
-        self.self_loops = bool(self_loops)
-        self.backend = available(backend)
-        self.into, self.out_of = (
-            rows_of(
-                start,
-                np.pad(nodes, (0, room - len(nodes))) if room > len(nodes) else nodes,
-                self.backend,
-            )
-            for start, nodes in sorted_rows(senders, receivers, num_nodes)
-        )
+        room = len(s) if capacity is None else capacity
+        check_sizes(len(s), capacity=room)
+        self.self_loops, self.backend = bool(self_loops), chosen(backend)
+        rows = sorted_rows(s, r, num_nodes)
+        self.into, self.out_of = (rows_of(*row, room, self.backend) for row in rows)
 
     num_nodes = property(lambda self: self.into.start.shape[0] - 1, doc="N.")
     num_edges = property(
@@ -92,9 +87,8 @@ class EdgeIndex:
     def edge_list(self) -> tuple[Int[np.ndarray, "E"], Int[np.ndarray, "E"]]:
         "Senders and receivers, ordered by receiver, then sender."
         start, nodes = np.asarray(self.into.start), np.asarray(self.into.nodes)
-        return nodes[: start[-1]], np.repeat(
-            np.arange(self.num_nodes, dtype=np.int32), np.diff(start)
-        )
+        receivers = np.arange(self.num_nodes, dtype=np.int32)
+        return nodes[: start[-1]], np.repeat(receivers, np.diff(start))
 
     def mask(self) -> Bool[Array, "N N"]:
         "The same as a mask, receivers in rows: for small graphs."
@@ -110,15 +104,29 @@ class EdgeIndex:
         self_attention: bool,
     ) -> Float[Array, "N ... H"]:
         r"""$\ell_C/\beta$ of every query, which is all that `EdgeAttention` needs from
-        its edges. Raises ValueError if tokens or attention do not fit the graph.
+        its edges. Raises ValueError if tokens or attention do not fit the graph:
+        compiled loops trust these shapes.
         """
-        check_fit(self, Q, K, self_attention)
+        if len(Q) != self.num_nodes or Q.shape != K.shape:
+            raise ValueError(
+                f"edges: expected a graph of as many nodes as tokens, N = {len(Q)}, got"
+                f" {self.num_nodes}, with Q of shape {Q.shape} and K of {K.shape}"
+            )
+        if Q.dtype != K.dtype or str(Q.dtype) not in ("float32", "float64"):
+            raise ValueError(
+                f"Q, K: expected float32 or float64, got {Q.dtype} and {K.dtype}"
+            )
+        if self.self_loops and not self_attention:
+            raise ValueError(
+                "edges: a graph with self_loops=True needs an attention with"
+                " self_attention=True"
+            )
         beta = beta.reshape((1,) * (Q.ndim - 2) + (-1, 1))
         heads = (len(Q), prod(Q.shape[1:-1]), Q.shape[-1])
         lse = neighbor_match(self, (beta * Q).reshape(heads), K.reshape(heads))
         return lse.reshape(Q.shape[:-1]) / beta[..., 0]
 
-# %% ../../nbs/30_graph_energy.ipynb #0bf55117
+# %% ../../nbs/30_graph_energy.ipynb #798d545d
 #| code-fold: true
 @signed
 class EdgeAttention(EnergyAttention):
@@ -160,21 +168,28 @@ class EdgeAttention(EnergyAttention):
                 "edges: expected no mask, weights or bias beside them, which belong to"
                 " tables of pairs"
             )
-        distances = isinstance(self.positions, RelativeDistances)
-        graphs = graphs_of(edges, EdgeIndex if distances else object)
+        graphs = edges if isinstance(edges, tuple) else (edges,)
+        kind = EdgeIndex if isinstance(self.positions, RelativeDistances) else object
+        if not graphs:
+            raise ValueError("edges: expected at least one graph, got none")
+        if not all(hasattr(e, "match") and isinstance(e, kind) for e in graphs):
+            raise TypeError(
+                "edges: expected an EdgeIndex, or several in a tuple (distances work"
+                f" with no other class), got {[type(e).__name__ for e in graphs]}"
+            )
         Q, K, beta = self.node_heads(g, **places)
         match = sum(e.match(Q, K, beta, self.self_attention).sum(-1) for e in graphs)
         return -jnp.moveaxis(match, 0, -1)
 
-# %% ../../nbs/30_graph_energy.ipynb #a9a8b0d4
+# %% ../../nbs/30_graph_energy.ipynb #d606c7ca
 class EdgeTransformer(EnergyTransformer):
     "The Energy Transformer block with an `EdgeAttention`: for graphs."
 
     Attention = EdgeAttention
     attention: EdgeAttention
 
-# %% ../../nbs/30_graph_energy.ipynb #42d77782
-#| code-fold: true
+
+# %% ../../nbs/engine/kernels.ipynb #68a2786f
 def attention_weights(
     attention: EdgeAttention,
     g: Float[Array, "N D"],
