@@ -37,8 +37,13 @@ from et_nbdev.graph.classify import (
     _classification_loss,
 )
 from et_nbdev.graph.sets import load_graphs
-from et_nbdev.training.checkpoint import atomic_write, provenance
-from et_nbdev.training.loop import TrainState, make_optimizer, make_step
+from et_nbdev.training import (
+    TrainState,
+    atomic_write,
+    make_optimizer,
+    make_step,
+    provenance,
+)
 
 MODEL = ClassifyConfig(
     dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=8, blocks=2

@@ -32,8 +32,7 @@ from et_nbdev.graph.batches import EdgeLists, cached_positions, learn_encoding
 from et_nbdev.graph.classify import GraphClassifier
 from et_nbdev.graph.crossval import FitConfig, programs, taken_apart
 from et_nbdev.graph.sets import load_graphs
-from et_nbdev.training.checkpoint import atomic_write, provenance
-from et_nbdev.training.loop import TrainState, clipped_adamw
+from et_nbdev.training import TrainState, atomic_write, clipped_adamw, provenance
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))

@@ -463,7 +463,7 @@ def main(argv=None):
         else:
             result = model_alone(rest[0], rest[1], int(rest[2]))
         return print(json.dumps(result))
-    from et_nbdev.training.checkpoint import atomic_write, provenance
+    from et_nbdev.training import atomic_write, provenance
 
     report = json.loads(args.out.read_text()) if args.out.exists() else {}
     for part in args.parts or ["operator", "scaling", "tsocial", "tfinance"]:

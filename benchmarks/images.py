@@ -24,13 +24,14 @@ from flax import nnx
 from memory import peak
 from reference import PlainEnergyTransformer
 
-from et_nbdev.training.checkpoint import atomic_write, provenance
-from et_nbdev.training.loop import (
+from et_nbdev.training import (
     OptimConfig,
     TrainState,
+    atomic_write,
     in_parts,
     make_optimizer,
     make_step,
+    provenance,
 )
 from et_nbdev.vision.data import occlude
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer

@@ -19,9 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from et_nbdev.training.checkpoint import atomic_write, provenance
-from et_nbdev.training.fit import trainable
-from et_nbdev.training.loop import TrainState, make_optimizer, make_step
+from et_nbdev.training import (
+    TrainState,
+    atomic_write,
+    make_optimizer,
+    make_step,
+    provenance,
+    trainable,
+)
 from et_nbdev.vision.train import training_loss as _loss_for
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))

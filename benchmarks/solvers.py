@@ -20,7 +20,7 @@ from flax import nnx
 
 from et_nbdev.dynamics import Euler, descend
 from et_nbdev.solvers import Anderson, Backtracking, Flow, solve
-from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training import atomic_write, provenance
 from et_nbdev.vision.data import normalize, occlude, patchify, photographs
 from et_nbdev.vision.model import from_pretrained
 

@@ -50,8 +50,7 @@ from et_nbdev.graph.nodes import held_out, train_classifier
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedEuler, Momentum
-from et_nbdev.training.checkpoint import atomic_write, provenance
-from et_nbdev.training.loop import OptimConfig
+from et_nbdev.training import OptimConfig, atomic_write, provenance
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 

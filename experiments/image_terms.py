@@ -48,8 +48,7 @@ import numpy as np
 from flax import nnx
 
 from et_nbdev.testing import _half_interval
-from et_nbdev.training.checkpoint import atomic_write, provenance
-from et_nbdev.training.fit import fit
+from et_nbdev.training import atomic_write, fit, provenance
 from et_nbdev.vision.data import batches
 from et_nbdev.vision.model import ImageConfig
 from et_nbdev.vision.train import completion_loss, training_loss

@@ -44,7 +44,7 @@ from et_nbdev.graph.sets import load_graphs
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedEuler
-from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training import atomic_write, provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 EPOCHS = {"NCI1": 40, "ENZYMES": 60}

@@ -28,6 +28,7 @@ import numpy as np
 from flax import nnx
 from sklearn.neighbors import kneighbors_graph
 
+from et_nbdev.commands import as_command
 from et_nbdev.graph.anomaly import (
     AnomalyConfig,
     AnomalyEnergyTransformer,
@@ -35,9 +36,7 @@ from et_nbdev.graph.anomaly import (
 )
 from et_nbdev.graph.data import DATASETS, Graph, from_relations, load_graph, split
 from et_nbdev.graph.nodes import Batch, held_out, scaled, train_classifier
-from et_nbdev.training.checkpoint import atomic_write, provenance
-from et_nbdev.training.command import as_command
-from et_nbdev.training.loop import OptimConfig
+from et_nbdev.training import OptimConfig, atomic_write, provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "experiments"))

@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from et_nbdev.commands import as_command
 from et_nbdev.graph.classify import CONFIGS, ClassifyConfig, GraphClassifier
 from et_nbdev.graph.crossval import Candidate, FitConfig, cross_validate, deal, summary
 from et_nbdev.graph.sets import TU_NAMES, load_graphs
-from et_nbdev.training.checkpoint import save_checkpoint
-from et_nbdev.training.command import as_command
+from et_nbdev.training import save_checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))
 

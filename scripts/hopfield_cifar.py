@@ -25,7 +25,7 @@ from et_nbdev.hopfield.continuous import (
     _unit_memories,
     retrieve,
 )
-from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training import atomic_write, provenance
 from et_nbdev.vision.data import load_images
 
 OUT = Path(__file__).resolve().parent.parent / "results/hopfield"

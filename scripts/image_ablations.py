@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from et_nbdev.dynamics import descend
-from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training import atomic_write, provenance
 from et_nbdev.vision.model import ImageEnergyTransformer, image_model
 from et_nbdev.vision.train import CONFIGS, TrainConfig, evaluate, prepare, train
 

@@ -27,8 +27,7 @@ from flax import nnx
 from safetensors import safe_open
 from tqdm import tqdm
 
-from et_nbdev.training.checkpoint import atomic_write, provenance
-from et_nbdev.training.loop import OptimConfig
+from et_nbdev.training import OptimConfig, atomic_write, provenance
 from et_nbdev.vision.data import (
     FILLS,
     denormalize,

@@ -530,7 +530,6 @@ def lines_of_code(function):
 @each_notebook
 def test_exported_cells_and_functions_are_short(path):
     "35 lines: more only for imports, or for one class or function and its docstring."
-    LONG = {"fit": 50}  # what happens beside a training, in one place
     long = []
     for cell in cells(path, "code"):
         if not source(cell).startswith("#| export"):
@@ -547,7 +546,7 @@ def test_exported_cells_and_functions_are_short(path):
             node.name
             for node in ast.walk(tree)
             if isinstance(node, ast.FunctionDef)
-            and lines_of_code(node) > LONG.get(node.name, 35)
+            and lines_of_code(node) > 35
         ]
     assert long == []
 

@@ -30,8 +30,7 @@ from et_nbdev.graph.nodes import (
     sampled,
     train_classifier,
 )
-from ..training.checkpoint import restore
-from ..training.loop import OptimConfig, option
+from ..training import OptimConfig, option, restore
 
 # %% ../../nbs/32_anomaly.ipynb #b46cd576
 @dataclass(frozen=True)

@@ -18,13 +18,12 @@ import numpy as np
 from flax import nnx
 
 from et_nbdev.checks import check_sizes
+from et_nbdev.commands import as_command, command, configure, out_folder
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyTraining, train_anomaly
 from et_nbdev.graph.data import Graph, load_graph, split
 from et_nbdev.graph.detector import AnomalyDetector, file_of
 from et_nbdev.graph.nodes import held_out
-from et_nbdev.training.checkpoint import at_home, atomic_write, provenance
-from et_nbdev.training.command import as_command, command, configure, out_folder
-from et_nbdev.training.loop import OptimConfig
+from et_nbdev.training import OptimConfig, at_home, atomic_write, provenance
 
 # %% ../../nbs/85_anomaly_commands.ipynb #ee18f8ab
 CONFIGS = {  # training runs by name

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Int64, PRNGKeyArr
 from et_nbdev.checks import check_sizes
 from et_nbdev.graph.data import finite, ids_of, read_npz, reading
 from et_nbdev.graph.sets import EdgeBatch, GraphBatch, GraphSet, cache_folder, ranges
-from et_nbdev.training.checkpoint import atomic_write
+from et_nbdev.training import atomic_write
 
 # %% ../../nbs/87_set_batches.ipynb #993bd3ae
 _LARGE = 200

@@ -38,15 +38,17 @@ from et_nbdev.graph.batches import (
     take,
 )
 from .sets import GraphSet
-from ..training.checkpoint import at_home, atomic_write, provenance
-from et_nbdev.training.loop import (
+from et_nbdev.training import (
     OptimConfig,
     Run,
     TrainState,
+    at_home,
+    atomic_write,
     clipped_adamw,
     gradient_step,
     learning_rate,
     option,
+    provenance,
     train_loop,
 )
 

@@ -33,8 +33,7 @@ from et_nbdev.graph.nodes import (
     check_y,
     predict,
 )
-from ..training.checkpoint import CheckpointError, at_home
-from ..training.loop import OptimConfig
+from ..training import CheckpointError, OptimConfig, at_home
 
 # %% ../../nbs/34_detector.ipynb #34expl0a
 #| code-fold: true

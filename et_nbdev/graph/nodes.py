@@ -21,15 +21,15 @@ from jaxtyping import Array, Bool, Float, Float64, Int
 from et_nbdev.graph.data import Graph, Split
 from et_nbdev.graph.edges import Rows
 from et_nbdev.graph.energy import EdgeIndex
-from et_nbdev.training.checkpoint import (
+from et_nbdev.training import (
     CheckpointError,
+    OptimConfig,
+    fit,
     opened,
     provenance,
     read_meta,
     save_checkpoint,
 )
-from et_nbdev.training.fit import fit
-from et_nbdev.training.loop import OptimConfig
 
 # %% ../../nbs/84_nodes.ipynb #b4a52e9a
 class Scaling(NamedTuple):

@@ -26,7 +26,7 @@ from et_nbdev.graph.batches import (
 from .classify import ClassifyTraining, load_classifier, train_classifier
 from .crossval import Fold, deal, predict_logits
 from .sets import GraphSet
-from et_nbdev.training.checkpoint import (
+from et_nbdev.training import (
     CheckpointError,
     at_home,
     opened,

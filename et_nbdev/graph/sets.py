@@ -32,7 +32,7 @@ from et_nbdev.graph.data import (
     ids_of,
     reading,
 )
-from ..training.checkpoint import at_home, atomic_write
+from ..training import at_home, atomic_write
 
 # %% ../../nbs/81_set_readers.ipynb #819e66ec
 def ranges(
