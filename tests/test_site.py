@@ -309,7 +309,7 @@ def test_the_landing_page_has_cards_a_player_and_folded_results(site):
 # Figures of the book by their labels, and files: what the dark theme inverts, and what
 # it leaves as it is, because it is a photograph or a map.
 DRAWINGS = """03_attention:fig-chase 05_block:fig-blocks 50_explorer:fig-dials
-    00_one_sitting:fig-one-sitting 11_hopfield_continuous:fig-plane 32_anomaly:fig-why
+    00_one_sitting:fig-one-sitting 10_recall:fig-plane 32_anomaly:fig-why
     35_anomaly_results:fig-margins 40_classification_results:fig-folds
     31_graph_data:fig-graph 04_memory:fig-wells index:fig-results"""
 PHOTOGRAPHS = """22_image_train:fig-photographs 20_image_data:fig-task 23_windows:fig-large
