@@ -27,7 +27,7 @@ from et_nbdev.graph.batches import (
 from et_nbdev.graph.classify import ClassifyConfig, ClassifyTraining, GraphClassifier
 from et_nbdev.graph.crossval import graph_loss
 from et_nbdev.graph.sets import load_graphs
-from et_nbdev.training.loop import TrainState, make_optimizer, make_step
+from et_nbdev.training import TrainState, make_optimizer, make_step
 
 MODEL = ClassifyConfig(
     dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=8, blocks=2

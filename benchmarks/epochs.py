@@ -22,7 +22,7 @@ from et_nbdev.graph.batches import EdgeLists, cached_positions, learn_encoding
 from et_nbdev.graph.classify import GraphClassifier
 from et_nbdev.graph.crossval import FitConfig, programs, taken_apart
 from et_nbdev.graph.sets import load_graphs
-from et_nbdev.training.loop import TrainState, clipped_adamw
+from et_nbdev.training import TrainState, clipped_adamw
 
 from graph_classification import grid  # isort: skip
 from set_rivals import GIN, GINConfig  # isort: skip

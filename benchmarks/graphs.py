@@ -312,7 +312,7 @@ def model(part, scale, repeats, rounds) -> dict:
 
 
 def main():
-    from et_nbdev.training.checkpoint import provenance
+    from et_nbdev.training import provenance
 
     parts = {"operator": operator, "scaling": scaling}
     parts |= {name: lambda *rest, name=name: model(name, *rest) for name in MODELS}

@@ -17,7 +17,7 @@ from flax import nnx
 from reference import PlainEnergyTransformer
 from timing import alone, in_turn, medians, options, peak, seconds, spreads, write
 
-from et_nbdev.training.loop import (
+from et_nbdev.training import (
     OptimConfig,
     TrainState,
     in_parts,

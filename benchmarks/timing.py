@@ -32,7 +32,7 @@ def options(said: str, name: str, **numbers):
 
 def write(out: Path, result: dict):
     "Results, with commit, machine and date."
-    from et_nbdev.training.checkpoint import atomic_write, provenance
+    from et_nbdev.training import atomic_write, provenance
 
     with atomic_write(out) as path:
         path.write_text(json.dumps(result | provenance(), indent=2) + "\n")

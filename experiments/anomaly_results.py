@@ -35,8 +35,8 @@ from et_nbdev.graph.anomaly import (
 )
 from et_nbdev.graph.data import DATASETS, Graph, from_relations, load_graph, split
 from et_nbdev.graph.nodes import Batch, held_out, scaled, train_classifier
-from et_nbdev.training.command import as_command
-from et_nbdev.training.loop import OptimConfig
+from et_nbdev.commands import as_command
+from et_nbdev.training import OptimConfig
 
 # What the search may choose from. Every neural network shares the first line, every
 # classifier gets the same number of trials.

@@ -15,7 +15,7 @@ from et_nbdev.graph.batches import learn_encoding, make_buckets
 from et_nbdev.graph.classify import load_classifier
 from et_nbdev.graph.crossval import deal, parts
 from et_nbdev.graph.sets import load_graphs
-from et_nbdev.training.checkpoint import atomic_write
+from et_nbdev.training import atomic_write
 
 OUT = RESULTS / "graph-classification"
 

@@ -20,11 +20,11 @@ from flax import nnx
 from runs import RESULTS, add_part, options
 from set_rivals import GIN, Agnostic, AgnosticConfig, GINConfig
 
+from et_nbdev.commands import as_command
 from et_nbdev.graph.classify import CONFIGS, ClassifyConfig, GraphClassifier
 from et_nbdev.graph.crossval import Candidate, FitConfig, cross_validate, deal, summary
 from et_nbdev.graph.sets import TU_NAMES, load_graphs
-from et_nbdev.training.checkpoint import save_checkpoint
-from et_nbdev.training.command import as_command
+from et_nbdev.training import save_checkpoint
 
 OUT = RESULTS / "graph-classification"
 # NAME/10: the fold of each graph, a digit; read by notebook 40, compared here, written

@@ -50,7 +50,7 @@ from et_nbdev.graph.nodes import held_out, train_classifier
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedEuler, Momentum
-from et_nbdev.training.loop import OptimConfig
+from et_nbdev.training import OptimConfig
 
 RATIO, EPOCHS = 0.4, 100
 FOUND = {"tolokers": "et-2hop", "amazon-upu": "et"}  # whose setting is taken

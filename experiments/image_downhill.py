@@ -30,9 +30,7 @@ from flax import nnx
 from image_pair import Job, Plan
 from runs import RESULTS, RUNS, options, read
 
-from et_nbdev.training.checkpoint import load_checkpoint
-from et_nbdev.training.fit import fit
-from et_nbdev.training.loop import OptimConfig
+from et_nbdev.training import OptimConfig, fit, load_checkpoint
 from et_nbdev.vision.data import batches
 from et_nbdev.vision.train import training_loss
 

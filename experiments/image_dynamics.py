@@ -26,7 +26,7 @@ from et_nbdev.dynamics import descend
 from et_nbdev.energy import ExternalField
 from et_nbdev.equilibria import equilibrium
 from et_nbdev.solvers import Anderson, Backtracking, Schedule, solve
-from et_nbdev.training.fit import fit
+from et_nbdev.training import fit
 from et_nbdev.vision.data import FILLS, batches, normalize, occlude, patchify
 from et_nbdev.vision.model import ImageEnergyTransformer
 from et_nbdev.vision.train import (

@@ -26,8 +26,7 @@ from safetensors import safe_open
 from ship_model import RESULTS, RIVAL, SHIPPED, stages
 from tqdm import tqdm
 
-from et_nbdev.training.checkpoint import atomic_write, provenance
-from et_nbdev.training.loop import OptimConfig
+from et_nbdev.training import OptimConfig, atomic_write, provenance
 from et_nbdev.vision.data import (
     FILLS,
     denormalize,

@@ -52,9 +52,9 @@ from et_nbdev.block import EnergyTransformer, TransformerBlock
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.testing import _half_interval, assert_close, assert_gradient, float64
-from et_nbdev.training.checkpoint import atomic_write
-from et_nbdev.training.fit import fit
-from et_nbdev.training.loop import OptimConfig
+from et_nbdev.training import atomic_write
+from et_nbdev.training import fit
+from et_nbdev.training import OptimConfig
 from et_nbdev.vision.data import batches, channel_statistics, load_images
 from et_nbdev.vision.model import ImageConfig, ImageTransformer
 from et_nbdev.vision.train import TrainConfig, evaluate, training_loss

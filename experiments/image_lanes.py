@@ -33,14 +33,15 @@ import numpy as np
 from flax import nnx
 from image_pair import LEARNING_RATES, Job, Plan, configured, make, score_of
 
-from et_nbdev.training.checkpoint import save_checkpoint
-from et_nbdev.training.fit import run_identity, trainable
-from et_nbdev.training.loop import (
+from et_nbdev.training import (
     TrainState,
     clipped_adamw,
     gradient_step,
     learning_rate,
     make_optimizer,
+    run_identity,
+    save_checkpoint,
+    trainable,
 )
 from et_nbdev.vision.data import batches
 from et_nbdev.vision.train import TrainConfig, training_loss

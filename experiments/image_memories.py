@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from et_nbdev.training.loop import OptimConfig, learning_rate
+from et_nbdev.training import OptimConfig, learning_rate
 from et_nbdev.vision.data import normalize, occlude, patchify, photographs
 from et_nbdev.vision.model import load_model
 

@@ -65,9 +65,9 @@ from et_nbdev.dynamics import Trajectory
 from et_nbdev.energy import Energy
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedMetric
-from et_nbdev.training.checkpoint import atomic_write
-from et_nbdev.training.fit import fit
-from et_nbdev.training.loop import OptimConfig
+from et_nbdev.training import atomic_write
+from et_nbdev.training import fit
+from et_nbdev.training import OptimConfig
 from et_nbdev.vision.data import (
     batches,
     channel_statistics,

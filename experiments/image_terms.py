@@ -61,7 +61,7 @@ from runs import RUNS, add_part, make, options, spread
 from runs import read as rows_of
 
 from et_nbdev.testing import _half_interval
-from et_nbdev.training.fit import fit
+from et_nbdev.training import fit
 from et_nbdev.vision.data import batches
 from et_nbdev.vision.model import ImageConfig
 from et_nbdev.vision.train import completion_loss, training_loss

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from et_nbdev.training.checkpoint import atomic_write
+from et_nbdev.training import atomic_write
 from et_nbdev.vision.data import Images, decode, load_images
 
 MEGABYTE = 2**20

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training import atomic_write, provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, RUNS = ROOT / "results", ROOT / "runs"  # what is kept, and checkpoints

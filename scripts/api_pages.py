@@ -21,6 +21,7 @@ ROOMS = {
     "explore": ("Explorer", "A descent to play with, in a notebook."),
 }
 BY_MODULE = dict.fromkeys("norm energy attention memory block".split(), "block")
+BY_MODULE |= {"commands": "training"}
 BY_MODULE |= dict.fromkeys("dynamics solvers equilibria".split(), "dynamics")
 
 # Decorators that change nothing for whoever calls.

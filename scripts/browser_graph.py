@@ -14,7 +14,7 @@ from flax import nnx
 from et_nbdev.graph.anomaly import train_anomaly
 from et_nbdev.graph.data import load_graph
 from et_nbdev.graph.detector import CONFIGS
-from et_nbdev.training.checkpoint import save_checkpoint
+from et_nbdev.training import save_checkpoint
 
 OUT = Path(__file__).resolve().parent.parent / "nbs/play/digits-graph.safetensors"
 

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from et_nbdev.training.checkpoint import atomic_write
+from et_nbdev.training import atomic_write
 from et_nbdev.vision.data import photographs
 from et_nbdev.vision.train import CONFIGS as _CONFIGS
 from et_nbdev.vision.train import prepare as _prepare

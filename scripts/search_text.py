@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pylatexenc.latex2text import LatexNodes2Text
 
-from et_nbdev.training.checkpoint import atomic_write
+from et_nbdev.training import atomic_write
 
 FORMULA = re.compile(r'<span class="math (?:inline|display)">(.*?)</span>', re.S)
 IN_CODE = re.compile(r"\$(?=\S)((?:(?!\n\n)[^$])+)(?<=\S)\$")

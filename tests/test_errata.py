@@ -31,7 +31,7 @@ from et_nbdev.graph.energy import EdgeIndex, EdgeTransformer
 from et_nbdev.graph.nodes import anomaly_scores, scaled
 from et_nbdev.graph.sets import load_graphs
 from et_nbdev.testing import assert_close, assert_descends
-from et_nbdev.training.loop import OptimConfig
+from et_nbdev.training import OptimConfig
 from et_nbdev.vision.model import ImageConfig
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

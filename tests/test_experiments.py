@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from et_nbdev.testing import assert_close
-from et_nbdev.training.fit import fit
+from et_nbdev.training import fit
 from et_nbdev.vision.data import batches
 from et_nbdev.vision.train import evaluate, training_loss
 

@@ -44,7 +44,7 @@ from et_nbdev.solvers import (
     Schedule,
 )
 from et_nbdev.testing import assert_close
-from et_nbdev.training.checkpoint import CheckpointError, load_checkpoint
+from et_nbdev.training import CheckpointError, load_checkpoint
 from et_nbdev.vision.model import (
     ImageConfig,
     ImageEnergyTransformer,

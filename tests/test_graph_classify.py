@@ -37,7 +37,7 @@ from et_nbdev.graph.crossval import Fold, Scores, deal, graph_loss, parts
 from et_nbdev.graph.energy import EdgeAttention
 from et_nbdev.graph.sets import GraphBatch, GraphSet, load_graphs
 from et_nbdev.testing import assert_close, assert_descends
-from et_nbdev.training.checkpoint import CheckpointError
+from et_nbdev.training import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 SIZES = dict(dim=8, num_heads=2, head_dim=4, num_memories=12, num_positions=3)

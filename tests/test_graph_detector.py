@@ -36,7 +36,7 @@ from et_nbdev.graph.data import Graph, Split, from_relations, save_graph, split
 from et_nbdev.graph.detector import AnomalyDetector, score, train
 from et_nbdev.graph.nodes import Scaling, anomaly_scores
 from et_nbdev.testing import assert_close
-from et_nbdev.training.checkpoint import CheckpointError, read_meta, save_checkpoint
+from et_nbdev.training import CheckpointError, read_meta, save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 SMALL = AnomalyTraining(

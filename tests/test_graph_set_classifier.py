@@ -32,7 +32,7 @@ from et_nbdev.graph.crossval import deal, predict_logits
 from et_nbdev.graph.detector import AnomalyDetector
 from et_nbdev.graph.set_classifier import GraphSetClassifier
 from et_nbdev.graph.sets import GraphSet, make_rings
-from et_nbdev.training.checkpoint import CheckpointError, read_meta, save_checkpoint
+from et_nbdev.training import CheckpointError, read_meta, save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 MODEL = ClassifyConfig(8, 2, 4, 6, num_positions=3, blocks=1)

@@ -24,9 +24,13 @@ from hypothesis import strategies as st
 import et_nbdev
 from et_nbdev.dynamics import Euler, Look, plot_energies
 from et_nbdev.testing import assert_gradient
-from et_nbdev.training.checkpoint import CheckpointError, read_meta, save_checkpoint
-from et_nbdev.training.fit import read_metrics
-from et_nbdev.training.loop import OptimConfig
+from et_nbdev.training import (
+    CheckpointError,
+    OptimConfig,
+    read_meta,
+    read_metrics,
+    save_checkpoint,
+)
 from et_nbdev.vision import train as image_train
 from et_nbdev.vision.data import Images, fill_mean, normalize, patchify, unpatchify
 from et_nbdev.vision.model import (

@@ -16,8 +16,7 @@ from flax import nnx
 
 from et_nbdev.solvers import LearnedMetric
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient
-from et_nbdev.training.checkpoint import load_checkpoint, read_meta
-from et_nbdev.training.loop import OptimConfig
+from et_nbdev.training import OptimConfig, load_checkpoint, read_meta
 from et_nbdev.vision.data import load_images
 from et_nbdev.vision.model import ImageConfig, load_model
 from et_nbdev.vision.train import TrainConfig, completion_loss, drawn_batch

@@ -23,8 +23,7 @@ SKIPPED = 77
 # than what it compiles, and is told to hurry.
 COMPUTE = {
     "00_one_sitting",
-    "10_hopfield",
-    "11_hopfield_continuous",
+    "10_recall",
     "22_image_train",
     "kernels",
     "32_anomaly",

@@ -13,18 +13,18 @@ import jax
 import numpy as np
 import pytest
 
-from et_nbdev.training.command import all_devices
+from et_nbdev.commands import all_devices
 from et_nbdev.vision.data import batches
 
 STEPS = 12
 PROGRAM = textwrap.dedent("""
     import json, sys
     import jax
-    from et_nbdev.training.command import all_devices
+    from et_nbdev.commands import all_devices
     devices, folder, out, steps = sys.argv[1:]
     mesh, steps = all_devices() if devices == "all" else None, int(steps)
     import numpy as np
-    from et_nbdev.training.loop import OptimConfig
+    from et_nbdev.training import OptimConfig
     from et_nbdev.vision.model import ImageConfig
     from et_nbdev.vision.train import TrainConfig, evaluate, train
 

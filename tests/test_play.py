@@ -20,7 +20,7 @@ from et_nbdev.explore import ExplorerSettings, descend_graph
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, known_config
 from et_nbdev.graph.data import Graph, load_graph
 from et_nbdev.graph.nodes import scaled
-from et_nbdev.training.checkpoint import load_checkpoint, read_meta, save_checkpoint
+from et_nbdev.training import load_checkpoint, read_meta, save_checkpoint
 from et_nbdev.vision.data import photographs
 from et_nbdev.vision.model import (
     ImageConfig,

@@ -2,10 +2,8 @@
 full disk, Ctrl-C and SIGKILL with the very weights of an uninterrupted one.
 """
 
-import argparse
 import contextlib
 import errno
-import importlib
 import json
 import math
 import os
@@ -20,10 +18,9 @@ import sys
 import textwrap
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -36,29 +33,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import et_nbdev
-from et_nbdev.training.checkpoint import (
+from et_nbdev.commands import as_command
+from et_nbdev.training import (
     CheckpointError,
-    atomic_write,
-    load_checkpoint,
-    provenance,
-    read_meta,
-    save_checkpoint,
-)
-from et_nbdev.training.command import as_command, configure, out_folder
-from et_nbdev.training.fit import MetricsLog, fit, read_metrics
-from et_nbdev.training.loop import (
     OptimConfig,
     Run,
+    atomic_write,
+    fit,
     in_parts,
     learning_rate,
+    load_checkpoint,
     make_optimizer,
-    option,
+    provenance,
+    read_meta,
+    read_metrics,
+    save_checkpoint,
     train_loop,
 )
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
-# optax itself is not written for strict promotion
-relaxed = lambda: jax.numpy_dtype_promotion("standard")
+load_file = safetensors.numpy.load_file
 
 
 def same(a, b):
@@ -68,10 +62,6 @@ def same(a, b):
         for path, x in jax.tree_util.tree_leaves_with_path(tree)
     ]
     return flat(a) == flat(b)
-
-
-def weights(model):
-    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 
 # --- checkpoints
@@ -86,7 +76,7 @@ TYPES = "float32", "bfloat16", "float16", "int32", "uint8", "bool", "uint32"
     st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=4, max_size=4),
     st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_any_tree_comes_back_bit_for_bit(tmp_path_factory, dtypes, shapes, seed):
     "NaN, signed zeros and denormals too; also a part of it, and from abstract arrays."
     draw = np.random.default_rng(seed)
@@ -123,11 +113,8 @@ def test_every_truncation_and_every_flip_is_refused(small):
     "In the data, in names, shapes and dtypes, and in the meta."
     content = small.read_bytes()
     cut = [content[:n] for n in range(len(content))] + [content + b"\0"]
-    flipped = [
-        content[:n] + bytes([content[n] ^ flip]) + content[n + 1 :]
-        for n in range(len(content))
-        for flip in (1 << n % 8, 255)
-    ]
+    flip = lambda n, by: content[:n] + bytes([content[n] ^ by]) + content[n + 1 :]
+    flipped = [flip(n, by) for n in range(len(content)) for by in (1 << n % 8, 255)]
     swapped = content.replace(b'"w"', b'"?"').replace(b'"n"', b'"w"')
     for damaged in (*cut, *flipped, swapped.replace(b'"?"', b'"n"')):
         small.write_bytes(damaged)
@@ -149,17 +136,17 @@ class Trap:
 def test_what_is_no_checkpoint_is_refused(tmp_path):
     path, sprung = tmp_path / "c.safetensors", tmp_path / "sprung"
     arrays = {k: np.asarray(v) for k, v in SMALL.items()}
+    foreign = safetensors.numpy.save
     for content in (
-        *(b"", b"these are not the weights" * 20, b'{"w": [1.5, -2.0]}'),
-        *(pickle.dumps(Trap(sprung)), safetensors.numpy.save(arrays)),
-        safetensors.numpy.save(arrays, {"format": "pt"}),
+        *(b"", b"not weights" * 20, b'{"w": [1.5]}', pickle.dumps(Trap(sprung))),
+        *(foreign(arrays), foreign(arrays, {"format": "pt"})),
     ):
         path.write_bytes(content)
         refused(path)
         with pytest.raises(CheckpointError):
             read_meta(path)
     assert not sprung.exists()
-    for nowhere in (tmp_path, tmp_path / "none", tmp_path / "nowhere/none"):
+    for nowhere in (tmp_path, tmp_path / "nowhere/none"):
         assert "no such checkpoint" in refused(nowhere)
 
 
@@ -167,7 +154,6 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
     "like, says",
     [
         ({"other": jnp.ones(2)}, "'other', so it belongs to another model"),
-        ({"w": {"deeper": jnp.ones(2)}}, "'w.deeper'"),
         ({"w": jnp.ones(3)}, r"w is float32\(2,\), this model needs float32\(3,\)"),
         ({"n": jnp.float32(0)}, r"n is int32\(\), this model needs float32"),
     ],
@@ -182,16 +168,22 @@ def test_provenance():
     assert {"device", "machine", "python", "date"} <= set(p)
 
 
-# --- writing
-
-
-def test_atomic_write_replaces_only_on_success(tmp_path):
-    "Also through a link, and when two write at the same time."
-    path, link = tmp_path / "a" / "file", tmp_path / "link"
+def test_atomic_write_replaces_only_on_success(tmp_path, monkeypatch):
+    "Also through a link, and when two write at once. The name is flushed last."
+    path, link, flush, seen = tmp_path / "a/file", tmp_path / "link", os.fsync, []
     link.symlink_to(path)
-    with atomic_write(str(path)) as temporary:
+
+    def watch(fd):
+        seen.append((os.fstat(fd).st_ino, path.exists()))
+        flush(fd)
+
+    with monkeypatch.context() as patch, atomic_write(str(path)) as temporary:
+        patch.setattr(os, "fsync", watch)
         temporary.write_text("old")
         assert temporary.parent == path.parent and not path.exists()
+    if os.name == "posix":  # folders are not flushed elsewhere
+        made = path.stat().st_ino, path.parent.stat().st_ino
+        assert seen == [(made[0], False), (made[1], True)]
     for problem in (ValueError, KeyboardInterrupt, OSError):
         with pytest.raises(problem), atomic_write(path) as temporary:
             temporary.write_text("half of the n")
@@ -202,88 +194,6 @@ def test_atomic_write_replaces_only_on_success(tmp_path):
         second.write_text("second")
     assert link.is_symlink() and path.read_text() == "first"
     assert os.listdir(path.parent) == ["file"]
-
-
-@pytest.mark.skipif(os.name != "posix", reason="folders are not flushed elsewhere")
-def test_a_new_name_is_flushed_to_the_disk_after_the_file(tmp_path, monkeypatch):
-    flush, seen, path = os.fsync, [], tmp_path / "file"
-
-    def watch(fd):
-        seen.append((os.fstat(fd).st_ino, path.exists()))
-        flush(fd)
-
-    monkeypatch.setattr(os, "fsync", watch)
-    with atomic_write(path) as temporary:
-        temporary.write_text("x")
-    assert seen == [(path.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
-
-
-def test_an_unwritable_folder_is_named(tmp_path):
-    "A file in its place, whoever asks: root may write where permissions say no."
-    (tmp_path / "file").write_text("in the way")
-    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        for write in (
-            lambda: save_checkpoint(folder / "c.safetensors", SMALL),
-            lambda: train_line(folder=folder),
-        ):
-            with pytest.raises(OSError, match=str(tmp_path / "file")):
-                write()
-
-
-@pytest.fixture(params=["tmpfs", "file size limit"])
-def full_disk(request, tmp_path):
-    "(a folder, the function that fills its disk to the end and returns a way back)."
-    if request.param == "file size limit":
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        limit = lambda n: resource.setrlimit(resource.RLIMIT_FSIZE, (n, limits[1]))
-        yield tmp_path, lambda: limit(200) or (lambda: limit(limits[0]))
-        return limit(limits[0])
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder]
-    able = shutil.which("mount") and os.geteuid() == 0
-    if not able or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("a small tmpfs cannot be mounted here")
-
-    def fill():
-        with contextlib.suppress(OSError), open(folder / "filler", "wb", 0) as f:
-            while True:
-                f.write(bytes(512))
-        return (folder / "filler").unlink
-
-    yield folder, fill
-    subprocess.run(["umount", folder], check=True)
-
-
-# --- the log
-
-
-@pytest.mark.parametrize("tail", ["", '{"step": 30, "lo', "{", "17", "\xff"])
-def test_the_log_forgets_what_comes_after_its_step(tmp_path, tail):
-    "On the disk at once; a last line cut in half goes without a word."
-    log = MetricsLog(tmp_path / "metrics.jsonl")
-    rows = [{"step": s, "loss": 1 / s} for s in (10, 20, 30)]
-    for n, row in enumerate(rows):
-        log.append(row)
-        assert read_metrics(log.path) == rows[: n + 1]
-    with open(log.path, "a") as f:
-        f.write(tail)
-    assert read_metrics(log.path) == rows
-    log = MetricsLog(str(log.path), 25)
-    log.append(rows[2])
-    assert read_metrics(log.path) == log.rows == rows
-    assert read_metrics(MetricsLog(log.path).path) == []  # a new run
-
-
-LINES = b"17", b"null", b"[1]", b'{"loss": 1}', b'{"step": "3"}', b"\xff", b"[" * 10**5
-
-
-@pytest.mark.parametrize("damaged", LINES)
-def test_a_damaged_line_costs_no_other(tmp_path, damaged):
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 1}\n' + damaged + b'\n{"step": 4}\n')
-    with pytest.warns(UserWarning, match="metrics.jsonl: 1 of its 3 lines"):
-        assert read_metrics(path) == [{"step": 1}, {"step": 4}]
 
 
 # --- the optimizer
@@ -298,13 +208,7 @@ def schedule(c, s):
 
 
 @pytest.mark.parametrize(
-    "c",
-    [
-        OptimConfig(),
-        OptimConfig(steps=10, warmup=0, lr=1.0, lr_floor=0.0),
-        OptimConfig(steps=7, warmup=6, lr=2e-3),
-        OptimConfig(steps=1, warmup=0),
-    ],
+    "c", [OptimConfig(), OptimConfig(7, 6, 2e-3), OptimConfig(10, 0, 1.0, 0.0)]
 )
 def test_the_schedule(c):
     for s in {0, 1, c.warmup // 2, c.warmup, c.steps - 1, c.steps, 2 * c.steps}:
@@ -329,11 +233,8 @@ def adamw(params, grads, c):
         yield params
 
 
-@pytest.mark.parametrize(
-    "b1, b2, decay, clip", [(0.9, 0.99, 0.05, 1), (0.5, 0.7, 0.4, 0.3)]
-)
-def test_the_optimizer_is_clipped_adamw_with_a_warm_up_cosine(x64, b1, b2, decay, clip):
-    c = OptimConfig(8, 3, 0.1, 0.01, weight_decay=decay, b1=b1, b2=b2, clip=float(clip))
+def test_the_optimizer_is_clipped_adamw_with_a_warm_up_cosine(x64):
+    c = OptimConfig(8, 3, 0.1, 0.01, weight_decay=0.4, b1=0.5, b2=0.7, clip=0.3)
     draw, shapes = np.random.default_rng(3), {"W": (3, 4), "b": (4,), "s": ()}
     new = lambda scale: {k: draw.normal(size=s) * scale for k, s in shapes.items()}
     # clipped and not
@@ -342,36 +243,30 @@ def test_the_optimizer_is_clipped_adamw_with_a_warm_up_cosine(x64, b1, b2, decay
     state = optimizer.init(params)
     for g, expected in zip(grads, adamw(start, grads, c)):
         g = jax.tree.map(jnp.asarray, g)
-        updates, state = relaxed()(optimizer.update)(g, state, params)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = optimizer.update(g, state, params)
         params = jax.tree.map(jnp.add, params, updates)
         for k in start:
             np.testing.assert_allclose(params[k], expected[k], rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "name, bad",
-    [
-        *(
-            ("steps", 0),
-            ("warmup", -1),
-            ("warmup", 1000),
-            ("lr", -1.0),
-            ("lr_floor", 1.0),
-        ),
-        *(("lr", math.nan), ("lr", math.inf), ("lr_floor", -1e-9), ("b1", 1.0)),
-        *(
-            ("b1", -0.1),
-            ("b2", 1.5),
-            ("b2", math.nan),
-            ("clip", 0.0),
-            ("clip", math.nan),
-        ),
-        *(("weight_decay", -0.1), ("weight_decay", math.nan), ("steps", 1.5)),
-    ],
-)
-def test_an_impossible_schedule_names_the_field(name, bad):
-    with pytest.raises(ValueError, match=rf"\b{name}\b.*expected.*{bad}"):
-        OptimConfig(**{name: bad})
+IMPOSSIBLE = {
+    "steps": (0, 1.5),
+    "warmup": (-1, 1000),
+    "lr": (-1.0, math.nan, math.inf),
+    "lr_floor": (1.0, -1e-9),
+    "b1": (1.0, -0.1),
+    "b2": (1.5, math.nan),
+    "clip": (0.0, math.nan),
+    "weight_decay": (-0.1, math.nan),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_an_impossible_schedule_names_the_field(name):
+    for bad in IMPOSSIBLE[name]:
+        with pytest.raises(ValueError, match=rf"\b{name}\b.*expected.*{bad}"):
+            OptimConfig(**{name: bad})
 
 
 # --- the loop
@@ -417,10 +312,8 @@ def test_parts_of_a_batch_are_the_batch(x64, size):
     close = partial(jax.tree.map, partial(np.testing.assert_allclose, rtol=1e-12))
     parted = lambda model, batch: in_parts(loss, model, batch, size)
     slope = lambda f: jax.jit(nnx.value_and_grad(f, has_aux=True))(model, batch)
-    close(jax.jit(parted)(model, batch), loss(model, batch))
     (value, grads), (expected, wanted) = slope(parted), slope(loss)
-    close(value, expected)
-    close(grads["W"][...], wanted["W"][...])
+    close((value, grads["W"][...]), (expected, wanted["W"][...]))
     # twice the loss has twice the gradient, also of several models at once
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
     twice = lambda params: 2 * parted(nnx.merge(graphdef, params, rest), batch)[0]
@@ -442,70 +335,72 @@ def test_parts_need_less_memory():
     assert working(16) < working(256) / 2
 
 
-# --- fit
+# --- fit: a small network with all kinds of state
 
 TRUTH = np.array([[1.0, -2.0], [0.5, 3.0], [-1.0, 0.25]], np.float32)
 OPTIM = OptimConfig(steps=20, warmup=4, lr=0.1, lr_floor=1e-3, weight_decay=0.0)
 
 
-class Line(nnx.Module):
-    "y = x W + b"
+class Network(nnx.Module):
+    def __init__(self, width=8):
+        rngs = nnx.Rngs(0)
+        sizes = (3, width), (width, 2)
+        self.layers = nnx.List([nnx.Linear(*s, rngs=rngs) for s in sizes])
+        self.norm = nnx.BatchNorm(width, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
 
-    def __init__(self, width=2):
-        self.W, self.b = nnx.Param(jnp.zeros((3, width))), nnx.Param(jnp.ones(width))
+    def __call__(self, x):
+        return self.layers[1](self.drop(jnp.tanh(self.norm(self.layers[0](x)))))
+
+
+class Line(nnx.Module):
+    def __init__(self):
+        self.W, self.b = nnx.Param(jnp.zeros((3, 2))), nnx.Param(jnp.ones(2))
 
     def __call__(self, x):
         return x @ self.W[...] + self.b[...][None]
 
 
-def line_loss(model, batch, key):
+def weights(model):
+    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+
+def loss(model, batch, key):
     x, y = batch
     return jnp.mean((model(x) + 0.01 * jax.random.normal(key, y.shape) - y) ** 2), {}
 
 
-def line_batch(s):
+def numbers(s):
     x = np.random.default_rng([7, s]).normal(size=(16, 3)).astype(np.float32)
     return x, x @ TRUTH
 
 
-def line_batches(start):
+def batches(start, at=None, action=lambda batch: batch):
+    "For ever, with action(batch) in place of that of step `at`."
     while True:
-        yield line_batch(start)
         start += 1
+        yield action(numbers(start)) if start == at else numbers(start)
 
 
-def line_error(model):
-    x, y = line_batch(10**6)
+def at_step(at, action):
+    return partial(batches, at=at, action=action)
+
+
+def error(model):
+    x, y = numbers(10**6)
     return {"loss": jnp.mean((model(jnp.asarray(x)) - y) ** 2)}
 
 
-def train_line(
-    model=None, loss=line_loss, batches=line_batches, optim=OPTIM, **options
-):
-    options = dict(validate=line_error, every=5, log_every=2, progress=False) | options
-    return fit(model or Line(), loss, batches, optim, **options)
-
-
-def at_step(n, action):
-    "Batches that call action(batch) for the batch of step n."
-
-    def batches(start):
-        for s, batch in enumerate(line_batches(start), start + 1):
-            yield action(batch) if s == n else batch
-
-    return batches
+def train(model=None, loss=loss, batches=batches, optim=OPTIM, **options):
+    options = dict(validate=error, every=5, log_every=2, progress=False) | options
+    return fit(model or Network(), loss, batches, optim, **options)
 
 
 def tear(batch):
     raise RuntimeError("torn")
 
 
-def nan_input(batch):
-    return batch[0] * np.float32(np.nan), batch[1]
-
-
-def strip(rows):
-    "Rows without what the clock decides."
+def without_clock(rows):
     clock = "samples_per_second", "input_wait", "seconds"
     return [{k: v for k, v in row.items() if k not in clock} for row in rows]
 
@@ -515,12 +410,12 @@ def step_of(folder, name="last"):
 
 
 def equal_runs(folder, whole):
+    "The same files; a stop may have added the row of its step."
     for name in ("last.safetensors", "best.safetensors"):
-        one, two = (safetensors.numpy.load_file(f / name) for f in (folder, whole[1]))
-        assert same(one, two), name
+        assert same(load_file(folder / name), load_file(whole[1] / name)), name
     steps = {row["step"] for row in whole[0].history}
     rows = [r for r in read_metrics(folder / "metrics.jsonl") if r["step"] in steps]
-    assert strip(rows) == strip(whole[0].history)
+    assert without_clock(rows) == without_clock(whole[0].history)
     files = ["best.safetensors", "last.safetensors", "metrics.jsonl"]
     assert sorted(os.listdir(folder)) == files
 
@@ -529,138 +424,114 @@ def equal_runs(folder, whole):
 def whole(tmp_path_factory):
     "The uninterrupted run: (what fit returned, its folder)."
     folder = tmp_path_factory.mktemp("whole")
-    return train_line(folder=folder), folder
+    return train(folder=folder), folder
 
 
-def test_what_it_logs_and_learns(whole):
+def test_what_it_logs_and_learns():
     "Row by row, against a loop in NumPy over the library's optimizer."
-    result, folder = whole
     params, rows = {"W": jnp.zeros((3, 2)), "b": jnp.ones(2)}, {}
-    optimizer = make_optimizer(OPTIM)
+    optimizer, result = make_optimizer(OPTIM), train(Line())
     state, key = optimizer.init(params), jax.random.key(0)
     for s in range(20):
-        x, y = line_batch(s)
+        x, y = numbers(s + 1)
         noise = 0.01 * jax.random.normal(jax.random.fold_in(key, s), y.shape)
-        error = np.asarray(x @ params["W"] + params["b"][None] + noise - y)
-        grads = {"W": 2 * x.T @ error / error.size, "b": 2 * error.sum(0) / error.size}
-        norm = math.sqrt(sum((g**2).sum() for g in grads.values()))
-        rows[s + 1] = ((error**2).mean(), norm)
-        grads = jax.tree.map(jnp.asarray, grads)
-        updates, state = relaxed()(optimizer.update)(grads, state, params)
+        off = np.asarray(x @ params["W"] + params["b"][None] + noise - y)
+        grads = {"W": 2 * x.T @ off / off.size, "b": 2 * off.sum(0) / off.size}
+        rows[s + 1] = (off**2).mean(), optax.tree.norm(grads)
+        with jax.numpy_dtype_promotion("standard"):
+            grads = jax.tree.map(jnp.asarray, grads)
+            updates, state = optimizer.update(grads, state, params)
         params = jax.tree.map(jnp.add, params, updates)
     for row in result.history:
         found = row["loss"], row["grad_norm"]
         np.testing.assert_allclose(found, rows[row["step"]], rtol=1e-3)
         assert row["samples_per_second"] > 0 and 0 <= row["input_wait"] <= 1
-    stored = safetensors.numpy.load_file(folder / "last.safetensors")
-    np.testing.assert_allclose(stored["params.W"], params["W"], rtol=1e-4, atol=1e-5)
-    assert result.history == read_metrics(folder / "metrics.jsonl")
-    steps = [2, 4, 5, 6, 8, 10, 12, 14, 15, 16, 18, 20]
-    assert [row["step"] for row in result.history] == steps
+    assert [row["step"] for row in result.history] == [
+        *(2, 4, 5, 6, 8, 10, 12, 14, 15, 16, 18, 20)
+    ]
     judged = [row["step"] for row in result.history if "validation_loss" in row]
     assert judged == [5, 10, 15, 20] and rows[20][0] < rows[1][0]
 
 
 def test_a_step_is_compiled_once_and_the_callers_model_is_left_alone():
-    model, traces = Line(), []
+    model, traces = Network(), []
     before = jax.tree.map(np.array, weights(model))
-    one = train_line(model, lambda *args: (traces.append(1), line_loss(*args))[1])
+    one = train(model, lambda *args: (traces.append(1), loss(*args))[1])
     assert len(traces) == 1 and same(weights(model), before)  # readable, not donated
-    two, three = (train_line(validate=None, seed=seed).model for seed in (0, 1))
-    assert not same(weights(two), weights(three))
-    one.model.W[...] = one.model.W[...].at[0].set(0.0)  # what it returns can be changed
+    one.model.norm.scale[...] = one.model.norm.scale[...].at[0].set(0.0)  # ours now
+    found = []  # in another thread, which gets no Ctrl-C; without files or validation
+    run = lambda: found.append(train(Network(), validate=None, seed=1))
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found[0].best_step == 20 and not same(
+        weights(found[0].model), weights(train(validate=None).model)
+    )
 
 
 @pytest.mark.parametrize("with_folder", [True, False])
-def test_the_best_weights_on_validation_are_kept(tmp_path, with_folder):
-    "A validation that asks for what training passes on its way. Of equals, the first."
-    folder, measured = tmp_path / "run" if with_folder else None, []
+def test_the_best_state_on_validation_is_kept(tmp_path, with_folder):
+    """Of equals, the first: the statistics of the batch norm with the weights that they
+    belong to. Validation is without dropout, and training goes on with it.
+    """
+    folder, seen = tmp_path / "run" if with_folder else None, []
 
     def validate(model):
-        value = jnp.round(jnp.abs(model.W[0, 0] - 0.5), 1)
-        measured.append((float(value), jax.tree.map(np.array, weights(model))))
-        return {"loss": value}
+        assert model.drop.deterministic and model.norm.use_running_average
+        seen.append(jax.tree.map(np.array, (weights(model), model.norm.mean[...])))
+        return {"loss": float(len(seen) not in (2, 3))}
 
-    options = dict(every=3, validate=validate, folder=folder)
-    result = train_line(optim=replace(OPTIM, steps=60), **options)
-    best = int(np.argmin([value for value, _ in measured]))
-    assert 0 < best < len(measured) - 4 and result.best_step == 3 * (best + 1)
-    assert same(weights(result.model), measured[best][1])
+    result = train(validate=validate, folder=folder)
+    assert result.best_step == 10 and not result.model.drop.deterministic
+    found = weights(result.model), result.model.norm.mean[...]
+    assert same(found, seen[1]) and not same(seen[1][1], seen[2][1])
     if with_folder:
-        for name, n in (("best", best), ("last", -1)):
-            path, like = folder / f"{name}.safetensors", {"params": measured[0][1]}
-            assert same(load_checkpoint(path, like)[0]["params"], measured[n][1])
-        assert step_of(folder, "best") == result.best_step
-
-
-def test_without_validation_or_folder(tmp_path, monkeypatch, whole):
-    result = train_line(validate=None, folder=tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["last.safetensors", "metrics.jsonl"]
-    like = {"params": weights(Line())}
-    last, _ = load_checkpoint(tmp_path / "last.safetensors", like)
-    assert result.best_step == 20 and same(last["params"], weights(result.model))
-    assert train_line(validate=lambda model: {"loss": 1.0}).best_step == 5
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-    found = []  # in another thread, too, which gets no Ctrl-C
-    thread = threading.Thread(target=lambda: found.append(train_line()))
-    thread.start()
-    thread.join()
-    assert os.listdir() == [] and strip(found[0].history) == strip(whole[0].history)
-    assert same(weights(found[0].model), weights(whole[0].model))
+        for name, n in (("best", 1), ("last", -1)):
+            path, like = folder / f"{name}.safetensors", {"params": seen[0][0]}
+            assert same(load_checkpoint(path, like)[0]["params"], seen[n][0])
+        assert step_of(folder, "best") == 10
 
 
 def test_a_finished_run_returns_at_once(whole, capsys):
     result, folder = whole
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
     nothing = dict(batches=lambda start: iter([]), validate=lambda model: 1 / 0)
-    again = train_line(folder=folder, progress=True, **nothing)
+    again = train(folder=folder, progress=True, **nothing)
     assert same(weights(again.model), weights(result.model))
-    assert again.history == result.history and again.best_step == result.best_step
+    assert again.history == result.history == read_metrics(folder / "metrics.jsonl")
+    assert again.best_step == result.best_step
     assert before == {p.name: p.read_bytes() for p in folder.iterdir()}
-    assert "20/20" in capsys.readouterr().out
     with pytest.raises(ValueError, match="^batches: ended"):
-        train_line(batches=nothing["batches"], progress=True)
-    train_line(progress=True)
-    out = capsys.readouterr().out
-    assert "20/20" in out and "loss" in out and "best" in out and "/s" in out
+        train(batches=nothing["batches"])
+    train(progress=True)
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("20/20", "loss", "best", "/s"))
 
 
 def test_hooks_see_every_step_add_to_the_rows_and_end_a_run(tmp_path, whole):
-    seen = []
+    seen, starts = [], []
 
     def watch(run):
         seen.append((run.step, run.row is not None))
         run.progress["count"] = run.progress.get("count", 0) + 1
         if run.row is not None:
-            run.row["norm"] = float(jnp.linalg.norm(run.state.params["W"]))
+            run.row["extra"] = 1.0
         run.stop |= run.step == 7
 
-    result = train_line(folder=tmp_path, hooks=[watch])
+    result = train(folder=tmp_path, hooks=[watch])
     assert seen == [(s, s in (2, 4, 5, 6)) for s in range(1, 8)]
-    assert [row["step"] for row in result.history if row["norm"] > 0] == [2, 4, 5, 6]
+    assert [row["step"] for row in result.history if row["extra"]] == [2, 4, 5, 6]
     assert result.history == read_metrics(tmp_path / "metrics.jsonl")
     progress = read_meta(tmp_path / "last.safetensors")["progress"]
     # nothing is lost, nor the time of the step that has no row
-    assert (
-        step_of(tmp_path) == 7 and progress["seconds"] > result.history[-1]["seconds"]
+    assert progress["seconds"] > result.history[-1]["seconds"]
+    count = lambda start: starts.append(start) or batches(start)
+    train(folder=tmp_path, batches=count, hooks=[watch])
+    last = "last.safetensors"
+    assert starts == [7] and same(
+        load_file(tmp_path / last), load_file(whole[1] / last)
     )
-    starts = []
-    batches = lambda start: starts.append(start) or line_batches(start)
-    again = train_line(folder=tmp_path, batches=batches, hooks=[watch])
-    assert same(weights(again.model), weights(whole[0].model)) and starts == [7]
-    assert read_meta(tmp_path / "last.safetensors")["progress"]["count"] == 20
-
-
-class Network(nnx.Module):
-    def __init__(self):
-        rngs = nnx.Rngs(0)
-        self.layers = nnx.List([nnx.Linear(*s, rngs=rngs) for s in ((3, 8), (8, 2))])
-        self.norm = nnx.BatchNorm(8, rngs=rngs)
-        self.drop = nnx.Dropout(0.5, rngs=rngs)
-
-    def __call__(self, x):
-        return self.layers[1](self.drop(jnp.tanh(self.norm(self.layers[0](x)))))
+    assert read_meta(tmp_path / last)["progress"]["count"] == 20
 
 
 OPTIMIZERS = {
@@ -673,44 +544,27 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_any_module_and_any_optimizer_resume_to_the_bit(tmp_path, name):
-    """Dropout draws anew in every step, and the statistics of the batch norm are kept
-    with the weights that they belong to.
-    """
-    train = partial(train_line, loss=line_loss, optim=OPTIMIZERS[name](), steps=20)
-    drawn = []
-
-    def validate(model):
-        assert model.drop.deterministic and model.norm.use_running_average
-        drawn.append(np.asarray(model.norm.mean[...]))
-        return {"loss": float(len(drawn) != 2)}  # the second is best
-
-    whole = train(Network(), folder=tmp_path / "whole", validate=validate)
-    assert not np.array_equal(drawn[0], drawn[1]) and whole.best_step == 10
-    np.testing.assert_array_equal(whole.model.norm.mean[...], drawn[1])
-    assert not whole.model.drop.deterministic  # as it came
-    drawn.clear()
+def test_any_optimizer_resumes_to_the_bit(tmp_path, name):
+    run = partial(train, optim=OPTIMIZERS[name](), steps=20)
+    whole = run(folder=tmp_path / "whole"), tmp_path / "whole"
     with pytest.raises(RuntimeError):
-        train(
-            Network(),
-            folder=tmp_path / "torn",
-            validate=validate,
-            batches=at_step(13, tear),
-        )
-    train(Network(), folder=tmp_path / "torn", validate=validate)
-    equal_runs(tmp_path / "torn", (whole, tmp_path / "whole"))
+        run(folder=tmp_path / "torn", batches=at_step(13, tear))
+    run(folder=tmp_path / "torn")
+    equal_runs(tmp_path / "torn", whole)
 
 
 def test_dropout_draws_from_the_seed_and_the_step():
+    "Also where the loss works on a copy, and the model's own count stays."
     masks = []
 
-    def loss(model, batch, key):
+    def dropping(model, batch, key):
+        model = nnx.clone(model)
         kept = model.drop(jnp.ones(64)) > 0
         jax.debug.callback(lambda m: masks.append(m.tobytes()), kept)
         return jnp.mean(model(batch[0])), {}
 
     for seed in (0, 0, 1):
-        train_line(Network(), loss, seed=seed, validate=None)
+        train(Network(), dropping, seed=seed, validate=None)
         jax.effects_barrier()
     assert len(set(masks)) == 40 and set(masks[:20]) == set(masks[20:40])
 
@@ -722,14 +576,44 @@ def test_dropout_draws_from_the_seed_and_the_step():
 def test_impossible_arguments_are_named(bad):
     name = "steps" if "optim" in bad else next(iter(bad))
     with pytest.raises(ValueError, match=f"^{name}: "):
-        train_line(**bad)
+        train(**bad)
 
 
 # --- what goes wrong on the way
 
 
-@pytest.mark.parametrize("at, kept", [(13, 10), (15, 10), (16, 15)])
-@pytest.mark.parametrize("stop", [False, True])
+@pytest.mark.parametrize("at, kept", [(1, 0), (5, 0), (6, 5), (20, 15)])
+def test_torn_apart_and_resumed_it_ends_in_the_same_weights(tmp_path, at, kept, whole):
+    tmp_path.joinpath(".last.safetensors.123.partial").write_bytes(b"of a killed run")
+    with pytest.raises(RuntimeError, match="torn"):
+        train(folder=tmp_path, batches=at_step(at, tear))
+    assert not kept or step_of(tmp_path) == kept
+    result = train(folder=tmp_path)
+    assert same(weights(result.model), weights(whole[0].model))
+    equal_runs(tmp_path, whole)
+
+
+@pytest.mark.parametrize("at", [4, 5, 20])
+def test_ctrl_c_stops_cleanly_and_costs_nothing(tmp_path, at, whole):
+    "Also in the very step of a validation, which must not be lost, and in the last."
+    handler = signal.getsignal(signal.SIGINT)
+    interrupt = at_step(at, lambda batch: signal.raise_signal(signal.SIGINT) or batch)
+    says = rf"after step {at}; run again to go on from {tmp_path}"
+    stopped = pytest.raises(KeyboardInterrupt, match=says)
+    with stopped if at < 20 else contextlib.nullcontext():
+        train(folder=tmp_path, batches=interrupt)
+    assert signal.getsignal(signal.SIGINT) is handler and step_of(tmp_path) == at
+    train(folder=tmp_path)
+    equal_runs(tmp_path, whole)
+
+
+def test_a_second_ctrl_c_interrupts_at_once():
+    twice = lambda batch: [signal.raise_signal(signal.SIGINT) for _ in range(2)]
+    with pytest.raises(KeyboardInterrupt, match="^$"):
+        train(batches=at_step(3, twice))
+
+
+@pytest.mark.parametrize("at, kept, stop", [(13, 10, 0), (15, 10, 0), (16, 15, 1)])
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoints(
     tmp_path, at, kept, stop, whole
 ):
@@ -738,44 +622,76 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoints(
     def hook(run):
         run.stop |= stop and run.step == at
 
+    broken = at_step(at, lambda batch: (batch[0] * np.float32(np.nan), batch[1]))
     with pytest.raises(FloatingPointError, match=rf"step {at}; lower.*lr = 0.1"):
-        options = dict(hooks=[hook], log_every=3 if stop else 1)
-        train_line(folder=tmp_path, batches=at_step(at, nan_input), **options)
+        log_every = 3 if stop else 1
+        train(folder=tmp_path, batches=broken, hooks=[hook], log_every=log_every)
     assert step_of(tmp_path) == kept
-    train_line(folder=tmp_path, log_every=2)  # repaired, it goes on
-    last = safetensors.numpy.load_file(tmp_path / "last.safetensors")
-    assert same(last, safetensors.numpy.load_file(whole[1] / "last.safetensors"))
+    train(folder=tmp_path)  # repaired, it goes on
+    last = "last.safetensors"
+    assert same(load_file(tmp_path / last), load_file(whole[1] / last))
 
 
-@pytest.mark.parametrize("at, validate", [(5, line_error), (15, None)])
-def test_a_gradient_that_is_not_finite_never_reaches_a_checkpoint(
-    tmp_path, at, validate
-):
+def test_a_gradient_that_is_not_finite_never_reaches_a_checkpoint(tmp_path):
     "√ at 0: the loss is finite, its gradient is not, and the weights are lost."
 
-    def loss(model, batch, key):
-        value, metrics = line_loss(model, batch[:2], key)
-        return value + jnp.sqrt(1 - batch[2] + 0 * jnp.sum(model.b[...])), metrics
+    def cusp(model, batch, key):
+        value, metrics = loss(model, batch[:2], key)
+        zero = 0 * jnp.sum(model.norm.bias[...])
+        return value + jnp.sqrt(1 - batch[2] + zero), metrics
 
-    def batches(start):
-        for s, batch in enumerate(line_batches(start), start + 1):
-            yield *batch, np.float32(s == at)
+    def stream(start):
+        for s, batch in enumerate(batches(start), start + 1):
+            yield *batch, np.float32(s == 15)
 
-    with pytest.raises(FloatingPointError, match=rf"step {at}\b"):
-        train_line(folder=tmp_path, loss=loss, batches=batches, validate=validate)
+    with pytest.raises(FloatingPointError, match=r"step 15\b"):
+        train(folder=tmp_path, loss=cusp, batches=stream)
     for path in tmp_path.glob("*.safetensors"):
-        stored = safetensors.numpy.load_file(path)
-        assert at > 5 and all(np.isfinite(array).all() for array in stored.values())
+        assert step_of(tmp_path, path.stem) <= 10
+        assert all(np.isfinite(array).all() for array in load_file(path).values())
 
 
 def test_a_validation_that_is_not_finite_is_never_the_best(tmp_path):
     losses = iter([0.5, 0.25, math.nan])
     with pytest.raises(FloatingPointError, match=r"validation.*step 15\b"):
-        train_line(folder=tmp_path, validate=lambda model: {"loss": next(losses)})
+        train(folder=tmp_path, validate=lambda model: {"loss": next(losses)})
     assert step_of(tmp_path, "best") == 10 == step_of(tmp_path)
 
 
-@pytest.mark.parametrize("at", [3, 6, 11])
+def test_an_unwritable_folder_is_named(tmp_path):
+    "A file in its place, whoever asks: root may write where permissions say no."
+    (tmp_path / "file").write_text("in the way")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OSError, match=str(tmp_path / "file")):
+            train(folder=folder)
+
+
+@pytest.fixture(params=["tmpfs", "file size limit"])
+def full_disk(request, tmp_path):
+    "(a folder, the function that fills its disk to the end and returns a way back)."
+    if request.param == "file size limit":
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        limit = lambda n: resource.setrlimit(resource.RLIMIT_FSIZE, (n, limits[1]))
+        yield tmp_path, lambda: limit(200) or (lambda: limit(limits[0]))
+        return limit(limits[0])
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder]
+    able = shutil.which("mount") and os.geteuid() == 0
+    if not able or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small tmpfs cannot be mounted here")
+
+    def fill():
+        with contextlib.suppress(OSError), open(folder / "filler", "wb", 0) as f:
+            while True:
+                f.write(bytes(512))
+        return (folder / "filler").unlink
+
+    yield folder, fill
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("at", [3, 11])
 def test_a_full_disk_ends_a_run_in_a_line_and_it_resumes(full_disk, whole, at):
     "A real one, full to the last byte, and a real limit on the size of files."
     folder, fill = full_disk
@@ -783,13 +699,13 @@ def test_a_full_disk_ends_a_run_in_a_line_and_it_resumes(full_disk, whole, at):
     with pytest.raises(SystemExit) as e, as_command("tool"):
         try:
             full = at_step(at, lambda batch: undo.append(fill()) or batch)
-            train_line(folder=folder, batches=full)
+            train(folder=folder, batches=full)
         finally:
             undo[0]()
     reasons = "|".join(os.strerror(n) for n in (errno.ENOSPC, errno.EFBIG))
     assert re.fullmatch(rf"tool: .*({reasons}).*{folder}[^\n]*", e.value.code)
     assert not [*folder.glob(".*")] and (at < 5 or step_of(folder) in (5, 10))
-    train_line(folder=folder)
+    train(folder=folder)
     equal_runs(folder, whole)
 
 
@@ -799,8 +715,12 @@ def test_a_write_that_fails_at_any_point_leaves_a_run_that_resumes(
     """Also between the two checkpoints of one step, in a run whose best weights are not
     its last.
     """
-    passing = lambda model: {"loss": jnp.abs(model.W[0, 0] - 0.55)}
-    result = train_line(folder=tmp_path / "whole", validate=passing)
+    kept = []
+    keep = lambda run: run.step == 10 and kept.append(jax.device_get(run.state.params))
+    train(hooks=[keep])
+    gap = lambda model: jax.tree.map(jnp.subtract, weights(model), kept[0])
+    passing = lambda model: {"loss": optax.tree.norm(gap(model))}
+    result = train(folder=tmp_path / "whole", validate=passing)
     whole, replace = (result, tmp_path / "whole"), os.replace
     assert result.best_step == 10
     for n in range(1, 9):
@@ -815,59 +735,21 @@ def test_a_write_that_fails_at_any_point_leaves_a_run_that_resumes(
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", fail)
             try:
-                train_line(folder=folder, validate=passing)
+                train(folder=folder, validate=passing)
             except OSError as e:
                 assert str(calls[-1]) in str(e)
             else:
                 break  # it writes no more than n - 1 files
-        again = train_line(folder=folder, validate=passing)
-        assert same(weights(again.model), weights(result.model))
+        train(folder=folder, validate=passing)
         equal_runs(folder, whole)
     assert n == 8  # the log, two checkpoints at steps 5 and 10, one at 15 and 20
-
-
-@pytest.mark.parametrize("at", [1, 5, 6, 11, 20])
-def test_torn_apart_and_resumed_it_ends_in_the_same_weights_and_rows(
-    tmp_path, at, whole
-):
-    (tmp_path / ".last.safetensors.123.partial").write_bytes(b"of a killed process")
-    with pytest.raises(RuntimeError, match="torn"):
-        train_line(folder=tmp_path, batches=at_step(at, tear))
-    result = train_line(folder=tmp_path)
-    assert same(weights(result.model), weights(whole[0].model))
-    assert result.best_step == whole[0].best_step
-    equal_runs(tmp_path, whole)
-
-
-@pytest.mark.parametrize("at", [1, 4, 5, 19, 20])
-def test_ctrl_c_stops_cleanly_and_costs_nothing(tmp_path, at, whole):
-    "Also in the very step of a validation, which must not be lost, and in the last."
-    handler = signal.getsignal(signal.SIGINT)
-    interrupt = at_step(at, lambda batch: signal.raise_signal(signal.SIGINT) or batch)
-    says = rf"after step {at}; run again to go on from {tmp_path}"
-    with (
-        pytest.raises(KeyboardInterrupt, match=says)
-        if at < 20
-        else (contextlib.nullcontext())
-    ):
-        train_line(folder=tmp_path, batches=interrupt)
-    assert signal.getsignal(signal.SIGINT) is handler and step_of(tmp_path) == at
-    train_line(folder=tmp_path)
-    equal_runs(tmp_path, whole)
-
-
-def test_a_second_ctrl_c_interrupts_at_once():
-    def twice(batch):
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt, match="^$"):
-        train_line(batches=at_step(3, twice))
 
 
 # --- whose run is it?
 
 MODEL = {"model": {"dim": 3, "beta": 0.5, "kind": "line"}, "data": "noise", "a": (1,)}
+MODEL_2 = {**MODEL, "model": {**MODEL["model"], "beta": 2.0}}
+stop = lambda run: setattr(run, "stop", run.step == 12)
 
 
 @pytest.mark.parametrize(
@@ -877,21 +759,17 @@ MODEL = {"model": {"dim": 3, "beta": 0.5, "kind": "line"}, "data": "noise", "a":
             dict(config={**MODEL, "data": "digits"}),
             "data: 'noise' there, 'digits' here",
         ),
-        (
-            dict(config={**MODEL, "model": {**MODEL["model"], "beta": 2.0}}),
-            "model.beta: 0.5 there, 2.0 here",
-        ),
+        (dict(config=MODEL_2), "model.beta: 0.5 there, 2.0 here"),
         (dict(optim=replace(OPTIM, lr=0.2)), "optim.lr: 0.1 there, 0.2 here"),
         # a configuration cannot hide the seed
         (dict(seed=9, config={**MODEL, "seed": 0}), "seed: 0 there, 9 here"),
     ],
 )
 def test_another_configuration_names_the_keys_that_differ(tmp_path, change, says):
-    stop = lambda run: setattr(run, "stop", run.step == 12)
-    train_line(folder=tmp_path, config=MODEL, hooks=[stop])
+    train(folder=tmp_path, config=MODEL, hooks=[stop])
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     with pytest.raises(CheckpointError) as e:
-        train_line(folder=tmp_path, **{"config": MODEL, **change})
+        train(folder=tmp_path, **{"config": MODEL, **change})
     message = f"{tmp_path}: holds a run of another configuration ({says}); choose"
     assert str(e.value).startswith(message)
     assert before == {p.name: p.read_bytes() for p in tmp_path.iterdir()}
@@ -901,141 +779,49 @@ def test_a_run_of_an_older_version_goes_on_where_a_new_setting_has_its_default(
     tmp_path, whole
 ):
     "Before there were `model.slope` and `crop`."
-    stop = lambda run: setattr(run, "stop", run.step == 12)
-    train_line(folder=tmp_path, config=MODEL, hooks=[stop])
+    train(folder=tmp_path, config=MODEL, hooks=[stop])
     defaults = {"model": {"beta": 9.0, "slope": (1.0, 2.0)}, "data": "", "crop": 1.0}
     new = {**MODEL, "model": {**MODEL["model"], "slope": (1.0, 2.0)}, "crop": 1.0}
     other = {**new, "model": {**new["model"], "slope": (1.0, 3.0)}}
     options = dict(folder=tmp_path, defaults=defaults)
-    with pytest.raises(
-        CheckpointError, match=r"slope: \[1.0, 2.0\] there, \[1.0, 3.0\]"
-    ):
-        train_line(config=other, **options)
-    train_line(config=new, **options)
+    says = r"slope: \[1.0, 2.0\] there, \[1.0, 3.0\]"
+    with pytest.raises(CheckpointError, match=says):
+        train(config=other, **options)
+    train(config=new, **options)
     equal_runs(tmp_path, whole)
 
 
 def test_another_model_or_a_damaged_file_stops_a_run_before_it_begins(tmp_path):
-    with pytest.raises(RuntimeError):
-        train_line(folder=tmp_path, batches=at_step(12, tear))
+    train(folder=tmp_path, hooks=[stop])
     log = (tmp_path / "metrics.jsonl").read_bytes()
-    with pytest.raises(CheckpointError, match=r"W\b.*\(3, 2\).*\(3, 4\)"):
-        train_line(Line(4), folder=tmp_path)
+    with pytest.raises(CheckpointError, match=r"\(8,\).*\(9,\)"):
+        train(Network(9), folder=tmp_path)
     for name in ("last", "best"):
         path = tmp_path / f"{name}.safetensors"
         content = path.read_bytes()
         path.write_bytes(content[:-7] + bytes([content[-7] ^ 16]) + content[-6:])
-        with pytest.raises(
-            CheckpointError, match=f"{name}.safetensors: contents do not"
-        ):
-            train_line(folder=tmp_path)
+        with pytest.raises(CheckpointError, match=f"{path.name}: contents do not"):
+            train(folder=tmp_path)
         path.write_bytes(content)
     (tmp_path / "best.safetensors").unlink()
     with pytest.raises(CheckpointError, match="best.safetensors: no such"):
-        train_line(folder=tmp_path)
+        train(folder=tmp_path)
     assert (tmp_path / "metrics.jsonl").read_bytes() == log
 
 
-# --- the command line
+LINES = b"17", b"null", b"[1]", b'{"loss": 1}', b'{"step": "3"}', b"\xff", b"[" * 10**5
 
 
-@dataclass(frozen=True)
-class Inner:
-    "Inside. And more."
-
-    optim: OptimConfig = OptimConfig()
-    depth: int = option(2, "how deep it is")
-
-
-@dataclass(frozen=True)
-class Outer:
-    "Outside."
-
-    inner: Inner = Inner()
-    shape: Literal["round", "square"] = option("round", "what it looks like")
-    loud: bool = option(False, "whether it is heard")
-    scale: float | None = option(None, "how large it is")
-    hidden: tuple = option((1,), "no option of the command line")
-
-
-def configured(*words):
-    parser = argparse.ArgumentParser("outer")
-    parser.add_argument("--times", type=int, default=1)
-    configs = {"small": Outer(), "large": Outer(scale=9.0)}
-    return configure(parser, configs, "small", words, omit=("hidden",))
-
-
-def test_every_field_is_an_option_however_deep(capsys):
-    config, rest = configured()
-    assert config == Outer() and rest.times == 1
-    words = "--config large --inner.optim.lr 0.01 --inner.depth 3 --shape square"
-    config, rest = configured(*words.split(), "--loud", "TRUE", "--times", "4")
-    inner = Inner(replace(OptimConfig(), lr=0.01), 3)
-    assert config == Outer(inner, "square", True, 9.0) and rest.times == 4
-    assert configured("--config", "large", "--scale", "none")[0] == Outer()
-    with pytest.raises(SystemExit):
-        configured("--config", "large", "--help")
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "--scale FLOAT how large it is (default: 9.0)" in shown
-    assert "inner: Inside. " in shown and "{round,square}" in shown
-
-
-@pytest.mark.parametrize(
-    "words, says",
-    [
-        (["--config", "huge"], "small.*large"),
-        (["--shape", "flat"], "--shape.*flat.*round.*square"),
-        (["--loud", "2"], "--loud.*bool.*2"),
-        (["--inner.depth", "none"], "--inner.depth.*int.*none"),
-        (["--hidden", "1"], "--hidden"),
-        (["--scale"], "--scale"),
-    ],
-)
-def test_words_that_cannot_be_read_are_named(words, says, capsys):
-    with pytest.raises(SystemExit):
-        configured(*words)
-    assert re.search(says, capsys.readouterr().err.strip().split("\n")[-1])
-
-
-@pytest.mark.parametrize(
-    "error, message",
-    [
-        (ValueError("no"), "tool: no"),
-        (CheckpointError("bad file"), "tool: bad file"),
-        (FileNotFoundError("gone"), "tool: gone"),
-        (KeyboardInterrupt(), "tool: stopped"),
-        (KeyboardInterrupt("stopped after step 3"), "tool: stopped after step 3"),
-    ],
-)
-def test_a_command_ends_in_a_line(error, message):
-    with pytest.raises(SystemExit, match=f"^{message}$"), as_command("tool"):
-        raise error
-    with pytest.raises(SystemExit, match="^tool: warmup: .*9999"), as_command("tool"):
-        configured("--inner.optim.warmup", "9999")
-    with pytest.raises(ZeroDivisionError), as_command("tool"):
-        1 / 0  # a mistake of ours keeps its traceback
-
-
-COMMANDS = {
-    "vision.train": ("_main", "_demo_main"),
-    "graph.detector": ("train", "demo"),
-    "graph.classify": ("_main",),
-}
-
-
-@pytest.mark.parametrize("module", COMMANDS)
-def test_commands_say_at_once_that_out_is_no_folder(module, tmp_path, capsys):
-    (tmp_path / "file").write_text("in the way")
-    places = {"": "got ''", "file": "is a file", "file/below": "file is a file"}
-    for name in COMMANDS[module]:
-        main = getattr(importlib.import_module(f"et_nbdev.{module}"), name)
-        for out, says in places.items():
-            with pytest.raises(SystemExit):
-                main(["--out", out and str(tmp_path / out)])
-            said = f"argument --out: expected a folder.*{says}"
-            assert re.search(said, capsys.readouterr().err)
-    new = tmp_path / "new/one"
-    assert out_folder(str(new)) == new and not new.parent.exists()
+def test_a_damaged_line_costs_no_other_row(tmp_path):
+    "A last line cut in half goes without a word."
+    path = tmp_path / "metrics.jsonl"
+    for damaged in LINES:
+        path.write_bytes(b'{"step": 1}\n' + damaged + b'\n{"step": 4}\n')
+        with pytest.warns(UserWarning, match="metrics.jsonl: 1 of its 3 lines"):
+            assert read_metrics(path) == [{"step": 1}, {"step": 4}]
+    for tail in (b"", b'{"step": 30, "lo', b"{", b"17", b"\xff"):
+        path.write_bytes(b'{"step": 1}\n' + tail)
+        assert read_metrics(path) == [{"step": 1}]
 
 
 # --- killing a real process
@@ -1048,8 +834,7 @@ RUN = textwrap.dedent("""
     from flax import nnx
     from et_nbdev.block import EnergyTransformer
     from et_nbdev.dynamics import descend
-    from et_nbdev.training.fit import fit
-    from et_nbdev.training.loop import OptimConfig
+    from et_nbdev.training import OptimConfig, fit
 
     def run(folder, pause=0.0):
         def batches(start):
@@ -1097,8 +882,8 @@ def test_killed_again_and_again_it_ends_in_the_very_weights_of_an_uninterrupted_
         words = [sys.executable, program, folder, "0.02", str(torn)]
         return subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True)
 
-    def stop(process, signum, lines):
-        "Send a signal at some moment after the log has so many lines."
+    def send(process, signum, lines):
+        "A signal at some moment after the log has so many lines."
         log = folder / "metrics.jsonl"
         while not (log.exists() and log.read_bytes().count(b"\n") >= lines):
             assert process.poll() is None, process.stderr.read()[-2000:]
@@ -1111,31 +896,28 @@ def test_killed_again_and_again_it_ends_in_the_very_weights_of_an_uninterrupted_
         "Whatever the moment: every file is whole, and the rows are the other run's."
         steps = [step_of(folder, name) for name in ("best", "last")]
         rows = read_metrics(folder / "metrics.jsonl")
-        assert all(row in uninterrupted for row in strip(rows))
+        assert all(row in uninterrupted for row in without_clock(rows))
         return steps[1]
 
     other = start(tmp_path / "whole")
     assert other.wait() == 0, other.stderr.read()[-2000:]
-    uninterrupted = strip(read_metrics(tmp_path / "whole/metrics.jsonl"))
-    stop(process := start(folder), signal.SIGKILL, draw.randint(4, 9))
+    uninterrupted = without_clock(read_metrics(tmp_path / "whole/metrics.jsonl"))
+    send(process := start(folder), signal.SIGKILL, draw.randint(4, 9))
     assert process.returncode == -signal.SIGKILL and 0 < (first := sound()) < 100
     # replacement 1 is the log's; then best and last
     process = start(folder, torn=draw.randint(2, 6))
     assert process.wait() == -signal.SIGKILL and first <= (second := sound()) < 110
     lines = len(read_metrics(folder / "metrics.jsonl")) + 2
-    said = stop(process := start(folder), signal.SIGINT, lines)
+    said = send(process := start(folder), signal.SIGINT, lines)
     assert process.returncode not in (0, -signal.SIGKILL), said
     assert "KeyboardInterrupt: stopped after step" in said and step_of(folder) > second
     assert start(folder).wait() == 0
     for name in ("last.safetensors", "best.safetensors"):
-        one, two = (
-            safetensors.numpy.load_file(f / name) for f in (folder, tmp_path / "whole")
+        assert same(load_file(folder / name), load_file(tmp_path / "whole" / name)), (
+            name
         )
-        assert same(one, two), name
-    assert {p.name for p in folder.iterdir()} == {
-        p.name for p in (tmp_path / "whole").iterdir()
-    }
+    assert len(list(folder.iterdir())) == 3
     # Ctrl-C may add the row it stopped at
-    rows = strip(read_metrics(folder / "metrics.jsonl"))
+    rows = without_clock(read_metrics(folder / "metrics.jsonl"))
     assert [row for row in rows if row in uninterrupted] == uninterrupted
     assert uninterrupted[-1]["validation_loss"] < uninterrupted[1]["validation_loss"]

@@ -31,8 +31,7 @@ from et_nbdev.graph.nodes import (
     sampled,
     train_classifier,
 )
-from ..training.checkpoint import restore
-from ..training.loop import OptimConfig, option
+from ..training import OptimConfig, option, restore
 
 # %% ../../nbs/32_anomaly.ipynb #6b38c9a9
 #| code-fold: true

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Int64, PRNGKeyArr
 from et_nbdev.energy import Energies
 from et_nbdev.graph.data import finite, read_npz, reading
 from et_nbdev.graph.sets import EdgeBatch, GraphBatch, GraphSet, cache_folder, ranges
-from et_nbdev.training.checkpoint import atomic_write
+from et_nbdev.training import atomic_write
 
 # %% ../../nbs/engine/sets.ipynb #993bd3ae
 _LARGE = 200

@@ -27,6 +27,7 @@ from et_nbdev.checks import (
     check_sizes,
     signed,
 )
+from ..commands import as_command, command, configure, out_folder
 from ..dynamics import Euler, descend
 from ..energy import Energies
 from ..equilibria import Noisy
@@ -57,10 +58,14 @@ from .data import ids_digest
 from .energy import EdgeTransformer
 from .sets import EdgeBatch, GraphBatch, GraphSet, load_graphs
 from ..memory import SignedMemory
-from ..training.checkpoint import atomic_write, provenance, restore
-from ..training.command import as_command, command, configure, out_folder
-from ..training.fit import fit
-from ..training.loop import OptimConfig, option
+from et_nbdev.training import (
+    OptimConfig,
+    atomic_write,
+    fit,
+    option,
+    provenance,
+    restore,
+)
 
 # %% ../../nbs/36_graph_sets.ipynb #857bff70
 #| code-fold: true

@@ -29,8 +29,8 @@ from tqdm import tqdm
 from ..checks import check_kinds, check_sizes
 from .batches import Supply, cached_positions, in_layout, learn_encoding
 from .sets import EdgeBatch, GraphBatch, GraphSet
-from ..training.checkpoint import at_home, atomic_write, provenance
-from et_nbdev.training.loop import (
+from ..training import at_home, atomic_write, provenance
+from et_nbdev.training import (
     OptimConfig,
     Run,
     TrainState,

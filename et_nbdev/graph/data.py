@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int, Int8, Int32
 
-from ..training.checkpoint import at_home, atomic_write
+from ..training import at_home, atomic_write
 
 # %% ../../nbs/engine/graph_readers.ipynb #93f53449
 # senders, receivers; "_": the kinds of a graph have different numbers of edges

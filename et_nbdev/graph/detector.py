@@ -45,7 +45,7 @@ from et_nbdev.graph.nodes import (
     held_out,
     predict,
 )
-from et_nbdev.training.checkpoint import (
+from et_nbdev.training import (
     CheckpointError,
     at_home,
     atomic_write,
@@ -53,8 +53,8 @@ from et_nbdev.training.checkpoint import (
     provenance,
     read_meta,
 )
-from ..training.command import as_command, command, configure, out_folder
-from ..training.loop import OptimConfig
+from ..commands import as_command, command, configure, out_folder
+from ..training import OptimConfig
 
 # %% ../../nbs/34_detector.ipynb #67cdaeff
 #| code-fold: true

@@ -32,7 +32,7 @@ from et_nbdev.graph.classify import (
 )
 from .crossval import Fold, deal, predict_logits
 from .sets import GraphSet
-from et_nbdev.training.checkpoint import (
+from et_nbdev.training import (
     CheckpointError,
     at_home,
     opened,

@@ -31,7 +31,7 @@ from et_nbdev.graph.data import (
     frozen,
     reading,
 )
-from ..training.checkpoint import at_home, atomic_write
+from ..training import at_home, atomic_write
 
 # %% ../../nbs/engine/set_readers.ipynb #819e66ec
 _TABLES = ("node_labels", "node_attributes", "edge_labels", "edge_attributes")

@@ -28,7 +28,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float32, PRNGKeyArray, Shaped, UInt8
 
 from ..checks import check_share, check_sizes
-from ..training.checkpoint import at_home
+from ..training import at_home
 
 # %% ../../nbs/20_image_data.ipynb #2fd74def
 def photographs(size: int = 64) -> UInt8[np.ndarray, "6 S S 3"]:

@@ -35,8 +35,7 @@ from ..energy import Energies
 from ..memory import SignedMemory
 from ..norm import EnergyLayerNorm
 from ..solvers import LearnedEuler, LearnedMetric
-from ..training.checkpoint import at_home, restore, save_checkpoint
-from ..training.loop import option
+from ..training import at_home, option, restore, save_checkpoint
 from .data import denormalize, need, normalize, patchify, unpatchify
 
 # %% ../../nbs/21_image_model.ipynb #899d24b3

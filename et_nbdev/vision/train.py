@@ -21,17 +21,24 @@ from jaxtyping import Array, Bool, Float, Float32, PRNGKeyArray, Shaped
 from tqdm import tqdm
 
 from ..checks import check_kinds, check_share, check_sizes
-from ..dynamics import plot_energies
-from ..training.checkpoint import atomic_write, provenance
-from et_nbdev.training.command import (
+from et_nbdev.commands import (
     all_devices,
     as_command,
     command,
     configure,
     out_folder,
 )
-from ..training.fit import Fit, differences, fit
-from ..training.loop import OptimConfig, in_parts, option
+from ..dynamics import plot_energies
+from et_nbdev.training import (
+    Fit,
+    OptimConfig,
+    atomic_write,
+    differences,
+    fit,
+    in_parts,
+    option,
+    provenance,
+)
 from et_nbdev.vision.data import (
     FILLS,
     Images,
@@ -205,7 +212,7 @@ def part_size(batch_size: int, num_tokens: int) -> int:
 
 
 def training_loss(config: TrainConfig, completion=completion_of):
-    """The loss (model, uint8 images, key) -> (mean, metrics) that `training.fit.fit`
+    """The loss (model, uint8 images, key) -> (mean, metrics) that `training.fit`
     minimizes: `completion`, part by part. With `downhill` it includes the price of
     rises, `price` in the metrics.
     """
@@ -377,7 +384,7 @@ def train(
 ) -> Fit:
     """Train on images["train"], choose the weights on images["validation"]; resumes
     from `folder`. Raises ValueError if `model` is not of config.model, and what
-    `et_nbdev.training.fit.fit` raises.
+    `et_nbdev.training` raises.
     """
     part = (jax.process_index(), jax.process_count())
     if model is None:
