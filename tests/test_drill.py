@@ -179,7 +179,7 @@ def test_a_model_larger_than_its_file_is_never_made(tmp_path):
         {
             "config": {
                 "model": (
-                    asdict(model.ImageConfig(position_init="waves"))
+                    asdict(model.ImageConfig("waves"))
                     | {"image_size": 16 * 10**6}
                 )
             }
