@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from timing import in_turn, medians, options, spreads, write
 
-from et_nbdev.training import trainable
-from et_nbdev.training import TrainState, make_optimizer, make_step
+from et_nbdev.training import TrainState, make_optimizer, make_step, trainable
 from et_nbdev.vision.train import training_loss
 
 from image_pair import Job, Plan, configured, make, operations  # isort: skip

@@ -28,6 +28,7 @@ from graph_rivals import NETWORKS, aggregate, fit_trees
 from runs import add_part, keep, options, positive
 from sklearn.neighbors import kneighbors_graph
 
+from et_nbdev.commands import as_command
 from et_nbdev.graph.anomaly import (
     AnomalyConfig,
     AnomalyEnergyTransformer,
@@ -35,7 +36,6 @@ from et_nbdev.graph.anomaly import (
 )
 from et_nbdev.graph.data import DATASETS, Graph, from_relations, load_graph, split
 from et_nbdev.graph.nodes import Batch, held_out, scaled, train_classifier
-from et_nbdev.commands import as_command
 from et_nbdev.training import OptimConfig
 
 # What the search may choose from. Every neural network shares the first line, every

@@ -9,26 +9,76 @@ skipped once it is scored. To share the work among processes:
 
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from runs import RUNS, add_part, make, options, positive
 
+from et_nbdev.attention import EnergyAttention
+from et_nbdev.block import Block, TransformerBlock
 from et_nbdev.dynamics import descend
-from et_nbdev.vision.model import ImageEnergyTransformer, image_model
+from et_nbdev.memory import HopfieldMemory
+from et_nbdev.norm import EnergyLayerNorm
+from et_nbdev.vision.model import (
+    RECIPES,
+    ImageConfig,
+    ImageEnergyTransformer,
+    Parts,
+    image_model,
+    waves,
+)
 from et_nbdev.vision.train import CONFIGS, TrainConfig, evaluate, prepare, train
 
 BASE = CONFIGS["tiny"]
 T, STEPS = BASE.model.steps, BASE.optim.steps
 
-# name: (changes to the model, changes to the optimizer, changes to the rest)
+
+def parts(
+    c: ImageConfig,
+    rngs: nnx.Rngs,
+    terms=("attention", "memory"),
+    self_attention: bool = False,
+    beta: float | None = None,
+    learn_beta: bool = False,
+    tied_start: bool = True,
+    positions: str = "waves",  # or "normal": random numbers
+    position_scale: float = 2.0,
+    mask_scale: float = 1.0,
+    transformer: bool = False,
+) -> Parts:
+    'The recipe "waves", by default.'
+    normal = lambda scale, *shape: (
+        scale * jax.random.normal(rngs.params(), shape, jnp.float32)
+    )
+    mask = normal(mask_scale, c.dim)
+    at = position_scale * waves(c.side, c.dim)
+    if positions == "normal":
+        at = normal(position_scale, c.num_tokens, c.dim)
+    sizes = c.dim, c.num_heads, c.head_dim
+    if transformer:
+        return Parts(mask, at, TransformerBlock(*sizes, c.num_memories, rngs=rngs))
+    betas = dict(beta=beta, learn_beta=learn_beta, tied_start=tied_start)
+    make = {
+        "attention": lambda: EnergyAttention(
+            *sizes, self_attention=self_attention, rngs=rngs, **betas
+        ),
+        "memory": lambda: HopfieldMemory(c.dim, c.num_memories, rngs=rngs),
+    }
+    block = Block(EnergyLayerNorm(c.dim), **{name: make[name]() for name in terms})
+    return Parts(mask, at, block)
+
+
+# name: (changes to parts and numbers of the model, to the optimizer, to the rest)
+NO_HN, NO_ATT = dict(terms=("attention",)), dict(terms=("memory",))
 TABLE_7 = {
     "ET-Full": ({}, {}, {}),
     "ET-Full+Self": (dict(self_attention=True), {}, {}),
-    "ET-NoHN": (dict(num_memories=0), {}, {}),
-    "ET-NoHN+Self": (dict(num_memories=0, self_attention=True), {}, {}),
-    "ET-NoATT": (dict(num_heads=0), {}, {}),
+    "ET-NoHN": (NO_HN, {}, {}),
+    "ET-NoHN+Self": (NO_HN | dict(self_attention=True), {}, {}),
+    "ET-NoATT": (NO_ATT, {}, {}),
 }
 CHOICES = {
     "α = 0.5": (dict(step_size=0.5), {}, {}),
@@ -42,9 +92,9 @@ CHOICES = {
     "no open tenth": ({}, {}, dict(open_fraction=0.0)),
     "no clipping": ({}, dict(clip=1e9), {}),
     "positions half as long": (dict(position_scale=1.0), {}, {}),
-    "random positions": (dict(position_init="normal"), {}, {}),
+    "random positions": (dict(positions="normal"), {}, {}),
     "W_K apart from W_Q": (dict(tied_start=False), {}, {}),
-    "transformer": (dict(block="transformer"), dict(lr=8e-3), {}),
+    "transformer": (dict(transformer=True), dict(lr=8e-3), {}),
 }
 
 
@@ -109,6 +159,21 @@ GRADIENTS = {
 }
 
 
+def configured(base: TrainConfig, name: str, seed: int) -> TrainConfig:
+    "The training of a variant, whose parts are a recipe by its name."
+    model, optim, rest = VARIANTS[name]
+    numbers = {key: model[key] for key in model if hasattr(base.model, key)}
+    own = {key: model[key] for key in model if key not in numbers}
+    RECIPES[name] = partial(parts, **own)
+    return replace(
+        base,
+        model=replace(base.model, recipe=name, **numbers),
+        optim=replace(base.optim, **optim),
+        seed=seed,
+        **rest,
+    )
+
+
 def start(name: str, config: TrainConfig) -> ImageEnergyTransformer:
     "The model of a variant, freshly drawn."
     rngs = nnx.Rngs(config.seed)
@@ -123,7 +188,7 @@ def start(name: str, config: TrainConfig) -> ImageEnergyTransformer:
 # what training made of them.
 POSITIONS = {
     f"small random positions{comma}{change}": (
-        dict(position_init="normal", position_scale=0.1, **model),
+        dict(positions="normal", position_scale=0.1, **model),
         optim,
         {},
     )
@@ -140,7 +205,7 @@ POSITIONS = {
 PAPER = {
     f"the paper's start, α and T, lr {lr:g}": (
         dict(
-            position_init="normal",
+            positions="normal",
             position_scale=0.02,
             mask_scale=0.02,
             tied_start=False,
@@ -179,14 +244,7 @@ def likeness(positions, distances=(1, 2, 4, 8)) -> dict:
 
 
 def score(base: TrainConfig, name: str, seed: int, images: dict, test_on: int) -> dict:
-    model, optim, rest = VARIANTS[name]
-    config = replace(
-        base,
-        model=replace(base.model, **model),
-        optim=replace(base.optim, **optim),
-        seed=seed,
-        **rest,
-    )
+    config = configured(base, name, seed)
     folder = RUNS / "ablations" / f"{name.replace('/', '÷')} {seed}"
     shown = sys.stdout.isatty()
     run = train(config, images, folder, progress=shown, model=start(name, config))
@@ -213,8 +271,8 @@ def score(base: TrainConfig, name: str, seed: int, images: dict, test_on: int) -
         "test_pictures": test_on,
         "parameters": size(run.model),
         "block_parameters": size(run.model.block),
-        "forward_flops": config.model.flops,
-        "training_flops": config.model.flops * steps * cost // config.model.steps,
+        "forward_flops": run.model.flops,
+        "training_flops": run.model.flops * steps * cost // config.model.steps,
         "seconds": run.history[-1]["seconds"],
         "validation": [
             (r["step"], r["validation_loss"])

@@ -7,7 +7,7 @@ are read from `--runs` or else from results/image-pair, which keeps those of ten
 
     loss + λ · mean over pictures of Σ_t max(0, (E_t+1 − E_t) / |E_t| + 1/100)
 
-This is the library's loss with `downhill` = λ. With λ = 0 the same steps are taken
+|E_t| is only a unit, and no gradient passes through it. With λ = 0 the same steps are taken
 without a price, to tell what they alone do. The rate starts again, lower, and falls to
 nothing.
 
@@ -22,19 +22,43 @@ that raise the energy are counted. Each run is one file in results/image-downhil
 written when it ends, and is resumed from its checkpoint in runs/image-downhill.
 """
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import image_pair
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from image_pair import Job, Plan
 from runs import RESULTS, RUNS, options, read
 
 from et_nbdev.training import OptimConfig, fit, load_checkpoint
 from et_nbdev.vision.data import batches
-from et_nbdev.vision.train import training_loss
+from et_nbdev.vision.train import completion_loss, completion_of, training_loss
 
 NAME = "et-metric-operations"
+
+
+def price_of_rises(energies):
+    r"""Of E (T + 1, B), the mean over pictures of $\sum_t\max(0, (E_{t+1}-E_t)/|E_t| +
+    1/100)$, in which $|E_t|$ counts as a constant, and as one that is not zero.
+    """
+    least = jnp.finfo(energies.dtype).eps
+    unit = jax.lax.stop_gradient(jnp.maximum(jnp.abs(energies[:-1]), least))
+    rises = jnp.diff(energies, axis=0) / unit
+    return jnp.maximum(rises + 0.01, 0).sum(0).mean()
+
+
+def priced(weight: float, config, model, batch):
+    "The mean error on what is hidden, with the price of rises, if there is one."
+    if not weight:
+        return completion_of(config, model, batch)
+    patches, occluded, masked = batch
+    x, path = model.descend(patches, masked, unroll=config.model.steps <= 16)
+    error = completion_loss(model.decode(x), patches, occluded)
+    price = price_of_rises(path.energies.total)
+    return error + weight * price, {"price": price}
 
 
 def trained(plan: Plan, job: Job, images: dict, runs: Path):
@@ -68,7 +92,7 @@ def run(plan: Plan, job: Job, images, runs: Path, folder: Path, args) -> dict:
     seed = job.seed + 100
     result = fit(
         model,
-        training_loss(replace(config, downhill=args.price)),
+        training_loss(config, partial(priced, args.price)),
         lambda start: batches(
             images["train"], config.batch_size, seed=seed, start=start
         ),

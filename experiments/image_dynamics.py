@@ -47,11 +47,9 @@ class FieldModel(ImageEnergyTransformer):
 
     def __init__(self, config, *, rngs):
         super().__init__(config, rngs=rngs)
+        terms = self.block.terms | {"field": ExternalField()}
+        self.block = Block(self.block.norm, **terms)
         self.strength = nnx.Param(jnp.float32(4.0))  # the initial λ
-
-    def _make_block(self, rngs):
-        block = super()._make_block(rngs)
-        return Block(block.norm, **block.terms, field=ExternalField())
 
     def context(self, x):
         return {"field": self.strength[...] * x}

@@ -195,7 +195,7 @@ def scores(model, rival, images) -> dict:
     return {
         **summarize(errors),
         **provenance(),
-        "forward_flops": model.config.flops,
+        "forward_flops": model.flops,
         "split": images.split,
         "data": "tiny-imagenet",
         "config": rows[-1]["config"] | {"model": asdict(model.config)},

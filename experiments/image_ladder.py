@@ -39,6 +39,7 @@ between two processes.
 import time
 import zlib
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -52,11 +53,16 @@ from et_nbdev.block import EnergyTransformer, TransformerBlock
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.testing import _half_interval, assert_close, assert_gradient, float64
-from et_nbdev.training import atomic_write
-from et_nbdev.training import fit
-from et_nbdev.training import OptimConfig
+from et_nbdev.training import OptimConfig, atomic_write, fit
 from et_nbdev.vision.data import batches, channel_statistics, load_images
-from et_nbdev.vision.model import ImageConfig, ImageTransformer
+from et_nbdev.vision.model import (
+    RECIPES,
+    ImageConfig,
+    ImageTransformer,
+    Parts,
+    image_model,
+    wave_start,
+)
 from et_nbdev.vision.train import TrainConfig, evaluate, training_loss
 
 BASE = TrainConfig(
@@ -67,11 +73,8 @@ BASE = TrainConfig(
         num_heads=4,
         head_dim=32,
         num_memories=512,
-        block="transformer",
         steps=6,
         step_size=1.0,
-        position_init="waves",
-        position_scale=2.0,
     ),
     OptimConfig(steps=450, warmup=50, lr=1.0, lr_floor=1e-4),  # times the run's rate
     data="tiny-imagenet",
@@ -244,16 +247,18 @@ class Block(nnx.Module):
             return x + self.mlp(self.norm2(x))
 
 
+def recipe(design: Design, c: ImageConfig, rngs) -> Parts:
+    "One key whatever the design: encoder, MASK and decoder start alike in all."
+    return Parts(*wave_start(c, rngs), Block(c, design, rngs=nnx.Rngs(rngs.params())))
+
+
 class Model(ImageTransformer):
     "The library's image model with `Block` inside."
 
     def __init__(self, config: ImageConfig, design: Design, *, rngs: nnx.Rngs):
         self.design = design
-        super().__init__(config, rngs=rngs)
-
-    def _make_block(self, rngs):
-        # one key whatever the design: encoder, MASK and decoder start alike in all
-        return Block(self.config, self.design, rngs=nnx.Rngs(rngs.params()))
+        RECIPES[str(design)] = partial(recipe, design)
+        super().__init__(replace(config, recipe=str(design)), rngs=rngs)
 
     def descend(self, patches, masked, *, steps=None, **_):
         "All steps unrolled and stored: at this size faster than a loop on a CPU."
@@ -318,9 +323,10 @@ def check():
         design = replace(RUNGS["key term"], relative="distance")
         block = shaken(Block(c, design, rngs=nnx.Rngs(0)))
         assert_gradient(block.energy, g, -(block.attention(g) + block.mlp(g)))
-    for kind, name in (("transformer", "transformer"), ("energy", "key term")):
-        size = sized(BASE.model, RUNGS[name])
-        assert operations(size, RUNGS[name]) == replace(size, block=kind).flops
+    for kind, name in (("transformer", "transformer"), ("plain", "key term")):
+        size = replace(sized(BASE.model, RUNGS[name]), recipe=kind)
+        model = nnx.eval_shape(lambda: image_model(size, rngs=nnx.Rngs(0)))
+        assert operations(size, RUNGS[name]) == model.flops
     assert len({operations(sized(BASE.model, d), d) for d in RUNGS.values()}) == 1
 
 

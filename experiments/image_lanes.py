@@ -125,7 +125,8 @@ def train_together(plan: Plan, jobs: list[Job], images: dict, stored) -> list[La
     if not one or any(plain(c) != plain(first) for c in others):
         raise ValueError("jobs: expected one model and length, and rates and seeds")
     lanes = [Lane(*of, len(images["train"])) for of in zip(jobs, configs)]
-    split = [trainable(make(first.model, job.name, job.seed)) for job in jobs]
+    fresh = lambda job: make(first.model, job.name, job.seed, plan.dtype)
+    split = [trainable(fresh(job)) for job in jobs]
     graphdef, params = split[0][0], [params for _, params, *_ in split]
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
     moments = jax.vmap(make_optimizer(first.optim).init)(params)

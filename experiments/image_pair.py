@@ -60,14 +60,14 @@ from packed_pictures import unpack
 from runs import RUNS, keep, options, spread
 from runs import read as rows_of
 
+from et_nbdev.attention import EnergyAttention
 from et_nbdev.block import Block
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.energy import Energy
+from et_nbdev.memory import HopfieldMemory
 from et_nbdev.norm import EnergyLayerNorm
-from et_nbdev.solvers import LearnedMetric
-from et_nbdev.training import atomic_write
-from et_nbdev.training import fit
-from et_nbdev.training import OptimConfig
+from et_nbdev.solvers import LearnedEuler, LearnedMetric
+from et_nbdev.training import OptimConfig, atomic_write, fit
 from et_nbdev.vision.data import (
     batches,
     channel_statistics,
@@ -76,7 +76,17 @@ from et_nbdev.vision.data import (
     occlude,
     patchify,
 )
-from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer, ImageTransformer
+from et_nbdev.vision.model import (
+    OLDER,
+    RECIPES,
+    ImageConfig,
+    ImageEnergyTransformer,
+    ImageTransformer,
+    Parts,
+    tiny_imagenet,
+    transformer,
+    wave_start,
+)
 from et_nbdev.vision.train import TrainConfig, evaluate, training_loss
 
 # 0.00006 to 0.13, in steps of √2
@@ -86,15 +96,12 @@ WEIGHT_DECAY = OptimConfig.weight_decay
 
 # --- sizes ---
 
-_start = dict(position_init="waves", position_scale=2.0, step_size=1.0)
+_small = dict(dim=128, num_heads=4, head_dim=32, num_memories=512, steps=6)
+_medium = dict(dim=384, num_heads=6, head_dim=64, num_memories=1536, steps=6)
 SIZES = {
-    "small": ImageConfig(
-        dim=128, num_heads=4, head_dim=32, num_memories=512, steps=6, **_start
-    ),
-    "medium": ImageConfig(
-        dim=384, num_heads=6, head_dim=64, num_memories=1536, steps=6, **_start
-    ),
-    "base": ImageConfig(**_start),  # D 768, H 12, Y 64, K 3072, T 12
+    "small": ImageConfig(**_small, step_size=1.0),
+    "medium": ImageConfig(**_medium, step_size=1.0),
+    "base": ImageConfig(step_size=1.0),  # D 768, H 12, Y 64, K 3072, T 12
 }
 DATA = {  # image and patch size: 64 tokens each
     "tiny-imagenet": (64, 8),
@@ -142,12 +149,8 @@ class Plan:
         "The transformer's width and depth, which the others are compared with."
         known = (name for name in DATA if Path(self.data).stem.startswith(name))
         image_size, patch_size = DATA[next(known, "tiny-imagenet")]
-        return replace(
-            SIZES[self.size],
-            image_size=image_size,
-            patch_size=patch_size,
-            dtype=self.dtype,
-        )
+        size = SIZES[self.size]
+        return replace(size, image_size=image_size, patch_size=patch_size)
 
     def full(self, pictures: int) -> int:
         "Steps of a full run on a training set of so many pictures."
@@ -292,8 +295,7 @@ class MappedConventionalModel(GatedConventionalModel):
 
 
 class HyperSetModel(ImageTransformer):
-    def _make_block(self, rngs):
-        return HyperSet(self.config, rngs=rngs)
+    "That block, which sees the tokens at the start, too."
 
     def descend(self, patches, masked, *, steps=None, **_):
         x = start = self.encode(patches, masked)
@@ -302,79 +304,96 @@ class HyperSetModel(ImageTransformer):
         return x, Trajectory(None, None)
 
 
-class TrueHyperSetModel(EnergyModel):
-    def _make_block(self, rngs):
-        c = self.config
-        return Block(
-            EnergyLayerNorm(c.dim),
-            attention=RepellingAttention(c.dim, c.num_heads, c.head_dim, rngs=rngs),
-            memory=SphericalMemory(c.dim, c.num_memories, rngs=rngs),
-        )
+# --- recipes: what the library's do not have ---
+
+
+def learned(c: ImageConfig, metric: bool = True):
+    "Steps of learned size for every channel, or for every token."
+    if metric:
+        return LearnedMetric(c.steps, c.dim, c.step_size)
+    return LearnedEuler(c.steps, c.step_size, gate=c.dim)
+
+
+def gated(c: ImageConfig, rngs) -> Parts:
+    return tiny_imagenet(c, rngs, learned(c, metric=False))
+
+
+def per_channel(c: ImageConfig, rngs) -> Parts:
+    return tiny_imagenet(c, rngs, learned(c))
+
+
+def per_channel_gelu(c: ImageConfig, rngs) -> Parts:
+    return tiny_imagenet(c, rngs, learned(c), "gelu")
+
+
+def gated_small(c: ImageConfig, rngs) -> Parts:
+    "Matrices of the block at 1/√K; the draws are the same."
+    parts = gated(c, rngs)
+    terms = parts.block.attention, parts.block.memory
+    for W in (terms[0].Wq, terms[0].Wk, terms[1].xi):
+        W[...] = W[...] * (c.dim / c.num_memories) ** 0.5
+    return parts
+
+
+def hyperset(c: ImageConfig, rngs) -> Parts:
+    return Parts(*wave_start(c, rngs), HyperSet(c, rngs=rngs))
+
+
+def true_hyperset(c: ImageConfig, rngs) -> Parts:
+    start = wave_start(c, rngs)
+    attention = RepellingAttention(c.dim, c.num_heads, c.head_dim, rngs=rngs)
+    memory = SphericalMemory(c.dim, c.num_memories, rngs=rngs)
+    block = Block(EnergyLayerNorm(c.dim), attention=attention, memory=memory)
+    return Parts(*start, block, learned(c, metric=False))
+
+
+RECIPES |= {
+    "et": gated,
+    "et-small": gated_small,
+    "et-metric": per_channel,
+    "et-gelu": per_channel_gelu,
+    "transformer-bare": partial(transformer, table=False),
+    "hyperset": hyperset,
+    "hyperset-true": true_hyperset,
+}
+# and what files of 0.2 say of them
+_maps = OLDER["tiny-imagenet"]
+_metric = {name: _maps[name] for name in _maps if name != "map_per_step"}
+_gate = {name: _metric[name] for name in _metric if name != "channel_steps"}
+OLDER |= {
+    "et": _gate | dict(gate_steps=True),
+    "et-metric": _metric,
+    "et-gelu": _metric | dict(activation="gelu"),
+}
+
+
+def recipe(name: str, halves: bool = False, **changes):
+    """A function of a configuration: with this recipe, and other changes. With
+    `halves`, of which what learns its steps lets half pass at the start, α is twice.
+    """
+
+    def made(c: ImageConfig) -> ImageConfig:
+        size = c.step_size * (1 + halves)
+        return replace(c, **dict(recipe=name, step_size=size) | changes)
+
+    return made
 
 
 # --- designs: a class, and what it changes of the base ---
 
-
-def _all_options(c: ImageConfig) -> ImageConfig:
-    return replace(
-        c,
-        tied_start=True,
-        relative_positions="distance",
-        normalize_heads=True,
-        beta=4 * c.head_dim**-0.5,
-        learn_beta=True,
-        beta_per_head=True,
-        negative_memories=0.25,
-        learn_steps=True,
-        gate_steps=True,
-        step_size=2 * c.step_size,  # of which the gate lets half pass at the start
-    )
-
-
-def _per_channel(c: ImageConfig) -> ImageConfig:
-    return replace(_all_options(c), gate_steps=False, channel_steps=True)
-
-
-def _map_per_step(c: ImageConfig) -> ImageConfig:
-    return replace(_per_channel(c), map_per_step=True)
-
-
-def _per_channel_gelu(c: ImageConfig) -> ImageConfig:
-    return replace(_per_channel(c), activation="gelu")
-
-
-def _as_in_the_paper(c: ImageConfig) -> ImageConfig:
-    scales = dict(position_scale=0.02, mask_scale=0.02, init_scale=0.02)
-    return replace(c, steps=12, step_size=0.1, position_init="normal", **scales)
-
-
-def _conventional(c: ImageConfig, relative: str = "none") -> ImageConfig:
-    return replace(c, block="transformer", relative_positions=relative)
-
-
-def _learned_steps(c: ImageConfig) -> ImageConfig:
-    return replace(c, learn_steps=True, gate_steps=True, step_size=2 * c.step_size)
-
-
 DESIGNS = {
-    "et": (EnergyModel, _all_options),
-    "et-small": (EnergyModel, _all_options),  # how small, `sized` says
-    "et-metric": (EnergyModel, _per_channel),
-    "et-maps": (EnergyModel, _map_per_step),
-    "et-gelu": (EnergyModel, _per_channel_gelu),
-    "transformer": (ConventionalModel, partial(_conventional, relative="zero")),
-    "transformer-gated": (
-        GatedConventionalModel,
-        partial(_conventional, relative="zero"),
-    ),
-    "transformer-maps": (
-        MappedConventionalModel,
-        partial(_conventional, relative="zero"),
-    ),
-    "transformer-plain": (ConventionalModel, _conventional),
-    "et-paper": (EnergyModel, _as_in_the_paper),
-    "hyperset": (HyperSetModel, lambda c: c),
-    "hyperset-true": (TrueHyperSetModel, _learned_steps),
+    "et": (EnergyModel, recipe("et", halves=True)),
+    "et-small": (EnergyModel, recipe("et-small", halves=True)),
+    "et-metric": (EnergyModel, recipe("et-metric", halves=True)),
+    "et-maps": (EnergyModel, recipe("tiny-imagenet", halves=True)),
+    "et-gelu": (EnergyModel, recipe("et-gelu", halves=True)),
+    "transformer": (ConventionalModel, recipe("transformer")),
+    "transformer-gated": (GatedConventionalModel, recipe("transformer")),
+    "transformer-maps": (MappedConventionalModel, recipe("transformer")),
+    "transformer-plain": (ConventionalModel, recipe("transformer-bare")),
+    "et-paper": (EnergyModel, recipe("paper", steps=12, step_size=0.1)),
+    "hyperset": (HyperSetModel, recipe("hyperset")),
+    "hyperset-true": (EnergyModel, recipe("hyperset-true", halves=True)),
 }
 # where the search for a learning rate starts, at D = 128
 FIRST_RATE = {
@@ -422,7 +441,7 @@ LONG = (
 )
 
 
-# transformers with a map that their configuration does not count
+# transformers with a map for the sizes of their steps
 MAPPED = ("transformer-gated", "transformer-maps")
 
 
@@ -431,24 +450,33 @@ def design_of(name: str) -> str:
     return name.removesuffix("-operations").removesuffix("-parameters")
 
 
-def make(config: ImageConfig, name: str, seed: int = 0) -> ImageEnergyTransformer:
-    "A fresh model by its name."
-    return DESIGNS[design_of(name)][0](config, rngs=nnx.Rngs(seed))
+def make(
+    config: ImageConfig, name: str, seed: int = 0, dtype: str = "float32"
+) -> ImageEnergyTransformer:
+    "A fresh model by its name; the products of its block are taken in `dtype`."
+    model = DESIGNS[design_of(name)][0](config, rngs=nnx.Rngs(seed))
+    products = EnergyAttention, HopfieldMemory, nnx.Linear, nnx.LinearGeneral
+    for _, part in nnx.iter_modules(model.block) if dtype != "float32" else ():
+        if isinstance(part, (*products, nnx.MultiHeadAttention)):
+            part.dtype = jnp.dtype(dtype)
+    return model
 
 
 def operations(config: ImageConfig, name: str) -> int:
     "Floating-point operations of all matrix products in a forward pass of a picture."
     design = design_of(name)
     N, D, K = config.num_tokens, config.dim, config.num_memories
-    if not design.startswith("hyperset"):
-        gate = 2 * N * D * D if design in MAPPED else 0
-        return config.flops + config.steps * gate
     HY = config.num_heads * config.head_dim
-    # projections into the heads and back, scores and pulls, memories and back
-    true = design == "hyperset-true"
-    pairs = 6 if true else 4  # the gradient has two pulls, the published step their sum
-    step = 4 * N * D * HY + pairs * N * N * HY + 4 * N * D * K
-    step += 2 * N * D if true else 4 * N * D * D  # the gate, or the network
+    # products over pairs of tokens: an energy has two pulls, the others one, or a sum
+    pairs = 4 if design.startswith("transformer") or design == "hyperset" else 6
+    # sizes of a step: none, a gate, a map, or a network
+    sizes = dict.fromkeys(("et", "et-small", "hyperset-true"), 2 * N * D)
+    sizes |= dict.fromkeys(("et-metric", "et-maps", "et-gelu", *MAPPED), 2 * N * D * D)
+    sizes |= {"hyperset": 4 * N * D * D}
+    # projections into the heads and back, memories and back; Hyper-SET has one matrix
+    products = 4 if design.startswith("hyperset") else 8
+    step = products * N * D * HY + pairs * N * N * HY + 4 * N * D * K
+    step += sizes.get(design, 0)
     return config.steps * step + 4 * N * config.patch_dim * D
 
 
@@ -480,10 +508,7 @@ def sized(base: ImageConfig, name: str) -> ImageConfig:
     goal = measure(sized(base, "transformer"), "transformer")
 
     def filled(c):
-        config = _filled(change(c), name, measure, goal)
-        if design == "et-small":
-            config = replace(config, init_scale=config.num_memories**-0.5)
-        return config
+        return _filled(change(c), name, measure, goal)
 
     config = filled(base)
     if config.num_memories >= config.dim:
@@ -622,7 +647,7 @@ def run(plan: Plan, job: Job, images: dict, folder: Path, clock: Clock) -> dict 
     config = configured(plan, job, images)
     try:
         result = fit(
-            make(config.model, job.name, job.seed),
+            make(config.model, job.name, job.seed, plan.dtype),
             training_loss(config),
             lambda start: batches(
                 images["train"], config.batch_size, seed=job.seed, start=start

@@ -38,6 +38,7 @@ processes.
 
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -60,10 +61,15 @@ from image_pair import (
 from runs import RUNS, add_part, make, options, spread
 from runs import read as rows_of
 
+from et_nbdev.attention import EnergyAttention, RelativePositions
+from et_nbdev.block import Block
+from et_nbdev.memory import HopfieldMemory, SignedMemory
+from et_nbdev.norm import EnergyLayerNorm
+from et_nbdev.solvers import LearnedEuler, LearnedMetric
 from et_nbdev.testing import _half_interval
 from et_nbdev.training import fit
 from et_nbdev.vision.data import batches
-from et_nbdev.vision.model import ImageConfig
+from et_nbdev.vision.model import RECIPES, ImageConfig, Parts, wave_start
 from et_nbdev.vision.train import completion_loss, training_loss
 
 LEARNING_RATE = 4.5e-2
@@ -71,56 +77,97 @@ SEEDS = (0, 1, 2)
 FULL = "full"
 STATISTICS = ("channels", "mean", "std")  # of the training pictures
 
-_plain = dict(
-    relative_positions="none",
-    normalize_heads=False,
-    beta=None,
-    learn_beta=False,
-    beta_per_head=False,
-    negative_memories=None,
-    learn_steps=False,
-    channel_steps=False,
-    step_size=1.0,
-)
+
+def parts(
+    c: ImageConfig,
+    rngs: nnx.Rngs,
+    positions: str | None = "distance",
+    normalize: bool = True,
+    betas: str = "heads",  # "one" for all heads; "fixed"
+    negative: float | None = 0.25,  # None: no signs, no thresholds
+    activation: str = "relu",
+    sizes: str = "channels",  # of steps; "tokens", "steps" or "fixed"
+    self_attention: bool = False,
+) -> Parts:
+    "The recipe of `et-metric` in image_pair.py, by default."
+    start = wave_start(c, rngs)
+    beta = (4 if normalize else 1) * c.head_dim**-0.5
+    bias = positions and RelativePositions(c.side, c.num_heads, positions)
+    options = dict(normalize=normalize, positions=bias, tied_start=True, rngs=rngs)
+    attention = EnergyAttention(
+        c.dim,
+        c.num_heads,
+        c.head_dim,
+        np.full(c.num_heads, beta) if betas == "heads" else beta,
+        self_attention,
+        learn_beta=betas != "fixed",
+        **options,
+    )
+    memory = HopfieldMemory(c.dim, c.num_memories, activation, rngs=rngs)
+    if negative is not None:
+        memory = SignedMemory(c.dim, c.num_memories, negative, activation, rngs=rngs)
+    solver = {
+        "channels": lambda: LearnedMetric(c.steps, c.dim, c.step_size),
+        "tokens": lambda: LearnedEuler(c.steps, c.step_size, c.dim),
+        "steps": lambda: LearnedEuler(c.steps, c.step_size),
+        "fixed": lambda: None,
+    }[sizes]()
+    block = Block(EnergyLayerNorm(c.dim), attention=attention, memory=memory)
+    return Parts(*start, block, solver)
 
 
-def _only(*kept: str) -> dict:
-    "Changes that leave these options of the full model, and no other."
-    return {name: value for name, value in _plain.items() if name not in kept}
+_plain = dict(positions=None, normalize=False, betas="fixed", negative=None)
+_plain |= dict(sizes="fixed")
 
 
-VARIANTS: dict[str, dict] = {
-    FULL: {},
-    "without positions": dict(relative_positions="none"),
-    "free table": dict(relative_positions="zero"),
-    "without normalized": dict(normalize_heads=False, beta=None),
-    "one beta": dict(beta_per_head=False),
-    "fixed beta": dict(beta_per_head=False, learn_beta=False),
-    "without signs": dict(negative_memories=None),
-    "half negative": dict(negative_memories=0.5),
-    "gelu": dict(activation="gelu"),
-    "token sizes": dict(channel_steps=False, gate_steps=True),
-    "learned steps": dict(channel_steps=False, step_size=1.0),
-    "fixed steps": dict(channel_steps=False, learn_steps=False, step_size=1.0),
-    "self-attention": dict(self_attention=True),
-    "T = 4": dict(steps=4, step_size=3.0),  # α·T stays
-    "T = 8": dict(steps=8, step_size=1.5),
-    "8 heads": dict(num_heads=8, head_dim=16, beta=1.0),
-    "2 heads": dict(num_heads=2, head_dim=64, beta=0.5),
-    "every step": {},
+def _only(*kept: str) -> tuple[dict, dict]:
+    "Changes that leave these parts of the full model, and no other."
+    return {k: v for k, v in _plain.items() if k not in kept}, dict(step_size=1.0)
+
+
+VARIANTS: dict[str, tuple[dict, dict]] = {  # changes of parts, and of numbers
+    FULL: ({}, {}),
+    "without positions": (dict(positions=None), {}),
+    "free table": (dict(positions="zero"), {}),
+    "without normalized": (dict(normalize=False), {}),
+    "one beta": (dict(betas="one"), {}),
+    "fixed beta": (dict(betas="fixed"), {}),
+    "without signs": (dict(negative=None), {}),
+    "half negative": (dict(negative=0.5), {}),
+    "gelu": (dict(activation="gelu"), {}),
+    "token sizes": (dict(sizes="tokens"), {}),
+    "learned steps": (dict(sizes="steps"), dict(step_size=1.0)),
+    "fixed steps": (dict(sizes="fixed"), dict(step_size=1.0)),
+    "self-attention": (dict(self_attention=True), {}),
+    "T = 4": ({}, dict(steps=4, step_size=3.0)),  # α·T stays
+    "T = 8": ({}, dict(steps=8, step_size=1.5)),
+    "8 heads": ({}, dict(num_heads=8, head_dim=16)),
+    "2 heads": ({}, dict(num_heads=2, head_dim=64)),
+    "every step": ({}, {}),
     "plain": _only(),
-    "only positions": _only("relative_positions"),
-    "only normalized": _only("normalize_heads", "beta", "learn_beta", "beta_per_head"),
-    "only signs": _only("negative_memories"),
+    "only positions": _only("positions"),
+    "only normalized": _only("normalize", "betas"),
+    "only signs": _only("negative"),
 }
+RECIPES |= {f"terms: {n}": partial(parts, **own) for n, (own, _) in VARIANTS.items()}
+
+
+def model_of(c: ImageConfig, name: str, seed: int) -> EnergyModel:
+    "A fresh model of a variant."
+    return EnergyModel(replace(c, recipe=f"terms: {name}"), rngs=nnx.Rngs(seed))
+
+
+def operations_of(c: ImageConfig, name: str) -> int:
+    return nnx.eval_shape(lambda: model_of(c, name, 0)).flops
 
 
 def sized(base: ImageConfig, name: str) -> ImageConfig:
     "The variant's configuration, with memories for as many operations as all have."
     model, rival = "et-metric-operations", "transformer"
-    config = replace(image_pair.sized(base, model), **VARIANTS[name])
+    numbers = VARIANTS[name][1] | dict(recipe=f"terms: {name}")
+    config = replace(image_pair.sized(base, model), **numbers)
     goal = operations(image_pair.sized(base, rival), rival)
-    return _filled(config, model, operations, goal)
+    return _filled(config, name, operations_of, goal)
 
 
 def every_step(config, model, batch):
@@ -147,11 +194,11 @@ def run(plan: Plan, name: str, seed: int, images: dict) -> dict:
     config = configured(plan, job, images)
     base = replace(plan.base, **{f: getattr(config.model, f) for f in STATISTICS})
     config = replace(config, model=sized(base, name))
-    model = EnergyModel(config.model, rngs=nnx.Rngs(seed))
+    model = model_of(config.model, name, seed)
     params = jax.tree.leaves(nnx.state(model, nnx.Param))
     row = {"name": name, "lr": LEARNING_RATE, "seed": seed, "validation_mse": None}
     row["parameters"] = sum(p.size for p in params)
-    row["operations"] = config.model.flops
+    row["operations"] = model.flops
     try:
         model = fit(
             model,

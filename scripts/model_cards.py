@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
+from et_nbdev.vision.model import newer
+
 ROOT = Path(__file__).resolve().parent.parent
 WEIGHTS = ROOT / "et_nbdev/vision/weights"
 
@@ -125,19 +127,16 @@ def scores(metrics, rival):
 
 
 def model_of(config):
-    steps = "a size for every channel" if config.get("channel_steps") else "a gate"
-    if config.get("map_per_step"):
-        steps += ", from a matrix per step"
+    steps = "a size for every channel, from a matrix per step"
+    more = {
+        "tiny-imagenet": f" learned steps with {steps}, relative positions, normalized"
+        " heads, thresholds and signs"
+    }
     return (
         f"an Energy Transformer: patches {config['patch_size']}×{config['patch_size']},"
         f" D = {config['dim']}, {config['num_heads']} heads of {config['head_dim']},"
         f" {config['num_memories']} memories, T = {config['steps']},"
-        + (
-            f" learned steps with {steps}, relative positions, normalized heads,"
-            " thresholds and signs"
-            if config.get("learn_steps")
-            else f" α = {config['step_size']:g}"
-        )
+        + more.get(newer(config)["recipe"], f" α = {config['step_size']:g}")
     )
 
 

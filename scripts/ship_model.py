@@ -52,9 +52,9 @@ def main():
     parser.add_argument("rival", type=Path, help="of the transformer, likewise")
     args = parser.parse_args()
     (model, about), (rival, theirs) = chosen(args.run), chosen(args.rival)
-    blocks = model.config.block, rival.config.block
-    if blocks != ("energy", "transformer"):
-        parser.error(f"expected an Energy Transformer and a transformer, got {blocks}")
+    kinds = type(model).__name__, type(rival).__name__
+    if kinds != ("ImageEnergyTransformer", "ImageTransformer"):
+        parser.error(f"expected an Energy Transformer and a transformer, got {kinds}")
     save_model(SHIPPED, model, about)
     save_model(RIVAL / "model.safetensors", rival, theirs)
     config = json.dumps({**theirs, "model": asdict(rival.config)}, indent=2) + "\n"

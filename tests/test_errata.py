@@ -32,7 +32,7 @@ from et_nbdev.graph.nodes import anomaly_scores, scaled
 from et_nbdev.graph.sets import load_graphs
 from et_nbdev.testing import assert_close, assert_descends
 from et_nbdev.training import OptimConfig
-from et_nbdev.vision.model import ImageConfig
+from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 NBS = Path(__file__).resolve().parent.parent / "nbs"
@@ -58,7 +58,11 @@ def test_nothing_attends_to_itself_unless_asked(x64):
     assert not np.allclose(plain.energy(g), asked.energy(g))
     block = EnergyTransformer(6, 2, 3, 5, **sizes, rngs=nnx.Rngs(0))
     assert_close(block.energies(g)["attention"], plain.energy(g), rtol=1e-12)
-    assert not ImageConfig().self_attention
+    tiny = dict(image_size=8, patch_size=4, dim=6, num_heads=2, head_dim=3)
+    for recipe in ("plain", "paper", "waves", "tiny-imagenet"):
+        config = ImageConfig(recipe, num_memories=4, **tiny)
+        model = ImageEnergyTransformer(config, rngs=nnx.Rngs(0))
+        assert not model.block.attention.self_attention
 
 
 def repelling(num_nodes):

@@ -127,7 +127,7 @@ def test_all_designs_start_alike_and_cost_the_same(ladder):
     assert len(sizes) == 17
     assert {c.num_memories for c in sizes} == {480, 512, 576}
     costs = map(ladder.operations, sizes, ladder.designs().values())
-    assert set(costs) == {base.flops}
+    assert len(set(costs)) == 1
     c = tiny(ladder)[0].model
     first, *others = [
         ladder.Model(ladder.sized(c, design), design, rngs=nnx.Rngs(3))

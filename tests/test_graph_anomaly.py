@@ -49,8 +49,7 @@ from et_nbdev.graph.nodes import (
     train_classifier,
 )
 from et_nbdev.testing import assert_close
-from et_nbdev.training import CheckpointError
-from et_nbdev.training import OptimConfig
+from et_nbdev.training import CheckpointError, OptimConfig
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 SMALL = AnomalyConfig(dim=8, num_heads=2, head_dim=4, num_memories=12, hidden=8)

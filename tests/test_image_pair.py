@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from et_nbdev.memory import SignedMemory
 from et_nbdev.solvers import LearnedMetric
 from et_nbdev.testing import assert_close, assert_descends, assert_gradient
 from et_nbdev.training import OptimConfig, load_checkpoint, read_meta
@@ -51,8 +52,7 @@ def pair(modules, monkeypatch):
     "The script, with a size that trains in no time."
     pair = modules["image_pair"]
     tiny = dict(dim=D, num_heads=H, head_dim=Y, num_memories=K, steps=2)
-    start = dict(position_init="waves", position_scale=2.0, step_size=1.0)
-    monkeypatch.setitem(pair.SIZES, "tiny", ImageConfig(**tiny, **start))
+    monkeypatch.setitem(pair.SIZES, "tiny", ImageConfig(**tiny, step_size=1.0))
     monkeypatch.setitem(pair.DATA, "generated", (8, 2))
     return pair
 
@@ -83,7 +83,8 @@ def test_the_comparisons_are_fair(pair, size):
         narrower.append("et-maps-parameters")
     for name, c in sizes.items():
         if name.endswith("operations"):
-            assert abs(pair.operations(c, name) / opponent.flops - 1) < 0.01, name
+            goal = pair.operations(opponent, "transformer")
+            assert abs(pair.operations(c, name) / goal - 1) < 0.01, name
         else:
             goal = pair.parameters(opponent, "transformer")
             assert abs(pair.parameters(c, name) / goal - 1) < 0.01, name
@@ -159,7 +160,7 @@ def test_every_part_of_a_model_is_trained(pair):
 @pytest.mark.parametrize("of", ["gated", "maps"])
 def test_factors_start_where_the_transformer_does(pair, of):
     "And are then what they say, by one map or by one for every step."
-    c = replace(plan_of(pair).base, relative_positions="zero", block="transformer")
+    c = replace(plan_of(pair).base, recipe="transformer")
     patches = jnp.asarray(rng.normal(size=(3, N, 12)), jnp.float32)
     masked = jnp.asarray(rng.random((3, N)) < 0.5)
     plain, gated = (pair.make(c, name) for name in ("transformer", f"transformer-{of}"))
@@ -270,7 +271,7 @@ def test_a_run_that_is_stopped_ends_in_the_same_numbers(pair, tmp_path):
     json.loads(json.dumps(whole, allow_nan=False))
     assert whole["config"]["seed"] == 1 and whole["config"]["optim"]["lr"] == 0.01
     assert whole["curve"][-1]["pictures"] == 20 and whole["commit"]
-    assert whole["operations"] == weights[0].config.flops
+    assert whole["operations"] == weights[0].flops
     assert [r["pictures"] for r in whole["curve"] if "validation" in r][-1] == 20
 
 
@@ -351,19 +352,19 @@ def test_steps_that_raise_the_energy_are_counted(pair):
     tokens = dict(image_size=8, patch_size=2, dim=16, num_heads=2, head_dim=8)
     plain = ImageConfig(**tokens, num_memories=32, steps=8)
     # all memories push tokens away: a long step takes them past the lowest point
-    pushing = replace(plain, negative_memories=1.0, step_size=30.0)
-    calm, wild = (
-        pair.rises(pair.EnergyModel(c, rngs=nnx.Rngs(0)), PICTURES["validation"])
-        for c in (plain, pushing)
-    )
+    made = lambda c: pair.EnergyModel(c, rngs=nnx.Rngs(0))
+    still, pushing = made(plain), made(replace(plain, step_size=30.0))
+    memory = SignedMemory(16, 32, negative=1.0, rngs=nnx.Rngs(0))
+    memory.xi[...] = pushing.block.memory.xi[...]
+    pushing.block.memory = memory
+    calm, wild = (pair.rises(net, PICTURES["validation"]) for net in (still, pushing))
     assert calm["steps_observed"] == wild["steps_observed"] == 8 * 6
     assert calm["steps_up"] == calm["largest_relative_rise"] == 0
     assert 0 < wild["steps_up"] < 48 and wild["largest_relative_rise"] > 0.01
     # the first step of all is the one that is too long
     assert wild["raised_by_step"] == [wild["steps_up"], *[0] * 7]
     # sizes are told where they are learned
-    learned = replace(plain, learn_steps=True, channel_steps=True, step_size=0.3)
-    model = pair.EnergyModel(learned, rngs=nnx.Rngs(0))
+    model = made(replace(plain, recipe="et-metric", step_size=0.3))
     sizes = pair.rises(model, PICTURES["validation"])["alpha"]
     assert sizes == pytest.approx([0.3] * 8, rel=1e-6) and "alpha" not in calm
 
@@ -435,6 +436,29 @@ def test_training_goes_on_downhill(pair, modules, tmp_path, monkeypatch, capsys)
     downhill.main([*size.split(), *folders])
 
 
+def test_rises_have_a_price(pair, modules):
+    downhill = modules["image_downhill"]
+    price_of_rises = downhill.price_of_rises
+    # of two pictures, one falls far, and one rises by a half, then falls by a quarter
+    energies = jnp.array([[-10.0, -10.0], [-20.0, -5.0], [-40.0, -6.25]])
+    assert price_of_rises(energies) == pytest.approx((0.5 + 0.01) / 2, rel=1e-6)
+    # no gradient passes through |E_t|, and none is divided by zero
+    slope = jax.grad(price_of_rises)(energies)
+    np.testing.assert_allclose(slope, [[0, -0.05], [0, 0.05], [0, 0]], atol=1e-7)
+    nothing = jnp.zeros((3, 2))
+    assert price_of_rises(nothing) == pytest.approx(0.02, rel=1e-6)
+    assert np.isfinite(jax.grad(price_of_rises)(nothing)).all()
+    # it is part of the loss; steps so short that E falls by less than a hundredth
+    c = replace(plan_of(pair).base, recipe="waves", step_size=1e-6)
+    model = pair.EnergyModel(c, rngs=nnx.Rngs(0))
+    batch = drawn_batch(TrainConfig(c), PICTURES["train"][:4], jax.random.key(0))
+    error, metrics = downhill.priced(0.0, TrainConfig(c), model, batch)
+    assert metrics == {}
+    whole, metrics = downhill.priced(2.0, TrainConfig(c), model, batch)
+    assert metrics["price"] == pytest.approx(0.01 * c.steps, rel=1e-2)
+    assert float(whole) == pytest.approx(float(error + 2 * metrics["price"]), rel=1e-5)
+
+
 # --- packed pictures
 
 
@@ -478,21 +502,24 @@ def test_packed_pictures_are_the_stored_ones(modules, tmp_path):
 def test_variants_cost_the_same_and_are_energies(pair, modules):
     terms = modules["image_terms"]
     base = pair.Plan().base
-    goal = pair.sized(base, "transformer").flops
+    goal = pair.operations(pair.sized(base, "transformer"), "transformer")
     full = pair.sized(base, "et-metric-operations")
-    assert terms.sized(base, terms.FULL) == full
-    seen = set()
+    own = replace(terms.sized(base, terms.FULL), recipe=full.recipe)
+    assert own == full
+    made = [m(c, n, 0) for m, c, n in (
+        (pair.make, full, "et-metric"), (terms.model_of, full, terms.FULL)
+    )]  # fmt: skip
+    a, b = (nnx.to_pure_dict(nnx.state(net, nnx.Param)) for net in made)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
     for name in terms.VARIANTS:
         c = terms.sized(base, name)
-        assert abs(c.flops / goal - 1) < 0.01, name
+        assert abs(terms.operations_of(c, name) / goal - 1) < 0.01, name
         assert c.num_memories >= c.dim, name
-        # no two are the same but the one that differs in its loss
-        assert c not in seen or name == "every step"
-        seen.add(c)
         assert terms.file(name, 0)[:-7].replace("-", "").replace("=", "").isalnum()
     plain = terms.sized(base, "plain")
-    memories = dict(num_memories=plain.num_memories, tied_start=True)
-    assert plain == replace(base, **memories)
+    net, library = terms.model_of(plain, "plain", 0), replace(plain, recipe="waves")
+    shape = lambda net: jax.tree.map(np.shape, nnx.to_pure_dict(nnx.state(net)))
+    assert shape(net) == shape(pair.EnergyModel(library, rngs=nnx.Rngs(0)))
 
 
 def test_the_loss_of_every_step_is_their_mean(pair, modules):

@@ -25,6 +25,7 @@ from et_nbdev.vision.data import photographs
 from et_nbdev.vision.model import (
     ImageConfig,
     ImageEnergyTransformer,
+    ImageTransformer,
     complete,
     from_pretrained,
     save_model,
@@ -39,22 +40,10 @@ TINY = dict(
 )  # fmt: skip
 OPTIONS = {
     "plain": {},
-    "one channel, one norm, a beta, self-attention": dict(
-        channels=1, mean=(0.5,), std=(0.25,), shared_norm=True, beta=0.7,
-        self_attention=True,
-    ),
-    "distances, a beta per head, gates": dict(
-        relative_positions="distance", normalize_heads=True, learn_beta=True,
-        beta_per_head=True, negative_memories=0.3, learn_steps=True, gate_steps=True,
-    ),
-    "two and a half negative memories, a learned beta": dict(
-        num_memories=10, negative_memories=0.25, learn_beta=True
-    ),
-    "a size for every channel": dict(learn_steps=True, channel_steps=True),
-    "a map for every step": dict(
-        learn_steps=True, channel_steps=True, map_per_step=True
-    ),
-}  # fmt: skip
+    "one channel": dict(channels=1, mean=(0.5,), std=(0.25,)),
+    "all parts": dict(recipe="tiny-imagenet"),
+    "two and a half negative memories": dict(recipe="tiny-imagenet", num_memories=10),
+}
 
 
 def in_node(script: str, *arguments) -> dict:
@@ -160,10 +149,10 @@ def test_the_page_has_the_weights_that_ship_with_the_library():
 
 
 def test_a_model_it_cannot_run_is_refused(tmp_path):
-    c = ImageConfig(**TINY | dict(activation="softmax"))
+    c = ImageConfig(**TINY | dict(recipe="transformer"))
     path = tmp_path / "model.safetensors"
-    save_model(path, ImageEnergyTransformer(c, rngs=nnx.Rngs(0)))
-    with pytest.raises(AssertionError, match="expected an energy block with ReLU"):
+    save_model(path, ImageTransformer(c, rngs=nnx.Rngs(0)))
+    with pytest.raises(AssertionError, match="expected a recipe of the library"):
         completed(path, tmp_path, np.zeros((12, 12, 3)), np.zeros(16, bool), 1)
 
 

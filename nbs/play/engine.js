@@ -113,7 +113,7 @@ function throughNormalization(pull, rows, roots, Y) {
 }
 
 /** Soft match of every query of a head, and its pulls: −β⁻¹ Σ log Σ exp(β K·Q + b). */
-function attend(Q, K, beta, bias, N, Y, selfAttention) {
+function attend(Q, K, beta, bias, N, Y) {
   const pullQ = new Float32Array(N * Y);
   const pullK = new Float32Array(N * Y);
   const P = new Float32Array(N);
@@ -122,7 +122,7 @@ function attend(Q, K, beta, bias, N, Y, selfAttention) {
     let top = -Infinity;
     for (let b = 0; b < N; b++) {
       P[b] = -Infinity;
-      if (b === c && !selfAttention) continue;
+      if (b === c) continue;
       let score = 0;
       for (let i = 0; i < Y; i++) score += K[b * Y + i] * Q[c * Y + i];
       P[b] = beta * score + (bias ? bias(c, b) : 0);
@@ -147,8 +147,11 @@ function attend(Q, K, beta, bias, N, Y, selfAttention) {
 
 export class ImageEnergyTransformer {
   constructor({ tensors, config }) {
-    if (config.block !== "energy" || config.activation !== "relu")
-      throw new Error("expected an energy block with ReLU memories");
+    // files of 0.2 have options in the place of a recipe
+    const recipe = config.recipe ?? (config.channel_steps ? "tiny-imagenet" : "plain");
+    if (!["plain", "paper", "waves", "tiny-imagenet"].includes(recipe))
+      throw new Error(`expected a recipe of the library, with an energy; got ${recipe}`);
+    this.rich = recipe === "tiny-imagenet";
     const get = (name) => tensors[`params.${name}`]?.data;
     const [D, H, Y] = [config.dim, config.num_heads, config.head_dim];
     this.config = config;
@@ -157,8 +160,7 @@ export class ImageEnergyTransformer {
     this.P = config.patch_size ** 2 * config.channels;
     this.get = get;
     this.gamma = softplus(get("block.norm.rho")[0]);
-    const own = config.shared_norm ? "block.norm" : "norm";
-    this.last = { gamma: softplus(get(`${own}.rho`)[0]), delta: get(`${own}.delta`) };
+    this.last = { gamma: softplus(get("norm.rho")[0]), delta: get("norm.delta") };
     this.heads = Array.from({ length: H }, (_, h) => {
       const part = (name) => get(name).subarray(h * D * Y, (h + 1) * D * Y);
       const Wq = part("block.attention.Wq");
@@ -168,15 +170,13 @@ export class ImageEnergyTransformer {
       return { Wq, Wk, WqT, WkT, beta: this.betaOf(h), bias: this.biasOf(h) };
     });
     this.xiT = transposed(get("block.memory.xi"), config.num_memories, D);
-    const negative = (config.negative_memories ?? 0) * config.num_memories;
+    const negative = this.rich ? config.num_memories / 4 : 0;
     this.numPositive = config.num_memories - roundHalfToEven(negative);
   }
 
   betaOf(head) {
-    const { beta, head_dim, learn_beta } = this.config;
-    if (!learn_beta) return beta ?? head_dim ** -0.5;
     const learned = this.get("block.attention.log_beta");
-    return Math.exp(learned[learned.length > 1 ? head : 0]);
+    return learned ? Math.exp(learned[head]) : this.config.head_dim ** -0.5;
   }
 
   /** The bias of a score by the relative position of query and key, if there is one. */
@@ -224,7 +224,7 @@ export class ImageEnergyTransformer {
   /** Energy of the attention, and −∂E/∂g (N, D). */
   attention(g) {
     const { N } = this;
-    const { dim: D, head_dim: Y, normalize_heads, self_attention } = this.config;
+    const { dim: D, head_dim: Y } = this.config;
     const update = new Float32Array(N * D);
     let energy = 0;
     for (const { Wq, Wk, WqT, WkT, beta, bias } of this.heads) {
@@ -232,8 +232,8 @@ export class ImageEnergyTransformer {
       const K = new Float32Array(N * Y);
       multiply(Q, g, Wq, N, D, Y);
       multiply(K, g, Wk, N, D, Y);
-      const roots = normalize_heads ? [normalizeRows(Q, Y), normalizeRows(K, Y)] : null;
-      const found = attend(Q, K, beta, bias, N, Y, self_attention);
+      const roots = this.rich ? [normalizeRows(Q, Y), normalizeRows(K, Y)] : null;
+      const found = attend(Q, K, beta, bias, N, Y);
       if (roots) {
         throughNormalization(found.pullQ, Q, roots[0], Y);
         throughNormalization(found.pullK, K, roots[1], Y);
@@ -283,16 +283,10 @@ export class ImageEnergyTransformer {
       );
       const move = this.get("solver.c")
         ? this.perChannel(own(x), own(seen.g), force, t)
-        : this.alike(own(seen.g), force, t);
+        : force.map((u) => this.config.step_size * u);
       next.set(own(x).map((entry, i) => entry + move[i]), n * D);
     }
     return next;
-  }
-
-  /** The move of a token along a force, all channels alike. */
-  alike(g, force, t) {
-    const alpha = this.stepSize(g, t);
-    return force.map((u) => alpha * u);
   }
 
   /** The move along the turning part of a force, with a size for every channel. */
@@ -311,18 +305,6 @@ export class ImageEnergyTransformer {
       const turning = u - push - along * (x[i] - middle);
       return (Math.exp(sizes[now]) * turning) / (1 + Math.exp(-logit));
     });
-  }
-
-  /** α of a token at step t: the configuration's, or learned, with a gate. */
-  stepSize(g, t) {
-    const sizes = this.get("solver.log_alpha");
-    if (!sizes) return this.config.step_size;
-    const alpha = Math.exp(sizes[Math.min(t, sizes.length - 1)]);
-    const w = this.get("solver.w");
-    if (!w) return alpha;
-    let open = this.get("solver.b")[0];
-    for (let i = 0; i < w.length; i++) open += w[i] * g[i];
-    return alpha / (1 + Math.exp(-open));
   }
 
   /** Everything on the way: T + 1 energies and pictures (S, S, C) in [0, 1]. */
