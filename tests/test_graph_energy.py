@@ -197,10 +197,13 @@ def test_training_through_the_descent_equals_the_dense_table(
             2,
             3,
             5,
-            beta=[0.5, 2.0],
-            learn_beta=True,
-            normalize=kind in ("directed", "one way"),
-            self_attention=kind == "self-loops",
+            attention=partial(
+                EdgeAttention,
+                beta=[0.5, 2.0],
+                learn_beta=True,
+                normalize=kind in ("directed", "one way"),
+                self_attention=kind == "self-loops",
+            ),
             param_dtype=jnp.float64,
             rngs=nnx.Rngs(0),
         ),
@@ -603,7 +606,12 @@ def test_bad_options_are_refused_by_name():
             with pytest.raises(ValueError, match="edges: expected no mask, weights"):
                 call(g, edges=edges, **{name: table})
     placed = EdgeTransformer(
-        4, 1, 3, 2, positions=RelativePositions(2, 1), rngs=nnx.Rngs(0)
+        4,
+        1,
+        3,
+        2,
+        attention=partial(EdgeAttention, positions=RelativePositions(2, 1)),
+        rngs=nnx.Rngs(0),
     )
     with pytest.raises(ValueError, match="edges: .*got RelativePositions; a grid"):
         placed.energy(jnp.ones((4, 4)), edges=EdgeIndex([0], [1], 4))

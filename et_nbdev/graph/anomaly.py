@@ -7,6 +7,7 @@ __all__ = ['AnomalyConfig', 'AnomalyEnergyTransformer', 'SampleConfig', 'Anomaly
 
 # %% ../../nbs/32_anomaly.ipynb #93890f49
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -20,7 +21,12 @@ from ..block import Block
 from ..checks import check_kinds, check_positive, check_sizes, signed
 from ..dynamics import descend
 from .data import DATASETS, Graph, Split, ids_digest, split
-from .energy import EdgeIndex, EdgeTransformer, attention_weights
+from et_nbdev.graph.energy import (
+    EdgeAttention,
+    EdgeIndex,
+    EdgeTransformer,
+    attention_weights,
+)
 from et_nbdev.graph.nodes import (
     Anomaly,
     Batch,
@@ -104,9 +110,9 @@ class AnomalyEnergyTransformer(nnx.Module):
         c = self.config = config
         self.encoder = nnx.Linear(num_features, c.dim, rngs=rngs)
         sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
-        beta = dict(beta=c.beta, learn_beta=c.beta is None and c.num_heads > 0)
+        heads = partial(EdgeAttention, beta=c.beta, learn_beta=c.beta is None)
         self.blocks = nnx.List(
-            EdgeTransformer(*sizes, **beta, rngs=rngs) for _ in range(kinds)
+            EdgeTransformer(*sizes, attention=heads, rngs=rngs) for _ in range(kinds)
         )
         width = 2 * c.dim * (kinds if c.relations == "concat" else 1)
         self.up = nnx.Linear(width, c.hidden, rngs=rngs)

@@ -9,6 +9,7 @@ __all__ = ['ClassifyConfig', 'GraphClassifier', 'ClassifyTraining', 'train_class
 import argparse
 import json
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -46,7 +47,7 @@ from et_nbdev.graph.crossval import (
     stream,
 )
 from .data import ids_digest
-from .energy import EdgeTransformer
+from .energy import EdgeAttention, EdgeTransformer
 from et_nbdev.graph.layouts import (
     beside,
     cls_of,
@@ -164,9 +165,8 @@ class BlockConfig:
         "A block with random weights."
         sizes = self.dim, self.num_heads, self.head_dim, self.num_memories
         beta = dict(beta=self.beta, learn_beta=self.learn_beta)
-        block = EdgeTransformer(
-            *sizes, **beta, normalize=self.normalize_heads, **options
-        )
+        heads = partial(EdgeAttention, normalize=self.normalize_heads, **beta)
+        block = EdgeTransformer(*sizes, attention=heads, **options)
         if self.negative_memories is not None and self.num_memories:
             block.memory = SignedMemory(
                 self.dim, self.num_memories, self.negative_memories, **options

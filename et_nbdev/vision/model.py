@@ -21,7 +21,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from ..attention import RelativePositions
+from ..attention import EnergyAttention, RelativePositions
 from ..block import EnergyTransformer, TransformerBlock
 from et_nbdev.checks import (
     check_kinds,
@@ -32,7 +32,7 @@ from et_nbdev.checks import (
 )
 from ..dynamics import Solver, Trajectory, descend
 from ..energy import Energies
-from ..memory import SignedMemory
+from ..memory import HopfieldMemory, SignedMemory
 from ..norm import EnergyLayerNorm
 from ..solvers import LearnedEuler, LearnedMetric
 from ..training.checkpoint import at_home, restore, save_checkpoint
@@ -611,15 +611,18 @@ def energy_block(c, rngs: nnx.Rngs) -> EnergyTransformer:
         c.num_heads,
         c.head_dim,
         c.num_memories,
-        beta=beta,
-        learn_beta=c.learn_beta,
-        self_attention=c.self_attention,
-        normalize=c.normalize_heads,
-        positions=relative_positions_of(c),
-        activation=c.activation,
-        power=c.power,
-        memory_beta=c.memory_beta,
-        tied_start=c.tied_start,
+        attention=partial(
+            EnergyAttention,
+            beta=beta,
+            learn_beta=c.learn_beta,
+            self_attention=c.self_attention,
+            normalize=c.normalize_heads,
+            positions=relative_positions_of(c),
+            tied_start=c.tied_start,
+        ),
+        memory=partial(
+            HopfieldMemory, activation=c.activation, power=c.power, beta=c.memory_beta
+        ),
         **own,
     )
     if c.negative_memories is not None and c.num_memories:
