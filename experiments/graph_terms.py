@@ -28,6 +28,7 @@ again. The update of the sum is automatic, so every variant descends its own ene
 import json
 import time
 from itertools import product
+from typing import NamedTuple
 
 import anomaly_results as results
 import jax
@@ -49,7 +50,7 @@ from et_nbdev.graph.energy import EdgeAttention
 from et_nbdev.graph.nodes import held_out, train_classifier
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
-from et_nbdev.solvers import LearnedEuler, Momentum
+from et_nbdev.solvers import LearnedEuler
 from et_nbdev.training import OptimConfig
 
 RATIO, EPOCHS = 0.4, 100
@@ -114,6 +115,21 @@ VARIANTS = (
     "learned-steps",
     "momentum",
 )
+
+
+class Momentum(NamedTuple):
+    r"Heavy ball, $v \leftarrow \mu v + \alpha u$, $x \leftarrow x + v$."
+
+    step_size: float  # α
+    momentum: float  # μ, the fraction of the velocity that a step keeps
+
+    def init(self, look, x):
+        return x, jnp.zeros_like(x)
+
+    def step(self, look, state):
+        (x, v), view = state, look(state[0])
+        v = self.momentum * v + self.step_size * view.update
+        return (x + v, v), view
 
 
 class Detector(AnomalyEnergyTransformer):

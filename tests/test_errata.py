@@ -5,6 +5,7 @@ one, and what a reported score is of.
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -27,7 +28,7 @@ from et_nbdev.graph.batches import learn_encoding, make_buckets
 from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
 from et_nbdev.graph.crossval import predict_logits
 from et_nbdev.graph.data import load_graph, split
-from et_nbdev.graph.energy import EdgeIndex, EdgeTransformer
+from et_nbdev.graph.energy import EdgeAttention, EdgeIndex, EdgeTransformer
 from et_nbdev.graph.nodes import anomaly_scores, scaled
 from et_nbdev.graph.sets import load_graphs
 from et_nbdev.testing import assert_close, assert_descends
@@ -56,7 +57,15 @@ def test_nothing_attends_to_itself_unless_asked(x64):
     assert_close(plain.energy(g), asked.energy(g, mask=others), rtol=1e-12)
     assert_close(plain.update(g), asked.update(g, mask=others), rtol=1e-12)
     assert not np.allclose(plain.energy(g), asked.energy(g))
-    block = EnergyTransformer(6, 2, 3, 5, **sizes, rngs=nnx.Rngs(0))
+    block = EnergyTransformer(
+        6,
+        2,
+        3,
+        5,
+        attention=partial(EnergyAttention, beta=sizes.pop("beta")),
+        **sizes,
+        rngs=nnx.Rngs(0),
+    )
     assert_close(block.energies(g)["attention"], plain.energy(g), rtol=1e-12)
     tiny = dict(image_size=8, patch_size=4, dim=6, num_heads=2, head_dim=3)
     for recipe in ("plain", "paper", "waves", "tiny-imagenet"):
@@ -68,7 +77,13 @@ def test_nothing_attends_to_itself_unless_asked(x64):
 def repelling(num_nodes):
     "A ring of tokens that push their neighbors away."
     block = EdgeTransformer(
-        4, 1, 4, 2, beta=1.0, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
+        4,
+        1,
+        4,
+        2,
+        attention=partial(EdgeAttention, beta=1.0),
+        param_dtype=jnp.float64,
+        rngs=nnx.Rngs(0),
     )
     block.attention.Wq[...] = 2 * jnp.eye(4)[None]
     block.attention.Wk[...] = -2 * jnp.eye(4)[None]

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import xml.dom.minidom
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -106,7 +107,8 @@ def same(found, wanted):
 
 def test_dials_make_an_energy_whose_gradient_is_the_update(x64):
     options = dict(param_dtype=jnp.float64, rngs=nnx.Rngs(0))
-    block = with_own(EnergyTransformer(6, 2, 4, 8, beta=[0.3, 0.9], **options))
+    heads = partial(EnergyAttention, beta=[0.3, 0.9])
+    block = with_own(EnergyTransformer(6, 2, 4, 8, attention=heads, **options))
     weights = dict(attention=0.7, memory=1.3, apart=1.9)
     x = jax.random.normal(jax.random.key(0), (2, 3, 6))
     dials = 0.2, 1.6, weights

@@ -1,6 +1,7 @@
 """What a user of the library does: terms and solvers of his own, in a few lines."""
 
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -40,7 +41,6 @@ from et_nbdev.solvers import (
     Growing,
     LearnedEuler,
     LearnedMetric,
-    Momentum,
     Schedule,
 )
 from et_nbdev.testing import assert_close
@@ -192,7 +192,6 @@ SOLVERS = {
     "one per sample": Euler(np.array([0.01, 0.02, 0.03])),
     "Growing": Growing(0.02, 1.05),
     "Schedule": Schedule(np.array([0.02, 0.01])),
-    "Momentum": Momentum(0.01, 0.2),
     "LearnedEuler": gated(4, 0.03),
     "LearnedMetric": metric(4, 0.03),
     "one map a step": metric(4, 0.03, map_per_step=True),
@@ -283,15 +282,6 @@ def test_what_is_no_term_no_factor_and_no_norm_is_refused():
         TypeError, match="^norm: expected a module with __call__ and lagrangian"
     ):
         Block(nnx.LayerNorm(D, rngs=nnx.Rngs(0)), memory=memory)
-
-
-def test_a_gate_of_another_width_is_refused():
-    block, x = block_of("memory"), tokens()
-    for run in (descend, solve):
-        with pytest.raises(ValueError, match=r"^gate: .*D = 6, got 5"):
-            run(block, x.astype(jnp.float32), solver=LearnedEuler(3, gate=5))
-        with pytest.raises(ValueError, match=r"^dim: .*D = 6, got 5"):
-            run(block, x, solver=LearnedMetric(3, 5))
 
 
 def test_a_changed_energy_beside_the_parts_of_another_is_refused():
@@ -506,10 +496,13 @@ def test_distances_along_edges_are_those_of_a_table(x64, backend):
         H,
         Y,
         K,
-        beta=[0.5, 2.0],
-        learn_beta=True,
-        normalize=True,
-        positions=RelativeDistances(H, param_dtype=jnp.float64),
+        attention=partial(
+            EdgeAttention,
+            beta=[0.5, 2.0],
+            learn_beta=True,
+            normalize=True,
+            positions=RelativeDistances(H, param_dtype=jnp.float64),
+        ),
         param_dtype=jnp.float64,
         rngs=nnx.Rngs(0),
     )
@@ -820,8 +813,6 @@ def test_numbers_of_a_solver_are_one_or_one_per_sample(x64):
     moved = descend(block, x, 3, solver=Growing(0.1, factors))[0]
     alone = descend(block, x[1], 3, solver=Growing(0.1, factors[1]))[0]
     assert_close(moved[1], alone)
-    with pytest.raises(ValueError, match=r"^momentum: expected a number in \[0, 1\)"):
-        Momentum(0.1, [0.5, 0.5])
 
 
 def test_a_term_given_to_a_block_later_is_refused():

@@ -128,8 +128,9 @@ def test_training_through_the_descent_equals_the_dense_table(backend, kind, x64)
     among them, and the tokens.
     """
     edges, table = make(kind, 10 + KINDS.index(kind), backend)
-    options = dict(beta=[0.5, 2.0], learn_beta=True, self_attention=kind == "loops")
-    options |= dict(normalize=kind in ("directed", "one-way"), param_dtype=jnp.float64)
+    heads = dict(beta=[0.5, 2.0], learn_beta=True, self_attention=kind == "loops")
+    heads |= dict(normalize=kind in ("directed", "one-way"))
+    options = dict(attention=partial(EdgeAttention, **heads), param_dtype=jnp.float64)
     block = random_weights(EdgeTransformer(4, 2, 3, 5, **options, rngs=nnx.Rngs(0)), 1)
     x = tokens(len(table))
     got, wanted = descent_slope(block, x, edges), descent_slope(block, x, table)
@@ -425,7 +426,8 @@ def test_edges_that_do_not_fit_are_refused_by_name(shape, context, words):
 
 
 def test_blocks_that_do_not_take_edges_say_so():
-    grid = dict(positions=RelativePositions(2, 1), rngs=nnx.Rngs(0))
+    heads = partial(EdgeAttention, positions=RelativePositions(2, 1))
+    grid = dict(attention=heads, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="edges: .*got RelativePositions; a grid"):
         EdgeTransformer(4, 1, 3, 2, **grid).energy(jnp.ones((2, 4)), edges=EDGES)
     with pytest.raises(TypeError, match="edges: no term of this block takes it"):
