@@ -8,6 +8,7 @@ __all__ = ['AnomalyConfig', 'AnomalyEnergyTransformer', 'SampleConfig', 'Anomaly
 # %% ../../nbs/32_anomaly.ipynb #c7817ab7
 #| code-fold: true
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -21,7 +22,12 @@ from ..block import Block
 from ..checks import check_kinds, check_positive, check_sizes, signed
 from ..dynamics import descend
 from .data import DATASETS, Graph, Split, ids_digest, split
-from .energy import EdgeIndex, EdgeTransformer, attention_weights
+from et_nbdev.graph.energy import (
+    EdgeAttention,
+    EdgeIndex,
+    EdgeTransformer,
+    attention_weights,
+)
 from et_nbdev.graph.nodes import (
     Anomaly,
     Batch,
@@ -106,9 +112,9 @@ class AnomalyEnergyTransformer(nnx.Module):
         c = self.config = config
         self.encoder = nnx.Linear(num_features, c.dim, rngs=rngs)
         sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
-        beta = dict(beta=c.beta, learn_beta=c.beta is None and c.num_heads > 0)
-        blocks = (EdgeTransformer(*sizes, **beta, rngs=rngs) for _ in range(kinds))
-        self.blocks = nnx.List(blocks)
+        heads = partial(EdgeAttention, beta=c.beta, learn_beta=c.beta is None)
+        block = lambda: EdgeTransformer(*sizes, attention=heads, rngs=rngs)
+        self.blocks = nnx.List(block() for _ in range(kinds))
         width = 2 * c.dim * (kinds if c.relations == "concat" else 1)
         self.up = nnx.Linear(width, c.hidden, rngs=rngs)
         self.down = nnx.Linear(c.hidden, 2, rngs=rngs)

@@ -27,7 +27,6 @@ from et_nbdev.checks import (
     check_sizes,
     signed,
 )
-from ..commands import as_command, command, configure, out_folder
 from ..dynamics import Euler, descend
 from ..energy import Energies
 from ..equilibria import Noisy
@@ -55,7 +54,7 @@ from et_nbdev.graph.crossval import (
     score,
 )
 from .data import ids_digest
-from .energy import EdgeTransformer
+from .energy import EdgeAttention, EdgeTransformer
 from .sets import EdgeBatch, GraphBatch, GraphSet, load_graphs
 from ..memory import SignedMemory
 from et_nbdev.training import (
@@ -66,6 +65,7 @@ from et_nbdev.training import (
     provenance,
     restore,
 )
+from ..commands import as_command, command, configure, out_folder
 
 # %% ../../nbs/36_graph_sets.ipynb #857bff70
 #| code-fold: true
@@ -165,10 +165,13 @@ class BlockConfig:
     def block(self, **options) -> EdgeTransformer:
         "A block with random weights."
         sizes = self.dim, self.num_heads, self.head_dim, self.num_memories
-        beta = dict(beta=self.beta, learn_beta=self.learn_beta)
-        block = EdgeTransformer(
-            *sizes, **beta, normalize=self.normalize_heads, **options
+        heads = partial(
+            EdgeAttention,
+            beta=self.beta,
+            learn_beta=self.learn_beta,
+            normalize=self.normalize_heads,
         )
+        block = EdgeTransformer(*sizes, attention=heads, **options)
         if self.negative_memories is not None and self.num_memories:
             block.memory = SignedMemory(
                 self.dim, self.num_memories, self.negative_memories, **options

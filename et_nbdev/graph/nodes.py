@@ -20,9 +20,7 @@ from jaxtyping import Array, Bool, Float, Float64, Int
 from .data import Graph, Split, ids_of
 from .energy import EdgeIndex
 from .kernels import Rows
-from ..training import provenance, save_checkpoint
-from ..training import fit
-from ..training import OptimConfig
+from ..training import OptimConfig, fit, provenance, save_checkpoint
 
 # %% ../../nbs/engine/nodes.ipynb #2043d7b7
 class Scaling(NamedTuple):

@@ -29,8 +29,7 @@ from ..energy import Energies
 from ..memory import HopfieldMemory, SignedMemory
 from ..norm import EnergyLayerNorm
 from ..solvers import LearnedMetric
-from ..training import at_home, restore, save_checkpoint
-from ..training import option
+from ..training import at_home, option, restore, save_checkpoint
 from .data import denormalize, need, normalize, patchify, unpatchify
 
 # %% ../../nbs/21_image_model.ipynb #899d24b3

@@ -21,7 +21,16 @@ from jaxtyping import Array, Bool, Float, Float32, PRNGKeyArray, Shaped
 
 from ..checks import check_kinds, check_share, check_sizes
 from ..dynamics import plot_energies
-from ..training import atomic_write, provenance
+from et_nbdev.training import (
+    Fit,
+    OptimConfig,
+    atomic_write,
+    differences,
+    fit,
+    in_parts,
+    option,
+    provenance,
+)
 from et_nbdev.commands import (
     all_devices,
     as_command,
@@ -29,8 +38,6 @@ from et_nbdev.commands import (
     configure,
     out_folder,
 )
-from ..training import Fit, differences, fit
-from ..training import OptimConfig, in_parts, option
 from et_nbdev.vision.data import (
     FILLS,
     Images,
