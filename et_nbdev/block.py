@@ -17,7 +17,7 @@ from flax.errors import TraceContextError
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 from jaxtyping import Array, ArrayLike, Float
 
-from .attention import EnergyAttention, RelativeDistances, RelativePositions
+from .attention import EnergyAttention
 from .checks import at_least_float32, check_sizes, check_tokens, signed
 from .compiled import arrays
 from .energy import Energies, Energy
@@ -218,7 +218,7 @@ class EnergyTransformer(Block):
         learn_beta: bool = False,
         self_attention: bool = False,
         normalize: bool = False,
-        positions: RelativePositions | RelativeDistances | None = None,
+        positions: nnx.Module | None = None,
         activation: Literal["relu", "power", "gelu", "softmax"] = "relu",
         power: float = 3.0,
         memory_beta: float = 1.0,
@@ -279,7 +279,7 @@ class TransformerBlock(nnx.Module):
         hidden: int,
         *,
         use_bias: bool = True,
-        positions: RelativePositions | None = None,
+        positions: nnx.Module | None = None,
         dtype=None,
         rngs: nnx.Rngs,
     ):

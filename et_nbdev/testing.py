@@ -154,12 +154,12 @@ def attention_update(
     attention: EnergyAttention, g: Float[Array, "... N D"], **pairs
 ) -> Float[Array, "... N D"]:
     r"""$-\partial E/\partial g$ of an attention as derived by hand: $\sum_h
-    W_Q^\top\sum_B P_{AB}K_B + W_K^\top\sum_C P_{CA}Q_C$. With normalized heads a pull
+    s_h(W_Q^\top\sum_B P_{AB}K_B + W_K^\top\sum_C P_{CA}Q_C)$. With normalized heads a pull
     $v$ on $\hat Q = Q/\rho$ is $\frac1\rho(v - \hat Q\,\frac1Y\hat Q\cdot v)$ on $Q$.
     """
     Wq, Wk = attention.Wq[...], attention.Wk[...]
     Q, K = attention.queries_and_keys(g)
-    P = attention.attended(g, **pairs)
+    P = attention.signs[:, None, None] * attention.attended(g, **pairs)
     if pairs.get("weights") is not None:
         P = P * pairs["weights"]
     pulls = []

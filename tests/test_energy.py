@@ -14,7 +14,7 @@ from flax import nnx
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from et_nbdev.attention import EnergyAttention, RelativePositions
+from et_nbdev.attention import EnergyAttention, PairBias, RelativePositions
 from et_nbdev.block import Block, EnergyTransformer, TransformerBlock
 from et_nbdev.energy import ExternalField, Scaled
 from et_nbdev.memory import HopfieldMemory, SignedMemory
@@ -72,6 +72,7 @@ attentions = st.fixed_dictionaries(
         learn_beta=st.booleans(),
         self_attention=st.booleans(),
         normalize=st.booleans(),
+        repelling=st.sampled_from([0, 1]),
         positions=st.booleans(),  # where N is a square
         seed=SEED,
     )
@@ -131,6 +132,7 @@ def attention_of(c, rng, kind=EnergyAttention):
         c["self_attention"],
         learn_beta=c["learn_beta"],
         normalize=c.get("normalize", False),
+        repelling=int(c.get("repelling", 0)),
         positions=(
             RelativePositions(2, c["H"], param_dtype=jnp.float64) if where else None
         ),
@@ -237,15 +239,18 @@ def changed(a, index, value):
 # the formulas, index by index, one sample
 
 
-def attention_by_index(g, Wq, Wk, beta, sees, weights=1, bias=0, normalize=False):
+def attention_by_index(
+    g, Wq, Wk, beta, sees, weights=1, bias=0, normalize=False, repelling=0
+):
     """Eq. (3), (4), (12) and the update, in loops. sees[C, B]: does key B stand in the
     sum of query C? Its score has a factor and a summand of its own, and queries and
-    keys may be divided by the root mean square of their entries.
+    keys may be divided by the root mean square of their entries. The last heads repel.
     """
     (N, D), (H, _, Y) = g.shape, Wq.shape
     A, b = (np.broadcast_to(a, (H, N, N)) for a in (weights, bias))
     E, u = 0.0, np.zeros((N, D))
     for h in range(H):
+        s = -1.0 if h >= H - repelling else 1.0
         project = lambda W, A: [
             sum(W[h, i, a] * g[A, i] for i in range(D)) for a in range(Y)
         ]
@@ -267,7 +272,7 @@ def attention_by_index(g, Wq, Wk, beta, sees, weights=1, bias=0, normalize=False
         Z = [sum(weight(B, C) for B in range(N)) for C in range(N)]
         # over the keys B of query C
         soft = lambda B, C: weight(B, C) / Z[C] if sees[C, B] else 0.0
-        E -= sum(log(z) for z in Z if z > 0) / beta[h]
+        E -= s * sum(log(z) for z in Z if z > 0) / beta[h]
 
         def turned(pull, v, rho):
             "By an entry of Q, from that by an entry of what it is divided to."
@@ -285,7 +290,7 @@ def attention_by_index(g, Wq, Wk, beta, sees, weights=1, bias=0, normalize=False
             ]
             q, k = turned(q, Q[t], rho_Q[t]), turned(k, K[t], rho_K[t])
             for i in range(D):
-                u[t, i] += sum(
+                u[t, i] += s * sum(
                     Wq[h, i, a] * q[a] + Wk[h, i, a] * k[a] for a in range(Y)
                 )
     return E, u
@@ -381,7 +386,7 @@ def check_formulas(module, g, self_attention=False, activation=None, **context):
             bias = bias + positions_by_index(module.positions.table[...])
         E, u = per_sample(
             lambda g, *pairs: attention_by_index(
-                g, Wq, Wk, beta, *pairs, module.normalize
+                g, Wq, Wk, beta, *pairs, module.normalize, module.repelling
             ),
             g,
             sees,
@@ -441,7 +446,12 @@ def test_attention_is_its_formula_and_its_update_is_the_gradient(x64, mask, c, n
 
 
 # two that change the update by themselves, and all at once
-OPTIONS = [("normalize",), ("weights",), ("normalize", "positions", "weights", "bias")]
+OPTIONS = [
+    ("normalize",),
+    ("weights",),
+    ("repelling",),
+    ("normalize", "repelling", "positions", "weights", "bias"),
+]
 
 
 @pytest.mark.parametrize("names", OPTIONS, ids="+".join)
@@ -455,7 +465,8 @@ def test_every_option_of_attention_is_its_formula_and_a_gradient(x64, names):
     check_formulas(attention, g, **pairs)
     check_gradient(attention, g, **pairs)
     # and it makes a difference
-    plain = attention_of(c | dict(normalize=False, positions=False), rng)
+    off = dict(normalize=False, positions=False, repelling=0)
+    plain = attention_of(c | off, rng)
     plain.Wq[...], plain.Wk[...] = attention.Wq[...], attention.Wk[...]
     plain.log_beta[...] = attention.log_beta[...]
     apart = update(attention, g, **pairs) - update(plain, g, mask=pairs["mask"])
@@ -555,6 +566,46 @@ def test_beta_is_one_over_root_y_by_default_and_one_a_head_on_request():
     attention = make(learn_beta=True)
     attention.log_beta[...] = jnp.asarray(-50.0)  # wherever training drives it
     assert (attention.beta > 0).all()
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_heads_of_either_sign_are_bounded_and_one_of_each_cancels(x64, size):
+    r"""With normalized heads every score lies in [−βY, βY], so a head's log-sum-exp over
+    the N − 1 others lies within log(N − 1) ± βY, whatever its sign.
+    """
+    c = dict(lead=(2,), N=4, D=5, H=2, Y=3, beta=0.3, learn_beta=False, repelling=1)
+    c |= dict(self_attention=False, normalize=True)
+    rng = np.random.default_rng(0)
+    one, other = attention_of(c, rng), attention_of(c | dict(repelling=2), rng)
+    attract = attention_of(c | dict(repelling=0), rng)
+    g = size * tokens_of(c, rng)
+    low, high = (4 * (log(3) / 0.3 + side * 3) for side in (-1, 1))
+    assert (2 * low <= energy(other, g)).all() and (energy(other, g) <= 2 * high).all()
+    assert (-2 * high <= energy(attract, g)).all()
+    for W in (one.Wq, one.Wk):  # the same head, with either sign
+        W[...] = W[...].at[1].set(W[0])
+    assert_close(energy(one, g), np.zeros(2), atol=1e-12)
+    assert_close(update(one, g), 0 * g, atol=1e-12)
+
+
+def test_a_bias_of_pairs_is_a_table_of_its_own_for_every_pair(x64):
+    "Any module that returns one number per pair and head can take its place."
+    c = dict(lead=(2,), N=3, D=4, H=2, Y=3, beta="per head", learn_beta=False)
+    c |= dict(self_attention=False)
+    rng = np.random.default_rng(0)
+    places = PairBias(3, 2, param_dtype=jnp.float64)
+    assert not np.any(places())
+    attention, g = attention_of(c, rng), tokens_of(c, rng)
+    attention.positions = nnx.data(places)
+    table = rng.normal(size=(2, 3, 3))
+    places.table[...] = jnp.asarray(table)
+    plain = attention_of(c, np.random.default_rng(0))
+    for a, b in zip(both(attention, g), both(plain, g, bias=table)):
+        assert_close(a, b, rtol=1e-12)
+    check_gradient(attention, g)
+    slope = nnx.grad(lambda module: module.energy(g).sum())(attention)
+    slope = slope["positions"]["table"][...]
+    assert ((np.asarray(slope) != 0) == ~np.eye(3, dtype=bool)).all()
 
 
 def test_a_lone_token_sees_only_itself(x64):
@@ -1435,6 +1486,12 @@ NAN, INF = float("nan"), float("inf")
         ],
         (partial(attention, 4, 2, 3, -1.0, learn_beta=True), "beta"),
         (partial(attention, 4, 0, 3), "num_heads"),
+        *[
+            (partial(attention, 4, 2, 3, repelling=n), "repelling")
+            for n in (-1, 3, 0.5)
+        ],
+        (partial(PairBias, 0, 2), "num_tokens"),
+        (partial(PairBias, 3, 0), "num_heads"),
         (partial(RelativePositions, 0, 2), "side"),
         (partial(RelativePositions, 3, 0), "num_heads"),
         (partial(RelativePositions, 3, 2, "far"), "start.*zero.*distance"),

@@ -233,7 +233,7 @@ def test_weighted_token_energies_have_their_own_derivative(backend, x64):
     "A sum over tokens with weights, its gradient, and that of a loss on the gradient."
     rng = np.random.default_rng(21)
     edges, table = make("one way", rng, backend)
-    attention = attention_of(rng, 2, 3)
+    attention = attention_of(rng, 2, 3, repelling=1)
     g, w, v = jnp.asarray(rng.normal(size=(3, 23, 4)))
 
     def slopes(g, w, pairs):
