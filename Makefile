@@ -96,7 +96,8 @@ docs: readme
 	$(BIN)/python scripts/check_docs.py
 	@if command -v quarto >/dev/null; then \
 	  (cd _proc && PATH="$(CURDIR)/$(BIN):$$PATH" quarto render --no-cache) || exit 1; \
-	  rm -rf _docs && mv _proc/_docs _docs && mkdir _docs/notebooks && cp nbs/*.ipynb _docs/notebooks/ || exit 1; \
+	  rm -rf _docs && mv _proc/_docs _docs && mkdir -p _docs/notebooks/engine || exit 1; \
+	  cp nbs/*.ipynb _docs/notebooks/ && cp nbs/engine/*.ipynb _docs/notebooks/engine/ || exit 1; \
 	  $(BIN)/python scripts/search_text.py _docs/search.json || exit 1; \
 	  echo 'The site is in _docs/index.html'; \
 	else \

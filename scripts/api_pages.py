@@ -6,7 +6,7 @@ import ast
 import json
 import re
 
-from modules import DEFINED, ROOT, first_line, linked, modules
+from modules import DEFINED, NBS, ROOT, first_line, linked, modules, on_site
 
 # Each room, what its page is called, and what it is for. A module belongs to the room
 # of its name or of its folder.
@@ -73,12 +73,12 @@ def entry(module, name, offered):
     """
     node, comment = module.public[name]
     chapter, anchor = module.place([name])
-    text = (ROOT / "nbs" / chapter).read_text(encoding="utf-8")
+    text = (NBS / chapter).read_text(encoding="utf-8")
     title = re.match(r"# (.+)", "".join(json.loads(text)["cells"][0]["source"]))[1]
     home = "et_nbdev" if name in offered else module.name
     parts = [
         f"## {name} {{#{anchor_of(module, name)}}}",
-        f"`from {home} import {name}` · [{title.strip()}]({chapter}{'#' * bool(anchor)}"
+        f"`from {home} import {name}` · [{title.strip()}]({on_site(chapter)}{'#' * bool(anchor)}"
         f"{anchor}) · [source]({module.source(name)})",
     ]
     if not isinstance(node, DEFINED):

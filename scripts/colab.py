@@ -6,7 +6,7 @@ and installs it. There and anywhere else the cell makes figures sharp.
 
 import json
 
-from modules import ROOT, settings
+from modules import NBS, notebooks, settings
 
 ID = "c01ab000"
 CELL = """#| hide
@@ -15,10 +15,10 @@ CELL = """#| hide
 import os
 import sys
 
-if "google.colab" in sys.modules and not os.path.exists("../settings.ini"):
+if "google.colab" in sys.modules and not os.path.exists("{up}/settings.ini"):
     !git clone -q --depth 1 {git_url} {lib_name}
     !pip install -q "./{lib_name}[dev]"
-    os.chdir("{lib_name}/{nbs_path}")
+    os.chdir("{lib_name}/{folder}")
 
 from {lib_name}.toy import sharp_figures
 
@@ -26,10 +26,11 @@ sharp_figures()
 """
 
 
-def install_cell(config):
-    "The source of the cell, which the address of settings.ini completes."
-    names = ("git_url", "lib_name", "nbs_path")
-    return CELL.format(**{name: config[name] for name in names}).rstrip("\n")
+def install_cell(config, folder="nbs"):
+    "The source of the cell in a folder, which the address of settings.ini completes."
+    up = "/".join(".." for _ in folder.split("/"))
+    names = {name: config[name] for name in ("git_url", "lib_name")}
+    return CELL.format(**names, folder=folder, up=up).rstrip("\n")
 
 
 def with_cell(notebook, source):
@@ -52,8 +53,9 @@ def with_cell(notebook, source):
 
 
 def main():
-    source = install_cell(settings())
-    for path in sorted((ROOT / "nbs").glob("*.ipynb")):
+    for path in notebooks():
+        folder = path.parent.relative_to(NBS.parent).as_posix()
+        source = install_cell(settings(), folder)
         notebook = json.loads(path.read_text(encoding="utf-8"))
         text = json.dumps(
             with_cell(notebook, source), indent=1, ensure_ascii=False, sort_keys=True

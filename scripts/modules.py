@@ -5,6 +5,7 @@ page's Markdown that are not prose.
 
 import ast
 import json
+import posixpath
 import re
 from configparser import ConfigParser
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+NBS = ROOT / "nbs"
 WIDEST = 88  # characters of code and of what it prints that the column holds
 DEFINED = ast.FunctionDef, ast.ClassDef
 
@@ -25,6 +27,8 @@ MATH = (
 )
 PIECE = re.compile(f"{FENCE}|{CODE}|{MATH}", re.M | re.S)
 HEADING_OR_LINK = r"^\#+[ ][^\n]*$|!?\[(?:[^\[\]]|\[[^\]]*\])*\]\([^)]*\)"
+LINK = r"(?P<to>\]\(|(?:src|href)=\")(?P<path>(?![a-z][a-z+.-]*:|[#/])[^)\s\"]+)"
+TARGET = re.compile(f"{FENCE}|{CODE}|{MATH}|{LINK}", re.M | re.S)
 NAMED = re.compile(f"{FENCE}|{HEADING_OR_LINK}|{MATH}|{CODE}", re.M | re.S)
 
 
@@ -45,6 +49,29 @@ def identifier(heading):
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"--+|[^\w\s.-]", "", text)
     return re.sub(r"^[^a-z]+", "", "-".join(text.lower().split())) or "section"
+
+
+def notebooks():
+    "Every notebook: the numbered ones and other pages, then the engine room."
+    return sorted(NBS.glob("*.ipynb")) + sorted(NBS.glob("engine/*.ipynb"))
+
+
+def on_site(target):
+    "A link to a notebook as the site has it, where all pages lie in one folder."
+    return re.sub(r"^engine/(?=\w+\.ipynb)", "engine_", target)
+
+
+def moved(text, folder, write):
+    """Markdown with `write(path)` in the place of links that are relative to `folder`;
+    addresses, anchors, formulas and code are left alone.
+    """
+
+    def move(m):
+        if not m["path"]:
+            return m[0]
+        return m["to"] + write(posixpath.normpath(posixpath.join(folder, m["path"])))
+
+    return TARGET.sub(move, text)
 
 
 def without_pragmas(code):
@@ -119,14 +146,14 @@ def is_field(part):
 
 @cache
 def notebook_cells(name):
-    return json.loads((ROOT / "nbs" / name).read_text(encoding="utf-8"))["cells"]
+    return json.loads((NBS / name).read_text(encoding="utf-8"))["cells"]
 
 
 @dataclass(frozen=True)
 class Module:
     name: str  # et_nbdev.graph.energy
     path: Path
-    notebook: str  # 30_graph_energy.ipynb
+    notebook: str  # 30_graph_energy.ipynb, engine/toy.ipynb
 
     @cached_property
     def lines(self):
@@ -218,7 +245,7 @@ def defined_by(notebook):
 def imported(notebook):
     "{name: its whole name} of what a notebook imports from the library."
     found = {}
-    for cell in notebook_cells(notebook) if (ROOT / "nbs" / notebook).is_file() else ():
+    for cell in notebook_cells(notebook) if (NBS / notebook).is_file() else ():
         try:
             tree = ast.parse("".join(cell["source"]))
         except SyntaxError:  # text, or what IPython alone understands
@@ -258,7 +285,7 @@ def linked(text, notebook, page=None):
         place = name and meaning(name[1], notebook)
         if not place:
             return m[0]
-        target = place[0] if place[0] != (page or notebook) else ""
+        target = on_site(place[0]) if place[0] != (page or notebook) else ""
         target += f"#{place[1]}" if place[1] else ""
         return f"[{m[0]}]({target})" if target else m[0]
 

@@ -4,13 +4,11 @@ nbs/engine_room.ipynb, from the sidebar and the first lines of its chapters.
 """
 
 import json
-import posixpath
 import re
-from pathlib import Path
 
 import yaml
+from modules import ROOT, moved
 
-ROOT = Path(__file__).resolve().parent.parent
 HEADER = (
     "<!-- Made from nbs/index.ipynb by scripts/readme.py (`make readme`): edit the"
     " notebook. -->\n\n"
@@ -21,31 +19,21 @@ def source(cell):
     return "".join(cell["source"]).strip("\n")
 
 
-def relink(text, folder="nbs"):
-    """Targets relative to `folder`, rewritten to be relative to its parent; pages of
-    the site alone are named. Code is left alone.
+def relink(text):
+    """Targets relative to nbs/, rewritten to be relative to its parent; pages of the
+    site alone are named. Code is left alone.
     """
-
-    def move(m):
-        before, target, after = m.groups()
-        # an address, an anchor or an absolute path
-        if re.match(r"[a-z][a-z+.-]*:|[#/]", target):
-            return m[0]
-        return before + posixpath.normpath(posixpath.join(folder, target)) + after
-
     pieces = re.split(r"(^```.*?^```|`[^`\n]*`)", text, flags=re.M | re.S)
     for i in range(0, len(pieces), 2):
         # the button of the site's reference leads to the examples here
         pieces[i] = pieces[i].replace("[Use it](api.qmd)", "[Use it](#in-code)")
         pieces[i] = re.sub(r"\[([^]]*)\]\([^)]*\.qmd[^)]*\)", r"\1", pieces[i])
-        pieces[i] = re.sub(r"(\]\()([^)\s]+)([^)]*\))", move, pieces[i])
-        pieces[i] = re.sub(r"((?:src|href)=\")([^\"]+)(\")", move, pieces[i])
         pieces[i] = re.sub(r"^:::.*\n?", "", pieces[i], flags=re.M)  # Quarto's divs,
         # its attributes
         pieces[i] = re.sub(
             r"(\)|^#+ .*?) ?\{[#.\w][^}\n]*\}", r"\1", pieces[i], flags=re.M
         )
-    return "".join(pieces)
+    return moved("".join(pieces), "nbs", str)
 
 
 def markdown(cell):

@@ -17,19 +17,22 @@ import yaml
 from api_pages import api_pages
 from model_cards import page
 from modules import (
+    NBS,
     ROOT,
     WIDEST,
     defined_by,
     identifier,
     in_repository,
     linked,
+    moved,
+    notebooks,
+    on_site,
     settings,
     without_pragmas,
 )
 from nbformat.v4 import new_markdown_cell as markdown_cell
 from PIL import Image, ImageOps
 
-NBS = ROOT / "nbs"
 OPEN = 31  # lines of exported code that are shown without a click
 CARD = 360, 220  # pixels of a chapter's picture
 
@@ -196,7 +199,7 @@ def wrapped(text):
     return "\n".join(lines)
 
 
-def handed_over(data, alt):
+def handed_over(data, alt, folder=""):
     """What an output shows, without the kind that makes Quarto load jQuery and
     require.js from another site: HTML goes as a raw block of Markdown.
     """
@@ -206,18 +209,25 @@ def handed_over(data, alt):
     if "text/markdown" in data:
         # a minus in a table of numbers, where Python writes a hyphen
         text = re.sub(r"(?m)(?<=[|(] )-(?=\.?\d)", "−", data["text/markdown"])
-        return {**data, "text/markdown": addressed(text)}
+        return {**data, "text/markdown": addressed(text, folder)}
     if "text/plain" in data:
         return {**data, "text/plain": wrapped(data["text/plain"])}
     return data
 
 
-def addressed(text):
-    "Links to files of the repository outside nbs/ get their address."
-    return text.replace("](../", f"]({in_repository('')}")
+def addressed(text, folder=""):
+    """The links of a page in a folder of nbs/ as the site has them: its pages lie side
+    by side, and files of the repository outside nbs/ have an address.
+    """
+
+    def write(path):
+        outside = path.startswith("../")
+        return in_repository(path[3:]) if outside else on_site(path)
+
+    return moved(text, folder, write)
 
 
-def staged_code(cell, public):
+def staged_code(cell, public, folder):
     "What the page shows of a cell of code: documentation of what it exports, and itself."
     marks = set(re.findall(r"^#\| *([\w-]+)(?!.*:)", cell.source, re.M))
     options = re.findall(r"^#\| *([\w-]+): *(.*)", cell.source, re.M)
@@ -248,7 +258,7 @@ def staged_code(cell, public):
             output.text = wrapped(output.text)
         if "data" in output:
             alt = own.get("fig-alt", "").strip("\"'")
-            output.data = nbformat.from_dict(handed_over(output.data, alt))
+            output.data = nbformat.from_dict(handed_over(output.data, alt, folder))
     top = "".join(f"#| {name}: {value}\n" for name, value in own.items())
     cell.source = top + without_pragmas(code)
     yield cell
@@ -260,9 +270,10 @@ def staged_code(cell, public):
 def page_links(name):
     repo = in_repository(f"nbs/{name}")
     colab = repo.replace("github.com", "colab.research.google.com/github", 1)
-    kind = "Chapter" if name < "6" else "Engine room"
+    chapter = re.match(r"[0-5]\d", name)
+    kind = f"Chapter {int(name[:2])}" if chapter else "[Engine room](engine_room.ipynb)"
     return (
-        f"::: {{.page-links}}\n{kind} {int(name[:2])} · [Open in Colab]({colab})"
+        f"::: {{.page-links}}\n{kind} · [Open in Colab]({colab})"
         f" · [Download the notebook](notebooks/{name}){{data-noresolveinput=true}}"
         f" · [See it on GitHub]({repo})\n:::"
     )
@@ -270,26 +281,28 @@ def page_links(name):
 
 def stage(path, folder):
     "A notebook as Quarto reads it."
-    notebook, name = nbformat.read(path, 4), path.name
+    notebook, name = nbformat.read(path, 4), path.relative_to(NBS).as_posix()
+    inside, own = name.rpartition("/")[0], on_site(name)
     title, said, below = opening(name)
-    address = re.sub(r"^\d+[a-z]?_", "", path.stem) + ".html"
+    address = re.sub(r"^\d+[a-z]?_", "", own.removesuffix(".ipynb")) + ".html"
     front = {"title": title, "description": said, "output-file": address}
     raw = f"---\n{yaml.safe_dump(front, allow_unicode=True)}---"
     cells = [nbformat.v4.new_raw_cell(raw, id="front")]
-    if name[0].isdigit():
+    if name[0].isdigit() or inside:
         cells.append(markdown_cell(page_links(name), id="page-links"))
     notebook.cells[0].source = below
     public = defined_by(name)
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cells += staged_code(cell, public)
+            cells += staged_code(cell, public, inside)
         elif cell.source:
-            text = with_drawings(with_cards(cell.source, folder))
-            cell.source = addressed(unless_played(linked(text, name)))
+            text = with_drawings(addressed(cell.source, inside))
+            text = linked(with_cards(text, folder), name)
+            cell.source = unless_played(text)
             cells.append(cell)
     notebook.cells = with_folded_results(cells) if name == "index.ipynb" else cells
     notebook.metadata.pop("widgets", None)
-    nbformat.write(notebook, folder / name)
+    nbformat.write(notebook, folder / own)
 
 
 def stage_all(folder):
@@ -299,13 +312,14 @@ def stage_all(folder):
     site = folder / "_quarto.yml"
     repository = f"href: {settings()['git_url']}"
     text = site.read_text(encoding="utf-8").replace("href: ../ ", f"{repository} ")
+    text = re.sub(r"(?m)^( *- )engine/(\w+\.ipynb)", r"\1engine_\2", text)
     site.write_text(text, encoding="utf-8")
     for name, text in {"models.qmd": page(), **api_pages()}.items():
         (folder / name).write_text(text, encoding="utf-8")
-    notebooks = sorted(NBS.glob("*.ipynb"))
-    for path in notebooks:
+    paths = notebooks()
+    for path in paths:
         stage(path, folder)
-    print(f"{len(notebooks)} notebooks staged in {folder.name}/")
+    print(f"{len(paths)} notebooks staged in {folder.name}/")
 
 
 if __name__ == "__main__":

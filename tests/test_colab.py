@@ -23,9 +23,10 @@ SETTINGS = modules.settings()
 
 def test_every_notebook_has_the_cell():
     "After a change of it: python scripts/colab.py"
-    for path in (ROOT / "nbs").glob("*.ipynb"):
+    for path in modules.notebooks():
         notebook = json.loads(path.read_text(encoding="utf-8"))
-        cell = colab.install_cell(SETTINGS)
+        folder = path.parent.relative_to(ROOT).as_posix()
+        cell = colab.install_cell(SETTINGS, folder)
         assert colab.with_cell(notebook, cell) == notebook, path.name
 
 

@@ -253,6 +253,19 @@ def test_a_chapter_shows_what_it_exports(site):
     assert "## Which public code" in str(staged(site, "52_errata.ipynb"))
 
 
+def test_a_page_of_the_engine_room_lies_beside_the_others(site):
+    sources = {cell.get("id"): cell.source for cell in staged(site, "engine_toy.ipynb")}
+    assert "output-file: engine_toy.html" in sources["front"]
+    assert "(notebooks/engine/toy.ipynb)" in sources["page-links"]
+    assert "[Layer normalization](02_norm.ipynb)" in sources["8d1e5701"]
+    assert "(engine_toy.ipynb)" in str(staged(site, "30_graph_energy.ipynb"))
+    text = "![A](../images/a.png) [b](c.ipynb#d) [e](../../results/f) [g](#h) `](i)` $]($"
+    assert stage.addressed(text, "engine") == (
+        "![A](images/a.png) [b](engine_c.ipynb#d)"
+        f" [e]({modules.in_repository('results/f')}) [g](#h) `](i)` $]($"
+    )
+
+
 def test_animations_need_no_other_site_and_long_lines_are_broken():
     said = (
         '<link rel="stylesheet"\nhref="https://maxcdn.bootstrapcdn.com/x.css"><img id="a">'
