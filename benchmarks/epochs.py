@@ -35,7 +35,6 @@ from et_nbdev.graph.sets import load_graphs
 from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.training.loop import TrainState, clipped_adamw
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))
 
 from graph_classification import grid

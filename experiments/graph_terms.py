@@ -27,10 +27,10 @@ again. The update of the sum is automatic, so every variant descends its own ene
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
+import anomaly_results as results
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -52,10 +52,6 @@ from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedEuler, Momentum
 from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.training.loop import OptimConfig
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
-
-import anomaly_results as results
 
 ROOT = Path(__file__).resolve().parent.parent
 RATIO, EPOCHS = 0.4, 100

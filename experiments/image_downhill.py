@@ -24,22 +24,18 @@ written when it ends, and is resumed from its checkpoint in runs/image-downhill.
 
 import argparse
 import json
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import image_pair
 from flax import nnx
+from image_pair import Job, Plan
 
 from et_nbdev.training.checkpoint import load_checkpoint
 from et_nbdev.training.fit import fit
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import batches
 from et_nbdev.vision.train import training_loss
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import image_pair
-from image_pair import Job, Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "et-metric-operations"

@@ -21,16 +21,17 @@ file stands is not made again. The weights of full runs that are best on validat
 kept in `--runs`. Several models at once are several calls.
 """
 
-import sys
 import time
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+import image_pair
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from image_pair import LEARNING_RATES, Job, Plan, configured, make, score_of
 
 from et_nbdev.training.checkpoint import save_checkpoint
 from et_nbdev.training.fit import run_identity, trainable
@@ -43,11 +44,6 @@ from et_nbdev.training.loop import (
 )
 from et_nbdev.vision.data import batches
 from et_nbdev.vision.train import TrainConfig, training_loss
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import image_pair
-from image_pair import LEARNING_RATES, Job, Plan, configured, make, score_of
 
 LOG_EVERY = 50  # steps
 REACH = 3  # rates tried on either side of the first guess, or beyond the best

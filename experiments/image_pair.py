@@ -52,7 +52,6 @@ files.
 import argparse
 import io
 import json
-import sys
 import tarfile
 import time
 from dataclasses import asdict, dataclass, replace
@@ -63,6 +62,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from packed_pictures import unpack
 
 from et_nbdev.block import Block
 from et_nbdev.dynamics import Trajectory
@@ -82,10 +82,6 @@ from et_nbdev.vision.data import (
 )
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer, ImageTransformer
 from et_nbdev.vision.train import TrainConfig, evaluate, training_loss
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from packed_pictures import unpack
 
 ROOT = Path(__file__).resolve().parent.parent
 # 0.00006 to 0.13, in steps of √2

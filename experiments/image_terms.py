@@ -38,25 +38,14 @@ processes.
 
 import argparse
 import json
-import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import image_pair
 import jax
 import numpy as np
 from flax import nnx
-
-from et_nbdev.testing import _half_interval
-from et_nbdev.training.checkpoint import atomic_write, provenance
-from et_nbdev.training.fit import fit
-from et_nbdev.vision.data import batches
-from et_nbdev.vision.model import ImageConfig
-from et_nbdev.vision.train import completion_loss, training_loss
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import image_pair
 from image_pair import (
     EnergyModel,
     Job,
@@ -69,6 +58,13 @@ from image_pair import (
     score,
     score_of,
 )
+
+from et_nbdev.testing import _half_interval
+from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training.fit import fit
+from et_nbdev.vision.data import batches
+from et_nbdev.vision.model import ImageConfig
+from et_nbdev.vision.train import completion_loss, training_loss
 
 ROOT = Path(__file__).resolve().parent.parent
 LEARNING_RATE = 4.5e-2

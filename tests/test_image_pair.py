@@ -4,7 +4,6 @@ are kept.
 
 import importlib
 import json
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,8 +35,7 @@ PICTURES = {
 
 @pytest.fixture(scope="module")
 def modules():
-    sys.path.insert(0, str(ROOT / "experiments"))
-    yield {
+    return {
         name: importlib.import_module(name)
         for name in (
             "image_pair",
@@ -47,7 +45,6 @@ def modules():
             "image_terms",
         )
     }
-    sys.path.remove(str(ROOT / "experiments"))
 
 
 @pytest.fixture

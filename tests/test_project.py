@@ -21,6 +21,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import readme
 import yaml
 from flax import nnx
 
@@ -37,13 +38,6 @@ each_chapter = pytest.mark.parametrize(
     [p for p in NOTEBOOKS if p.name[0].isdigit() or p.parent.name == "engine"],
     ids=lambda p: p.stem,
 )
-
-
-def script(name):
-    "A file of scripts/ as a module."
-    if str(ROOT / "scripts") not in sys.path:
-        sys.path.append(str(ROOT / "scripts"))
-    return importlib.import_module(name)
 
 
 def cells(path, kind=None):
@@ -197,16 +191,23 @@ def test_chapter_is_under_a_megabyte(path):
     assert path.stat().st_size < 1_000_000
 
 
+@each_notebook
+def test_scripts_that_a_notebook_names_are_there(path):
+    text = "".join(map(source, cells(path)))
+    named = re.findall(r"\b(?:scripts|experiments|benchmarks)/\w+\.py\b", text)
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
 # --- what is made from other things ---
 
 
 def test_readme_is_made_from_index():
-    made = script("readme").readme()
+    made = readme.readme()
     assert (ROOT / "README.md").read_text(encoding="utf-8") == made, "run `make readme`"
 
 
 def test_the_engine_room_lists_its_chapters():
-    made = script("readme").engine_room()
+    made = readme.engine_room()
     room = ROOT / "nbs/engine_room.ipynb"
     assert room.read_text(encoding="utf-8") == made, "run `make readme`"
     linked = set(

@@ -5,7 +5,6 @@ broken; what staging makes of a chapter; the search; the style in a browser.
 import importlib
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import nbformat
@@ -14,7 +13,6 @@ import pytest
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "scripts"))
 modules, docs, stage, search = map(
     importlib.import_module, ("modules", "check_docs", "stage_docs", "search_text")
 )

@@ -3,8 +3,8 @@ results/graph-classification/NAME/MODEL/fold-F.json.
 
 A fold that has its file is not computed again, so a stopped run goes on when it is
 called again, and several processes may share the folds:
-    python scripts/graph_classification.py --data NCI1 --model gin --part 0/2 &
-    python scripts/graph_classification.py --data NCI1 --model gin --part 1/2
+    python experiments/graph_classification.py --data NCI1 --model gin --part 0/2 &
+    python experiments/graph_classification.py --data NCI1 --model gin --part 1/2
 A folder holds the folds of one run; another number of folds needs another one:
 --folds 5 --out FOLDER.
 """
@@ -18,16 +18,13 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from set_rivals import GIN, Agnostic, AgnosticConfig, GINConfig
 
 from et_nbdev.graph.classify import CONFIGS, ClassifyConfig, GraphClassifier
 from et_nbdev.graph.crossval import Candidate, FitConfig, cross_validate, deal, summary
 from et_nbdev.graph.sets import TU_NAMES, load_graphs
 from et_nbdev.training.checkpoint import save_checkpoint
 from et_nbdev.training.command import as_command
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))
-
-from set_rivals import GIN, Agnostic, AgnosticConfig, GINConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results/graph-classification"

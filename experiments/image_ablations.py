@@ -3,7 +3,7 @@ results/image-ablations.
 
 Each variant is a run of its own under runs/ablations, resumed if it was stopped and
 skipped once it is scored. To share the work among processes:
-    python scripts/image_ablations.py --part 0/2 &  python scripts/image_ablations.py
+    python experiments/image_ablations.py --part 0/2 &  python experiments/image_ablations.py
     --part 1/2
 """
 

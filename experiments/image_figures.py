@@ -10,8 +10,8 @@ as in the paper, and with the pixels of the open patches pasted back.
 
 Also, for the front page, nbs/images/photographs.png: photographs of scikit-image.
 
-    python scripts/image_figures.py             # or, for dynamics.json alone,
-    python scripts/image_figures.py --dynamics
+    python experiments/image_figures.py             # or, for dynamics.json alone,
+    python experiments/image_figures.py --dynamics
 """
 
 import json
@@ -25,6 +25,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from flax import nnx
 from safetensors import safe_open
+from ship_model import RESULTS, RIVAL, SHIPPED, stages
 from tqdm import tqdm
 
 from et_nbdev.training.checkpoint import atomic_write, provenance
@@ -42,10 +43,6 @@ from et_nbdev.vision.data import (
 )
 from et_nbdev.vision.model import complete, from_pretrained
 from et_nbdev.vision.train import evaluate, evaluate_fill, held_out_batches, summarize
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from ship_model import RESULTS, RIVAL, SHIPPED, stages
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results/tiny-imagenet"

@@ -3,10 +3,10 @@ came out in results/anomaly.
 
 Each line of a table (a graph, a share of training nodes, a classifier) is a file of its
 own; a run that was stopped goes on where it was. Lines shared among processes:
-    python scripts/anomaly_results.py --part 0/2 &
-    python scripts/anomaly_results.py --part 1/2
+    python experiments/anomaly_results.py --part 0/2 &
+    python experiments/anomaly_results.py --part 1/2
 Other graphs, with their files where load_graph looks for them:
-    python scripts/anomaly_results.py --data amazon yelp tfinance --ratios 0.01 0.4
+    python experiments/anomaly_results.py --data amazon yelp tfinance --ratios 0.01 0.4
 Changes to the Energy Transformer (its parts taken away, --search) start from what its
 own line found, and means over several starts from what theirs did, so that comes first.
 """
@@ -14,7 +14,6 @@ own line found, and means over several starts from what theirs did, so that come
 import argparse
 import json
 import re
-import sys
 import time
 from dataclasses import replace
 from functools import cache, partial
@@ -26,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from graph_rivals import NETWORKS, aggregate, fit_trees
 from sklearn.neighbors import kneighbors_graph
 
 from et_nbdev.graph.anomaly import (
@@ -40,9 +40,6 @@ from et_nbdev.training.command import as_command
 from et_nbdev.training.loop import OptimConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "experiments"))
-
-from graph_rivals import NETWORKS, aggregate, fit_trees  # noqa: E402
 
 # What the search may choose from. Every neural network shares the first line, every
 # classifier gets the same number of trials.

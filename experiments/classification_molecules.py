@@ -2,7 +2,7 @@
 set, and a classifier's test molecules as the model sees them.
 
 et_train_graphs --data MUTAG --out results/graph-classification/mutag-classifier
-python scripts/classification_molecules.py
+python experiments/classification_molecules.py
 """
 
 import argparse

@@ -3,7 +3,7 @@ descent, or where the descent has settled, and follow each far past its training
 notebook 27 shows, into results/image-dynamics. Every run has a folder under
 runs/dynamics, is resumed if it was stopped, and skipped once it is scored.
 
-    python scripts/image_dynamics.py --part 0/2 &  python scripts/image_dynamics.py
+    python experiments/image_dynamics.py --part 0/2 &  python experiments/image_dynamics.py
     --part 1/2
 """
 
@@ -307,7 +307,7 @@ def score(name: str, config, images: dict, fill, test_on: int, folder: Path) -> 
         "config": {
             key: value for key, value in asdict(config).items() if key != "optim"
         },
-        "command": "python scripts/image_dynamics.py",
+        "command": "python experiments/image_dynamics.py",
         **provenance(),
     }
 
