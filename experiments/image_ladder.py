@@ -54,7 +54,8 @@ from flax import nnx
 from et_nbdev.block import EnergyTransformer, TransformerBlock
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.norm import EnergyLayerNorm
-from et_nbdev.testing import _half_interval, assert_close, assert_gradient, float64
+from et_nbdev.testing import assert_close, assert_gradient, float64
+from et_nbdev.testing import half_interval as _half_interval
 from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.training.loop import OptimConfig, make_optimizer
 from et_nbdev.vision.data import batches, channel_statistics, load_images

@@ -59,7 +59,7 @@ from image_pair import (
     score_of,
 )
 
-from et_nbdev.testing import _half_interval
+from et_nbdev.testing import half_interval as _half_interval
 from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.training.fit import fit
 from et_nbdev.vision.data import batches

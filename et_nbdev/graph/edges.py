@@ -18,10 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from et_nbdev.attention import RelativeDistances
+from et_nbdev.attention import RelativeDistances, centered
 from et_nbdev.checks import check_sizes
 from et_nbdev.graph import kernels
-from et_nbdev.scores import centered
 
 # %% ../../nbs/83_edges_engine.ipynb #50b778cd
 @partial(
@@ -392,5 +391,5 @@ def add_distances(positions, g, coordinates, Q, K, beta):
             f" {type(positions).__name__}; a grid, or a formula of your own, belongs"
             " to tables of pairs"
         )
-    z = centered(g, coordinates, beta.dtype)
+    z = centered(coordinates, beta.dtype)
     return _with_distances(Q, K, z, positions.factor, beta)
