@@ -6,6 +6,7 @@
 __all__ = ['Energy', 'ExternalField', 'Energies', 'Scaled']
 
 # %% ../nbs/01_energy.ipynb #e378b3db
+#| code-fold: true
 import inspect
 from collections.abc import Callable
 from functools import reduce
@@ -18,52 +19,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, ArrayLike, Float
 
-from .checks import at_least_float32, signed
-
-# %% ../nbs/01_energy.ipynb #01tak3s1
-#| code-fold: true
-def _keywords(cls: type, method: str) -> tuple[set[str], bool]:
-    """Keyword parameters of a term's method, and whether it passes on any context. A
-    method with `**context` also takes what the next class in the lineage takes.
-    """
-    names, passes = set(), False
-    for kind in cls.__mro__[: cls.__mro__.index(Energy)]:
-        if method not in vars(kind):
-            continue
-        if (own := vars(kind)[method]) is None:
-            return names, False
-        _, _, *context = inspect.signature(own).parameters.values()
-        names |= {p.name for p in context if p.kind is not p.VAR_KEYWORD}
-        passes = any(p.kind is p.VAR_KEYWORD for p in context)
-        if not passes:
-            break
-    return names, passes
-
-# %% ../nbs/01_energy.ipynb #01checkone
-#| code-fold: true
-def _check_one_energy(cls: type):
-    "Raise TypeError unless the class defines one energy, not two that may differ."
-    lineage = cls.__mro__[: cls.__mro__.index(Energy)]
-    where = lambda name: next((k for k in lineage if name in vars(k)), None)
-    whole, parts = where("energy"), where("token_energy")
-    if whole is None and (parts is None or vars(parts)["token_energy"] is None):
-        raise TypeError(
-            f"{cls.__name__}: expected a method energy(self, g) that returns one"
-            " number per sample, or token_energy(self, g) with one per token"
-        )
-    if None in (whole, parts) or vars(parts)["token_energy"] is None:
-        return
-    if whole is not parts:
-        first, other = ("energy", "token_energy")
-        if lineage.index(parts) < lineage.index(whole):
-            first, other = other, first
-        raise TypeError(
-            f"{cls.__name__}: changes {first}, but keeps the {other} of"
-            f" {where(other).__name__}, which would be another number; change both"  # pyright: ignore[reportOptionalMemberAccess]
-            + (", or set token_energy = None" if first == "energy" else "")
-        )
+from .checks import at_least_float32, check_numbers, signed
 
 # %% ../nbs/01_energy.ipynb #7cc570f6
+#| code-fold: true
 class Energy(nnx.Module):
     r"""A term of the energy: a function of the normalized tokens g (..., N, D) with one
     value per sample.
@@ -74,27 +33,39 @@ class Energy(nnx.Module):
     them the data of that name. A method that passes on `**context` also takes what the
     next class in the lineage takes, and what the terms inside this one take. A term
     keeps no state: the same g gives the same E. Raises TypeError at class definition if
-    the class has neither method, or changes one of the two and keeps a parent's other.
+    the class has neither method, or two that come from different classes.
     """
 
     token_energy: Callable[..., Array]  # if the energy is a sum over tokens
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
-        _check_one_energy(cls)
+        whole, parts = (
+            next((kind for kind in cls.__mro__ if name in vars(kind)), Energy)
+            for name in ("energy", "token_energy")
+        )
+        splits = getattr(cls, "token_energy", None) is not None
+        if whole is Energy and not splits:
+            raise TypeError(
+                f"{cls.__name__}: expected a method energy(self, g) that returns one"
+                " number per sample, or token_energy(self, g) with one per token"
+            )
+        if splits and whole not in (Energy, parts):
+            raise TypeError(
+                f"{cls.__name__}: energy comes from {whole.__name__}, token_energy from"
+                f" {parts.__name__}, and they may differ; define both in one class, or"
+                " set token_energy = None"
+            )
 
     @property
     def takes(self) -> set[str]:
         "Names of the context that this term takes: its methods' keyword parameters."
-        found = [_keywords(type(self), name) for name in ("energy", "token_energy")]
-        names = set().union(*(names for names, _ in found))
-        if any(passes for _, passes in found):
-            parts = {path: part for path, part in nnx.iter_modules(self) if path}
-            terms = {p: part for p, part in parts.items() if isinstance(part, Energy)}
-            inside = lambda path: any(path[:n] in terms for n in range(1, len(path)))
-            outer = (term.takes for path, term in terms.items() if not inside(path))
-            names |= set().union(*outer)
-        return names
+        lineage = type(self).__mro__
+        lineage = lineage[: lineage.index(Energy)]
+        methods = [_context(lineage, name) for name in ("energy", "token_energy")]
+        passes = any(passes for _, passes in methods)
+        names = set().union(*(names for names, _ in methods))
+        return names | (_taken_inside(self) if passes else set())
 
     def taken(self, context: dict[str, Any]) -> dict[str, Any]:
         "The part of a block's context that this term takes."
@@ -118,19 +89,42 @@ class Energy(nnx.Module):
 
 # %% ../nbs/01_energy.ipynb #da379f31
 class ExternalField(Energy):
-    r"""$E = -\sum_A h_A\cdot g_A$: every token feels the constant force $h_A$. The
-    field h is context: `field=`, of shape (..., N, D) or one that broadcasts to it.
+    r"""$E = -\sum_A f_A\cdot g_A$: every token feels the constant force $f_A$. The
+    field f is context: `field=`, of shape (..., N, D) or one that broadcasts to it.
     """
 
     def token_energy(
         self, g: Float[Array, "... N D"], field: Float[ArrayLike, "..."]
     ) -> Float[Array, "... N"]:
-        "−h·g of every token, in at least float32."
+        "−f·g of every token, in at least float32."
         wide = at_least_float32(g.dtype)
-        h = jnp.broadcast_to(jnp.asarray(field, wide), g.shape)
-        return -jnp.sum(h * g.astype(wide), -1)
+        f = jnp.broadcast_to(jnp.asarray(field, wide), g.shape)
+        return -jnp.sum(f * g.astype(wide), -1)
 
-# %% ../nbs/01_energy.ipynb #1c15db3d
+# %% ../nbs/engine/scores.ipynb #01tak3s1
+def _context(lineage: tuple[type, ...], method: str) -> tuple[set[str], bool]:
+    """Keyword parameters of a term's method, and whether it passes on any context. A
+    method with `**context` also takes what the next class in the lineage takes.
+    """
+    names, passes = set(), False
+    for kind in lineage:
+        own = vars(kind).get(method)
+        if own is not None:
+            _, _, *context = inspect.signature(own).parameters.values()
+            names |= {p.name for p in context if p.kind is not p.VAR_KEYWORD}
+            passes = any(p.kind is p.VAR_KEYWORD for p in context)
+        if method in vars(kind) and not passes:
+            break
+    return names, passes
+
+
+def _taken_inside(module: nnx.Module) -> set[str]:
+    "What the terms inside a module take, each answering for those inside of it."
+    parts = (p for _, p in nnx.iter_children(module) if isinstance(p, nnx.Module))
+    inside = (p.takes if hasattr(p, "takes") else _taken_inside(p) for p in parts)
+    return set().union(*inside)
+
+# %% ../nbs/engine/scores.ipynb #1c15db3d
 @jax.tree_util.register_pytree_with_keys_class
 class Energies(dict[str, Any]):
     """The energy of each term by name, one number per sample (after a time axis in a
@@ -149,21 +143,18 @@ class Energies(dict[str, Any]):
     def tree_unflatten(cls, names, values):
         return cls(zip(names, values))
 
-# %% ../nbs/01_energy.ipynb #be69eebb
+# %% ../nbs/engine/scores.ipynb #be69eebb
 @signed
 class Scaled(Energy):
     """A term times a factor: to weigh it against the others, or with 0 to switch it
     off. Raises TypeError if `term` is not an `Energy`, ValueError if `factor` is not
-    one number.
+    one finite number.
     """
 
     def __init__(self, term: Energy, factor: float | Float[Array, ""]):
         if not isinstance(term, Energy):
             raise TypeError(f"term: expected an Energy, got {type(term).__name__}")
-        if np.shape(factor) != ():
-            raise ValueError(
-                f"factor: expected one number, got shape {np.shape(factor)}"
-            )
+        check_numbers("(-inf, inf)", factor=factor)
         self.term = term
         # a number is part of the program, an array is data
         number = not isinstance(factor, jax.Array)

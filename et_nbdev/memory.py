@@ -6,6 +6,7 @@
 __all__ = ['HopfieldMemory', 'SignedMemory']
 
 # %% ../nbs/04_memory.ipynb #e79f762e
+#| code-fold: true
 from typing import Literal
 
 import jax
@@ -15,22 +16,28 @@ from flax import nnx
 from jax.scipy.stats import norm as normal
 from jaxtyping import Array, Float
 
-from .checks import at_least_float32, check_positive, check_sizes, signed
+from .attention import log_sum_exp, over, product
+from et_nbdev.checks import (
+    at_least_float32,
+    check_numbers,
+    check_positive,
+    check_sizes,
+    signed,
+)
 from .energy import Energy
-from .scores import log_sum_exp, product
 
-# %% ../nbs/04_memory.ipynb #1e65440e
+# %% ../nbs/04_memory.ipynb #ee5bace2
+#| code-fold: true
 def _reward(
-    a: Float[Array, "... K"], activation: Literal["relu", "power", "gelu"], n: float
+    a: Float[Array, "... K"], activation: Literal["relu", "power", "gelu"], n: float = 2
 ) -> Float[Array, "... K"]:
-    "F, the reward of each overlap."
+    "F, the reward of each overlap; n is the power."
     if activation == "gelu":
         return ((a**2 - 1) * normal.cdf(a) + a * normal.pdf(a)) / 2
-    n = 2 if activation == "relu" else n
     r = jnp.where(a < 0, 0, a)  # NaN stays NaN, and a derivative keeps booleans alone
     return r * r / 2 if n == 2 else r**n / n
 
-# %% ../nbs/04_memory.ipynb #ee5bace2
+
 @signed
 class HopfieldMemory(Energy):
     r"""A Hopfield network applied to each token separately, Eq. (5): K memories ξ, and
@@ -66,15 +73,15 @@ class HopfieldMemory(Energy):
     ):
         check_sizes(dim=dim, num_memories=num_memories)
         check_positive(beta=beta)
+        check_numbers("[2, inf)", power=power)
         if activation not in ("relu", "power", "gelu", "softmax"):
             raise ValueError(
                 "activation: expected 'relu', 'power', 'gelu' or 'softmax', got"
                 f" {activation!r}"
             )
-        if not (np.ndim(power) == 0 and 2 <= power < np.inf):
-            raise ValueError(f"power: expected a finite number ≥ 2, got {power}")
         self.dim, self.num_memories, self.activation = dim, num_memories, activation
-        self.power, self.beta, self.dtype = float(power), float(beta), dtype
+        self.power = 2.0 if activation == "relu" else float(power)
+        self.beta, self.dtype = float(beta), dtype
         init = nnx.initializers.normal(dim**-0.5 if init_scale is None else init_scale)
         self.xi = nnx.Param(init(rngs.params(), (num_memories, dim), param_dtype))
 
@@ -100,6 +107,7 @@ class HopfieldMemory(Energy):
         return self.energy_of_overlaps(self.overlap(g))
 
 # %% ../nbs/04_memory.ipynb #75a6022e
+#| code-fold: true
 @signed
 class SignedMemory(HopfieldMemory):
     r"""Memories with thresholds b and fixed signs s: $E = -\sum_B\sum_\mu s_\mu\,
@@ -131,16 +139,17 @@ class SignedMemory(HopfieldMemory):
             raise ValueError(
                 f"activation: with signs expected 'relu' or 'gelu', got {activation!r}"
             )
-        if not 0 <= negative <= 1:
-            raise ValueError(f"negative: expected a share in [0, 1], got {negative}")
+        check_numbers("[0, 1]", negative=negative)
         self.num_negative = round(negative * num_memories)
         self.threshold = nnx.Param(jnp.zeros(num_memories, param_dtype))
 
+    @property
+    def signs(self) -> Float[np.ndarray, " K"]:
+        "s: 1 for a memory that attracts, −1 for one that repels."
+        attract = np.arange(self.num_memories) < self.num_memories - self.num_negative
+        return np.where(attract, 1, -1).astype(self.xi[...].dtype)
+
     def energy_of_overlaps(self, a: Float[Array, "... N K"]) -> Float[Array, "... N"]:
         "−Σ s F(a + b), every token's energy as a function of its overlaps."
-        attracts = jnp.arange(a.shape[-1]) < self.num_memories - self.num_negative
-        sign, b = (
-            jnp.broadcast_to(v.astype(a.dtype), a.shape)
-            for v in (jnp.where(attracts, 1, -1), self.threshold[...])
-        )
-        return -(sign * _reward(a + b, self.activation, 2.0)).sum(-1)
+        F = _reward(a + over(self.threshold[...], a), self.activation)
+        return -(over(self.signs, a) * F).sum(-1)

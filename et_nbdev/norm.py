@@ -6,6 +6,7 @@
 __all__ = ['lagrangian', 'layer_norm', 'hessian', 'EnergyLayerNorm']
 
 # %% ../nbs/02_norm.ipynb #d17e7a9a
+#| code-fold: true
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -32,7 +33,7 @@ def lagrangian(
     centered = x - x.mean(-1, keepdims=True)
     return x.shape[-1] * gamma * jnp.sqrt(jnp.mean(centered**2, -1) + eps) + x @ delta
 
-# %% ../nbs/02_norm.ipynb #99578f5a
+
 def layer_norm(
     x: Float[Array, "... N D"],
     gamma: Float[Array, ""],
@@ -66,6 +67,7 @@ def hessian(
     return gamma / sigma * (jnp.broadcast_to(projector, x.shape + (D,)) - outer)
 
 # %% ../nbs/02_norm.ipynb #427a79d5
+#| code-fold: true
 def turning(
     x: Float[Array, "... N D"],
     u: Float[Array, "... N D"],
@@ -74,13 +76,23 @@ def turning(
     r"""$\frac\sigma\gamma M u$: the part of a force u that turns a token x; the parts
     that only stretch it or shift its mean are removed.
     """
-    c = x - x.mean(-1, keepdims=True)
-    along = jnp.mean(c * u, -1, keepdims=True) / (
-        jnp.mean(c**2, -1, keepdims=True) + eps
-    )
-    return u - u.mean(-1, keepdims=True) - along * c
+    mean = lambda a: a.mean(-1, keepdims=True)
+    c = x - mean(x)
+    return u - mean(u) - mean(c * u) / (mean(c**2) + eps) * c
+
+
+def turn(
+    norm, x: Float[Array, "... N D"], u: Float[Array, "... N D"]
+) -> Float[Array, "... N D"]:
+    r"""The part of a force u that turns the tokens x, for any norm: `turning`, or $Mu$
+    with $M = \partial g/\partial x$, which is symmetric.
+    """
+    if type(norm).__call__ is EnergyLayerNorm.__call__:
+        return norm.turning(x, u)
+    return jax.vjp(norm, x)[1](u)[0]
 
 # %% ../nbs/02_norm.ipynb #b72eb059
+#| code-fold: true
 @signed
 class EnergyLayerNorm(nnx.Module):
     r"""The norm $x \mapsto g = \partial L/\partial x$ with a scalar γ ≥ 0 and a vector
@@ -101,9 +113,7 @@ class EnergyLayerNorm(nnx.Module):
         param_dtype=jnp.float32,
         rngs: nnx.Rngs | None = None,
     ):
-        check_sizes(dim=dim)
-        if dim < 2:
-            raise ValueError(f"dim: expected at least 2, got {dim}")
+        check_sizes(2, dim=dim)
         check_positive(eps=eps)
         self.dim, self.eps = dim, eps
         self.rho = nnx.Param(jnp.log(jnp.expm1(jnp.ones((), param_dtype))))
@@ -114,23 +124,19 @@ class EnergyLayerNorm(nnx.Module):
         "γ = softplus(rho), never negative."
         return jax.nn.softplus(self.rho[...])
 
-    def _cast(self, x):
+    def _wide(self, x):
+        "x and the parameters in at least float32, and ε."
         check_tokens("x", x, self.dim)
-        wide = at_least_float32(x.dtype)
-        return (
-            x.astype(wide),
-            self.gamma.astype(wide),
-            self.delta[...].astype(wide),
-            self.eps,
-        )
+        numbers = x, self.gamma, self.delta[...]
+        return *(a.astype(at_least_float32(x.dtype)) for a in numbers), self.eps
 
     def lagrangian(self, x: Float[Array, "... N D"]) -> Float[Array, "... N"]:
         "Eq. (2), one value per token."
-        return lagrangian(*self._cast(x))
+        return lagrangian(*self._wide(x))
 
     def __call__(self, x: Float[Array, "... N D"]) -> Float[Array, "... N D"]:
         "Eq. (1): g = ∂L/∂x, in the dtype of x."
-        return layer_norm(*self._cast(x)).astype(x.dtype)
+        return layer_norm(*self._wide(x)).astype(x.dtype)
 
     def turning(
         self, x: Float[Array, "... N D"], u: Float[Array, "... N D"]
@@ -138,20 +144,5 @@ class EnergyLayerNorm(nnx.Module):
         r"""$\frac\sigma\gamma M u$: the part of a force u that turns a token x; the
         parts that only stretch it or shift its mean are removed. In the dtype of u.
         """
-        wide, _, _, eps = self._cast(x)
+        wide, _, _, eps = self._wide(x)
         return turning(wide, u.astype(wide.dtype), eps).astype(u.dtype)
-
-# %% ../nbs/02_norm.ipynb #02t4rn1n
-#| code-fold: true
-def turn(
-    norm, x: Float[Array, "... N D"], u: Float[Array, "... N D"]
-) -> Float[Array, "... N D"]:
-    r"""The part of a force u that turns the tokens x, for any norm: its own `turning`,
-    or else $Mu$ with $M = \partial g/\partial x$, which is symmetric.
-    """
-    for kind in type(norm).__mro__:
-        if "turning" in vars(kind):
-            return norm.turning(x, u)
-        if "__call__" in vars(kind):
-            break
-    return jax.vjp(norm, x)[1](u)[0]

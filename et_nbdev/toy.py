@@ -14,38 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-# %% ../nbs/engine/toy.ipynb #607f5d59
+# %% ../nbs/engine/toy.ipynb #0220d7f0
 PLANE = np.array([[2, -1, -1], [0, 3**0.5, -(3**0.5)]]) / 6**0.5
 
-# %% ../nbs/engine/toy.ipynb #0220d7f0
+
 def token(angle: Float[Array, "..."]) -> Float[Array, "... 3"]:
     "The normalized token at an angle, in radians."
     angle = jnp.asarray(angle)
     on_circle = jnp.stack([jnp.cos(angle), jnp.sin(angle)], -1)
     return 3**0.5 * on_circle @ PLANE.astype(on_circle.dtype)
 
-# %% ../nbs/engine/toy.ipynb #fbea0d06
+
 def angle(g: Float[Array, "... 3"]) -> Float[Array, "..."]:
     "The angle of a token, normalized or not, in radians between −π and π."
     across, up = jnp.moveaxis(g @ PLANE.T.astype(g.dtype), -1, 0)
     return jnp.arctan2(up, across)
-
-# %% ../nbs/engine/toy.ipynb #95bd1290
-def landscape(
-    energy: Callable[[Float[Array, "... 2 3"]], Float[Array, "..."]],
-    points: int = 121,  # A, along each axis
-) -> tuple[Float[Array, "A"], Float[Array, "A A"]]:
-    "Angles from −π to π, and the energies of two tokens there, first token in rows."
-    angles = jnp.linspace(-jnp.pi, jnp.pi, points)
-    pairs = jnp.stack(jnp.meshgrid(angles, angles, indexing="ij"), -1)
-    return angles, energy(token(pairs))
-
-# %% ../nbs/engine/toy.ipynb #426cf478
-def _unbroken(path):
-    "A path of angles in degrees, with NaN where it leaves the map on one side."
-    path = np.degrees(np.asarray(path, dtype=float))
-    jumps = np.abs(np.diff(path, axis=0)).max(-1) > 180
-    return np.insert(path, np.flatnonzero(jumps) + 1, np.nan, axis=0)
 
 # %% ../nbs/engine/toy.ipynb #7786a188
 def draw_landscape(
@@ -57,14 +40,16 @@ def draw_landscape(
     """Draw the energy of two tokens over their angles, and paths of tokens across it,
     with a dot at the start and a star at the end; returns the contours.
     """
-    angles, energies = landscape(energy)
-    degrees = np.degrees(angles)
-    filled = ax.contourf(degrees, degrees, energies.T, levels, cmap="cividis")
+    degrees = np.linspace(-180, 180, 121, dtype=np.float32)
+    pairs = np.stack(np.meshgrid(degrees, degrees), -1)
+    energies = energy(token(jnp.radians(pairs)))
+    filled = ax.contourf(degrees, degrees, energies, levels, cmap="cividis")
     for path in paths:
-        across, up = _unbroken(angle(path)).T
-        ax.plot(across, up, "-", color="white", lw=1.6)
-        ax.plot(across[0], up[0], "o", color="white", ms=5)
-        ax.plot(across[-1], up[-1], "*", color="#D55E00", mec="white", ms=12)
+        path = np.degrees(angle(path))
+        leaves = np.flatnonzero(np.abs(np.diff(path, axis=0)).max(-1) > 180) + 1
+        ax.plot(*np.insert(path, leaves, np.nan, axis=0).T, "-", color="white", lw=1.6)
+        ax.plot(*path[0], "o", color="white", ms=5)
+        ax.plot(*path[-1], "*", color="#D55E00", mec="white", ms=12)
     ticks = np.arange(-180, 181, 90)
     ax.set(xlabel="angle of token 1 (°)", ylabel="angle of token 2 (°)")
     ax.set(aspect="equal", xticks=ticks, yticks=ticks)
@@ -79,20 +64,19 @@ def draw_circle(
     color: str = "#0072B2",
 ):
     "Draw tokens on their circle, each with a label, and with arrows for `push`."
-    plane = lambda v: np.asarray(v) @ PLANE.T
-    around = np.linspace(0, 2 * np.pi, 200)
-    ax.plot(3**0.5 * np.cos(around), 3**0.5 * np.sin(around), color="0.7", lw=1)
-    at = plane(g)
+    around = 3**0.5 * np.exp(1j * np.linspace(0, 2 * np.pi, 200))
+    ax.plot(around.real, around.imag, color="0.7", lw=1)
+    at = np.asarray(g) @ PLANE.T
     ax.plot(*at.T, "o", color=color, ms=8)
     if push is not None:
         arrow = dict(angles="xy", scale_units="xy", scale=1, width=0.008, zorder=3)
-        ax.quiver(*at.T, *plane(push).T, color="#D55E00", **arrow)
-    for text, (across, up) in zip(labels or (), at):
-        ax.text(1.18 * across, 1.18 * up, text, ha="center", va="center", fontsize=11)
+        ax.quiver(*at.T, *(np.asarray(push) @ PLANE.T).T, color="#D55E00", **arrow)
+    for text, place in zip(labels or (), 1.18 * at):
+        ax.text(*place, text, ha="center", va="center", fontsize=11)
     ax.set(aspect="equal", xlim=(-2.4, 2.4), ylim=(-2.4, 2.4))
     ax.axis("off")
 
-# %% ../nbs/engine/toy.ipynb #0ee16b2b
+
 def animate(
     fig,  # a matplotlib figure
     draw: Callable[[int], None],
@@ -117,17 +101,17 @@ def animate(
         pictures.append(Picture.fromarray(rgb.copy()))
     plt.close(fig)
     # one palette for all frames, from the first and the last; white stays white
-    ends = np.concatenate([np.asarray(pictures[0]), np.asarray(pictures[-1])])
-    all_colors = Picture.Quantize.MAXCOVERAGE
-    palette = Picture.fromarray(ends).quantize(128, method=all_colors)
-    colors = np.reshape(palette.getpalette() or [], (-1, 3))
+    ends = Picture.fromarray(np.concatenate([pictures[0], pictures[-1]]))
+    palette = ends.quantize(128, method=Picture.Quantize.MAXCOVERAGE)
+    colors = np.reshape(palette.getpalette(), (-1, 3))
     colors[colors.min(-1) > 244] = 255
     palette.putpalette(colors.ravel().tolist())
     first, *rest = (p.quantize(palette=palette, dither=0) for p in pictures)
     stay = [1000 / fps] * (frames - 1) + [1000 * hold]
     file = io.BytesIO()
-    options = dict(save_all=True, append_images=rest, loop=0, duration=stay)
-    first.save(file, "PNG", **options, optimize=True)
+    first.save(
+        file, "PNG", save_all=True, append_images=rest, duration=stay, optimize=True
+    )
     return Image(file.getvalue(), width=round(first.width / density))
 
 # %% ../nbs/engine/toy.ipynb #5ba20002
@@ -148,8 +132,7 @@ def _sharp(fig, most_colors: int = 12_000, most_bytes: int = 250_000):
     data = file.getvalue()
     if len(data) > most_bytes:
         data = print_figure(fig, fmt="png", base64=False)
-    shown = {"width": width // 2, "height": height // 2}
-    return base64.b64encode(data).decode(), shown
+    return base64.b64encode(data).decode(), dict(width=width // 2, height=height // 2)
 
 
 def sharp_figures():
@@ -159,8 +142,6 @@ def sharp_figures():
     from IPython import get_ipython
     from matplotlib.figure import Figure
 
-    shell = get_ipython()
-    if shell is None:
-        return
-    shell.run_line_magic("matplotlib", "inline")
-    shell.display_formatter.formatters["image/png"].for_type(Figure, _sharp)
+    if (shell := get_ipython()) is not None:
+        shell.run_line_magic("matplotlib", "inline")
+        shell.display_formatter.formatters["image/png"].for_type(Figure, _sharp)

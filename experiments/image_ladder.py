@@ -52,7 +52,7 @@ from runs import RUNS, add_part, make, options, read, spread
 from et_nbdev.block import EnergyTransformer, TransformerBlock
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.norm import EnergyLayerNorm
-from et_nbdev.testing import _half_interval, assert_close, assert_gradient, float64
+from et_nbdev.testing import assert_close, assert_gradient, float64, half_interval
 from et_nbdev.training import OptimConfig, atomic_write, fit
 from et_nbdev.vision.data import batches, channel_statistics, load_images
 from et_nbdev.vision.model import (
@@ -432,7 +432,7 @@ def summary(out: Path):
         print(
             f"| {name} | {row['parameters']:,} | {row['operations'] / 1e6:.0f} "
             f"| {len(mse)} | {spread([*mse.values()])} "
-            f"| {f'{np.mean(gaps):+.4f} ± {_half_interval(gaps):.4f}' if gaps else '–'} |"
+            f"| {f'{np.mean(gaps):+.4f} ± {half_interval(gaps):.4f}' if gaps else '–'} |"
         )
 
 

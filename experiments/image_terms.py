@@ -66,7 +66,7 @@ from et_nbdev.block import Block
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedEuler, LearnedMetric
-from et_nbdev.testing import _half_interval
+from et_nbdev.testing import half_interval
 from et_nbdev.training import fit
 from et_nbdev.vision.data import batches
 from et_nbdev.vision.model import RECIPES, ImageConfig, Parts, wave_start
@@ -259,7 +259,7 @@ def summary(out: Path):
         print(
             f"| {name} | {row['parameters']:,} | {row['config']['model']['num_memories']}"
             f" | {len(rows)} | {spread(mse)}"
-            f" | {f'{np.mean(gaps):+.4f} ± {_half_interval(gaps):.4f}' if gaps else '–'}"
+            f" | {f'{np.mean(gaps):+.4f} ± {half_interval(gaps):.4f}' if gaps else '–'}"
             f" | {up} of {of:,} |"
         )
 

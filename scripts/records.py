@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from et_nbdev.testing import _half_interval
+from et_nbdev.testing import half_interval
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -59,7 +59,7 @@ class Gap:
         both = sorted(a.keys() & b.keys())
         self.each = np.array([look(a[s], score) - look(b[s], score) for s in both])
         self.mean, self.n = self.each.mean(), len(both)
-        self.half = _half_interval(self.each, overlap)
+        self.half = half_interval(self.each, overlap)
 
     @property
     def word(self):

@@ -19,7 +19,6 @@ from et_nbdev import (
     Euler,
     ExternalField,
     descend,
-    equilibrium,
     solve,
 )
 from et_nbdev.solvers import Backtracking
@@ -128,13 +127,6 @@ def test_derivatives_are_those_of_the_steps_written_out(x64, way):
         assert_close(a, b)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_strict_promotion_and_double_precision(x64, way):
-    block, x = block_of(param_dtype=jnp.float64), tokens(jnp.float64)
-    with jax.numpy_dtype_promotion("strict"):
-        assert WAYS[way](block, x).dtype == jnp.float64
-
-
 # ------------------------------------------------------------------------------------
 # compiled once
 
@@ -210,60 +202,40 @@ class Labeled(list):
     strength = 1.0
 
 
-def closure():
-    held = [1.0]
-    return (lambda: held[0]), held
-
-
 def changes():
     "(what a term holds, how the term reads it, how it is changed in place)."
-    function, held = closure()
+    held, parts, array, deep = [1.0], [1.0], Held(), [{"a": (Held(),)}]
+    array.strength = np.ones(1)
     marked = lambda: None
     marked.strength = 1.0
-    deep = [{"a": (Held(),)}]
-    return {
+    table = {
         "a list": ([1.0], lambda h: h[0], lambda h: h.__setitem__(0, 2.0)),
         "a dict": ({"a": 1.0}, lambda h: h["a"], lambda h: h.update(a=2.0)),
         "a set": ({1.0}, sum, lambda h: (h.clear(), h.add(2.0))),
-        "an object": (
-            Held(),
-            lambda h: h.strength,
-            lambda h: setattr(h, "strength", 2.0),
-        ),
-        "an object with slots": (
-            Slotted(),
-            lambda h: h.strength,
-            lambda h: setattr(h, "strength", 2.0),
-        ),
-        **{
-            f"an attribute of {name}": (
-                thing,
-                lambda h: h.strength,
-                lambda h: setattr(h, "strength", 2.0),
-            )
-            for name, thing in {
-                "an object with a parent's slots": Beside(),
-                "a list": Labeled([3.0]),
-                "a function": marked,
-            }.items()
-        },
+        "a function": (lambda: held[0], lambda h: h(), lambda h: set_first(held)),
         "a partial function": (
-            partial(sum, parts := [1.0]),
+            partial(sum, parts),
             lambda h: h(),
-            lambda h: parts.__setitem__(0, 2.0),
+            lambda h: set_first(parts),
         ),
-        "a function": (function, lambda h: h(), lambda h: held.__setitem__(0, 2.0)),
         "objects in a list": (
             deep,
             lambda h: h[0]["a"][0].strength,
             lambda h: setattr(h[0]["a"][0], "strength", 2.0),
         ),
         "an array in an object": (
-            (array := Held(), setattr(array, "strength", np.ones(1)))[0],
+            array,
             lambda h: float(h.strength[0]),
-            lambda h: h.strength.__setitem__(0, 2.0),
+            lambda h: set_first(h.strength),
         ),
     }
+    objects = [Held(), Slotted(), Beside(), Labeled([3.0]), marked]
+    read, change = lambda h: h.strength, lambda h: setattr(h, "strength", 2.0)
+    return table | {type(o).__name__: (o, read, change) for o in objects}
+
+
+def set_first(held):
+    held[0] = 2.0
 
 
 @pytest.mark.parametrize("way", ["descend", "solve"])
@@ -420,11 +392,3 @@ def test_energies_are_at_least_single_precision_whoever_wrote_the_term():
     energies, update = block.energies_and_update(block.norm(x))
     assert energies["own"].dtype == jnp.float32 and update.dtype == jnp.bfloat16
     assert descend(block, x)[1].energies.total.dtype == jnp.float32
-
-
-def test_equilibrium_takes_lists_and_any_context():
-    block, x = block_of(), tokens()
-    mask = np.ones((N, N), bool)
-    mask[:, -1] = False
-    found = equilibrium(block, x, mask=mask.tolist(), evaluations=50)[0]
-    assert_close(found, equilibrium(block, x, mask=mask, evaluations=50)[0], rtol=1e-6)

@@ -36,13 +36,7 @@ from et_nbdev.dynamics import plot_energies
 from et_nbdev.energy import Scaled
 from et_nbdev.explore import ExplorerSettings, animate_image, descend_picture, explore
 from et_nbdev.graph.energy import EdgeAttention, EdgeIndex, attention_weights
-from et_nbdev.solvers import (
-    Flow,
-    Growing,
-    LearnedEuler,
-    LearnedMetric,
-    Schedule,
-)
+from et_nbdev.solvers import Flow, Growing, LearnedEuler, LearnedMetric, Schedule
 from et_nbdev.testing import assert_close
 from et_nbdev.training import CheckpointError, load_checkpoint
 from et_nbdev.vision.model import (
@@ -216,16 +210,6 @@ def test_the_update_of_a_mixed_block_is_its_gradient(x64, names):
     assert_close(sum(updates.values()), update)
 
 
-def test_distances_count(x64):
-    "One token moves away: with distances it is seen less."
-    alibi = parts()[1]["alibi"]
-    plain = EnergyAttention(D, H, Y, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
-    plain.Wq, plain.Wk = alibi.Wq, alibi.Wk
-    g, swap = tokens(), jnp.array([1, 0, 2, 3])
-    assert_close(plain.energy(g[:, swap]), plain.energy(g))
-    assert (jnp.abs(alibi.energy(g[:, swap]) - alibi.energy(g)) > 1e-3).all()
-
-
 def test_gates_differ_between_tokens(x64):
     block, x, solver = block_of("memory"), tokens(), gated(1, 0.1)
     moved = descend(block, x, 1, solver=solver)[0] - x
@@ -234,79 +218,13 @@ def test_gates_differ_between_tokens(x64):
     assert alpha.min() > 0 and alpha.max() > 1.5 * alpha.min()
 
 
-def test_a_term_with_one_number_for_a_whole_batch_is_refused():
-    class Whole(Energy):
-        def energy(self, g):
-            return jnp.sum(g**2)
-
-    block = Block(EnergyLayerNorm(D), whole=Whole())
-    for call in (block.energies, block.energies_and_update):
-        with pytest.raises(
-            ValueError, match=r"^whole: .*one energy per sample \(3,\).*, got \(\)"
-        ):
-            call(tokens().astype(jnp.float32))
-
-
-def test_context_passes_through_a_term_that_forwards_it(x64):
-    class Forwarding:
-        def token_energy(self, g, **context):
-            return super().token_energy(g, **context)
-
-    class Biased(EnergyAttention):
-        def token_energy(self, g, **context):
-            return super().token_energy(g, bias=jnp.zeros((1, N, N)), **context)
-
-    class Mixed(Forwarding, EnergyAttention):
-        pass
-
-    options = dict(rngs=nnx.Rngs(0), param_dtype=jnp.float64)
-    plain = EnergyAttention(D, H, Y, **options)
-    g, mask = tokens(), jnp.tri(N, k=-1, dtype=bool)
-    for kind in (Biased, Mixed):
-        term = kind(D, H, Y, **options)
-        term.Wq, term.Wk = plain.Wq, plain.Wk
-        assert "mask" in term.takes
-        block = Block(EnergyLayerNorm(D, param_dtype=jnp.float64), a=term, b=plain)
-        energies = block.energies(g, mask=mask)
-        assert_close(energies["a"], energies["b"])
-        assert (jnp.abs(energies["a"] - plain.energy(g)) > 1e-3).all()
-
-
-def test_what_is_no_term_no_factor_and_no_norm_is_refused():
-    memory = HopfieldMemory(D, K, rngs=nnx.Rngs(0))
-    with pytest.raises(TypeError, match="^term: expected an Energy, got int"):
-        Scaled(3, 2.0)
-    with pytest.raises(ValueError, match=r"^factor: expected one number, .*\(6,\)"):
-        Scaled(memory, jnp.ones(D))
-    with pytest.raises(
-        TypeError, match="^norm: expected a module with __call__ and lagrangian"
-    ):
-        Block(nnx.LayerNorm(D, rngs=nnx.Rngs(0)), memory=memory)
-
-
-def test_a_changed_energy_beside_the_parts_of_another_is_refused():
-    def define():
-        class Squared(HopfieldMemory):
-            def energy(self, g):
-                return super().energy(g) ** 2
-
-    with pytest.raises(TypeError, match="^Squared: .*token_energy of HopfieldMemory"):
-        define()
-
-
-def test_context_that_the_descent_would_keep_is_refused():
-    class Steps(Energy):
-        def energy(self, g, steps):
-            return jnp.sum(g, (-2, -1))
-
-    class Own(Energy):
-        def energy(self, g, block):
-            return jnp.sum(g, (-2, -1))
-
-    with pytest.raises(ValueError, match="^steps: .*descend"):
-        Block(EnergyLayerNorm(D), mine=Steps())
-    with pytest.raises(ValueError, match="^block: .*descend"):
-        Block(EnergyLayerNorm(D), mine=Own())
+def test_a_gate_of_another_width_is_refused():
+    block, x = block_of("memory"), tokens()
+    for run in (descend, solve):
+        with pytest.raises(ValueError, match=r"^gate: .*D = 6, got 5"):
+            run(block, x.astype(jnp.float32), solver=LearnedEuler(3, gate=5))
+        with pytest.raises(ValueError, match=r"^dim: .*D = 6, got 5"):
+            run(block, x, solver=LearnedMetric(3, 5))
 
 
 @pytest.mark.parametrize("names", BLOCKS, ids=["ours", "theirs"])
@@ -405,29 +323,6 @@ def test_gates_and_sizes_are_trained(x64, solver):
     loss = lambda solver: jnp.sum(descend(block, x, 3, solver=solver)[0] ** 2)
     for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(solver)):
         assert jnp.abs(leaf).max() > 0
-
-
-def test_context_that_no_term_takes_is_refused_by_name(x64):
-    block = block_of("memory")
-    for run in (descend, solve):
-        with pytest.raises(TypeError, match="mask: no term of this block takes it"):
-            run(block, jnp.zeros((1, 2, D)), mask=np.ones((2, 2), bool))
-
-
-def test_a_class_without_an_energy_is_refused_when_it_is_defined():
-    with pytest.raises(TypeError, match="Empty: expected a method energy"):
-        type("Empty", (Energy,), {})
-
-
-def test_a_block_needs_terms_with_names_of_their_own():
-    memory, norm = HopfieldMemory(D, K, rngs=nnx.Rngs(0)), EnergyLayerNorm(D)
-    with pytest.raises(ValueError, match="at least one"):
-        Block(norm)
-    for name in ("energy", "names"):
-        with pytest.raises(ValueError, match=f"{name}: the name is taken"):
-            Block(norm, **{name: memory})
-    with pytest.raises(TypeError, match="memory: expected an Energy, got"):
-        Block(norm, memory=norm)
 
 
 # ------------------------------------------------------------------------------------
@@ -541,30 +436,6 @@ def test_distances_in_single_precision_far_from_the_origin():
     assert_close(found, near.energy(g, coordinates=z), rtol=1e-5)
 
 
-def test_coordinates_that_do_not_fit_are_refused():
-    g, z = tokens().astype(jnp.float32), jnp.zeros((N, 2))
-    near = EdgeAttention(D, H, Y, positions=RelativeDistances(H), rngs=nnx.Rngs(0))
-    for given in (None, z[1:], z[0], jnp.zeros((2, N, 2))):
-        with pytest.raises(ValueError, match=r"coordinates: .*N = 4, .* got .+"):
-            near.energy(g, coordinates=given)
-    with pytest.raises(TypeError, match="edges: .*EdgeIndex.*distances"):
-        near.energy(g, edges=SimpleNamespace(match=None), coordinates=z)
-    grid = EdgeAttention(D, H, Y, positions=RelativePositions(2, H), rngs=nnx.Rngs(0))
-    edges = EdgeIndex([0], [1], N)
-    for call in (
-        lambda: grid.energy(g, edges=edges),
-        lambda: attention_weights(grid, g[0], edges),
-    ):
-        with pytest.raises(ValueError, match="edges: .* grid"):
-            call()
-    # only distances take them: a plain attention leaves them to other terms
-    plain = Block(
-        EnergyLayerNorm(D), attention=EnergyAttention(D, H, Y, rngs=nnx.Rngs(0))
-    )
-    with pytest.raises(TypeError, match="^coordinates: no term of this block takes it"):
-        plain.energy(g, coordinates=z)
-
-
 @jax.tree_util.register_pytree_node_class
 class Tenths:
     "A solver whose constructor does not take its fields."
@@ -609,26 +480,6 @@ def test_solvers_may_be_made_in_any_way(x64, solver, same):
 # what a class inherits, and what must not get lost on the way
 
 
-def test_what_is_inside_of_a_term_stays_its_own_matter(x64):
-    class Outer(Energy):
-        "Its attention sees no mask."
-
-        def __init__(self, term):
-            self.term = term
-
-        def energy(self, g):
-            return self.term.energy(g) ** 2
-
-    attention = EnergyAttention(D, H, Y, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
-    outer = Scaled(Outer(attention), 0.5)
-    block = Block(
-        EnergyLayerNorm(D, param_dtype=jnp.float64), attention=attention, outer=outer
-    )
-    energies = block.energies(tokens(), mask=jnp.tri(N, k=-1, dtype=bool))
-    assert outer.takes == set() != attention.takes
-    assert_close(energies["outer"], attention.energy(tokens()) ** 2 / 2)
-
-
 def test_a_block_keeps_what_is_no_term_and_checks_what_replaces_one():
     class Student(Block):
         def __init__(self, memory):
@@ -641,57 +492,6 @@ def test_a_block_keeps_what_is_no_term_and_checks_what_replaces_one():
     for wrong in (None, nnx.Linear(D, D, rngs=nnx.Rngs(0))):
         with pytest.raises(TypeError, match="^memory: expected an Energy"):
             student.memory = wrong
-
-
-def test_context_reaches_the_terms_inside_of_a_term(x64):
-    class Half(Energy):
-        def __init__(self, term):
-            self.term = term
-
-        def energy(self, g, **context):
-            return self.term.energy(g, **context) / 2
-
-    class Dial(Scaled):
-        def energy(self, g, dial=1.0, **context):
-            return dial * super().energy(g, **context)
-
-        token_energy = None
-
-    g, double = tokens(), dict(param_dtype=jnp.float64, rngs=nnx.Rngs(0))
-    attention = EnergyAttention(D, H, Y, **double)
-    mask = jnp.tri(N, k=-1, dtype=bool)
-    half, dial = Half(attention), Dial(attention, 0.5)
-    assert half.takes == attention.takes and dial.takes == {"dial"} | attention.takes
-    terms = dict(attention=attention, half=half, dial=dial)
-    block = Block(EnergyLayerNorm(D, param_dtype=jnp.float64), **terms)
-    energies = block.energies(g, mask=mask, dial=3.0)
-    assert_close(energies["half"], attention.energy(g, mask=mask) / 2)
-    assert_close(energies["dial"], 3 * energies["half"])
-    u = block.updates(g, mask=mask, dial=3.0)
-    assert_close(u["dial"], 1.5 * attention.update(g, mask=mask))
-
-
-def test_a_term_without_parts_takes_what_its_energy_takes():
-    class Whole(EnergyAttention):
-        token_energy = None
-
-        def energy(self, g):
-            return jnp.sum(g**2, (-2, -1))
-
-    assert Whole(D, H, Y, rngs=nnx.Rngs(0)).takes == set()
-    with pytest.raises(TypeError, match="^Nothing: expected a method energy"):
-
-        class Nothing(HopfieldMemory):
-            token_energy = None
-
-
-@pytest.mark.parametrize("name", ["updates", "energy", "update", "energies_and_update"])
-def test_the_sum_of_a_block_is_not_overridden(name):
-    with pytest.raises(TypeError, match=f"^Other: {name} follows from energies"):
-        type("Other", (Block,), {name: lambda self, g: None})
-    mixin = type("Mixin", (), {name: lambda self, g: None})
-    with pytest.raises(TypeError, match=f"^Other: {name} follows from energies"):
-        type("Other", (mixin, Block), {})
 
 
 def test_edges_know_the_formula_of_their_distances(x64):
@@ -712,6 +512,174 @@ def test_edges_know_the_formula_of_their_distances(x64):
             term.energy(tokens(), edges=edges, coordinates=jnp.ones((N, 2)))
 
 
+class Half(Energy):
+    "A term around another, which it hands everything."
+
+    def __init__(self, term):
+        self.terms = nnx.List([term])
+
+    def energy(self, g, **context):
+        return self.terms[0].energy(g, **context) / 2
+
+
+class Outer(Half):
+    "Its term sees no mask."
+
+    def energy(self, g):
+        return super().energy(g)
+
+
+class Dial(Scaled):
+    token_energy = None
+
+    def energy(self, g, dial=1.0, **context):
+        return dial * super().energy(g, **context)
+
+
+class Biased(EnergyAttention):
+    def token_energy(self, g, **context):
+        return super().token_energy(g, bias=jnp.zeros((1, N, N)), **context)
+
+
+class Forwarding:
+    def token_energy(self, g, **context):
+        return super().token_energy(g, **context)
+
+
+class Mixed(Forwarding, EnergyAttention):
+    pass
+
+
+class Leaning(EnergyAttention):
+    "A head leans towards where a token is."
+
+    def token_energy(self, g, coordinates):
+        return super().token_energy(g) - coordinates[..., 0]
+
+
+def test_context_reaches_the_terms_that_name_it_and_those_inside(x64):
+    make = lambda kind: kind(D, H, Y, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+    plain, g, mask = make(EnergyAttention), tokens(), jnp.tri(N, k=-1, dtype=bool)
+    z = jnp.broadcast_to(jnp.arange(N)[:, None] / 7, (*g.shape[:-1], 1))
+    terms = dict(
+        plain=plain, biased=make(Biased), mixed=make(Mixed), half=Half(plain),
+        dial=Dial(plain, 0.5), outer=Scaled(Outer(plain), 2.0), leaning=make(Leaning),
+    )  # fmt: skip
+    pairs = {"mask", "weights", "bias"}
+    takes = [pairs, pairs, pairs, pairs, pairs | {"dial"}, set(), {"coordinates"}]
+    assert [term.takes for term in terms.values()] == takes
+    block = Block(EnergyLayerNorm(D, param_dtype=jnp.float64), **terms)
+    E = block.energies(g, mask=mask, dial=3.0, coordinates=z)
+    seen, unseen = plain.energy(g, mask=mask), plain.energy(g)
+    assert (jnp.abs(seen - unseen) > 1e-3).all()
+    moved = unseen - z.sum((-2, -1))
+    for e, wanted in zip(
+        E.values(), [seen, seen, seen, seen / 2, 1.5 * seen, unseen, moved], strict=True
+    ):
+        assert_close(e, wanted)
+    u = block.updates(g, mask=mask, dial=3.0, coordinates=z)
+    assert_close(u["dial"], 1.5 * plain.update(g, mask=mask))
+    for run in (block.energy, lambda g, **c: descend(block, g, **c)):
+        with pytest.raises(TypeError, match="^mass: no term of this block takes it"):
+            run(g, mass=mask)
+
+
+def whole(self, g):
+    return jnp.sum(g**2, (-2, -1))
+
+
+def split(self, g):
+    return jnp.sum(g**2, -1)
+
+
+@pytest.mark.parametrize(
+    "parent, body, refused",
+    [
+        (Energy, {}, "expected a method energy"),
+        (HopfieldMemory, dict(token_energy=None), "expected a method energy"),
+        (
+            HopfieldMemory,
+            dict(energy=whole),
+            "energy comes from Kind, token_energy from",
+        ),
+        (
+            Scaled,
+            dict(token_energy=split),
+            "energy comes from Scaled, token_energy from",
+        ),
+        (HopfieldMemory, dict(energy=whole, token_energy=split), None),
+        (EnergyAttention, dict(energy=whole, token_energy=None), None),
+        (Block, dict(update=whole), "update follows from energies"),
+        (Block, dict(energies_and_update=whole), "energies_and_update follows from"),
+    ],
+)
+def test_a_class_has_one_energy(parent, body, refused):
+    if refused is None:
+        kind = type("Kind", (parent,), body)
+        if kind.token_energy is None:
+            assert kind(D, H, Y, rngs=nnx.Rngs(0)).takes == set()
+        return
+    with pytest.raises(TypeError, match=f"^Kind: {refused}"):
+        type("Kind", (parent,), body)
+    with pytest.raises(TypeError, match=f"^Kind: {refused}"):  # from a mixin, too
+        type("Kind", (type("Kind", (), body), parent), {})
+
+
+def taking(name):
+    space = {"jnp": jnp}
+    exec(f"def energy(self, g, {name}=None): return jnp.sum(g)", space)
+    return type("Taking", (Energy,), {"energy": space["energy"]})()
+
+
+def test_what_a_block_is_made_of_is_checked():
+    memory, norm = HopfieldMemory(D, K, rngs=nnx.Rngs(0)), EnergyLayerNorm(D)
+    for make, error, match in (
+        (lambda: Block(norm), ValueError, "terms: expected at least one"),
+        (lambda: Block(norm, energy=memory), ValueError, "energy: the name is taken"),
+        (
+            lambda: Block(norm, memory=norm),
+            TypeError,
+            "memory: expected an Energy, got",
+        ),
+        (lambda: Block(norm, own=taking("steps")), ValueError, "steps: .*descend"),
+        (lambda: Block(norm, own=taking("block")), ValueError, "block: .*descend"),
+        (
+            lambda: Block(nnx.LayerNorm(D, rngs=nnx.Rngs(0)), memory=memory),
+            TypeError,
+            "norm: expected a module with __call__ and lagrangian",
+        ),
+        (
+            lambda: Block(norm, own=taking("a")).energies_and_update(
+                jnp.ones((3, N, D))
+            ),
+            ValueError,
+            r"own: .*one energy per sample \(3,\).*, got \(\)",
+        ),
+    ):
+        with pytest.raises(error, match=f"^{match}"):
+            make()
+
+
+def test_coordinates_that_do_not_fit_are_refused():
+    g, z = tokens().astype(jnp.float32), jnp.zeros((N, 2))
+    make = lambda places: EdgeAttention(D, H, Y, positions=places, rngs=nnx.Rngs(0))
+    near, grid = make(RelativeDistances(H)), make(RelativePositions(2, H))
+    for given in (z[1:], jnp.zeros((2, N, 2))):
+        with pytest.raises(ValueError, match=r"positions: .*3, 2, 4, 4.* got .+"):
+            near.energy(g, coordinates=given)
+    with pytest.raises(TypeError, match="edges: .*EdgeIndex.*distances"):
+        near.energy(g, edges=SimpleNamespace(match=None), coordinates=z)
+    edges = EdgeIndex([0], [1], N)
+    with pytest.raises(ValueError, match="coordinates: expected"):
+        near.energy(g, edges=edges)
+    for call in (
+        lambda: grid.energy(g, edges=edges),
+        lambda: attention_weights(grid, g[0], edges),
+    ):
+        with pytest.raises(ValueError, match="edges: .* grid"):
+            call()
+
+
 class RMSNorm(EnergyLayerNorm):
     "A norm that keeps the mean."
 
@@ -720,22 +688,13 @@ class RMSNorm(EnergyLayerNorm):
         return self.gamma * x / jnp.sqrt(square + self.eps)
 
 
-def test_another_norm_descends_and_is_judged_by_its_own_turning(x64):
+def test_another_norm_descends_and_is_judged_by_its_derivative(x64):
     memory = HopfieldMemory(D, K, "softmax", param_dtype=jnp.float64, rngs=nnx.Rngs(0))
     x = tokens()
-
-    class Turned(RMSNorm):
-        def turning(self, x, u):
-            return jax.jvp(self, (x,), (u,))[1]
 
     block = Block(RMSNorm(D, param_dtype=jnp.float64), memory=memory)
     assert_descends(descend(block, x, 20)[1].energies.total)
     found = solve(block, x, Backtracking(), evaluations=60)  # by its derivative
-    assert found.certificate.holds.all() and jnp.isfinite(found.residual).all()
-    block = Block(Turned(D, param_dtype=jnp.float64), memory=memory)
-    steps = metric(4, 0.03, param_dtype=jnp.float64)
-    assert_descends(descend(block, x, 20, solver=steps)[1].energies.total)
-    found = solve(block, x, Backtracking(), evaluations=60)
     assert found.certificate.holds.all() and jnp.isfinite(found.residual).all()
     with pytest.raises(TypeError, match="^block: the derivative is known for"):
         equilibrium(block, x)
@@ -821,30 +780,6 @@ def test_a_term_given_to_a_block_later_is_refused():
         block.late = block.memory
     block.memory = HopfieldMemory(D, K, rngs=nnx.Rngs(3))  # in its place: fine
     assert list(block.terms) == ["memory"]
-
-
-def test_a_field_of_plain_numbers_is_one_for_all_tokens(x64):
-    x = tokens()
-    block = Block(EnergyLayerNorm(D, param_dtype=x.dtype), field=ExternalField())
-    wanted = block.update(x, field=jnp.ones_like(x))
-    assert_close(block.update(x, field=jnp.ones(D)), wanted)
-    assert_close(block.energy(x, field=1.0), -x.sum((-2, -1)))
-
-
-def test_an_attention_that_names_coordinates_gets_them(x64):
-    class Leaning(EnergyAttention):
-        "A head leans towards where a token is."
-
-        def token_energy(self, g, coordinates):
-            return super().token_energy(g) - coordinates[..., 0]
-
-    g = tokens()
-    z = jnp.broadcast_to(jnp.arange(N)[:, None] / 7, (*g.shape[:-1], 1))
-    plain = EnergyAttention(D, H, Y, param_dtype=g.dtype, rngs=nnx.Rngs(0))
-    leaning = Leaning(D, H, Y, param_dtype=g.dtype, rngs=nnx.Rngs(0))
-    block = Block(EnergyLayerNorm(D, param_dtype=g.dtype), leaning=leaning)
-    assert plain.takes == {"mask", "weights", "bias"}
-    assert_close(block.energy(g, coordinates=z), plain.energy(g) - z.sum((-2, -1)))
 
 
 def test_a_model_with_a_term_of_its_own_is_not_read_without_it(tmp_path):

@@ -153,7 +153,7 @@ def test_update_is_minus_the_gradient_of_the_energy(kind, normalize, backend, x6
 @each_backend
 def test_weighted_token_energies_have_their_own_derivative(backend, x64):
     "A sum over tokens with weights, its gradient, and that of a loss on the gradient."
-    (edges, table), attention = make("one-way", 21, backend), attention_of()
+    (edges, table), attention = make("one-way", 21, backend), attention_of(repelling=1)
     g, w, v = tokens(3, 23)
 
     def slopes(g, w, pairs):

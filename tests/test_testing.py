@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from et_nbdev.testing import (
-    _half_interval,
     assert_close,
     assert_descends,
     assert_gradient,
     assert_refuses,
     float64,
+    half_interval,
 )
 
 pytestmark = pytest.mark.core
@@ -120,4 +120,4 @@ def test_what_is_refused(capsys):
     ],
 )
 def test_half_an_interval_by_hand(differences, overlap, expected):
-    assert _half_interval(differences, overlap) == pytest.approx(expected, rel=1e-6)
+    assert half_interval(differences, overlap) == pytest.approx(expected, rel=1e-6)

@@ -27,6 +27,7 @@ from et_nbdev.checks import (
     check_sizes,
     signed,
 )
+from ..commands import as_command, command, configure, out_folder
 from ..dynamics import Euler, descend
 from ..energy import Energies
 from ..equilibria import Noisy
@@ -65,7 +66,6 @@ from et_nbdev.training import (
     provenance,
     restore,
 )
-from ..commands import as_command, command, configure, out_folder
 
 # %% ../../nbs/36_graph_sets.ipynb #857bff70
 #| code-fold: true

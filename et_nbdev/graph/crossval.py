@@ -29,15 +29,17 @@ from tqdm import tqdm
 from ..checks import check_kinds, check_sizes
 from .batches import Supply, cached_positions, in_layout, learn_encoding
 from .sets import EdgeBatch, GraphBatch, GraphSet
-from ..training import at_home, atomic_write, provenance
 from et_nbdev.training import (
     OptimConfig,
     Run,
     TrainState,
+    at_home,
+    atomic_write,
     clipped_adamw,
     gradient_step,
     learning_rate,
     option,
+    provenance,
     train_loop,
 )
 

@@ -25,6 +25,7 @@ from sklearn.utils import ClassifierTags
 from sklearn.utils.validation import check_is_fitted
 
 from ..checks import check_sizes
+from ..commands import as_command, command, configure, out_folder
 from et_nbdev.graph.anomaly import (
     AnomalyConfig,
     AnomalyEnergyTransformer,
@@ -47,14 +48,13 @@ from et_nbdev.graph.nodes import (
 )
 from et_nbdev.training import (
     CheckpointError,
+    OptimConfig,
     at_home,
     atomic_write,
     opened,
     provenance,
     read_meta,
 )
-from ..commands import as_command, command, configure, out_folder
-from ..training import OptimConfig
 
 # %% ../../nbs/34_detector.ipynb #67cdaeff
 #| code-fold: true

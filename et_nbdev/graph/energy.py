@@ -158,7 +158,7 @@ class EdgeAttention(EnergyAttention):
         edges=None,
         **places,
     ) -> Float[Array, "... N"]:
-        r"""$E_C = -\sum_h \ell_{hC}/\beta_h$: every node's share of E_ATT, which is
+        r"""$E_C = -\sum_h s_h\,\ell_{hC}/\beta_h$: every node's share of E_ATT, which is
         their sum.
         """
         if edges is None:
@@ -178,8 +178,9 @@ class EdgeAttention(EnergyAttention):
                 f" with no other class), got {[type(e).__name__ for e in graphs]}"
             )
         Q, K, beta = self.node_heads(g, **places)
-        match = sum(e.match(Q, K, beta, self.self_attention).sum(-1) for e in graphs)
-        return -jnp.moveaxis(match, 0, -1)
+        match = sum(e.match(Q, K, beta, self.self_attention) for e in graphs)
+        signs = jnp.asarray(self.signs, match.dtype).reshape((1,) * (g.ndim - 1) + (-1,))
+        return -jnp.moveaxis((signs * match).sum(-1), 0, -1)
 
 # %% ../../nbs/30_graph_energy.ipynb #d606c7ca
 class EdgeTransformer(EnergyTransformer):

@@ -26,8 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ..attention import RelativeDistances
-from ..scores import centered
+from ..attention import RelativeDistances, centered
 
 # %% ../../nbs/engine/kernels.ipynb #7745af09
 @partial(
@@ -940,5 +939,5 @@ def add_distances(positions, g, coordinates, Q, K, beta):
             f" {type(positions).__name__}; a grid, or a formula of your own, belongs"
             " to tables of pairs"
         )
-    z = centered(g, coordinates, beta.dtype)
+    z = centered(coordinates, beta.dtype)
     return _with_distances(Q, K, z, positions.factor, beta)

@@ -20,6 +20,13 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Float32, PRNGKeyArray, Shaped
 
 from ..checks import check_kinds, check_share, check_sizes
+from et_nbdev.commands import (
+    all_devices,
+    as_command,
+    command,
+    configure,
+    out_folder,
+)
 from ..dynamics import plot_energies
 from et_nbdev.training import (
     Fit,
@@ -30,13 +37,6 @@ from et_nbdev.training import (
     in_parts,
     option,
     provenance,
-)
-from et_nbdev.commands import (
-    all_devices,
-    as_command,
-    command,
-    configure,
-    out_folder,
 )
 from et_nbdev.vision.data import (
     FILLS,
