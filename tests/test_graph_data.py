@@ -452,7 +452,7 @@ def test_every_kind_of_sparse_matrix_is_one(kind, make):
     assert pairs(graph.edges) == [(0, 1), (1, 2)]
 
 
-@pytest.mark.parametrize("values", [[3, -3], [0, 2], [1] * 256, [0, 0]])
+@pytest.mark.parametrize("values", [[3, -3], [-2], [0, 2], [1] * 256, [0, 0]])
 def test_an_entry_that_is_listed_is_an_edge(values):
     "Those of a byte that sum up to 256 and those that cancel, too; a zero is none."
     ends = np.zeros(len(values), int), np.ones(len(values), int)
