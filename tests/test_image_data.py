@@ -266,7 +266,7 @@ def off(counts, of, share):
 
 
 def test_no_token_is_special():
-    occluded, masked = map(np.asarray, hide(20_000, 25, 10, 0.3))
+    occluded, masked = map(np.array, hide(20_000, 25, 10, 0.3))
     for chosen, share in (occluded, 0.4), (masked, 0.28), (occluded & ~masked, 0.12):
         assert off(chosen.sum(0), 20_000, share) < 5
     together = (occluded.T.astype(int) @ occluded)[~np.eye(25, dtype=bool)]

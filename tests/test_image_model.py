@@ -376,7 +376,7 @@ def test_learned_steps_are_taken_everywhere(rich, tmp_path):
     again = load_model(tmp_path / "rich.safetensors")
     done, more = (complete(n, PICTURES, HIDDEN, steps=4) for n in (rich, again))
     equal(more.images, done.images)
-    pixels = unpatchify(rich.decode(x), 8, 4) * np.float32(CONFIG.std)
+    pixels = np.asarray(unpatchify(rich.decode(x), 8, 4)) * np.float32(CONFIG.std)
     expected = np.clip(pixels + np.float32(CONFIG.mean), 0, 1)
     close(np.asarray(done.images)[UNDER], expected[UNDER], atol=1e-4)
     # steps of a size that is asked for are Euler's
@@ -932,7 +932,7 @@ def test_prepare_reads_channels_and_statistics_off_the_pictures():
 
 
 def test_a_model_of_another_configuration_is_not_trained(model):
-    config, images = TrainConfig(replace(CONFIG, dim=24)), dict.fromkeys(["train"])
+    config, images = TrainConfig(replace(CONFIG, dim=24)), dict(train=PICTURES)
     with pytest.raises(ValueError, match="^model: .*dim: 16 there, 24 here"):
         image_train.train(config, images, model=model)
 
