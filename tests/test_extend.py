@@ -218,15 +218,6 @@ def test_gates_differ_between_tokens(x64):
     assert alpha.min() > 0 and alpha.max() > 1.5 * alpha.min()
 
 
-def test_a_gate_of_another_width_is_refused():
-    block, x = block_of("memory"), tokens()
-    for run in (descend, solve):
-        with pytest.raises(ValueError, match=r"^gate: .*D = 6, got 5"):
-            run(block, x.astype(jnp.float32), solver=LearnedEuler(3, gate=5))
-        with pytest.raises(ValueError, match=r"^dim: .*D = 6, got 5"):
-            run(block, x, solver=LearnedMetric(3, 5))
-
-
 @pytest.mark.parametrize("names", BLOCKS, ids=["ours", "theirs"])
 @pytest.mark.parametrize("name", SOLVERS)
 def test_every_block_descends_under_every_solver(x64, name, names):
