@@ -68,7 +68,7 @@ def test_the_reference_has_every_public_name_with_its_signature():
         bodied = re.sub(r"(?m)^( *(?:def|\)).*):$", r"\1: ...", code)
         node = ast.parse(bodied + "\n    ..." * code.startswith(("class", "@"))).body[0]
         assert node.name == name and not re.search("pyright|noqa", code)
-        assert re.search(r"\]\(\d+\w*\.ipynb#.*\[source\]\(https://.*#L\d+\)", text), (
+        assert re.search(r"\]\(\w+\.ipynb#.*\[source\]\(https://.*#L\d+\)", text), (
             name
         )
         assert f"#{anchor}) |" in pages["api.qmd"]
