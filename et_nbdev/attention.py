@@ -236,7 +236,7 @@ def pairs(name: str, a, like: Array) -> Array:
         )
     return over(a, like)
 
-
+# %% ../nbs/engine/scores.ipynb #fc55ecb1
 def seen(mask, scores: Float[Array, "... H N N"], self_attention: bool) -> Array:
     """True where a query (row) sees a key (column): the mask, without the diagonal
     unless `self_attention`. Raises TypeError if the mask is not boolean.
@@ -264,7 +264,7 @@ def _slopes(num_heads: int) -> Float[np.ndarray, "H"]:
     "¼, ½, 1, 2 for the first four heads, and again from ¼."
     return 2.0 ** (np.arange(num_heads) % 4 - 2)
 
-
+# %% ../nbs/engine/scores.ipynb #b66f90b1
 @signed
 class RelativePositions(nnx.Module):
     r"""A learned bias for every score, $b_{h,C-B}$, that depends on the relative
@@ -299,7 +299,7 @@ class RelativePositions(nnx.Module):
         down, right = at[:, :, None] - at[:, None, :] + self.side - 1
         return self.table[...][:, down, right]
 
-
+# %% ../nbs/engine/scores.ipynb #b66f90c2
 @signed
 class RelativeDistances(nnx.Module):
     r"""A learned bias for every score that falls with the distance between two tokens,
@@ -329,7 +329,7 @@ class RelativeDistances(nnx.Module):
         apart = z[..., :, None, :] - z[..., None, :, :]
         return -jnp.einsum("h,...cbz->...hcb", self.factor, apart**2)
 
-
+# %% ../nbs/engine/scores.ipynb #b66f90d3
 @signed
 class PairBias(nnx.Module):
     r"""A learned bias $b_{hCB}$ for every score of every pair of tokens, for tokens

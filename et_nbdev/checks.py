@@ -27,7 +27,7 @@ def check_sizes(least: int = 1, /, **sizes: int):
                 f"{name}: expected a whole number of at least {least}, got {n!r}"
             )
 
-
+# %% ../nbs/engine/scores.ipynb #3a37e8b1
 def check_numbers(interval: str, /, *shapes, **values):
     """Raise ValueError, naming the argument, unless every value lies in an interval
     such as "(0, inf)" or "[0, 1)". It is one number, or an array of one of the shapes;
@@ -57,7 +57,7 @@ def check_positive(**values):
     "Raise ValueError, naming the argument, unless every value is one in (0, ∞)."
     check_numbers("(0, inf)", **values)
 
-
+# %% ../nbs/engine/scores.ipynb #3a37e8c2
 def check_share(**shares):
     "Raise ValueError, naming the argument, unless every share is None or in [0, 1]."
     check_numbers("[0, 1]", **{k: v for k, v in shares.items() if v is not None})
@@ -99,7 +99,7 @@ def check_tokens(name: str, x: Array, dim: int | None):
             f" {x.shape}"
         )
 
-
+# %% ../nbs/engine/scores.ipynb #5c4484b1
 def check_arrays(**arrays: tuple):
     """Raise TypeError or ValueError, naming the argument, unless every array holds
     finite floating-point numbers, all of one dtype, and has its shape: in

@@ -51,7 +51,7 @@ def _attributes(value: Any) -> dict:
     slots = {name: getattr(value, name, None) for row in rows for name in row}
     return slots | getattr(value, "__dict__", {})
 
-
+# %% ../nbs/engine/compiled.ipynb #67contb1
 def _contents(value: Any, inside: tuple[int, ...] = ()) -> Any:
     """What a value holds now, in a form that can be compared later: also of lists,
     dicts, arrays, closures and objects, which may change in place.
@@ -84,7 +84,7 @@ def _contents(value: Any, inside: tuple[int, ...] = ()) -> Any:
     known = isinstance(value, (type, ModuleType)) or not _attributes(value)
     return type(value), held, None if known else look(_attributes(value))
 
-
+# %% ../nbs/engine/compiled.ipynb #67contc2
 def _unchanging(value: Any) -> Any:
     "The value itself. Raises TypeError for what may change without a word."
     try:

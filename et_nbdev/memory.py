@@ -26,8 +26,7 @@ from et_nbdev.checks import (
 )
 from .energy import Energy
 
-# %% ../nbs/04_memory.ipynb #ee5bace2
-#| code-fold: true
+# %% ../nbs/04_memory.ipynb #1e65440e
 def _reward(
     a: Float[Array, "... K"], activation: Literal["relu", "power", "gelu"], n: float = 2
 ) -> Float[Array, "... K"]:
@@ -37,7 +36,8 @@ def _reward(
     r = jnp.where(a < 0, 0, a)  # NaN stays NaN, and a derivative keeps booleans alone
     return r * r / 2 if n == 2 else r**n / n
 
-
+# %% ../nbs/04_memory.ipynb #ee5bace2
+#| code-fold: true
 @signed
 class HopfieldMemory(Energy):
     r"""A Hopfield network applied to each token separately, Eq. (5): K memories ξ, and

@@ -60,7 +60,7 @@ def _in_float64(tree):
     floating = lambda a: jnp.issubdtype(getattr(a, "dtype", int), jnp.floating)
     return jax.tree.map(lambda a: jnp.float64(a) if floating(a) else a, tree)
 
-
+# %% ../nbs/engine/testing.ipynb #60asseb1
 def assert_gradient(
     # a term or a block, or a function of an array, with one scalar for each sample
     f: Energy | Block | Callable[[Float[Array, "..."]], Float[Array, "..."]],
@@ -122,7 +122,7 @@ def assert_descends(
     where = f"step {worst[0]}" + (f", sample {worst[1:]}" if e.ndim > 1 else "")
     assert excess.max() <= 0, f"energy rises by {rise[worst]:.3e} at {where}"
 
-
+# %% ../nbs/engine/testing.ipynb #70697eb1
 def assert_refuses(
     call: Callable[[], object],  # what must raise an error
     contains: str,  # a part of its message
@@ -164,7 +164,7 @@ def attention_update(
         total = total + jnp.einsum("...hny,hdy->...nd", pull, W[...])
     return total
 
-
+# %% ../nbs/engine/testing.ipynb #60byh4b1
 def memory_update(
     memory: HopfieldMemory, g: Float[Array, "... N D"]
 ) -> Float[Array, "... N D"]:

@@ -76,7 +76,7 @@ def draw_circle(
     ax.set(aspect="equal", xlim=(-2.4, 2.4), ylim=(-2.4, 2.4))
     ax.axis("off")
 
-
+# %% ../nbs/engine/toy.ipynb #788722b1
 def animate(
     fig,  # a matplotlib figure
     draw: Callable[[int], None],
