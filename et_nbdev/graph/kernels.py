@@ -498,29 +498,8 @@ _CallFrame = _struct(
     **_head, api=_ptr, ctx=_ptr, stage=_int, args=_Args, rets=_Rets, attrs=_Attrs
 )
 
-#| exports
 # versions of XLA's interface: what this is written for, and the newest one tested
 _OLDEST, _NEWEST = (0, 3), (0, 5)
-
-# %% ../../nbs/engine/kernels.ipynb #95b8f471
-_Api_Version = _struct(**_head, major_version=_int, minor_version=_int)
-_TypeId = _struct(type_id=_int64)
-_Metadata = _struct(
-    struct_size=_size_t, api_version=_Api_Version, traits=_uint32, state_type_id=_TypeId
-)
-_Extension = _struct(struct_size=_size_t, type=_int, next=_ptr)
-_Metadata_Extension = _struct(extension_base=_Extension, metadata=_ptr)
-_METADATA, _F64 = 1, 12  # the type of that extension, and of a buffer of float64
-_ThreadPool_NumThreads_Args = _struct(**_head, ctx=_ptr, num_threads=_ptr)
-_ThreadPool_Schedule_Args = _struct(**_head, ctx=_ptr, task=_ptr, data=_ptr)
-_Api = _struct(
-    **_head,
-    api_version=_Api_Version,
-    internal_api=_ptr,
-    _others=(_ptr, 11),
-    XLA_FFI_ThreadPool_Schedule=_ptr,
-    XLA_FFI_ThreadPool_NumThreads=_ptr,
-)
 
 # %% ../../nbs/engine/kernels.ipynb #95b8f471
 _Api_Version = _struct(**_head, major_version=_int, minor_version=_int)
