@@ -29,7 +29,6 @@ from et_nbdev.checks import check_sizes, check_tokens
 from et_nbdev.compiled import arrays, compiled
 from et_nbdev.energy import Energies
 
-
 PerSample = Float[ArrayLike, "..."] | Sequence[float]
 _Solver = TypeVar("_Solver", bound=type)
 
