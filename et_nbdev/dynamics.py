@@ -48,9 +48,9 @@ def check_numbers(name: str, value, low=_POSITIVE[0], high=_POSITIVE[1]):
     value = np.asarray(value)
     real = value.dtype.kind in "iu" or jnp.issubdtype(value.dtype, jnp.floating)
     if not (real and value.size and ((value >= low) & (value <= high)).all()):
-        known = (low, high) == _POSITIVE
-        expected = "positive, finite numbers" if known else f"from {low:g} to {high:g}"
-        raise ValueError(f"{name}: expected {expected}, got {value}")
+        least = "positive" if low == _POSITIVE[0] else f"at least {low:g}"
+        most = "finite" if high == _POSITIVE[1] else f"at most {high:g}"
+        raise ValueError(f"{name}: expected numbers, {least} and {most}, got {value}")
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, number))
