@@ -3,7 +3,7 @@ defines it, and trees on the means over neighbors.
 
 A network has two methods: `prepare(graph)` runs once, on the host, and returns the
 edges as arrays, which are an argument of what is compiled; `model(features, edges)`
-returns logits of normal and anomalous. `scripts/anomaly_results.py` trains and compares
+returns logits of normal and anomalous. `experiments/anomaly_results.py` trains and compares
 them, and nbs/58_graph_baselines.ipynb shows them. Graphs are undirected but for `MLP`
 and `aggregate`.
 """

@@ -2,7 +2,7 @@
 one that sees all that message passing can see. Both take the batches of
 `et_nbdev.graph.sets`, in either layout, and are in training where they get `rngs`.
 
-scripts/graph_classification.py and benchmarks/epochs.py train them, and
+experiments/graph_classification.py and benchmarks/epochs.py train them, and
 nbs/59_classification_baselines.ipynb tells what they are.
 """
 

@@ -5,7 +5,7 @@ results, which have the weights beside them.
 
     python scripts/ship_model.py results/image-pair/NAME.json \\
         results/image-pair/RIVAL.json
-    python scripts/image_figures.py       # then, what is drawn and measured from them
+    python experiments/image_figures.py       # then, what is drawn and measured from them
     python scripts/front_figures.py
     python scripts/browser_models.py
     python scripts/model_cards.py

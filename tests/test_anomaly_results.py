@@ -18,7 +18,7 @@ FEW = "--ratios 0.4 --trials 2 --seeds 2 --epochs 3".split()
 @pytest.fixture(scope="module")
 def script():
     spec = importlib.util.spec_from_file_location(
-        "anomaly_results", ROOT / "scripts/anomaly_results.py"
+        "anomaly_results", ROOT / "experiments/anomaly_results.py"
     )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

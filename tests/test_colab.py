@@ -16,7 +16,6 @@ from IPython.core.interactiveshell import InteractiveShell
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "scripts"))
 colab, modules = map(importlib.import_module, ("colab", "modules"))
 SETTINGS = modules.settings()
 

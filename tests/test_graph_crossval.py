@@ -418,7 +418,7 @@ def test_scores_by_hand():
 
 @pytest.fixture(scope="module")
 def script():
-    return runpy.run_path(str(ROOT / "scripts/graph_classification.py"))
+    return runpy.run_path(str(ROOT / "experiments/graph_classification.py"))
 
 
 def test_a_gin_with_positions_is_a_gin_on_wider_features(script, graphs):

@@ -2,9 +2,8 @@
 tables in double precision.
 """
 
-import sys
-from pathlib import Path
 
+import graph_rivals as rivals
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +13,6 @@ from scipy.special import beta as beta_function
 
 from et_nbdev.graph.data import Graph
 from et_nbdev.testing import assert_close
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))
-
-import graph_rivals as rivals
 
 pytestmark = pytest.mark.usefixtures("x64", "compiled_once", "compile_quickly")
 N = 12

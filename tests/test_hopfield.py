@@ -580,7 +580,7 @@ def test_kept_numbers_say_where_they_come_from():
 
 def test_the_script_refuses_fewer_queries_than_it_shows(monkeypatch, capsys):
     script = runpy.run_path(
-        str(Path(__file__).resolve().parent.parent / "scripts/hopfield_cifar.py")
+        str(Path(__file__).resolve().parent.parent / "experiments/hopfield_cifar.py")
     )
     for arguments in (["--queries", "7"], ["--stored", "9", "--queries", "10"]):
         monkeypatch.setattr("sys.argv", ["hopfield_cifar.py", *arguments])

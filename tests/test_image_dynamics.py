@@ -1,10 +1,9 @@
 """Completion whose descent runs on: the loss along it and at its end, and its scores, as
-scripts/image_dynamics.py has them.
+experiments/image_dynamics.py has them.
 """
 
-import sys
-from pathlib import Path
 
+import image_dynamics as dynamics
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +13,6 @@ from flax import nnx
 from et_nbdev.vision.data import normalize, occlude, patchify
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
 from et_nbdev.vision.train import TrainConfig, completion_loss
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
-
-import image_dynamics as dynamics
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 SIZES = dict(image_size=8, channels=1, patch_size=2, dim=12, num_heads=2, head_dim=4)

@@ -6,14 +6,12 @@ import ast
 import importlib
 import json
 import re
-import sys
 from html import escape
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "scripts"))
 modules, api, search = map(
     importlib.import_module, ("modules", "api_pages", "search_text")
 )

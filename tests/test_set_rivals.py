@@ -2,21 +2,17 @@
 the limits of what a sum can see.
 """
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from set_rivals import GIN, Agnostic, AgnosticConfig, GINConfig
 
 from et_nbdev.graph.sets import EdgeBatch, GraphBatch
 from et_nbdev.testing import assert_close
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))
-from set_rivals import GIN, Agnostic, AgnosticConfig, GINConfig
 
 MODELS = [
     (GIN, GINConfig(5, 4, dropout=0.0)),
