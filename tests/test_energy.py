@@ -1483,8 +1483,10 @@ def test_bad_settings_are_refused_by_name(make, match):
 
 @pytest.mark.parametrize("heads, memories", [(0, 5), (2, 0)])
 def test_a_part_that_is_left_out_is_no_term(x64, heads, memories):
-    whole = block(6, 2, 3, 5, activation="power", param_dtype=jnp.float64)
-    part = block(6, heads, 3, memories, activation="power", param_dtype=jnp.float64)
+    options = dict(memory=partial(HopfieldMemory, activation="power"))
+    options |= dict(param_dtype=jnp.float64)
+    whole = block(6, 2, 3, 5, **options)
+    part = block(6, heads, 3, memories, **options)
     (name,) = part.names
     assert name == ("attention" if heads else "memory")
     nnx.update(part.terms[name], nnx.state(whole.terms[name]))
@@ -1499,7 +1501,7 @@ def test_a_part_that_is_left_out_is_no_term(x64, heads, memories):
 
 
 def test_a_block_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="^num_heads, num_memories: expected at least"):
+    with pytest.raises(ValueError, match="^terms: expected at least one"):
         block(6, 0, 3, 0)
 
 
