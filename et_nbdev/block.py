@@ -55,7 +55,8 @@ def _check_context(context: dict, terms: dict[str, Energy]):
             f" terms take {', '.join(sorted(known)) or 'no context'}"
         )
 
-
+# %% ../nbs/05_block.ipynb #05norm00
+#| code-fold: true
 @contextmanager
 def _in_our_words(name: str):
     "Errors of JAX and flax about what a term does, by the name of the term."
@@ -195,7 +196,8 @@ class Block(nnx.Module):
         "−∂E/∂g: the direction in which every token moves, before the step size."
         return self.energies_and_update(g, **context)[1]
 
-
+# %% ../nbs/05_block.ipynb #5c9bcd17
+#| code-fold: true
 @signed
 class EnergyTransformer(Block):
     r"""The Energy Transformer block: a norm, and the energy $E = E^{ATT} + E^{HN}$ of

@@ -7,98 +7,27 @@ __all__ = ['View', 'Look', 'Solver', 'Euler', 'Trajectory', 'descend', 'plot_ene
 
 # %% ../nbs/06_dynamics.ipynb #0b529038
 #| code-fold: true
-from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
-from typing import (
-    Any,
-    NamedTuple,
-    Protocol,
-    TypeVar,
-    dataclass_transform,
-    runtime_checkable,
-)
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float
 
-from et_nbdev.block import Block
-from et_nbdev.checks import check_sizes, check_tokens
-from et_nbdev.compiled import arrays, compiled
-from et_nbdev.energy import Energies
+from .block import Block
+from .checks import check_sizes, check_tokens
+from .compiled import arrays, compiled
+from .energy import Energies
+from et_nbdev.stepping import (
+    PerSample,
+    check_parts,
+    frozen_pytree,
+    number,
+    per_sample,
+)
 
-PerSample = Float[ArrayLike, "..."] | Sequence[float]
-_Solver = TypeVar("_Solver", bound=type)
-
-
-_POSITIVE = np.finfo(float).tiny, np.finfo(float).max
-
-
-def number(default=MISSING, low=_POSITIVE[0], high=_POSITIVE[1]) -> Any:
-    "A field of a solver: numbers from `low` to `high`."
-    return field(default=default, metadata=dict(low=low, high=high))
-
-
-def check_numbers(name: str, value, low=_POSITIVE[0], high=_POSITIVE[1]):
-    "Raise ValueError, naming the argument, unless all numbers are in this range."
-    if isinstance(value, Tracer):  # no value yet
-        return
-    value = np.asarray(value)
-    real = value.dtype.kind in "iu" or jnp.issubdtype(value.dtype, jnp.floating)
-    if not (real and value.size and ((value >= low) & (value <= high)).all()):
-        known = (low, high) == _POSITIVE
-        expected = "positive, finite numbers" if known else f"from {low:g} to {high:g}"
-        raise ValueError(f"{name}: expected {expected}, got {value}")
-
-
-@dataclass_transform(frozen_default=True, field_specifiers=(field, number))
-def frozen_pytree(cls: _Solver) -> _Solver:
-    """A frozen dataclass and pytree: its numbers can change without recompiling, except
-    sizes, which have `metadata=dict(static=True)`. Sizes and what is a `number` are
-    checked when it is made; a list of numbers is one array.
-    """
-
-    def check(made):
-        for f in fields(made):
-            value = getattr(made, f.name)
-            if "low" in f.metadata:
-                check_numbers(f.name, value, **f.metadata)
-            if f.metadata.get("static"):
-                check_sizes(**{f.name: value})
-            if isinstance(value, (list, tuple)):
-                object.__setattr__(made, f.name, np.asarray(value))
-
-    if not hasattr(cls, "__post_init__"):
-        cls.__post_init__ = check
-    cls = dataclass(frozen=True)(cls)
-    static = [f.name for f in fields(cls) if f.metadata.get("static")]
-    names = [f.name for f in fields(cls) if f.name not in static]
-    values = lambda made, which: tuple(getattr(made, name) for name in which)
-
-    def unflatten(fixed, values):  # unchecked: they may be tracers or gradients
-        made = object.__new__(cls)
-        made.__dict__.update(zip(names, values), **dict(zip(static, fixed)))
-        return made
-
-    flatten = lambda made: (values(made, names), values(made, static))
-    jax.tree_util.register_pytree_node(cls, flatten, unflatten)
-    return cls
-
-
-def per_sample(
-    a: PerSample, x: Float[Array, "... N D"], name: str = "step_size"
-) -> Float[Array, "... 1 1"]:
-    "One number, or one per sample, shaped to multiply tokens."
-    if np.shape(a) not in ((), x.shape[:-2]):
-        raise ValueError(
-            f"{name}: expected one number, or one per sample {x.shape[:-2]}, got shape"
-            f" {np.shape(a)}"
-        )
-    return jnp.broadcast_to(jnp.asarray(a, x.dtype), x.shape[:-2])[..., None, None]
-
-# %% ../nbs/06_dynamics.ipynb #5ffb4b25
+# %% ../nbs/06_dynamics.ipynb #3cd3dd83
 #| code-fold: true
 class View(NamedTuple):
     "A state as a solver sees it: one evaluation of the block."
@@ -124,7 +53,16 @@ class Look:
         g = self.block.norm(x)
         return View(x, g, *self.block.energies_and_update(g, **self.context))
 
+    def follow(self, solver, state: Any) -> tuple[Any, View]:
+        "A solver's step. Raises TypeError unless it returns its memory and a View."
+        result, name = solver.step(self, state), type(solver).__name__
+        two = isinstance(result, tuple) and len(result) == 2
+        if not (two and isinstance(result[1], View)):
+            raise TypeError(f"solver: step of {name} has to return memory and a View")
+        return result
 
+# %% ../nbs/06_dynamics.ipynb #5ffb4b25
+#| code-fold: true
 @runtime_checkable
 class Solver(Protocol):
     """Any pytree with these two methods; see `Euler`.
@@ -141,33 +79,6 @@ class Solver(Protocol):
         the current tokens: for Euler, those it steps from.
         """
         ...
-
-# %% ../nbs/06_dynamics.ipynb #22451ba3
-#| code-fold: true
-def check_parts(block: Any, solver: Any):
-    "Raise TypeError unless these are a block and a solver."
-    if not (hasattr(block, "norm") and hasattr(block, "energies_and_update")):
-        raise TypeError(
-            "block: expected a Block, such as an EnergyTransformer, got"
-            f" {type(block).__name__}"
-        )
-    if isinstance(solver, type) or not isinstance(solver, Solver):
-        raise TypeError(
-            "solver: expected an object with methods init and step, such as Euler(0.1),"
-            f" got {solver!r}"
-        )
-
-
-def step_of(solver: Solver, look: Look, state: Any) -> tuple[Any, View]:
-    "A solver's step. Raises TypeError unless it returns two things, the second a View."
-    result = solver.step(look, state)
-    two = isinstance(result, tuple) and len(result) == 2
-    if not (two and isinstance(result[1], View)):
-        raise TypeError(
-            f"solver: step of {type(solver).__name__} has to return what it remembers"
-            f" and a View, which look(x) gives; got {type(result).__name__}"
-        )
-    return result
 
 # %% ../nbs/06_dynamics.ipynb #06e440e3
 @frozen_pytree
@@ -191,19 +102,19 @@ def _descend(block, x, solver, context, *, steps, states, remat, unroll):
     look = Look(block, context)
 
     def step(state, _):
-        state, view = step_of(solver, look, state)
+        state, view = look.follow(solver, state)
         return state, (view.energies, view.x if states else None)
 
     if remat:
         step = jax.checkpoint(step, prevent_cse=False)
     start = solver.init(look, x)
     state, passed = jax.lax.scan(step, start, None, length=steps, unroll=unroll)
-    _, last = step_of(solver, look, state)
+    _, last = look.follow(solver, state)
     append = lambda path, end: jnp.concatenate([path, end[None]])
     path = jax.tree.map(append, passed, (last.energies, last.x if states else None))
     return last.x, Trajectory(*path)
 
-# %% ../nbs/06_dynamics.ipynb #4512fa36
+# %% ../nbs/06_dynamics.ipynb #06traject
 #| code-fold: true
 class Trajectory(NamedTuple):
     """The path of `descend`: T+1 energies, one at the start and one after every step,
@@ -214,6 +125,21 @@ class Trajectory(NamedTuple):
     states: Float[Array, "times ... N D"] | None
 
 
+def _layer(
+    self: Block,
+    x: Float[Array, "... N D"],
+    steps: int = 12,  # T
+    step_size: Float[ArrayLike, ""] | None = None,  # α; None: 0.1
+    **context,
+) -> Float[Array, "... N D"]:
+    "The normalized tokens after T steps downhill; see `et_nbdev.dynamics.descend`."
+    return self.norm(descend(self, x, steps, step_size, **context)[0])
+
+
+Block.__call__ = _layer
+
+# %% ../nbs/06_dynamics.ipynb #4512fa36
+#| code-fold: true
 def descend(
     block: Block,
     x: Float[Array, "... N D"],  # token states at t = 0
@@ -249,21 +175,8 @@ def descend(
     options = dict(steps=steps, states=states, remat=remat, unroll=unroll)
     return _descend(block, x, solver, arrays(context), **options)
 
-
-def _layer(
-    self: Block,
-    x: Float[Array, "... N D"],
-    steps: int = 12,  # T
-    step_size: Float[ArrayLike, ""] | None = None,  # α; None: 0.1
-    **context,
-) -> Float[Array, "... N D"]:
-    "The normalized tokens after T steps downhill; see `et_nbdev.dynamics.descend`."
-    return self.norm(descend(self, x, steps, step_size, **context)[0])
-
-
-Block.__call__ = _layer
-
-
+# %% ../nbs/06_dynamics.ipynb #209d8d8e
+#| code-fold: true
 def plot_energies(energies: Energies | Any, max_lines: int = 32):
     """Energy over time: a panel for the sum and one for each term, with one line per
     sample for the first `max_lines` samples. Returns the figure.

@@ -17,16 +17,17 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from .block import Block
 from .checks import check_sizes
 from .compiled import arrays
-from .dynamics import PerSample, Solver, frozen_pytree, number, per_sample
+from .dynamics import Solver
 from .norm import EnergyLayerNorm, turning
-from et_nbdev.solvers import (
+from .solvers import Anderson, Solution, check_precision, solve
+from et_nbdev.stepping import (
     LONGEST,
-    Anderson,
-    Solution,
-    check_precision,
+    PerSample,
+    frozen_pytree,
+    number,
     over,
+    per_sample,
     rms,
-    solve,
     unit,
 )
 
@@ -44,7 +45,7 @@ class _LinearSolution(NamedTuple):
         "Whether S has shown no negative curvature, beyond rounding."
         return self.curvature > -(jnp.finfo(self.w.dtype).eps ** 0.5)
 
-
+# %% ../nbs/engine/equilibria.ipynb #9f3e0dab
 def _conjugate_gradients(
     product, v: Float[Array, "... N D"], cg_steps: int
 ) -> _LinearSolution:
@@ -107,7 +108,7 @@ def _at_rest(graphdef, cg_steps: int, leave_out: bool, given, x, settled):
 def _forwards(graphdef, cg_steps, leave_out, given, x, settled):
     return x, (given, x, settled)
 
-
+# %% ../nbs/engine/equilibria.ipynb #57cddc2b
 def _backwards(graphdef, cg_steps, leave_out, saved, v):
     given, x, settled = saved
     found = _adjoint(graphdef, given, x, v, cg_steps)
@@ -192,7 +193,7 @@ class Noisy:
         force = view.update + self.noise * jax.random.normal(now, x.shape, x.dtype)
         return (x + per_sample(self.step_size, x) * force, key), view
 
-
+# %% ../nbs/engine/equilibria.ipynb #e68a77fb
 @frozen_pytree
 class Langevin:
     r"""Noisy steps on the spheres of $g$, whose distribution tends to $p(g)\propto

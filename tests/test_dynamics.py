@@ -206,7 +206,7 @@ def turning_share(block, x):
     return float(jnp.linalg.norm(turning(x, u)) / jnp.linalg.norm(u))
 
 
-def test_x_runs_away_while_g_settles_and_small_steps_of_g_do_not_mean_rest(x64):
+def test_states_run_away_while_normalized_tokens_settle(x64):
     block, x = block_of(D=8, K=16, gamma=1.7), tokens(3, 5, 8, seed=0)
     _, path = descend(block, x, 500, states=True)
     g = np.asarray(block.norm(path.states))

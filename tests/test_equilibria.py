@@ -23,7 +23,8 @@ from et_nbdev.equilibria import (
 )
 from et_nbdev.graph.energy import EdgeTransformer
 from et_nbdev.norm import hessian
-from et_nbdev.solvers import Backtracking, rms, solve, unit
+from et_nbdev.solvers import Backtracking, solve
+from et_nbdev.stepping import rms, unit
 from et_nbdev.testing import assert_close
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
