@@ -9,6 +9,7 @@ PYTHON ?=
 override DATA := $(or $(strip $(DATA)),digits)
 
 BIN     := .venv/bin
+COMMA   := ,
 PYTHONS := $(shell sed -n 's/^pythons = //p' settings.ini)
 PYENV   := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 # A name on the PATH proves little (pyenv's shims are there for versions that are not), so each candidate is run.
@@ -20,8 +21,7 @@ SUITABLE   = import sys, venv, ensurepip; sys.exit("%d.%d" % sys.version_info[:2
 
 help:
 	@echo 'make demo [DATA=digits|cifar10|a/folder]  complete photographs with a trained model, then train on pictures and'
-	@echo '                                          complete occluded ones; figures go to out/'
-	@echo '                                          (with digits also: find the odd nodes of a small graph)'
+	@echo '                                          complete occluded ones (with digits also: odd nodes of a graph); to out/'
 	@echo 'make check                                style, types and the proofs of the core: a few minutes'
 	@echo 'make test [DGL=1]                         run every notebook and every test (DGL=1: compare with DGL, too)'
 	@echo 'make docs                                 build the documentation site (without Quarto, stage and check its pages)'
@@ -74,6 +74,7 @@ HOLDS_dev    = .venv/.demo .venv/.images
 	@touch $(HOLDS_$*) $@
 
 demo: .venv/.$(if $(filter-out digits,$(DATA)),images,demo)
+	@echo 'First six photographs (ten seconds), then training on pictures of $(DATA) (about two minutes on two quiet cores)$(if $(filter-out digits,$(DATA)),,$(COMMA) then odd nodes of a graph (half a minute))'
 	$(BIN)/et_demo --data "$(DATA)" --out out
 	$(if $(filter-out digits,$(DATA)),,$(BIN)/et_demo_graphs --out out)
 
@@ -106,7 +107,7 @@ docs: readme
 
 bench: .venv/.dev
 	@ls benchmarks/*.py >/dev/null 2>&1 || { echo 'benchmarks/ holds no scripts: nothing to run.'; exit 0; }; \
-	for f in $(filter-out %reference.py %memory.py, $(wildcard benchmarks/*.py)); do echo "== $$f"; $(BIN)/python "$$f" || exit 1; done
+	for f in $(filter-out %reference.py %timing.py, $(wildcard benchmarks/*.py)); do echo "== $$f"; $(BIN)/python "$$f" || exit 1; done
 
 clean:
 	rm -rf out _docs _proc build dist *.egg-info .pytest_cache .hypothesis

@@ -1,43 +1,38 @@
-"""Attention on graphs: speed and memory of its operator beside XLA and DGL, how its
-cost grows with the graph, and two graphs of real size.
+"""Attention on graphs: speed and memory of its operator beside XLA and DGL, how its cost
+grows with the graph, and two graphs of real size.
 
-    operator   one update and one training step at the size of tolokers (the graph
-    itself where ET_DATA names it), by the compiled kernels, by XLA and by
-               DGL message passing on torch: processes of their own, taking turns;
-               medians, and peak memory beyond what libraries and their machine code
-               take
+    operator   one update and one training step at the size of tolokers (the graph itself
+               where ET_DATA names it), by the compiled kernels, by XLA and by DGL's
+               message passing on torch: processes of their own, taking turns; medians,
+               and peak memory beyond what libraries and their machine code take
     scaling    one update from 10⁴ to 10⁸ edges, power-law degrees
     tsocial    every node classified by the whole model (D 64, H 1, T 2) at the size of
-    T-Social: 5.78 M nodes, 146 M directed edges, power-law degrees
+               T-Social: 5.78 M nodes, 146 M directed edges, power-law degrees
     tfinance   one training step of the whole model on all nodes at the size of
-    T-Finance: 39,357 nodes, 42 M directed edges
+               T-Finance: 39,357 nodes, 42 M directed edges
 
-Every part that is run replaces its entry in results/benchmarks/graphs.json. Run it on a
-machine that does nothing else. `--scale 0.01` tries everything at a hundredth of the
-size.
+Every part that is run replaces its entry in the results. `--scale 0.01` tries everything
+at a hundredth of the size.
 """
 
-import argparse
 import gc
 import json
 import os
-import resource
-import subprocess
 import sys
 import tempfile
-import time
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+from timing import alone, options, peak, seconds, write
 
 HEADS, WIDTH = 2, 32  # of the operator
 FEATURES = 10  # a node, of T-Social and T-Finance
-
-
-# ------------------------------------------------------------------------------------
-# graphs
+MODELS = {  # nodes, edges, and how flat the degrees are
+    "tsocial": (5_781_065, 146_211_016, 0.5),
+    "tfinance": (39_357, 42_445_086, 0.2),
+}
 
 
 def power_law(nodes: int, edges: int, seed: int = 0, flat: float = 0.5):
@@ -45,23 +40,17 @@ def power_law(nodes: int, edges: int, seed: int = 0, flat: float = 0.5):
     probability that falls as r to the power −`flat`.
     """
     rng, keys, half = np.random.default_rng(seed), np.zeros(0, np.int64), edges // 2
+    draw = lambda more: np.minimum(
+        (nodes * rng.random(more) ** (1 / (1 - flat))).astype(np.int64), nodes - 1
+    )
     while len(keys) < half:
         more = int(1.1 * (half - len(keys))) + 1000
-        a, b = (
-            np.minimum(
-                (nodes * rng.random(more) ** (1 / (1 - flat))).astype(np.int64),
-                nodes - 1,
-            )
-            for _ in range(2)
-        )
+        a, b = draw(more), draw(more)
         fresh = (np.minimum(a, b) * nodes + np.maximum(a, b))[a != b]
-        del a, b
         keys = np.unique(np.concatenate([keys, fresh]))
-        del fresh
     if len(keys) > half:
         keys = np.delete(keys, rng.choice(len(keys), len(keys) - half, replace=False))
     a, b = (keys // nodes).astype(np.int32), (keys % nodes).astype(np.int32)
-    del keys
     shuffle = rng.permutation(nodes).astype(np.int32)  # hubs anywhere, not at the front
     a, b = shuffle[a], shuffle[b]
     return np.concatenate([a, b]), np.concatenate([b, a])
@@ -70,35 +59,20 @@ def power_law(nodes: int, edges: int, seed: int = 0, flat: float = 0.5):
 def operator_graph(scale: float):
     data = os.environ.get("ET_DATA")
     if data and scale == 1:
-        with np.load(
-            Path(data) / "graphs/anomaly/tolokers.npz", allow_pickle=False
-        ) as file:
-            return (
-                "tolokers",
-                int(len(file["labels"])),
-                file["senders"],
-                file["receivers"],
-            )
+        path = Path(data) / "graphs/anomaly/tolokers.npz"
+        with np.load(path, allow_pickle=False) as file:
+            ends = file["senders"], file["receivers"]
+            return "tolokers", int(len(file["labels"])), *ends
     nodes = max(100, int(11_758 * scale))
     return "power law", nodes, *power_law(nodes, int(1_038_000 * scale))
 
 
-# ------------------------------------------------------------------------------------
-# in a process of its own each
+# --- in a process of its own each ---
 
 
-def peak() -> float:
-    "The most memory this process ever held, in MiB."
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def timed(thunk, repeats: int) -> list[float]:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        thunk()
-        times.append(time.perf_counter() - start)
-    return times
+def normal(nodes: int, count: int) -> list[np.ndarray]:
+    rng, shape = np.random.default_rng(0), (nodes, HEADS, WIDTH)
+    return [rng.normal(size=shape).astype(np.float32) for _ in range(count)]
 
 
 def dgl_operator(nodes, senders, receivers, training):
@@ -111,21 +85,12 @@ def dgl_operator(nodes, senders, receivers, training):
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     yield peak()
     # faster than int64
-    graph = dgl.graph(
-        (
-            torch.from_numpy(senders.astype(np.int32)),
-            torch.from_numpy(receivers.astype(np.int32)),
-        ),
-        num_nodes=nodes,
-    )
+    ends = [torch.from_numpy(e.astype(np.int32)) for e in (senders, receivers)]
+    graph = dgl.graph(tuple(ends), num_nodes=nodes)
     turned = dgl.reverse(graph)  # the same edges in the same order
     for g in (graph, turned):
         g.create_formats_()
-    rng = np.random.default_rng(0)
-    Q, K, a, b = (
-        torch.from_numpy(rng.normal(size=(nodes, HEADS, WIDTH)).astype(np.float32))
-        for _ in range(4)
-    )
+    Q, K, a, b = map(torch.from_numpy, normal(nodes, 4))
     Q, K = Q * WIDTH**-0.5, K.clone()
     Q.requires_grad_(training), K.requires_grad_(training)
 
@@ -163,11 +128,7 @@ def jax_operator(nodes, senders, receivers, training, backend):
     EdgeIndex([0], [1], 2, backend=backend)
     yield peak()
     edges = EdgeIndex(senders, receivers, nodes, backend=backend)
-    rng = np.random.default_rng(0)
-    Q, K, a, b = (
-        jnp.asarray(rng.normal(size=(nodes, HEADS, WIDTH)).astype(np.float32))
-        for _ in range(4)
-    )
+    Q, K, a, b = map(jnp.asarray, normal(nodes, 4))
     Q = Q * WIDTH**-0.5
     match = lambda Q, K, edges: neighbor_match(edges, Q, K).sum()
     update = jax.grad(match, (0, 1))
@@ -180,40 +141,41 @@ def jax_operator(nodes, senders, receivers, training, backend):
     yield lambda: jax.block_until_ready(call(Q, K, edges))
 
 
-def operator_alone(name: str, kind: str, scale: float, repeats: int) -> dict:
-    _, nodes, senders, receivers = operator_graph(scale)
-    steps = (
-        dgl_operator(nodes, senders, receivers, kind == "training")
-        if name == "dgl"
-        else jax_operator(nodes, senders, receivers, kind == "training", name)
-    )
+def operator_alone(name: str, kind: str, scale: str, repeats: str) -> dict:
+    graph, training = operator_graph(float(scale))[1:], kind == "training"
+    if name == "dgl":
+        steps = dgl_operator(*graph, training)
+    else:
+        steps = jax_operator(*graph, training, name)
     before, run = next(steps), next(steps)
-    first = timed(run, 1)[0]
-    result = run()
+    first, result = seconds(run), run()
     return {
         "first_call_s": first,
-        "seconds": timed(run, repeats),
+        "seconds": [seconds(run) for _ in range(int(repeats))],
         "peak_mib": peak() - before,
         "process_mib": peak(),
         "norms": [float(np.linalg.norm(np.asarray(r, np.float64))) for r in result],
     }
 
 
-def scaling_alone(edges: int, repeats: int) -> dict:
+def built(senders, receivers, nodes: int):
+    "The index of a graph, and the seconds that it takes."
+    from et_nbdev.graph.energy import EdgeIndex
+
+    made = []
+    took = seconds(lambda: made.append(EdgeIndex(senders, receivers, nodes)))
+    return made[0], took
+
+
+def scaling_alone(edges: str, repeats: str) -> dict:
     import jax
 
     from et_nbdev.graph.edges import neighbor_match
-    from et_nbdev.graph.energy import EdgeIndex
 
-    nodes = max(edges // 25, 300)
-    senders, receivers = power_law(nodes, edges)
-    start = time.perf_counter()
-    graph = EdgeIndex(senders, receivers, nodes)
-    built = time.perf_counter() - start
-    del senders, receivers
-    Q, K = (
-        jax.random.normal(jax.random.key(i), (nodes, 1, 64)) / 8**i for i in range(2)
-    )
+    nodes = max(int(edges) // 25, 300)
+    graph, took = built(*power_law(nodes, int(edges)), nodes)
+    draw = lambda i: jax.random.normal(jax.random.key(i), (nodes, 1, 64)) / 8**i
+    Q, K = draw(0), draw(1)
     match = lambda Q, K, graph: neighbor_match(graph, Q, K).sum()
     call = jax.jit(jax.value_and_grad(match, (0, 1)))
     run = lambda: jax.block_until_ready(call(Q, K, graph))
@@ -222,14 +184,25 @@ def scaling_alone(edges: int, repeats: int) -> dict:
         "edges": graph.num_edges,
         "nodes": nodes,
         "backend": graph.backend,
-        "build_s": built,
-        "seconds": float(np.median(timed(run, repeats))),
+        "build_s": took,
+        "seconds": float(np.median([seconds(run) for _ in range(int(repeats))])),
     }
 
 
-def model_alone(part: str, folder: str, repeats: int) -> dict:
+def graph_alone(part: str, scale: str, folder: str) -> dict:
+    "Draw a graph into a folder, which takes more memory than the model."
+    nodes, edges, flat = MODELS[part]
+    share = float(scale) ** (0.5 if part == "tfinance" else 1)  # which has few nodes
+    nodes = max(200, int(nodes * share))
+    ends = power_law(nodes, int(edges * float(scale)), flat=flat)
+    np.save(f"{folder}/senders.npy", ends[0])
+    np.save(f"{folder}/receivers.npy", ends[1])
+    return {"nodes": nodes}
+
+
+def model_alone(part: str, folder: str, nodes: str, repeats: str) -> dict:
     """All nodes classified by the whole model (tsocial), or one step of its training on
-    all of them (tfinance), on the graph kept in `folder`.
+    all of them (tfinance).
     """
     import jax
     import jax.numpy as jnp
@@ -241,244 +214,122 @@ def model_alone(part: str, folder: str, repeats: int) -> dict:
         AnomalyEnergyTransformer,
         weighted_loss,
     )
-    from et_nbdev.graph.energy import EdgeIndex
     from et_nbdev.graph.nodes import Batch
 
-    nodes = int(np.load(f"{folder}/nodes.npy"))
-    start = time.perf_counter()
-    graph = EdgeIndex(
-        np.load(f"{folder}/senders.npy"), np.load(f"{folder}/receivers.npy"), nodes
-    )
-    built = time.perf_counter() - start
+    nodes, ends = int(nodes), ("senders", "receivers")
+    graph, took = built(*(np.load(f"{folder}/{end}.npy") for end in ends), nodes)
     gc.collect()
     config = AnomalyConfig(dim=64, num_heads=1, head_dim=64, num_memories=128, steps=2)
     row = {
         "nodes": nodes,
         "edges": graph.num_edges,
         "most_neighbors": int(np.diff(np.asarray(graph.into.start)).max()),
-        "build_s": built,
+        "build_s": took,
         "build_peak_mib": peak(),
         "steps_of_descent": config.steps,
     }
-    graphdef, weights = nnx.split(
-        AnomalyEnergyTransformer(FEATURES, config, rngs=nnx.Rngs(0))
-    )
+    model = AnomalyEnergyTransformer(FEATURES, config, rngs=nnx.Rngs(0))
+    graphdef, weights = nnx.split(model)
     features = jax.random.normal(jax.random.key(0), (nodes, FEATURES))
-    if part == "tsocial":
-        infer = jax.jit(
-            lambda weights, features, graph: nnx.merge(graphdef, weights)(
-                features, (graph,)
-            )
-        )
-        run = lambda: jax.block_until_ready(infer(weights, features, graph))
-    else:
-        labels = jax.random.bernoulli(jax.random.key(1), 0.05, (nodes,)).astype(
-            jnp.int32
-        )
+    if part == "tfinance":
+        labels = jax.random.bernoulli(jax.random.key(1), 0.05, (nodes,))
+        labels = labels.astype(jnp.int32)
         batch = Batch(features, (graph,), jnp.arange(nodes), labels)
         optimizer = optax.adam(1e-3)
         state = optimizer.init(weights)
 
         @jax.jit
         def train(weights, state, batch):
-            loss, slope = jax.value_and_grad(
-                lambda weights: weighted_loss(
-                    nnx.merge(graphdef, weights), batch, jax.random.key(2)
-                )[0]
-            )(weights)
+            model = lambda weights: nnx.merge(graphdef, weights)
+            of = lambda w: weighted_loss(model(w), batch, jax.random.key(2))[0]
+            loss, slope = jax.value_and_grad(of)(weights)
             change, state = optimizer.update(slope, state)
             return optax.apply_updates(weights, change), state, loss
 
         run = lambda: jax.block_until_ready(train(weights, state, batch))
-    times = timed(run, repeats + 1)
-    return {
-        **row,
-        "first_call_s": times[0],
-        "seconds": float(np.median(times[1:])),
-        "process_mib": peak(),
-    }
+    else:
+        call = jax.jit(lambda w, x, graph: nnx.merge(graphdef, w)(x, (graph,)))
+        run = lambda: jax.block_until_ready(call(weights, features, graph))
+    first, *times = [seconds(run) for _ in range(int(repeats) + 1)]
+    times = {"first_call_s": first, "seconds": float(np.median(times))}
+    return row | times | {"process_mib": peak()}
 
 
-# ------------------------------------------------------------------------------------
-# side by side
-
-
-def alone(*arguments) -> dict:
-    run = subprocess.run(
-        [sys.executable, __file__, "--alone", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-    )
-    if run.returncode:
-        raise SystemExit(f"{arguments}: exit {run.returncode}\n{run.stderr[-2000:]}")
-    return json.loads(run.stdout.splitlines()[-1])
+# --- side by side ---
 
 
 def operator(scale, repeats, rounds) -> dict:
     names = ["compiled", "xla", *(["dgl"] if find_spec("dgl") else [])]
-    if "dgl" not in names:
-        print(
-            "dgl is not installed (pip install 'et_nbdev[dgl]', Python 3.11): measured"
-            " without it"
-        )
     graph, nodes, senders, _ = operator_graph(scale)
-    report = {
-        "graph": graph,
-        "nodes": nodes,
-        "edges": len(senders),
-        "heads": HEADS,
-        "width": WIDTH,
-        "repeats": repeats,
-        "rounds": rounds,
-    }
+    report = {"graph": graph, "nodes": nodes, "edges": len(senders), "heads": HEADS}
+    report |= {"width": WIDTH, "repeats": repeats, "rounds": rounds}
     for kind in ("update", "training"):
         runs = {name: [] for name in names}
         for _ in range(rounds):  # in turn, so that a slow moment hits all of them
             for name in names:
                 runs[name].append(alone("operator", name, kind, scale, repeats))
-        for name in names[1:]:
-            np.testing.assert_allclose(
-                runs[name][0]["norms"],
-                runs["compiled"][0]["norms"],
-                rtol=1e-4,
-                err_msg=f"{name} computes something else",
-            )
-        times = {
-            name: np.concatenate([run["seconds"] for run in runs[name]])
-            for name in names
-        }
-        row = {
-            name: {
-                "seconds": float(np.median(times[name])),
-                "spread": [float(np.quantile(times[name], q)) for q in (0.1, 0.9)],
-                **{
-                    key: float(np.median([run[key] for run in runs[name]]))
-                    for key in ("first_call_s", "peak_mib", "process_mib")
-                },
-            }
-            for name in names
-        }
-        report[kind] = {
-            **row,
-            "speed_over": {
-                name: row[name]["seconds"] / row["compiled"]["seconds"]
-                for name in names[1:]
-            },
-            "memory_over": {
-                name: row["compiled"]["peak_mib"] / row[name]["peak_mib"]
-                for name in names[1:]
-            },
-        }
+        report[kind] = row = {}
         for name in names:
-            print(
-                f"{kind:<9} {name:<9} {1e3 * row[name]['seconds']:8.1f} ms   peak"
-                f" {row[name]['peak_mib']:7.0f} MiB (process"
-                f" {row[name]['process_mib']:.0f})"
-                + (
-                    f"   × {report[kind]['speed_over'][name]:.1f}"
-                    if name != "compiled"
-                    else ""
-                ),
-                flush=True,
-            )
-    report["versions"] = {
-        name: version(name) for name in ("dgl", "torch", "numba") if find_spec(name)
-    }
+            same = runs[name][0]["norms"], runs["compiled"][0]["norms"]
+            np.testing.assert_allclose(*same, rtol=1e-4, err_msg=name)
+            times = np.concatenate([run["seconds"] for run in runs[name]])
+            median = lambda key: float(np.median([run[key] for run in runs[name]]))
+            row[name] = {
+                "seconds": float(np.median(times)),
+                "spread": np.quantile(times, [0.1, 0.9]).tolist(),
+                **{k: median(k) for k in ("first_call_s", "peak_mib", "process_mib")},
+            }
+            took, held = row[name]["seconds"], row[name]["peak_mib"]
+            print(f"{kind:<9}{name:<9}{1e3 * took:8.1f} ms{held:8.0f} MiB", flush=True)
+        ours, over = row["compiled"], names[1:]
+        row["speed_over"] = {n: row[n]["seconds"] / ours["seconds"] for n in over}
+        row["memory_over"] = {n: ours["peak_mib"] / row[n]["peak_mib"] for n in over}
+    packages = ("dgl", "torch", "numba")
+    report["versions"] = {p: version(p) for p in packages if find_spec(p)}
     return report
 
 
 def scaling(scale, repeats, rounds) -> list:
     rows = []
-    for edges in (10_000, 100_000, 1_000_000, 10_000_000, 100_000_000):
-        rows.append(
-            alone(
-                "scaling",
-                max(1000, int(edges * scale)),
-                max(1, min(repeats, 10**8 // edges)),
-            )
-        )
+    for edges in (10**4, 10**5, 10**6, 10**7, 10**8):
+        some = max(1, min(repeats, 10**8 // edges))
+        rows.append(alone("scaling", max(1000, int(edges * scale)), some))
+        row = rows[-1]
+        each = 1e9 * row["seconds"] / row["edges"]
         print(
-            "{edges:>12,} edges  {seconds:9.4f} s  {ns:6.1f} ns an edge  built in"
-            " {build_s:.2f} s".format(
-                **rows[-1], ns=1e9 * rows[-1]["seconds"] / rows[-1]["edges"]
-            ),
-            flush=True,
+            f"{row['edges']:>12,} edges {row['seconds']:9.4f} s {each:6.1f} ns an edge"
         )
     return rows
 
 
 def model(part, scale, repeats, rounds) -> dict:
-    nodes, edges, flat = {
-        "tsocial": (5_781_065, 146_211_016, 0.5),
-        "tfinance": (39_357, 42_445_086, 0.2),
-    }[part]
-    nodes = max(200, int(nodes * (scale if part == "tsocial" else scale**0.5)))
-    edges = int(edges * scale)
     with tempfile.TemporaryDirectory() as folder:
-        make = (
-            f"import numpy as np, graphs; s, r = graphs.power_law({nodes}, {edges},"
-            f" flat={flat}); [np.save(f'{folder}/{{n}}.npy', x) for n, x in"
-            f" (('senders', s), ('receivers', r), ('nodes', {nodes}))]"
-        )
-        subprocess.run(
-            [sys.executable, "-c", make], check=True, cwd=Path(__file__).parent
-        )
-        row = alone("model", part, folder, max(1, repeats // 3))
-    print(
-        f"{part}: {row['nodes']:,} nodes, {row['edges']:,} edges, at most"
-        f" {row['most_neighbors']:,} a node: {row['seconds']:.2f} s (the first time,"
-        f" with compiling, {row['first_call_s']:.2f} s), built in {row['build_s']:.1f}"
-        f" s, peak of the process {row['process_mib'] / 1024:.2f} GiB",
-        flush=True,
-    )
+        nodes = alone("graph", part, scale, folder)["nodes"]
+        row = alone("model", part, folder, nodes, max(1, repeats // 3))
+    print(f"{part}: {row['edges']:,} edges, {row['seconds']:.2f} s", end="")
+    print(f", {row['process_mib']:.0f} MiB", flush=True)
     return row
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "parts",
-        nargs="*",
-        choices=["operator", "scaling", "tsocial", "tfinance", []],
-        help="which to run (all)",
-    )
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path(__file__).parent.parent / "results/benchmarks/graphs.json",
-    )
-    parser.add_argument("--alone", nargs="+", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    if args.alone:
-        what, *rest = args.alone
-        if what == "operator":
-            result = operator_alone(rest[0], rest[1], float(rest[2]), int(rest[3]))
-        elif what == "scaling":
-            result = scaling_alone(int(rest[0]), int(rest[1]))
-        else:
-            result = model_alone(rest[0], rest[1], int(rest[2]))
-        return print(json.dumps(result))
-    from et_nbdev.training.checkpoint import atomic_write, provenance
+def main():
+    from et_nbdev.training.checkpoint import provenance
 
+    parts = {"operator": operator, "scaling": scaling}
+    parts |= {name: lambda *rest, name=name: model(name, *rest) for name in MODELS}
+    parser = options(__doc__, "graphs", repeats=7, rounds=3, scale=1.0)
+    parser.add_argument("parts", nargs="*", choices=[*parts, []], help="which (all)")
+    args = parser.parse_args()
     report = json.loads(args.out.read_text()) if args.out.exists() else {}
-    for part in args.parts or ["operator", "scaling", "tsocial", "tfinance"]:
-        run = {"operator": operator, "scaling": scaling}.get(part) or (
-            lambda *rest: model(part, *rest)
-        )
-        report[part] = run(args.scale, args.repeats, args.rounds)
-        report["provenance"] = {
-            **report.get("provenance", {}),
-            part: {**provenance(), "scale": args.scale},
-        }
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(args.out) as path:
-            path.write_text(json.dumps(report, indent=2) + "\n")
+    came = report.pop("provenance", {})
+    for part in args.parts or parts:
+        report[part] = parts[part](args.scale, args.repeats, args.rounds)
+        came[part] = {**provenance(), "scale": args.scale}
+        write(args.out, report | {"provenance": came})
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--alone"]:  # without what JAX takes, for DGL
+        what, *words = sys.argv[2:]
+        print(json.dumps(globals()[f"{what}_alone"](*words)))
+    else:
+        main()

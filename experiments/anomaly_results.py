@@ -11,7 +11,6 @@ Changes to the Energy Transformer (its parts taken away, --search) start from wh
 own line found, and means over several starts from what theirs did, so that comes first.
 """
 
-import argparse
 import json
 import re
 import time
@@ -26,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from graph_rivals import NETWORKS, aggregate, fit_trees
+from runs import add_part, keep, options, positive
 from sklearn.neighbors import kneighbors_graph
 
 from et_nbdev.graph.anomaly import (
@@ -35,11 +35,8 @@ from et_nbdev.graph.anomaly import (
 )
 from et_nbdev.graph.data import DATASETS, Graph, from_relations, load_graph, split
 from et_nbdev.graph.nodes import Batch, held_out, scaled, train_classifier
-from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.training.command import as_command
 from et_nbdev.training.loop import OptimConfig
-
-ROOT = Path(__file__).resolve().parent.parent
 
 # What the search may choose from. Every neural network shares the first line, every
 # classifier gets the same number of trials.
@@ -200,27 +197,17 @@ def graph_of(name: str):
 def features_of(name: str, hops: int, scale: str, degree: bool = True):
     graph = graph_of(name)
     if hops:  # the degree is a feature like the others, and neighbors have one too
-        with_degree = replace(
-            graph,
-            features=np.column_stack([graph.features, np.log1p(graph.degrees)]).astype(
-                np.float32
-            ),
-        )
-        return scaled(
-            replace(graph, features=aggregate(with_degree, hops)),
-            degree=False,
-            scale=scale,
-        )
+        own = np.column_stack([graph.features, np.log1p(graph.degrees)])
+        graph = replace(graph, features=own.astype(np.float32))
+        graph, degree = replace(graph, features=aggregate(graph, hops)), False
     return scaled(graph, degree, scale)
 
 
 @cache
 def edges_of(name: str, kind: str, relations: str):
-    return (
-        AnomalyEnergyTransformer.prepare(graph_of(name), relations)
-        if kind == "et"
-        else NETWORKS[kind].prepare(graph_of(name))
-    )
+    if kind == "et":
+        return AnomalyEnergyTransformer.prepare(graph_of(name), relations)
+    return NETWORKS[kind].prepare(graph_of(name))
 
 
 def with_labels(features, labels, known) -> np.ndarray:
@@ -284,37 +271,22 @@ def trained(data, parts, line: Line, config: dict, start: int, features, epochs:
     "Probabilities of all nodes, after one training from the initial weights `start`."
     graph, options = graph_of(data), dict(config)
     if line.kind in ("forest", "boosting"):
-        return fit_trees(
-            line.kind, features, graph.labels, parts.train, start, **options
-        )
+        of = features, graph.labels, parts.train, start
+        return fit_trees(line.kind, *of, **options)
     if line.labels:
         features = with_labels(features, graph.labels, parts.train)
-    lr, decay = options.pop("lr"), options.pop("weight_decay")
-    optim = OptimConfig(
-        steps=epochs,
-        warmup=min(5, epochs - 1),
-        lr=lr,
-        lr_floor=0.0,
-        weight_decay=decay,
-        b2=0.999,
-    )
+    rates = dict(lr=options.pop("lr"), lr_floor=0.0, b2=0.999)
+    rates["weight_decay"] = options.pop("weight_decay")
+    optim = OptimConfig(steps=epochs, warmup=min(5, epochs - 1), **rates)
     edges = edges_of(data, line.kind, line.relations)
     if line.kind == "et":
         options["relations"] = line.relations
         model = transformer(features, options, graph.num_nodes, len(edges), start)
     else:
         model = NETWORKS[line.kind](features.shape[1], **options, rngs=nnx.Rngs(start))
-    return train_classifier(
-        model,
-        graph,
-        parts,
-        features,
-        edges,
-        optim,
-        completion_loss if line.labels else weighted_loss,
-        seed=start,
-        progress=False,
-    ).p
+    loss = completion_loss if line.labels else weighted_loss
+    of = model, graph, parts, features, edges, optim, loss
+    return train_classifier(*of, seed=start, progress=False).p
 
 
 def evaluate(
@@ -350,11 +322,8 @@ def evaluate(
 
 def slug(line: str) -> str:
     "A line's name as part of a file's: 'et α = 0.5' becomes et-alpha-0.5."
-    return "-".join(
-        re.findall(
-            r"[a-z0-9.]+", line.lower().replace("α", "alpha").replace("β", "beta")
-        )
-    )
+    plain = line.lower().replace("α", "alpha").replace("β", "beta")
+    return "-".join(re.findall(r"[a-z0-9.]+", plain))
 
 
 def merit(run: dict) -> float:
@@ -374,174 +343,93 @@ def base(full: Path, first: bool = False) -> dict:
     )
 
 
-def fill(
-    path: Path,
-    record: dict,
-    planned: list[dict],
-    data: str,
-    ratio: float,
-    line: str,
-    seeds: int,
-    epochs: int,
-    starts: int,
-):
+def fill(path: Path, record: dict, planned: list[dict], seeds: int, of, starts: int):
     """Trials on the split of seed 0, then the best one on all splits; what the file
-    already holds is not run again.
+    already holds is not run again. `of` are a graph, a ratio, a line and epochs.
     """
+    data, ratio, line, epochs = of
 
     def add(to: str, config: dict, seed: int):
-        record[to].append(
-            {
-                "config": config,
-                **evaluate(data, ratio, line, config, seed, epochs, starts),
-            }
-        )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(record | provenance()) + "\n")
-        run = record[to][-1]
-        print(
-            f"{path.stem:<34} {to:<6} {len(record[to]):>2}  validation {merit(run):.4f}"
-            f"  {run['seconds']:.0f} s",
-            flush=True,
-        )
+        run = evaluate(data, ratio, line, config, seed, epochs, starts)
+        record[to].append({"config": config, **run})
+        keep(path, record)
+        told = f"{len(record[to]):>2}  validation {merit(run):.4f}"
+        print(f"{path.stem:<34} {to:<6} {told}  {run['seconds']:.0f} s", flush=True)
 
     for config in planned[len(record["trials"]) :]:
         add("trials", config, 0)
-    best = (
-        max(record["trials"], key=merit)["config"]
-        if record["trials"]
-        else record["config"]
-    )
-    record["config"] = best
+    if record["trials"]:
+        record["config"] = max(record["trials"], key=merit)["config"]
+    best = record["config"]
     # others are of a time with fewer trials
     record["runs"] = [run for run in record["runs"] if run["config"] == best]
     for seed in range(len(record["runs"]), seeds):
         add("runs", best, seed)
 
 
-def main(argv: list[str] | None = None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def parsed(argv: list[str] | None):
+    parser, lines = options(__doc__, "anomaly"), [*LINES, *MEANS, *CHANGES]
+    add = parser.add_argument
+    told = f"of {', '.join(DATASETS)}, or one of these and {ALIKE}, which adds edges"
+    told += " between nodes with similar features"
+    names = [*DATASETS, *(name + ALIKE for name in DATASETS)]
+    usual = ["amazon-upu", "tolokers", "digits-relations"]
+    add("--data", nargs="+", choices=names, default=usual, metavar="NAME", help=told)
+    told = "shares of the labeled nodes to train on"
+    add("--ratios", nargs="+", type=float, default=[0.01, 0.4], help=told)
+    given = dict(default=[*LINES, *MEANS, *ABLATIONS], metavar="LINE")
+    add("--lines", nargs="+", choices=lines, help=f"of {', '.join(lines)}", **given)
+    told = (
+        "instead of the lines: single changes to the best of the Energy Transformer's"
     )
-    parser.add_argument(
-        "--data",
-        nargs="+",
-        choices=[*DATASETS, *(name + ALIKE for name in DATASETS)],
-        default=["amazon-upu", "tolokers", "digits-relations"],
-        metavar="NAME",
-        help=f"of {', '.join(DATASETS)}, or one of these and {ALIKE}, which adds"
-        " edges between nodes with similar features",
-    )
-    parser.add_argument(
-        "--ratios",
-        nargs="+",
-        type=float,
-        default=[0.01, 0.4],
-        help="shares of the labeled nodes to train on",
-    )
-    parser.add_argument(
-        "--lines",
-        nargs="+",
-        choices=[*LINES, *MEANS, *CHANGES],
-        default=[*LINES, *MEANS, *ABLATIONS],
-        metavar="LINE",
-        help=f"of {', '.join([*LINES, *MEANS, *CHANGES])}",
-    )
-    parser.add_argument(
-        "--search",
-        action="store_true",
-        help=(
-            "instead of the lines: single changes to the best of the Energy"
-            f" Transformer's first {BATCH} trials, on the first split"
-        ),
-    )
-    parser.add_argument(
-        "--trials",
-        type=int,
-        default=2 * BATCH,
-        help="configurations that each classifier may try",
-    )
-    parser.add_argument(
-        "--seeds", type=int, default=5, help="splits, each with its own initial weights"
-    )
-    parser.add_argument(
-        "--epochs",
-        type=int,
-        default=100,
-        help="full-batch steps of the neural networks",
-    )
-    parser.add_argument(
-        "--part", default="0/1", help="i/n: only the i-th of n shares of the lines"
-    )
-    parser.add_argument("--out", type=Path, default=ROOT / "results/anomaly")
+    told += f" first {BATCH} trials, on the first split"
+    add("--search", action="store_true", help=told)
+    for name, default, told in (
+        ("trials", 2 * BATCH, "configurations that each classifier may try"),
+        ("seeds", 5, "splits, each with its own initial weights"),
+        ("epochs", 100, "full-batch steps of the neural networks"),
+    ):
+        add(f"--{name}", type=positive, default=default, help=told)
+    add_part(parser)
     args = parser.parse_args(argv)
-    for name in ("trials", "seeds", "epochs"):
-        if getattr(args, name) < 1:
-            parser.error(
-                f"argument --{name}: expected at least 1, got {getattr(args, name)}"
-            )
     if any(not 0 < ratio < 1 for ratio in args.ratios):
-        parser.error(
-            f"argument --ratios: expected numbers between 0 and 1, got {args.ratios}"
-        )
-    try:
-        i, n = map(int, args.part.split("/"))
-    except ValueError:
-        i, n = 0, 0
-    if not 0 <= i < n:
-        parser.error(
-            "argument --part: expected i/n with 0 ≤ i < n, such as 0/2, got"
-            f" {args.part!r}"
-        )
+        told = f"expected numbers between 0 and 1, got {args.ratios}"
+        parser.error(f"argument --ratios: {told}")
     if args.search:
         args.lines, args.seeds = list(SEARCH), 1
-    file = lambda data, ratio, line: args.out / f"{data}-{ratio:g}-{slug(line)}.json"
-    fits = lambda data, line: (
-        line in [*CHANGES, *MEANS]
-        or LINES[line].relations == "merged"
-        or graph_of(data).relations
-    )
-    with as_command(parser.prog):
-        for data, ratio, line in [
-            task
-            for task in product(args.data, args.ratios, args.lines)
-            if fits(task[0], task[2])
-        ][i::n]:
-            path = file(data, ratio, line)
-            record = {
-                "data": data,
-                "ratio": ratio,
-                "line": line,
-                "epochs": args.epochs,
-                "trials": [],
-                "runs": [],
-            }
-            if path.exists():
-                record = json.loads(path.read_text())
-            if record["epochs"] != args.epochs:
-                raise ValueError(
-                    f"argument --epochs: {path} was made with {record['epochs']}, got"
-                    f" {args.epochs}; choose another --out for these"
-                )
-            trained_as = "et" if line in CHANGES else MEANS.get(line, line)
-            planned = []
-            if trained_as == line:
-                planned = draws(SPACES[LINES[line].kind], args.trials)
-            else:
-                found = base(file(data, ratio, trained_as), line in SEARCH)
-                record["config"] = found | CHANGES.get(line, {})
-            fill(
-                path,
-                record,
-                planned,
-                data,
-                ratio,
-                trained_as,
-                args.seeds,
-                args.epochs,
-                STARTS if line in MEANS else 1,
-            )
+    return args
+
+
+def work(args, data: str, ratio: float, line: str):
+    "One line of the table."
+    file = lambda line: args.out / f"{data}-{ratio:g}-{slug(line)}.json"
+    path, record = file(line), {"data": data, "ratio": ratio, "line": line}
+    record |= {"epochs": args.epochs, "trials": [], "runs": []}
+    if path.exists():
+        record = json.loads(path.read_text())
+    if record["epochs"] != args.epochs:
+        raise ValueError(
+            f"argument --epochs: {path} was made with {record['epochs']}, got"
+            f" {args.epochs}; choose another --out for these"
+        )
+    trained_as, planned = "et" if line in CHANGES else MEANS.get(line, line), []
+    if trained_as == line:
+        planned = draws(SPACES[LINES[line].kind], args.trials)
+    else:
+        found = base(file(trained_as), line in SEARCH)
+        record["config"] = found | CHANGES.get(line, {})
+    of = data, ratio, trained_as, args.epochs
+    fill(path, record, planned, args.seeds, of, STARTS if line in MEANS else 1)
+
+
+def main(argv: list[str] | None = None):
+    args = parsed(argv)
+    whole = lambda line: line not in LINES or LINES[line].relations == "merged"
+    tasks = product(args.data, args.ratios, args.lines)
+    with as_command("anomaly_results"):
+        tasks = [t for t in tasks if whole(t[2]) or graph_of(t[0]).relations]
+        for task in tasks[args.part]:
+            work(args, *task)
 
 
 if __name__ == "__main__":

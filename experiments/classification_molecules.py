@@ -5,11 +5,11 @@ et_train_graphs --data MUTAG --out results/graph-classification/mutag-classifier
 python experiments/classification_molecules.py
 """
 
-import argparse
 import json
 from pathlib import Path
 
 import numpy as np
+from runs import RESULTS, options
 
 from et_nbdev.graph.batches import learn_encoding, make_buckets
 from et_nbdev.graph.classify import load_classifier
@@ -17,37 +17,26 @@ from et_nbdev.graph.crossval import deal, parts
 from et_nbdev.graph.sets import load_graphs
 from et_nbdev.training.checkpoint import atomic_write
 
-RESULTS = Path(__file__).resolve().parent.parent / "results/graph-classification"
+OUT = RESULTS / "graph-classification"
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--run",
-        type=Path,
-        default=RESULTS / "mutag-classifier",
-        help="folder of a finished et_train_graphs",
-    )
+    parser, told = options(__doc__), "folder of a finished et_train_graphs"
+    default = OUT / "mutag-classifier"
+    parser.add_argument("--run", type=Path, default=default, help=told)
     args = parser.parse_args()
-    names = [
-        key.removesuffix("/10")
-        for key in json.loads((RESULTS / "folds.json").read_text())
-        if key.endswith("/10")
-    ]
+    folds = json.loads((OUT / "folds.json").read_text())
+    names = [key.removesuffix("/10") for key in folds if key.endswith("/10")]
     labels = {name: "".join(map(str, load_graphs(name).labels)) for name in names}
-    with atomic_write(RESULTS / "labels.json") as path:
+    with atomic_write(OUT / "labels.json") as path:
         path.write_text(json.dumps(labels, indent=0) + "\n")
     config = json.loads((args.run / "metrics.json").read_text())["config"]
     model = load_classifier(args.run / "best.safetensors")
     graphs = load_graphs(config["data"])
     fold = parts(deal(graphs.labels), config["fold"])
     ids = np.sort(fold.test)
-    buckets = make_buckets(
-        graphs[ids],
-        learn_encoding(graphs, fold.train),
-        config["model"]["num_positions"],
-        num_buckets=1,
-    )
+    encoding, k = learn_encoding(graphs, fold.train), config["model"]["num_positions"]
+    buckets = make_buckets(graphs[ids], encoding, k, num_buckets=1)
     batch = next(buckets.batches(np.arange(len(ids))))
     with atomic_write(args.run / "molecules.npz") as path, open(path, "wb") as f:
         np.savez_compressed(
@@ -56,10 +45,7 @@ def main():
             logits=np.asarray(model(batch)),
             **{key: np.asarray(value) for key, value in batch._asdict().items()},
         )
-    print(
-        f"{', '.join(names)}: labels in {RESULTS / 'labels.json'}; {len(ids)} molecules"
-        f" in {args.run / 'molecules.npz'}"
-    )
+    print(f"{', '.join(names)}: labels; {len(ids)} molecules of {args.run}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ A folder holds the folds of one run; another number of folds needs another one:
 --folds 5 --out FOLDER.
 """
 
-import argparse
 import json
 import sys
 from dataclasses import dataclass, fields, replace
@@ -18,6 +17,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from runs import RESULTS, add_part, options
 from set_rivals import GIN, Agnostic, AgnosticConfig, GINConfig
 
 from et_nbdev.graph.classify import CONFIGS, ClassifyConfig, GraphClassifier
@@ -26,8 +26,7 @@ from et_nbdev.graph.sets import TU_NAMES, load_graphs
 from et_nbdev.training.checkpoint import save_checkpoint
 from et_nbdev.training.command import as_command
 
-ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "results/graph-classification"
+OUT = RESULTS / "graph-classification"
 # NAME/10: the fold of each graph, a digit; read by notebook 40, compared here, written
 # by nobody
 FOLDS = OUT / "folds.json"
@@ -127,101 +126,41 @@ def fixed_folds(name: str, labels: np.ndarray, k: int) -> np.ndarray:
 
 
 def parse(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--data",
-        required=True,
-        help=(
-            f"rings, one of {', '.join(TU_NAMES)}, or another name of the TU collection"
-        ),
-    )
-    parser.add_argument(
-        "--root",
-        type=Path,
-        default=None,
-        help="folder to look in for it, before ET_DATA",
-    )
-    parser.add_argument("--model", required=True, choices=sorted(MAKE))
-    parser.add_argument("--folds", type=int, default=10, help="outer folds in all")
-    parser.add_argument(
-        "--which", default=None, help="only these outer folds, such as 0,1,2"
-    )
-    parser.add_argument(
-        "--part", default="0/1", help="i/n: only the i-th of n shares of the folds"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=OUT,
-        help=(
-            "folder for NAME/MODEL/fold-F.json (default: results/graph-classification)"
-        ),
-    )
-    parser.add_argument(
-        "--weights",
-        type=Path,
-        default=None,
-        help="folder for the weights of each fold's winner, MODEL-NAME-F.safetensors",
-    )
-    parser.add_argument(
-        "--positions", type=int, default=15, help="k, positions of a node"
-    )
-    parser.add_argument(
-        "--layout",
-        choices=("dense", "edges"),
-        default="dense",
-        help="tables in buckets, or lists of edges, which large graphs need",
-    )
-    parser.add_argument(
-        "--buckets", type=int, default=4, help="shapes of tables at most"
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="of initial weights and of the order of graphs; the folds do not change",
-    )
+    parser = options(__doc__, "graph-classification")
+    add = parser.add_argument
+    error = lambda name, said: parser.error(f"argument --{name}: {said}")
+    told = f"rings, one of {', '.join(TU_NAMES)}, or another name of the TU collection"
+    add("--data", required=True, help=told)
+    add("--root", type=Path, help="folder to look in for it, before ET_DATA")
+    add("--model", required=True, choices=sorted(MAKE))
+    add("--folds", type=int, default=10, help="outer folds in all")
+    add("--which", help="only these outer folds, such as 0,1,2")
+    add_part(parser)
+    told = "folder for the weights of each fold's winner, MODEL-NAME-F.safetensors"
+    add("--weights", type=Path, help=told)
+    add("--positions", type=int, default=15, help="k, positions of a node")
+    told = "tables in buckets, or lists of edges, which large graphs need"
+    add("--layout", choices=("dense", "edges"), default="dense", help=told)
+    add("--buckets", type=int, default=4, help="shapes of tables at most")
+    told = "of initial weights and of the order of graphs; the folds do not change"
+    add("--seed", type=int, default=0, help=told)
     for f in fields(FitConfig):
-        parser.add_argument(
-            f"--{f.name}",
-            type=f.type if callable(f.type) else {"int": int, "float": float}[f.type],
-            default=None,
-            help=f"{f.metadata['help']} (instead of the grid's)",
-        )
+        kind = f.type if callable(f.type) else {"int": int, "float": float}[f.type]
+        told = f"{f.metadata['help']} (instead of the grid's)"
+        add(f"--{f.name}", type=kind, help=told)
     args = parser.parse_args(argv)
-    try:
-        args.i, args.n = map(int, args.part.split("/"))
-        if not 0 <= args.i < args.n:
-            raise ValueError
-    except ValueError:
-        parser.error(
-            "argument --part: expected i/n with 0 ≤ i < n, such as 0/2, got"
-            f" {args.part!r}"
-        )
     if args.folds < 3:
-        parser.error(f"argument --folds: expected at least 3, got {args.folds}")
+        error("folds", f"expected at least 3, got {args.folds}")
     if args.folds != 10 and args.out.resolve() == OUT:
-        parser.error(
-            "argument --folds: results/graph-classification holds ten folds a set; put"
-            f" {args.folds} elsewhere, with --out"
-        )
+        kept = "results/graph-classification holds ten folds a set"
+        error("folds", f"{kept}; put {args.folds} elsewhere, with --out")
+    every = range(args.folds)
     try:
-        args.which = (
-            list(range(args.folds))
-            if args.which is None
-            else [int(f) for f in args.which.split(",")]
-        )
+        args.which = [int(f) for f in args.which.split(",")] if args.which else [*every]
     except ValueError:
-        parser.error(
-            f"argument --which: expected folds such as 0,1,2, got {args.which!r}"
-        )
-    if not set(args.which) <= set(range(args.folds)):
-        parser.error(
-            f"argument --which: expected folds from 0 to {args.folds - 1}, got"
-            f" {args.which}"
-        )
+        error("which", f"expected folds such as 0,1,2, got {args.which!r}")
+    if not set(args.which) <= set(every):
+        error("which", f"expected folds from 0 to {every[-1]}, got {args.which}")
     return args
 
 
@@ -234,11 +173,8 @@ def main(argv=None):
 def run(args):
     graphs = load_graphs(args.data, args.root)
     fold = fixed_folds(args.data, graphs.labels, args.folds)
-    changes = {
-        f.name: getattr(args, f.name)
-        for f in fields(FitConfig)
-        if getattr(args, f.name) is not None
-    }
+    given = {f.name: getattr(args, f.name) for f in fields(FitConfig)}
+    changes = {name: value for name, value in given.items() if value is not None}
     candidates = [
         c._replace(fit=replace(c.fit, **changes))
         for c in grid(args.model, args.positions)
@@ -260,7 +196,7 @@ def run(args):
         graphs,
         fold,
         candidates,
-        folds=args.which[args.i :: args.n],
+        folds=args.which[args.part],
         k=k,
         num_buckets=args.buckets,
         layout=args.layout,
@@ -270,11 +206,11 @@ def run(args):
         keep=keep,
     )
     for row in rows:
+        chosen = row["candidates"][row["chosen"]]
         print(
             f"fold {row['fold']}: test {100 * row['test_accuracy']:.1f} %, hold-out"
-            f" {100 * row['candidates'][row['chosen']]['validation_accuracy']:.1f} %,"
-            f" candidate {row['chosen'] + 1}, epoch"
-            f" {row['candidates'][row['chosen']]['epoch']}, {row['seconds']:.0f} s"
+            f" {100 * chosen['validation_accuracy']:.1f} %, candidate"
+            f" {row['chosen'] + 1}, epoch {chosen['epoch']}, {row['seconds']:.0f} s"
         )
     if rows:
         print(f"{args.data}, {args.model}: {summary(rows)} %")

@@ -25,15 +25,15 @@ Each run is one file in results/graph-terms, and one whose file stands is not ma
 again. The update of the sum is automatic, so every variant descends its own energy.
 """
 
-import argparse
 import json
 import time
-from pathlib import Path
+from itertools import product
 
 import anomaly_results as results
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from runs import RESULTS, make, options
 
 from et_nbdev.block import Block
 from et_nbdev.dynamics import Euler, descend
@@ -50,10 +50,8 @@ from et_nbdev.graph.nodes import held_out, train_classifier
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedEuler, Momentum
-from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.training.loop import OptimConfig
 
-ROOT = Path(__file__).resolve().parent.parent
 RATIO, EPOCHS = 0.4, 100
 FOUND = {"tolokers": "et-2hop", "amazon-upu": "et"}  # whose setting is taken
 
@@ -144,7 +142,7 @@ class Detector(AnomalyEnergyTransformer):
 
 def found(data: str) -> dict:
     "The setting that the trials chose."
-    kept = ROOT / f"results/anomaly/{data}-{RATIO:g}-{FOUND[data]}.json"
+    kept = RESULTS / f"anomaly/{data}-{RATIO:g}-{FOUND[data]}.json"
     return json.loads(kept.read_text())["config"]
 
 
@@ -188,35 +186,22 @@ def run(
         "test": test,
         "seconds": time.perf_counter() - began,
         "config": config,
-        **provenance(),
     }
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__, "graph-terms")
     add = parser.add_argument
     add("--data", nargs="+", choices=FOUND, default=[*FOUND], metavar="NAME")
     add("--only", nargs="+", choices=VARIANTS, default=VARIANTS, metavar="VARIANT")
     add("--seeds", nargs="+", type=int, default=(0, 1, 2))
-    add("--out", type=Path, default=ROOT / "results/graph-terms")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    for seed in args.seeds:
-        for data in args.data:
-            for variant in args.only:
-                path = args.out / f"{data}-{variant}-{seed}.json"
-                if path.exists():
-                    continue
-                row = run(data, FOUND[data], found(data), variant, seed)
-                with atomic_write(path) as temporary:
-                    temporary.write_text(json.dumps(row, allow_nan=False) + "\n")
-                print(
-                    f"{path.stem:<32} validation AUROC {row['validation']['auroc']:.4f}"
-                    f"  {row['seconds']:.0f} s",
-                    flush=True,
-                )
+    said = lambda row: (
+        f"validation AUROC {row['validation']['auroc']:.4f}  {row['seconds']:.0f} s"
+    )
+    for seed, data, variant in product(args.seeds, args.data, args.only):
+        path, of = args.out / f"{data}-{variant}-{seed}.json", (data, FOUND[data])
+        make(path, lambda: run(*of, found(data), variant, seed), said)
 
 
 if __name__ == "__main__":

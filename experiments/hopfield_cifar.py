@@ -9,15 +9,13 @@ temperatures. Takes a few minutes on one core; reads the pictures as every other
 does (ET_DATA, or the hub).
 """
 
-import argparse
-import json
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
+from runs import RESULTS, keep, options
 
 from et_nbdev.hopfield.continuous import (
     _continuous_energy_and_update,
@@ -25,10 +23,10 @@ from et_nbdev.hopfield.continuous import (
     _unit_memories,
     retrieve,
 )
-from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training.checkpoint import atomic_write
 from et_nbdev.vision.data import load_images
 
-OUT = Path(__file__).resolve().parent.parent / "results/hopfield"
+OUT = RESULTS / "hopfield"
 SHOWN = (0.25, 25.0, 2500.0)
 
 
@@ -54,18 +52,10 @@ def recall(x, xi, beta, rounds=30):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--stored", type=int, default=2000, help="pictures to store (default 2000)"
-    )
-    parser.add_argument(
-        "--queries",
-        type=int,
-        default=100,
-        help="pictures to recall, spread evenly over the stored ones (default 100)",
-    )
+    parser = options(__doc__)
+    add, evenly = parser.add_argument, "pictures to recall, spread evenly over these"
+    add("--stored", type=int, default=2000, help="pictures to store: 2000")
+    add("--queries", type=int, default=100, help=f"{evenly}: 100")
     args = parser.parse_args()
     if not 8 <= args.queries <= args.stored:
         parser.error(
@@ -94,43 +84,26 @@ def main():
             f" furthest from rest {unrest[-1]:.1e}",
             flush=True,
         )
-    OUT.mkdir(parents=True, exist_ok=True)
-    with atomic_write(OUT / "cifar10.json") as temporary:
-        temporary.write_text(
-            json.dumps(
-                {
-                    "betas": betas.tolist(),
-                    "sharing": share,
-                    "recalled": hit,
-                    "furthest_from_rest": unrest,
-                    "stored": args.stored,
-                    "queries": args.queries,
-                    "seed": 0,
-                    "data": (
-                        "CIFAR-10, training split, drawn at random; query: the upper"
-                        " half, the rest at the mean; recalled: within 0.1 of the"
-                        " memory of unit length"
-                    ),
-                    "seconds": round(time.time() - start),
-                    **provenance(),
-                },
-                indent=1,
-            )
-            + "\n"
-        )
+    said = "CIFAR-10, training split, drawn at random; query: the upper half, the rest"
+    found = {
+        "betas": betas.tolist(),
+        "sharing": share,
+        "recalled": hit,
+        "furthest_from_rest": unrest,
+        "stored": args.stored,
+        "queries": args.queries,
+        "seed": 0,
+        "data": f"{said} at the mean; recalled: within 0.1 of the memory of unit length",
+        "seconds": round(time.time() - start),
+    }
+    keep(OUT / "cifar10.json", found)
     flat = pictures.reshape(args.stored, -1) - mean[None]
     rows = []
     for q in args.queries // 20 + np.arange(8) * (args.queries // 8):
         length = jnp.linalg.norm(flat[queries[q]])
-        rows.append(
-            np.concatenate(
-                [
-                    np.clip((length * s + mean).reshape(32, 32, 3), 0, 1)
-                    for s in (xi[queries[q]], x[q], *(ends[b][q] for b in SHOWN))
-                ],
-                1,
-            )
-        )
+        each = xi[queries[q]], x[q], *(ends[b][q] for b in SHOWN)
+        picture = lambda s: np.clip((length * s + mean).reshape(32, 32, 3), 0, 1)
+        rows.append(np.concatenate(list(map(picture, each)), 1))
     with atomic_write(OUT / "cifar10.png") as temporary:
         plt.imsave(temporary, np.concatenate(rows, 0), format="png")
 

@@ -7,22 +7,18 @@ skipped once it is scored. To share the work among processes:
     --part 1/2
 """
 
-import argparse
-import json
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import jax
 import numpy as np
 from flax import nnx
+from runs import RUNS, add_part, make, options, positive
 
 from et_nbdev.dynamics import descend
-from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.vision.model import ImageEnergyTransformer, image_model
 from et_nbdev.vision.train import CONFIGS, TrainConfig, evaluate, prepare, train
 
-ROOT = Path(__file__).resolve().parent.parent
 BASE = CONFIGS["tiny"]
 T, STEPS = BASE.model.steps, BASE.optim.steps
 
@@ -191,116 +187,62 @@ def score(base: TrainConfig, name: str, seed: int, images: dict, test_on: int) -
         seed=seed,
         **rest,
     )
-    run = train(
-        config,
-        images,
-        ROOT / "runs/ablations" / f"{name.replace('/', '÷')} {seed}",
-        progress=sys.stdout.isatty(),
-        model=start(name, config),
-    )
+    folder = RUNS / "ablations" / f"{name.replace('/', '÷')} {seed}"
+    shown = sys.stdout.isatty()
+    run = train(config, images, folder, progress=shown, model=start(name, config))
     how, k, _ = WAYS.get(name, (None, 0, False))
-    scores = [
-        float(
-            evaluate(
-                run.model, images["test"], config.num_occluded, seed=mask, limit=test_on
-            ).mean()
-        )
-        for mask in range(10)
-    ]
+    test, hidden = images["test"], config.num_occluded
+    mean = lambda **how: float(evaluate(run.model, test, hidden, **how).mean())
+    scores = [mean(seed=mask, limit=test_on) for mask in range(10)]
     # quality where the descent is stopped earlier or goes on for longer than in
     # training
-    times = (
-        [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 48]
-        if name in ("ET-Full", "α = 0.1", "T = 12, α = 0.5")
-        else []
-    )
-    by_time = {
-        t: float(
-            evaluate(
-                run.model, images["test"], config.num_occluded, limit=500, steps=t
-            ).mean()
-        )
-        for t in times
-    }
+    many = name in ("ET-Full", "α = 0.1", "T = 12, α = 0.5")
+    times = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 48] if many else []
+    by_time = {t: mean(limit=500, steps=t) for t in times}
+    positions = np.asarray(run.model.positions[...])
+    shown = ("ET-Full", "β", "weight", "random", "small")
+    kept = positions.round(4).tolist() if name.startswith(shown) and not seed else None
+    size = lambda m: sum(p.size for p in jax.tree.leaves(nnx.state(m, nnx.Param)))
+    cost = COST[how.__name__ if how else "full"](config.model.steps, k)
+    steps = config.batch_size * config.optim.steps
     return {
         "name": name,
         "seed": seed,
         "mse": scores,
         "by_time": by_time,
         "test_pictures": test_on,
-        "parameters": sum(
-            p.size for p in jax.tree.leaves(nnx.state(run.model, nnx.Param))
-        ),
-        "block_parameters": sum(
-            p.size for p in jax.tree.leaves(nnx.state(run.model.block, nnx.Param))
-        ),
+        "parameters": size(run.model),
+        "block_parameters": size(run.model.block),
         "forward_flops": config.model.flops,
-        "training_flops": (
-            config.model.flops
-            * config.batch_size
-            * config.optim.steps
-            * COST[how.__name__ if how else "full"](config.model.steps, k)
-            // config.model.steps
-        ),
+        "training_flops": config.model.flops * steps * cost // config.model.steps,
         "seconds": run.history[-1]["seconds"],
         "validation": [
             (r["step"], r["validation_loss"])
             for r in run.history
             if "validation_loss" in r
         ],
-        "positions": (
-            np.asarray(run.model.positions[...]).round(4).tolist()
-            if name.startswith(("ET-Full", "β", "weight", "random", "small"))
-            and seed == 0
-            else None
-        ),
-        "likeness": likeness(np.asarray(run.model.positions[...])),
+        "positions": kept,
+        "likeness": likeness(positions),
         "config": asdict(config),
-        **provenance(),
     }
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--part", default="0/1", help="i/n: only the i-th of n shares of the variants"
-    )
-    parser.add_argument(
-        "--test_on", type=int, default=1000, help="test pictures to score on"
-    )
-    parser.add_argument("--out", type=Path, default=ROOT / "results/image-ablations")
+    parser = options(__doc__, "image-ablations")
+    add_part(parser)
+    told = "test pictures to score on"
+    parser.add_argument("--test_on", type=positive, default=1000, help=told)
     args = parser.parse_args()
-    try:
-        i, n = map(int, args.part.split("/"))
-    except ValueError:
-        i, n = 0, 0
-    if not 0 <= i < n:
-        parser.error(
-            "argument --part: expected i/n with 0 ≤ i < n, such as 0/2, got"
-            f" {args.part!r}"
-        )
-    if args.test_on < 1:
-        parser.error(f"argument --test_on: expected at least 1, got {args.test_on}")
     base, images = prepare(BASE)
     # small enough to be decoded once
     images = {split: x[:] for split, x in images.items()}
-    for name, seed in [
-        (name, seed) for seed in range(5) for name in VARIANTS if seed in SEEDS[name]
-    ][i::n]:
+    jobs = [(n, seed) for seed in range(5) for n in VARIANTS if seed in SEEDS[n]]
+    said = lambda row: (
+        f"{np.mean(row['mse']):.4f}  {row['seconds']:.0f} s  {row['name']}"
+    )
+    for name, seed in jobs[args.part]:
         path = args.out / f"{list(VARIANTS).index(name):02d}-{seed}.json"
-        if path.exists():
-            continue
-        row = score(base, name, seed, images, args.test_on)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(row) + "\n")
-        print(
-            f"{name:<26} seed {seed}  {np.mean(row['mse']):.4f} "
-            f" {row['seconds']:.0f} s",
-            flush=True,
-        )
+        make(path, lambda: score(base, name, seed, images, args.test_on), said)
 
 
 if __name__ == "__main__":

@@ -22,14 +22,13 @@ that raise the energy are counted. Each run is one file in results/image-downhil
 written when it ends, and is resumed from its checkpoint in runs/image-downhill.
 """
 
-import argparse
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import image_pair
 from flax import nnx
 from image_pair import Job, Plan
+from runs import RESULTS, RUNS, options, read
 
 from et_nbdev.training.checkpoint import load_checkpoint
 from et_nbdev.training.fit import fit
@@ -37,7 +36,6 @@ from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import batches
 from et_nbdev.vision.train import training_loss
 
-ROOT = Path(__file__).resolve().parent.parent
 NAME = "et-metric-operations"
 
 
@@ -47,7 +45,7 @@ def trained(plan: Plan, job: Job, images: dict, runs: Path):
     model = image_pair.make(config.model, job.name)
     like = {"params": nnx.to_pure_dict(nnx.state(model, nnx.Param))}
     name = job.file(plan)
-    kept = ROOT / "results/image-pair" / f"{name}.safetensors"
+    kept = RESULTS / "image-pair" / f"{name}.safetensors"
     own = runs / name / "best.safetensors"
     found, _ = load_checkpoint(own if own.exists() else kept, like)
     nnx.update(model, found["params"])
@@ -101,8 +99,7 @@ def run(plan: Plan, job: Job, images, runs: Path, folder: Path, args) -> dict:
 
 def summary(out: Path):
     "Print a line for each run."
-    for path in sorted(out.glob("*.json")):
-        row = json.loads(path.read_text())
+    for row in read(out):
         print(
             f"{row['from']}, price {row['price']:g}: validation"
             f" {row['validation_before']:.4f} -> {row['validation_mse']:.4f},"
@@ -112,9 +109,7 @@ def summary(out: Path):
 
 
 def main(argv: list[str] | None = None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__, "image-downhill")
     add = parser.add_argument
     add("--summary", action="store_true", help="print the table so far, and stop")
     add("--steps", type=int, default=10_938, help="of the training before: 10938")
@@ -126,8 +121,7 @@ def main(argv: list[str] | None = None):
     add("--data", default="tiny-imagenet")
     add("--size", default="small", choices=tuple(image_pair.SIZES))
     add("--batch-size", type=int, default=64)
-    add("--out", type=Path, default=ROOT / "results/image-downhill")
-    add("--runs", type=Path, default=ROOT / "runs/image-pair", help="trained weights")
+    add("--runs", type=Path, default=RUNS / "image-pair", help="trained weights")
     args = parser.parse_args(argv)
     if not args.summary:
         plan = Plan(

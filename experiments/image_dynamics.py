@@ -7,7 +7,6 @@ runs/dynamics, is resumed if it was stopped, and skipped once it is scored.
     --part 1/2
 """
 
-import argparse
 import json
 import sys
 import time
@@ -20,13 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from runs import RUNS, add_part, keep, make, options, positive
 
 from et_nbdev.block import Block
 from et_nbdev.dynamics import descend
 from et_nbdev.energy import ExternalField
 from et_nbdev.equilibria import equilibrium
 from et_nbdev.solvers import Anderson, Backtracking, Schedule, solve
-from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.training.fit import fit
 from et_nbdev.vision.data import FILLS, batches, normalize, occlude, patchify
 from et_nbdev.vision.model import ImageEnergyTransformer
@@ -157,7 +156,6 @@ def errors_settled(model, images, occluded, tolerance=1e-3, evaluations: int = 3
 
 # --- the runs ---
 
-ROOT = Path(__file__).resolve().parent.parent
 TINY = CONFIGS["tiny"]
 # 16 tokens a picture: a small fraction of the time of 64
 CONFIG = replace(
@@ -208,7 +206,7 @@ def trained(name: str, config, images: dict, folder: Path):
     model, logs = kind(config.model, rngs=nnx.Rngs(config.seed)), []
     made = folder / "provenance.json"
     if not made.exists():
-        keep(made, provenance())
+        keep(made, {})
     for n, (steps, share, step_sizes, first) in enumerate(stages):
         optim = replace(
             config.optim, steps=steps, warmup=steps // 10, lr=share * config.optim.lr
@@ -308,89 +306,35 @@ def score(name: str, config, images: dict, fill, test_on: int, folder: Path) -> 
             key: value for key, value in asdict(config).items() if key != "optim"
         },
         "command": "python experiments/image_dynamics.py",
-        **provenance(),
     }
-
-
-def keep(path: Path, row: dict):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(row) + "\n")
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--part", default="0/1", help="i/n: only the i-th of n shares of the runs"
-    )
-    parser.add_argument(
-        "--test_on",
-        type=int,
-        default=1000,
-        help="test pictures to score on, after the first 500",
-    )
-    parser.add_argument("--out", type=Path, default=ROOT / "results/image-dynamics")
+    parser = options(__doc__, "image-dynamics")
+    add_part(parser)
+    told = "test pictures to score on, after the first 500"
+    parser.add_argument("--test_on", type=positive, default=1000, help=told)
     args = parser.parse_args()
-    try:
-        i, n = map(int, args.part.split("/"))
-    except ValueError:
-        i, n = 0, 0
-    if not 0 <= i < n:
-        parser.error(
-            "argument --part: expected i/n with 0 ≤ i < n, such as 0/2, got"
-            f" {args.part!r}"
-        )
-    if args.test_on < 2:
-        parser.error(f"argument --test_on: expected at least 2, got {args.test_on}")
     base, images = prepare(CONFIG)
     # small enough to be decoded once
-    images = {
-        "train": images["train"][:],
-        "test": images["test"][SEEN : SEEN + args.test_on],
-    }
-    errors = {
-        name: evaluate_fill(
-            fill, images["test"], base.model, base.num_occluded, limit=args.test_on
-        )
-        for name, fill in FILLS.items()
-    }
-    if i == 0:
-        keep(
-            args.out / "fills.json",
-            {
-                "test_pictures": len(images["test"]),
-                "first_test_picture": SEEN,
-                "fills": {k: about(e) for k, e in errors.items()},
-                **provenance(),
-            },
-        )
+    test = images["test"][SEEN : SEEN + args.test_on]
+    images = {"train": images["train"][:], "test": test}
+    of, limit = (test, base.model, base.num_occluded), args.test_on
+    errors = {n: evaluate_fill(f, *of, limit=limit) for n, f in FILLS.items()}
+    kept = {"test_pictures": len(test), "first_test_picture": SEEN}
+    kept["fills"] = {name: about(each) for name, each in errors.items()}
+    make(args.out / "fills.json", lambda: kept, lambda row: "")
     best = min(errors.values(), key=mean)
-    for seed, name in list(product(SEEDS, VARIANTS))[i::n]:
-        slug = (
-            "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
-            + f"-{seed}"
-        )
-        path = args.out / f"{slug}.json"
-        if path.exists():
-            continue
-        row = score(
-            name,
-            replace(base, seed=seed),
-            images,
-            best,
-            args.test_on,
-            ROOT / "runs/dynamics" / slug,
-        )
-        keep(path, row)
-        print(
-            f"{name:<22} seed {seed}: best {min(row['mse']):.4f}, after {LAST} steps"
-            f" {row['mse'][-1]:.4f}, settled {row['settled']['mse']:.4f}"
-            f" ({row['settled']['share']:.0%}) "
-            f" {sum(s['seconds'] for s in row['stages']):.0f} s",
-            flush=True,
-        )
+    said = lambda row: (
+        f"best {min(row['mse']):.4f}, after {LAST} steps {row['mse'][-1]:.4f}, settled"
+        f" {row['settled']['mse']:.4f} ({row['settled']['share']:.0%})"
+    )
+    for seed, name in list(product(SEEDS, VARIANTS))[args.part]:
+        words = "".join(c if c.isalnum() else " " for c in name.lower()).split()
+        slug = f"{'-'.join(words)}-{seed}"
+        of = name, replace(base, seed=seed), images, best, args.test_on
+        run = lambda: score(*of, RUNS / "dynamics" / slug)
+        make(args.out / f"{slug}.json", run, said)
 
 
 if __name__ == "__main__":

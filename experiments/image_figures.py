@@ -8,8 +8,6 @@ Figure 3 on twelve validation pictures, with the rivals' completions. worst.jpg,
 best.jpg: its Figures 9 and 10. All show every picture twice: all of its tokens decoded,
 as in the paper, and with the pixels of the open patches pasted back.
 
-Also, for the front page, nbs/images/photographs.png: photographs of scikit-image.
-
     python experiments/image_figures.py             # or, for dynamics.json alone,
     python experiments/image_figures.py --dynamics
 """
@@ -36,9 +34,7 @@ from et_nbdev.vision.data import (
     fill_biharmonic,
     load_images,
     normalize,
-    occlude,
     patchify,
-    photographs,
     unpatchify,
 )
 from et_nbdev.vision.model import complete, from_pretrained
@@ -242,7 +238,7 @@ def rows_of(model, images, occluded, rival=None) -> dict[str, np.ndarray]:
 
 
 def gallery(path, rows, titles=()):
-    "Rows of pictures, with their names, as a PNG or JPEG."
+    "Rows of pictures, with their names, as a JPEG."
     columns = len(rows["original"])
     fig, axes = plt.subplots(
         len(rows), columns, figsize=(columns, len(rows) + 0.3 * bool(len(titles)))
@@ -256,8 +252,7 @@ def gallery(path, rows, titles=()):
     for ax, title in zip(axes[0], titles):
         ax.set_title(title, fontsize=8)
     fig.tight_layout(pad=0.2)
-    jpeg = dict(format="jpeg", dpi=100, pil_kwargs=dict(quality=75))
-    options = jpeg if path.suffix == ".jpg" else dict(format="png", dpi=90)
+    options = dict(format="jpeg", dpi=100, pil_kwargs=dict(quality=75))
     with atomic_write(path) as temporary:
         fig.savefig(temporary, **options)
     plt.close(fig)
@@ -294,12 +289,6 @@ def main():
     if sys.argv[1:] == ["--dynamics"]:
         return
     validation = load_images("tiny-imagenet", "validation", size=c.image_size)
-    photos = photographs(c.image_size)
-    occluded = occlude(jax.random.key(1), len(photos), c.num_tokens, c.num_tokens // 2)[
-        0
-    ]
-    rows = rows_of(model, photos, np.asarray(occluded))
-    gallery(ROOT / "nbs/images/photographs.png", rows)
     some, occluded = next(
         held_out_batches(validation, c, c.num_tokens // 2, batch_size=12)
     )

@@ -32,36 +32,33 @@ fixed occlusions. The test split is not touched.
 All runs have the same learning rate, which was tuned for none of them. Seed 0 of every
 rung comes first, then the other seeds. Each run is one file in results/image-ladder,
 written when it ends. A run whose file stands is not made again, so the command can be
-stopped and given again at any time. `--part 0 2` and `--part 1 2` share the work
+stopped and given again at any time. `--part 0/2` and `--part 1/2` share the work
 between two processes.
 """
 
-import argparse
-import json
 import time
 import zlib
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
+from runs import RUNS, add_part, make, options, read, spread
 
 from et_nbdev.block import EnergyTransformer, TransformerBlock
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.testing import _half_interval, assert_close, assert_gradient, float64
-from et_nbdev.training.checkpoint import atomic_write, provenance
-from et_nbdev.training.loop import OptimConfig, make_optimizer
+from et_nbdev.training.checkpoint import atomic_write
+from et_nbdev.training.fit import fit
+from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import batches, channel_statistics, load_images
 from et_nbdev.vision.model import ImageConfig, ImageTransformer
 from et_nbdev.vision.train import TrainConfig, evaluate, training_loss
 
-ROOT = Path(__file__).resolve().parent.parent
 BASE = TrainConfig(
     ImageConfig(
         image_size=64,
@@ -352,85 +349,41 @@ def configured(images: dict[str, np.ndarray], base: TrainConfig = BASE) -> Train
     )
 
 
-@lru_cache
-def compiled(config: TrainConfig, design: Design):
-    "The optimizer, and one compiled step that serves every learning rate and seed."
-    optimizer, loss = make_optimizer(config.optim), training_loss(config)
-    make = lambda: Model(config.model, design, rngs=nnx.Rngs(0))
-    graphdef = nnx.split(nnx.eval_shape(make))[0]
-
-    @jax.jit
-    def step(params, state, images, seed, number, lr):
-        key = jax.random.fold_in(jax.random.key(seed), number)
-        objective = lambda p: loss(nnx.merge(graphdef, p), images, key)[0]
-        value, grads = jax.value_and_grad(objective)(params)
-        with jax.numpy_dtype_promotion("standard"):
-            updates, state = optimizer.update(grads, state, params)
-        # AdamW's update is proportional to the learning rate
-        updates = jax.tree.map(lambda u: lr * u, updates)
-        return optax.apply_updates(params, updates), state, value
-
-    return optimizer, step, graphdef
-
-
-def run(
-    config: TrainConfig, design: Design, lr: float, seed: int, images: dict
-) -> dict:
+def run(config: TrainConfig, design: Design, lr: float, seed: int, images: dict):
     "Train once, scoring a few times on the way; what the run's file holds."
-    wall, cpu = time.perf_counter(), time.process_time()
-    config = replace(config, model=sized(config.model, design))
-    optimizer, step, graphdef = compiled(config, design)
+    wall, cpu, o = time.perf_counter(), time.process_time(), config.optim
+    config = replace(config, model=sized(config.model, design), seed=seed)
+    config = replace(config, optim=replace(o, lr=lr, lr_floor=o.lr_floor * lr))
     model = Model(config.model, design, rngs=nnx.Rngs(seed))
-    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
-    sizes = {"parameters": size(params), "block_parameters": size(params["block"])}
-    state, losses, training, validation = optimizer.init(params), [], [], []
-    stream = batches(images["train"], config.batch_size, seed=seed)
-    for number, batch in enumerate(islice(stream, config.optim.steps)):
-        params, state, loss = step(
-            params, state, batch, jnp.uint32(seed), number, jnp.float32(lr)
-        )
-        losses.append(loss)
-        if len(losses) == config.every or number + 1 == config.optim.steps:
-            training.append((number + 1, float(np.mean(losses))))
-            if not np.isfinite(training[-1][1]):
-                break
-            scores = evaluate(
-                nnx.merge(graphdef, params),
-                images["validation"],
-                config.num_occluded,
-                limit=config.validate_on,
-            )
-            validation.append((number + 1, float(scores.mean())))
-            losses = []
-    stream.close()
-    step, mse = validation[-1] if validation else (0, np.inf)
-    ended = step == config.optim.steps and np.isfinite(mse)
-    optim = replace(config.optim, lr=lr, lr_floor=config.optim.lr_floor * lr)
-    return {
-        "design": asdict(design),
-        "lr": lr,
-        "seed": seed,
-        # null: the loss was no longer finite
-        "validation_mse": mse if ended else None,
-        "validation": [row for row in validation if np.isfinite(row[1])],
-        "training": [row for row in training if np.isfinite(row[1])],
-        **sizes,
-        "operations": operations(config.model, design),
-        "seconds": time.perf_counter() - wall,
-        "cpu_seconds": time.process_time() - cpu,
-        "config": asdict(replace(config, optim=optim, seed=seed)),
-        **provenance(),
-    }
-
-
-def read(out: Path) -> dict[tuple[str, float, int], dict]:
-    "The runs made so far, by (name, learning rate, seed)."
-    runs = {}
-    for path in sorted(out.glob("*.json")):
-        row = json.loads(path.read_text())
-        runs[row["name"], row["lr"], row["seed"]] = row
-    return runs
+    size = lambda m: sum(p.size for p in jax.tree.leaves(nnx.state(m, nnx.Param)))
+    row = {"design": asdict(design), "lr": lr, "seed": seed, "validation_mse": None}
+    row |= {"parameters": size(model), "block_parameters": size(model.block)}
+    score = lambda m: evaluate(
+        m, images["validation"], config.num_occluded, limit=config.validate_on
+    )
+    try:
+        history = fit(
+            model,
+            training_loss(config),
+            lambda start: batches(
+                images["train"], config.batch_size, seed=seed, start=start
+            ),
+            config.optim,
+            seed=seed,
+            validate=lambda m: {"loss": score(m).mean()},
+            every=config.every,
+            progress=False,
+        ).history
+        seen = [r for r in history if "validation_loss" in r]
+        row["validation"] = [(r["step"], r["validation_loss"]) for r in seen]
+        row["training"] = [(r["step"], r["loss"]) for r in history]
+        row["validation_mse"] = seen[-1]["validation_loss"]
+    except FloatingPointError as error:  # the loss was no longer finite
+        row["diverged"] = str(error)
+    row["operations"] = operations(config.model, design)
+    row["seconds"] = time.perf_counter() - wall
+    row["cpu_seconds"] = time.process_time() - cpu
+    return row | {"config": asdict(config)}
 
 
 def score(row: dict) -> float:
@@ -446,18 +399,10 @@ def jobs(names: list[str]) -> list[tuple[str, float, int]]:
 def work(out: Path, names: list[str], images: dict, base: TrainConfig = BASE):
     "Make the runs that `out` lacks."
     config = configured(images, base)
+    said = lambda row: f"{score(row):.4f}  {row['seconds']:.0f} s"
     for name, lr, seed in jobs(names):
-        path = out / f"{name}-{lr:g}-{seed}.json"
-        if path.exists():
-            continue
-        row = {"name": name, **run(config, designs()[name], lr, seed, images)}
-        with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(row) + "\n")
-        print(
-            f"{name:<30} lr {lr:<7g} seed {seed}  {score(row):.4f}  "
-            f"{row['seconds']:.0f} s, {row['cpu_seconds']:.0f} s of CPU",
-            flush=True,
-        )
+        made = lambda: {"name": name, **run(config, designs()[name], lr, seed, images)}
+        make(out / f"{name}-{lr:g}-{seed}.json", made, said)
 
 
 def summary(out: Path):
@@ -465,8 +410,8 @@ def summary(out: Path):
     rung below with the same positions (of distances, to the free table), by seed, ±
     half its 95 % interval.
     """
-    done, below = read(out), {}
-    spread = lambda x: f" ± {np.std(x, ddof=1):.4f}" if len(x) > 1 else ""
+    done = {(row["name"], row["lr"], row["seed"]): row for row in read(out)}
+    below = {}
     print("| run | parameters | MFLOP | seeds | MSE | change |")
     print("|---|---|---|---|---|---|")
     for name, design in designs().items():
@@ -480,47 +425,27 @@ def summary(out: Path):
         row = next(iter(runs.values()))
         print(
             f"| {name} | {row['parameters']:,} | {row['operations'] / 1e6:.0f} "
-            f"| {len(mse)} | {np.mean([*mse.values()]):.4f}{spread([*mse.values()])} "
+            f"| {len(mse)} | {spread([*mse.values()])} "
             f"| {f'{np.mean(gaps):+.4f} ± {_half_interval(gaps):.4f}' if gaps else '–'} |"
         )
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="check both ends, and stop"
-    )
-    parser.add_argument("--summary", action="store_true", help="print the table so far")
-    parser.add_argument(
-        "--part",
-        type=int,
-        nargs=2,
-        default=(0, 1),
-        metavar=("I", "N"),
-        help="only the I-th of N shares of the work",
-    )
-    parser.add_argument("--out", type=Path, default=ROOT / "results/image-ladder")
-    parser.add_argument(
-        "--cache",
-        type=Path,
-        default=ROOT / "runs",
-        help="where decoded pictures are kept",
-    )
+    parser = options(__doc__, "image-ladder")
+    add = parser.add_argument
+    add("--check", action="store_true", help="check both ends, and stop")
+    add("--summary", action="store_true", help="print the table so far")
+    add_part(parser)
+    add("--cache", type=Path, default=RUNS, help="where decoded pictures are kept")
     args = parser.parse_args()
-    i, n = args.part
-    if not 0 <= i < n:
-        parser.error(f"argument --part: expected 0 ≤ I < N, got {i} {n}")
     if args.summary:
         return summary(args.out)
     check()
     if args.check:
         return print("Both ends of the ladder are the library's blocks.")
-    images = pictures(args.cache)
     first = lambda name: name[0] in "07"  # both ends
     names = sorted(designs(), key=lambda name: not first(name))
-    work(args.out, names[i::n], images)
+    work(args.out, names[args.part], pictures(args.cache))
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ of all lanes together, and `lanes` says how many these were.)
         --out results/image-rates
     python experiments/image_lanes.py --summary
 
-Options are those of image_pair.py, and one more; those about stopping and carrying do
-not apply. For each model the short runs come first, at seven rates around the first
-guess; if the best is at an edge of those tried, more beyond it; then all seeds at full
-length, at the best rate. `--rates` says instead which rates all seeds are trained at,
-in a folder of their own. A model's lanes are not resumed within a run, but a run whose
-file stands is not made again. The weights of full runs that are best on validation are
-kept in `--runs`. Several models at once are several calls.
+Options are those of image_pair.py without those about stopping, and one more. For each
+model the short runs come first, at seven rates around the first guess; if the best is
+at an edge of those tried, more beyond it; then all seeds at full length, at the best
+rate. `--rates` says instead which rates all seeds are trained at, in a folder of their
+own. A model's lanes are not resumed within a run, but a run whose file stands is not
+made again. The weights of full runs that are best on validation are kept in `--runs`.
+Several models at once are several calls.
 """
 
 import time
@@ -227,21 +227,15 @@ def work(
 
 
 def main(argv: list[str] | None = None):
-    parser = image_pair._parser()
-    parser.description = __doc__
+    parser = image_pair.plan_options(__doc__)
     text = "train all seeds at these rates, without trials"
     parser.add_argument("--rates", type=float, nargs="+", default=(), help=text)
     args = parser.parse_args(argv)
-    for name in ("limit", "budget", "parcel", "start"):
-        if getattr(args, name) is not None:
-            parser.error(f"--{'from' if name == 'start' else name}: not with lanes")
     if args.rates and (args.lr or args.trials):
         parser.error("--rates: not together with --lr or --trials")
     if args.rates and args.out == parser.get_default("out"):
         parser.error("--rates: their runs need a folder of their own, --out FOLDER")
-    given = {name: getattr(args, name) for name in Plan.__dataclass_fields__}
-    plan = Plan(**given | {"seeds": tuple(args.seeds)})
-    names = [name for name in image_pair.NAMES if name in args.only]
+    plan, names = image_pair.planned(args)
     if args.sizes:
         return image_pair.table(plan, names)
     if not args.summary:

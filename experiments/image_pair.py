@@ -44,15 +44,9 @@ With another `--weight-decay`, trials and runs are a comparison of their own, wi
 that say so.
 Checkpoints are in runs/image-pair: a command that is stopped, by `--budget` minutes, by
 Ctrl-C or by force, goes on from them when it is given again, and the numbers are those
-of an uninterrupted run. `--parcel FOLDER` keeps results, weights and the checkpoints of
-a run in progress in a few small files, and `--from FOLDER` begins with what is in such
-files.
+of an uninterrupted run.
 """
 
-import argparse
-import io
-import json
-import tarfile
 import time
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -63,13 +57,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from packed_pictures import unpack
+from runs import RUNS, keep, options, spread
+from runs import read as rows_of
 
 from et_nbdev.block import Block
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.energy import Energy
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedMetric
-from et_nbdev.training.checkpoint import atomic_write, provenance
+from et_nbdev.training.checkpoint import atomic_write
 from et_nbdev.training.fit import fit
 from et_nbdev.training.loop import OptimConfig
 from et_nbdev.vision.data import (
@@ -83,7 +79,6 @@ from et_nbdev.vision.data import (
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer, ImageTransformer
 from et_nbdev.vision.train import TrainConfig, evaluate, training_loss
 
-ROOT = Path(__file__).resolve().parent.parent
 # 0.00006 to 0.13, in steps of √2
 LEARNING_RATES = tuple(float(f"{1e-3 * 2 ** (k / 2):.2g}") for k in range(-8, 15))
 
@@ -684,7 +679,7 @@ def _origin(config: TrainConfig) -> dict:
     origin = {"config": asdict(config), "backend": jax.default_backend()}
     # a GPU may round the factors of products of float32
     origin["precision"] = jax.config.jax_default_matmul_precision or "default"
-    return origin | provenance()
+    return origin
 
 
 def write(out: Path, name: str, row: dict):
@@ -693,15 +688,14 @@ def write(out: Path, name: str, row: dict):
         with atomic_write(out / f"{name}.npy") as temporary:
             with open(temporary, "wb") as file:
                 np.save(file, errors.astype(np.float16))
-    with atomic_write(out / f"{name}.json") as temporary:
-        temporary.write_text(json.dumps(row, allow_nan=False) + "\n")
+    keep(out / f"{name}.json", row)
     seconds = row.get("seconds", 0)
     print(f"{name:<52} {score(row):.4f}  {seconds:.0f} s", flush=True)
 
 
 def read(out: Path, plan: Plan) -> dict[Job, dict]:
     "The runs of a plan that ended."
-    rows = [json.loads(p.read_text()) for p in sorted(out.glob(f"{plan.kind}-*.json"))]
+    rows = rows_of(out, f"{plan.kind}-*.json")
     return {
         Job(row["name"], row["steps"], row["lr"], row["seed"]): row
         for row in rows
@@ -784,14 +778,12 @@ def work(
     clock: Clock,
     *,
     limit: int | None = None,
-    keep=None,
     trials: bool = False,
 ) -> bool:
     """Make the runs that `out` lacks until the clock is up, at most `limit` of them,
-    with `trials` only those; `keep` is called after each. Returns whether all stand.
+    with `trials` only those. Returns whether all stand.
     """
     steps = plan.full(len(images["train"]))
-    keep = keep or (lambda: None)
     while job := next_job(read(out, plan), plan, names, steps):
         if clock.up or limit == 0 or (trials and job.steps != plan.trial_steps):
             return False
@@ -801,56 +793,8 @@ def work(
             write(out, name, row)
         else:
             print(f"{name}: time is up; the same command goes on", flush=True)
-        keep()
         limit = None if limit is None else limit - 1
     return True
-
-
-# --- results in a few small files, to carry ---
-
-PART = 15 * 2**20  # bytes
-
-
-def parcel(folder: Path, out: Path, runs: Path, plan: Plan):
-    """Results, weights of runs that ended (without those of trials), and checkpoints of
-    runs that did not, in files of at most `PART` bytes in `folder`.
-    """
-    files = {path: f"out/{path.name}" for path in sorted(out.glob("*.[jn]*"))}
-    for home in sorted(runs.glob(f"{plan.kind}-*")):
-        ended = (out / f"{home.name}.json").exists()
-        if ended and f"-{plan.trial_steps}-" in home.name:
-            continue
-        for path in sorted(home.glob("[bm]*") if ended else home.glob("[!.]*")):
-            files[path] = f"runs/{home.name}/{path.name}"
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as tar:
-        for path, name in files.items():
-            tar.add(path, name)
-    whole = stream.getvalue()
-    parts = [whole[i : i + PART] for i in range(0, len(whole), PART)]
-    for number, part in enumerate(parts):
-        with atomic_write(folder / f"parcel.{number:02}") as temporary:
-            temporary.write_bytes(part)
-    for path in sorted(folder.glob("parcel.*"))[len(parts) :]:
-        path.unlink()
-
-
-def take(folder: Path, out: Path, runs: Path):
-    "Put the files of a parcel where they were; those that are there already stay."
-    whole = b"".join(path.read_bytes() for path in sorted(folder.glob("parcel.*")))
-    if not whole:
-        return
-    places = {"out": out, "runs": runs}
-    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
-        for member in tar.getmembers():
-            first, *rest = member.name.split("/")
-            content = tar.extractfile(member)
-            if first not in places or content is None or {"..", ""} & {*rest}:
-                continue
-            path = places[first].joinpath(*rest)
-            if not path.exists():
-                with atomic_write(path) as temporary:
-                    temporary.write_bytes(content.read())
 
 
 # --- tables ---
@@ -870,7 +814,6 @@ def table(plan: Plan, names):
 def summary(plan: Plan, names, out: Path):
     "Print a table: means and standard deviations over seeds, by length."
     done = read(out, plan)
-    spread = lambda x: f" ± {np.std(x, ddof=1):.4f}" if len(x) > 1 else ""
     print("| run | parameters | MFLOP | steps | rate (tried) | seeds | MSE | test |")
     print("|---|---|---|---|---|---|---|---|")
     for name in names:
@@ -887,8 +830,7 @@ def summary(plan: Plan, names, out: Path):
                 f"| {name} | {rows[0]['parameters']:,} "
                 f"| {rows[0]['operations'] / 1e6:.0f} | {steps} | {rows[0]['lr']:g} "
                 f"({', '.join(f'{r:g}' for r in sorted(tried))}) | {len(mse)} "
-                f"| {np.mean(mse):.4f}{spread(mse)} "
-                f"| {f'{np.mean(test):.4f}{spread(test)}' if test else '–'} |"
+                f"| {spread(mse)} | {spread(test) if test else '–'} |"
             )
 
 
@@ -908,58 +850,49 @@ MEANINGS = {  # of the fields of a `Plan`
 }
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def plan_options(said: str):
+    "A parser for the options of a `Plan`, and of what is made of it."
+    parser = options(said, "image-pair")
     add = parser.add_argument
-    add(
-        "--sizes", action="store_true", help="print parameters and operations, and stop"
-    )
+    add("--sizes", action="store_true", help="print parameters and operations, stop")
     add("--summary", action="store_true", help="print the table so far, and stop")
-    add(
-        "--only",
-        nargs="+",
-        choices=NAMES,
-        default=NAMES,
-        metavar="NAME",
-        help="these models, not all",
-    )
+    these = dict(nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
+    add("--only", help="these models, not all", **these)
     add("--trials", action="store_true", help="stop before the full runs")
-    add("--limit", type=int, help="make at most so many runs")
-    add("--budget", type=float, metavar="MINUTES", help="stop then, to go on later")
     kinds = dict(steps=int, lr=float, seeds=int)
     for name, field in Plan.__dataclass_fields__.items():
-        options = dict(
+        own = dict(
             type=kinds.get(name, type(field.default)),
             default=field.default,
             choices=dict(size=tuple(SIZES), dtype=("float32", "bfloat16")).get(name),
             nargs="+" if name == "seeds" else None,
         )
         told = f"{MEANINGS[name]} (default: {field.default})"
-        add("--" + name.replace("_", "-"), help=told, **options)
-    add("--out", type=Path, default=ROOT / "results/image-pair", help="results")
-    add("--runs", type=Path, default=ROOT / "runs/image-pair", help="checkpoints")
-    add("--parcel", type=Path, metavar="FOLDER", help="keep everything there, too")
-    add("--from", type=Path, dest="start", metavar="FOLDER", help="of a --parcel")
+        add("--" + name.replace("_", "-"), help=told, **own)
+    add("--runs", type=Path, default=RUNS / "image-pair", help="checkpoints")
     return parser
 
 
-def main(argv: list[str] | None = None):
-    args = _parser().parse_args(argv)
+def planned(args) -> tuple[Plan, list[str]]:
+    "The plan of given options, and the names of its models."
     given = {name: getattr(args, name) for name in Plan.__dataclass_fields__}
-    plan = Plan(**given | {"seeds": tuple(args.seeds)})
     names = [name for name in NAMES if name in args.only]
+    return Plan(**given | {"seeds": tuple(args.seeds)}), names
+
+
+def main(argv: list[str] | None = None):
+    parser = plan_options(__doc__)
+    parser.add_argument("--limit", type=int, help="make at most so many runs")
+    told = dict(metavar="MINUTES", help="stop then, to go on later")
+    parser.add_argument("--budget", type=float, **told)
+    args = parser.parse_args(argv)
+    plan, names = planned(args)
     if args.sizes:
         return table(plan, names)
-    if args.start:
-        take(args.start, args.out, args.runs)
     if not args.summary:
-        clock = Clock(args.budget)
-        images = pictures(plan, args.runs.parent)
-        keep = args.parcel and partial(parcel, args.parcel, args.out, args.runs, plan)
-        options = dict(limit=args.limit, keep=keep, trials=args.trials)
-        work(plan, names, args.out, args.runs, images, clock, **options)
+        clock, images = Clock(args.budget), pictures(plan, args.runs.parent)
+        how = dict(limit=args.limit, trials=args.trials)
+        work(plan, names, args.out, args.runs, images, clock, **how)
     summary(plan, names, args.out)
 
 

@@ -32,14 +32,13 @@ how many of the T steps raised E. The test split is not touched.
     python experiments/image_terms.py --summary    # the table so far
 
 Each run is one file in results/image-terms, written when it ends, and a run whose file
-stands is not made again. `--part 0 2` and `--part 1 2` share the work between two
+stands is not made again. `--part 0/2` and `--part 1/2` share the work between two
 processes.
 """
 
-import argparse
-import json
 import time
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 
 import image_pair
@@ -58,15 +57,15 @@ from image_pair import (
     score,
     score_of,
 )
+from runs import RUNS, add_part, make, options, spread
+from runs import read as rows_of
 
 from et_nbdev.testing import _half_interval
-from et_nbdev.training.checkpoint import atomic_write, provenance
 from et_nbdev.training.fit import fit
 from et_nbdev.vision.data import batches
 from et_nbdev.vision.model import ImageConfig
 from et_nbdev.vision.train import completion_loss, training_loss
 
-ROOT = Path(__file__).resolve().parent.parent
 LEARNING_RATE = 4.5e-2
 SEEDS = (0, 1, 2)
 FULL = "full"
@@ -170,32 +169,23 @@ def run(plan: Plan, name: str, seed: int, images: dict) -> dict:
         row["diverged"] = str(error)
     row["seconds"] = time.perf_counter() - began[0]
     row["cpu_seconds"] = time.process_time() - began[1]
-    return row | {"config": asdict(config), **provenance()}
+    return row | {"config": asdict(config)}
 
 
 def file(name: str, seed: int) -> str:
     return f"{name.replace(' = ', '').replace(' ', '-').lower()}-{seed}.json"
 
 
-def read(out: Path) -> dict[tuple[str, int], dict]:
-    "The runs made so far, by name and seed."
-    rows = (json.loads(path.read_text()) for path in sorted(out.glob("*.json")))
-    return {(row["name"], row["seed"]): row for row in rows}
-
-
 def work(plan: Plan, out: Path, names: list[str], images: dict):
     "Make the runs that `out` lacks, seed by seed."
-    for seed in SEEDS:
-        for name in names:
-            path = out / file(name, seed)
-            if path.exists():
-                continue
-            row = run(plan, name, seed, images)
-            with atomic_write(path) as temporary:
-                temporary.write_text(json.dumps(row, allow_nan=False) + "\n")
-            print(
-                f"{path.stem:<24} {score(row):.4f}  {row['seconds']:.0f} s", flush=True
-            )
+    said = lambda row: f"{score(row):.4f}  {row['seconds']:.0f} s"
+    for seed, name in product(SEEDS, names):
+        make(out / file(name, seed), lambda: run(plan, name, seed, images), said)
+
+
+def read(out: Path) -> dict[tuple[str, int], dict]:
+    "The runs made so far, by name and seed."
+    return {(row["name"], row["seed"]): row for row in rows_of(out)}
 
 
 def summary(out: Path):
@@ -203,7 +193,6 @@ def summary(out: Path):
     half its 95 % interval.
     """
     done = read(out)
-    spread = lambda x: f" ± {np.std(x, ddof=1):.4f}" if len(x) > 1 else ""
     print("| variant | parameters | K | seeds | MSE | change | steps up |")
     print("|---|---|---|---|---|---|---|")
     for name in VARIANTS:
@@ -222,30 +211,24 @@ def summary(out: Path):
         of = sum(row.get("steps_observed", 0) for row in rows.values())
         print(
             f"| {name} | {row['parameters']:,} | {row['config']['model']['num_memories']}"
-            f" | {len(rows)} | {np.mean(mse):.4f}{spread(mse)}"
+            f" | {len(rows)} | {spread(mse)}"
             f" | {f'{np.mean(gaps):+.4f} ± {_half_interval(gaps):.4f}' if gaps else '–'}"
             f" | {up} of {of:,} |"
         )
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__, "image-terms")
     add = parser.add_argument
     add("--summary", action="store_true", help="print the table so far, and stop")
-    add("--part", type=int, nargs=2, default=(0, 1), metavar=("I", "N"))
+    add_part(parser)
     add("--only", nargs="+", choices=VARIANTS, default=[*VARIANTS], metavar="NAME")
-    add("--out", type=Path, default=ROOT / "results/image-terms")
-    add("--cache", type=Path, default=ROOT / "runs", help="of decoded pictures")
+    add("--cache", type=Path, default=RUNS, help="of decoded pictures")
     args = parser.parse_args()
-    i, n = args.part
-    if not 0 <= i < n:
-        parser.error(f"argument --part: expected 0 ≤ I < N, got {i} {n}")
     if args.summary:
         return summary(args.out)
     plan = Plan()
-    work(plan, args.out, args.only[i::n], pictures(plan, args.cache))
+    work(plan, args.out, args.only[args.part], pictures(plan, args.cache))
 
 
 if __name__ == "__main__":

@@ -22,16 +22,15 @@ Each run is one file in results/set-terms, and one whose file stands is not made
 The update of the sum is automatic, so every variant descends its own energy.
 """
 
-import argparse
-import json
 import time
 from dataclasses import asdict, replace
-from pathlib import Path
+from itertools import product
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from runs import make, options
 
 from et_nbdev.block import Block
 from et_nbdev.dynamics import descend
@@ -44,9 +43,7 @@ from et_nbdev.graph.sets import load_graphs
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedEuler
-from et_nbdev.training.checkpoint import atomic_write, provenance
 
-ROOT = Path(__file__).resolve().parent.parent
 EPOCHS = {"NCI1": 40, "ENZYMES": 60}
 POSITIONS = 15
 
@@ -190,37 +187,23 @@ def run(data: str, variant: str, seed: int) -> dict:
         "seconds": time.perf_counter() - began,
         "config": c,
         "fit": asdict(fit),
-        **provenance(),
     }
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__, "set-terms")
     add = parser.add_argument
     add("--data", nargs="+", choices=EPOCHS, default=["NCI1"], metavar="NAME")
     add("--only", nargs="+", choices=VARIANTS, default=[*VARIANTS], metavar="VARIANT")
     add("--seeds", nargs="+", type=int, default=[0])
-    add("--out", type=Path, default=ROOT / "results/set-terms")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    for seed in args.seeds:
-        for data in args.data:
-            for variant in args.only:
-                path = args.out / f"{data}-{variant}-{seed}.json"
-                if path.exists():
-                    continue
-                row = run(data, variant, seed)
-                with atomic_write(path) as temporary:
-                    temporary.write_text(json.dumps(row, allow_nan=False) + "\n")
-                print(
-                    f"{path.stem:<34} {100 * row['best_validation_accuracy']:.1f} %,"
-                    f" five best {100 * row['mean_of_five_best']:.1f} %,"
-                    f" loss {row['loss'][-1]:.3f}, {row['parameters']:,} parameters,"
-                    f" {row['seconds']:.0f} s",
-                    flush=True,
-                )
+    said = lambda row: (
+        f"{100 * row['best_validation_accuracy']:.1f} %, five best"
+        f" {100 * row['mean_of_five_best']:.1f} %, {row['seconds']:.0f} s"
+    )
+    for seed, data, variant in product(args.seeds, args.data, args.only):
+        path = args.out / f"{data}-{variant}-{seed}.json"
+        make(path, lambda: run(data, variant, seed), said)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""MODEL_CARDS.md, and the same page of the site: what is known of each set of weights
+"""results/model_cards.md, and the same page of the site: what is known of each set of weights
 that comes with the library. Every number is read from the weights or from results/.
 
     python scripts/model_cards.py
@@ -229,4 +229,4 @@ def page():
 
 
 if __name__ == "__main__":
-    (ROOT / "MODEL_CARDS.md").write_text(f"# Model cards\n\n{cards()}", "utf-8")
+    (ROOT / "results/model_cards.md").write_text(f"# Model cards\n\n{cards()}", "utf-8")

@@ -1,13 +1,13 @@
 """README.md from nbs/index.ipynb: the same text, with links that hold from the top of
-the repository; pages that only the site has are named, not linked. And the list of
-nbs/engine_room.ipynb, from the sidebar and the first lines of its chapters.
+the repository; pages that only the site has are named, not linked. And two lists from
+the sidebar: the reading map of nbs/index.ipynb and the chapters of nbs/engine_room.ipynb.
 """
 
 import json
 import re
 
 import yaml
-from modules import ROOT, moved
+from modules import NBS, ROOT, moved
 
 HEADER = (
     "<!-- Made from nbs/index.ipynb by scripts/readme.py (`make readme`): edit the"
@@ -19,20 +19,19 @@ def source(cell):
     return "".join(cell["source"]).strip("\n")
 
 
+def cells_of(name):
+    return json.loads((NBS / name).read_text(encoding="utf-8"))["cells"]
+
+
 def relink(text):
-    """Targets relative to nbs/, rewritten to be relative to its parent; pages of the
-    site alone are named. Code is left alone.
-    """
+    "Markdown of nbs/ as it holds at the top of the repository."
     pieces = re.split(r"(^```.*?^```|`[^`\n]*`)", text, flags=re.M | re.S)
     for i in range(0, len(pieces), 2):
         # the button of the site's reference leads to the examples here
-        pieces[i] = pieces[i].replace("[Use it](api.qmd)", "[Use it](#in-code)")
-        pieces[i] = re.sub(r"\[([^]]*)\]\([^)]*\.qmd[^)]*\)", r"\1", pieces[i])
-        pieces[i] = re.sub(r"^:::.*\n?", "", pieces[i], flags=re.M)  # Quarto's divs,
-        # its attributes
-        pieces[i] = re.sub(
-            r"(\)|^#+ .*?) ?\{[#.\w][^}\n]*\}", r"\1", pieces[i], flags=re.M
-        )
+        piece = pieces[i].replace("[Use it](api.qmd)", "[Use it](#in-code)")
+        piece = re.sub(r"\[([^]]*)\]\([^)]*\.qmd[^)]*\)", r"\1", piece)
+        piece = re.sub(r"^:::.*\n?", "", piece, flags=re.M)  # Quarto's divs and marks
+        pieces[i] = re.sub(r"(?m)(\)|^#+ .*?) ?\{[#.\w][^}\n]*\}", r"\1", piece)
     return moved("".join(pieces), "nbs", str)
 
 
@@ -40,23 +39,12 @@ def markdown(cell):
     "The Markdown of one cell, without what only the site needs."
     text = source(cell)
     if cell["cell_type"] == "markdown":
-        return relink(re.sub(r"\A---\n.*?\n---\n?", "", text, flags=re.S))
-    if cell["cell_type"] != "code" or re.search(
-        # the last one: what the site alone shows
-        r"^#\|\s*(hide|include:\s*false|classes:\s*site)\s*$",
-        text,
-        flags=re.M,
-    ):
+        return relink(text)
+    if re.search(r"^#\|\s*hide\s*$", text, re.M):
         return ""
-    parts = (
-        []
-        if re.search(r"^#\|\s*echo:\s*false", text, flags=re.M)
-        else [
-            "```python\n"
-            + re.sub(r"^#\|.*\n?", "", text, flags=re.M).strip("\n")
-            + "\n```"
-        ]
-    )
+    parts = []
+    if not re.search(r"^#\|\s*echo:\s*false", text, re.M):
+        parts.append(f"```python\n{text}\n```")
     for out in cell["outputs"]:
         data = out.get("data", {})
         if any(kind.startswith("image/") for kind in data):
@@ -67,49 +55,81 @@ def markdown(cell):
             )
         if "text/markdown" in data:
             parts.append(relink("".join(data["text/markdown"]).strip("\n")))
-            continue
-        shown = "".join(out.get("text", data.get("text/plain", ""))).strip("\n")
-        if shown:
-            parts.append("```\n" + shown + "\n```")
+        elif shown := "".join(out.get("text", "")).strip("\n"):
+            parts.append(f"```\n{shown}\n```")
     return "\n\n".join(parts)
 
 
-def readme(root=ROOT):
-    cells = json.loads((root / "nbs/index.ipynb").read_text(encoding="utf-8"))["cells"]
-    return (
-        HEADER
-        + "\n\n".join(filter(None, (markdown(c).strip("\n") for c in cells)))
-        + "\n"
-    )
+def readme(cells):
+    "README.md, from the cells of nbs/index.ipynb."
+    return HEADER + "\n\n".join(filter(None, map(markdown, cells))) + "\n"
 
 
-def engine_room(root=ROOT):
-    "The notebook that lists the chapters of the engine room, as text."
-    path = root / "nbs/engine_room.ipynb"
-    config = yaml.safe_load((root / "_quarto.yml").read_text(encoding="utf-8"))
-    groups = next(
-        entry["contents"]
-        for entry in config["website"]["sidebar"]["contents"]
-        if isinstance(entry, dict) and entry.get("href") == path.name
+def sidebar():
+    "(section, its own page or None, notebooks in it, section by section within)."
+    config = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
+    for entry in config["website"]["sidebar"]["contents"]:
+        if isinstance(entry, dict):
+            groups, loose = {}, []
+            for part in entry["contents"]:
+                if isinstance(part, dict):
+                    groups[part["section"]] = part["contents"]
+                elif part.endswith(".ipynb"):
+                    loose.append(part)
+            yield entry["section"], entry.get("href"), {"": loose} | groups
+
+
+def reading_map():
+    "A line for each part of the book; the engine room has a page of its own."
+    lines = []
+    word = lambda name: re.sub(r"^\d+_((image|graph|hopfield)_)?", "", name)
+    for section, own, groups in sidebar():
+        names = [n.removesuffix(".ipynb") for n in groups[""]]
+        links = [f"[{word(n).replace('_', ' ')}]({n}.ipynb)" for n in names]
+        if own:
+            lines.append(f"- **[{section}]({own})**")
+        elif links:
+            lines.append(f"- **{section}**: {', '.join(links)}")
+    return "## Reading map\n\n" + "\n".join(lines)
+
+
+def engine_room():
+    "The chapters of the engine room, each with the line that says what it is for."
+    above, parts = source(cells_of("engine_room.ipynb")[1]).partition("\n## ")[0], []
+    (groups,) = (groups for _, own, groups in sidebar() if own == "engine_room.ipynb")
+    for group, names in groups.items():
+        lines = []
+        for name in names:
+            top = source(cells_of(name)[0])
+            title, said = re.match(r"# (.+)\n+> (.+)", top).groups()
+            folder = name.rpartition("/")[0]
+            lines.append(f"- [{title}]({name}): {moved(said, folder, str)}")
+        if lines:
+            parts.append(f"## {group or 'Chapters'}\n\n" + "\n".join(lines))
+    return "\n\n".join([above.rstrip(), *parts])
+
+
+def made():
+    "{file: its text} of all that this script writes."
+    index, room = (
+        json.loads((NBS / f"{name}.ipynb").read_text(encoding="utf-8"))
+        for name in ("index", "engine_room")
     )
-    parts = []
-    for group in groups:
-        lines = [f"## {group['section']}", ""]
-        for name in group["contents"]:
-            text = (root / "nbs" / name).read_text(encoding="utf-8")
-            title, said = re.match(
-                r"# (.+)\n+> (.+)", source(json.loads(text)["cells"][0])
-            ).groups()
-            lines.append(f"- [{title}]({name}): {said}")
-        parts.append("\n".join(lines))
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-    above = source(notebook["cells"][1]).partition("\n## ")[0].rstrip()
-    text = "\n\n".join([above, *parts])
-    notebook["cells"][1]["source"] = text.splitlines(keepends=True)
-    return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    for cell in index["cells"]:
+        if source(cell).startswith("## Reading map"):
+            cell["source"] = reading_map().splitlines(keepends=True)
+    room["cells"][1]["source"] = engine_room().splitlines(keepends=True)
+    dump = lambda nb: json.dumps(nb, indent=1, ensure_ascii=False, sort_keys=True)
+    return {
+        ROOT / "README.md": readme(index["cells"]),
+        NBS / "index.ipynb": dump(index) + "\n",
+        NBS / "engine_room.ipynb": dump(room) + "\n",
+    }
 
 
 if __name__ == "__main__":
-    (ROOT / "README.md").write_text(readme(), encoding="utf-8")
-    (ROOT / "nbs/engine_room.ipynb").write_text(engine_room(), encoding="utf-8")
-    print("README.md and nbs/engine_room.ipynb written")
+    for path, text in made().items():
+        path.write_text(text, encoding="utf-8")
+    print(
+        "README.md and the lists of nbs/index.ipynb and nbs/engine_room.ipynb written"
+    )

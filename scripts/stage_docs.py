@@ -127,34 +127,12 @@ def cards(folder):
 
 
 def with_cards(text, folder):
-    "The landing page's text with cards in place of the table of its reading map."
-    table = r"(?<=^## Reading map\n\n)\|.*?(?=\n\n|\Z)"
-    return re.sub(table, lambda _: cards(folder), text, flags=re.M | re.S)
+    "The landing page's text with cards in place of the list of its reading map."
+    listed = r"(?<=^## Reading map\n\n)- .*?(?=\n\n|\Z)"
+    return re.sub(listed, lambda _: cards(folder), text, flags=re.M | re.S)
 
 
 # --- cells ---
-
-
-def with_folded_results(cells):
-    """The cells with what the README has of results in folds, a fold for each text that
-    begins in bold with its tables; above them what the site alone has: a figure.
-    """
-    texts = [c.source if c.cell_type == "markdown" else "" for c in cells]
-    start = next(i for i, t in enumerate(texts) if t.startswith("## Results"))
-    end = next(i for i in range(start + 1, len(cells)) if "\n## " in f"\n{texts[i]}")
-    above, folds = [], []
-    for cell, text in zip(cells[start:end], texts[start:end]):
-        if re.search("^#\\| classes: .*site", cell.source, re.M):
-            above.append(cell)
-        else:
-            shown = [o.data["text/markdown"] for o in cell.get("outputs", [])]
-            folds += shown or [text]
-    heading, *folds = re.split(r"^\*\*([^*\n]+)\.\*\* ", "\n\n".join(folds), flags=re.M)
-    fold = '::: {{.callout-note collapse="true"}}\n## {}\n\n{}\n:::\n'
-    pairs = zip(folds[::2], map(str.strip, folds[1::2]))
-    text = "\n".join(fold.format(*pair) for pair in pairs)
-    top = [markdown_cell(heading), *above, markdown_cell(text)]
-    return [*cells[:start], *top, *cells[end:]]
 
 
 def documentation(module, name, with_signature):
@@ -286,6 +264,8 @@ def stage(path, folder):
     title, said, below = opening(name)
     address = re.sub(r"^\d+[a-z]?_", "", own.removesuffix(".ipynb")) + ".html"
     front = {"title": title, "description": said, "output-file": address}
+    if inside:  # Quarto would look for its source beside the others
+        front["repo-actions"] = False
     raw = f"---\n{yaml.safe_dump(front, allow_unicode=True)}---"
     cells = [nbformat.v4.new_raw_cell(raw, id="front")]
     if name[0].isdigit() or inside:
@@ -300,7 +280,7 @@ def stage(path, folder):
             text = linked(with_cards(text, folder), name)
             cell.source = unless_played(text)
             cells.append(cell)
-    notebook.cells = with_folded_results(cells) if name == "index.ipynb" else cells
+    notebook.cells = cells
     notebook.metadata.pop("widgets", None)
     nbformat.write(notebook, folder / own)
 

@@ -390,32 +390,9 @@ def test_a_full_run_is_scored_on_the_test_split_when_it_ends(
     job = pair.Job("transformer", plan.trial_steps, 0.01, 0)
     row = pair.run(plan, job, PICTURES, tmp_path / "trial", pair.Clock())
     assert row["validation_mse"] and not any("test" in key for key in row)
-    # nothing is made again, and all of it fits into a parcel
+    before = {path: path.read_bytes() for path in out.iterdir()}  # nothing is made again
     assert pair.work(plan, names, out, runs, PICTURES, pair.Clock())
-    monkeypatch.setattr(pair, "PART", 20_000)
-    pair.parcel(tmp_path / "parcel", out, runs, plan)
-    parts = sorted((tmp_path / "parcel").iterdir())
-    assert len(parts) > 1 and max(p.stat().st_size for p in parts) <= 20_000
-    pair.take(tmp_path / "parcel", tmp_path / "out2", tmp_path / "runs2")
-    for path in [*out.iterdir(), *runs.rglob("best.safetensors")]:
-        there = str(path).replace("/out/", "/out2/").replace("/runs/", "/runs2/")
-        assert Path(there).read_bytes() == path.read_bytes()
-
-
-def test_a_run_goes_on_from_a_parcel(pair, tmp_path):
-    plan = plan_of(pair, seeds=(0,), longer=0, lr=0.01, steps=3)
-    out, runs, there = (tmp_path / name for name in ("out", "runs", "parcel"))
-    keep = lambda: pair.parcel(there, out, runs, plan)
-    names = ["transformer"]
-    assert not pair.work(plan, names, out, runs, PICTURES, Interrupted(2), keep=keep)
-    pair.take(there, tmp_path / "out2", tmp_path / "runs2")
-    made = []
-    clock = lambda run: made.append(run.step)
-    clock.up = False
-    assert pair.work(
-        plan, names, tmp_path / "out2", tmp_path / "runs2", PICTURES, clock
-    )
-    assert made == [3]
+    assert before == {path: path.read_bytes() for path in out.iterdir()}
 
 
 def test_the_order_of_the_runs(pair, monkeypatch):
@@ -556,8 +533,7 @@ def test_lanes_are_of_one_model_and_length(pair, modules):
         ("--rates 0.1", "folder of their own"),
         ("--rates 0.1 --out x --lr 0.1", "--rates: not together with"),
         ("--rates 0.1 --out x --trials", "--rates: not together with"),
-        ("--budget 1", "--budget: not with lanes"),
-        ("--from x", "--from: not with lanes"),
+        ("--budget 1", "unrecognized arguments: --budget"),
     ],
 )
 def test_lanes_refuse_what_they_would_ignore(modules, options, message, capsys):

@@ -257,7 +257,10 @@ def test_a_page_of_the_engine_room_lies_beside_the_others(site):
     assert "(notebooks/engine/toy.ipynb)" in sources["page-links"]
     assert "[Layer normalization](02_norm.ipynb)" in sources["8d1e5701"]
     assert "(engine_toy.ipynb)" in str(staged(site, "30_graph_energy.ipynb"))
-    text = "![A](../images/a.png) [b](c.ipynb#d) [e](../../results/f) [g](#h) `](i)` $]($"
+    assert modules.linked("`et_nbdev.toy`", "x") == "[`et_nbdev.toy`](engine_toy.ipynb)"
+    text = (
+        "![A](../images/a.png) [b](c.ipynb#d) [e](../../results/f) [g](#h) `](i)` $]($"
+    )
     assert stage.addressed(text, "engine") == (
         "![A](images/a.png) [b](engine_c.ipynb#d)"
         f" [e]({modules.in_repository('results/f')}) [g](#h) `](i)` $]($"
@@ -282,26 +285,17 @@ def test_animations_need_no_other_site_and_long_lines_are_broken():
     assert table["text/markdown"] == f"| −0.5 | [a]({modules.in_repository('b')}) |"
 
 
-def test_the_landing_page_has_cards_a_player_and_folded_results(site):
+def test_the_landing_page_has_cards_and_a_player(site):
     text = "\n".join(cell.source for cell in staged(site, "index.ipynb"))
-    chapters = sorted(p.name for p in (ROOT / "nbs").glob("[0-4]*.ipynb"))
-    chapters += sorted(p.name for p in (ROOT / "nbs").glob("5[0-7]*.ipynb"))
+    chapters = sorted(p.name for p in modules.NBS.glob("[0-5]*.ipynb") if p.name < "58")
     card = r"^::: \{\.chapter-card\}\n\[.*\]\((.*)\)\n\n.+\n:::"
     assert re.findall(card, text, re.M) == chapters
     pictures = re.findall(r"\((images/cards/\S+)\)", text)
     assert len(pictures) > len(chapters) / 2
     assert all(Image.open(site / path).size == (360, 220) for path in pictures)
-    assert "| notebooks |" not in text and "(engine_room.ipynb)" in text
+    assert "- **" not in text and "(engine_room.ipynb)" in text
     # without a script the picture of the player, which no other browser loads
-    assert text.count("<noscript><figure><img") == 1 and "![Six photo" not in text
-    results = text[text.index("## Results") : text.index("## Citation")]
-    folds = re.split(r'^::: \{\.callout-note collapse="true"\}\n', results, flags=re.M)
-    heads = [fold.partition("\n")[0] for fold in folds]
-    assert " ".join(heads) == (
-        "## Results ## Completion ## Anomalous nodes ## Whole graphs"
-    )
-    assert "label: fig-results" in folds[0] and "\n|" not in folds[0]
-    assert all("\n|" in fold and fold.rstrip()[-3:] == ":::" for fold in folds[1:-1])
+    assert text.count("<noscript><figure><img") == 1 and "![Photographs" not in text
 
 
 # Figures of the book by their labels, and files: what the dark theme inverts, and what
@@ -309,7 +303,7 @@ def test_the_landing_page_has_cards_a_player_and_folded_results(site):
 DRAWINGS = """03_attention:fig-chase 05_block:fig-blocks 50_explorer:fig-dials
     00_one_sitting:fig-one-sitting 11_hopfield_continuous:fig-plane 32_anomaly:fig-why
     35_anomaly_results:fig-margins 40_classification_results:fig-folds
-    31_graph_data:fig-graph 04_memory:fig-wells index:fig-results"""
+    31_graph_data:fig-graph 04_memory:fig-wells"""
 PHOTOGRAPHS = """22_image_train:fig-photographs 20_image_data:fig-task 23_windows:fig-large
     20_image_data:fig-fills 21_image_model:fig-steps 21_image_model:fig-pipeline
     22_image_train:fig-cifar 21_image_model:fig-parts 01_energy:fig-landscape
@@ -327,5 +321,5 @@ def test_the_dark_theme_inverts_drawings_and_no_photograph(site):
     page[20:80, 20:80] = np.random.default_rng(0).integers(0, 256, (60, 60, 3))
     assert not stage.is_drawing(Image.fromarray(page))
     shown = "![A](images/{}){{{}fig-alt="
-    for file, drawn in (("walk.png", ".drawn "), ("photographs.png", "")):
+    for file, drawn in (("walk.png", ".drawn "), ("card.jpg", "")):
         assert stage.with_drawings(shown.format(file, "")) == shown.format(file, drawn)

@@ -1,0 +1,69 @@
+"""What every experiment does beside its model: options, shares of the work between
+processes, runs that are not made again, and files that say where they come from.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from et_nbdev.training.checkpoint import atomic_write, provenance
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, RUNS = ROOT / "results", ROOT / "runs"  # what is kept, and checkpoints
+
+
+def options(said: str, out: str | None = None) -> argparse.ArgumentParser:
+    "A parser of a script's options, whose docstring is `said`; `out` is in results/."
+    kind = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=said, formatter_class=kind)
+    if out:
+        parser.add_argument("--out", type=Path, default=RESULTS / out)
+    return parser
+
+
+def add_part(parser):
+    told = "i/n: only the i-th of n shares of the work, for several processes"
+    parser.add_argument("--part", type=share, default=slice(None), help=told)
+
+
+def share(text: str) -> slice:
+    "'i/n' as a slice of a list of work."
+    try:
+        i, n = map(int, text.split("/"))
+    except ValueError:
+        i = n = 0
+    if not 0 <= i < n:
+        message = f"expected i/n with 0 ≤ i < n, such as 0/2, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return slice(i, None, n)
+
+
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
+    return int(text)
+
+
+def keep(path: Path, row: dict):
+    "Write what a run found, with commit, machine and date."
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(row | provenance()) + "\n")
+
+
+def make(path: Path, run, said):
+    "Make a run unless its file stands: `run()` is what it holds, `said(row)` is printed."
+    if not path.exists():
+        keep(path, row := run())
+        print(f"{path.stem:<40} {said(row)}", flush=True)
+
+
+def read(folder: Path, pattern: str = "*.json") -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
+
+
+def spread(values) -> str:
+    "Mean ± standard deviation."
+    from statistics import mean, stdev
+
+    more = f" ± {stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{mean(values):.4f}{more}"
