@@ -1,5 +1,5 @@
-// The Energy Transformer for pictures, as far as a browser needs it: weights from a
-// safetensors file, the energies of the tokens, one step downhill, and back to pixels.
+// The Energy Transformer as far as a browser needs it: weights from a safetensors file,
+// the energies of the tokens, one step downhill; and for pictures, the way to pixels.
 // Arrays are Float32Array, row by row; the names are those of the Python library.
 
 const EPS = 1e-5; // of the layer norm and of normalized heads
@@ -32,7 +32,8 @@ export function readSafetensors(buffer) {
     else if (dtype in ARRAYS) tensors[name] = { shape, data: new ARRAYS[dtype](bytes) };
     else throw new Error(`${name}: expected F32, F16, U16 or U8, got ${dtype}`);
   }
-  return { tensors, config: JSON.parse(about.meta).config.model };
+  const { config } = JSON.parse(about.meta);
+  return { tensors, config: config.model ?? config };
 }
 
 // --- matrix products ---
@@ -145,27 +146,23 @@ function attend(Q, K, beta, bias, N, Y, selfAttention) {
 
 // --- the model ---
 
-export class ImageEnergyTransformer {
-  constructor({ tensors, config }) {
-    if (config.block !== "energy" || config.activation !== "relu")
-      throw new Error("expected an energy block with ReLU memories");
+/** Tokens, and a block of attention and ReLU memories. A model says how many tokens, N,
+ * and how they begin. */
+export class EnergyTransformer {
+  constructor({ tensors, config }, N) {
     const get = (name) => tensors[`params.${name}`]?.data;
     const [D, H, Y] = [config.dim, config.num_heads, config.head_dim];
-    this.config = config;
-    this.side = config.image_size / config.patch_size;
-    this.N = this.side ** 2;
-    this.P = config.patch_size ** 2 * config.channels;
-    this.get = get;
+    Object.assign(this, { config, N, get });
     this.gamma = softplus(get("block.norm.rho")[0]);
-    const own = config.shared_norm ? "block.norm" : "norm";
-    this.last = { gamma: softplus(get(`${own}.rho`)[0]), delta: get(`${own}.delta`) };
+    this.keyTerm = true; // without, the force is no gradient of the energy
     this.heads = Array.from({ length: H }, (_, h) => {
       const part = (name) => get(name).subarray(h * D * Y, (h + 1) * D * Y);
       const Wq = part("block.attention.Wq");
       const Wk = part("block.attention.Wk");
       const WqT = transposed(Wq, D, Y);
       const WkT = transposed(Wk, D, Y);
-      return { Wq, Wk, WqT, WkT, beta: this.betaOf(h), bias: this.biasOf(h) };
+      const sign = h < H - (config.repelling ?? 0) ? 1 : -1;
+      return { Wq, Wk, WqT, WkT, sign, beta: this.betaOf(h), bias: this.biasOf(h) };
     });
     this.xiT = transposed(get("block.memory.xi"), config.num_memories, D);
     const negative = (config.negative_memories ?? 0) * config.num_memories;
@@ -179,46 +176,9 @@ export class ImageEnergyTransformer {
     return Math.exp(learned[learned.length > 1 ? head : 0]);
   }
 
-  /** The bias of a score by the relative position of query and key, if there is one. */
-  biasOf(head) {
-    const table = this.get("block.attention.positions.table");
-    if (!table) return null;
-    const side = this.side;
-    const wide = 2 * side - 1;
-    const offset = (c, b) => c - b + side - 1;
-    return (c, b) => {
-      const row = offset(Math.floor(c / side), Math.floor(b / side));
-      return table[(head * wide + row) * wide + offset(c % side, b % side)];
-    };
-  }
-
-  /** Tokens at t = 0 (N, D), from patches (N, P); `masked[n]` patches are not seen. */
-  encode(patches, masked) {
-    const { N, P } = this;
-    const D = this.config.dim;
-    const x = new Float32Array(N * D);
-    multiply(x, patches, this.get("encoder.kernel"), N, P, D);
-    const bias = this.get("encoder.bias");
-    const mask = this.get("mask_token");
-    const positions = this.get("positions");
-    for (let n = 0; n < N; n++)
-      for (let i = 0; i < D; i++) {
-        const at = n * D + i;
-        x[at] = (masked[n] ? mask[i] : x[at] + bias[i]) + positions[at];
-      }
-    return x;
-  }
-
-  /** Predicted patches (N, P) of tokens at any time. */
-  decode(x) {
-    const { N, P } = this;
-    const D = this.config.dim;
-    const patches = new Float32Array(N * P);
-    const bias = this.get("decoder.bias");
-    for (let n = 0; n < N; n++) patches.set(bias, n * P);
-    const g = layerNorm(x, this.last.gamma, this.last.delta, D);
-    multiply(patches, g, this.get("decoder.kernel"), N, D, P);
-    return patches;
+  /** The bias of a head's scores: none, or a function of query and key. */
+  biasOf() {
+    return null;
   }
 
   /** Energy of the attention, and −∂E/∂g (N, D). */
@@ -227,7 +187,7 @@ export class ImageEnergyTransformer {
     const { dim: D, head_dim: Y, normalize_heads, self_attention } = this.config;
     const update = new Float32Array(N * D);
     let energy = 0;
-    for (const { Wq, Wk, WqT, WkT, beta, bias } of this.heads) {
+    for (const { Wq, Wk, WqT, WkT, sign, beta, bias } of this.heads) {
       const Q = new Float32Array(N * Y);
       const K = new Float32Array(N * Y);
       multiply(Q, g, Wq, N, D, Y);
@@ -238,9 +198,10 @@ export class ImageEnergyTransformer {
         throughNormalization(found.pullQ, Q, roots[0], Y);
         throughNormalization(found.pullK, K, roots[1], Y);
       }
-      multiply(update, found.pullQ, WqT, N, Y, D);
-      multiply(update, found.pullK, WkT, N, Y, D);
-      energy += found.energy;
+      const pulls = [[found.pullQ, WqT]];
+      if (this.keyTerm) pulls.push([found.pullK, WkT]);
+      for (const [pull, WT] of pulls) multiply(update, pull.map((v) => sign * v), WT, N, Y, D);
+      energy += sign * found.energy;
     }
     return { energy, update };
   }
@@ -323,6 +284,62 @@ export class ImageEnergyTransformer {
     let open = this.get("solver.b")[0];
     for (let i = 0; i < w.length; i++) open += w[i] * g[i];
     return alpha / (1 + Math.exp(-open));
+  }
+}
+
+export class ImageEnergyTransformer extends EnergyTransformer {
+  constructor({ tensors, config }) {
+    if (config.block !== "energy" || config.activation !== "relu")
+      throw new Error("expected an energy block with ReLU memories");
+    const side = config.image_size / config.patch_size;
+    super({ tensors, config }, side ** 2);
+    this.side = side;
+    this.P = config.patch_size ** 2 * config.channels;
+    const own = config.shared_norm ? "block.norm" : "norm";
+    const last = (name) => this.get(`${own}.${name}`);
+    this.last = { gamma: softplus(last("rho")[0]), delta: last("delta") };
+  }
+
+  /** The bias of a score by the relative position of query and key, if there is one. */
+  biasOf(head) {
+    const table = this.get("block.attention.positions.table");
+    if (!table) return null;
+    const side = Math.sqrt(this.N);
+    const wide = 2 * side - 1;
+    const offset = (c, b) => c - b + side - 1;
+    return (c, b) => {
+      const row = offset(Math.floor(c / side), Math.floor(b / side));
+      return table[(head * wide + row) * wide + offset(c % side, b % side)];
+    };
+  }
+
+  /** Tokens at t = 0 (N, D), from patches (N, P); `masked[n]` patches are not seen. */
+  encode(patches, masked) {
+    const { N, P } = this;
+    const D = this.config.dim;
+    const x = new Float32Array(N * D);
+    multiply(x, patches, this.get("encoder.kernel"), N, P, D);
+    const bias = this.get("encoder.bias");
+    const mask = this.get("mask_token");
+    const positions = this.get("positions");
+    for (let n = 0; n < N; n++)
+      for (let i = 0; i < D; i++) {
+        const at = n * D + i;
+        x[at] = (masked[n] ? mask[i] : x[at] + bias[i]) + positions[at];
+      }
+    return x;
+  }
+
+  /** Predicted patches (N, P) of tokens at any time. */
+  decode(x) {
+    const { N, P } = this;
+    const D = this.config.dim;
+    const patches = new Float32Array(N * P);
+    const bias = this.get("decoder.bias");
+    for (let n = 0; n < N; n++) patches.set(bias, n * P);
+    const g = layerNorm(x, this.last.gamma, this.last.delta, D);
+    multiply(patches, g, this.get("decoder.kernel"), N, D, P);
+    return patches;
   }
 
   /** Everything on the way: T + 1 energies and pictures (S, S, C) in [0, 1]. */
