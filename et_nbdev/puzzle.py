@@ -61,7 +61,7 @@ def _read(text):
 
 
 def as_boards(boards: ArrayLike | str | Sequence) -> Int[np.ndarray, "... n n"]:
-    """Boards as integers, 0 where a cell is empty. Text has one character per cell, row
+    """`boards` as integers, 0 where a cell is empty. Text has one character per cell, row
     by row, a dot or a 0 for an empty one; spaces, line breaks and | - + are skipped.
 
     Raises TypeError for anything but integers or text; ValueError for a size other than

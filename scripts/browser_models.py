@@ -48,7 +48,9 @@ def halved(content: bytes) -> bytes:
 
 
 # a small model stays as it is
-PACKED = {"tiny-imagenet": halved, "digits": bytes, "sudoku-4": bytes}
+PACKED = {"tiny-imagenet": halved, "digits": bytes}
+boards = (files("et_nbdev") / "weights").iterdir()
+PACKED |= {file.name.partition(".")[0]: bytes for file in boards}
 
 
 def source(name: str):

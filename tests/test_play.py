@@ -167,6 +167,11 @@ def test_the_page_has_the_weights_that_ship_with_the_library():
         shipped = script["source"](name)
         there = ROOT / f"nbs/play/{name}.safetensors"
         assert there.read_bytes() == packed(shipped.read_bytes())
+    (sizes,) = re.findall(
+        r"SIZES = \[(.*)\];", (ROOT / "nbs/play/puzzle.js").read_text()
+    )
+    boards = [name for name in script["PACKED"] if name.startswith("sudoku")]
+    assert sorted(boards) == [f"sudoku-{n}" for n in sizes.split(", ")]
 
 
 def test_a_model_it_cannot_run_is_refused(tmp_path):

@@ -7,6 +7,7 @@ import { button, curveOf, drawCurves, element, fetched, rounded, slider, whenSee
 
 const SIZES = [4]; // for which there are weights, sudoku-4.safetensors …
 const GIVENS = { 4: 7, 6: 14 }; // of a new puzzle; a harder one has as few as it can
+const INVITATION = "Type a digit, and watch the other cells fill in as the energy falls.";
 const LASTS = 2500; // milliseconds that a descent is shown
 const STILL = matchMedia("(prefers-reduced-motion: reduce)").matches; // only the end
 
@@ -39,6 +40,7 @@ class Puzzle {
     this.status = element("p", { className: "play-status", set: { "aria-live": "polite" } });
     const set = (board) => () => this.wake().then(() => this.fill(board()));
     root.replaceChildren(
+      element("p", { className: "puzzle-invitation", textContent: INVITATION }),
       element("div", { className: "puzzle-left" }, this.grid, this.pad),
       element(
         "div",
