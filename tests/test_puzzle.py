@@ -2,6 +2,7 @@
 that fill boards in, files, and what a notebook shows.
 """
 
+import re
 from itertools import product
 
 import jax
@@ -252,6 +253,8 @@ def test_a_board_is_played_with_in_a_notebook(model):
     assert board.value != before[0]
     t.value = 0
     assert "not solved" in says.value
+    numbers = lambda text: re.findall(r"[\d.]+(?=[,:])", text)
+    assert len({*numbers(says.value)}) == 1 < len({*numbers(before[1])})
     board.value = "11.. .... .... ...."
     assert "row 1 has 1 twice" in says.value
     board.value = "." * 36
