@@ -49,7 +49,8 @@ setup(
     },
     packages=find_packages(include=[cfg["lib_path"], f"{cfg['lib_path']}.*"]),
     package_data={
-        "et_nbdev": ["explorer/*.html", "explorer/*.css", "explorer/*.js"],
+        "et_nbdev": ["explorer/*.html", "explorer/*.css", "explorer/*.js"]
+        + ["weights/*.safetensors"],
         "et_nbdev.vision": ["weights/*.safetensors"],
     },
     python_requires=f">={pythons[0]},<{major}.{minor + 1}",

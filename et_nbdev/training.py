@@ -868,7 +868,8 @@ def fit(
         run.state = place.replicate(run.state)
         compiled = make_step(graphdef, loss, optimizer, seed, place.mesh, keys)
         step = lambda state, batch: compiled(state, place.share(batch))
-        meter, best = _Meter(run, optim, *dues), _Best(run, validate, every, whole, files)
+        meter = _Meter(run, optim, *dues)
+        best = _Best(run, validate, every, whole, files)
         log = _Log(files.log, run.step)
         with _Interruption(*dues) as ctrl_c, _progress_bar(run, progress) as bar:
             tick = partial(_tick, bar)

@@ -17,6 +17,7 @@ ROOMS = {
     "training": ("Training", "One loop for every task, and what happens beside it."),
     "vision": ("Pictures", "Data, models and training for pictures."),
     "graph": ("Graphs", "Attention along edges, odd nodes and whole graphs."),
+    "puzzle": ("Puzzles", "Boards, a model that fills them in, and its descent."),
     "testing": ("Testing", "Is this gradient right, and does this descend?"),
     "explore": ("Explorer", "A descent to play with, in a notebook."),
 }

@@ -1,7 +1,7 @@
-"""What the page that runs a model in a browser loads, into nbs/play: the weights that
-ship with the library, NAME.safetensors, the larger ones in half precision, and their
-pictures side by side: photographs.png with six photographs, digits.png with a held-out
-digit of each kind.
+"""What the pages that run a model in a browser load, into nbs/play: the weights that
+ship with the library, NAME.safetensors, the larger ones in half precision, and pictures
+side by side: photographs.png with six photographs, digits.png with a held-out digit of
+each kind.
 
     python scripts/browser_models.py
 """
@@ -49,6 +49,14 @@ def halved(content: bytes) -> bytes:
 
 # a small model stays as it is
 PACKED = {"tiny-imagenet": halved, "digits": bytes}
+boards = (files("et_nbdev") / "weights").iterdir()
+PACKED |= {file.name.partition(".")[0]: bytes for file in boards}
+
+
+def source(name: str):
+    "The file in the library."
+    room = "et_nbdev" if name.startswith("sudoku") else "et_nbdev.vision"
+    return files(room) / "weights" / f"{name}.safetensors"
 
 
 def held_out_digits():
@@ -67,10 +75,9 @@ def held_out_digits():
 def main():
     OUT.mkdir(exist_ok=True)
     for name, packed in PACKED.items():
-        source = files("et_nbdev.vision") / "weights" / f"{name}.safetensors"
         path = OUT / f"{name}.safetensors"
         with atomic_write(path) as temporary:
-            temporary.write_bytes(packed(source.read_bytes()))
+            temporary.write_bytes(packed(source(name).read_bytes()))
         print(path.name, path.stat().st_size // 1000, "kB")
     sheets = {"photographs": photographs(64), "digits": held_out_digits()}
     for name, pictures in sheets.items():

@@ -1,7 +1,7 @@
 """The pictures of the front page into nbs/images/: block.png, what a block is;
-descent.gif, six photographs completed step by step by the weights that ship with the
-library, for browsers without scripts; card.jpg, what a link to the site looks like
-elsewhere.
+board.png, a number puzzle that is solved, for browsers without scripts; descent.gif,
+six photographs completed step by step by the weights that ship with the library, for
+browsers without scripts; card.jpg, what a link to the site looks like elsewhere.
 """
 
 import io
@@ -13,6 +13,8 @@ from matplotlib.patches import FancyBboxPatch
 from modules import NBS
 from PIL import Image
 
+from et_nbdev.puzzle import from_pretrained as puzzle_model
+from et_nbdev.puzzle import plot_descent, puzzles
 from et_nbdev.vision.data import occlude, patchify, photographs, unpatchify
 from et_nbdev.vision.model import complete, from_pretrained
 
@@ -66,6 +68,12 @@ def block():
     fig.subplots_adjust(0, 0, 1, 1)
     picture = Image.fromarray(pixels(fig, 200)).quantize(64)
     picture.save(OUT / "block.png", optimize=True)
+
+
+def board():
+    "A puzzle with as few givens as it can have, on its way downhill."
+    fig = plot_descent(puzzle_model("sudoku-4"), puzzles(4, 1, (0, 0))[0][0])
+    Image.fromarray(pixels(fig, 200)).quantize(64).save(OUT / "board.png", optimize=True)
 
 
 def row(pictures, scale=2, gap=8):
@@ -129,6 +137,7 @@ def card(holes, path):
 
 if __name__ == "__main__":
     block()
+    board()
     holes, path, energies = descent()
     animation(holes, path, energies)
     card(holes, path)

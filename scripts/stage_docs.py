@@ -71,15 +71,15 @@ def with_drawings(text):
 
 
 def unless_played(text):
-    """Markdown whose picture of the player is for browsers without scripts alone: all
-    others would load it, and show the player in its place.
+    """Markdown whose pictures of the players are for browsers without scripts alone: all
+    others would load them, and show the players in their place.
     """
     still = (
         '```{{=html}}\n<noscript><figure><img src="{}" alt="{}">'
         "<figcaption>{}</figcaption></figure></noscript>\n```"
     )
-    player = r'(?<=^::: \{\.et-play\}\n)!\[(.*)\]\((\S+)\)\{fig-alt="([^"]*)"\}$'
-    write = lambda m: still.format(m[2], escape(m[3]), escape(m[1]))
+    player = r'(^::: \{\.et-(?:puzzle|play)\}\n)!\[(.*)\]\((\S+)\)\{fig-alt="([^"]*)"\}$'
+    write = lambda m: m[1] + still.format(m[3], escape(m[4]), escape(m[2]))
     return re.sub(player, write, text, flags=re.M)
 
 

@@ -1,5 +1,6 @@
 """The browser's engine computes what the library computes."""
 
+import base64
 import dataclasses
 import json
 import re
@@ -14,12 +15,21 @@ import numpy as np
 import pytest
 import safetensors
 from flax import nnx
+from puzzle_rivals import Broken
 from sklearn.metrics import roc_auc_score
 
 from et_nbdev.explore import ExplorerSettings, descend_graph
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, known_config
 from et_nbdev.graph.data import Graph, load_graph
 from et_nbdev.graph.nodes import scaled
+from et_nbdev.puzzle import (
+    PuzzleConfig,
+    PuzzleTransformer,
+    as_boards,
+    is_solved,
+    save_puzzle,
+)
+from et_nbdev.puzzle import from_pretrained as puzzle_model
 from et_nbdev.training import load_checkpoint, read_meta, save_checkpoint
 from et_nbdev.vision.data import photographs
 from et_nbdev.vision.model import (
@@ -143,9 +153,14 @@ def test_the_page_has_the_weights_that_ship_with_the_library():
     "After a change of these: python scripts/browser_models.py"
     script = runpy.run_path(str(ROOT / "scripts/browser_models.py"))
     for name, packed in script["PACKED"].items():
-        shipped = ROOT / f"et_nbdev/vision/weights/{name}.safetensors"
+        shipped = script["source"](name)
         there = ROOT / f"nbs/play/{name}.safetensors"
         assert there.read_bytes() == packed(shipped.read_bytes())
+    (sizes,) = re.findall(
+        r"SIZES = \[(.*)\];", (ROOT / "nbs/play/puzzle.js").read_text()
+    )
+    boards = [name for name in script["PACKED"] if name.startswith("sudoku")]
+    assert sorted(boards) == [f"sudoku-{n}" for n in sizes.split(", ")]
 
 
 def test_a_model_it_cannot_run_is_refused(tmp_path):
@@ -383,7 +398,11 @@ def test_a_picture_is_completed_in_a_browser(browser, tmp_path):
 
 @pytest.mark.parametrize(
     "kind, missing",
-    [("play", "tiny-imagenet.safetensors"), ("walk", "digits-graph.safetensors")],
+    [
+        ("play", "tiny-imagenet.safetensors"),
+        ("walk", "digits-graph.safetensors"),
+        ("puzzle", "sudoku-4.safetensors"),
+    ],
 )
 def test_weights_that_cannot_be_had_are_said(browser, kind, missing):
     page = opened(browser, 1280, PAGE.format(kind), missing)
@@ -494,4 +513,171 @@ def test_what_is_touched_in_a_walk_is_large_enough(browser):
     assert apart[~np.eye(len(apart), dtype=bool)].min() >= 44
     for control in page.locator(".play-controls :is(button, input)").all():
         assert control.bounding_box()["height"] >= 44
+    page.close()
+
+
+# --- a board
+
+DESCENT = """async ([bytes, board, start, steps, keyTerm]) => {
+  const { readSafetensors } = await import("./play/engine.js");
+  const { PuzzleTransformer } = await import("./play/board.js");
+  const buffer = await (await fetch(`data:;base64,${bytes}`)).arrayBuffer();
+  const net = new PuzzleTransformer(readSafetensors(buffer));
+  net.keyTerm = keyTerm;
+  const path = [];
+  for (let x = net.encode(board, start), t = 0; t <= steps; t++) {
+    const { attention, memory, ...seen } = net.look(x);
+    const update = attention.update.map((u, i) => u + memory.update[i]);
+    path.push([[attention.energy], [memory.energy], update, net.beliefs(x)].map((a) => [...a]));
+    x = net.step(x, { attention, memory, ...seen }, t);
+  }
+  return path;
+}"""
+
+
+@pytest.fixture(scope="module")
+def table(browser):
+    page = opened(browser, 390, PAGE.format("puzzle"))
+    yield page
+    page.close()
+
+
+BOARDS = {
+    "sudoku-4": ("1... ..3. .4.. ...2", {}, 64),
+    "6 × 6, units and channels": ("1" + 34 * "." + "2", dict(units=True, channels=True), 9),
+    "6 × 6": (36 * ".", {}, 5),
+    "4 × 4, channels": ("12.." + 12 * ".", dict(channels=True), 5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name, key_term", [*((name, True) for name in BOARDS), ("sudoku-4", False)]
+)
+def test_a_board_descends_as_in_the_library(table, name, key_term, tmp_path):
+    "Energies, updates and beliefs, from the same random start."
+    text, options, steps = BOARDS[name]
+    board = as_boards(text)
+    if name == "sudoku-4":
+        model = puzzle_model(name)
+    else:
+        sizes = dict(dim=10, num_heads=3, head_dim=5, num_memories=14, steps=3)
+        config = PuzzleConfig(len(board), **sizes, **options)
+        model = shaken(PuzzleTransformer(config, rngs=nnx.Rngs(0)))
+    path = tmp_path / "board.safetensors"
+    save_puzzle(path, model)
+    if not key_term:
+        deaf = Broken(model.config, broken=["key"], rngs=nnx.Rngs(0))
+        nnx.update(deaf, nnx.state(model))
+        model = deaf
+    start = model.encode(jnp.asarray(board), jax.random.key(5))
+    _, (energies, states) = model.descend(start, steps, states=True)
+    given = [base64.b64encode(path.read_bytes()).decode(), board.ravel().tolist()]
+    given += [np.asarray(start).ravel().tolist(), steps, key_term]
+    attention, memory, update, beliefs = zip(*table.evaluate(DESCENT, given))
+    E = np.add(attention, memory)
+    assert relative(E, energies.total) < 1e-3
+    wanted = jax.nn.softmax(model.logits(states), -1)
+    assert np.abs(np.reshape(beliefs, wanted.shape) - wanted).max() < 1e-3
+    if key_term:
+        assert relative(attention, energies["attention"]) < 1e-3
+        force = model.block.update(model.block.norm(start))
+        assert relative(update[0], force) < 1e-4
+
+
+def test_puzzles_of_the_page_have_one_solution(table):
+    "Which its search finds, and the model too, most often."
+    made = table.evaluate(
+        """async () => {
+          const { puzzle, solutions } = await import("./play/board.js");
+          const all = (n, wanted, count) => Array.from({ length: count }, () => puzzle(n, wanted));
+          const boards = [...all(4, 7, 10), ...all(4, 0, 10), ...all(6, 14, 2)];
+          const found = boards.map((board) => solutions(board.length ** 0.5, board, 9));
+          return [boards, found, solutions(4, Array(16).fill(0), 999).length,
+            solutions(4, [1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 4, 0]).length];
+        }"""
+    )
+    boards, found, every, none = made
+    assert every == 288 and none == 0
+    for board, answers in zip(boards, found, strict=True):
+        n = round(len(board) ** 0.5)
+        (answer,) = np.reshape(answers, (-1, n, n))
+        board = as_boards(np.reshape(board, (n, n)))
+        assert is_solved(answer) and ((board == 0) | (board == answer)).all()
+    counts = [np.count_nonzero(board) for board in boards]
+    assert (
+        counts[:10] == [7] * 10 and max(counts[10:20]) <= 6 and counts[20:] == [14] * 2
+    )
+
+
+def digits_of(page) -> str:
+    "What the cells say: given digits, and a dot where none is given."
+    names = page.locator("[role=gridcell]").evaluate_all(
+        "all => all.map(e => e.ariaLabel)"
+    )
+    return "".join(
+        re.search(r": (\d|empty)", name)[1].replace("empty", ".") for name in names
+    )
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_board_is_filled_in_a_browser(browser, width):
+    page = opened(browser, width, PAGE.format("puzzle"), touch=True)
+    said(page, "t = 32:")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for control in page.locator(".et-puzzle :is(button, .puzzle-switch)").all():
+        box = control.bounding_box()
+        assert min(box["width"], box["height"]) >= 44
+    for label, fewest, most in (("New puzzle", 7, 7), ("Harder", 4, 6)):
+        page.get_by_text(label).click()
+        assert fewest <= 16 - digits_of(page).count(".") <= most
+    # by the keyboard and by the pad
+    page.get_by_text("Empty board").click()
+    assert digits_of(page) == 16 * "."
+    cells = page.locator("[role=gridcell]")
+    cells.nth(0).focus()
+    for key in ("1", "ArrowRight", "ArrowRight", "3", "ArrowDown", "ArrowDown", "4"):
+        page.keyboard.press(key)
+    cells.nth(15).tap()
+    page.get_by_role("button", name="2", exact=True).tap()
+    board = "1.3. .... ..4. ...2"
+    assert digits_of(page) == board.replace(" ", "")
+    said(page, "t = 32:")
+    E = listed(page, "Energy")
+    assert (np.diff(E[:33]) < 1e-2).all() and E[32] < E[0] - 20
+    # a rule is broken, and mended
+    cells.nth(3).tap()
+    page.keyboard.press("1")
+    assert "row 1 has 1 twice. Change one" in said(page, "No solution")
+    wrong = (
+        "all => all.map(e => e.matches('.puzzle-wrong') && / in con/.test(e.ariaLabel))"
+    )
+    assert np.array(cells.evaluate_all(wrong))[[0, 3]].all()
+    page.keyboard.press("Backspace")
+    said(page, "t = 32:")
+    assert digits_of(page) == board.replace(" ", "")
+    if "Solved" in page.inner_text(".play-status"):
+        assert not any(cells.evaluate_all(wrong))
+    # time, and what a certain cell looks like
+    page.get_by_label("step t").fill("0")
+    said(page, "t = 0:")
+    assert "beyond" not in page.inner_text(".play-status")
+    page.get_by_label("step t").fill("64")
+    said(page, "t = 64:")
+    look = "all => all.map(e => Math.max(...[...e.children].map(d => d.style.opacity)))"
+    assert min(cells.evaluate_all(look)) > 0.3
+    # no digit fits into row 1, column 3
+    page.get_by_text("Empty board").click()
+    for cell, digit in ((0, 1), (1, 2), (10, 3), (14, 4)):
+        cells.nth(cell).tap()
+        page.keyboard.press(str(digit))
+    said(page, "This board has no solution")
+    # without the key term, from the same start
+    said(page, "t = 32:")
+    before = listed(page, "Energy")
+    page.get_by_label("without the key term").check()
+    said(page, "t = 32:")
+    assert "this is no descent" in page.inner_text(".play-status")
+    after = listed(page, "Energy")
+    assert after[0] == before[0] and after[32] > before[32]
+    assert page.faults == []
     page.close()

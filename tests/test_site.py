@@ -285,7 +285,7 @@ def test_animations_need_no_other_site_and_long_lines_are_broken():
     assert table["text/markdown"] == f"| −0.5 | [a]({modules.in_repository('b')}) |"
 
 
-def test_the_landing_page_has_cards_and_a_player(site):
+def test_the_landing_page_has_cards_and_players(site):
     text = "\n".join(cell.source for cell in staged(site, "index.ipynb"))
     chapters = sorted(p.name for p in modules.NBS.glob("[0-5]*.ipynb") if p.name < "58")
     card = r"^::: \{\.chapter-card\}\n\[.*\]\((.*)\)\n\n.+\n:::"
@@ -294,8 +294,8 @@ def test_the_landing_page_has_cards_and_a_player(site):
     assert len(pictures) > len(chapters) / 2
     assert all(Image.open(site / path).size == (360, 220) for path in pictures)
     assert "- **" not in text and "(engine_room.ipynb)" in text
-    # without a script the picture of the player, which no other browser loads
-    assert text.count("<noscript><figure><img") == 1 and "![Photographs" not in text
+    # without a script the pictures of the players, which no other browser loads
+    assert text.count("<noscript><figure><img") == 2 and "![Photographs" not in text
 
 
 # Figures of the book by their labels, and files: what the dark theme inverts, and what

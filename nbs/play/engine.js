@@ -1,5 +1,5 @@
-// The Energy Transformer for pictures, as far as a browser needs it: weights from a
-// safetensors file, the energies of the tokens, one step downhill, and back to pixels.
+// The Energy Transformer as far as a browser needs it: weights from a safetensors file,
+// the energies of the tokens, one step downhill; and for pictures, the way to pixels.
 // Arrays are Float32Array, row by row; the names are those of the Python library.
 
 const EPS = 1e-5; // of the layer norm and of normalized heads
@@ -32,7 +32,8 @@ export function readSafetensors(buffer) {
     else if (dtype in ARRAYS) tensors[name] = { shape, data: new ARRAYS[dtype](bytes) };
     else throw new Error(`${name}: expected F32, F16, U16 or U8, got ${dtype}`);
   }
-  return { tensors, config: JSON.parse(about.meta).config.model };
+  const { config } = JSON.parse(about.meta);
+  return { tensors, config: config.model ?? config };
 }
 
 // --- matrix products ---
@@ -145,29 +146,24 @@ function attend(Q, K, beta, bias, N, Y) {
 
 // --- the model ---
 
-export class ImageEnergyTransformer {
-  constructor({ tensors, config }) {
-    // files of 0.2 have options in the place of a recipe
-    const recipe = config.recipe ?? (config.channel_steps ? "tiny-imagenet" : "plain");
-    if (!["plain", "paper", "waves", "tiny-imagenet"].includes(recipe))
-      throw new Error(`expected a recipe of the library, with an energy; got ${recipe}`);
-    this.rich = recipe === "tiny-imagenet";
+/** Tokens, and a block of attention and ReLU memories. A model says how many tokens, N,
+ * and how they begin. */
+export class EnergyTransformer {
+  constructor({ tensors, config }, N) {
     const get = (name) => tensors[`params.${name}`]?.data;
     const [D, H, Y] = [config.dim, config.num_heads, config.head_dim];
-    this.config = config;
-    this.side = config.image_size / config.patch_size;
-    this.N = this.side ** 2;
-    this.P = config.patch_size ** 2 * config.channels;
-    this.get = get;
+    Object.assign(this, { config, N, get });
     this.gamma = softplus(get("block.norm.rho")[0]);
-    this.last = { gamma: softplus(get("norm.rho")[0]), delta: get("norm.delta") };
+    this.rich = config.recipe === "tiny-imagenet"; // normalized heads, signs
+    this.keyTerm = true; // without, the force is no gradient of the energy
     this.heads = Array.from({ length: H }, (_, h) => {
       const part = (name) => get(name).subarray(h * D * Y, (h + 1) * D * Y);
       const Wq = part("block.attention.Wq");
       const Wk = part("block.attention.Wk");
       const WqT = transposed(Wq, D, Y);
       const WkT = transposed(Wk, D, Y);
-      return { Wq, Wk, WqT, WkT, beta: this.betaOf(h), bias: this.biasOf(h) };
+      const sign = h < H - (config.repelling ?? 0) ? 1 : -1;
+      return { Wq, Wk, WqT, WkT, sign, beta: this.betaOf(h), bias: this.biasOf(h) };
     });
     this.xiT = transposed(get("block.memory.xi"), config.num_memories, D);
     const negative = this.rich ? config.num_memories / 4 : 0;
@@ -179,46 +175,9 @@ export class ImageEnergyTransformer {
     return learned ? Math.exp(learned[head]) : this.config.head_dim ** -0.5;
   }
 
-  /** The bias of a score by the relative position of query and key, if there is one. */
-  biasOf(head) {
-    const table = this.get("block.attention.positions.table");
-    if (!table) return null;
-    const side = this.side;
-    const wide = 2 * side - 1;
-    const offset = (c, b) => c - b + side - 1;
-    return (c, b) => {
-      const row = offset(Math.floor(c / side), Math.floor(b / side));
-      return table[(head * wide + row) * wide + offset(c % side, b % side)];
-    };
-  }
-
-  /** Tokens at t = 0 (N, D), from patches (N, P); `masked[n]` patches are not seen. */
-  encode(patches, masked) {
-    const { N, P } = this;
-    const D = this.config.dim;
-    const x = new Float32Array(N * D);
-    multiply(x, patches, this.get("encoder.kernel"), N, P, D);
-    const bias = this.get("encoder.bias");
-    const mask = this.get("mask_token");
-    const positions = this.get("positions");
-    for (let n = 0; n < N; n++)
-      for (let i = 0; i < D; i++) {
-        const at = n * D + i;
-        x[at] = (masked[n] ? mask[i] : x[at] + bias[i]) + positions[at];
-      }
-    return x;
-  }
-
-  /** Predicted patches (N, P) of tokens at any time. */
-  decode(x) {
-    const { N, P } = this;
-    const D = this.config.dim;
-    const patches = new Float32Array(N * P);
-    const bias = this.get("decoder.bias");
-    for (let n = 0; n < N; n++) patches.set(bias, n * P);
-    const g = layerNorm(x, this.last.gamma, this.last.delta, D);
-    multiply(patches, g, this.get("decoder.kernel"), N, D, P);
-    return patches;
+  /** The bias of a head's scores: none, or a function of query and key. */
+  biasOf() {
+    return null;
   }
 
   /** Energy of the attention, and −∂E/∂g (N, D). */
@@ -227,7 +186,7 @@ export class ImageEnergyTransformer {
     const { dim: D, head_dim: Y } = this.config;
     const update = new Float32Array(N * D);
     let energy = 0;
-    for (const { Wq, Wk, WqT, WkT, beta, bias } of this.heads) {
+    for (const { Wq, Wk, WqT, WkT, sign, beta, bias } of this.heads) {
       const Q = new Float32Array(N * Y);
       const K = new Float32Array(N * Y);
       multiply(Q, g, Wq, N, D, Y);
@@ -238,9 +197,10 @@ export class ImageEnergyTransformer {
         throughNormalization(found.pullQ, Q, roots[0], Y);
         throughNormalization(found.pullK, K, roots[1], Y);
       }
-      multiply(update, found.pullQ, WqT, N, Y, D);
-      multiply(update, found.pullK, WkT, N, Y, D);
-      energy += found.energy;
+      const pulls = [[found.pullQ, WqT]];
+      if (this.keyTerm) pulls.push([found.pullK, WkT]);
+      for (const [pull, WT] of pulls) multiply(update, pull.map((v) => sign * v), WT, N, Y, D);
+      energy += sign * found.energy;
     }
     return { energy, update };
   }
@@ -283,7 +243,7 @@ export class ImageEnergyTransformer {
       );
       const move = this.get("solver.c")
         ? this.perChannel(own(x), own(seen.g), force, t)
-        : force.map((u) => this.config.step_size * u);
+        : force.map((u) => this.stepSize(t) * u);
       next.set(own(x).map((entry, i) => entry + move[i]), n * D);
     }
     return next;
@@ -305,6 +265,69 @@ export class ImageEnergyTransformer {
       const turning = u - push - along * (x[i] - middle);
       return (Math.exp(sizes[now]) * turning) / (1 + Math.exp(-logit));
     });
+  }
+
+  /** α of step t: learned, or the configuration's. */
+  stepSize(t) {
+    const sizes = this.get("solver.log_alpha");
+    return sizes ? Math.exp(sizes[Math.min(t, sizes.length - 1)]) : this.config.step_size;
+  }
+}
+
+export class ImageEnergyTransformer extends EnergyTransformer {
+  constructor({ tensors, config }) {
+    // files of 0.2 have options in the place of a recipe
+    const recipe = config.recipe ?? (config.channel_steps ? "tiny-imagenet" : "plain");
+    if (!["plain", "paper", "waves", "tiny-imagenet"].includes(recipe))
+      throw new Error(`expected a recipe of the library, with an energy; got ${recipe}`);
+    const side = config.image_size / config.patch_size;
+    super({ tensors, config: { ...config, recipe } }, side ** 2);
+    this.side = side;
+    this.P = config.patch_size ** 2 * config.channels;
+    const get = this.get;
+    this.last = { gamma: softplus(get("norm.rho")[0]), delta: get("norm.delta") };
+  }
+
+  /** The bias of a score by the relative position of query and key, if there is one. */
+  biasOf(head) {
+    const table = this.get("block.attention.positions.table");
+    if (!table) return null;
+    const side = Math.sqrt(this.N);
+    const wide = 2 * side - 1;
+    const offset = (c, b) => c - b + side - 1;
+    return (c, b) => {
+      const row = offset(Math.floor(c / side), Math.floor(b / side));
+      return table[(head * wide + row) * wide + offset(c % side, b % side)];
+    };
+  }
+
+  /** Tokens at t = 0 (N, D), from patches (N, P); `masked[n]` patches are not seen. */
+  encode(patches, masked) {
+    const { N, P } = this;
+    const D = this.config.dim;
+    const x = new Float32Array(N * D);
+    multiply(x, patches, this.get("encoder.kernel"), N, P, D);
+    const bias = this.get("encoder.bias");
+    const mask = this.get("mask_token");
+    const positions = this.get("positions");
+    for (let n = 0; n < N; n++)
+      for (let i = 0; i < D; i++) {
+        const at = n * D + i;
+        x[at] = (masked[n] ? mask[i] : x[at] + bias[i]) + positions[at];
+      }
+    return x;
+  }
+
+  /** Predicted patches (N, P) of tokens at any time. */
+  decode(x) {
+    const { N, P } = this;
+    const D = this.config.dim;
+    const patches = new Float32Array(N * P);
+    const bias = this.get("decoder.bias");
+    for (let n = 0; n < N; n++) patches.set(bias, n * P);
+    const g = layerNorm(x, this.last.gamma, this.last.delta, D);
+    multiply(patches, g, this.get("decoder.kernel"), N, D, P);
+    return patches;
   }
 
   /** Everything on the way: T + 1 energies and pictures (S, S, C) in [0, 1]. */

@@ -14,6 +14,7 @@ function pressable(fold) {
   });
 }
 
+if (document.querySelector(".et-puzzle")) import("./puzzle.js");
 if (document.querySelector(".et-play")) import("./play.js");
 if (document.querySelector(".et-walk")) import("./walk.js");
 

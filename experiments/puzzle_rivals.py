@@ -1,0 +1,168 @@
+"""What the puzzles' model is compared with: a transformer block applied again and
+again, Hyper-SET's step, and the model itself with parts of its energy broken.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from et_nbdev.attention import PairBias
+from et_nbdev.puzzle import PuzzleConfig, PuzzleTransformer
+
+
+def rms(x):
+    return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-5)
+
+
+class Recurrent(PuzzleTransformer):
+    "A model with the same tokens and readout, but with any step."
+
+    def move(self, x):
+        "x after one step."
+        raise NotImplementedError
+
+    def descend(self, x, steps, *, states=False, unroll=1):
+        def step(x, _):
+            energy = self.block.energies(self.block.norm(x)) if self.has_energy else {}
+            return self.move(x), (x if states else None, energy)
+
+        last, (path, energies) = jax.lax.scan(step, x, length=steps, unroll=unroll)
+        end = self.block.energies(self.block.norm(last)) if self.has_energy else {}
+        join = lambda a, b: jnp.concatenate([a, b[None]])
+        energies = jax.tree.map(join, energies, end)
+        return last, (energies, join(path, last) if states else None)
+
+    has_energy = False
+
+
+class Attracting(PuzzleTransformer):
+    "All heads attract."
+
+    def __init__(self, config: PuzzleConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        self.block.attention.repelling = 0
+
+
+class Placed(Attracting):
+    "The paper's positions: a learned vector per cell in place of the biases of pairs."
+
+    def __init__(self, config: PuzzleConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        self.block.attention.positions = None
+        self.places = nnx.Param(
+            jax.random.normal(rngs.params(), (config.n**2, config.dim))
+        )
+
+    def encode(self, boards, key):
+        return super().encode(boards, key) + self.places[...]
+
+
+class Broken(Recurrent):
+    """The model with its energy broken on purpose. "key": no gradient through the keys;
+    "values": values and an output matrix of their own; "memory": what a memory adds has
+    weights of its own; "order": memory after attention, not beside it.
+    """
+
+    has_energy = True
+
+    def __init__(self, config: PuzzleConfig, *, broken: Sequence[str], rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        D, H, Y = config.dim, config.num_heads, config.head_dim
+        self.broken = tuple(broken)
+        normal = lambda *shape: jax.random.normal(rngs.params(), shape)
+        if "values" in broken:
+            self.Wv = nnx.Param(normal(H, D, Y) * D**-0.5)
+            self.Wo = nnx.Param(normal(H, Y, D) * (H * Y) ** -0.5)
+        if "memory" in broken:
+            self.up = nnx.Param(jnp.copy(self.block.memory.xi[...]))
+
+    def attend(self, g):
+        "What attention adds."
+        attention = self.block.attention
+        if "values" in self.broken:
+            seen = attention.attended(g)
+            V = jnp.einsum("...nd,hdy->...hny", g, self.Wv[...])
+            return jnp.einsum("...hcb,...hby,hyd->...cd", seen, V, self.Wo[...])
+        if "key" not in self.broken:
+            return attention.update(g)
+        keys = attention.queries_and_keys(g)[1]
+        beta, sign = attention.beta, attention.signs
+        bias = jnp.where(
+            jnp.eye(g.shape[-2], dtype=bool), -jnp.inf, attention.positions()
+        )
+
+        def energy(g):
+            Q = attention.queries_and_keys(g)[0]
+            scores = jnp.einsum("...hcy,...hby->...hcb", Q, keys)
+            match = jax.nn.logsumexp(beta[:, None, None] * scores + bias, -1)
+            return -(match.sum(-1) * sign / beta).sum()
+
+        return -jax.grad(energy)(g)
+
+    def remember(self, g):
+        "What the memory adds."
+        memory = self.block.memory
+        if "memory" not in self.broken:
+            return memory.update(g)
+        return memory.hidden(g) @ self.up[...]
+
+    def move(self, x):
+        alpha, norm = jnp.exp(self.solver.log_alpha[...][0]), self.block.norm
+        g = norm(x)
+        if "order" not in self.broken:
+            return x + alpha * (self.attend(g) + self.remember(g))
+        x = x + alpha * self.attend(g)
+        return x + alpha * self.remember(norm(x))
+
+
+class Transformer(Recurrent):
+    "One pre-norm transformer block, applied again and again, with the same biases."
+
+    def __init__(self, config: PuzzleConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        D, H, Y, K = config.dim, config.num_heads, config.head_dim, config.num_memories
+        del self.block.attention.Wq, self.block.memory.xi  # its own follow
+        self.norm1, self.norm2 = (nnx.LayerNorm(D, rngs=rngs) for _ in range(2))
+        linear = lambda a, b: nnx.Linear(a, b, rngs=rngs)
+        self.query, self.key, self.value = (linear(D, H * Y) for _ in range(3))
+        self.out, self.up, self.down = linear(H * Y, D), linear(D, K), linear(K, D)
+        self.positions = self.block.attention.positions
+
+    def move(self, x):
+        g, (H, Y) = self.norm1(x), (self.config.num_heads, self.config.head_dim)
+        heads = lambda of: of(g).reshape(*g.shape[:-1], H, Y)
+        bias = self.positions().reshape((1,) * (x.ndim - 2) + (H, *[x.shape[-2]] * 2))
+        x = x + self.out(
+            nnx.dot_product_attention(
+                heads(self.query), heads(self.key), heads(self.value), bias
+            ).reshape(*g.shape[:-1], H * Y)
+        )
+        return x + self.down(nnx.gelu(self.up(self.norm2(x))))
+
+
+class HyperSet(Recurrent):
+    """Hyper-SET's step (Hu, Zou, Xu 2026): one matrix per head for queries, keys and
+    values, tokens that repel each other inside a head, and sizes per channel of either
+    sign; with the same biases of pairs.
+    """
+
+    def __init__(self, config: PuzzleConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        D, H, Y, K = config.dim, config.num_heads, config.head_dim, config.num_memories
+        normal = lambda *shape: jax.random.normal(rngs.params(), shape)
+        self.W = nnx.Param(normal(H, D, Y) * D**-0.5)
+        self.V = nnx.Param(normal(D, K) * D**-0.5)
+        self.a, self.b = (nnx.Param(jnp.full(D, 0.1)) for _ in range(2))
+        self.positions = PairBias(config.n**2, H)
+
+    def move(self, x):
+        W, V = self.W[...], self.V[...]
+        w = rms(jnp.einsum("...nd,hdy->...hny", rms(x), W))
+        scores = jnp.einsum("...hcy,...hby->...hcb", w, w) * w.shape[-1] ** -0.5
+        scores = scores + self.positions()
+        both = jax.nn.softmax(scores, -1) + jax.nn.softmax(scores, -2)
+        pushed = jnp.einsum("...hcb,...hby,hdy->...cd", both, w, W)
+        x = x - self.a[...] * pushed
+        return x + self.b[...] * (nnx.gelu(rms(rms(x) @ V)) @ V.T)
