@@ -59,7 +59,7 @@ def _read(text):
         )
     return np.array([int(c.replace(".", "0")) for c in cells]).reshape(n, n)
 
-
+# %% ../nbs/engine/puzzle.ipynb #pz06asboar
 def as_boards(boards: ArrayLike | str | Sequence) -> Int[np.ndarray, "... n n"]:
     """`boards` as integers, 0 where a cell is empty. Text has one character per cell, row
     by row, a dot or a 0 for an empty one; spaces, line breaks and | - + are skipped.
@@ -99,7 +99,7 @@ def as_boards(boards: ArrayLike | str | Sequence) -> Int[np.ndarray, "... n n"]:
         )
     return boards
 
-
+# %% ../nbs/engine/puzzle.ipynb #pz06issolv
 def is_solved(boards: Int[ArrayLike, "... n n"]) -> Bool[np.ndarray, "..."]:
     "Whether every row, column and box holds every digit."
     boards = np.asarray(boards)
@@ -148,7 +148,7 @@ def solutions(
 
     return fill()
 
-
+# %% ../nbs/engine/puzzle.ipynb #pz09isuniq
 def is_unique(board: Int[np.ndarray, "n n"]) -> bool:
     "Whether a board has exactly one solution."
     found = solutions(board)
@@ -216,7 +216,7 @@ class PuzzleConfig:
     channels: bool = False  # step sizes per channel (`LearnedMetric`), or one α
     units: bool = False  # a bias per kind of pair (`UnitBias`), or one for every pair
 
-
+# %% ../nbs/engine/puzzle.ipynb #pz14puzzle
 @signed
 class PuzzleTransformer(nnx.Module):
     r"""A board of n × n cells as N = n² tokens, and an Energy Transformer whose descent
@@ -280,7 +280,15 @@ class Solved(NamedTuple):
     energies: Energies  # each (steps + 1, ...): before every step and at the end
     solved: Bool[np.ndarray, "..."]  # every row, column and box holds every digit
 
+# %% ../nbs/engine/puzzle.ipynb #pz17solve
+def _fitting(boards, n: int) -> Int[np.ndarray, "... n n"]:
+    "`as_boards`, of the size that a model plays."
+    boards = as_boards(boards)
+    if (got := boards.shape[-1]) != n:
+        raise ValueError(f"boards: this model plays {n} × {n}, got {got} × {got}")
+    return boards
 
+# %% ../nbs/engine/puzzle.ipynb #pz17solvex
 def solve(
     model: PuzzleTransformer,
     boards: ArrayLike | str | Sequence,  # as `as_boards` takes them
@@ -295,13 +303,8 @@ def solve(
     Raises what `as_boards` raises, and ValueError for another size than the model's or
     for numbers below 1.
     """
-    boards = as_boards(boards)
     n = model.config.n
-    if boards.shape[-1] != n:
-        raise ValueError(
-            f"boards: this model plays {n} × {n}, got {boards.shape[-1]} × "
-            f"{boards.shape[-1]}"
-        )
+    boards = _fitting(boards, n)
     steps = 4 * model.config.steps if steps is None else steps
     check_sizes(steps=steps, starts=starts)
     flat = boards.reshape(-1, n, n)
@@ -317,7 +320,7 @@ def solve(
     filled = np.where(boards > 0, boards, beliefs.argmax(-1) + 1)
     return Solved(filled, beliefs, energies, is_solved(filled))
 
-
+# %% ../nbs/engine/puzzle.ipynb #pz17savepu
 def save_puzzle(path: Path | str, model: PuzzleTransformer, meta: dict | None = None):
     "Write weights, sizes and `meta` to one safetensors file, atomically."
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
@@ -372,7 +375,7 @@ def _draw_board(ax, board: Int[ArrayLike, "n n"], beliefs: Float[ArrayLike, "n n
         ax.text(column + across, row + down, digit + 1, **style)
     ax.axis("off")
 
-
+# %% ../nbs/engine/puzzle.ipynb #pz20plotde
 def plot_descent(
     model: PuzzleTransformer,
     board: ArrayLike | str,  # one, as `as_boards` takes it
@@ -428,7 +431,7 @@ def _html(board: Int[np.ndarray, "n n"], beliefs: Float[np.ndarray, "n n n"]) ->
     grid = f"display:inline-grid;text-align:center;grid-template:auto/repeat({n},52px)"
     return f'<div style="{grid}">{text}</div>'
 
-
+# %% ../nbs/engine/puzzle.ipynb #pz22play
 def play(model: PuzzleTransformer, seed: int = 0):
     """A board to type and a descent to drag through, in Jupyter: write it as the last
     line of a cell. A VBox of ipywidgets: the board as text, buttons, time, the picture
@@ -443,17 +446,14 @@ def play(model: PuzzleTransformer, seed: int = 0):
     t = w.IntSlider(4 * T, max=last, description="step t")
     player, view, says = w.Play(max=last, interval=120), w.HTML(), w.HTML()
     w.jslink((player, "value"), (t, "value"))
-    new, again = (
-        w.Button(description="new puzzle"),
-        w.Button(description="another start"),
-    )
+    names = "new puzzle", "another start"
+    new, again = (w.Button(description=name) for name in names)
     path = []
 
     def start(change=None):
         path.clear()
         try:
-            if len(given := as_boards(board.value)) != n:
-                raise ValueError(f"boards: this model plays {n} × {n}")
+            given = _fitting(board.value, n)
         except ValueError as error:
             says.value = escape(str(error))
             return
@@ -481,6 +481,5 @@ def play(model: PuzzleTransformer, seed: int = 0):
     new.on_click(draw)
     again.on_click(start)
     draw()
-    return w.VBox(
-        [w.HBox([board, w.VBox([new, again])]), w.HBox([player, t]), view, says]
-    )
+    top = w.HBox([board, w.VBox([new, again])])
+    return w.VBox([top, w.HBox([player, t]), view, says])

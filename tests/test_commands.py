@@ -115,9 +115,9 @@ def test_a_mistake_of_ours_keeps_its_traceback():
 COMMANDS = {
     "et_train_images": "vision.train:_main",
     "et_demo": "vision.train:_demo_main",
-    "et_train_anomaly": "graph.anomaly_commands:train",
-    "et_demo_graphs": "graph.anomaly_commands:demo",
-    "et_score": "graph.anomaly_commands:score",
+    "et_train_anomaly": "graph.detector:train",
+    "et_demo_graphs": "graph.detector:demo",
+    "et_score": "graph.detector:score",
     "et_train_graphs": "graph.classify:_main",
 }
 GRAPH = Graph([0, 1], [1, 0], [[1.0], [2.0]], [0, 1])

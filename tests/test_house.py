@@ -119,7 +119,7 @@ FLOORS = (
     "checks compiled scores toy stepping energy norm",
     "attention memory",
     "block dynamics solvers equilibria",
-    "hopfield training",
+    "hopfield training commands",
     "vision graph puzzle",
     "explorer explore testing",
 )

@@ -256,7 +256,7 @@ def test_a_page_of_the_engine_room_lies_beside_the_others(site):
     assert "output-file: engine_toy.html" in sources["front"]
     assert "(notebooks/engine/toy.ipynb)" in sources["page-links"]
     assert "[Layer normalization](02_norm.ipynb)" in sources["8d1e5701"]
-    assert "(engine_toy.ipynb)" in str(staged(site, "30_graph_energy.ipynb"))
+    assert "(engine_toy.ipynb)" in str(staged(site, "13_magnet.ipynb"))
     assert modules.linked("`et_nbdev.toy`", "x") == "[`et_nbdev.toy`](engine_toy.ipynb)"
     text = (
         "![A](../images/a.png) [b](c.ipynb#d) [e](../../results/f) [g](#h) `](i)` $]($"

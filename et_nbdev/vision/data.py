@@ -138,7 +138,8 @@ def per_channel(name: str, values, images) -> Float32[np.ndarray, "... C"]:
         )
     return values.reshape((1,) * (images.ndim - 1) + (-1,))
 
-
+# %% ../../nbs/20_image_data.ipynb #a858denorm
+#| code-fold: true
 def denormalize(
     images: Shaped[Pixels, "*B S S C"], mean, std
 ) -> Float32[Pixels, "*B S S C"]:
@@ -192,7 +193,8 @@ def fill_mean(images, occluded, patch_size):
     mean = lambda x, h: np.broadcast_to(x[~h].mean(0), x.shape)
     return fill_each(images, occluded, patch_size, mean)
 
-
+# %% ../../nbs/20_image_data.ipynb #e850fillne
+#| code-fold: true
 def fill_nearest(images, occluded, patch_size):
     "The nearest visible pixel (Euclidean)."
     distance = need("scipy.ndimage").distance_transform_edt
@@ -241,7 +243,7 @@ def is_deep(img) -> bool:
     "Whether the gray levels of a picture have more than 8 bits."
     return img.mode == "I" or img.mode.startswith("I;16")
 
-
+# %% ../../nbs/engine/pictures.ipynb #d30cdecode
 def decode(
     stored: Stored, size: int, channels: int, white: int = 65535
 ) -> UInt8[np.ndarray, "S S C"]:
@@ -299,7 +301,7 @@ def brief(e: BaseException) -> str:
     lines = re.sub(r" <_io\.BytesIO.*?>", "", str(e)).strip().splitlines() or [""]
     return f"{type(e).__name__}: {lines[0][:200]}"
 
-
+# %% ../../nbs/engine/pictures.ipynb #83d6images
 @dataclass(frozen=True, repr=False, eq=False)
 class Images:
     """A split of a set of pictures: random access, decoded on demand. Made by
@@ -344,7 +346,7 @@ class Images:
         "(mean, std) of each channel, pixels in [0, 1]: `channel_statistics`."
         return channel_statistics(self)
 
-
+# %% ../../nbs/engine/pictures.ipynb #83d6channe
 def channel_statistics(
     images: Pictures,
 ) -> tuple[Float32[np.ndarray, "C"], Float32[np.ndarray, "C"]]:
@@ -427,7 +429,7 @@ def batches(
     every = range(start, epochs * per_epoch) if epochs else itertools.count(start)
     return ahead(batch, every)
 
-
+# %% ../../nbs/engine/pictures.ipynb #324ephotog
 def photographs(size: int = 64) -> UInt8[np.ndarray, "6 S S 3"]:
     """Six color photographs that ship with scikit-image and scikit-learn, cut square
     and shrunk to `size` pixels per side.
@@ -470,7 +472,7 @@ def shown(names) -> list[str]:
     "Those that neither a person nor a system hides, in order."
     return sorted(n for n in names if n[0] != "." and n.lower() not in HIDDEN)
 
-
+# %% ../../nbs/engine/pictures.ipynb #76hivisibl
 def visible(folder: Path) -> dict[str, list[Path]]:
     "The files below a folder that are not hidden: where each is -> what it is called."
 
@@ -498,14 +500,14 @@ def pictures_of(paths: list[Path]) -> list[Path]:
     opens = {*Image.OPEN} - {"BUFR", "GRIB", "HDF5", "MPEG", "WMF"}
     return [p for p in paths if kinds.get(p.suffix.lower()) in opens and p.is_file()]
 
-
+# %% ../../nbs/engine/pictures.ipynb #76hiwordso
 def words_of(name: str) -> set[str]:
     "train_images2, or TrainImages -> train. Words for pictures as such do not count."
     words = re.split(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])", name)
     vague = r"^of$|^parquet$|(set|data|split|pictures?|photos?|im(g|age)s?)+$"
     return {re.sub(vague, "", word.lower()) for word in words} - {""}
 
-
+# %% ../../nbs/engine/pictures.ipynb #76hisplits
 def splits_of(folder: Path, names: list[str], alone: bool) -> dict[str, str]:
     """Names beside each other -> the splits they mean; {} if they are classes. A split
     has a single name, or, unless it is `alone`, files that call it the same.
@@ -537,7 +539,7 @@ def splits_of(folder: Path, names: list[str], alone: bool) -> dict[str, str]:
             )
     return {n: meant.pop() for n, meant in means.items()}
 
-
+# %% ../../nbs/engine/pictures.ipynb #76hibyspli
 def by_split(
     folder: Path, files: dict[str, list[Path]], named: Callable, folders=None
 ) -> dict[str, list[Path]]:
@@ -575,7 +577,7 @@ def check_inside(folder: Path, pictures: list[Path]):
                 f" {parent}; name that folder instead of {folder}, or rename it"
             )
 
-
+# %% ../../nbs/engine/pictures.ipynb #76infromfo
 def from_folder(folder: Path, files: dict[str, list[Path]]) -> dict[str, Source]:
     "Pictures anywhere below a folder, by split. Warns of what is left out."
     pictures = {at: found for at in files if (found := pictures_of(files[at]))}
@@ -617,7 +619,7 @@ def from_folder(folder: Path, files: dict[str, list[Path]]) -> dict[str, Source]
 # %% ../../nbs/engine/pictures.ipynb #15c922c1
 COLUMNS = "image", "img", "picture", "photo"  # of pictures, where no type says so
 
-
+# %% ../../nbs/engine/pictures.ipynb #15c9fromta
 def from_table(table, where: str) -> Source:
     "A `datasets.Dataset` as rows of encoded pictures."
     Feature = need("datasets").Image
@@ -651,7 +653,7 @@ def from_table(table, where: str) -> Source:
 
     return Source(len(table), fetch)
 
-
+# %% ../../nbs/engine/pictures.ipynb #15c9tables
 def tables_of(path: Path, files: dict[str, list[Path]]) -> dict[str, list[Path]]:
     "The parquet files that hold pictures, among those at or below a path."
     found = {}
@@ -706,7 +708,7 @@ def from_parquet(path: Path, files: dict[str, list[Path]]) -> dict[str, Source]:
         sources[split] = from_table(table, str(path))
     return sources
 
-
+# %% ../../nbs/engine/pictures.ipynb #15c9nonetw
 @contextmanager
 def no_network():
     "Let `datasets` use only its cache."
@@ -753,7 +755,7 @@ def from_digits() -> dict[str, Source]:
     rows_of = lambda rows: [(f"row {r}", pixels[r]) for r in rows]
     return {"pictures": Source(len(pixels), rows_of)}
 
-
+# %% ../../nbs/engine/pictures.ipynb #785aread
 def read(path: Path) -> dict[str, Source]:
     "A parquet file, a folder with tables of pictures, or else a folder of pictures."
     files = visible(path) if path.is_dir() else {str(path): [path]}
@@ -767,7 +769,7 @@ def read(path: Path) -> dict[str, Source]:
         )
     return from_parquet(path, tables)
 
-
+# %% ../../nbs/engine/pictures.ipynb #785afind
 def find(name: str, data_dir: str | os.PathLike | None) -> dict[str, Source]:
     """The first source that has `name`: a path (unless the name is a known one),
     data_dir, ET_DATA, the hub's cache, the hub.
@@ -827,7 +829,7 @@ def named_splits(source: dict[str, Source], name: str) -> dict[str, Source]:
         )
     return source
 
-
+# %% ../../nbs/engine/pictures.ipynb #76whchoose
 def choose(source: dict[str, Source], split: str, name: str):
     "The rows of `split`, and the source to fetch them from."
     source = named_splits(source, name)
@@ -857,7 +859,7 @@ def choose(source: dict[str, Source], split: str, name: str):
     rows = {"test": order[:test], "validation": order[test : test + validation]}
     return np.sort(rows.get(split, order[test + validation :])), own
 
-
+# %% ../../nbs/engine/pictures.ipynb #76whprobe
 def probe(source: dict[str, Source], name: str) -> tuple[int, int, int]:
     """(S, C, white) from up to 256 pictures of each split: their side if they share one
     square up to 224, else 32; 1 if all are gray, else 3; and the highest gray level of
@@ -949,7 +951,7 @@ def neighbors(known, k: int) -> Callable:
 
     return guess
 
-
+# %% ../../nbs/engine/pictures.ipynb #20kngaussi
 def gaussian(known) -> Callable:
     mean, fitted = known.mean(0), need("sklearn.covariance").LedoitWolf().fit(known)
     covariance = fitted.covariance_.astype(np.float32)

@@ -127,7 +127,7 @@ def plain(c: ImageConfig, rngs: nnx.Rngs, scale: float | None = None) -> Parts:
     )
     return Parts(mask, positions, paper_block(c, rngs, init_scale=scale))
 
-
+# %% ../../nbs/21_image_model.ipynb #21patinyim
 def tiny_imagenet(
     c: ImageConfig, rngs: nnx.Rngs, solver=None, activation="relu"
 ) -> Parts:
@@ -260,7 +260,7 @@ def per_channel_of(c, name: str) -> tuple[float, ...]:
     expect(c, name, fits, f"a tuple of 1 or C = {c.channels} numbers {limits}")
     return values
 
-
+# %% ../../nbs/engine/pictures.ipynb #f9e7checkp
 def check_patches(c, patches, masked):
     "Raise ValueError unless patches are (B, N, P) and masked are booleans (B, N)."
     want = (c.num_tokens, c.patch_dim)
@@ -318,7 +318,7 @@ def transformer(c: ImageConfig, rngs: nnx.Rngs, table=True, scale=2.0) -> Parts:
     sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
     return Parts(*start, TransformerBlock(*sizes, positions=positions, rngs=rngs))
 
-
+# %% ../../nbs/engine/pictures.ipynb #21repart
 RECIPES = {  # what a configuration may name; yours can be one of them
     "plain": plain,
     "paper": partial(plain, scale=0.02),
@@ -400,7 +400,7 @@ def _complete(model, images, hidden, occluded, step_size, steps: int, path: bool
     states = jax.lax.map(picture, trajectory.states) if path else None
     return _Completion(picture(x), trajectory.energies, states)
 
-
+# %% ../../nbs/engine/pictures.ipynb #4042comple
 def complete(
     model: ImageEnergyTransformer,
     # (B, S, S, C): uint8, or floating in [0, 1]; pixels of occluded patches are
@@ -481,7 +481,8 @@ OLDER = {  # recipe -> what a file of 0.2 says in its place, beside what is off
     "transformer-plain": dict(block="transformer"),
 }
 
-
+# %% ../../nbs/engine/pictures.ipynb #a902newer
+#| code-fold: true
 def newer(made: dict) -> dict:
     "The fields of an `ImageConfig`, from a file that may be older than recipes."
     if "recipe" in made:
@@ -582,7 +583,7 @@ def _weights_of(
         ) from e
     return nullcontext(Path(path))
 
-
+# %% ../../nbs/engine/pictures.ipynb #aaccfrompr
 def from_pretrained(
     source: str | Path, *, revision: str | None = None
 ) -> ImageEnergyTransformer:

@@ -177,7 +177,8 @@ def part_size(batch_size: int, num_tokens: int) -> int:
     size = max(n for n in range(1, most + 1) if batch_size % n == 0)
     return size if 2 * size >= most else batch_size
 
-
+# %% ../../nbs/22_image_train.ipynb #7fdfcomple
+#| code-fold: true
 def completion_of(config: TrainConfig, model, batch):
     "The mean error on what is hidden; nothing else to log."
     patches, occluded, masked = batch
@@ -223,7 +224,8 @@ def held_out_batches(
         if at == limit:
             return
 
-
+# %% ../../nbs/22_image_train.ipynb #5ad7evalua
+#| code-fold: true
 def evaluate_fill(
     fill,
     images: Pictures,
@@ -242,7 +244,8 @@ def evaluate_fill(
         errors.append(np.sum(error * o, -1) / o.sum(-1))
     return np.concatenate(errors)
 
-
+# %% ../../nbs/22_image_train.ipynb #5ad7prepar
+#| code-fold: true
 def prepare(config: TrainConfig) -> tuple[TrainConfig, dict[str, Images]]:
     """Load the pictures, and put their channels and statistics into the model's
     configuration.
@@ -280,7 +283,8 @@ def _errors(model, images, occluded, steps: int):
     error = jnp.mean((model(patches, occluded, steps=steps) - patches) ** 2, -1)
     return jnp.mean(error, -1, where=occluded)
 
-
+# %% ../../nbs/22_image_train.ipynb #5ad7evaluax
+#| code-fold: true
 def evaluate(
     model: ImageEnergyTransformer,
     images: Pictures,
@@ -308,7 +312,8 @@ def _validation_for(config: TrainConfig, images: Pictures):
     score = lambda model: evaluate(model, images, config.num_occluded, **options)
     return lambda model: {"loss": score(model).mean()}
 
-
+# %% ../../nbs/22_image_train.ipynb #5ad7train
+#| code-fold: true
 def train(
     config: TrainConfig,
     images: dict[str, Pictures],
@@ -375,7 +380,7 @@ def _jittered(key, x, strength):
     gray = pix.rgb_to_grayscale(x, keep_dims=True)
     return gray + color * (x - gray)
 
-
+# %% ../../nbs/engine/pictures.ipynb #75c4augmen
 def augment(
     key: PRNGKeyArray,
     images: Shaped[Pixels, "B S S C"],
@@ -436,6 +441,8 @@ CONFIGS["tiny-imagenet-2026-11-21"] = TrainConfig(
 # all that the library's energy has, ten passes, without weight decay: the weights that
 # come with the library
 _parts = dict(dim=128, num_heads=4, head_dim=32, num_memories=416)
+
+# %% ../../nbs/engine/pictures.ipynb #4d6dpart
 CONFIGS["tiny-imagenet"] = TrainConfig(
     ImageConfig("tiny-imagenet", 64, patch_size=8, steps=6, step_size=2.0, **_parts),
     OptimConfig(steps=10_938, warmup=500, lr=2.3e-2, lr_floor=2.3e-6, weight_decay=0.0),
@@ -480,7 +487,7 @@ def summarize(errors: dict[str, Float[np.ndarray, "M"]]) -> dict:
         "pictures": len(next(iter(errors.values()))),
     }
 
-
+# %% ../../nbs/engine/pictures.ipynb #4333report
 def _report(
     model: ImageEnergyTransformer,
     config: TrainConfig,
@@ -589,7 +596,7 @@ def _demo_config(data: str) -> TrainConfig:
     optim = replace(small.optim, steps=450, warmup=50)
     return replace(small, data=data, optim=optim, batch_size=64, every=225)
 
-
+# %% ../../nbs/engine/pictures.ipynb #d23ademo
 def _demo(data: str = "digits", out: Path | str = "out") -> dict:
     """Train on `data` for a few minutes, complete held-out pictures, and write figures
     and metrics into the folder of that name in `out`. Raises what loading, training and
@@ -612,7 +619,7 @@ def _demo(data: str = "digits", out: Path | str = "out") -> dict:
     )
     return metrics
 
-
+# %% ../../nbs/engine/pictures.ipynb #d23ademoma
 @command
 def _demo_main(argv: list[str] | None = None):
     """Complete photographs with a trained Energy Transformer, then train a small one,

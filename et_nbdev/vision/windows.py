@@ -49,7 +49,8 @@ def _check_large(model: ImageEnergyTransformer, images, hidden, stride: int):
     if not 1 <= stride <= side:
         raise ValueError(f"stride: expected 1 to {side} patches, got {stride}")
 
-
+# %% ../../nbs/23_windows.ipynb #d558comple
+#| code-fold: true
 def complete_large(
     model: ImageEnergyTransformer,
     images,  # (B, height, width, C): uint8, or floating in [0, 1]
