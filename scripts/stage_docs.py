@@ -78,7 +78,10 @@ def unless_played(text):
         '```{{=html}}\n<noscript><figure><img src="{}" alt="{}">'
         "<figcaption>{}</figcaption></figure></noscript>\n```"
     )
-    player = r'(^::: \{\.et-(?:puzzle|play)\}\n)!\[(.*)\]\((\S+)\)\{fig-alt="([^"]*)"\}$'
+    player = (
+        r"(^::: \{\.et-(?:puzzle|play)\}\n)!\[(.*)\]\((\S+)\)"
+        r'\{(?:\.drawn )?fig-alt="([^"]*)"\}$'
+    )
     write = lambda m: m[1] + still.format(m[3], escape(m[4]), escape(m[2]))
     return re.sub(player, write, text, flags=re.M)
 

@@ -19,13 +19,13 @@ LIMITS = {
     "lines of the library": 9_360,
     "files of the library": 33,
     "lines of tests": 14_060,
-    "lines of scripts, experiments and benchmarks": 6_840,
+    "lines of scripts, experiments and benchmarks": 6_880,
     "lessons": 34,
     "chapters of the engine room": 17,
     "words of prose in lessons": 26_100,
     "words of the front page": 600,
     "rows of tables on the front page": 24,
-    "public names": 131,
+    "public names": 130,
     "private names that another file imports": 7,
 }
 

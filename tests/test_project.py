@@ -32,7 +32,6 @@ LIB, NBS = ROOT / "et_nbdev", ROOT / "nbs"
 NOTEBOOKS = pages.notebooks()
 CONFIG = ConfigParser()
 CONFIG.read(ROOT / "settings.ini", encoding="utf-8")
-LONG = {"fit": 50}  # what happens beside a training, in one place
 
 
 def cells(path, kind=None):
@@ -90,7 +89,7 @@ def too_long(cell):
         yield f"cell {cell['id']}"
     for node in (node for part in parts for node in ast.walk(part)):
         if isinstance(node, ast.FunctionDef):
-            if lines_of_code(node) > LONG.get(node.name, 35):
+            if lines_of_code(node) > 35:
                 yield node.name
 
 

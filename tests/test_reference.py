@@ -62,7 +62,9 @@ def test_the_reference_has_every_public_name_with_its_signature():
     _, *entries = re.split(r"^## ", rooms, flags=re.M)
     heads = [re.match(r"(\w+) \{#(\1(?:-1)?)\}\n", text).groups() for text in entries]
     assert sorted(n for n, _ in heads) == sorted(n.rpartition(".")[2] for n in names)
-    assert len({anchor.lower() for _, anchor in heads}) == len(heads)
+    for text in pages.values():
+        anchors = re.findall(r"^## \w+ \{#(\S+)\}$", text.lower(), re.M)
+        assert len({*anchors}) == len(anchors)
     for (name, anchor), text in zip(heads, entries):
         code = re.search(r"```python\n(.*?)\n```\n\n(?=\S)", text, re.S)[1]
         bodied = re.sub(r"(?m)^( *(?:def|\)).*):$", r"\1: ...", code)

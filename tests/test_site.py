@@ -256,7 +256,7 @@ def test_a_page_of_the_engine_room_lies_beside_the_others(site):
     assert "output-file: engine_toy.html" in sources["front"]
     assert "(notebooks/engine/toy.ipynb)" in sources["page-links"]
     assert "[Layer normalization](02_norm.ipynb)" in sources["8d1e5701"]
-    assert "(engine_toy.ipynb)" in str(staged(site, "13_magnet.ipynb"))
+    assert "(engine_toy.ipynb)" in str(staged(site, "32_anomaly.ipynb"))
     assert modules.linked("`et_nbdev.toy`", "x") == "[`et_nbdev.toy`](engine_toy.ipynb)"
     text = (
         "![A](../images/a.png) [b](c.ipynb#d) [e](../../results/f) [g](#h) `](i)` $]($"
@@ -305,8 +305,8 @@ DRAWINGS = """03_attention:fig-chase 05_block:fig-blocks 50_explorer:fig-dials
     35_anomaly_results:fig-margins 40_classification_results:fig-folds
     32_anomaly:fig-graph 04_memory:fig-wells"""
 PHOTOGRAPHS = """22_image_train:fig-photographs 20_image_data:fig-task 23_windows:fig-large
-    20_image_data:fig-fills 21_image_model:fig-steps 21_image_model:fig-pipeline
-    22_image_train:fig-cifar 21_image_model:fig-parts 01_energy:fig-landscape
+    20_image_data:fig-fills 21_image_model:fig-pipeline
+    22_image_train:fig-cifar 21_image_model:fig-parts
     24_image_results:fig-reconstructions"""
 
 
