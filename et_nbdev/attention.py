@@ -86,7 +86,7 @@ class EnergyAttention(Energy):
         if learn_beta:
             self.log_beta = nnx.Param(jnp.log(jnp.asarray(beta, param_dtype)))
         else:  # a constant: no state, no gradient
-            self.fixed_beta = tuple(np.broadcast_to(beta, num_heads).tolist())
+            self.fixed_beta = tuple(np.broadcast_to(beta, num_heads).tolist())  # pyright: ignore[reportCallIssue]
 
     @property
     def beta(self) -> Float[Array, "H"]:

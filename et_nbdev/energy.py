@@ -121,7 +121,7 @@ def _context(lineage: tuple[type, ...], method: str) -> tuple[set[str], bool]:
 def _taken_inside(module: nnx.Module) -> set[str]:
     "What the terms inside a module take, each answering for those inside of it."
     parts = (p for _, p in nnx.iter_children(module) if isinstance(p, nnx.Module))
-    inside = (p.takes if hasattr(p, "takes") else _taken_inside(p) for p in parts)
+    inside = (p.takes if hasattr(p, "takes") else _taken_inside(p) for p in parts)  # pyright: ignore[reportAttributeAccessIssue]
     return set().union(*inside)
 
 # %% ../nbs/engine/scores.ipynb #1c15db3d

@@ -125,7 +125,7 @@ _at_rest.defvjp(_forwards, _backwards)
 def equilibrium(
     block: Block,
     x: Float[Array, "... N D"],
-    solver: Solver = Anderson(),
+    solver: Solver = Anderson(),  # pyright: ignore[reportCallIssue]
     *,
     # as in `solve`; None: 0.001 in single, 5e-8 in double precision
     tolerance: float | None = None,

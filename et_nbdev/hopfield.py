@@ -66,7 +66,7 @@ def recall(
     _check_spins(x, xi)
     again = lambda now: (_one_by_one(now[0], xi, energy)[0], now[0], now[2] + 1)
     moving = lambda now: jnp.any(now[0] != now[1]) & (now[2] < most)
-    return jax.lax.while_loop(moving, again, (x, 0 * x, jnp.int32(0)))[::2]
+    return jax.lax.while_loop(moving, again, (x, 0 * x, jnp.int32(0)))[::2]  # pyright: ignore[reportReturnType]
 
 # %% ../nbs/10_recall.ipynb #e3d1f648
 def hopfield_energy(

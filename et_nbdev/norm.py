@@ -132,11 +132,11 @@ class EnergyLayerNorm(nnx.Module):
 
     def lagrangian(self, x: Float[Array, "... N D"]) -> Float[Array, "... N"]:
         "Eq. (2), one value per token."
-        return lagrangian(*self._wide(x))
+        return lagrangian(*self._wide(x))  # pyright: ignore[reportCallIssue]
 
     def __call__(self, x: Float[Array, "... N D"]) -> Float[Array, "... N D"]:
         "Eq. (1): g = ∂L/∂x, in the dtype of x."
-        return layer_norm(*self._wide(x)).astype(x.dtype)
+        return layer_norm(*self._wide(x)).astype(x.dtype)  # pyright: ignore[reportCallIssue]
 
     def turning(
         self, x: Float[Array, "... N D"], u: Float[Array, "... N D"]

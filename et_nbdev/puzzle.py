@@ -335,10 +335,10 @@ def from_pretrained(source: str | Path) -> PuzzleTransformer:
     """
 
     def build(config: dict, size: int):
-        config = PuzzleConfig(**config)
-        if config.dim * config.num_memories > size:
+        made = PuzzleConfig(**config)
+        if made.dim * made.num_memories > size:
             raise ValueError("its memories alone would be larger than the file")
-        return PuzzleTransformer(config, rngs=nnx.Rngs(0))
+        return PuzzleTransformer(made, rngs=nnx.Rngs(0))
 
     weights = files("et_nbdev").joinpath("weights").iterdir()
     shipped = {file.name.partition(".")[0]: file for file in weights}
@@ -362,7 +362,7 @@ def _draw_board(ax, board: Int[ArrayLike, "n n"], beliefs: Float[ArrayLike, "n n
         ax.axhline(line, color="k", lw=0.6 if line % height else 2.2, clip_on=False)
     cell = 72 * ax.get_position().height * ax.figure.get_figheight() / n  # in points
     shown = np.where(
-        np.asarray(board)[..., None], np.eye(n + 1)[board][..., 1:], beliefs
+        np.asarray(board)[..., None], np.eye(n + 1)[board][..., 1:], beliefs  # pyright: ignore[reportCallIssue]
     )
     for (row, column, digit), p in np.ndenumerate(shown):
         place = np.divmod(digit, width)[::-1]  # a faint digit has its own
@@ -371,7 +371,7 @@ def _draw_board(ax, board: Int[ArrayLike, "n n"], beliefs: Float[ArrayLike, "n n
         )
         style = dict(alpha=p, ha="center", va="center_baseline")
         style["fontsize"] = cell * (0.62 if p > 0.5 else 0.3)
-        style["weight"] = "bold" if board[row, column] else "normal"
+        style["weight"] = "bold" if board[row, column] else "normal"  # pyright: ignore[reportIndexIssue]
         ax.text(column + across, row + down, digit + 1, **style)
     ax.axis("off")
 
@@ -480,7 +480,7 @@ def play(model: PuzzleTransformer, seed: int = 0):
     def show(change=None):
         if path:
             view.value = _html(path[0], path[1][t.value])
-            says.value = _told(*path, t.value)
+            says.value = _told(*path, t.value)  # pyright: ignore[reportCallIssue]
 
     def draw(button=None):
         board.value = _as_text(puzzles(n, 1, seed=int(rng.integers(2**31)))[0][0])

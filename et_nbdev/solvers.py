@@ -504,7 +504,7 @@ class Solution(NamedTuple):
 def solve(
     block: Block,
     x: Float[Array, "... N D"],  # token states at t = 0
-    solver: Solver = Anderson(),
+    solver: Solver = Anderson(),  # pyright: ignore[reportCallIssue]
     *,
     # at most this many, of energy and gradient; T Euler steps take T + 1
     evaluations: int = 100,

@@ -103,7 +103,7 @@ def animate(
     # one palette for all frames, from the first and the last; white stays white
     ends = Picture.fromarray(np.concatenate([pictures[0], pictures[-1]]))
     palette = ends.quantize(128, method=Picture.Quantize.MAXCOVERAGE)
-    colors = np.reshape(palette.getpalette(), (-1, 3))
+    colors = np.reshape(palette.getpalette(), (-1, 3))  # pyright: ignore[reportCallIssue]
     colors[colors.min(-1) > 244] = 255
     palette.putpalette(colors.ravel().tolist())
     first, *rest = (p.quantize(palette=palette, dither=0) for p in pictures)

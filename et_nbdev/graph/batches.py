@@ -167,7 +167,7 @@ class Columns(NamedTuple):
         mean, scale = rows.mean(0), rows.std(0)
         # a column that hardly varies is only centered
         scale = np.where(scale > 1e-9 * (np.abs(mean) + 1e-30), scale, 1)
-        mean, scale = np.float32([mean, scale])
+        mean, scale = np.float32([mean, scale])  # pyright: ignore[reportGeneralTypeIssues]
         return cls(values, tuple(known), mean, scale)
 
     def __call__(self, what: str, labels, attributes) -> Float32[np.ndarray, "n F"]:

@@ -522,7 +522,7 @@ def _main(argv: list[str] | None = None) -> None:
         most = int(np.bincount(graphs.labels[fold.train]).argmax())
         params = jax.tree.leaves(nnx.state(run.model, nnx.Param))
         metrics = {
-            "test": run.test._asdict(),
+            "test": run.test._asdict(),  # pyright: ignore[reportOptionalMemberAccess]
             "validation": run.validation._asdict(),
             "largest_class": float((graphs.labels[fold.test] == most).mean()),
             "graphs": {name: len(ids) for name, ids in fold._asdict().items()},

@@ -234,9 +234,9 @@ class AnomalyDetector(BaseEstimator):
             bool(p[node] >= self.threshold_),
             *(float(energy[node]) for energy in energies),
             *(float((energy < energy[node]).mean()) for energy in energies),
-            senders[into][order],
-            paid[order],
-            seen.memories[node],
+            senders[into][order],  # pyright: ignore[reportCallIssue]
+            paid[order],  # pyright: ignore[reportCallIssue]
+            seen.memories[node],  # pyright: ignore[reportCallIssue]
         )
 
     def save(self, path: Path | str):

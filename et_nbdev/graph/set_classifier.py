@@ -168,7 +168,7 @@ class GraphSetClassifier(ClassifierMixin, BaseEstimator):
         try:
             about, made = meta["classifier"], meta["config"]
             columns = [_columns(arrays, f"encoding.{of}") for of in ("node", "edge")]
-            encoding = Encoding(*columns, bool(about["degrees"]))
+            encoding = Encoding(*columns, bool(about["degrees"]))  # pyright: ignore[reportCallIssue]
             here = (*sizes_of(model).values(),)
             there = encoding.node.size, len(about["classes"]), encoding.edge.size
             if here != there:

@@ -309,7 +309,7 @@ def read_tu(path: Path, name: str) -> GraphSet:
         place = np.argsort(order)
         classes, labels = np.unique(graph_labels, return_inverse=True)
         ends = (place[end] for end in ends)
-        return GraphSet(np.cumsum(sizes), *ends, labels, classes, **tables, name=name)
+        return GraphSet(np.cumsum(sizes), *ends, labels, classes, **tables, name=name)  # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/engine/set_readers.ipynb #810ef7f2
 def graphs_from_dgl(dataset: Any, name: str = "") -> GraphSet:
@@ -333,7 +333,7 @@ def graphs_from_dgl(dataset: Any, name: str = "") -> GraphSet:
         return np.concatenate([a.reshape(len(a), -1) for a in rows]).astype(dtype)
 
     classes, labels = np.unique(labels, return_inverse=True)
-    return GraphSet(
+    return GraphSet(  # pyright: ignore[reportCallIssue]
         *(start, *ends, labels, classes),
         node_labels=table("ndata", "node_labels", np.int64),
         node_attributes=table("ndata", "node_attr", np.float32),

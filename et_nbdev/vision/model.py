@@ -308,7 +308,7 @@ def wave_start(c: ImageConfig, rngs: nnx.Rngs, scale: float = 2.0) -> tuple:
 
 def with_waves(c: ImageConfig, rngs: nnx.Rngs) -> Parts:
     "The energy of the paper, which starts from waves and with W_K = W_Q."
-    return Parts(*wave_start(c, rngs), paper_block(c, rngs, tied_start=True))
+    return Parts(*wave_start(c, rngs), paper_block(c, rngs, tied_start=True))  # pyright: ignore[reportCallIssue]
 
 
 def transformer(c: ImageConfig, rngs: nnx.Rngs, table=True, scale=2.0) -> Parts:
@@ -316,7 +316,7 @@ def transformer(c: ImageConfig, rngs: nnx.Rngs, table=True, scale=2.0) -> Parts:
     start = wave_start(c, rngs, scale)
     positions = RelativePositions(c.side, c.num_heads) if table else None
     sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
-    return Parts(*start, TransformerBlock(*sizes, positions=positions, rngs=rngs))
+    return Parts(*start, TransformerBlock(*sizes, positions=positions, rngs=rngs))  # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/engine/pictures.ipynb #21repart
 RECIPES = {  # what a configuration may name; yours can be one of them
