@@ -10,19 +10,18 @@ stream. Compression takes what the files have in common: their headers.
 Pillow alone to do so.
 """
 
-import argparse
 import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from runs import RUNS, options
 
 from et_nbdev.training import atomic_write
 from et_nbdev.vision.data import Images, decode, load_images
 
 MEGABYTE = 2**20
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def stored_bytes(images: Images, number: int) -> bytes:
@@ -91,17 +90,12 @@ def unpack(path: Path | str) -> dict[str, np.ndarray]:
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--data", default="tiny-imagenet", help="what load_images takes"
-    )
-    parser.add_argument("--megabytes", type=float, default=55, help="of 2²⁰ bytes")
-    parser.add_argument("--out", type=Path, help="default: runs/DATA-MEGABYTES.npz")
+    parser = options(__doc__)
+    add = parser.add_argument
+    add("--data", default="tiny-imagenet", help="what load_images takes")
+    add("--megabytes", type=float, default=55, help="of 2²⁰ bytes")
     args = parser.parse_args()
-    name = f"{Path(args.data).stem}-{args.megabytes:g}.npz"
-    path = args.out or ROOT / "runs" / name
+    path = RUNS / f"{Path(args.data).stem}-{args.megabytes:g}.npz"
     images = {s: load_images(args.data, s) for s in ("train", "validation", "test")}
     counts = pack(path, images, args.megabytes)
     size = path.stat().st_size / MEGABYTE
