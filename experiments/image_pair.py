@@ -26,7 +26,6 @@ All have the same width and heads. Memories or hidden units make up for the rest
 for as many operations as the transformer's (`-operations`), once for as many parameters
 (`-parameters`). Where even no memories would be too many, the model is narrower.
 
-    python experiments/image_pair.py --sizes       # parameters and operations
     python experiments/image_pair.py               # all runs
     python experiments/image_pair.py --lanes       # on a GPU: see image_lanes.py
 
@@ -710,21 +709,9 @@ def work(plan: Plan, names, out: Path, runs: Path, images: dict, **how):
             write(out, job.file(plan), row)
 
 
-def table(plan: Plan, names):
-    "Print parameters and operations of all models."
-    print("| model | D | K | T | parameters | MFLOP |\n|---|---|---|---|---|---|")
-    for name in names:
-        c = sized(plan.base, name)
-        print(
-            f"| {name} | {c.dim} | {c.num_memories} | {c.steps} "
-            f"| {parameters(c, name):,} | {operations(c, name) / 1e6:.1f} |"
-        )
-
-
 def main(argv: list[str] | None = None):
     parser = options(__doc__, "image-pair")
     add = parser.add_argument
-    add("--sizes", action="store_true", help="print parameters and operations, stop")
     these = dict(nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
     add("--only", help="these models, not all", **these)
     add("--trials", action="store_true", help="stop before the full runs")
@@ -734,8 +721,6 @@ def main(argv: list[str] | None = None):
     args = parser.parse_args(argv)
     plan = Plan(**{name: getattr(args, name) for name in Plan.__dataclass_fields__})
     names = [name for name in NAMES if name in args.only]
-    if args.sizes:
-        return table(plan, names)
     images = pictures(plan, args.runs.parent)
     how = dict(trials=args.trials, lanes=args.lanes)
     work(plan, names, args.out, args.runs, images, **how)
