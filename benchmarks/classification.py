@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from timing import in_turn, medians, options, write
+from timing import in_turn, medians, options, trainer, write
 
 from et_nbdev.graph.batches import (
     EdgeLists,
@@ -27,7 +27,6 @@ from et_nbdev.graph.batches import (
 from et_nbdev.graph.classify import ClassifyConfig, ClassifyTraining, GraphClassifier
 from et_nbdev.graph.crossval import graph_loss
 from et_nbdev.graph.sets import load_graphs
-from et_nbdev.training import TrainState, make_optimizer, make_step
 
 MODEL = ClassifyConfig(
     dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=8, blocks=2
@@ -73,22 +72,15 @@ class PlainClassifier(GraphClassifier):
         return self.head(x[:, 0])
 
 
-def trainer(make, graphs, features: int, config):
-    "A function that does one training step on a batch and waits for it."
+def training(make, graphs, features: int, config):
+    "A function that trains on batches."
     sizes = features, graphs.num_classes
     model = make(*sizes, config.model, num_edge_features=0, rngs=nnx.Rngs(0))
     graphdef, params = nnx.split(model, nnx.Param)
-    params, optimizer = nnx.to_pure_dict(params), make_optimizer(config.optim(10**4))
-    state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
     loss = partial(graph_loss, share=1 / config.batch_size)
-    step = make_step(graphdef, loss, optimizer, 0)
-
-    def train(batches):
-        for batch in batches:
-            state[0], metrics = step(state[0], batch)
-            float(metrics["loss"])
-
-    return train
+    optim = config.optim(10**4)
+    train = trainer(graphdef, nnx.to_pure_dict(params), loss, optim)
+    return lambda batches: list(map(train, batches))
 
 
 def main():
@@ -98,10 +90,7 @@ def main():
     ids, config = np.arange(len(graphs)), ClassifyTraining(args.data, model=MODEL)
     encoding = learn_encoding(graphs, ids)
     features, e = (part.shape[1] for part in encoding(graphs[:1]))
-    if e:
-        raise SystemExit(
-            f"the plain way has no features of edges, {args.data} has some"
-        )
+    assert not e, "the plain way has no features of edges"
     positions = laplacian_positions(graphs, MODEL.num_positions)
 
     def padded(some):
@@ -127,26 +116,22 @@ def main():
     }
     work, count = {}, {}
     for name, batches in supply.items():
-        train, number = trainer(GraphClassifier, graphs, features, config), iter(ids)
+        train, number = training(GraphClassifier, graphs, features, config), iter(ids)
         call = lambda b=batches, t=train, n=number: t(b.batches(ids, 0, int(next(n))))
         work[name], count[name] = call, len(ids)
     for kind, batches in kinds.items():
         for name, make in (("plain", PlainClassifier), ("our model", GraphClassifier)):
-            train, way = trainer(make, graphs, features, config), f"{name}, {kind}"
+            train, way = training(make, graphs, features, config), f"{name}, {kind}"
             work[way] = lambda b=batches, t=train: t(b)
             count[way] = sum(len(batch.labels) for batch in batches)
     median = medians(in_turn(work, args.rounds))
     rate = {name: count[name] / s for name, s in median.items()}
-    plain, wide = rate["plain, largest of the batch"], lambda b: int(b.present.shape[1])
+    plain = rate["plain, largest of the batch"]
     result = {
         "data": args.data,
-        "largest": int(graphs.sizes.max()),
-        "mean_nodes": float(graphs.sizes.mean()),
         "graphs_per_second": rate,
         "ratio_to_plain": {name: r / plain for name, r in rate.items()},
         "batch_size": B,
-        "set_batch": args.set_batch,
-        "padded_to": {kind: list(map(wide, b)) for kind, b in kinds.items()},
         "rounds": args.rounds,
     }
     write(args.out, result)

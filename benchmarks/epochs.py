@@ -33,7 +33,7 @@ PACKAGES = {"GIN of PyTorch Geometric": "torch_geometric", "GIN of DGL": "dgl"}
 
 
 def ours(make, config, supply, sizes, ids):
-    "A function that trains for one epoch, and the number of parameters."
+    "A function that trains for one epoch."
     from flax import nnx
 
     graphdef, params, rest = taken_apart(make(*sizes, config, rngs=nnx.Rngs(0)))
@@ -50,7 +50,7 @@ def ours(make, config, supply, sizes, ids):
             state[0], metrics = step(state[0], batch)
         return float(metrics["loss"])
 
-    return epoch, sum(p.size for p in jax.tree.leaves(params))
+    return epoch
 
 
 def layers_of(package, pieces):
@@ -97,10 +97,8 @@ def torch_gin(graphs, features, ids, package):
     torch.manual_seed(0)
     pieces = []
     for i in ids:
-        nodes, edges = (
-            slice(*graphs.start[i : i + 2]),
-            slice(*graphs.edge_start[i : i + 2]),
-        )
+        edges = slice(*graphs.edge_start[i : i + 2])
+        nodes = slice(*graphs.start[i : i + 2])
         ends = (graphs.senders[edges], graphs.receivers[edges])
         ends = [torch.from_numpy(e.astype(np.int64) - nodes.start) for e in ends]
         label = torch.tensor([int(graphs.labels[i])])
@@ -139,7 +137,7 @@ def torch_gin(graphs, features, ids, package):
             optimizer.step()
         return float(loss.detach())
 
-    return epoch, sum(p.numel() for p in model.parameters())
+    return epoch
 
 
 def prepared(data: str, count: int):
@@ -175,7 +173,7 @@ def measure_alone(name: str, data: str, count: str) -> dict:
     if name in PACKAGES:
         __import__(PACKAGES[name])
     ways, before = prepared(data, int(count))[2], peak()
-    ways[name]()[0]()
+    ways[name]()()
     return {"peak_mib": peak(), "before_mib": before}
 
 
@@ -186,17 +184,15 @@ def main():
         return print(json.dumps(measure_alone(*args.alone)))
     graphs, ids, ways = prepared(args.data, args.graphs)
     made = {name: make() for name, make in ways.items()}
-    times = in_turn({name: run for name, (run, _) in made.items()}, args.rounds, warm=2)
+    times = in_turn(made, args.rounds, warm=2)
     median, packages = medians(times), ("torch", *PACKAGES.values())
     result = {
         "data": args.data,
         "graphs": len(ids),
-        "mean_nodes": float(graphs.sizes[ids].mean()),
         "batch_size": FIT.batch_size,
         "seconds": median,
         "spread": spreads(times),
         "over_gin": {name: s / median["GIN"] for name, s in median.items()},
-        "parameters": {name: int(size) for name, (_, size) in made.items()},
         "memory": {name: alone(name, args.data, args.graphs) for name in ways},
         "rounds": args.rounds,
         "versions": {p: version(p) for p in packages if find_spec(p)},

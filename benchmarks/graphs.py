@@ -8,8 +8,6 @@ grows with the graph, and two graphs of real size.
     scaling    one update from 10⁴ to 10⁸ edges, power-law degrees
     tsocial    every node classified by the whole model (D 64, H 1, T 2) at the size of
                T-Social: 5.78 M nodes, 146 M directed edges, power-law degrees
-    tfinance   one training step of the whole model on all nodes at the size of
-               T-Finance: 39,357 nodes, 42 M directed edges
 
 Every part that is run replaces its entry in the results. `--scale 0.01` tries everything
 at a hundredth of the size.
@@ -28,21 +26,16 @@ import numpy as np
 from timing import alone, options, peak, seconds, write
 
 HEADS, WIDTH = 2, 32  # of the operator
-FEATURES = 10  # a node, of T-Social and T-Finance
-MODELS = {  # nodes, edges, and how flat the degrees are
-    "tsocial": (5_781_065, 146_211_016, 0.5),
-    "tfinance": (39_357, 42_445_086, 0.2),
-}
+FEATURES = 10  # a node
+SOCIAL = 5_781_065, 146_211_016  # nodes, edges
 
 
-def power_law(nodes: int, edges: int, seed: int = 0, flat: float = 0.5):
+def power_law(nodes: int, edges: int):
     """Both directions of `edges`/2 different pairs; a node of rank r is drawn with a
-    probability that falls as r to the power −`flat`.
+    probability that falls as 1/√r.
     """
-    rng, keys, half = np.random.default_rng(seed), np.zeros(0, np.int64), edges // 2
-    draw = lambda more: np.minimum(
-        (nodes * rng.random(more) ** (1 / (1 - flat))).astype(np.int64), nodes - 1
-    )
+    rng, keys, half = np.random.default_rng(0), np.zeros(0, np.int64), edges // 2
+    draw = lambda more: (nodes * rng.random(more) ** 2).astype(np.int64)
     while len(keys) < half:
         more = int(1.1 * (half - len(keys))) + 1000
         a, b = draw(more), draw(more)
@@ -189,67 +182,32 @@ def scaling_alone(edges: str, repeats: str) -> dict:
     }
 
 
-def graph_alone(part: str, scale: str, folder: str) -> dict:
+def graph_alone(scale: str, folder: str) -> dict:
     "Draw a graph into a folder, which takes more memory than the model."
-    nodes, edges, flat = MODELS[part]
-    share = float(scale) ** (0.5 if part == "tfinance" else 1)  # which has few nodes
-    nodes = max(200, int(nodes * share))
-    ends = power_law(nodes, int(edges * float(scale)), flat=flat)
-    np.save(f"{folder}/senders.npy", ends[0])
-    np.save(f"{folder}/receivers.npy", ends[1])
+    nodes, edges = (max(200, int(n * float(scale))) for n in SOCIAL)
+    senders, receivers = power_law(nodes, edges)
+    np.save(f"{folder}/senders.npy", senders)
+    np.save(f"{folder}/receivers.npy", receivers)
     return {"nodes": nodes}
 
 
-def model_alone(part: str, folder: str, nodes: str, repeats: str) -> dict:
-    """All nodes classified by the whole model (tsocial), or one step of its training on
-    all of them (tfinance).
-    """
+def model_alone(folder: str, nodes: str, repeats: str) -> dict:
+    "All nodes classified by the whole model."
     import jax
-    import jax.numpy as jnp
-    import optax
     from flax import nnx
 
-    from et_nbdev.graph.anomaly import (
-        AnomalyConfig,
-        AnomalyEnergyTransformer,
-        weighted_loss,
-    )
-    from et_nbdev.graph.nodes import Batch
+    from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer
 
     nodes, ends = int(nodes), ("senders", "receivers")
     graph, took = built(*(np.load(f"{folder}/{end}.npy") for end in ends), nodes)
     gc.collect()
     config = AnomalyConfig(dim=64, num_heads=1, head_dim=64, num_memories=128, steps=2)
-    row = {
-        "nodes": nodes,
-        "edges": graph.num_edges,
-        "most_neighbors": int(np.diff(np.asarray(graph.into.start)).max()),
-        "build_s": took,
-        "build_peak_mib": peak(),
-        "steps_of_descent": config.steps,
-    }
+    row = {"nodes": nodes, "edges": graph.num_edges, "build_s": took}
     model = AnomalyEnergyTransformer(FEATURES, config, rngs=nnx.Rngs(0))
     graphdef, weights = nnx.split(model)
     features = jax.random.normal(jax.random.key(0), (nodes, FEATURES))
-    if part == "tfinance":
-        labels = jax.random.bernoulli(jax.random.key(1), 0.05, (nodes,))
-        labels = labels.astype(jnp.int32)
-        batch = Batch(features, (graph,), jnp.arange(nodes), labels)
-        optimizer = optax.adam(1e-3)
-        state = optimizer.init(weights)
-
-        @jax.jit
-        def train(weights, state, batch):
-            model = lambda weights: nnx.merge(graphdef, weights)
-            of = lambda w: weighted_loss(model(w), batch, jax.random.key(2))[0]
-            loss, slope = jax.value_and_grad(of)(weights)
-            change, state = optimizer.update(slope, state)
-            return optax.apply_updates(weights, change), state, loss
-
-        run = lambda: jax.block_until_ready(train(weights, state, batch))
-    else:
-        call = jax.jit(lambda w, x, graph: nnx.merge(graphdef, w)(x, (graph,)))
-        run = lambda: jax.block_until_ready(call(weights, features, graph))
+    call = jax.jit(lambda w, x, graph: nnx.merge(graphdef, w)(x, (graph,)))
+    run = lambda: jax.block_until_ready(call(weights, features, graph))
     first, *times = [seconds(run) for _ in range(int(repeats) + 1)]
     times = {"first_call_s": first, "seconds": float(np.median(times))}
     return row | times | {"process_mib": peak()}
@@ -302,11 +260,11 @@ def scaling(scale, repeats, rounds) -> list:
     return rows
 
 
-def model(part, scale, repeats, rounds) -> dict:
+def social(scale, repeats, rounds) -> dict:
     with tempfile.TemporaryDirectory() as folder:
-        nodes = alone("graph", part, scale, folder)["nodes"]
-        row = alone("model", part, folder, nodes, max(1, repeats // 3))
-    print(f"{part}: {row['edges']:,} edges, {row['seconds']:.2f} s", end="")
+        nodes = alone("graph", scale, folder)["nodes"]
+        row = alone("model", folder, nodes, max(1, repeats // 3))
+    print(f"tsocial: {row['edges']:,} edges, {row['seconds']:.2f} s", end="")
     print(f", {row['process_mib']:.0f} MiB", flush=True)
     return row
 
@@ -314,8 +272,7 @@ def model(part, scale, repeats, rounds) -> dict:
 def main():
     from et_nbdev.training import provenance
 
-    parts = {"operator": operator, "scaling": scaling}
-    parts |= {name: lambda *rest, name=name: model(name, *rest) for name in MODELS}
+    parts = {"operator": operator, "scaling": scaling, "tsocial": social}
     parser = options(__doc__, "graphs", repeats=7, rounds=3, scale=1.0)
     parser.add_argument("parts", nargs="*", choices=[*parts, []], help="which (all)")
     args = parser.parse_args()

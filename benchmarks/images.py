@@ -15,15 +15,19 @@ import numpy as np
 from authors_reference import FOLDER, AuthorsEnergyTransformer, authors_difference
 from flax import nnx
 from reference import PlainEnergyTransformer
-from timing import alone, in_turn, medians, options, peak, seconds, spreads, write
-
-from et_nbdev.training import (
-    OptimConfig,
-    TrainState,
-    in_parts,
-    make_optimizer,
-    make_step,
+from timing import (
+    alone,
+    in_turn,
+    medians,
+    options,
+    peak,
+    seconds,
+    spreads,
+    trainer,
+    write,
 )
+
+from et_nbdev.training import OptimConfig, in_parts
 from et_nbdev.vision.data import occlude
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
 from et_nbdev.vision.train import completion_loss, part_size
@@ -79,14 +83,8 @@ def work(kind: str, size: str, name: str):
         most = part_size(B, N) if parts else B
         return in_parts(completion, model, (patches, occluded, masked), most)
 
-    optimizer = make_optimizer(OptimConfig(steps=10**6, warmup=1))
-    step = make_step(graphdef, loss, optimizer, 0)
-    state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
-
-    def train():
-        state[0] = jax.block_until_ready(step(state[0], patches)[0])
-
-    return train
+    train = trainer(graphdef, params, loss, OptimConfig(steps=10**6, warmup=1))
+    return lambda: train(patches)
 
 
 def product(n: int, k: int, m: int):
@@ -121,33 +119,28 @@ def import_seconds(module: str) -> float:
 def row_of(kind: str, size: str, repeats: int) -> dict:
     "One size of model, in inference or training."
     config, B = SIZES[size]
+    made = nnx.eval_shape(lambda: ImageEnergyTransformer(config, rngs=nnx.Rngs(0)))
     names = [n for n in MODELS if kind == "training" or n not in TRAINING_ONLY]
     names += [*PYTORCH]
     thunks = {shape: product(*shape) for shape in PRODUCTS}
     thunks |= {name: work(kind, size, name) for name in names}
     times = in_turn(thunks, repeats, again=True)
     median, spread = medians(times), spreads(times)
-    speed = {s: 2 * np.prod(s, dtype=float) / median[s] for s in PRODUCTS}
-    at = max(speed, key=speed.get)
+    peak_rate = max(2 * np.prod(s, dtype=float) / median[s] for s in PRODUCTS)
     row = {
         "batch": B,
-        "gflop_per_picture": config.flops / 1e9,
-        "peak_gflops": speed[at] / 1e9,
-        "peak_at": at,
+        "gflop_per_picture": made.flops / 1e9,
         "repeats": repeats,
         "pictures_per_second": {name: B / median[name] for name in names},
-        "speed_over_reference": median["reference"] / median["library"],
         "spread": {name: spread[name] for name in names},
     }
     if kind == "inference":
-        share = lambda name: B * config.flops / median[name] / speed[at]
+        share = lambda name: B * made.flops / median[name] / peak_rate
         row["share_of_peak"] = {name: share(name) for name in names}
     del thunks
     jax.clear_caches()
     row["alone"] = found = {name: alone(kind, size, name) for name in names}
-    own = {n: a["peak_mib"] - a["before_mib"] for n, a in found.items()}
     whole = {name: a["peak_mib"] for name, a in found.items()}
-    row["memory_over_reference"] = own["library"] / own["reference"]
     row["process_memory_over_reference"] = whole["library"] / whole["reference"]
     return row
 
@@ -172,8 +165,6 @@ def main():
             report[f"{size} {kind}"] = row = row_of(kind, size, args.repeats)
             rates = row["pictures_per_second"].items()
             print(f"{size} {kind}:", *(f"{name} {rate:.1f}/s" for name, rate in rates))
-            print(f"  speed × {row['speed_over_reference']:.2f}", end="")
-            print(f", memory × {row['memory_over_reference']:.2f}", flush=True)
     write(args.out, report)
 
 

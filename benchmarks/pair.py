@@ -4,15 +4,13 @@ on Tiny ImageNet's size: 64 pictures of 64 × 64. Ratios are to the transformer.
 
 from dataclasses import asdict
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from timing import in_turn, medians, options, spreads, write
+from timing import in_turn, medians, options, spreads, trainer, write
 
-from et_nbdev.training import TrainState, make_optimizer, make_step, trainable
+from et_nbdev.training import trainable
 from et_nbdev.vision.train import training_loss
 
-from image_pair import Job, Plan, configured, make, operations  # isort: skip
+from image_pair import Job, Plan, configured, make  # isort: skip
 
 REFERENCE = "transformer"
 NAMES = (
@@ -29,14 +27,8 @@ NAMES = (
 def training(config, name: str, images: np.ndarray):
     "A thunk that does one training step and waits for it."
     graphdef, params, *_ = trainable(make(config.model, name))
-    optimizer = make_optimizer(config.optim)
-    step = make_step(graphdef, training_loss(config), optimizer, 0)
-    state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
-
-    def train():
-        state[0] = jax.block_until_ready(step(state[0], images)[0])
-
-    return train
+    train = trainer(graphdef, params, training_loss(config), config.optim)
+    return lambda: train(images)
 
 
 def main():
@@ -52,7 +44,6 @@ def main():
     result = {
         "batch_size": plan.batch_size,
         "model": asdict(plan.base),
-        "operations": {n: operations(c.model, n) for n, c in configs.items()},
         "seconds": median,
         "spread": spreads(times),
         "over_transformer": {n: s / median[REFERENCE] for n, s in median.items()},

@@ -79,3 +79,20 @@ def alone(*words) -> dict:
     command = [sys.executable, sys.argv[0], "--alone", *map(str, words)]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(run.stdout.splitlines()[-1])
+
+
+def trainer(graphdef, params, loss, optim):
+    "A function that does one training step on a batch and waits for it."
+    import jax
+    import jax.numpy as jnp
+
+    from et_nbdev.training import TrainState, make_optimizer, make_step
+
+    optimizer = make_optimizer(optim)
+    step = make_step(graphdef, loss, optimizer, 0)
+    state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
+
+    def train(batch):
+        state[0] = jax.block_until_ready(step(state[0], batch)[0])
+
+    return train

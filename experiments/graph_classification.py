@@ -81,22 +81,17 @@ def grid(model: str, k: int) -> list[Candidate]:
         c = CONFIGS["paper"]
         fit = FitConfig(c.epochs, c.batch_size, c.lr, c.warmup, c.weight_decay)
         return [Candidate(replace(c.model, num_positions=k), fit)]
+    fit = lambda lr: FitConfig(lr=lr, weight_decay=0.0)
+    rates = 1e-3, 1e-2
     if model.startswith("gin"):
         make = GINConfig if model == "gin" else PlacedConfig
-        return [
-            Candidate(make(64, 5, dropout), FitConfig(lr=lr, weight_decay=0.0))
-            for dropout in (0.0, 0.5)
-            for lr in (1e-3, 1e-2)
-        ]
+        configs = [make(64, 5, dropout) for dropout in (0.0, 0.5)]
+        return [Candidate(c, fit(lr)) for c in configs for lr in rates]
     if model == "agnostic":
-        return [
-            Candidate(AgnosticConfig(128, per_node), FitConfig(lr=lr, weight_decay=0.0))
-            for per_node in (False, True)
-            for lr in (1e-3, 1e-2)
-        ]
-    sizes = dict(
-        dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=k, blocks=4
-    )
+        configs = [AgnosticConfig(128, per_node) for per_node in (False, True)]
+        return [Candidate(c, fit(lr)) for c in configs for lr in rates]
+    sizes = dict(dim=32, num_heads=4, head_dim=8, num_memories=128, blocks=4)
+    sizes["num_positions"] = k
     if model == "et-eigenvectors":
         changes = dict(filter_size=1, step_size=1.0), dict(filter_size=3, step_size=0.3)
         rates = 1e-3, 3e-3
@@ -106,11 +101,8 @@ def grid(model: str, k: int) -> list[Candidate]:
         sizes |= dict(negative_memories=0.25, step_size=0.3)
         changes = dict(noise=0.02), dict(noise=0.1)
         rates = 2e-3, 4e-3
-    return [
-        Candidate(ClassifyConfig(**sizes, **change), FitConfig(lr=lr))
-        for change in changes
-        for lr in rates
-    ]
+    configs = [ClassifyConfig(**sizes, **change) for change in changes]
+    return [Candidate(c, FitConfig(lr=lr)) for c in configs for lr in rates]
 
 
 def fixed_folds(name: str, labels: np.ndarray, k: int) -> np.ndarray:
@@ -175,20 +167,16 @@ def run(args):
     fold = fixed_folds(args.data, graphs.labels, args.folds)
     given = {f.name: getattr(args, f.name) for f in fields(FitConfig)}
     changes = {name: value for name, value in given.items() if value is not None}
-    candidates = [
-        c._replace(fit=replace(c.fit, **changes))
-        for c in grid(args.model, args.positions)
-    ]
+    grids = grid(args.model, args.positions)
+    candidates = [c._replace(fit=replace(c.fit, **changes)) for c in grids]
     placed = args.model.startswith("et") or args.model == "gin-returns"
     k = args.positions if placed else 0  # the others have no use for positions
 
     def keep(f, model):
         if args.weights:
-            save_checkpoint(
-                args.weights / f"{args.model}-{args.data}-{f}.safetensors",
-                nnx.to_pure_dict(nnx.state(model)),
-                {"data": args.data, "fold": f},
-            )
+            path = args.weights / f"{args.model}-{args.data}-{f}.safetensors"
+            state = nnx.to_pure_dict(nnx.state(model))
+            save_checkpoint(path, state, {"data": args.data, "fold": f})
 
     print(graphs, flush=True)
     rows = cross_validate(
@@ -207,11 +195,11 @@ def run(args):
     )
     for row in rows:
         chosen = row["candidates"][row["chosen"]]
+        accuracy, held_out = row["test_accuracy"], chosen["validation_accuracy"]
         print(
-            f"fold {row['fold']}: test {100 * row['test_accuracy']:.1f} %, hold-out"
-            f" {100 * chosen['validation_accuracy']:.1f} %, candidate"
-            f" {row['chosen'] + 1}, epoch {chosen['epoch']}, {row['seconds']:.0f} s"
+            f"fold {row['fold']}: test {accuracy:.1%}, hold-out {held_out:.1%},", end=""
         )
+        print(f" candidate {row['chosen'] + 1}, epoch {chosen['epoch']}")
     if rows:
         print(f"{args.data}, {args.model}: {summary(rows)} %")
 

@@ -51,7 +51,6 @@ from et_nbdev.graph.nodes import held_out, train_classifier
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedEuler
-from et_nbdev.training import OptimConfig
 
 RATIO, EPOCHS = 0.4, 100
 FOUND = {"tolokers": "et-2hop", "amazon-upu": "et"}  # whose setting is taken
@@ -88,33 +87,25 @@ class EdgeSum(Energy):
 
 def block(variant: str, c: AnomalyConfig, rngs: nnx.Rngs) -> Block:
     "The block of a variant; weights are drawn in the order of its terms."
-    beta = dict(beta=c.beta, learn_beta=c.beta is None)
-    sizes = c.dim, c.num_heads, c.head_dim
-    terms = {}
+    sizes, terms = (c.dim, c.num_heads, c.head_dim), {}
     if variant != "edge-sum":
-        normalize = variant in ("normalized-heads", "both")
-        attention = EdgeAttention(*sizes, **beta, normalize=normalize, rngs=rngs)
-        terms["attention"] = attention
-    if variant in ("edge-sum", "beside-edge-sum"):
+        own = dict(beta=c.beta, learn_beta=c.beta is None)
+        own["normalize"] = variant in ("normalized-heads", "both")
+        terms["attention"] = EdgeAttention(*sizes, **own, rngs=rngs)
+    if "edge-sum" in variant:
         name = "sum" if "attention" in terms else "attention"
         terms[name] = EdgeSum(*sizes, rngs=rngs)
-    if variant in ("signs", "both"):
-        terms["memory"] = SignedMemory(c.dim, c.num_memories, 0.25, rngs=rngs)
-    else:
-        terms["memory"] = HopfieldMemory(c.dim, c.num_memories, rngs=rngs)
+    signs, sizes = variant in ("signs", "both"), (c.dim, c.num_memories)
+    terms["memory"] = (
+        SignedMemory(*sizes, 0.25, rngs=rngs)
+        if signs
+        else HopfieldMemory(*sizes, rngs=rngs)
+    )
     return Block(EnergyLayerNorm(c.dim), **terms)
 
 
-VARIANTS = (
-    "as-found",
-    "normalized-heads",
-    "signs",
-    "both",
-    "edge-sum",
-    "beside-edge-sum",
-    "learned-steps",
-    "momentum",
-)
+VARIANTS = "as-found normalized-heads signs both edge-sum beside-edge-sum".split()
+VARIANTS += ["learned-steps", "momentum"]
 
 
 class Momentum(NamedTuple):
@@ -162,47 +153,21 @@ def found(data: str) -> dict:
     return json.loads(kept.read_text())["config"]
 
 
-def run(
-    data: str, line: str, config: dict, variant: str, seed: int, epochs: int = EPOCHS
-) -> dict:
+def run(data: str, line: str, config: dict, variant: str, seed: int) -> dict:
     "Train once on a split; what the run's file holds."
-    began = time.perf_counter()
-    graph, options = results.graph_of(data), dict(config)
-    hops, scale = results.LINES[line].hops, options.pop("scale")
-    features = results.features_of(data, hops, scale, options.pop("degree", True))
-    edges = results.edges_of(data, "et", "merged")
+    began, options = time.perf_counter(), dict(config)
+    graph, edges = results.graph_of(data), results.edges_of(data, "et", "merged")
+    given = options.pop("scale"), options.pop("degree", True)
+    features = results.features_of(data, results.LINES[line].hops, *given)
+    optim = results.optim_of(options, EPOCHS)
     parts = split(graph.labels, RATIO, seed)
-    optim = OptimConfig(
-        steps=epochs,
-        warmup=min(5, epochs - 1),
-        lr=options.pop("lr"),
-        lr_floor=0.0,
-        weight_decay=options.pop("weight_decay"),
-        b2=0.999,
-    )
     model = Detector(features.shape[1], variant, AnomalyConfig(**options), seed)
-    fitted = train_classifier(
-        model,
-        graph,
-        parts,
-        features,
-        edges,
-        optim,
-        weighted_loss,
-        seed=seed,
-        progress=False,
-    )
-    _, validation, test = held_out(fitted.p, graph.labels, parts)
-    return {
-        "data": data,
-        "variant": variant,
-        "seed": seed,
-        "line": line,
-        "validation": validation,
-        "test": test,
-        "seconds": time.perf_counter() - began,
-        "config": config,
-    }
+    of = model, graph, parts, features, edges, optim, weighted_loss
+    p = train_classifier(*of, seed=seed, progress=False).p
+    _, validation, test = held_out(p, graph.labels, parts)
+    row = {"data": data, "variant": variant, "seed": seed, "line": line}
+    row |= {"validation": validation, "test": test, "config": config}
+    return row | {"seconds": time.perf_counter() - began}
 
 
 def main():

@@ -1,10 +1,11 @@
-"""Train and score every variant that notebook 25 compares, and freeze the scores in
-results/image-ablations.
+"""The paper's model of pictures with one change at a time, on CIFAR-10, as
+nbs/24_image_results.ipynb shows it; scores go to results/image-ablations.
 
 Each variant is a run of its own under runs/ablations, resumed if it was stopped and
 skipped once it is scored. To share the work among processes:
-    python experiments/image_ablations.py --part 0/2 &  python experiments/image_ablations.py
-    --part 1/2
+
+    python experiments/image_ablations.py --part 0/2 &
+    python experiments/image_ablations.py --part 1/2
 """
 
 import sys
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from runs import RUNS, add_part, make, options, positive
+from runs import RUNS, add_part, make, options, parameters_of, positive
 
 from et_nbdev.attention import EnergyAttention
 from et_nbdev.block import Block, TransformerBlock
@@ -40,31 +41,24 @@ def parts(
     c: ImageConfig,
     rngs: nnx.Rngs,
     terms=("attention", "memory"),
-    self_attention: bool = False,
-    beta: float | None = None,
-    learn_beta: bool = False,
-    tied_start: bool = True,
     positions: str = "waves",  # or "normal": random numbers
     position_scale: float = 2.0,
-    mask_scale: float = 1.0,
     transformer: bool = False,
+    **attention,
 ) -> Parts:
-    'The recipe "waves", by default.'
+    'The recipe "waves", by default; the rest are options of attention.'
     normal = lambda scale, *shape: (
         scale * jax.random.normal(rngs.params(), shape, jnp.float32)
     )
-    mask = normal(mask_scale, c.dim)
-    at = position_scale * waves(c.side, c.dim)
+    mask, at = normal(1.0, c.dim), position_scale * waves(c.side, c.dim)
     if positions == "normal":
         at = normal(position_scale, c.num_tokens, c.dim)
     sizes = c.dim, c.num_heads, c.head_dim
     if transformer:
         return Parts(mask, at, TransformerBlock(*sizes, c.num_memories, rngs=rngs))
-    betas = dict(beta=beta, learn_beta=learn_beta, tied_start=tied_start)
+    own = dict(tied_start=True, rngs=rngs) | attention
     make = {
-        "attention": lambda: EnergyAttention(
-            *sizes, self_attention=self_attention, rngs=rngs, **betas
-        ),
+        "attention": lambda: EnergyAttention(*sizes, **own),
         "memory": lambda: HopfieldMemory(c.dim, c.num_memories, rngs=rngs),
     }
     block = Block(EnergyLayerNorm(c.dim), **{name: make[name]() for name in terms})
@@ -101,7 +95,7 @@ CHOICES = {
 stop = jax.lax.stop_gradient
 
 
-# Notebook 06 derives both. The shortcut from the start to the end remains.
+# The shortcut from the start to the end remains.
 def last_k(block, x, steps, step_size, k):
     "T steps, of which only the last k are differentiated."
     early = stop(descend(stop(block), stop(x), steps - k, step_size)[0])
@@ -136,26 +130,19 @@ class Shortened(ImageEnergyTransformer):
 # given the steps that the full gradient's 4·T·STEPS would buy, and once the steps of
 # the full one.
 COST = {
-    "full": lambda T, k: 4 * T,
-    "last_k": lambda T, k: T + 3 * k,
-    "implicit": lambda T, k: T + 1 + 2 * k,
+    None: lambda T, k: 4 * T,
+    last_k: lambda T, k: T + 3 * k,
+    implicit: lambda T, k: T + 1 + 2 * k,
 }
 WAYS = {
-    f"{how.__name__} k = {k}" + (", same steps" if same else ""): (how, k, same)
+    f"{how.__name__} k = {k}{same}": (how, k)
     for how, k in ((last_k, 1), (last_k, 3), (implicit, 1), (implicit, 3))
-    for same in (False, True)
+    for same in ("", ", same steps")
 }
+bought = lambda how, k: round(STEPS * COST[None](T, 0) / COST[how](T, k))
 GRADIENTS = {
-    name: (
-        {},
-        dict(
-            steps=STEPS
-            if same
-            else round(STEPS * COST["full"](T, 0) / COST[how.__name__](T, k))
-        ),
-        {},
-    )
-    for name, (how, k, same) in WAYS.items()
+    name: ({}, dict(steps=STEPS if name.endswith("steps") else bought(*way)), {})
+    for name, way in WAYS.items()
 }
 
 
@@ -179,108 +166,58 @@ def start(name: str, config: TrainConfig) -> ImageEnergyTransformer:
     rngs = nnx.Rngs(config.seed)
     if name not in WAYS:
         return image_model(config.model, rngs=rngs)
-    how, k, _ = WAYS[name]
+    how, k = WAYS[name]
     kind = type("Shortened", (Shortened,), dict(gradient=staticmethod(how), k=k))
     return kind(config.model, rngs=rngs)
 
 
 # Figure 7: positions that start small and know nothing, so that what they end as is
 # what training made of them.
+SMALL = dict(positions="normal", position_scale=0.1)
 POSITIONS = {
-    f"small random positions{comma}{change}": (
-        dict(positions="normal", position_scale=0.1, **model),
-        optim,
-        {},
-    )
-    for comma, change, model, optim in (
-        ("", "", {}, {}),
-        (", ", "β × 4", dict(beta=1.0), {}),
-        (", ", "β / 4", dict(beta=0.0625), {}),
-        (", ", "weight decay 0", {}, dict(weight_decay=0.0)),
-        (", ", "weight decay 0.5", {}, dict(weight_decay=0.5)),
+    f"small random positions{changed}": (SMALL | model, optim, {})
+    for changed, model, optim in (
+        ("", {}, {}),
+        (", β × 4", dict(beta=1.0), {}),
+        (", β / 4", dict(beta=0.0625), {}),
+        (", weight decay 0", {}, dict(weight_decay=0.0)),
+        (", weight decay 0.5", {}, dict(weight_decay=0.5)),
     )
 }
-# What the paper starts and steps with, at learning rates around the one used here:
-# positions and MASK as small random numbers, W_K apart from W_Q.
-PAPER = {
-    f"the paper's start, α and T, lr {lr:g}": (
-        dict(
-            positions="normal",
-            position_scale=0.02,
-            mask_scale=0.02,
-            tied_start=False,
-            step_size=0.1,
-            steps=12,
-        ),
-        dict(lr=lr),
-        {},
-    )
-    for lr in (2e-3, 4e-3, 8e-3)
-}
-# As many parameters as the transformer has, and twice its operations.
-DOUBLE = {
-    f"twice the heads and memories{comma}": (
-        dict(num_heads=8, num_memories=512, step_size=step_size),
-        {},
-        {},
-    )
-    for comma, step_size in (("", 1.0), (", α = 0.5", 0.5))
-}
-VARIANTS = {**TABLE_7, **CHOICES, **GRADIENTS, **POSITIONS, **PAPER, **DOUBLE}
+VARIANTS = {**TABLE_7, **CHOICES, **GRADIENTS, **POSITIONS}
 SEEDS = {name: range(1) for name in VARIANTS} | {
     **dict.fromkeys((*TABLE_7, "transformer"), range(5)),
     **dict.fromkeys(POSITIONS, range(3)),
-    **dict.fromkeys(DOUBLE, range(2)),
 }
-
-
-def likeness(positions, distances=(1, 2, 4, 8)) -> dict:
-    "Mean cosine of the positions of patches d rows and columns apart, for every d."
-    side = round(len(positions) ** 0.5)
-    place = np.stack(np.divmod(np.arange(len(positions)), side), 1)
-    apart = np.abs(place[:, None] - place[None]).sum(-1)
-    unit = positions / np.linalg.norm(positions, axis=-1, keepdims=True)
-    return {d: float((unit @ unit.T)[apart == d].mean()) for d in distances}
 
 
 def score(base: TrainConfig, name: str, seed: int, images: dict, test_on: int) -> dict:
     config = configured(base, name, seed)
     folder = RUNS / "ablations" / f"{name.replace('/', '÷')} {seed}"
-    shown = sys.stdout.isatty()
-    run = train(config, images, folder, progress=shown, model=start(name, config))
-    how, k, _ = WAYS.get(name, (None, 0, False))
+    fresh, shown = start(name, config), sys.stdout.isatty()
+    model, history, _ = train(config, images, folder, progress=shown, model=fresh)
+    how, k = WAYS.get(name, (None, 0))
     test, hidden = images["test"], config.num_occluded
-    mean = lambda **how: float(evaluate(run.model, test, hidden, **how).mean())
-    scores = [mean(seed=mask, limit=test_on) for mask in range(10)]
+    mean = lambda **how: float(evaluate(model, test, hidden, **how).mean())
     # quality where the descent is stopped earlier or goes on for longer than in
     # training
     many = name in ("ET-Full", "α = 0.1", "T = 12, α = 0.5")
     times = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 48] if many else []
-    by_time = {t: mean(limit=500, steps=t) for t in times}
-    positions = np.asarray(run.model.positions[...])
-    shown = ("ET-Full", "β", "weight", "random", "small")
-    kept = positions.round(4).tolist() if name.startswith(shown) and not seed else None
-    size = lambda m: sum(p.size for p in jax.tree.leaves(nnx.state(m, nnx.Param)))
-    cost = COST[how.__name__ if how else "full"](config.model.steps, k)
-    steps = config.batch_size * config.optim.steps
+    told = name.startswith(("ET-Full", "β", "weight", "random", "small")) and not seed
+    positions = np.asarray(model.positions[...]).round(4).tolist() if told else None
+    passes = config.batch_size * config.optim.steps * COST[how](config.model.steps, k)
+    seen = [r for r in history if "validation_loss" in r]
     return {
         "name": name,
         "seed": seed,
-        "mse": scores,
-        "by_time": by_time,
+        "mse": [mean(seed=mask, limit=test_on) for mask in range(10)],
+        "by_time": {t: mean(limit=500, steps=t) for t in times},
         "test_pictures": test_on,
-        "parameters": size(run.model),
-        "block_parameters": size(run.model.block),
-        "forward_flops": run.model.flops,
-        "training_flops": run.model.flops * steps * cost // config.model.steps,
-        "seconds": run.history[-1]["seconds"],
-        "validation": [
-            (r["step"], r["validation_loss"])
-            for r in run.history
-            if "validation_loss" in r
-        ],
-        "positions": kept,
-        "likeness": likeness(positions),
+        "parameters": parameters_of(model),
+        "training_flops": model.flops * passes // config.model.steps,
+        "seconds": history[-1]["seconds"],
+        "validation": [(r["step"], r["validation_loss"]) for r in seen],
+        "positions": positions,
         "config": asdict(config),
     }
 

@@ -13,7 +13,6 @@ nothing.
 
     python experiments/image_downhill.py                # seeds 0, 1, 2
     python experiments/image_downhill.py --price 0      # without a price
-    python experiments/image_downhill.py --summary      # the table so far
 
 Scored like the runs of image_pair.py: weights are chosen on 1,000 validation pictures,
 with a price among those that raised the energy of none of 100 of them if there are any.
@@ -22,7 +21,7 @@ that raise the energy are counted. Each run is one file in results/image-downhil
 written when it ends, and is resumed from its checkpoint in runs/image-downhill.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -31,10 +30,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from image_pair import Job, Plan
-from runs import RESULTS, RUNS, options, read
+from runs import RESULTS, RUNS, options
 
-from et_nbdev.training import OptimConfig, fit, load_checkpoint
-from et_nbdev.vision.data import batches
+from et_nbdev.training import OptimConfig, load_checkpoint
 from et_nbdev.vision.train import completion_loss, completion_of, training_loss
 
 NAME = "et-metric-operations"
@@ -61,7 +59,7 @@ def priced(weight: float, config, model, batch):
     return error + weight * price, {"price": price}
 
 
-def trained(plan: Plan, job: Job, images: dict, runs: Path):
+def best_of(plan: Plan, job: Job, images: dict, runs: Path):
     "The configuration of a run of image_pair.py, and its model with the best weights."
     config = image_pair.configured(plan, job, images)
     model = image_pair.make(config.model, job.name)
@@ -76,92 +74,62 @@ def trained(plan: Plan, job: Job, images: dict, runs: Path):
 
 def run(plan: Plan, job: Job, images, runs: Path, folder: Path, args) -> dict:
     "Train on; what the file of a run holds."
-    config, model = trained(plan, job, images, runs)
+    config, model = best_of(plan, job, images, runs)
+    score = lambda m, split: image_pair.score_of(m, config, images[split])
+    before = float(score(model, "validation").mean())
     optim = OptimConfig(
         steps=args.more, warmup=args.more // 18, lr=args.lr, lr_floor=1e-4 * args.lr
     )
-    before = image_pair.score_of(model, config, images["validation"]).mean()
 
     def validate(model):
-        error = image_pair.score_of(model, config, images["validation"]).mean()
+        error = score(model, "validation").mean()
         up = image_pair.rises(model, images["validation"][:100])["steps_up"]
         # weights that go uphill somewhere come after all others
         return {"loss": error + up * bool(args.price), "error": error, "up": up}
 
-    # other batches and occlusions than the training before it
-    seed = job.seed + 100
-    result = fit(
+    came = {"from": job.file(plan), "price": args.price}
+    result = image_pair.trained(
         model,
+        # other batches and occlusions than the training before it
+        replace(config, optim=optim, seed=job.seed + 100),
+        images,
         training_loss(config, partial(priced, args.price)),
-        lambda start: batches(
-            images["train"], config.batch_size, seed=seed, start=start
-        ),
-        optim,
-        seed=seed,
         folder=folder,
         validate=validate,
         every=-(-args.more // 6),
-        config=asdict(config) | {"from": job.file(plan), "price": args.price},
-        progress=False,
+        config=asdict(config) | came,
     )
-    kept = next(r for r in result.history if r["step"] == result.best_step)
-    errors = image_pair.score_of(result.model, config, images["test"])
-    about = {"from": job.file(plan), "seed": job.seed, "optim": asdict(optim)}
-    about |= {"price": args.price, "best_step": result.best_step}
-    about |= {"validation_before": float(before), "test_errors": errors}
-    about |= {"validation_mse": kept["validation_error"]}
-    about |= {
-        "test_mse": float(errors.mean()),
-        "seconds": result.history[-1]["seconds"],
-    }
-    about |= image_pair.rises(result.model, images["test"][:1000])
-    curve = [{k: row[k] for k in row if k != "seconds"} for row in result.history]
-    return about | {"curve": curve} | image_pair._origin(config)
-
-
-def summary(out: Path):
-    "Print a line for each run."
-    for row in read(out):
-        print(
-            f"{row['from']}, price {row['price']:g}: validation"
-            f" {row['validation_before']:.4f} -> {row['validation_mse']:.4f},"
-            f" test {row['test_mse']:.4f},"
-            f" {row['steps_up']} of {row['steps_observed']} steps raise E"
-        )
+    rows, errors = result.history, score(result.model, "test")
+    kept = next(r for r in rows if r["step"] == result.best_step)
+    row = came | {"seed": job.seed, "optim": asdict(optim)}
+    row |= {"best_step": result.best_step, "seconds": rows[-1]["seconds"]}
+    row |= {"validation_before": before, "validation_mse": kept["validation_error"]}
+    row |= {"test_errors": errors, "test_mse": float(errors.mean())}
+    row |= image_pair.rises(result.model, images["test"][:1000])
+    row["curve"] = [{k: r[k] for k in r if k != "seconds"} for r in rows]
+    return row | image_pair.origin(config)
 
 
 def main(argv: list[str] | None = None):
     parser = options(__doc__, "image-downhill")
     add = parser.add_argument
-    add("--summary", action="store_true", help="print the table so far, and stop")
     add("--steps", type=int, default=10_938, help="of the training before: 10938")
     add("--rate", type=float, default=0.045, help="of the training before: 0.045")
     add("--seeds", type=int, nargs="+", default=(0, 1, 2))
     add("--more", type=int, default=900, help="steps: 900")
     add("--lr", type=float, default=0.01, help="peak rate of these: 0.01")
     add("--price", type=float, default=1.0, help="λ: 1")
-    add("--data", default="tiny-imagenet")
-    add("--size", default="small", choices=tuple(image_pair.SIZES))
-    add("--batch-size", type=int, default=64)
     add("--runs", type=Path, default=RUNS / "image-pair", help="trained weights")
     args = parser.parse_args(argv)
-    if not args.summary:
-        plan = Plan(
-            data=args.data,
-            size=args.size,
-            batch_size=args.batch_size,
-            steps=args.steps,
-            trial_steps=0,
-        )
-        images = image_pair.pictures(plan, args.runs.parent)
-        for seed in args.seeds:
-            job = Job(NAME, args.steps, args.rate, seed)
-            name = f"{job.file(plan)}-{args.more}-{args.lr:g}-price-{args.price:g}"
-            if not (args.out / f"{name}.json").exists():
-                folder = args.runs.parent / "image-downhill" / name
-                row = run(plan, job, images, args.runs, folder, args)
-                image_pair.write(args.out, name, row)
-    summary(args.out)
+    plan = Plan(steps=args.steps)
+    images = image_pair.pictures(plan, args.runs.parent)
+    for seed in args.seeds:
+        job = Job(NAME, args.steps, args.rate, seed)
+        name = f"{job.file(plan)}-{args.more}-{args.lr:g}-price-{args.price:g}"
+        if not (args.out / f"{name}.json").exists():
+            folder = args.runs.parent / "image-downhill" / name
+            row = run(plan, job, images, args.runs, folder, args)
+            image_pair.write(args.out, name, row)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ runs/dynamics, is resumed if it was stopped, and skipped once it is scored.
 
 import json
 import sys
-import time
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
@@ -55,11 +54,9 @@ class FieldModel(ImageEnergyTransformer):
         return {"field": self.strength[...] * x}
 
 
-def growing(steps: int = 9, first: float = 1.0, factor: float = 2.0):
-    """Step sizes first · factor^n, n = 0, 1, …: with factor 2 every step is about as
-    long as all steps before it together.
-    """
-    return first * factor ** np.arange(steps)
+def growing(steps: int = 9, first: float = 1.0):
+    "Step sizes, each about as long as all before it together."
+    return first * 2.0 ** np.arange(steps)
 
 
 def states_by(model, x, step_sizes, **options):
@@ -188,12 +185,9 @@ def mean(v):
     return float(v.mean())
 
 
-def standard_error(v):
-    return v.std(-1, ddof=1) / v.shape[-1] ** 0.5
-
-
 def about(v):
-    return {"mse": mean(v), "standard_error": float(standard_error(v))}
+    error = v.std(-1, ddof=1) / v.shape[-1] ** 0.5
+    return {"mse": mean(v), "standard_error": float(error)}
 
 
 def trained(name: str, config, images: dict, folder: Path):
@@ -209,53 +203,33 @@ def trained(name: str, config, images: dict, folder: Path):
         optim = replace(
             config.optim, steps=steps, warmup=steps // 10, lr=share * config.optim.lr
         )
-        supply = lambda start, n=n: batches(
-            images["train"], config.batch_size, seed=config.seed + 1000 * n, start=start
-        )
+        own, stage = config.seed + 1000 * n, dict(step_sizes=step_sizes, first=first)
         run = fit(
             model,
-            loss_at(config, step_sizes, first),
-            supply,
+            loss_at(config, **stage),
+            lambda start, own=own: batches(
+                images["train"], config.batch_size, seed=own, start=start
+            ),
             optim,
             seed=config.seed,
             folder=folder / f"stage-{n}",
             every=config.every,
-            config={
-                **asdict(config),
-                "variant": name,
-                "stage": n,
-                "step_sizes": step_sizes,
-                "first": first,
-            },
+            config=asdict(config) | {"variant": name, "stage": n} | stage,
             progress=sys.stdout.isatty(),
         )
-        model = run.model
-        logs.append(
-            {
-                "optim": asdict(optim),
-                "step_sizes": step_sizes,
-                "first": first,
-                "seconds": run.history[-1]["seconds"],
-                "log": [
-                    {
-                        key: round(row[key], 4)
-                        for key in ("step", "loss", "settled")
-                        if key in row
-                    }
-                    for row in run.history
-                ],
-            }
-        )
+        model, keys = run.model, ("step", "loss", "settled")
+        log = [{k: round(r[k], 4) for k in keys if k in r} for r in run.history]
+        seconds = run.history[-1]["seconds"]
+        logs.append(stage | {"optim": asdict(optim), "seconds": seconds, "log": log})
     return model, logs, json.loads(made.read_text())
 
 
 def score(name: str, config, images: dict, fill, test_on: int, folder: Path) -> dict:
     "`fill`: the errors of the best fill on the same pictures."
     model, stages, made = trained(name, config, images, folder)
-    rows, started = [], time.perf_counter()
-    for x, o in held_out_batches(
-        images["test"], config.model, config.num_occluded, limit=test_on, batch_size=100
-    ):
+    drawn, rows = dict(limit=test_on, batch_size=100), []
+    of = images["test"], config.model, config.num_occluded
+    for x, o in held_out_batches(*of, **drawn):
         found = (
             *errors_in_time(model, x, o, LAST, EVERY),
             errors_after(model, x, o, tuple(GROWING)),
@@ -264,47 +238,24 @@ def score(name: str, config, images: dict, fill, test_on: int, folder: Path) -> 
         if stages[-1]["step_sizes"] is None:
             found += errors_settled(model, x, o, DEEPER)[::2]
         rows.append([np.asarray(a) for a in found])
-    error, energy, long, end, end_energy, settled, evaluations, *deeper = (
+    error, energy, long, end, _, settled, evaluations, *deeper = (
         np.concatenate(a, -1) for a in zip(*rows)
     )
     times = np.arange(0, LAST + 1, EVERY)
-    looked = sorted(
-        {int(np.argmin(np.abs(times - t))) for t in np.geomspace(1, LAST, 60)} | {0}
-    )
-    at_rest = {
-        **about(end),
-        "mse_of_settled": mean(end[settled]),
-        "energy": mean(end_energy),
-        "share": mean(settled),
-        "evaluations": mean(evaluations),
-        "below_best_fill": about(fill - end),
-    }
-    return {
-        "name": name,
-        "seed": config.seed,
-        "test_pictures": int(error.shape[-1]),
-        "first_test_picture": SEEN,
-        "steps": times[looked].tolist(),
-        "mse": error.mean(-1)[looked].tolist(),
-        "standard_error": standard_error(error)[looked].tolist(),
-        "energy": energy.mean(-1)[looked].tolist(),
-        "rises": int((np.diff(energy, axis=0) > 4e-7 * np.abs(energy).max(0)).sum()),
-        "growing": {**about(long), "time": sum(GROWING)},
-        "settled": at_rest,
-        "deeper": (
-            {**about(deeper[0]), "tolerance": DEEPER, "share": mean(deeper[1])}
-            if deeper
-            else None
-        ),
-        "strength": float(model.strength[...]) if hasattr(model, "strength") else None,
-        "stages": stages,
-        "training": made,
-        "scoring_seconds": time.perf_counter() - started,
-        "config": {
-            key: value for key, value in asdict(config).items() if key != "optim"
-        },
-        "command": "python experiments/image_dynamics.py",
-    }
+    nearest = lambda t: int(np.argmin(np.abs(times - t)))
+    looked = sorted({0, *map(nearest, np.geomspace(1, LAST, 60))})
+    row = {"name": name, "seed": config.seed, "test_pictures": int(error.shape[-1])}
+    row |= {"steps": times[looked].tolist(), "mse": error.mean(-1)[looked].tolist()}
+    row["rises"] = int((np.diff(energy, axis=0) > 4e-7 * np.abs(energy).max(0)).sum())
+    row["growing"] = {**about(long), "time": sum(GROWING)}
+    settles = {"share": mean(settled), "evaluations": mean(evaluations)}
+    row["settled"] = about(end) | settles | {"below_best_fill": about(fill - end)}
+    row["deeper"] = None
+    if deeper:
+        row["deeper"] = about(deeper[0]) | {"share": mean(deeper[1])}
+    strength = getattr(model, "strength", None)
+    row["strength"] = None if strength is None else float(strength[...])
+    return row | {"stages": stages, "training": made, "config": asdict(config)}
 
 
 def main():

@@ -8,25 +8,23 @@ Figure 3 on twelve validation pictures, with the rivals' completions. worst.jpg,
 best.jpg: its Figures 9 and 10. All show every picture twice: all of its tokens decoded,
 as in the paper, and with the pixels of the open patches pasted back.
 
-    python experiments/image_figures.py             # or, for dynamics.json alone,
-    python experiments/image_figures.py --dynamics
+    python experiments/image_figures.py
 """
 
 import json
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 from flax import nnx
+from runs import RESULTS, keep, parameters_of, read
 from safetensors import safe_open
-from ship_model import RESULTS, RIVAL, SHIPPED, stages
+from ship_model import RIVAL, SHIPPED, stages
 from tqdm import tqdm
 
-from et_nbdev.training import OptimConfig, atomic_write, provenance
+from et_nbdev.training import OptimConfig, atomic_write
 from et_nbdev.vision.data import (
     FILLS,
     denormalize,
@@ -39,8 +37,7 @@ from et_nbdev.vision.data import (
 from et_nbdev.vision.model import complete, from_pretrained
 from et_nbdev.vision.train import evaluate, evaluate_fill, held_out_batches, summarize
 
-ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "results/tiny-imagenet"
+OUT = RESULTS / "tiny-imagenet"
 HIDDEN = np.float32([0.80, 0.72, 0.90])
 STEPS = 200
 
@@ -50,10 +47,10 @@ STEPS = 200
 
 @nnx.jit
 def follow(model, images, occluded):
-    """Means over a batch, at every time: energy, errors of hidden and open patches,
-    contrast of the hidden ones and likeness of the tokens; and for each step of the
-    trained descent, how far it and each half of it alone bring the hidden tokens towards
-    the last ones. Also how many pictures' energy the step before has raised.
+    """Means over a batch, at every time: energy, errors of hidden and open patches; and
+    for each step of the trained descent, how far it and each half of it alone bring the
+    hidden tokens towards the last ones. Also how many pictures' energy the step before
+    has raised.
     """
     c = model.config
     patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
@@ -83,18 +80,9 @@ def follow(model, images, occluded):
         return found
 
     def read(x):
-        decoded, g = model.decode(x), model.block.norm(x)
-        error = jnp.mean((decoded - patches) ** 2, -1)
-        unit = g / jnp.linalg.norm(g, axis=-1, keepdims=True)
-        N = c.num_tokens
-        cosine = (jnp.einsum("bnd,bmd->b", unit, unit) - N) / (N * (N - 1))
-        return {
-            "mse": hidden(error),
-            "mse_open": jnp.sum(jnp.where(occluded, 0, error)) / jnp.sum(~occluded),
-            "contrast": hidden(decoded.std(-1)),
-            "likeness": cosine.mean(),
-            "length": jnp.linalg.norm(x, axis=-1).mean() / c.dim**0.5,
-        }
+        error = jnp.mean((model.decode(x) - patches) ** 2, -1)
+        shown = jnp.sum(jnp.where(occluded, 0, error)) / jnp.sum(~occluded)
+        return {"mse": hidden(error), "mse_open": shown}
 
     rises = jnp.diff(total, axis=0) > 1e-6 * jnp.abs(total[:-1])
     rises = jnp.concatenate([jnp.zeros_like(rises[:1]), rises])
@@ -104,22 +92,16 @@ def follow(model, images, occluded):
 
 
 def dynamics(model, images, pictures=500) -> dict:
-    held_out = held_out_batches(
-        images,
-        model.config,
-        model.config.num_tokens // 2,
-        limit=pictures,
-        batch_size=50,
-    )
-    rows = [
-        follow(model, jnp.asarray(x), jnp.asarray(o))
-        for x, o in tqdm(held_out, "dynamics", total=pictures // 50)
-    ]
+    c = model.config
+    drawn = dict(limit=pictures, batch_size=50)
+    held_out = held_out_batches(images, c, c.num_tokens // 2, **drawn)
+    follow_on = lambda x, o: follow(model, jnp.asarray(x), jnp.asarray(o))
+    rows = [follow_on(*of) for of in tqdm(held_out, "dynamics", total=pictures // 50)]
     mean = lambda name: np.mean([row[name] for row in rows], 0).astype(float).tolist()
     found = {name: mean(name) for name in rows[0] if name != "raised"}
     found["raised"] = np.sum([row["raised"] for row in rows], 0).tolist()
     about = {"pictures": pictures, "split": images.split}
-    return {"step": list(range(STEPS + 1)), **found, **about, **provenance()}
+    return {"step": list(range(STEPS + 1)), **found, **about}
 
 
 def shipped_run() -> str:
@@ -136,13 +118,13 @@ def command(row: dict) -> str:
             f"python experiments/image_downhill.py --seeds {row['seed']} --price"
             f" {row['price']:g} --more {optim['steps']} --lr {optim['lr']:g}"
         )
-    script = "image_lanes" if "lanes" in row else "image_pair"
-    exact = "JAX_DEFAULT_MATMUL_PRECISION=highest " if "lanes" in row else ""
+    lanes = " --lanes" if "lanes" in row else ""
+    exact = "JAX_DEFAULT_MATMUL_PRECISION=highest " if lanes else ""
     decay = row["config"]["optim"]["weight_decay"]
     own = "" if decay == OptimConfig.weight_decay else f" --weight-decay {decay:g}"
     return (
-        f"{exact}python experiments/{script}.py --only {row['name']} --steps {row['steps']}"
-        f" --lr {row['lr']:g} --longer 0 --seeds {row['seed']}{own}"
+        f"{exact}python experiments/image_pair.py{lanes} --only {row['name']}"
+        f" --steps {row['steps']} --lr {row['lr']:g} --seeds {row['seed']}{own}"
     )
 
 
@@ -155,18 +137,19 @@ def about(row: dict) -> dict:
     return found | {"steps": steps, "command": command(row)}
 
 
+def all_seeds(run: str) -> list[dict]:
+    "The rows of a run, and of those that differ from it in their seed."
+    return read(RESULTS, f"{run.rpartition('-')[0]}-[0-9].json")
+
+
 def note(rows: list[dict]) -> str:
     "Which steps raised the energy, and what the rival had."
     rival = json.loads((RIVAL / "config.json").read_text())
-    files = RESULTS.glob(f"{rival['run'].rpartition('-')[0]}-[0-9].json")
-    errors = sorted(json.loads(path.read_text())["validation_mse"] for path in files)
+    errors = sorted(row["validation_mse"] for row in all_seeds(rival["run"]))
     place = errors.index(rival["validation_mse"]) + 1
-    row = stages(rival["run"])[-1]
-    stem = rows[-1]["run"].rpartition("-")[0]
-    runs = [
-        json.loads(p.read_text()) for p in sorted(RESULTS.glob(f"{stem}-[0-9].json"))
-    ]
-    others = [str(r["steps_up"]) for r in runs if r["seed"] != rows[-1]["seed"]]
+    row, own = stages(rival["run"])[-1], rows[-1]
+    runs = [r for r in all_seeds(own["run"]) if r["seed"] != own["seed"]]
+    others = [str(r["steps_up"]) for r in runs]
     decay = row["config"]["optim"]["weight_decay"]
     # what a price was put on is counted on pictures of the test
     up = ", then ".join(
@@ -194,12 +177,11 @@ def scores(model, rival, images) -> dict:
     rows = stages(shipped_run())
     return {
         **summarize(errors),
-        **provenance(),
         "forward_flops": model.flops,
         "split": images.split,
         "data": "tiny-imagenet",
         "config": rows[-1]["config"] | {"model": asdict(model.config)},
-        "parameters": rows[0]["parameters"],
+        "parameters": parameters_of(model),
         "training_seconds": sum(row["seconds"] for row in rows),
         "training": [about(row) for row in rows],
         "note": note(rows),
@@ -275,25 +257,18 @@ def extremes(model, images, pictures=5000, columns=8):
         gallery(OUT / f"{name}.jpg", rows, [f"{mean[i]:.3f}" for i in chosen])
 
 
-def write(name, found):
-    with atomic_write(OUT / f"{name}.json") as path:
-        path.write_text(json.dumps(found) + "\n")
-
-
 def main():
     model, rival = from_pretrained("tiny-imagenet"), from_pretrained(RIVAL)
     c = model.config
     test = load_images("tiny-imagenet", "test", size=c.image_size)
-    write("dynamics", dynamics(model, test))
-    if sys.argv[1:] == ["--dynamics"]:
-        return
+    keep(OUT / "dynamics.json", dynamics(model, test))
     validation = load_images("tiny-imagenet", "validation", size=c.image_size)
     some, occluded = next(
         held_out_batches(validation, c, c.num_tokens // 2, batch_size=12)
     )
     gallery(OUT / "validation.jpg", rows_of(model, some, occluded, rival))
     extremes(model, validation)
-    write("metrics", scores(model, rival, test))
+    keep(OUT / "metrics.json", scores(model, rival, test))
 
 
 if __name__ == "__main__":

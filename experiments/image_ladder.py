@@ -25,9 +25,7 @@ some; the hidden units make up for it (512; with tied values 576; with the key t
 steps of 64 pictures; scored on 1,000 pictures carved out of the training split, with
 fixed occlusions. The test split is not touched.
 
-    python experiments/image_ladder.py --check     # both ends against the library
-    python experiments/image_ladder.py             # all runs
-    python experiments/image_ladder.py --summary   # the table so far
+    python experiments/image_ladder.py
 
 All runs have the same learning rate, which was tuned for none of them. Seed 0 of every
 rung comes first, then the other seeds. Each run is one file in results/image-ladder,
@@ -40,48 +38,25 @@ import time
 import zlib
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import accumulate
-from pathlib import Path
+from itertools import accumulate, product
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from runs import RUNS, add_part, make, options, read, spread
+from image_pair import Job, Plan, configured, curve, pictures, trained
+from runs import RUNS, add_part, make, options, parameters_of, score
 
-from et_nbdev.block import EnergyTransformer, TransformerBlock
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.norm import EnergyLayerNorm
-from et_nbdev.testing import assert_close, assert_gradient, float64, half_interval
-from et_nbdev.training import OptimConfig, atomic_write, fit
-from et_nbdev.vision.data import batches, channel_statistics, load_images
 from et_nbdev.vision.model import (
     RECIPES,
     ImageConfig,
     ImageTransformer,
     Parts,
-    image_model,
     wave_start,
 )
-from et_nbdev.vision.train import TrainConfig, evaluate, training_loss
 
-BASE = TrainConfig(
-    ImageConfig(
-        image_size=64,
-        patch_size=8,
-        dim=128,
-        num_heads=4,
-        head_dim=32,
-        num_memories=512,
-        steps=6,
-        step_size=1.0,
-    ),
-    OptimConfig(steps=450, warmup=50, lr=1.0, lr_floor=1e-4),  # times the run's rate
-    data="tiny-imagenet",
-    batch_size=64,
-    validate_on=1000,
-    every=150,
-)
 LEARNING_RATE = 8e-3
 SEEDS = (0, 1, 2)
 
@@ -231,13 +206,6 @@ class Block(nnx.Module):
         )
         return update + self.b2[...] if d.biases else update
 
-    def energy(self, g):
-        "Of the last rung: its update is −∂E/∂g."
-        Q, K = self.queries_and_keys(g)
-        lse = jax.nn.logsumexp(self.scores(Q, K), -1)
-        r = jax.nn.relu(jnp.einsum("...nd,kd->...nk", g, self.W1[...]))
-        return -(self.head_dim**0.5) * lse.sum((-2, -1)) - 0.5 * (r**2).sum((-2, -1))
-
     def __call__(self, x):
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             if self.design.parallel:
@@ -268,190 +236,38 @@ class Model(ImageTransformer):
         return x, Trajectory(None, None)
 
 
-# --- both ends against the library ---
-
-
-def shaken(block: Block) -> Block:
-    "The block in double precision, with all parameters moved off their start."
-    leaves, tree = jax.tree.flatten(nnx.state(block, nnx.Param))
-    random = np.random.default_rng(0)
-    moved = [np.asarray(x) + 0.1 * random.normal(size=x.shape) for x in leaves]
-    nnx.update(block, jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in moved]))
-    return block
-
-
-def from_library(block: Block, c: ImageConfig) -> TransformerBlock | EnergyTransformer:
-    "The library's block with the weights of rung 0 or of the last."
-    sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
-    if block.design.key_term:
-        made = EnergyTransformer(*sizes, rngs=nnx.Rngs(0))
-        made.norm = block.norm
-        made.attention.Wq, made.attention.Wk = block.Wq, block.Wk
-        made.memory.xi = block.W1
-        return made
-    made = TransformerBlock(*sizes, rngs=nnx.Rngs(0))
-    made.norm1, made.norm2 = block.norm, block.norm2
-    for letter, name in dict(q="query", k="key", v="value").items():
-        layer = getattr(made.attention, name)
-        layer.kernel = nnx.Param(getattr(block, f"W{letter}")[...].swapaxes(0, 1))
-        layer.bias = nnx.Param(getattr(block, f"b{letter}")[:, 0])
-    made.attention.out.kernel = nnx.Param(block.Wo[...].swapaxes(1, 2))
-    made.attention.out.bias = block.bo
-    made.up.kernel, made.up.bias = nnx.Param(block.W1[...].T), block.b1
-    made.down.kernel, made.down.bias = block.W2, block.b2
-    return made
-
-
-def check():
-    """Rung 0 is the library's `TransformerBlock`, the last rung one step of its
-    `EnergyTransformer` with α = 1; its update is −∂E/∂g with relative positions too.
-    """
-    tiny = dict(image_size=2, patch_size=1, dim=6, num_heads=2, head_dim=3)
-    c = ImageConfig(**tiny, num_memories=5)
-    with float64(), jax.numpy_rank_promotion("allow"):
-        x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 4, 6)))
-        first, last = (
-            shaken(Block(c, RUNGS[name], rngs=nnx.Rngs(0)))
-            for name in ("transformer", "key term")
-        )
-        # flax takes the softmax in single precision, whatever it is given
-        assert_close(first(x), from_library(first, c)(x), rtol=1e-6)
-        library = from_library(last, c)
-        g = library.norm(x)
-        assert_close(last(x), x + library.update(g), rtol=1e-12)
-        assert_close(last.energy(g), library.energy(g), rtol=1e-12)
-        design = replace(RUNGS["key term"], relative="distance")
-        block = shaken(Block(c, design, rngs=nnx.Rngs(0)))
-        assert_gradient(block.energy, g, -(block.attention(g) + block.mlp(g)))
-    for kind, name in (("transformer", "transformer"), ("plain", "key term")):
-        size = replace(sized(BASE.model, RUNGS[name]), recipe=kind)
-        model = nnx.eval_shape(lambda: image_model(size, rngs=nnx.Rngs(0)))
-        assert operations(size, RUNGS[name]) == model.flops
-    assert len({operations(sized(BASE.model, d), d) for d in RUNGS.values()}) == 1
-
-
 # --- runs ---
 
 
-def pictures(folder: Path) -> dict[str, np.ndarray]:
-    "Both splits in use as uint8 (n, S, S, C), decoded once and kept in `folder`."
-    found = {}
-    for split in ("train", "validation"):
-        path = folder / f"{BASE.data}-{split}.npy"
-        if not path.exists():
-            images = load_images(BASE.data, split)[:]
-            with atomic_write(path) as temporary, open(temporary, "wb") as file:
-                np.save(file, images)
-        found[split] = np.load(path, mmap_mode="r")
-    return found | {"validation": found["validation"][: BASE.validate_on]}
-
-
-def configured(images: dict[str, np.ndarray], base: TrainConfig = BASE) -> TrainConfig:
-    "With the channels and the statistics of the training pictures."
-    mean, std = (tuple(v.tolist()) for v in channel_statistics(images["train"]))
-    channels = images["train"].shape[-1]
-    return replace(
-        base, model=replace(base.model, channels=channels, mean=mean, std=std)
-    )
-
-
-def run(config: TrainConfig, design: Design, lr: float, seed: int, images: dict):
+def run(plan: Plan, design: Design, seed: int, images: dict) -> dict:
     "Train once, scoring a few times on the way; what the run's file holds."
-    wall, cpu, o = time.perf_counter(), time.process_time(), config.optim
-    config = replace(config, model=sized(config.model, design), seed=seed)
-    config = replace(config, optim=replace(o, lr=lr, lr_floor=o.lr_floor * lr))
+    began = time.perf_counter()
+    job = Job("transformer", plan.trial_steps, LEARNING_RATE, seed)
+    config = configured(plan, job, images)
+    config = replace(config, model=sized(config.model, design))
     model = Model(config.model, design, rngs=nnx.Rngs(seed))
-    size = lambda m: sum(p.size for p in jax.tree.leaves(nnx.state(m, nnx.Param)))
-    row = {"design": asdict(design), "lr": lr, "seed": seed, "validation_mse": None}
-    row |= {"parameters": size(model), "block_parameters": size(model.block)}
-    score = lambda m: evaluate(
-        m, images["validation"], config.num_occluded, limit=config.validate_on
-    )
+    row = {"design": asdict(design), "lr": LEARNING_RATE, "seed": seed}
+    row |= {"parameters": parameters_of(model), "validation_mse": None}
+    row["operations"] = operations(config.model, design)
     try:
-        history = fit(
-            model,
-            training_loss(config),
-            lambda start: batches(
-                images["train"], config.batch_size, seed=seed, start=start
-            ),
-            config.optim,
-            seed=seed,
-            validate=lambda m: {"loss": score(m).mean()},
-            every=config.every,
-            progress=False,
-        ).history
-        seen = [r for r in history if "validation_loss" in r]
-        row["validation"] = [(r["step"], r["validation_loss"]) for r in seen]
-        row["training"] = [(r["step"], r["loss"]) for r in history]
-        row["validation_mse"] = seen[-1]["validation_loss"]
+        rows = curve(trained(model, config, images).history, config.batch_size)
+        row |= {"curve": rows, "validation_mse": rows[-1]["validation"]}
     except FloatingPointError as error:  # the loss was no longer finite
         row["diverged"] = str(error)
-    row["operations"] = operations(config.model, design)
-    row["seconds"] = time.perf_counter() - wall
-    row["cpu_seconds"] = time.process_time() - cpu
-    return row | {"config": asdict(config)}
-
-
-def score(row: dict) -> float:
-    "What a run ended at; infinity if it diverged."
-    return float("inf") if row["validation_mse"] is None else row["validation_mse"]
-
-
-def jobs(names: list[str]) -> list[tuple[str, float, int]]:
-    "Name, learning rate and seed of every run, in their order."
-    return [(name, LEARNING_RATE, seed) for seed in SEEDS for name in names]
-
-
-def work(out: Path, names: list[str], images: dict, base: TrainConfig = BASE):
-    "Make the runs that `out` lacks."
-    config = configured(images, base)
-    said = lambda row: f"{score(row):.4f}  {row['seconds']:.0f} s"
-    for name, lr, seed in jobs(names):
-        made = lambda: {"name": name, **run(config, designs()[name], lr, seed, images)}
-        make(out / f"{name}-{lr:g}-{seed}.json", made, said)
-
-
-def summary(out: Path):
-    """Print a table: means and standard deviations over seeds, and the change from the
-    rung below with the same positions (of distances, to the free table), by seed, ±
-    half its 95 % interval.
-    """
-    done = {(row["name"], row["lr"], row["seed"]): row for row in read(out)}
-    below = {}
-    print("| run | parameters | MFLOP | seeds | MSE | change |")
-    print("|---|---|---|---|---|---|")
-    for name, design in designs().items():
-        runs = {job[2]: done[job] for job in jobs([name]) if job in done}
-        if not runs:
-            continue
-        mse = {seed: score(row) for seed, row in runs.items()}
-        last = below.get(design.relative.replace("distance", "zero"), {})
-        gaps = [mse[seed] - last[seed] for seed in mse if seed in last]
-        below[design.relative] = mse
-        row = next(iter(runs.values()))
-        print(
-            f"| {name} | {row['parameters']:,} | {row['operations'] / 1e6:.0f} "
-            f"| {len(mse)} | {spread([*mse.values()])} "
-            f"| {f'{np.mean(gaps):+.4f} ± {half_interval(gaps):.4f}' if gaps else '–'} |"
-        )
+    seconds = time.perf_counter() - began
+    return row | {"seconds": seconds, "config": asdict(config)}
 
 
 def main():
     parser = options(__doc__, "image-ladder")
-    add = parser.add_argument
-    add("--check", action="store_true", help="check both ends, and stop")
-    add("--summary", action="store_true", help="print the table so far")
     add_part(parser)
-    add("--cache", type=Path, default=RUNS, help="where decoded pictures are kept")
-    args = parser.parse_args()
-    if args.summary:
-        return summary(args.out)
-    check()
-    if args.check:
-        return print("Both ends of the ladder are the library's blocks.")
-    first = lambda name: name[0] in "07"  # both ends
-    names = sorted(designs(), key=lambda name: not first(name))
-    work(args.out, names[args.part], pictures(args.cache))
+    args, plan = parser.parse_args(), Plan()
+    images, ends = pictures(plan, RUNS), ("0", "7")
+    names = sorted(designs(), key=lambda name: not name.startswith(ends))
+    said = lambda row: f"{score(row):.4f}  {row['seconds']:.0f} s"
+    for seed, name in product(SEEDS, names[args.part]):
+        made = lambda: {"name": name, **run(plan, designs()[name], seed, images)}
+        make(args.out / f"{name}-{LEARNING_RATE:g}-{seed}.json", made, said)
 
 
 if __name__ == "__main__":

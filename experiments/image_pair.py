@@ -26,48 +26,44 @@ All have the same width and heads. Memories or hidden units make up for the rest
 for as many operations as the transformer's (`-operations`), once for as many parameters
 (`-parameters`). Where even no memories would be too many, the model is narrower.
 
-    python experiments/image_pair.py --sizes       # parameters and operations
     python experiments/image_pair.py               # all runs
-    python experiments/image_pair.py --summary     # the table so far
+    python experiments/image_pair.py --lanes       # on a GPU: see image_lanes.py
 
-The order of the runs: short ones with seed 0 that find each model's learning rate, by
-steps along a grid until the best is not at an edge of those tried, as many for every
-model of the command; then seeds 0, 1, 2 at full length at the best rate; then seed 0 of
-the models in `LONG` at four times the length. All are scored on 1,000 validation
-pictures with fixed occlusions, by which rates and weights are chosen. A full run is
-also scored on the test split, once, when it ends, and nothing is chosen by that; and
-of a model with an energy, the steps on 100 pictures that raised it are counted.
+The order of the runs: short ones with seed 0 that find each model's learning rate, the
+three below and above a first guess, then beyond the best until it is not at an edge of
+those tried; then the seeds at full length at the best rate. All are scored on 1,000
+validation pictures with fixed occlusions, by which rates and weights are chosen. A full
+run is also scored on the test split, once, when it ends, and nothing is chosen by that;
+and of a model with an energy, the steps on 100 pictures that raised it are counted.
 
 Each run is one file in results/image-pair, written when it ends, a full run with the
 error on every test picture beside it. A run whose file stands is not made again.
 With another `--weight-decay`, trials and runs are a comparison of their own, with names
-that say so.
-Checkpoints are in runs/image-pair: a command that is stopped, by `--budget` minutes, by
-Ctrl-C or by force, goes on from them when it is given again, and the numbers are those
-of an uninterrupted run.
+that say so. Checkpoints are in runs/image-pair: a command that was stopped goes on from
+them when it is given again, and the numbers are those of an uninterrupted run.
+scripts/records.py makes tables of the runs.
 """
 
-import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from packed_pictures import unpack
-from runs import RUNS, keep, options, spread
+from runs import RUNS, add_fields, keep, options, parameters_of, score
 from runs import read as rows_of
 
-from et_nbdev.attention import EnergyAttention
 from et_nbdev.block import Block
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.energy import Energy
-from et_nbdev.memory import HopfieldMemory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedEuler, LearnedMetric
-from et_nbdev.training import OptimConfig, atomic_write, fit
+from et_nbdev.training import OptimConfig, atomic_write, fit, option
 from et_nbdev.vision.data import (
     batches,
     channel_statistics,
@@ -92,15 +88,14 @@ from et_nbdev.vision.train import TrainConfig, evaluate, training_loss
 # 0.00006 to 0.13, in steps of √2
 LEARNING_RATES = tuple(float(f"{1e-3 * 2 ** (k / 2):.2g}") for k in range(-8, 15))
 
+REACH = 3  # rates tried on either side of the first guess, or beyond the best
 WEIGHT_DECAY = OptimConfig.weight_decay
 
 # --- sizes ---
 
 _small = dict(dim=128, num_heads=4, head_dim=32, num_memories=512, steps=6)
-_medium = dict(dim=384, num_heads=6, head_dim=64, num_memories=1536, steps=6)
 SIZES = {
     "small": ImageConfig(**_small, step_size=1.0),
-    "medium": ImageConfig(**_medium, step_size=1.0),
     "base": ImageConfig(step_size=1.0),  # D 768, H 12, Y 64, K 3072, T 12
 }
 DATA = {  # image and patch size: 64 tokens each
@@ -110,36 +105,27 @@ DATA = {  # image and patch size: 64 tokens each
 }
 
 
+VALIDATED = 1000  # pictures that choose weights and rates
+
+
 @dataclass(frozen=True)
 class Plan:
     "What all runs of a comparison share."
 
-    size: str = "small"
-    data: str = "tiny-imagenet"
-    batch_size: int = 64
-    trial_steps: int = 450
-    steps: int | None = None  # of a full run; None: as many as `epochs` take
-    epochs: float = 10
-    validate_on: int = 1000
-    dtype: str = "float32"
-    weight_decay: float = WEIGHT_DECAY
-    lr: float | None = None  # for all, without trials
-    seeds: tuple[int, ...] = (0, 1, 2)  # of full runs
-    longer: int = 4  # times as long is one pair; 0: none is
-
-    def __post_init__(self):
-        if self.steps is not None and self.steps <= self.trial_steps:
-            raise ValueError(
-                f"steps: expected more than trial_steps = {self.trial_steps}, got"
-                f" {self.steps}"
-            )
+    size: str = option("small", "width, heads and steps of all models")
+    data: str = option("tiny-imagenet", "a set of pictures, or a packed file .npz")
+    batch_size: int = option(64, "pictures in a step of training")
+    trial_steps: int = option(450, "length of the short runs that find a rate")
+    steps: int = option(10_938, "length of a full run; of ten passes")
+    weight_decay: float = option(WEIGHT_DECAY, "AdamW's, on matrices")
+    # for all, without trials
+    lr: float | None = option(None, "rate of all full runs, without a search")
+    seeds: tuple[int, ...] = option((0, 1, 2), "seeds of the full runs")
 
     @property
     def kind(self) -> str:
         "How the results of this plan are told from those of others."
         kind = f"{Path(self.data).stem}-{self.size}-{self.batch_size}"
-        if self.dtype != "float32":
-            kind += f"-{self.dtype}"
         if self.weight_decay != WEIGHT_DECAY:
             kind += f"-decay-{self.weight_decay:g}"
         return kind
@@ -152,10 +138,6 @@ class Plan:
         size = SIZES[self.size]
         return replace(size, image_size=image_size, patch_size=patch_size)
 
-    def full(self, pictures: int) -> int:
-        "Steps of a full run on a training set of so many pictures."
-        return self.steps or round(self.epochs * pictures / self.batch_size)
-
 
 # --- models ---
 
@@ -166,9 +148,8 @@ def rms(w, eps=1e-6):
 
 
 def _normal(rngs, shape, fan_in):
-    return nnx.Param(
-        jax.random.normal(rngs.params(), shape, jnp.float32) * fan_in**-0.5
-    )
+    draw = jax.random.normal(rngs.params(), shape, jnp.float32)
+    return nnx.Param(draw * fan_in**-0.5)
 
 
 class RepellingAttention(Energy):
@@ -379,70 +360,40 @@ def recipe(name: str, halves: bool = False, **changes):
     return made
 
 
-# --- designs: a class, and what it changes of the base ---
+# --- designs ---
 
+
+class Design(NamedTuple):
+    kind: type
+    change: Callable  # of the base
+    rate: float  # where the search for a learning rate starts, at D = 128
+    sizes: str = ""  # what the sizes of a step come from: a gate, a map, a network
+
+
+def learns(name: str, rate: float, sizes: str, kind: type = EnergyModel) -> Design:
+    return Design(kind, recipe(name, halves=True), rate, sizes)
+
+
+usual = recipe("transformer")
 DESIGNS = {
-    "et": (EnergyModel, recipe("et", halves=True)),
-    "et-small": (EnergyModel, recipe("et-small", halves=True)),
-    "et-metric": (EnergyModel, recipe("et-metric", halves=True)),
-    "et-maps": (EnergyModel, recipe("tiny-imagenet", halves=True)),
-    "et-gelu": (EnergyModel, recipe("et-gelu", halves=True)),
-    "transformer": (ConventionalModel, recipe("transformer")),
-    "transformer-gated": (GatedConventionalModel, recipe("transformer")),
-    "transformer-maps": (MappedConventionalModel, recipe("transformer")),
-    "transformer-plain": (ConventionalModel, recipe("transformer-bare")),
-    "et-paper": (EnergyModel, recipe("paper", steps=12, step_size=0.1)),
-    "hyperset": (HyperSetModel, recipe("hyperset")),
-    "hyperset-true": (EnergyModel, recipe("hyperset-true", halves=True)),
+    "et": learns("et", 1.1e-2, "gate"),
+    "et-metric": learns("et-metric", 4.5e-2, "map"),
+    "et-maps": learns("tiny-imagenet", 4.5e-2, "map"),
+    "et-gelu": learns("et-gelu", 4.5e-2, "map"),
+    "et-small": learns("et-small", 1.1e-2, "gate"),
+    "transformer": Design(ConventionalModel, usual, 1.1e-2),
+    "transformer-gated": Design(GatedConventionalModel, usual, 1.6e-2, "map"),
+    "transformer-maps": Design(MappedConventionalModel, usual, 1.6e-2, "map"),
+    "transformer-plain": Design(ConventionalModel, recipe("transformer-bare"), 8e-3),
+    "et-paper": Design(EnergyModel, recipe("paper", steps=12, step_size=0.1), 4e-3),
+    "hyperset": Design(HyperSetModel, recipe("hyperset"), 4e-3, "network"),
+    "hyperset-true": learns("hyperset-true", 8e-3, "gate"),
 }
-# where the search for a learning rate starts, at D = 128
-FIRST_RATE = {
-    "et": 1.1e-2,
-    "et-small": 1.1e-2,
-    "et-metric": 4.5e-2,
-    "et-maps": 4.5e-2,
-    "et-gelu": 4.5e-2,
-    "transformer": 1.1e-2,
-    "transformer-gated": 1.6e-2,
-    "transformer-maps": 1.6e-2,
-    "transformer-plain": 8e-3,
-    "et-paper": 4e-3,
-    "hyperset": 4e-3,
-    "hyperset-true": 8e-3,
-}
-COMPARISONS = ("operations", "parameters")
-# both comparisons are with the transformer, which therefore has no suffix
-NAMES = (
-    "et-operations",
-    "transformer",
-    "et-parameters",
-    "transformer-plain",
-    "transformer-gated-operations",
-    "transformer-maps-operations",
-    *(
-        f"{name}-{by}"
-        for name in (
-            "et-metric",
-            "et-maps",
-            "et-gelu",
-            "et-small",
-            "et-paper",
-            "hyperset",
-            "hyperset-true",
-        )
-        for by in COMPARISONS
-    ),
-)
-LONG = (
-    "et-operations",
-    "transformer",
-    "et-metric-operations",
-    "transformer-gated-operations",
-)
-
-
-# transformers with a map for the sizes of their steps
-MAPPED = ("transformer-gated", "transformer-maps")
+COMPARISONS = ("-operations", "-parameters")
+# both comparisons are with the transformer, and factors cost operations alone
+ONLY = dict.fromkeys(("transformer", "transformer-plain"), ("",))
+ONLY |= dict.fromkeys(("transformer-gated", "transformer-maps"), COMPARISONS[:1])
+NAMES = tuple(n + by for n in DESIGNS for by in ONLY.get(n, COMPARISONS))
 
 
 def design_of(name: str) -> str:
@@ -450,16 +401,9 @@ def design_of(name: str) -> str:
     return name.removesuffix("-operations").removesuffix("-parameters")
 
 
-def make(
-    config: ImageConfig, name: str, seed: int = 0, dtype: str = "float32"
-) -> ImageEnergyTransformer:
-    "A fresh model by its name; the products of its block are taken in `dtype`."
-    model = DESIGNS[design_of(name)][0](config, rngs=nnx.Rngs(seed))
-    products = EnergyAttention, HopfieldMemory, nnx.Linear, nnx.LinearGeneral
-    for _, part in nnx.iter_modules(model.block) if dtype != "float32" else ():
-        if isinstance(part, (*products, nnx.MultiHeadAttention)):
-            part.dtype = jnp.dtype(dtype)
-    return model
+def make(config: ImageConfig, name: str, seed: int = 0) -> ImageEnergyTransformer:
+    "A fresh model by its name."
+    return DESIGNS[design_of(name)].kind(config, rngs=nnx.Rngs(seed))
 
 
 def operations(config: ImageConfig, name: str) -> int:
@@ -469,24 +413,21 @@ def operations(config: ImageConfig, name: str) -> int:
     HY = config.num_heads * config.head_dim
     # products over pairs of tokens: an energy has two pulls, the others one, or a sum
     pairs = 4 if design.startswith("transformer") or design == "hyperset" else 6
-    # sizes of a step: none, a gate, a map, or a network
-    sizes = dict.fromkeys(("et", "et-small", "hyperset-true"), 2 * N * D)
-    sizes |= dict.fromkeys(("et-metric", "et-maps", "et-gelu", *MAPPED), 2 * N * D * D)
-    sizes |= {"hyperset": 4 * N * D * D}
+    sizes = {"gate": D, "map": D * D, "network": 2 * D * D}.get(
+        DESIGNS[design].sizes, 0
+    )
     # projections into the heads and back, memories and back; Hyper-SET has one matrix
     products = 4 if design.startswith("hyperset") else 8
-    step = products * N * D * HY + pairs * N * N * HY + 4 * N * D * K
-    step += sizes.get(design, 0)
+    step = products * N * D * HY + pairs * N * N * HY + 4 * N * D * K + 2 * N * sizes
     return config.steps * step + 4 * N * config.patch_dim * D
 
 
 @lru_cache(None)
 def parameters(config: ImageConfig, name: str) -> int:
-    model = nnx.eval_shape(lambda: make(config, name))
-    return sum(p.size for p in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    return parameters_of(nnx.eval_shape(lambda: make(config, name)))
 
 
-def _filled(config: ImageConfig, name: str, measure, goal: int) -> ImageConfig:
+def filled(config: ImageConfig, name: str, measure, goal: int) -> ImageConfig:
     "With the number of memories, at least 1, whose `measure` is closest to the goal."
     at = lambda K: measure(replace(config, num_memories=K), name)
     return replace(
@@ -501,24 +442,18 @@ def sized(base: ImageConfig, name: str) -> ImageConfig:
     numbers are chosen, near K = 4D.
     """
     design = design_of(name)
-    change = DESIGNS[design][1]
+    change = DESIGNS[design].change
     if not name.endswith(COMPARISONS):
         return change(base)
     measure = operations if name.endswith("operations") else parameters
     goal = measure(sized(base, "transformer"), "transformer")
 
-    def filled(c):
-        return _filled(change(c), name, measure, goal)
-
-    config = filled(base)
-    if config.num_memories >= config.dim:
+    at = lambda c: filled(change(c), name, measure, goal)
+    if (config := at(base)).num_memories >= config.dim:
         return config
-
-    def narrower(Y):
-        return filled(replace(base, dim=Y * base.num_heads, head_dim=Y))
-
     # the first is a single entry a head, the last as wide as the others
-    found = map(narrower, range(1, base.head_dim + 1))
+    widths = range(1, base.head_dim + 1)
+    found = (at(replace(base, dim=Y * base.num_heads, head_dim=Y)) for Y in widths)
     return min(found, key=lambda c: abs(c.num_memories - 4 * c.dim))
 
 
@@ -540,7 +475,7 @@ def pictures(plan: Plan, folder: Path) -> dict[str, np.ndarray]:
                 with atomic_write(path) as temporary, open(temporary, "wb") as file:
                     np.save(file, images)
             found[split] = np.load(path, mmap_mode="r")
-    return found | {"validation": found["validation"][: plan.validate_on]}
+    return found | {"validation": found["validation"][:VALIDATED]}
 
 
 # --- runs ---
@@ -560,21 +495,6 @@ class Job:
         return f"{plan.kind}-{self.name}-{self.steps}-{self.lr:g}-{self.seed}"
 
 
-class Clock:
-    "Stops a run when its time is up."
-
-    def __init__(self, minutes: float | None = None):
-        end = float("inf") if minutes is None else 60 * minutes
-        self.end = time.monotonic() + end
-
-    @property
-    def up(self) -> bool:
-        return time.monotonic() >= self.end
-
-    def __call__(self, run):
-        run.stop |= self.up
-
-
 def configured(plan: Plan, job: Job, images: dict) -> TrainConfig:
     "All that fixes a training, the channels and statistics of the pictures included."
     mean, std = (tuple(v.tolist()) for v in channel_statistics(images["train"]))
@@ -591,8 +511,8 @@ def configured(plan: Plan, job: Job, images: dict) -> TrainConfig:
         ),
         data=plan.data,
         batch_size=plan.batch_size,
-        validate_on=plan.validate_on,
-        every=max(1, -(-job.steps // (20 if job.steps > plan.trial_steps else 3))),
+        validate_on=VALIDATED,
+        every=-(-job.steps // (20 if job.steps > plan.trial_steps else 3)),
         seed=job.seed,
     )
 
@@ -640,34 +560,34 @@ def curve(history: list[dict], batch_size: int) -> list[dict]:
     ]
 
 
-def run(plan: Plan, job: Job, images: dict, folder: Path, clock: Clock) -> dict | None:
-    """Train, or go on training, in `folder`; what the run's file holds, or None if the
-    time was up before the end.
+def trained(model, config: TrainConfig, images: dict, loss=None, /, **options):
+    """What `fit` makes of the model on these pictures; the weights are those that are
+    best on validation, unless `validate` says otherwise.
     """
+    train, batch_size, seed = images["train"], config.batch_size, config.seed
+    mse = lambda model: score_of(model, config, images["validation"]).mean()
+    options = dict(validate=lambda m: {"loss": mse(m)}, every=config.every) | options
+    return fit(
+        model,
+        loss or training_loss(config),
+        lambda start: batches(train, batch_size, seed=seed, start=start),
+        config.optim,
+        seed=seed,
+        progress=False,
+        **options,
+    )
+
+
+def run(plan: Plan, job: Job, images: dict, folder: Path, **options) -> dict:
+    "Train, or go on training, in `folder`; what the run's file holds."
     config = configured(plan, job, images)
+    identity = asdict(config) | {"name": job.name}
+    options |= dict(folder=folder, config=identity, defaults=asdict(TrainConfig()))
+    model = make(config.model, job.name, job.seed)
     try:
-        result = fit(
-            make(config.model, job.name, job.seed, plan.dtype),
-            training_loss(config),
-            lambda start: batches(
-                images["train"], config.batch_size, seed=job.seed, start=start
-            ),
-            config.optim,
-            seed=job.seed,
-            folder=folder,
-            validate=lambda model: {
-                "loss": score_of(model, config, images["validation"]).mean()
-            },
-            every=config.every,
-            config=asdict(config) | {"name": job.name},
-            defaults=asdict(TrainConfig()),
-            hooks=[clock],
-            progress=False,
-        )
+        result = trained(model, config, images, **options)
     except FloatingPointError as error:
         return diverged(plan, job, config, images, str(error))
-    if not result.history or result.history[-1]["step"] < job.steps:
-        return None
     return ended(plan, job, config, images, *result)
 
 
@@ -680,7 +600,7 @@ def _begun(plan: Plan, job: Job, config: TrainConfig, images: dict) -> dict:
 
 def diverged(plan: Plan, job: Job, config: TrainConfig, images: dict, why: str) -> dict:
     "What the file of a run holds whose loss was no longer finite."
-    return _begun(plan, job, config, images) | {"diverged": why} | _origin(config)
+    return _begun(plan, job, config, images) | {"diverged": why} | origin(config)
 
 
 def ended(
@@ -697,14 +617,14 @@ def ended(
             row |= rises(model, images["validation"][:100])
     row["validation_mse"] = next(r["validation"] for r in rows if r["pictures"] == best)
     row |= {"best_step": best_step, "seconds": rows[-1]["seconds"]}
-    return row | {"curve": rows} | _origin(config)
+    return row | {"curve": rows} | origin(config)
 
 
-def _origin(config: TrainConfig) -> dict:
-    origin = {"config": asdict(config), "backend": jax.default_backend()}
+def origin(config: TrainConfig) -> dict:
+    found = {"config": asdict(config), "backend": jax.default_backend()}
     # a GPU may round the factors of products of float32
-    origin["precision"] = jax.config.jax_default_matmul_precision or "default"
-    return origin
+    found["precision"] = jax.config.jax_default_matmul_precision or "default"
+    return found
 
 
 def write(out: Path, name: str, row: dict):
@@ -728,11 +648,6 @@ def read(out: Path, plan: Plan) -> dict[Job, dict]:
     }
 
 
-def score(row: dict) -> float:
-    "What a run ended at; infinity if it diverged."
-    return float("inf") if row["validation_mse"] is None else row["validation_mse"]
-
-
 # --- what to run next ---
 
 
@@ -748,177 +663,67 @@ def rates(done: dict, plan: Plan, name: str) -> dict[float, float]:
 
 def first_rate(plan: Plan, name: str) -> float:
     "Of the grid, the one nearest to the guess for this width."
-    guess = FIRST_RATE[design_of(name)] * 128 / SIZES[plan.size].dim
+    guess = DESIGNS[design_of(name)].rate * 128 / SIZES[plan.size].dim
     return min(LEARNING_RATES, key=lambda rate: abs(np.log(rate / guess)))
 
 
-def next_rate(tried: dict[float, float], edge: bool) -> float | None:
-    "A neighbor of the best so far; or, unless `edge`, the nearest that was not tried."
-    at = LEARNING_RATES.index(next(iter(tried)))
-    near = [i for i in (at + 1, at - 1) if 0 <= i < len(LEARNING_RATES)]
-    if not edge:
-        others = range(len(LEARNING_RATES))
-        near = sorted(others, key=lambda i: (abs(i - at), -i))
-    return next((r for i in near if (r := LEARNING_RATES[i]) not in tried), None)
+def more_rates(tried: dict[float, float], first: float) -> list[float]:
+    "Rates to try: around the first, then beyond the best if it is at an edge."
+    at = LEARNING_RATES.index(first)
+    near = LEARNING_RATES[max(at - REACH, 0) : at + REACH + 1]
+    if missing := [rate for rate in near if rate not in tried]:
+        return missing
+    best = LEARNING_RATES.index(next(iter(tried)))
+    above, below = LEARNING_RATES[best + 1 :][:REACH], LEARNING_RATES[:best][-REACH:]
+    return [r for side in (above, below) if not tried.keys() & {*side} for r in side]
 
 
-def next_trial(done: dict, plan: Plan, names) -> Job | None:
-    "A short run that a learning rate still needs, or that other models have more of."
-    tried = {name: rates(done, plan, name) for name in names}
-    job = lambda name, rate: Job(name, plan.trial_steps, rate, 0)
-    for name in names:
-        if not tried[name]:
-            return job(name, first_rate(plan, name))
-    for name in sorted(names, key=lambda name: len(tried[name])):
-        if rate := next_rate(tried[name], edge=True):
-            return job(name, rate)
-    name = min(names, key=lambda name: len(tried[name]))
-    if len(tried[name]) < max(map(len, tried.values())):
-        if rate := next_rate(tried[name], edge=False):
-            return job(name, rate)
-    return None
+def next_jobs(done: dict, plan: Plan, names) -> list[Job]:
+    "What to train next: trials while rates need them, then all full runs."
+    tried = {name: {} if plan.lr else rates(done, plan, name) for name in names}
+    jobs = [] if plan.lr else [
+        Job(name, plan.trial_steps, rate, 0)
+        for name in names
+        for rate in more_rates(tried[name], first_rate(plan, name))
+    ]  # fmt: skip
+    rate = lambda name: plan.lr or next(iter(tried[name]))
+    full = lambda: (Job(n, plan.steps, rate(n), s) for s in plan.seeds for n in names)
+    return jobs or [job for job in full() if job not in done]
 
 
-def finals(done: dict, plan: Plan, names, steps: int) -> list[Job]:
-    "The runs at full length, in their order; the rates have been found."
-    rate = lambda name: plan.lr or next(iter(rates(done, plan, name)))
-    full = [Job(name, steps, rate(name), s) for s in plan.seeds for name in names]
-    longer = [name for name in LONG if name in names and plan.longer]
-    return full + [Job(name, plan.longer * steps, rate(name), 0) for name in longer]
-
-
-def next_job(done: dict, plan: Plan, names, steps: int) -> Job | None:
-    "What to train next, or None."
-    if not plan.lr and (job := next_trial(done, plan, names)):
-        return job
-    return next((j for j in finals(done, plan, names, steps) if j not in done), None)
-
-
-def work(
-    plan: Plan,
-    names,
-    out: Path,
-    runs: Path,
-    images: dict,
-    clock: Clock,
-    *,
-    limit: int | None = None,
-    trials: bool = False,
-) -> bool:
-    """Make the runs that `out` lacks until the clock is up, at most `limit` of them,
-    with `trials` only those. Returns whether all stand.
+def work(plan: Plan, names, out: Path, runs: Path, images: dict, **how):
+    """Make the runs that `out` lacks: with `trials` the short ones alone, with `lanes`
+    those of a model and a length together.
     """
-    steps = plan.full(len(images["train"]))
-    while job := next_job(read(out, plan), plan, names, steps):
-        if clock.up or limit == 0 or (trials and job.steps != plan.trial_steps):
-            return False
-        name = job.file(plan)
-        row = run(plan, job, images, runs / name, clock)
-        if row is not None:
-            write(out, name, row)
+    while jobs := next_jobs(read(out, plan), plan, names):
+        if how.get("trials") and jobs[0].steps != plan.trial_steps:
+            return
+        if how.get("lanes"):
+            from image_lanes import train_together
+
+            jobs = [job for job in jobs if job.name == jobs[0].name]
+            rows = train_together(plan, jobs, images, runs)
         else:
-            print(f"{name}: time is up; the same command goes on", flush=True)
-        limit = None if limit is None else limit - 1
-    return True
-
-
-# --- tables ---
-
-
-def table(plan: Plan, names):
-    "Print parameters and operations of all models."
-    print("| model | D | K | T | parameters | MFLOP |\n|---|---|---|---|---|---|")
-    for name in names:
-        c = sized(plan.base, name)
-        print(
-            f"| {name} | {c.dim} | {c.num_memories} | {c.steps} "
-            f"| {parameters(c, name):,} | {operations(c, name) / 1e6:.1f} |"
-        )
-
-
-def summary(plan: Plan, names, out: Path):
-    "Print a table: means and standard deviations over seeds, by length."
-    done = read(out, plan)
-    print("| run | parameters | MFLOP | steps | rate (tried) | seeds | MSE | test |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name in names:
-        tried = rates(done, plan, name)
-        groups = {}
-        for job, row in done.items():
-            if job.name == name and (tried or plan.lr):
-                if job.lr == (plan.lr or next(iter(tried))):
-                    groups.setdefault(job.steps, []).append(row)
-        for steps, rows in sorted(groups.items()):
-            mse = [score(row) for row in rows]
-            test = [row["test_mse"] for row in rows if "test_mse" in row]
-            print(
-                f"| {name} | {rows[0]['parameters']:,} "
-                f"| {rows[0]['operations'] / 1e6:.0f} | {steps} | {rows[0]['lr']:g} "
-                f"({', '.join(f'{r:g}' for r in sorted(tried))}) | {len(mse)} "
-                f"| {spread(mse)} | {spread(test) if test else '–'} |"
-            )
-
-
-MEANINGS = {  # of the fields of a `Plan`
-    "size": "width, heads and steps of all models",
-    "data": "a set of pictures, or a packed file .npz",
-    "batch_size": "pictures in a step of training",
-    "trial_steps": "length of the short runs that find a learning rate",
-    "steps": "length of a full run, instead of EPOCHS",
-    "epochs": "passes through the training pictures in a full run",
-    "validate_on": "pictures that choose weights and rates",
-    "dtype": "number format of the activations",
-    "weight_decay": "AdamW's, on matrices",
-    "lr": "learning rate of all full runs, without a search",
-    "seeds": "seeds of the full runs",
-    "longer": "how many times as long seed 0 of the models in `LONG` is trained, or 0",
-}
-
-
-def plan_options(said: str):
-    "A parser for the options of a `Plan`, and of what is made of it."
-    parser = options(said, "image-pair")
-    add = parser.add_argument
-    add("--sizes", action="store_true", help="print parameters and operations, stop")
-    add("--summary", action="store_true", help="print the table so far, and stop")
-    these = dict(nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
-    add("--only", help="these models, not all", **these)
-    add("--trials", action="store_true", help="stop before the full runs")
-    kinds = dict(steps=int, lr=float, seeds=int)
-    for name, field in Plan.__dataclass_fields__.items():
-        own = dict(
-            type=kinds.get(name, type(field.default)),
-            default=field.default,
-            choices=dict(size=tuple(SIZES), dtype=("float32", "bfloat16")).get(name),
-            nargs="+" if name == "seeds" else None,
-        )
-        told = f"{MEANINGS[name]} (default: {field.default})"
-        add("--" + name.replace("_", "-"), help=told, **own)
-    add("--runs", type=Path, default=RUNS / "image-pair", help="checkpoints")
-    return parser
-
-
-def planned(args) -> tuple[Plan, list[str]]:
-    "The plan of given options, and the names of its models."
-    given = {name: getattr(args, name) for name in Plan.__dataclass_fields__}
-    names = [name for name in NAMES if name in args.only]
-    return Plan(**given | {"seeds": tuple(args.seeds)}), names
+            rows = [run(plan, jobs[0], images, runs / jobs[0].file(plan))]
+        for job, row in zip(jobs, rows):
+            write(out, job.file(plan), row)
 
 
 def main(argv: list[str] | None = None):
-    parser = plan_options(__doc__)
-    parser.add_argument("--limit", type=int, help="make at most so many runs")
-    told = dict(metavar="MINUTES", help="stop then, to go on later")
-    parser.add_argument("--budget", type=float, **told)
+    parser = options(__doc__, "image-pair")
+    add = parser.add_argument
+    these = dict(nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
+    add("--only", help="these models, not all", **these)
+    add("--trials", action="store_true", help="stop before the full runs")
+    add("--lanes", action="store_true", help="runs of a model as one program")
+    add("--runs", type=Path, default=RUNS / "image-pair", help="checkpoints")
+    add_fields(parser, Plan)
     args = parser.parse_args(argv)
-    plan, names = planned(args)
-    if args.sizes:
-        return table(plan, names)
-    if not args.summary:
-        clock, images = Clock(args.budget), pictures(plan, args.runs.parent)
-        how = dict(limit=args.limit, trials=args.trials)
-        work(plan, names, args.out, args.runs, images, clock, **how)
-    summary(plan, names, args.out)
+    plan = Plan(**{name: getattr(args, name) for name in Plan.__dataclass_fields__})
+    names = [name for name in NAMES if name in args.only]
+    images = pictures(plan, args.runs.parent)
+    how = dict(trials=args.trials, lanes=args.lanes)
+    work(plan, names, args.out, args.runs, images, **how)
 
 
 if __name__ == "__main__":

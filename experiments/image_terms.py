@@ -28,8 +28,7 @@ best of the full model in runs of this length (others may prefer another), and i
 on 1,000 validation pictures with fixed occlusions and on the energies of 100 of them:
 how many of the T steps raised E. The test split is not touched.
 
-    python experiments/image_terms.py              # all runs
-    python experiments/image_terms.py --summary    # the table so far
+    python experiments/image_terms.py
 
 Each run is one file in results/image-terms, written when it ends, and a run whose file
 stands is not made again. `--part 0/2` and `--part 1/2` share the work between two
@@ -40,35 +39,29 @@ import time
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import image_pair
-import jax
 import numpy as np
 from flax import nnx
 from image_pair import (
     EnergyModel,
     Job,
     Plan,
-    _filled,
     configured,
+    filled,
     operations,
     pictures,
     rises,
-    score,
     score_of,
+    trained,
 )
-from runs import RUNS, add_part, make, options, spread
-from runs import read as rows_of
+from runs import RUNS, add_part, make, options, parameters_of, score
 
 from et_nbdev.attention import EnergyAttention, RelativePositions
 from et_nbdev.block import Block
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedEuler, LearnedMetric
-from et_nbdev.testing import half_interval
-from et_nbdev.training import fit
-from et_nbdev.vision.data import batches
 from et_nbdev.vision.model import RECIPES, ImageConfig, Parts, wave_start
 from et_nbdev.vision.train import completion_loss, training_loss
 
@@ -167,7 +160,7 @@ def sized(base: ImageConfig, name: str) -> ImageConfig:
     numbers = VARIANTS[name][1] | dict(recipe=f"terms: {name}")
     config = replace(image_pair.sized(base, model), **numbers)
     goal = operations(image_pair.sized(base, rival), rival)
-    return _filled(config, name, operations_of, goal)
+    return filled(config, name, operations_of, goal)
 
 
 def every_step(config, model, batch):
@@ -178,104 +171,42 @@ def every_step(config, model, batch):
     return sum(map(error, states)) / len(states), {}
 
 
-def loss_for(config, name: str):
-    "The library's loss, of the last state or of those after each step."
-    return (
-        training_loss(config, every_step)
-        if name == "every step"
-        else training_loss(config)
-    )
-
-
 def run(plan: Plan, name: str, seed: int, images: dict) -> dict:
     "Train once; what the run's file holds."
-    began = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
     job = Job("et-metric-operations", plan.trial_steps, LEARNING_RATE, seed)
     config = configured(plan, job, images)
     base = replace(plan.base, **{f: getattr(config.model, f) for f in STATISTICS})
     config = replace(config, model=sized(base, name))
     model = model_of(config.model, name, seed)
-    params = jax.tree.leaves(nnx.state(model, nnx.Param))
     row = {"name": name, "lr": LEARNING_RATE, "seed": seed, "validation_mse": None}
-    row["parameters"] = sum(p.size for p in params)
-    row["operations"] = model.flops
-    try:
-        model = fit(
-            model,
-            loss_for(config, name),
-            lambda start: batches(
-                images["train"], config.batch_size, seed=seed, start=start
-            ),
-            config.optim,
-            seed=seed,
-            progress=False,
-        ).model
+    row |= {"parameters": parameters_of(model), "operations": model.flops}
+    loss = training_loss(config, every_step) if name == "every step" else None
+    try:  # the weights are the last ones
+        model = trained(model, config, images, loss, validate=None).model
         mse = float(score_of(model, config, images["validation"]).mean())
         row |= {"validation_mse": mse} | rises(model, images["validation"][:100])
     except FloatingPointError as error:
         row["diverged"] = str(error)
-    row["seconds"] = time.perf_counter() - began[0]
-    row["cpu_seconds"] = time.process_time() - began[1]
-    return row | {"config": asdict(config)}
+    seconds = time.perf_counter() - began
+    return row | {"seconds": seconds, "config": asdict(config)}
 
 
 def file(name: str, seed: int) -> str:
     return f"{name.replace(' = ', '').replace(' ', '-').lower()}-{seed}.json"
 
 
-def work(plan: Plan, out: Path, names: list[str], images: dict):
-    "Make the runs that `out` lacks, seed by seed."
-    said = lambda row: f"{score(row):.4f}  {row['seconds']:.0f} s"
-    for seed, name in product(SEEDS, names):
-        make(out / file(name, seed), lambda: run(plan, name, seed, images), said)
-
-
-def read(out: Path) -> dict[tuple[str, int], dict]:
-    "The runs made so far, by name and seed."
-    return {(row["name"], row["seed"]): row for row in rows_of(out)}
-
-
-def summary(out: Path):
-    """Print a table: mean and standard deviation over seeds, and the paired change, ±
-    half its 95 % interval.
-    """
-    done = read(out)
-    print("| variant | parameters | K | seeds | MSE | change | steps up |")
-    print("|---|---|---|---|---|---|---|")
-    for name in VARIANTS:
-        rows = {seed: done[name, seed] for seed in SEEDS if (name, seed) in done}
-        if not rows:
-            continue
-        beside = "plain" if name.startswith("only") else FULL
-        mse = [score(row) for row in rows.values()]
-        gaps = [
-            score(row) - score(done[beside, seed])
-            for seed, row in rows.items()
-            if (beside, seed) in done and name != beside
-        ]
-        row = next(iter(rows.values()))
-        up = sum(row.get("steps_up", 0) for row in rows.values())
-        of = sum(row.get("steps_observed", 0) for row in rows.values())
-        print(
-            f"| {name} | {row['parameters']:,} | {row['config']['model']['num_memories']}"
-            f" | {len(rows)} | {spread(mse)}"
-            f" | {f'{np.mean(gaps):+.4f} ± {half_interval(gaps):.4f}' if gaps else '–'}"
-            f" | {up} of {of:,} |"
-        )
-
-
 def main():
     parser = options(__doc__, "image-terms")
     add = parser.add_argument
-    add("--summary", action="store_true", help="print the table so far, and stop")
     add_part(parser)
     add("--only", nargs="+", choices=VARIANTS, default=[*VARIANTS], metavar="NAME")
-    add("--cache", type=Path, default=RUNS, help="of decoded pictures")
-    args = parser.parse_args()
-    if args.summary:
-        return summary(args.out)
-    plan = Plan()
-    work(plan, args.out, args.only[args.part], pictures(plan, args.cache))
+    args, plan = parser.parse_args(), Plan()
+    images = pictures(plan, RUNS)
+    said = lambda row: f"{score(row):.4f}  {row['seconds']:.0f} s"
+    for seed, name in product(SEEDS, args.only[args.part]):
+        run_it = lambda: run(plan, name, seed, images)
+        make(args.out / file(name, seed), run_it, said)
 
 
 if __name__ == "__main__":

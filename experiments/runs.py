@@ -4,7 +4,11 @@ processes, runs that are not made again, and files that say where they come from
 
 import argparse
 import json
+from dataclasses import fields
 from pathlib import Path
+
+import jax
+from flax import nnx
 
 from et_nbdev.training import atomic_write, provenance
 
@@ -24,6 +28,20 @@ def options(said: str, out: str | None = None) -> argparse.ArgumentParser:
 def add_part(parser):
     told = "i/n: only the i-th of n shares of the work, for several processes"
     parser.add_argument("--part", type=share, default=slice(None), help=told)
+
+
+def add_fields(parser, kind):
+    "An option for each field of a dataclass, which has a default and a help."
+    for f in fields(kind):
+        many = isinstance(f.default, tuple)
+        one = f.default[0] if many else f.default
+        parser.add_argument(
+            f"--{f.name.replace('_', '-')}",
+            type=float if one is None else type(one),
+            nargs="+" if many else None,
+            default=f.default,
+            help=f"{f.metadata['help']} (default: {f.default})",
+        )
 
 
 def share(text: str) -> slice:
@@ -61,9 +79,10 @@ def read(folder: Path, pattern: str = "*.json") -> list[dict]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
 
 
-def spread(values) -> str:
-    "Mean ± standard deviation."
-    from statistics import mean, stdev
+def score(row: dict) -> float:
+    "What a run ended at on validation pictures; infinity if it diverged."
+    return float("inf") if row["validation_mse"] is None else row["validation_mse"]
 
-    more = f" ± {stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{mean(values):.4f}{more}"
+
+def parameters_of(model: nnx.Module) -> int:
+    return sum(p.size for p in jax.tree.leaves(nnx.state(model, nnx.Param)))

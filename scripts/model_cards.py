@@ -5,15 +5,13 @@ that comes with the library. Every number is read from the weights or from resul
 """
 
 import json
-from pathlib import Path
 
 import numpy as np
+from modules import ROOT
+from records import one, read, table
 from safetensors import safe_open
 
 from et_nbdev.vision.model import newer
-
-ROOT = Path(__file__).resolve().parent.parent
-WEIGHTS = ROOT / "et_nbdev/vision/weights"
 
 # What no file holds: what the pictures are, and under which terms.
 DATA = {
@@ -35,23 +33,13 @@ DATA = {
 
 
 def weights_of(path):
-    "(what the file says of itself, how many parameters)"
+    "What the file says of itself, and its sizes: parameters, and those in maps of steps."
     with safe_open(path, "np") as file:
+        shapes = {k: file.get_slice(k).get_shape() for k in file.keys()}
         meta = json.loads(file.metadata()["meta"])
-        count = sum(int(np.prod(file.get_slice(k).get_shape())) for k in file.keys())
-    return meta, count
-
-
-def maps_of(path):
-    "How many of the parameters are in the maps of the step sizes, if there are maps."
-    with safe_open(path, "np") as file:
-        maps = [k for k in file.keys() if k.endswith("solver.W")]
-        count = sum(int(np.prod(file.get_slice(k).get_shape())) for k in maps)
-    return f", {count:,} of them in the maps of its step sizes" if maps else ""
-
-
-def kept(name):
-    return json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    sizes = {k: int(np.prod(shape)) for k, shape in shapes.items()}
+    maps = sum(n for k, n in sizes.items() if k.endswith("solver.W"))
+    return meta, sum(sizes.values()), maps
 
 
 def rival_of(stem, metrics):
@@ -59,38 +47,27 @@ def rival_of(stem, metrics):
     folder = stem.replace("tiny-imagenet", "tiny-imagenet-transformer")
     name = "weight-shared transformer"
     if name in metrics["masked_patch_mse"]:
-        row = kept(kept(f"{folder}/config")["run"])
+        row = one(one(f"{folder}/config")["run"])
         return row["parameters"], score(metrics, name)
     if folder != stem:
-        other = kept(f"{folder}/metrics")
+        other = one(f"{folder}/metrics")
         return other["parameters"], score(other, name)
     return None
 
 
-def alike(row, other):
-    "Do the rows of two runs differ in their seed alone?"
-    unseeded = [r["config"] | {"seed": None} for r in (row, other)]
-    return unseeded[0] == unseeded[1] and all(
-        row.get(key) == other.get(key) for key in ("optim", "price")
-    )
-
-
 def seeds(metrics):
     "Which seed, and how far the runs of all seeds lie apart."
-    own = f"seed {metrics['config']['seed']}"
-    if "training" not in metrics:
-        return f"one run, {own}"
-    run = metrics["training"][-1]["run"]
-    paths = (ROOT / "results" / run).parent.glob("*.json")
-    rows = [json.loads(path.read_text()) for path in paths]
-    rows = [row for row in rows if alike(row, kept(run))]
-    if len(rows) == 1:
-        return f"one run, {own}"
+    own = metrics["config"]["seed"]
+    rows = []
+    if "training" in metrics:
+        stem = metrics["training"][-1]["run"].rpartition("-")[0]
+        rows = read(".", f"{stem}-[0-9].json")
+    if len(rows) < 2:
+        return f"one run, seed {own}"
     errors = [row["test_mse"] for row in rows]
-    best = min(rows, key=lambda row: row["validation_mse"])
-    assert f"seed {best['seed']}" == own
+    assert min(rows, key=lambda row: row["validation_mse"])["seed"] == own
     return (
-        f"{own}, of {len(rows)} the best on validation; they ended at"
+        f"seed {own}, of {len(rows)} the best on validation; they ended at"
         f" {np.mean(errors):.4f} ± {np.std(errors, ddof=1):.4f} (test pictures)"
     )
 
@@ -113,17 +90,12 @@ def score(metrics, name):
     return f"{value:.3f} ± {error:.3f}"
 
 
-def table(rows):
-    return "\n".join(["| | |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows)])
-
-
 def scores(metrics, rival):
     found = {name: score(metrics, name) for name in metrics["masked_patch_mse"]}
     if rival:
         found["weight-shared transformer"] = rival[1]
     order = sorted(found.items(), key=lambda item: float(item[1].split()[0]))
-    rows = [f"| {name} | {value} |" for name, value in order]
-    return "\n".join(["| | error |", "|---|---|", *rows])
+    return table(("", "error"), order)
 
 
 def model_of(config):
@@ -141,101 +113,82 @@ def model_of(config):
 
 
 def card(path):
-    meta, count = weights_of(path)
-    metrics = kept(f"{path.stem}/metrics")
+    meta, count, maps = weights_of(path)
+    metrics = one(f"{path.stem}/metrics")
     config, model = metrics["config"], meta["config"]["model"]
     data, terms = DATA[metrics["data"]]
     rival, runs = rival_of(path.stem, metrics), stages(meta, metrics)
     seen = meta["step"] * config["batch_size"]
     size, color = model["image_size"], "gray" if model["channels"] == 1 else "color"
-    note = metrics.get("note", "").rstrip(".")
-    about = [
-        ("model", model_of(model) + f"; {count:,} parameters" + maps_of(path)),
-        ("input", f"{size}×{size} in {color}, some hidden"),
-        ("data", f"the training split of {data}"),
-        ("terms of the data", terms),
-        (
-            "budget",
-            joined(
-                runs,
-                "{steps:,} steps of {batch_size} pictures in {minutes:.0f} minutes on"
-                " {device}, {cores} cores",
-            )
-            + f"; {seen:,} pictures in all",
-        ),
-        ("seeds", seeds(metrics)),
-        ("chosen", joined(runs, "the weights of step {best_step:,}, on validation")),
-        ("command", joined(runs, "`{command}`")),
-        ("code", joined(runs, "commit {commit}, JAX {jax}, {date:.10}")),
-        ("licence of the weights", "Apache-2.0, that of the library"),
-    ]
+    mapped = f", {maps:,} of them in the maps of its step sizes" if maps else ""
+    budget = "{steps:,} steps of {batch_size} pictures in {minutes:.0f} minutes on"
+    budget = joined(runs, budget + " {device}, {cores} cores")
+    about = {
+        "model": f"{model_of(model)}; {count:,} parameters{mapped}",
+        "input": f"{size}×{size} in {color}, some hidden",
+        "data": f"the training split of {data}",
+        "terms of the data": terms,
+        "budget": f"{budget}; {seen:,} pictures in all",
+        "seeds": seeds(metrics),
+        "chosen": joined(runs, "the weights of step {best_step:,}, on validation"),
+        "command": joined(runs, "`{command}`"),
+        "code": joined(runs, "commit {commit}, JAX {jax}, {date:.10}"),
+        **LICENCE,
+    }
     shown = f"{metrics['pictures']:,} pictures of the {metrics['split']} split"
-    parts = [
-        f"## {path.stem}",
-        f'`from_pretrained("{path.stem}")`',
-        table(about),
-        f"{note}." if note else "",
+    note = metrics.get("note", "").rstrip(".")
+    yield f'## {path.stem}\n\n`from_pretrained("{path.stem}")`'
+    yield table(("", ""), about.items())
+    if note:
+        yield f"{note}."
+    yield (
         f"Mean squared error on the hidden half of {shown}, in units of the pixels'"
         " variance (lower is better); ± is the standard error over pictures, not over"
-        " runs:",
-        scores(metrics, rival),
-    ]
+        " runs:"
+    )
+    yield scores(metrics, rival)
     if rival:
-        more = rival[0] / count
-        parts.append(
+        yield (
             "The weight-shared transformer has about as many operations, and"
-            f" {more:.2f} times the parameters."
+            f" {rival[0] / count:.2f} times the parameters."
         )
-    return "\n\n".join(filter(None, parts))
 
 
 def puzzle_card(path):
     "Of weights for number puzzles; all seeds were trained alike, and seed 0 is shipped."
     n = path.stem.rpartition("-")[2]
-    files = sorted((ROOT / "results/puzzle").glob(f"energy-{n}-seed*.json"))
-    runs = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    run, T = runs[0], runs[0]["config"]["steps"]
-    about = [
-        (
-            "model",
-            f"`PuzzleTransformer`: D = {run['config']['dim']},"
-            f" {run['config']['num_heads']} heads of {run['config']['head_dim']}, half of"
-            f" them repelling, {run['config']['num_memories']} memories, T = {T};"
-            f" {run['parameters']:,} parameters",
-        ),
-        ("data", "puzzles of its own generator, on half of the 288 boards"),
-        (
-            "budget",
-            f"{run['steps']:,} steps of {run['batch']} boards in"
-            f" {run['seconds'] / 60:.0f} minutes on {run['device']}, {run['cores']} cores",
-        ),
-        ("seeds", f"seed 0, of {len(runs)}; none was chosen"),
-        ("command", f"`python experiments/puzzle.py energy-{n} --seeds 0`"),
-        ("code", f"commit {run['commit']}, JAX {run['jax']}, {run['date']:.10}"),
-        ("licence of the weights", "Apache-2.0, that of the library"),
-    ]
+    runs = read("puzzle", f"energy-{n}-seed*.json")
+    run, c, T = runs[0], runs[0]["config"], runs[0]["config"]["steps"]
+    about = {
+        "model": f"`PuzzleTransformer`: D = {c['dim']}, {c['num_heads']} heads of"
+        f" {c['head_dim']}, half of them repelling, {c['num_memories']} memories,"
+        f" T = {T}; {run['parameters']:,} parameters",
+        "data": "puzzles of its own generator, on half of the 288 boards",
+        "budget": f"{run['steps']:,} steps of {run['batch']} boards in"
+        f" {run['seconds'] / 60:.0f} minutes on {run['device']}, {run['cores']} cores",
+        "seeds": f"seed 0, of {len(runs)}; none was chosen",
+        "command": f"`python experiments/puzzle.py energy-{n} --seeds 0`",
+        "code": f"commit {run['commit']}, JAX {run['jax']}, {run['date']:.10}",
+        **LICENCE,
+    }
     rows = []
-    for level in run["tests"]:
+    for level, tested in run["tests"].items():
         right = np.array([r["tests"][level]["first"] for r in runs]) * 100
-        at = [
-            f"{right[0, t * T - 1]:.1f} (all: {right[:, t * T - 1].mean():.1f})"
-            for t in (1, 8)
-        ]
-        up, of = run["tests"][level]["up_all"]
-        rows.append(f"| {level} | {at[0]} | {at[1]} | {up} of {of:,} |")
-    head = f"| givens | after {T} steps | after {8 * T} steps | steps in which E rose |"
-    return "\n\n".join(
-        [
-            f"## {path.stem}",
-            f'`from_pretrained("{path.stem}")` of `et_nbdev.puzzle`',
-            table(about),
-            "Percent of 500 puzzles right as a whole, on boards that no training saw; in"
-            " brackets the mean of all seeds. A search solves all of them.",
-            "\n".join([head, "|---|---|---|---|", *rows]),
-        ]
+        at = [right[:, t * T - 1] for t in (1, 8)]
+        up, of = tested["up_all"]
+        told = (f"{each[0]:.1f} (all: {each.mean():.1f})" for each in at)
+        rows.append((level, *told, f"{up} of {of:,}"))
+    yield f'## {path.stem}\n\n`from_pretrained("{path.stem}")` of `et_nbdev.puzzle`'
+    yield table(("", ""), about.items())
+    yield (
+        "Percent of 500 puzzles right as a whole, on boards that no training saw; in"
+        " brackets the mean of all seeds. A search solves all of them."
     )
+    steps = f"after {T} steps", f"after {8 * T} steps"
+    yield table(("givens", *steps, "steps in which E rose"), rows)
 
 
+LICENCE = {"licence of the weights": "Apache-2.0, that of the library"}
 INTRODUCTION = """\
 The library brings these weights for demonstrations, tests and teaching: a block whose
 descent can be watched on real pictures. They are small, and meant for that alone."""
@@ -261,10 +214,12 @@ LIMITS = """\
 
 def cards():
     "The text below the title."
-    each = [card(path) for path in sorted(WEIGHTS.glob("*.safetensors"))]
-    puzzles = (ROOT / "et_nbdev/weights").glob("*.safetensors")
-    each += [puzzle_card(path) for path in sorted(puzzles)]
-    return "\n\n".join([INTRODUCTION, *each, LIMITS])
+    pictures, boards = (
+        sorted((ROOT / "et_nbdev" / folder).glob("*.safetensors"))
+        for folder in ("vision/weights", "weights")
+    )
+    each = [*map(card, pictures), *map(puzzle_card, boards)]
+    return "\n\n".join([INTRODUCTION, *(part for c in each for part in c), LIMITS])
 
 
 def page():

@@ -120,15 +120,14 @@ def head(node, lines):
     return without_pragmas(re.sub(r"(\n\s*(#.*)?)+\Z", "", "\n".join(text)).rstrip())
 
 
-def signature(node, lines, bases=()):
-    """How a function is called. Of a class, its fields (those of `bases` first, with the
-    comments above them) and how it is made; of a protocol, all it asks for.
+def signature(node, lines):
+    """How a function is called. Of a class, its fields with the comments above them, and
+    how it is made; of a protocol, all it asks for.
     """
     parts = [head(node, lines)]
     protocol = any("Protocol" in ast.unparse(b) for b in getattr(node, "bases", ()))
-    own = node.body if isinstance(node, ast.ClassDef) else []
-    for part in [*(p for b in bases for p in b.body if is_field(p)), *own]:
-        if is_field(part):
+    for part in node.body if isinstance(node, ast.ClassDef) else []:
+        if isinstance(part, ast.AnnAssign):
             first = part.lineno - 1
             while re.match(r"\s+# ", lines[first - 1]):
                 first -= 1
@@ -138,10 +137,6 @@ def signature(node, lines, bases=()):
         ):
             parts += [""] * (len(parts) > 1) + [head(part, lines)]
     return "\n".join(parts)
-
-
-def is_field(part):
-    return isinstance(part, ast.AnnAssign)
 
 
 @cache
@@ -187,11 +182,7 @@ class Module:
         return f"{in_repository(file)}#L{self.public[name][0].lineno}"
 
     def signature(self, name):
-        node = self.public[name][0]
-        # what a class has from bases that have no page of their own
-        names = [b.id for b in getattr(node, "bases", ()) if isinstance(b, ast.Name)]
-        bases = [self.defined[n][0] for n in names if n[0] == "_" and n in self.defined]
-        return signature(node, self.lines, bases)
+        return signature(self.public[name][0], self.lines)
 
     def anchor(self, name):
         "Where on its page a name is explained; empty for the page as a whole."

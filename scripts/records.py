@@ -198,10 +198,8 @@ def commands(*folders):
         for (name, steps, lr, kind, backend), by in groups.items():
             if (steps, folder) == (450, "image-pair"):
                 continue  # `--trials`
-            tool = "experiments/" + (
-                "image_lanes.py" if backend == "gpu" else "image_pair.py"
-            )
-            line = f"python {tool} --steps {steps} --longer 0 --lr {lr:g}"
+            line = f"python experiments/image_pair.py --steps {steps} --lr {lr:g}"
+            line += " --lanes" * (backend == "gpu")
             line += " --data cifar10" * kind.startswith("cifar")
             line += " --weight-decay 0" * kind.endswith("decay-0")
             line += f" --out results/{folder}" * (folder != "image-pair")
@@ -288,8 +286,8 @@ of a weight without a gradient $e^{-\\sum\\eta\\lambda}$ stays.
     yield f"""
 ## Commands
 
-`image_lanes.py` ran on a GPU with `JAX_DEFAULT_MATMUL_PRECISION=highest`; `--trials`
-makes the short runs.
+`--lanes` ran on a GPU with `JAX_DEFAULT_MATMUL_PRECISION=highest`; `--trials` makes the
+short runs.
 
 ```sh
 python experiments/image_ladder.py

@@ -1,73 +1,98 @@
-"""The scripts of experiments/: what they build and how they keep their runs."""
+"""Variants of models, as experiments/ trains them: a ladder from the transformer to the
+Energy Transformer, and other terms in the energies of graphs.
+"""
 
 import functools
-import importlib.util
 from dataclasses import replace
-from pathlib import Path
 
+import graph_terms
+import image_ladder as ladder
+import image_pair as pair
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import set_terms
 from flax import nnx
 
-from et_nbdev.testing import assert_close
-from et_nbdev.training import fit
-from et_nbdev.vision.data import batches
-from et_nbdev.vision.train import evaluate, training_loss
+from et_nbdev.block import EnergyTransformer, TransformerBlock
+from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer
+from et_nbdev.graph.batches import WeightedEdges
+from et_nbdev.graph.energy import EdgeIndex
+from et_nbdev.testing import assert_close, assert_gradient
+from et_nbdev.vision.model import ImageConfig, image_model
 
-ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("compile_quickly")
+TINY = dict(image_size=8, patch_size=2, dim=12, num_heads=2, head_dim=4)
+CONFIG = ImageConfig(**TINY, num_memories=16, steps=2, step_size=1.0)
 
 
-def experiment(name):
-    "The script of that name, as a module."
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"experiments/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def rung(name, **changes):
+    "A block in double precision, with all parameters moved off their start."
+    design = replace(ladder.RUNGS[name], **changes)
+    block = ladder.Block(CONFIG, design, rngs=nnx.Rngs(0))
+    leaves, tree = jax.tree.flatten(nnx.state(block, nnx.Param))
+    random = np.random.default_rng(0)
+    moved = [np.asarray(x) + 0.1 * random.normal(size=x.shape) for x in leaves]
+    nnx.update(block, jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in moved]))
+    return block
 
 
-@pytest.fixture(scope="module")
-def ladder():
-    return experiment("image_ladder")
+def tokens():
+    return jnp.asarray(np.random.default_rng(1).normal(size=(2, 16, 12)))
 
 
-def tiny(ladder):
-    "A configuration and pictures that train in no time."
-    model = replace(
-        ladder.BASE.model,
-        image_size=8,
-        patch_size=2,
-        dim=12,
-        num_heads=2,
-        head_dim=4,
-        num_memories=16,
-        steps=2,
-    )
-    optim = replace(ladder.BASE.optim, steps=4, warmup=1)
-    sizes = dict(batch_size=4, validate_on=6, every=2)
-    base = replace(ladder.BASE, model=model, optim=optim, **sizes)
-    draw = np.random.default_rng(0).integers
-    images = {
-        "train": draw(0, 256, (20, 8, 8, 3), np.uint8),
-        "validation": draw(0, 256, (8, 8, 8, 3), np.uint8),
-    }
-    return base, images
+def transformer_of(block):
+    "The library's block with the weights of rung 0."
+    c = CONFIG
+    sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
+    made = TransformerBlock(*sizes, rngs=nnx.Rngs(0))
+    made.norm1, made.norm2 = block.norm, block.norm2
+    for letter, name in dict(q="query", k="key", v="value").items():
+        layer = getattr(made.attention, name)
+        layer.kernel = nnx.Param(getattr(block, f"W{letter}")[...].swapaxes(0, 1))
+        layer.bias = nnx.Param(getattr(block, f"b{letter}")[:, 0])
+    made.attention.out.kernel = nnx.Param(block.Wo[...].swapaxes(1, 2))
+    made.attention.out.bias = block.bo
+    made.up.kernel, made.up.bias = nnx.Param(block.W1[...].T), block.b1
+    made.down.kernel, made.down.bias = block.W2, block.b2
+    return made
 
 
-def test_both_ends_of_the_ladder_are_the_blocks_of_the_library(ladder):
-    ladder.check()
+def test_both_ends_of_the_ladder_are_the_blocks_of_the_library(x64):
+    x = tokens()
+    with jax.numpy_rank_promotion("allow"):
+        # flax takes the softmax in single precision, whatever it is given
+        first, last = rung("transformer"), rung("key term")
+        assert_close(first(x), transformer_of(first)(x), rtol=1e-6)
+        c = CONFIG
+        sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
+        library = EnergyTransformer(*sizes, rngs=nnx.Rngs(0))
+        library.norm, library.memory.xi = last.norm, last.W1
+        library.attention.Wq, library.attention.Wk = last.Wq, last.Wk
+        assert_close(last(x), x + library.update(library.norm(x)), rtol=1e-12)
+        block = rung("key term", relative="distance")
+
+        def energy(g):  # with relative positions, too, a rung's update is −∂E/∂g
+            lse = jax.nn.logsumexp(block.scores(*block.queries_and_keys(g)), -1)
+            r = jax.nn.relu(jnp.einsum("...nd,kd->...nk", g, block.W1[...]))
+            return -2 * lse.sum((-2, -1)) - 0.5 * (r**2).sum((-2, -1))
+
+        g = block.norm(x)
+        assert_gradient(energy, g, -(block.attention(g) + block.mlp(g)))
+    for kind, name in (("transformer", "transformer"), ("plain", "key term")):
+        design = ladder.RUNGS[name]
+        size = replace(ladder.sized(pair.Plan().base, design), recipe=kind)
+        model = nnx.eval_shape(lambda size=size: image_model(size, rngs=nnx.Rngs(0)))
+        assert ladder.operations(size, design) == model.flops
 
 
-def test_tied_rungs_are_special_cases_of_those_below(ladder, x64):
-    c = tiny(ladder)[0].model
-    x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 16, 12)))
-    make = lambda name: ladder.Block(c, ladder.RUNGS[name], rngs=nnx.Rngs(0))
+def test_tied_rungs_are_special_cases_of_those_below(x64):
+    x = tokens()
 
-    def pair(below, above, **restricted):
+    def both(below, above, **restricted):
         "Both with the weights of `above`; those it lacks, as `restricted` says."
-        below, above = ladder.shaken(make(below)), ladder.shaken(make(above))
+        below, above = rung(below), rung(above)
         for name in ("Wq", "Wk", "Wv", "Wo", "W1", "W2"):
             given = restricted.get(name, name)
             if hasattr(below, name):
@@ -76,31 +101,26 @@ def test_tied_rungs_are_special_cases_of_those_below(ladder, x64):
             below.norm = above.norm
         return below, above
 
-    below, above = pair("parallel halves", "no biases")
+    below, above = both("parallel halves", "no biases")
     assert np.abs(below(x) - above(x)).max() > 0.01
     for name in ("bq", "bk", "bv", "bo", "b1", "b2"):
         getattr(below, name)[...] = jnp.zeros_like(getattr(below, name)[...])
     assert_close(below(x), above(x), rtol=1e-12)
 
-    below, above = pair("no self-attention", "scalar norm")
+    below, above = both("no self-attention", "scalar norm")
     assert np.abs(below(x) - above(x)).max() > 0.01
     below.norm.scale[...] = jnp.full_like(below.norm.scale[...], above.norm.gamma)
     below.norm.bias[...] = above.norm.delta[...]
     assert_close(below(x), above(x), rtol=1e-4)  # their ε differ
 
     ties = dict(Wv="Wk", Wo="Wq")
-    below, above = pair("tied MLP", "tied values", **ties)
+    below, above = both("tied MLP", "tied values", **ties)
     assert_close(below(x), above(x), rtol=1e-12)
     assert not any(hasattr(above, name) for name in ties)
 
 
-def test_other_rungs_change_what_they_say(ladder, x64):
-    c = tiny(ladder)[0].model
-    x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 16, 12)))
-    blocks = {
-        name: ladder.shaken(ladder.Block(c, design, rngs=nnx.Rngs(0)))
-        for name, design in ladder.RUNGS.items()
-    }
+def test_other_rungs_change_what_they_say(x64):
+    x, blocks = tokens(), {name: rung(name) for name in ladder.RUNGS}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         below, above = blocks["transformer"], blocks["parallel halves"]
         g = above.norm(x)
@@ -121,16 +141,14 @@ def test_other_rungs_change_what_they_say(ladder, x64):
         assert_close(below.mlp(g), recall(jax.nn.gelu(a), below.W2), rtol=1e-12)
 
 
-def test_all_designs_start_alike_and_cost_the_same(ladder):
-    base = ladder.BASE.model
-    sizes = [ladder.sized(base, design) for design in ladder.designs().values()]
+def test_all_designs_start_alike_and_cost_the_same():
+    base, designs = pair.Plan().base, ladder.designs().values()
+    sizes = [ladder.sized(base, design) for design in designs]
     assert len(sizes) == 17
     assert {c.num_memories for c in sizes} == {480, 512, 576}
-    costs = map(ladder.operations, sizes, ladder.designs().values())
-    assert len(set(costs)) == 1
-    c = tiny(ladder)[0].model
+    assert len(set(map(ladder.operations, sizes, designs))) == 1
     first, *others = [
-        ladder.Model(ladder.sized(c, design), design, rngs=nnx.Rngs(3))
+        ladder.Model(ladder.sized(CONFIG, design), design, rngs=nnx.Rngs(3))
         for design in ladder.RUNGS.values()
     ]
     start = dict(nnx.to_flat_state(nnx.state(first)))
@@ -142,47 +160,24 @@ def test_all_designs_start_alike_and_cost_the_same(ladder):
                 np.testing.assert_array_equal(leaf[...], same[...], err_msg=path[-1])
 
 
-def test_a_run_is_what_the_training_loop_of_the_library_makes(ladder):
-    base, images = tiny(ladder)
-    config = ladder.configured(images, base)
-    design = ladder.designs()["7-key-term-zero"]
-    row = ladder.run(config, design, 0.02, 1, images)
-    sized = replace(config, model=ladder.sized(config.model, design))
-    model = ladder.Model(sized.model, design, rngs=nnx.Rngs(1))
-    score = lambda model: evaluate(
-        model, images["validation"], config.num_occluded, limit=6
-    )
-    history = fit(
-        model,
-        training_loss(sized),
-        lambda start: batches(images["train"], 4, seed=1, start=start),
-        replace(config.optim, lr=0.02, lr_floor=0.02 * config.optim.lr_floor),
-        seed=1,
-        validate=lambda model: {"loss": score(model).mean()},
-        every=2,
-        progress=False,
-    ).history
-    scores = [(r["step"], r["validation_loss"]) for r in history]
-    np.testing.assert_allclose(row["validation"], scores, rtol=1e-5)
-    assert row["validation_mse"] == row["validation"][-1][1] != scores[0][1]
-    assert row["config"]["optim"]["lr"] == 0.02 and row["config"]["seed"] == 1
-    parameters = jax.tree.leaves(nnx.state(model, nnx.Param))
-    assert row["parameters"] == sum(p.size for p in parameters)
-
-
-@pytest.fixture(scope="module")
-def graph_terms():
-    return experiment("graph_terms")
+def test_a_run_is_scored_on_the_way_and_at_its_end(monkeypatch):
+    monkeypatch.setitem(pair.SIZES, "tiny", CONFIG)
+    monkeypatch.setitem(pair.DATA, "generated", (8, 2))
+    draw = np.random.default_rng(0).integers
+    images = {s: draw(0, 256, (8, 8, 8, 3), np.uint8) for s in ("train", "validation")}
+    plan = pair.Plan("tiny", "generated", batch_size=4, trial_steps=4)
+    row = ladder.run(plan, ladder.designs()["7-key-term-zero"], 1, images)
+    seen = [r["validation"] for r in row["curve"] if "validation" in r]
+    assert len(seen) == 2 and row["validation_mse"] == seen[1] != seen[0]
+    assert row["config"]["optim"]["lr"] == 0.008 and row["config"]["seed"] == 1
 
 
 def a_graph(rng, N=9):
-    from et_nbdev.graph.energy import EdgeIndex
-
     upper = np.triu(rng.random((N, N)) < 0.4, 1)
     return EdgeIndex(*np.nonzero(upper | upper.T), N)
 
 
-def test_the_sum_over_edges_is_its_formula(graph_terms, x64):
+def test_the_sum_over_edges_is_its_formula(x64):
     rng = np.random.default_rng(0)
     term = graph_terms.EdgeSum(6, 2, 4, rngs=nnx.Rngs(0))
     g, edges = jnp.asarray(rng.normal(size=(9, 6))), a_graph(rng)
@@ -200,9 +195,7 @@ def test_the_sum_over_edges_is_its_formula(graph_terms, x64):
     "variant",
     ["as-found", "normalized-heads", "signs", "both", "edge-sum", "beside-edge-sum"],
 )
-def test_every_variant_on_graphs_descends_its_energy(graph_terms, x64, variant):
-    from et_nbdev.graph.anomaly import AnomalyConfig
-
+def test_every_variant_on_graphs_descends_its_energy(x64, variant):
     assert variant in graph_terms.VARIANTS
     rng = np.random.default_rng(1)
     c = AnomalyConfig(dim=6, num_heads=2, head_dim=4, num_memories=5)
@@ -218,9 +211,7 @@ def test_every_variant_on_graphs_descends_its_energy(graph_terms, x64, variant):
     assert_close(update, -jax.grad(total)(g))
 
 
-def test_only_the_steps_differ_from_the_detector_of_the_library(graph_terms):
-    from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer
-
+def test_only_the_steps_differ_from_the_detector_of_the_library():
     c = AnomalyConfig(
         dim=6, num_heads=2, head_dim=4, num_memories=5, steps=3, step_size=0.7
     )
@@ -247,14 +238,7 @@ def test_only_the_steps_differ_from_the_detector_of_the_library(graph_terms):
     assert all(np.abs(slope).max() > 0 for slope in jax.tree.leaves(of_steps))
 
 
-@pytest.fixture(scope="module")
-def set_terms():
-    return experiment("set_terms")
-
-
 def a_weighted_graph(rng, N=9, H=2):
-    from et_nbdev.graph.batches import WeightedEdges
-
     upper = np.triu(rng.random((N, N)) < 0.4, 1)
     senders, receivers = np.nonzero(upper | upper.T)
     linked = rng.random(len(senders)) < 0.8  # the others are padding
@@ -262,7 +246,7 @@ def a_weighted_graph(rng, N=9, H=2):
     return WeightedEdges(*map(jnp.asarray, (senders, receivers, linked, weights)))
 
 
-def test_the_weighted_sum_over_edges_is_its_formula(set_terms, x64):
+def test_the_weighted_sum_over_edges_is_its_formula(x64):
     rng = np.random.default_rng(0)
     term = set_terms.EdgeSum(6, 2, 4, rngs=nnx.Rngs(0))
     g, edges = jnp.asarray(rng.normal(size=(9, 6))), a_weighted_graph(rng)
@@ -276,7 +260,7 @@ def test_the_weighted_sum_over_edges_is_its_formula(set_terms, x64):
 
 
 @pytest.mark.parametrize("variant", ["as-found", "both", "both-beside-edge-sum"])
-def test_every_variant_on_sets_descends_its_energy(set_terms, x64, variant):
+def test_every_variant_on_sets_descends_its_energy(x64, variant):
     c = set_terms.FOUND | set_terms.VARIANTS[variant] | dict(dim=6, num_heads=2)
     rng = np.random.default_rng(1)
     block = set_terms.block(c, nnx.Rngs(0))
@@ -287,9 +271,7 @@ def test_every_variant_on_sets_descends_its_energy(set_terms, x64, variant):
     assert_close(block.update(g, edges=edges), -jax.grad(E)(g))
 
 
-def test_a_variant_is_trained_on_a_fold_and_judged_by_its_hold_out(
-    set_terms, monkeypatch
-):
+def test_a_variant_is_trained_on_a_fold_and_judged_by_its_hold_out(monkeypatch):
     monkeypatch.setitem(set_terms.EPOCHS, "rings", 2)
     row = set_terms.run("rings", "learned-step", 0)
     assert len(row["validation"]) == 2 and row["variant"] == "learned-step"

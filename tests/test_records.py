@@ -4,18 +4,14 @@ which the files were made.
 
 import hashlib
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import records
 from scipy import stats
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import records  # noqa: E402
-
 FOLDS = ROOT / "results/graph-classification"
 
 
@@ -98,28 +94,23 @@ def test_every_fold_was_made_by_the_rules():
 
 
 def test_all_models_have_the_same_budget():
-    fits = lambda s: [
-        (c["fit"]["epochs"], c["fit"]["batch_size"]) for c in s["candidates"]
-    ]
     budgets, lists = {}, {}
     for (data, model), by in records.folds().items():
         s = by[0]["settings"]
+        each = s["candidates"]
+        fits = [(c["fit"]["epochs"], c["fit"]["batch_size"]) for c in each]
         if model != "et-paper":
-            budgets.setdefault(data, []).append((s["folds"], s["seed"], fits(s)))
-        lists.setdefault(model, []).append(
-            [c["model"] | c["fit"] | {"epochs": 0} for c in s["candidates"]]
-        )
+            budgets.setdefault(data, []).append((s["folds"], s["seed"], fits))
+        tried = [c["model"] | c["fit"] | {"epochs": 0} for c in each]
+        lists.setdefault(model, []).append(tried)
     for alike in (*budgets.values(), *lists.values()):
         assert all(other == alike[0] for other in alike)
 
 
 def test_rows_of_several_kinds_share_their_trials():
-    found = records.lines()
     for data in ("digits-relations", "amazon-upu-alike"):
-        tried = [
-            [t["config"] for t in found[data, 0.4, line][0]["trials"][:8]]
-            for line in ("et", "et-max", "et-concat")
-        ]
+        own = [records.lines()[data, 0.4, n] for n in ("et", "et-max", "et-concat")]
+        tried = [[t["config"] for t in by[0]["trials"][:8]] for by in own]
         assert tried[0] == tried[1] == tried[2]
 
 

@@ -3,18 +3,17 @@ signature; and what the search is given to read.
 """
 
 import ast
-import importlib
 import json
 import re
 from html import escape
 from pathlib import Path
 
+import api_pages as api
+import modules
 import pytest
+import search_text as search
 
 ROOT = Path(__file__).resolve().parent.parent
-modules, api, search = map(
-    importlib.import_module, ("modules", "api_pages", "search_text")
-)
 
 
 @pytest.mark.parametrize(
@@ -22,18 +21,9 @@ modules, api, search = map(
     [
         ("EnergyLayerNorm", "02_norm", "02_norm.ipynb#energylayernorm"),
         ("et_nbdev.norm", "03_attention", "02_norm.ipynb#"),
-        (
-            "et_nbdev.graph.energy.EdgeIndex",
-            "03_attention",
-            "30_graph_energy.ipynb#edgeindex",
-        ),
         ("Graph.num_nodes", "32_anomaly", "engine/graph_readers.ipynb#graph"),
         ("Graph.nothing", "32_anomaly", None),
-        (
-            "split",
-            "engine/graph_readers",
-            "engine/graph_readers.ipynb#split-1",
-        ),  # beside `Split`
+        ("split", "engine/graph_readers", "engine/graph_readers.ipynb#split-1"),
         ("descend", "07_solvers", "06_dynamics.ipynb#descend"),  # imported
         ("exp", "03_attention", None),  # a kernel's
         ("train", "20_image_data", None),  # the split

@@ -8,14 +8,9 @@ from pathlib import Path
 import pytest
 
 NBS = Path(__file__).resolve().parent.parent / "nbs"
+NAMED = r"^\$([\w-]+): (#[0-9a-f]{6});"
 COLORS = {
-    mode: dict(
-        re.findall(
-            r"^\$([\w-]+): (#[0-9a-f]{6});",
-            (NBS / f"theme/{mode}.scss").read_text(),
-            re.M,
-        )
-    )
+    mode: dict(re.findall(NAMED, (NBS / f"theme/{mode}.scss").read_text(), re.M))
     for mode in ("light", "dark")
 }
 
@@ -66,10 +61,8 @@ def test_every_color_is_named_in_both_themes_and_handed_on():
 
 def test_the_fonts_of_the_formulas_are_there():
     folder = NBS / "katex"
-    css = (folder / "katex.min.css").read_text()
-    fonts = set(re.findall(r"fonts/[\w-]+\.woff2", css))
-    assert len(fonts) == 20 and all((folder / font).is_file() for font in fonts)
-    assert "MIT" in (folder / "LICENSE").read_text()
+    fonts = re.findall(r"fonts/[\w-]+\.woff2", (folder / "katex.min.css").read_text())
+    assert len({*fonts}) == 20 and all((folder / font).is_file() for font in fonts)
 
 
 # --- in a browser ---
