@@ -3,10 +3,10 @@ energy broken on purpose; writes <out>/<variant>.json and the weights of every s
 
     python experiments/puzzle.py energy-6 transformer-6 --seeds 0 1 2 --out runs/puzzle
 
-Batches go on: a board of a batch is exchanged for a new one with probability `renew`,
-otherwise its descent continues where the last step of training left it, so that the
-model also learns at states far beyond T. A run that was stopped
-continues.
+First all boards of a batch are new. In the last part of a run batches go on: a board is
+exchanged for a new one with probability `renew`, otherwise its descent continues where
+the last step of training left it, so that the model also learns at states far beyond T.
+Then the energy learns to judge, too. A run that was stopped continues.
 """
 
 import argparse
@@ -40,11 +40,13 @@ SIZES = {
     6: PuzzleConfig(6, 64, 6, 16, 128, 12),
     9: PuzzleConfig(9, 96, 6, 16, 192, 16),
 }
-STEPS = {4: 4000, 6: 20000, 9: 30000}
+STEPS = {4: 4000, 6: 12000, 9: 30000}
 BATCH = {4: 64, 6: 64, 9: 48}
 UNROLL = jax.default_backend() == "cpu"  # faster there, and slow to compile elsewhere
 ALONE = 0.7
-PRICE = 30.0  # of a step uphill, as a fraction of |E|
+# of steps uphill, as fractions of |E|, ten times as high in the last part; and of an
+# energy that judges wrong
+PRICES = dict(price=30.0, judge=0.1)
 BASES = {4: 5000, 6: 40000, 9: 20000}  # puzzles to train on, each with random givens
 
 
@@ -57,7 +59,7 @@ def sized(config, build=PuzzleTransformer, *, rngs, **changes):
 VARIANTS = {
     "energy": (PuzzleTransformer, {}),
     "fresh": (PuzzleTransformer, dict(renew=1.0)),
-    "units": (partial(sized, units=True, channels=True), dict(price=PRICE)),
+    "units": (partial(sized, units=True, channels=True), PRICES),
     "units-plain": (partial(sized, units=True), {}),
     "units-free": (partial(sized, units=True, channels=True), {}),
     "attract": (Attracting, {}),
@@ -129,9 +131,11 @@ def draw(key, full, given, n: int, batch: int):
     return board(jnp.where(shown, full, 0)), board(full)
 
 
-def loss(model, x, boards, full, fresh, price):
+def loss(model, x, boards, full, fresh, price, judge):
     """Cross-entropy of the empty cells after every step, weighted .1 … 1 for a new
-    board, and the price of steps uphill. Returns the last states, too.
+    board, and the price of steps uphill. Where boards come in pairs, two starts of one
+    puzzle, the end that is nearer to the answer is to have the lower energy. Returns
+    the last states, too.
     """
     steps = model.config.steps
     last, (energies, path) = model.descend(x, steps, states=True, unroll=UNROLL)
@@ -142,13 +146,19 @@ def loss(model, x, boards, full, fresh, price):
     each = (wrong * empty).sum(-1) / jnp.maximum(empty.sum(-1), 1)
     weight = jnp.where(fresh, jnp.linspace(0.1, 1, steps)[:, None], 1.0)
     value = ((each * weight).sum(0) / weight.sum(0)).mean()
-    if price:
+    if price is not None:
         E = energies.total
         value += price * jnp.mean(jax.nn.relu(E[1:] - E[:-1]) / jnp.abs(E[:-1]))
+        right = jax.lax.stop_gradient(jnp.exp(-each[-1]))
+        better, lower = right[::2] - right[1::2], E[-1, 1::2] - E[-1, ::2]
+        apart = jnp.abs(better) * jax.nn.softplus(-jnp.sign(better) * lower)
+        value += judge * apart.mean()
     return value, (last, each[-1].mean())
 
 
-def trainer(build, data, n: int, batch: int, rate=4e-3, renew=0.25, price=0.0):
+def trainer(
+    build, data, n: int, batch: int, rate=4e-3, renew=0.25, price=0.0, judge=0.0
+):
     """How a run begins, key → state; some of its steps, (state, total, count)
     → (state, losses); and how parameters become a model.
 
@@ -171,18 +181,23 @@ def trainer(build, data, n: int, batch: int, rate=4e-3, renew=0.25, price=0.0):
     def step(state, done):
         params, opt, key, x, boards, answer = state
         key, of_boards, of_x, of_renewal = jax.random.split(key, 4)
-        new = draw(of_boards, full, given, n, batch)
+        starts = 2 if judge else 1
+        new = draw(of_boards, full, given, n, batch // starts)
+        new = tuple(jnp.repeat(a, starts, 0) for a in new)
         fresh = jax.random.bernoulli(
-            of_renewal, jnp.where(done < ALONE, 1.0, renew), (batch,)
+            of_renewal, jnp.where(done < ALONE, 1.0, renew), (batch // starts,)
         )
+        fresh = jnp.repeat(fresh, starts)
         fresh |= ~jnp.isfinite(x).all((-1, -2))
         pick = lambda a, b: jnp.where(fresh.reshape(-1, *[1] * (a.ndim - 1)), a, b)
         boards, answer = pick(new[0], boards), pick(new[1], answer)
+        late = done >= ALONE
+        prices = (price * (1 + 9 * late), judge * late) if judge else (None, None)
 
         def objective(params):
             model = model_of(params)
             start = pick(model.encode(boards, of_x), x)
-            return loss(model, start, boards, answer, fresh, price)
+            return loss(model, start, boards, answer, fresh, *prices)
 
         (value, (x, last)), slope = jax.value_and_grad(objective, has_aux=True)(params)
         good = jnp.isfinite(optax.global_norm(slope))

@@ -664,7 +664,84 @@ authors' code by {bench["authors_differ_by"]:.0e}, relative.
     yield "`make bench` repeats the measurement."
 
 
+# --- puzzles ---
+
+PUZZLES = {
+    "energy": "Energy Transformer",
+    "units": "Energy Transformer, told the kinds of pairs; a size per channel",
+    "attract": "all heads attract",
+    "places": "all heads attract, a vector per cell instead of biases",
+    "no-key": "trained without the key term",
+    "transformer": "transformer block, T times",
+    "units-transformer": "transformer block, T times; told the kinds of pairs",
+    "hyperset": "Hyper-SET's step",
+}
+
+
+def puzzle_runs():
+    "{(n, variant): {seed: run}}"
+    found = {}
+    for run in read("puzzle"):
+        variant, n = run["variant"].rsplit("-", 1)
+        found.setdefault((int(n), variant), {})[run["seed"]] = run
+    return dict(
+        sorted(
+            found.items(), key=lambda item: (item[0][0], [*PUZZLES].index(item[0][1]))
+        )
+    )
+
+
+def puzzles():
+    found = puzzle_runs()
+    yield """Runs of `experiments/puzzle.py`: percent of 500 test puzzles right as a whole
+after T, 2 T, 4 T and 8 T steps, one start each, mean ± deviation over seeds; the share of
+steps in which E rose by more than 1e-6 of itself, in all 8 T steps of eight starts; the
+lowest of eight starts after 4 T steps, and how often a solved start lay below an unsolved
+one of the same puzzle there."""
+    for n in sorted({n for n, _ in found}):
+        runs = {v: r for (size, v), r in found.items() if size == n}
+        first = next(iter(next(iter(runs.values())).values()))
+        T = first["config"]["steps"]
+        for level in first["tests"]:
+            head = "model, numbers, T, 2 T, 4 T, 8 T, E rose, lowest of 8, solved lower, seeds"
+            rows = []
+            for variant, seeds in runs.items():
+                tests = [run["tests"][level] for run in seeds.values()]
+                at = [
+                    [100 * t["first"][k * T - 1] for t in tests] for k in (1, 2, 4, 8)
+                ]
+                judged = ["–"] * 3
+                if "up_all" in tests[0]:
+                    up, of = np.sum([t["up_all"] for t in tests], 0)
+                    lower = [t["solved_lower"][2] for t in tests]
+                    lower = [v for v in lower if v is not None]
+                    judged = [
+                        f"{up:,} of {of:,}",
+                        spread([100 * t["lowest"][2] for t in tests], ".1f"),
+                        f"{np.mean(lower):.0%}" if lower else "–",
+                    ]
+                numbers = next(iter(seeds.values()))["parameters"]
+                rows.append(
+                    (PUZZLES[variant], f"{numbers:,}")
+                    + tuple(spread(values, ".1f") for values in at)
+                    + (*judged, len(seeds))
+                )
+            yield f"\n## {n} × {n}, {level} givens\n\nT = {T}.\n"
+            yield table(head.split(", "), rows)
+    yield "\n## Each run\n"
+    rows = [
+        (f"{variant}-{n}", seed, f"{run['steps']:,} × {run['batch']}")
+        + (f"{run['seconds'] / 60:.1f} min", f"{run['device']}, {run['cores']} cores")
+        + (run["commit"], run["date"][:10])
+        for (n, variant), seeds in found.items()
+        for seed, run in sorted(seeds.items())
+    ]
+    yield table("run seed boards time machine commit date".split(), rows)
+    yield "\nEach was made by `python experiments/puzzle.py RUN --seeds SEED`."
+
+
 PAGES = {
+    "puzzles": ("Records: number puzzles", puzzles),
     "pictures": ("Records: completing pictures", pictures),
     "small-pictures": ("Records: small runs on pictures", small_pictures),
     "odd-nodes": ("Records: odd nodes", odd_nodes),
