@@ -228,7 +228,7 @@ def descend_graph(
     Raises TypeError or ValueError as `model.check`, ValueError for a model of several
     relations, or the weight of a term that it lacks.
     """
-    blocks = getattr(model, "blocks", ())
+    blocks: Any = getattr(model, "blocks", ())
     got = f"{type(model).__name__} with {len(blocks)}"
     wanted = "an AnomalyEnergyTransformer with one block"
     expect("model", len(blocks) == 1, wanted, got)
