@@ -38,7 +38,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 from tqdm import tqdm
 
 import et_nbdev
-from .checks import check_kinds, check_sizes
+from .checks import check_kinds, check_numbers, check_sizes
 
 # %% ../nbs/engine/training.ipynb #cb50f726
 def at_home(path: Path | str) -> Path:
@@ -71,7 +71,7 @@ def _flush(path: Path):
     finally:
         os.close(descriptor)
 
-# %% ../nbs/engine/training.ipynb #63atomicwr
+
 @contextlib.contextmanager
 def atomic_write(path: Path | str):
     """Yield a temporary path beside `path`; on success flush it to the disk and rename
@@ -105,10 +105,9 @@ class CheckpointError(Exception):
 # %% ../nbs/engine/training.ipynb #63named0
 def named(tree: PyTree, is_leaf: Callable | None = None) -> dict[str, Any]:
     "The leaves of a tree by name, as in {'model.dim': 64, …}."
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf)
-    }
+    name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf)
+    return {name(path): leaf for path, leaf in leaves}
 
 
 def _digest(tensors: dict[str, np.ndarray], meta: str) -> str:
@@ -117,7 +116,7 @@ def _digest(tensors: dict[str, np.ndarray], meta: str) -> str:
         sha.update(f"{name} {a.dtype} {a.shape}".encode() + a.tobytes())
     return sha.hexdigest()
 
-# %% ../nbs/engine/training.ipynb #63s4v3c2
+
 def save_checkpoint(
     path: Path | str, tree: PyTree[ArrayLike], meta: dict | None = None
 ):
@@ -139,15 +138,14 @@ def opened(path: Path | str):
     "The open file of a checkpoint; errors while reading become a CheckpointError."
     if not (file := at_home(path)).is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
-    damages = (safetensors.SafetensorError, ValueError, OSError, KeyError, TypeError)
+    # a damaged file may hold anything
+    damages = safetensors.SafetensorError, ValueError, OSError, KeyError, TypeError
     try:
         with safetensors.safe_open(file, framework="numpy") as f:
             yield f
-    # a damaged file may hold anything
     except (*damages, RecursionError) as e:
-        raise CheckpointError(
-            f"{path}: not a readable checkpoint ({e}); delete it, or restore a copy"
-        ) from e
+        said = f"not a readable checkpoint ({e}); delete it, or restore a copy"
+        raise CheckpointError(f"{path}: {said}") from e
 
 
 def read_meta(path: Path | str) -> dict:
@@ -159,7 +157,7 @@ def read_meta(path: Path | str) -> dict:
             raise ValueError("its meta is no object")
     return meta
 
-# %% ../nbs/engine/training.ipynb #63loadchec
+
 def load_checkpoint(path: Path | str, like: PyTree) -> tuple[PyTree[Array], dict]:
     """Read a checkpoint into the structure of `like` (arrays or
     `jax.ShapeDtypeStruct`s); returns the tree and its meta.
@@ -171,20 +169,16 @@ def load_checkpoint(path: Path | str, like: PyTree) -> tuple[PyTree[Array], dict
         header = f.metadata() or {}
         tensors = {name: f.get_tensor(name) for name in f.keys()}
     if header.get("sha256") != _digest(tensors, header.get("meta", "")):
-        raise CheckpointError(
-            f"{path}: contents do not match the checksum in the file; delete it, or"
-            " restore a copy"
-        )
+        said = "contents do not match the checksum in the file; delete it, or restore"
+        raise CheckpointError(f"{path}: {said} a copy")
+    kind = lambda a: f"{a.dtype}{a.shape}"
     for name, want in named(like).items():
         if (have := tensors.get(name)) is None:
-            raise CheckpointError(
-                f"{path}: holds no {name!r}, so it belongs to another model"
-            )
-        if (have.shape, have.dtype) != (want.shape, want.dtype):
-            raise CheckpointError(
-                f"{path}: {name} is {have.dtype}{have.shape}, this model needs"
-                f" {want.dtype}{want.shape}"
-            )
+            said = f"holds no {name!r}, so it belongs to another model"
+            raise CheckpointError(f"{path}: {said}")
+        if kind(have) != kind(want):
+            said = f"{name} is {kind(have)}, this model needs {kind(want)}"
+            raise CheckpointError(f"{path}: {said}")
     leaves = [jnp.asarray(tensors[name]) for name in named(like)]
     tree = jax.tree.unflatten(jax.tree.structure(like), leaves)
     return tree, json.loads(header["meta"])
@@ -221,19 +215,18 @@ def restore(
         )
     return nnx.merge(graphdef, params)
 
-# %% ../nbs/engine/training.ipynb #89a25118
+
 def provenance() -> dict:
     """The origin of a number: commit (with '+' if files differ from it), machine,
     versions, and the time in UTC.
     """
     where = dict(capture_output=True, text=True, cwd=Path(et_nbdev.__file__).parent)
-    git = lambda *args: subprocess.run(["git", *args], **where).stdout.strip()  # pyright: ignore[reportCallIssue]
-    try:
-        commit = git("ls-files", "__init__.py") and git(
-            "rev-parse", "--short=12", "HEAD"
-        ) + ("+" if git("status", "--porcelain", "-uno") else "")
-    except OSError:
-        commit = ""  # no git here
+    git = lambda words: subprocess.run(["git", *words.split()], **where).stdout.strip()  # pyright: ignore[reportCallIssue]
+    commit = ""
+    with contextlib.suppress(OSError):  # no git here
+        if git("ls-files __init__.py"):
+            changed = "+" if git("status --porcelain -uno") else ""
+            commit = git("rev-parse --short=12 HEAD") + changed
     devices = jax.devices()
     return {
         "commit": commit or "unknown",
@@ -273,22 +266,11 @@ class OptimConfig:
     def __post_init__(self):
         check_kinds(self)
         check_sizes(steps=self.steps)
-        _check_ranges(self)
-
-# %% ../nbs/engine/training.ipynb #d70e0b3c
-def _check_ranges(c: OptimConfig):
-    finite = lambda x: 0 <= x < float("inf")
-    for name, fits, expected in (
-        ("warmup", 0 <= c.warmup < c.steps, f"0 or more, below steps = {c.steps}"),
-        ("lr", finite(c.lr), "0 or more, finite"),
-        ("lr_floor", 0 <= c.lr_floor <= c.lr, f"0 or more, at most lr = {c.lr}"),
-        ("weight_decay", finite(c.weight_decay), "0 or more, finite"),
-        ("b1", 0 <= c.b1 < 1, "0 or more, less than 1"),
-        ("b2", 0 <= c.b2 < 1, "0 or more, less than 1"),
-        ("clip", c.clip > 0, "more than 0"),
-    ):
-        if not fits:
-            raise ValueError(f"{name}: expected {expected}, got {getattr(c, name)}")
+        check_numbers(f"[0, {self.steps})", warmup=self.warmup)
+        check_numbers("[0, inf)", lr=self.lr, weight_decay=self.weight_decay)
+        check_numbers(f"[0, {self.lr}]", lr_floor=self.lr_floor)
+        check_numbers("[0, 1)", b1=self.b1, b2=self.b2)
+        check_numbers("(0, inf]", clip=self.clip)
 
 # %% ../nbs/engine/training.ipynb #d70e0b3b
 def learning_rate(config: OptimConfig) -> optax.Schedule:
@@ -320,7 +302,7 @@ def make_optimizer(config: OptimConfig) -> optax.GradientTransformation:
     c = config
     return clipped_adamw(learning_rate(c), c.weight_decay, c.clip, c.b1, c.b2)
 
-# %% ../nbs/engine/training.ipynb #31ff942d
+# %% ../nbs/engine/training.ipynb #2a3898e4
 class TrainState(NamedTuple):
     "Everything that training changes."
 
@@ -328,6 +310,56 @@ class TrainState(NamedTuple):
     optimizer: PyTree[Array]
     step: Array  # optimizer steps taken, int32
     rest: PyTree[Array] = {}  # other state of a model: statistics of a batch norm
+
+
+@dataclass
+class Run:
+    "A training in progress, as its hooks see it."
+
+    state: PyTree  # after the last step, such as a `TrainState`
+    steps: int  # in all
+    step: int = 0  # taken so far
+    batch: Any = None  # of the last step
+    asked: float = 0.0  # when it was requested
+    waited: float = 0.0  # seconds until it was there
+    # of the last step; reading them waits for the device
+    metrics: dict = field(default_factory=dict)
+    row: dict | None = None  # of the log, if the last step has one
+    stop: bool = False  # whether to end after this step
+    # JSON-able; saved and restored with the state
+    progress: dict = field(default_factory=dict)
+
+    def due(self, *every: int) -> bool:
+        "Whether the last step is a multiple of one of the numbers, or the last of all."
+        return self.step == self.steps or any(self.step % n == 0 for n in every)
+
+
+def train_loop(
+    run: Run,
+    step: Callable,  # (state, batch) -> (state, metrics)
+    batches: Callable[[int], Iterator],  # number of the first batch -> batches
+    hooks: Sequence[Callable[[Run], Any]] = (),  # what they return is ignored
+) -> Run:
+    """Take the steps that `run` still lacks, and call every hook after each of them.
+
+    Changes `run`, and returns it. Raises ValueError if the batches end too early.
+    """
+    stream = batches(run.step)
+    try:
+        while run.step < run.steps and not run.stop:
+            run.asked = time.perf_counter()
+            try:
+                run.batch = next(stream)
+            except StopIteration:
+                raise ValueError("batches: ended before the last step") from None
+            run.waited = time.perf_counter() - run.asked
+            run.state, run.metrics = step(run.state, run.batch)
+            run.step, run.row = run.step + 1, None
+            for hook in hooks:
+                hook(run)
+    finally:
+        getattr(stream, "close", lambda: None)()
+    return run
 
 # %% ../nbs/engine/training.ipynb #1ef68b05
 # (model, batch, key) -> the loss, and what else to log
@@ -342,13 +374,6 @@ def trainable(model: nnx.Module) -> tuple[nnx.GraphDef, dict, dict, dict]:
     return graphdef, *(jax.tree.map(jnp.copy, nnx.to_pure_dict(p)) for p in parts)
 
 
-def _fresh(keys: dict, key: PRNGKeyArray) -> dict:
-    "New keys of the same shapes for the random streams of a model."
-    streams, places = jax.tree.flatten(keys)
-    new = lambda n, old: jax.random.split(jax.random.fold_in(key, n), old.shape)
-    return places.unflatten([new(n, old) for n, old in enumerate(streams)])
-
-# %% ../nbs/engine/training.ipynb #61gradient
 def gradient_step(
     graphdef: nnx.GraphDef,
     loss: Loss,
@@ -364,7 +389,9 @@ def gradient_step(
     def step(state: TrainState, batch, key: PRNGKeyArray):
         own = jax.random.fold_in(key, state.step)
         other = jax.random.fold_in(jax.random.fold_in(key, 2**32 - 1), state.step)
-        streams = _fresh(keys or {}, other)
+        olds, places = jax.tree.flatten(keys or {})
+        fresh = lambda n, old: jax.random.split(jax.random.fold_in(other, n), old.shape)
+        streams = places.unflatten([fresh(n, old) for n, old in enumerate(olds)])
 
         def objective(params):
             model = nnx.merge(graphdef, params, streams, state.rest)
@@ -376,9 +403,8 @@ def gradient_step(
         value, (metrics, rest) = found
         # optax mixes floats with integer counts
         with jax.numpy_dtype_promotion("standard"):
-            updates, moments = optimizer.update(
-                grads, state.optimizer, state.params, value=value
-            )
+            given = grads, state.optimizer, state.params
+            updates, moments = optimizer.update(*given, value=value)
         params = optax.apply_updates(state.params, updates)
         metrics = {"loss": value, "grad_norm": optax.tree.norm(grads), **metrics}
         return TrainState(params, moments, state.step + 1, rest), metrics
@@ -412,7 +438,7 @@ def dropped(
     "Dropout, only in training: without `rngs` nothing happens."
     return x if rngs is None else nnx.Dropout(rate)(x, rngs=rngs)
 
-# %% ../nbs/engine/training.ipynb #61partsc
+
 def in_parts(
     loss: Callable[[nnx.Module, Any], tuple[Array, dict[str, Array]]],
     model: nnx.Module,
@@ -447,56 +473,6 @@ def in_parts(
     whole.defvjp(partial(mean, jax.value_and_grad(of, has_aux=True)), backward)
     return whole(params, rest, parts)
 
-# %% ../nbs/engine/training.ipynb #2a3898e4
-@dataclass
-class Run:
-    "A training in progress, as its hooks see it."
-
-    state: PyTree  # after the last step, such as a `TrainState`
-    steps: int  # in all
-    step: int = 0  # taken so far
-    batch: Any = None  # of the last step
-    asked: float = 0.0  # when it was requested
-    waited: float = 0.0  # seconds until it was there
-    # of the last step; reading them waits for the device
-    metrics: dict = field(default_factory=dict)
-    row: dict | None = None  # of the log, if the last step has one
-    stop: bool = False  # whether to end after this step
-    # JSON-able; saved and restored with the state
-    progress: dict = field(default_factory=dict)
-
-    def due(self, *every: int) -> bool:
-        "Whether the last step is a multiple of one of the numbers, or the last of all."
-        return self.step == self.steps or any(self.step % n == 0 for n in every)
-
-# %% ../nbs/engine/training.ipynb #61trainloo
-def train_loop(
-    run: Run,
-    step: Callable,  # (state, batch) -> (state, metrics)
-    batches: Callable[[int], Iterator],  # number of the first batch -> batches
-    hooks: Sequence[Callable[[Run], Any]] = (),  # what they return is ignored
-) -> Run:
-    """Take the steps that `run` still lacks, and call every hook after each of them.
-
-    Changes `run`, and returns it. Raises ValueError if the batches end too early.
-    """
-    stream = batches(run.step)
-    try:
-        while run.step < run.steps and not run.stop:
-            run.asked = time.perf_counter()
-            try:
-                run.batch = next(stream)
-            except StopIteration:
-                raise ValueError("batches: ended before the last step") from None
-            run.waited = time.perf_counter() - run.asked
-            run.state, run.metrics = step(run.state, run.batch)
-            run.step, run.row = run.step + 1, None
-            for hook in hooks:
-                hook(run)
-    finally:
-        getattr(stream, "close", lambda: None)()
-    return run
-
 # %% ../nbs/engine/training.ipynb #bc1a9472
 def read_metrics(path: Path | str) -> list[dict]:
     """The rows of a metrics file. A last line that was cut off when a process was
@@ -519,30 +495,6 @@ def read_metrics(path: Path | str) -> list[dict]:
         said = f"{lost} of its {len(found)} lines cannot be read, and are left out"
         warnings.warn(f"{path}: {said}", stacklevel=2)
     return [row for row in found if row is not None]
-
-# %% ../nbs/engine/training.ipynb #b8ef96ac
-class _Log:
-    """The rows of a run, also as JSON lines in a file, if there is a path: on the disk
-    after every row. Opened at `step`, it drops the rows after that step.
-    """
-
-    def __init__(self, path: Path | None, step: int):
-        self.path, self.rows = path, []
-        if path:
-            found = read_metrics(path) if path.exists() else []
-            self.rows = [row for row in found if row["step"] <= step]
-            with atomic_write(path) as temporary:
-                temporary.write_text("".join(map(self.line, self.rows)))
-
-    def __call__(self, run: Run):
-        if run.row is None:
-            return
-        self.rows.append(run.row)
-        if self.path:
-            with _naming(self.path), open(self.path, "a") as f:
-                f.write(self.line(run.row))
-
-    line = staticmethod(lambda row: json.dumps(row) + "\n")
 
 # %% ../nbs/engine/training.ipynb #64meter
 class _Meter:
@@ -589,7 +541,8 @@ class _Best:
         self.files, self.weights = files, None
         # if it is missing, fail now rather than at the end
         if validate and run.progress["best"] is not None:
-            self.weights, _ = load_checkpoint(files.best, _weights(run.state))
+            path = files.path("best")
+            self.weights, _ = load_checkpoint(path, _weights(run.state))
 
     def __call__(self, run: Run):
         if self.validate is None or not run.due(self.every):
@@ -603,7 +556,7 @@ class _Best:
         if self.weights is None or loss < run.progress["best"]:
             run.progress |= {"best": loss, "best_step": run.step}
             self.weights = jax.device_get(_weights(run.state))
-            self.files.save(self.files.best, self.weights, run)
+            self.files.save("best", self.weights, run)
 
     def chosen(self, run: Run) -> tuple[dict, int]:
         "The best weights, or the last ones without validation, and their step."
@@ -616,20 +569,21 @@ def _weights(state: TrainState) -> dict:
     "What a model is made of."
     return {"params": state.params, "rest": state.rest}
 
-# %% ../nbs/engine/training.ipynb #64tick
-def _progress_bar(run: Run, shown: bool) -> tqdm:
+
+def _progress_bar(run: Run, shown: bool) -> tuple[tqdm, Callable]:
+    "The bar, and the hook that moves it and shows the numbers of the last row."
     wanted = shown and jax.process_index() == 0
     options: dict = dict(unit="step", file=sys.stdout, mininterval=1.0, ncols=100)
-    return tqdm(total=run.steps, initial=run.step, disable=not wanted, **options)
+    bar = tqdm(total=run.steps, initial=run.step, disable=not wanted, **options)
 
+    def tick(run: Run):
+        bar.update()
+        if run.row is not None:
+            loss, speed = run.row["loss"], run.row["samples_per_second"]
+            best = "" if (b := run.progress["best"]) is None else f", best {b:.4f}"
+            bar.set_postfix_str(f"loss {loss:.4f}{best}, {speed:.0f}/s")
 
-def _tick(bar: tqdm, run: Run):
-    "One tick per step, with the numbers of the last row."
-    bar.update()
-    if run.row is not None:
-        loss, speed = run.row["loss"], run.row["samples_per_second"]
-        best = "" if (b := run.progress["best"]) is None else f", best {b:.4f}"
-        bar.set_postfix_str(f"loss {loss:.4f}{best}, {speed:.0f}/s")
+    return bar, tick
 
 # %% ../nbs/engine/training.ipynb #64interrup
 class _Interruption:
@@ -661,7 +615,13 @@ class _Interruption:
             self.came = bool(all_asked.any())
             run.stop |= self.came
 
-# %% ../nbs/engine/training.ipynb #64alone
+    def end(self, run: Run, folder):
+        "Raise KeyboardInterrupt if the run was asked to stop, and did before its end."
+        if self.came and run.step < run.steps:
+            where = f"; run again to go on from {folder}" if folder else ""
+            raise KeyboardInterrupt(f"stopped after step {run.step}{where}")
+
+
 @contextlib.contextmanager
 def alone(folder: Path | None):
     """A context in which no other process trains in `folder`; raises OSError if one
@@ -702,11 +662,10 @@ def run_identity(
 
 def differences(saved: dict, wanted: dict) -> str:
     "The settings in which two nested configurations differ."
-    saved, wanted = (
-        named(config, lambda x: not isinstance(x, dict)) for config in (saved, wanted)
-    )
-    values = lambda k: (saved.get(k, "absent"), wanted.get(k, "absent"))
-    keys = sorted(k for k in {*saved, *wanted} if values(k)[0] != values(k)[1])
+    flat = lambda config: named(config, lambda x: not isinstance(x, dict))
+    a, b = flat(saved), flat(wanted)
+    values = lambda k: (a.get(k, "absent"), b.get(k, "absent"))
+    keys = sorted(k for k in {*a, *b} if values(k)[0] != values(k)[1])
     return ", ".join("{}: {!r} there, {!r} here".format(k, *values(k)) for k in keys)
 
 
@@ -717,73 +676,81 @@ def _filled(saved: dict, defaults: dict) -> dict:
     return defaults | found
 
 # %% ../nbs/engine/training.ipynb #64resume
-class _Files:
-    """The files of a run: `last` with its state, `best` with its best weights, and
-    `log`. All are None without a folder. Only the first process writes: `own` is its
-    folder, and None in the others.
+class _Folder:
+    """What a run keeps: last.safetensors with its state, best.safetensors with its best
+    weights, metrics.jsonl with its rows. Only the first process writes, in its `own`
+    folder; without one nothing is kept but the rows.
     """
 
     def __init__(self, folder: Path | str | None, about: dict):
-        home = None if folder is None else at_home(folder)
-        self.last, self.best = (
-            home and home / f"{name}.safetensors" for name in ("last", "best")
-        )
-        self.own = home if jax.process_index() == 0 else None
+        self.home = None if folder is None else at_home(folder)
+        self.own = self.home if jax.process_index() == 0 else None
         self.log = self.own and self.own / "metrics.jsonl"
-        self.about = about
+        self.about, self.rows = about, []
 
-    def save(self, path: Path | None, tree: PyTree, run: Run, **more):
-        if self.own and path:
+    def path(self, name: str) -> Path:
+        return (self.home or Path()) / f"{name}.safetensors"
+
+    def save(self, name: str, tree: PyTree, run: Run, **more):
+        if self.own:
             meta = {"config": self.about, "step": run.step, **more}
-            save_checkpoint(path, tree, meta)
+            save_checkpoint(self.path(name), tree, meta)
 
     def resume(self, run: Run, defaults: dict | None):
         "Go on from the checkpoint, if there is one; remove what a killed run left."
         for orphan in self.own.glob(".*.partial") if self.own else ():
             orphan.unlink(missing_ok=True)
-        if self.last is None or not self.last.exists():
+        if self.home is None or not (last := self.path("last")).exists():
             return
         # an older version's run lacks the settings that came later
-        saved = read_meta(self.last).get("config")
+        saved = read_meta(last).get("config")
         given = json.loads(json.dumps(defaults or {}))
         saved = _filled(saved if isinstance(saved, dict) else {}, given)
         # compared before the arrays: their shapes say less than the configuration
         if saved != self.about:
             raise CheckpointError(
-                f"{self.last.parent}: holds a run of another configuration"
+                f"{self.home}: holds a run of another configuration"
                 f" ({differences(saved, self.about)}); choose another folder, or delete"
                 " this one"
             )
-        run.state, meta = load_checkpoint(self.last, run.state)
+        run.state, meta = load_checkpoint(last, run.state)
         run.step, run.progress = int(run.state.step), meta["progress"]
 
+    def open_log(self, step: int):
+        "Take up the log, without the rows after `step`: these will come again."
+        if self.log:
+            found = read_metrics(self.log) if self.log.exists() else []
+            self.rows = [row for row in found if row["step"] <= step]
+            with atomic_write(self.log) as temporary:
+                temporary.write_text("".join(map(self.line, self.rows)))
+
+    def __call__(self, run: Run):
+        "Keep the row of the last step, if it has one: on the disk at once."
+        if run.row is None:
+            return
+        self.rows.append(run.row)
+        if self.log:
+            with _naming(self.log), open(self.log, "a") as f:
+                f.write(self.line(run.row))
+
+    line = staticmethod(lambda row: json.dumps(row) + "\n")
+
 # %% ../nbs/engine/training.ipynb #a2fe610a
-class _Placement:
-    """Where arrays are: on the default device, or on a mesh, with batches split along
-    their first axis and everything else on every device.
+def _placed(mesh: Mesh | None) -> tuple[Mesh | None, Callable, Callable]:
+    """The mesh with automatic axes, whatever the caller's (the loss ignores shardings);
+    what puts the state on all of its devices; and what makes a process's part of a
+    batch the batch of all processes, split along its first axis.
     """
+    if mesh is None:
+        return None, lambda tree: tree, lambda batch: batch
+    mesh = Mesh(mesh.devices, mesh.axis_names)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    part = jax.make_array_from_process_local_data
+    share = lambda batch: jax.tree.map(lambda x: part(spread, np.asarray(x)), batch)
+    return mesh, lambda tree: jax.device_put(tree, everywhere), share
 
-    def __init__(self, mesh: Mesh | None):
-        # with automatic axes, whatever the caller's: the loss ignores shardings
-        self.mesh = mesh and Mesh(mesh.devices, mesh.axis_names)
 
-    def replicate(self, tree):
-        everywhere = self.mesh and NamedSharding(self.mesh, PartitionSpec())
-        return jax.device_put(tree, everywhere) if everywhere else tree
-
-    def share(self, batch):
-        "A process's part of the batch -> the batch of all processes."
-        if self.mesh is None:
-            return batch
-        spread = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
-        whole = jax.make_array_from_process_local_data
-        return jax.tree.map(lambda x: whole(spread, np.asarray(x)), batch)
-
-    def local(self, tree):
-        "A replicated tree, for this process alone."
-        return jax.device_get(tree) if self.mesh else tree
-
-# %% ../nbs/engine/training.ipynb #64result
 class Fit(NamedTuple):
     """What `fit` returns: the model with its best weights on validation (the last ones
     without validation), the rows of the log, and the step that the weights are of.
@@ -792,15 +759,6 @@ class Fit(NamedTuple):
     model: nnx.Module
     history: list[dict]
     best_step: int
-
-
-def _optimizer_of(optim, steps: int | None):
-    "An optimizer of optax, and the number of its steps."
-    if not isinstance(optim, OptimConfig):
-        return optim, steps
-    if steps is not None:
-        raise ValueError(f"steps: got {steps} beside an OptimConfig, which has its own")
-    return make_optimizer(optim), optim.steps
 
 # %% ../nbs/engine/training.ipynb #64fit
 def fit(
@@ -846,37 +804,38 @@ def fit(
     before it remain), KeyboardInterrupt after a clean stop, OSError if the folder
     cannot be written, or if another process trains in it.
     """
-    optimizer, steps = _optimizer_of(optim, steps)
+    own = isinstance(optim, OptimConfig)
+    if own and steps is not None:
+        raise ValueError(f"steps: got {steps} beside an OptimConfig, which has its own")
+    optimizer, steps = (make_optimizer(optim), optim.steps) if own else (optim, steps)
     check_sizes(every=every, log_every=log_every, steps=steps)
     graphdef, params, keys, rest = trainable(model)
     start = TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32), rest)
     run = Run(start, steps, progress={"best": None, "best_step": 0, "seconds": 0.0})
-    files = _Files(folder, run_identity(optim, seed, config, steps))
-    place, dues = _Placement(mesh), (every, log_every)
+    files = _Folder(folder, run_identity(optim, seed, config, steps))
+    mesh, replicate, share = _placed(mesh)
 
     def whole(weights):
-        weights = jax.tree.map(jnp.asarray, place.local(weights))
+        weights = jax.tree.map(jnp.asarray, jax.device_get(weights))
         return nnx.merge(graphdef, weights["params"], keys, weights["rest"])
 
     def save(run):
         if run.stop or run.due(every):
             meter.read(run)  # a loss that is not finite is not saved
-            files.save(files.last, run.state, run, progress=run.progress)
+            files.save("last", run.state, run, progress=run.progress)
 
     with alone(files.own):
         files.resume(run, defaults)
-        run.state = place.replicate(run.state)
-        compiled = make_step(graphdef, loss, optimizer, seed, place.mesh, keys)
-        step = lambda state, batch: compiled(state, place.share(batch))
-        meter = _Meter(run, optim, *dues)
+        run.state = replicate(run.state)
+        compiled = make_step(graphdef, loss, optimizer, seed, mesh, keys)
+        step = lambda state, batch: compiled(state, share(batch))
+        meter = _Meter(run, optim, every, log_every)
         best = _Best(run, validate, every, whole, files)
-        log = _Log(files.log, run.step)
-        with _Interruption(*dues) as ctrl_c, _progress_bar(run, progress) as bar:
-            tick = partial(_tick, bar)
-            all_hooks = [ctrl_c, meter, best, *hooks, log, save, tick]
-            train_loop(run, step, batches, all_hooks)
-    if ctrl_c.came and run.step < run.steps:
-        where = f"; run again to go on from {folder}" if folder else ""
-        raise KeyboardInterrupt(f"stopped after step {run.step}{where}")
+        files.open_log(run.step)
+        bar, tick = _progress_bar(run, progress)
+        with _Interruption(every, log_every) as ctrl_c, bar:
+            every_hook = [ctrl_c, meter, best, *hooks, files, save, tick]
+            train_loop(run, step, batches, every_hook)
+    ctrl_c.end(run, folder)
     weights, best_step = best.chosen(run)
-    return Fit(whole(weights), log.rows, best_step)
+    return Fit(whole(weights), files.rows, best_step)

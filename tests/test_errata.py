@@ -194,25 +194,27 @@ def test_graphs_are_evaluated_without_noise():
     assert_close(ours, quiet, rtol=1e-6)
 
 
-CODE = re.compile(r"\b(?:(?:image|anomaly|classification|public) code|port)\b")
-PERMALINK = re.compile(r"https://github\.com/[\w-]+/[\w.-]+/blob/[0-9a-f]{40}/[\w./-]+")
+PERMALINK = re.compile(r"github\.com/([\w-]+/[\w.-]+)/blob/([0-9a-f]{40})/[\w./-]+")
+BY_PUBLIC_CODE = re.compile(r"\b(?:image|anomaly|classification) code\b|\bport\b")
 
 
-def test_every_statement_about_public_code_names_repository_file_and_commit():
+def test_the_table_names_whose_each_mistake_is_and_tests_that_exist():
     cells = json.loads((NBS / "52_errata.ipynb").read_text(encoding="utf-8"))["cells"]
-    items = [
-        text
-        for cell in cells
-        if cell["cell_type"] == "markdown"
-        and re.match(r"## \d+\. ", text := "".join(cell["source"]))
-    ]
-    assert [int(re.match(r"## (\d+)", text)[1]) for text in items] == [*range(1, 21)]
-    about_code = [text for text in items if CODE.search(text)]
-    assert len(about_code) >= 15
-    for text in about_code:
-        assert PERMALINK.search(text), text
-    # the table of sources has the same commits, and every link is to one of them
-    everything = "".join("".join(cell["source"]) for cell in cells)
-    sources = set(re.findall(r"github\.com/([\w-]+/[\w.-]+/)tree/(\w{40})", everything))
-    linked = set(re.findall(r"github\.com/([\w-]+/[\w.-]+/)blob/(\w{40})", everything))
-    assert linked == sources
+    text = "\n".join("".join(cell["source"]) for cell in cells)
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", text, re.M)
+    assert [int(number) for number, _ in rows] == [*range(1, 21)]
+    tests = NBS.parent / "tests"
+    for _, row in rows:
+        _, whose, right, caught = row.split(" | ")
+        assert not BY_PUBLIC_CODE.search(whose) or PERMALINK.search(whose), whose
+        chapters = re.findall(r"\]\(([\w/]+\.ipynb)\)", right)
+        assert chapters and all((NBS / chapter).exists() for chapter in chapters)
+        named = re.findall(r"`(\w+)::(\w+)`", caught)
+        assert named and len(named) == caught.count("::")
+        for file, name in named:
+            assert f"def {name}(" in (tests / f"test_{file}.py").read_text("utf-8"), (
+                name
+            )
+    # every commit that is linked is one of those that are listed
+    sources = re.findall(r"github\.com/([\w-]+/[\w.-]+)/tree/(\w{40})", text)
+    assert {*PERMALINK.findall(text)} == {*sources} and len(sources) == 6

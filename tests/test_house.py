@@ -16,13 +16,13 @@ LIB = ROOT / "et_nbdev"
 
 # What no row may exceed. Lower a number where it has fallen.
 LIMITS = {
-    "lines of the library": 9_360,
+    "lines of the library": 9_130,
     "files of the library": 33,
     "lines of tests": 13_890,
     "lines of scripts, experiments and benchmarks": 5_990,
     "lessons": 34,
     "chapters of the engine room": 17,
-    "words of prose in lessons": 26_100,
+    "words of prose in lessons": 23_850,
     "words of the front page": 600,
     "rows of tables on the front page": 24,
     "public names": 130,

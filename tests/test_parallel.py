@@ -193,9 +193,3 @@ def test_the_parts_of_a_batch_are_the_batch():
             next(batches(pixels, 8, seed=3, start=s, part=(i, 4))) for i in range(4)
         ]
         np.testing.assert_array_equal(np.concatenate(parts), whole)
-
-
-@pytest.mark.parametrize("part", [(2, 2), (-1, 2), (0, 3), (0, 0)])
-def test_a_part_that_cannot_be_is_refused(part):
-    with pytest.raises(ValueError, match="^part"):
-        next(batches(np.zeros((16, 2, 2, 1), np.uint8), 8, seed=0, part=part))

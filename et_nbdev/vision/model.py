@@ -8,7 +8,6 @@ __all__ = ['ImageConfig', 'ImageEnergyTransformer', 'ImageTransformer', 'complet
 # %% ../../nbs/21_image_model.ipynb #e0f11a2b
 #| code-fold: true
 import re
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib.resources import as_file, files
@@ -30,7 +29,16 @@ from ..memory import HopfieldMemory, SignedMemory
 from ..norm import EnergyLayerNorm
 from ..solvers import LearnedMetric
 from ..training import at_home, option, restore, save_checkpoint
-from .data import denormalize, need, normalize, patchify, unpatchify
+from et_nbdev.vision.data import (
+    denormalize,
+    expect,
+    need,
+    normalize,
+    patches_per_side,
+    patchify,
+    unit,
+    unpatchify,
+)
 
 # %% ../../nbs/21_image_model.ipynb #899d24b3
 #| code-fold: true
@@ -44,6 +52,33 @@ def waves(side: int, dim: int) -> Float[Array, "N D"]:
     one = 2**0.5 * np.concatenate([np.sin(phase), np.cos(phase)], 1)
     both = np.concatenate([np.tile(one, (side, 1)), np.repeat(one, side, 0)], 1)
     return jnp.asarray(both[:, :dim], jnp.float32)
+
+# %% ../../nbs/21_image_model.ipynb #f9e73fd6
+#| code-fold: true
+def _per_channel_of(c, name: str) -> tuple[float, ...]:
+    "The field mean or std as floats, one or C of them."
+    given = getattr(c, name)
+    try:
+        values = tuple(float(v) for v in given)  # a list, after JSON
+    except (TypeError, ValueError):
+        values = ()
+    good = lambda v: 0 <= v <= 1 if name == "mean" else 0 < v < np.inf
+    fits = len(values) in (1, c.channels) and all(map(good, values))
+    limits = "between 0 and 1" if name == "mean" else "that are positive"
+    expect(name, fits, f"a tuple of 1 or C = {c.channels} numbers {limits}", given)
+    return values
+
+
+def check_hidden(c, name: str, pixels, what: str, hidden, *shape: int):
+    """Raise ValueError, naming the argument, unless pixels are (B, *shape) and `hidden`
+    are booleans (B, N).
+    """
+    B, N = len(pixels), c.num_tokens
+    fits = pixels.ndim == len(shape) + 1 and pixels.shape[1:] == shape
+    expect(name, fits, f"(B, {', '.join(map(str, shape))})", pixels.shape)
+    fits = hidden.dtype == bool and hidden.shape == (B, N)
+    got = f"{hidden.dtype}{hidden.shape}"
+    expect(what, fits, f"booleans (B, N) = ({B}, {N})", got)
 
 # %% ../../nbs/21_image_model.ipynb #36cbb79c
 #| code-fold: true
@@ -83,15 +118,13 @@ class ImageConfig:
 
     def __post_init__(self):
         check_kinds(self)
-        expect(self, "recipe", self.recipe in RECIPES, " or ".join(RECIPES))
+        known = self.recipe in RECIPES
+        expect("recipe", known, " or ".join(RECIPES), repr(self.recipe))
         check_sizes(**{f.name: getattr(self, f.name) for f in fields(self)[1:9]})
-        whole = self.image_size % self.patch_size == 0
-        expect(
-            self, "patch_size", whole, f"a divisor of image_size = {self.image_size}"
-        )
+        patches_per_side(self.image_size, self.patch_size)
         check_positive(step_size=self.step_size)
         for name in ("mean", "std"):
-            object.__setattr__(self, name, per_channel_of(self, name))
+            object.__setattr__(self, name, _per_channel_of(self, name))
 
     @property
     def side(self) -> int:
@@ -135,17 +168,10 @@ def tiny_imagenet(
     that attract and repel, and learned steps: what comes trained with the library.
     """
     mask, positions = wave_start(c, rngs)
-    attention = EnergyAttention(
-        c.dim,
-        c.num_heads,
-        c.head_dim,
-        beta=np.full(c.num_heads, 4 * c.head_dim**-0.5),
-        learn_beta=True,
-        normalize=True,
-        positions=RelativePositions(c.side, c.num_heads, "distance"),
-        tied_start=True,
-        rngs=rngs,
-    )
+    heads = dict(beta=np.full(c.num_heads, 4 * c.head_dim**-0.5), learn_beta=True)
+    heads |= dict(positions=RelativePositions(c.side, c.num_heads, "distance"))
+    heads |= dict(normalize=True, tied_start=True, rngs=rngs)
+    attention = EnergyAttention(c.dim, c.num_heads, c.head_dim, **heads)
     rngs.params()  # the runs in results/ drew here once more
     memory = SignedMemory(c.dim, c.num_memories, 0.25, activation, rngs=rngs)
     block = Block(EnergyLayerNorm(c.dim), attention=attention, memory=memory)
@@ -176,7 +202,8 @@ class ImageEnergyTransformer(nnx.Module):
         if solver is not None:
             self.solver = solver
         if type(self) is ImageEnergyTransformer and not hasattr(self.block, "energies"):
-            expect(c, "recipe", False, "one with an energy (see ImageTransformer)")
+            wanted = "one with an energy (see ImageTransformer)"
+            expect("recipe", False, wanted, repr(c.recipe))
 
     def encode(
         self, patches: Float[Array, "B N P"], masked: Bool[Array, "B N"]
@@ -241,54 +268,6 @@ class ImageEnergyTransformer(nnx.Module):
         step = 2 * N * step
         return c.steps * step + 4 * N * c.patch_dim * c.dim
 
-# %% ../../nbs/engine/pictures.ipynb #f9e73fd6
-def expect(config, name: str, good: bool, wanted: str):
-    "Raise ValueError, naming the field of a configuration, unless it is good."
-    if not good:
-        raise ValueError(f"{name}: expected {wanted}, got {getattr(config, name)!r}")
-
-
-def per_channel_of(c, name: str) -> tuple[float, ...]:
-    "The field mean or std as floats, one or C of them."
-    try:
-        values = tuple(float(v) for v in getattr(c, name))  # a list, after JSON
-    except (TypeError, ValueError):
-        values = ()
-    good = lambda v: 0 <= v <= 1 if name == "mean" else 0 < v < np.inf
-    fits = len(values) in (1, c.channels) and all(map(good, values))
-    limits = "between 0 and 1" if name == "mean" else "that are positive"
-    expect(c, name, fits, f"a tuple of 1 or C = {c.channels} numbers {limits}")
-    return values
-
-# %% ../../nbs/engine/pictures.ipynb #f9e7checkp
-def check_patches(c, patches, masked):
-    "Raise ValueError unless patches are (B, N, P) and masked are booleans (B, N)."
-    want = (c.num_tokens, c.patch_dim)
-    if patches.ndim != 3 or patches.shape[1:] != want:
-        raise ValueError(
-            f"patches: expected (B, N, P) = (B, {want[0]}, {want[1]}), got"
-            f" {patches.shape}"
-        )
-    if masked.dtype != jnp.bool_ or masked.shape != patches.shape[:2]:
-        raise ValueError(
-            f"masked: expected booleans (B, N) = {patches.shape[:2]}, got"
-            f" {masked.dtype}{masked.shape}"
-        )
-
-
-def check_hidden(c, name: str, pixels, what: str, hidden, *shape: int):
-    """Raise ValueError, naming the argument, unless pixels are (B, *shape) and `hidden`
-    are booleans (B, N).
-    """
-    if pixels.ndim != len(shape) + 1 or pixels.shape[1:] != shape:
-        wanted = ", ".join(map(str, shape))
-        raise ValueError(f"{name}: expected (B, {wanted}), got {pixels.shape}")
-    if hidden.dtype != bool or hidden.shape != (len(pixels), c.num_tokens):
-        raise ValueError(
-            f"{what}: expected booleans (B, N) = ({len(pixels)}, {c.num_tokens}), got"
-            f" {hidden.dtype}{hidden.shape}"
-        )
-
 # %% ../../nbs/engine/pictures.ipynb #21recipe2
 def paper_block(c: ImageConfig, rngs: nnx.Rngs, **start) -> Block:
     "The two terms of the paper; `start` is init_scale, or tied_start of attention."
@@ -318,7 +297,7 @@ def transformer(c: ImageConfig, rngs: nnx.Rngs, table=True, scale=2.0) -> Parts:
     sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
     return Parts(*start, TransformerBlock(*sizes, positions=positions, rngs=rngs))  # pyright: ignore[reportCallIssue]
 
-# %% ../../nbs/engine/pictures.ipynb #21repart
+
 RECIPES = {  # what a configuration may name; yours can be one of them
     "plain": plain,
     "paper": partial(plain, scale=0.02),
@@ -328,13 +307,18 @@ RECIPES = {  # what a configuration may name; yours can be one of them
     "transformer-plain": partial(transformer, table=False, scale=1.0),
 }
 
-# %% ../../nbs/engine/pictures.ipynb #0fd246di
-#| code-fold: true
+
 def image_model(config: ImageConfig, *, rngs: nnx.Rngs) -> ImageEnergyTransformer:
     "A model by the recipe of its configuration, with random weights."
     parts = nnx.eval_shape(lambda: RECIPES[config.recipe](config, nnx.Rngs(0)).block)
     energy = hasattr(parts, "energies")
     return (ImageEnergyTransformer if energy else ImageTransformer)(config, rngs=rngs)
+
+
+def hidden_pixels(c: ImageConfig, occluded: Bool[np.ndarray, "... N"]):
+    "Which entries of the pictures (..., S, S, C) belong to occluded patches."
+    hidden = np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim))
+    return unpatchify(hidden, c.image_size, c.patch_size)
 
 # %% ../../nbs/engine/pictures.ipynb #0fd246d4
 class ImageTransformer(ImageEnergyTransformer):
@@ -379,10 +363,32 @@ class _Completion(NamedTuple):
     path: Float[Array, "T+1 B S S C"] | None
 
 
-def _hidden_pixels(c: ImageConfig, occluded: Bool[np.ndarray, "... N"]):
-    "Which entries of the pictures (..., S, S, C) belong to occluded patches."
-    hidden = np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim))
-    return unpatchify(hidden, c.image_size, c.patch_size)
+def complete(
+    model: ImageEnergyTransformer,
+    # (B, S, S, C): uint8, or floating in [0, 1]; pixels of occluded patches are
+    # ignored
+    images,
+    occluded,  # (B, N) booleans: the patches to complete, in reading order
+    *,
+    steps: int | None = None,  # T; None: the configuration's
+    step_size: float | None = None,  # α; None: the model's, learned or not
+    path: bool = False,  # also return the completion after every step
+) -> _Completion:
+    """Complete pictures by descent. Raises ValueError, naming the argument, for wrong
+    shapes or dtypes, open pixels that are NaN or outside [0, 1], and a step size that
+    is not positive and finite.
+    """
+    c, images, occluded = model.config, np.asarray(images), np.asarray(occluded)
+    size = c.image_size, c.image_size, c.channels
+    check_hidden(c, "images", images, "occluded", occluded, *size)
+    if step_size is not None:
+        check_positive(step_size=step_size)
+        step_size = jnp.float32(step_size)
+    hidden = hidden_pixels(c, occluded)
+    # in [0, 1], checked before they are traced
+    images = unit(np.where(hidden, np.zeros((), images.dtype), images))
+    steps = c.steps if steps is None else steps
+    return _complete(model, images, hidden, occluded, step_size, steps, path)
 
 
 @partial(nnx.jit, static_argnames=("steps", "path"))
@@ -400,34 +406,6 @@ def _complete(model, images, hidden, occluded, step_size, steps: int, path: bool
     states = jax.lax.map(picture, trajectory.states) if path else None
     return _Completion(picture(x), trajectory.energies, states)
 
-# %% ../../nbs/engine/pictures.ipynb #4042comple
-def complete(
-    model: ImageEnergyTransformer,
-    # (B, S, S, C): uint8, or floating in [0, 1]; pixels of occluded patches are
-    # ignored
-    images,
-    occluded,  # (B, N) booleans: the patches to complete, in reading order
-    *,
-    steps: int | None = None,  # T; None: the configuration's
-    step_size: float | None = None,  # α; None: the model's, learned or not
-    path: bool = False,  # also return the completion after every step
-) -> _Completion:
-    """Complete pictures by descent. Raises ValueError or TypeError, naming the
-    argument, for wrong shapes or dtypes, open pixels that are NaN or outside [0, 1],
-    and a step size that is not positive and finite.
-    """
-    c, images, occluded = model.config, np.asarray(images), np.asarray(occluded)
-    size = c.image_size, c.image_size, c.channels
-    check_hidden(c, "images", images, "occluded", occluded, *size)
-    if step_size is not None:
-        check_positive(step_size=step_size)
-        step_size = jnp.float32(step_size)
-    hidden = _hidden_pixels(c, occluded)
-    # in [0, 1], checked before they are traced
-    images = normalize(np.where(hidden, np.zeros((), images.dtype), images), 0, 1)
-    steps = c.steps if steps is None else steps
-    return _complete(model, images, hidden, occluded, step_size, steps, path)
-
 # %% ../../nbs/engine/pictures.ipynb #986fc6a0
 def plot_completion(
     model: ImageEnergyTransformer, images, occluded, times=None, *, max_rows: int = 8
@@ -435,26 +413,24 @@ def plot_completion(
     """Rows of pictures: original, occluded, and completed at several times of the
     descent. Returns the figure.
     """
+    import matplotlib.pyplot as plt
+
     images, occluded = np.asarray(images)[:max_rows], np.asarray(occluded)[:max_rows]
     c = model.config
     if times is None:
         times = sorted({round(t) for t in np.linspace(1, c.steps, min(4, c.steps))})
-    path = complete(model, images, occluded, steps=max(times), path=True).path
-    assert path is not None  # it was requested
+    path: Any = complete(model, images, occluded, steps=max(times), path=True).path
     # gray pictures too, for the lilac
     colored = lambda x: np.broadcast_to(np.float32(x), (*np.shape(x)[:-1], 3))
-    shown = colored(images / np.float32(255) if images.dtype == np.uint8 else images)
-    hidden = _hidden_pixels(c, occluded)
+    shown, hidden = colored(unit(images)), hidden_pixels(c, occluded)
     columns = {
         "original": shown,
         "occluded": np.where(hidden, np.float32([0.80, 0.72, 0.90]), shown),
         **{f"t = {t}": colored(path[t]) for t in times},
     }
-    import matplotlib.pyplot as plt
-
-    rows, cols = len(shown), len(columns)
-    size = 1.3 * cols, 1.3 * rows
-    fig, axes = plt.subplots(rows, cols, figsize=size, squeeze=False)
+    size = 1.3 * len(columns), 1.3 * len(shown)
+    shape = len(shown), len(columns)
+    fig, axes = plt.subplots(*shape, figsize=size, squeeze=False)
     for column, (title, pictures) in zip(axes.T, columns.items()):
         column[0].set_title(title, fontsize=11)
         for ax, picture in zip(column, pictures):
@@ -464,25 +440,22 @@ def plot_completion(
     return fig
 
 # %% ../../nbs/engine/pictures.ipynb #a90296ai
-#| code-fold: true
 OLDER = {  # recipe -> what a file of 0.2 says in its place, beside what is off
     "plain": {},
     "tiny-imagenet": dict(
-        learn_beta=True,
-        relative_positions=True,
-        normalize_heads=True,
-        beta_per_head=True,
-        negative_memories=0.25,
-        learn_steps=True,
-        channel_steps=True,
+        **dict.fromkeys(("learn_beta", "relative_positions", "normalize_heads"), True),
+        **dict.fromkeys(("beta_per_head", "learn_steps", "channel_steps"), True),
         map_per_step=True,
+        negative_memories=0.25,
     ),
     "transformer": dict(block="transformer", relative_positions=True),
     "transformer-plain": dict(block="transformer"),
 }
+# how a training started, and numbers that only other activations have
+_FORGOTTEN = {"position_init", "position_scale", "mask_scale", "init_scale"}
+_FORGOTTEN |= {"tied_start", "power", "memory_beta"}
 
-# %% ../../nbs/engine/pictures.ipynb #a902newer
-#| code-fold: true
+
 def newer(made: dict) -> dict:
     "The fields of an `ImageConfig`, from a file that may be older than recipes."
     if "recipe" in made:
@@ -501,19 +474,17 @@ def newer(made: dict) -> dict:
             f"it is of 0.2 or before, and no recipe has {said}; add yours to RECIPES,"
             " and this to OLDER"
         )
-    if recipe == "plain" and made.get("tied_start"):
-        recipe = "waves"
-    return sizes | {"recipe": recipe}
+    waves = recipe == "plain" and made.get("tied_start")
+    return sizes | {"recipe": "waves" if waves else recipe}
+
+
+def pretrained() -> tuple[str, ...]:
+    "Names of the trained models that come with the library."
+    found = (files("et_nbdev.vision") / "weights").iterdir()
+    names = (f.name.partition(".safetensors") for f in found)
+    return tuple(sorted(name for name, kind, _ in names if kind))
 
 # %% ../../nbs/engine/pictures.ipynb #a90296a2
-# how a training started, which weights have forgotten, and numbers that only other
-# activations have
-_FORGOTTEN = {"position_init", "position_scale", "mask_scale", "init_scale"}
-
-
-_FORGOTTEN |= {"tied_start", "power", "memory_beta"}
-
-
 def save_model(
     path: Path | str, model: ImageEnergyTransformer, meta: dict | None = None
 ):
@@ -530,8 +501,6 @@ def load_model(path: Path | str) -> ImageEnergyTransformer:
     """
 
     def build(made: dict, size: int):
-        if not made["model"]:
-            raise ValueError("it is empty")
         config = ImageConfig(**newer(made["model"]))
         if config.num_tokens * config.dim > size:
             raise ValueError("its positions alone would be larger than the file")
@@ -539,51 +508,7 @@ def load_model(path: Path | str) -> ImageEnergyTransformer:
 
     return restore(path, "image model", build)
 
-# %% ../../nbs/engine/pictures.ipynb #aacccddi
-#| code-fold: true
-def pretrained() -> tuple[str, ...]:
-    "Names of the trained models that come with the library."
-    found = (files("et_nbdev.vision") / "weights").iterdir()
-    names = (f.name.partition(".safetensors") for f in found)
-    return tuple(sorted(name for name, kind, _ in names if kind))
 
-# %% ../../nbs/engine/pictures.ipynb #aacccddb
-def _weights_of(
-    source: str | Path, revision: str | None
-) -> AbstractContextManager[Path]:
-    """The file of the weights that `from_pretrained` loads, as a context. Raises
-    TypeError if `source` is neither text nor a path, ValueError if it is unknown,
-    OSError if the hub cannot be reached.
-    """
-    if not isinstance(source, (str, Path)):
-        got = type(source).__name__
-        raise TypeError(f"source: expected a name or a path, got {got}")
-    name = str(source)
-    if revision is not None and (name in pretrained() or at_home(name).is_dir()):
-        raise ValueError(f"revision: {name!r} is not a hub repository and has none")
-    if name in pretrained():
-        return as_file(files("et_nbdev.vision") / "weights" / f"{name}.safetensors")
-    if name and (folder := at_home(name)).is_dir():
-        made = folder / "model.safetensors"
-        best = folder / "best.safetensors"  # of a run of et_train_images
-        return nullcontext(made if made.is_file() or not best.is_file() else best)
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
-        raise ValueError(
-            f"source: expected one of {', '.join(pretrained())}, a folder that exists,"
-            f" or a hub repository user/name, got {name!r}"
-        )
-    try:
-        path = need("huggingface_hub").hf_hub_download(
-            name, "model.safetensors", revision=revision
-        )
-    except (OSError, ValueError) as e:
-        raise OSError(
-            f"source: model.safetensors of the hub repository {name!r} could not be"
-            f" fetched ({type(e).__name__}: {e})"
-        ) from e
-    return nullcontext(Path(path))
-
-# %% ../../nbs/engine/pictures.ipynb #aaccfrompr
 def from_pretrained(
     source: str | Path, *, revision: str | None = None
 ) -> ImageEnergyTransformer:
@@ -591,8 +516,36 @@ def from_pretrained(
     folder that holds a model.safetensors or a run of `et_train_images`, or a hub
     repository "user/name", at a `revision`.
 
-    Raises TypeError or ValueError on anything else, CheckpointError if the file is
-    missing or damaged, OSError if the hub cannot be reached.
+    Raises ValueError on anything else, CheckpointError if the file is missing or
+    damaged, OSError if the hub cannot be reached.
     """
-    with _weights_of(source, revision) as path:
-        return load_model(path)
+    named = isinstance(source, (str, Path))
+    expect("source", named, "a name or a path", type(source).__name__)
+    name, shipped = str(source), pretrained()
+    folder = at_home(name)
+    here = name in shipped or bool(name) and folder.is_dir()
+    there = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)
+    known = f"one of {', '.join(shipped)}, a folder that exists, or a hub repository"
+    expect("source", here or there, f"{known} user/name", repr(name))
+    plain = revision is None or not here
+    expect("revision", plain, f"None, as {name!r} is no hub repository", revision)
+    if name in shipped:
+        weights = files("et_nbdev.vision") / "weights" / f"{name}.safetensors"
+        with as_file(weights) as path:
+            return load_model(path)
+    if not here:
+        return load_model(_fetched(name, revision))
+    made, best = folder / "model.safetensors", folder / "best.safetensors"  # of a run
+    return load_model(made if made.is_file() or not best.is_file() else best)
+
+
+def _fetched(name: str, revision: str | None) -> str:
+    "The file of the weights in a hub repository."
+    fetch, file = need("huggingface_hub").hf_hub_download, "model.safetensors"
+    try:
+        return fetch(name, file, revision=revision)
+    except (OSError, ValueError) as e:
+        raise OSError(
+            f"source: {file} of the hub repository {name!r} could not be fetched"
+            f" ({type(e).__name__}: {e})"
+        ) from e

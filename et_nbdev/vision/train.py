@@ -12,6 +12,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +21,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Float32, PRNGKeyArray, Shaped
 
 from ..checks import check_kinds, check_share, check_sizes
-from et_nbdev.commands import (
-    all_devices,
-    as_command,
-    command,
-    configure,
-    out_folder,
-)
+from ..commands import all_devices, as_command, command, configure, out_folder
 from ..dynamics import plot_energies
 from et_nbdev.training import (
     Fit,
@@ -44,6 +39,7 @@ from et_nbdev.vision.data import (
     Pictures,
     Pixels,
     batches,
+    expect,
     fills_from,
     load_images,
     need,
@@ -58,7 +54,6 @@ from et_nbdev.vision.model import (
     ImageEnergyTransformer,
     ImageTransformer,
     complete,
-    expect,
     from_pretrained,
     image_model,
     plot_completion,
@@ -71,12 +66,11 @@ def completion_loss(
     occluded: Bool[Array, "B N"],
 ) -> Float[Array, ""]:
     """Mean squared error over the pixels of the occluded tokens only, in units of the
-    per-channel variance.
+    per-channel variance; 0 if there are none.
     """
     error = jnp.mean((predicted - patches) ** 2, -1)
-    return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error))) / jnp.maximum(
-        jnp.sum(occluded, dtype=error.dtype), 1
-    )
+    hidden = jnp.maximum(jnp.sum(occluded, dtype=error.dtype), 1)
+    return jnp.sum(jnp.where(occluded, error, jnp.zeros_like(error))) / hidden
 
 # %% ../../nbs/22_image_train.ipynb #c233d2e9
 #| code-fold: true
@@ -115,56 +109,33 @@ class TrainConfig:
 
     def __post_init__(self):
         check_kinds(self)
-        for name in ("batch_size", "validate_on", "every"):
-            check_sizes(**{name: getattr(self, name)})
-        for name in ("occluded", "open_fraction", "flip", "jitter"):
-            check_share(**{name: getattr(self, name)})
-        expect(self, "seed", 0 <= self.seed < 2**32, "0 ≤ seed < 2³²")
-        expect(self, "crop", 0 < self.crop <= 1, "a share in (0, 1]")
-        N = self.model.num_tokens
-        expect(self, "occluded", self.num_occluded > 0, f"at least one of {N} tokens")
+        c, N = self, self.model.num_tokens
+        check_sizes(batch_size=c.batch_size, validate_on=c.validate_on, every=c.every)
+        check_share(occluded=c.occluded, open_fraction=c.open_fraction)
+        check_share(flip=c.flip, jitter=c.jitter)
+        expect("seed", 0 <= c.seed < 2**32, "0 ≤ seed < 2³²", c.seed)
+        expect("crop", 0 < c.crop <= 1, "a share in (0, 1]", c.crop)
+        some = c.num_occluded > 0
+        expect("occluded", some, f"a share with one of {N} tokens or more", c.occluded)
 
     @property
     def num_occluded(self) -> int:
         "Occluded tokens per picture."
         return round(self.occluded * self.model.num_tokens)
 
-# %% ../../nbs/22_image_train.ipynb #258c1920
-CONFIGS: dict[str, TrainConfig] = {}  # training runs by name
-
-# scikit-learn's digits, 8×8: about two minutes on two cores
-SMALLEST = dict(dim=64, num_heads=4, head_dim=16, num_memories=256)
-CONFIGS["digits"] = TrainConfig(
-    ImageConfig(
-        image_size=8, channels=1, patch_size=2, steps=8, step_size=0.2, **SMALLEST
-    ),
-    OptimConfig(steps=2000, warmup=100, lr=2e-3, lr_floor=1e-6),
-    data="digits",
-    flip=0.0,
-    every=250,
-)
-
 # %% ../../nbs/22_image_train.ipynb #7fdfc24a
 #| code-fold: true
 def drawn_batch(config: TrainConfig, images, key):
     "What a step learns from: patches, which are occluded, and which of these are MASK."
-    c = config.model
+    c, crop = config.model, config.crop
     look, hide = jax.random.split(key)
-    if config.crop < 1 or config.flip or config.jitter:
-        ratio = (3 / 4, 4 / 3) if config.crop < 1 else (1, 1)
-        images = augment(
-            look,
-            images,
-            scale=(config.crop, 1),
-            ratio=ratio,
-            flip=config.flip,
-            jitter=config.jitter,
-        )
+    if crop < 1 or config.flip or config.jitter:
+        ratio = (3 / 4, 4 / 3) if crop < 1 else (1, 1)
+        how = dict(scale=(crop, 1), ratio=ratio, flip=config.flip, jitter=config.jitter)
+        images = augment(look, images, **how)
     patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
-    occluded, masked = occlude(
-        hide, len(images), c.num_tokens, config.num_occluded, config.open_fraction
-    )
-    return patches, occluded, masked
+    n, share = config.num_occluded, config.open_fraction
+    return patches, *occlude(hide, len(images), c.num_tokens, n, share)
 
 
 def part_size(batch_size: int, num_tokens: int) -> int:
@@ -198,90 +169,33 @@ def training_loss(config: TrainConfig, completion=completion_of):
 
     return loss
 
-# %% ../../nbs/22_image_train.ipynb #5ad7633i
-#| code-fold: true
-def held_out_batches(
-    images: Pictures,
-    model: ImageConfig,
-    num_occluded: int,
-    *,
-    seed: int = 0,
-    limit: int | None = None,
-    batch_size: int = 250,
-):
-    """The first `limit` pictures in order, each with an occlusion that depends only on
-    the seed and its number. Yields uint8 (B, S, S, C) and boolean (B, N). Raises
-    ValueError like `occlude` and `batches`.
-    """
-    limit, at = len(images) if limit is None else min(limit, len(images)), 0
-    size = min(batch_size, limit)
-    for batch in batches(images, size, seed=0, shuffle=False, epochs=1):
-        batch = batch[: limit - at]
-        numbers = jnp.arange(at, at + len(batch))
-        drawn = _occlusions(jnp.uint32(seed), numbers, model.num_tokens, num_occluded)
-        yield batch, np.asarray(drawn)
-        at += len(batch)
-        if at == limit:
-            return
-
 # %% ../../nbs/22_image_train.ipynb #5ad7evalua
 #| code-fold: true
 def evaluate_fill(
-    fill,
-    images: Pictures,
-    model: ImageConfig,
-    num_occluded: int,
-    *,
-    seed: int = 0,
-    limit: int | None = None,
+    fill, images: Pictures, model: ImageConfig, num_occluded: int, **options
 ) -> Float[np.ndarray, "M"]:
     "What `evaluate` returns, for a fill: the same pictures, occlusions and units."
     c, errors = model, []
     patches = lambda x: patchify(normalize(x, c.mean, c.std), c.patch_size)
-    for x, o in held_out_batches(images, c, num_occluded, seed=seed, limit=limit):
+    for x, o in held_out_batches(images, c, num_occluded, **options):
         filled = np.clip(fill(x, o, c.patch_size), 0, 1)
         error = np.mean((patches(filled) - patches(x)) ** 2, -1)
         errors.append(np.sum(error * o, -1) / o.sum(-1))
     return np.concatenate(errors)
 
-# %% ../../nbs/22_image_train.ipynb #5ad7prepar
-#| code-fold: true
+
 def prepare(config: TrainConfig) -> tuple[TrainConfig, dict[str, Images]]:
     """Load the pictures, and put their channels and statistics into the model's
-    configuration.
-
-    If a set is smaller than a batch, the batch shrinks to its size. Raises what
-    `et_nbdev.vision.data.load_images` raises.
+    configuration. If a set is smaller than a batch, the batch shrinks to its size.
+    Raises what `et_nbdev.vision.data.load_images` raises.
     """
-    images = {
-        split: load_images(config.data, split, size=config.model.image_size)
-        for split in ("train", "validation", "test")
-    }
-    mean, std = images["train"].statistics()
-    model = replace(
-        config.model,
-        channels=images["train"].channels,
-        mean=tuple(mean.tolist()),
-        std=tuple(std.tolist()),
-    )
-    size = min(config.batch_size, len(images["train"]))
+    load = lambda split: load_images(config.data, split, size=config.model.image_size)
+    images = {split: load(split) for split in ("train", "validation", "test")}
+    known = images["train"]
+    mean, std = (tuple(v.tolist()) for v in known.statistics())
+    model = replace(config.model, channels=known.channels, mean=mean, std=std)
+    size = min(config.batch_size, len(known))
     return replace(config, model=model, batch_size=size), images
-
-# %% ../../nbs/22_image_train.ipynb #5ad76332
-#| code-fold: true
-@partial(jax.jit, static_argnums=(2, 3))
-def _occlusions(seed, numbers, N: int, n: int) -> Bool[Array, "B N"]:
-    key = jax.random.key(seed)
-    one = lambda i: occlude(jax.random.fold_in(key, i), 1, N, n, 0.0)[0][0]
-    return jax.vmap(one)(numbers)
-
-
-@partial(nnx.jit, static_argnames="steps")
-def _errors(model, images, occluded, steps: int):
-    c = model.config
-    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
-    error = jnp.mean((model(patches, occluded, steps=steps) - patches) ** 2, -1)
-    return jnp.mean(error, -1, where=occluded)
 
 # %% ../../nbs/22_image_train.ipynb #5ad7evaluax
 #| code-fold: true
@@ -306,11 +220,12 @@ def evaluate(
     return np.concatenate(errors)
 
 
-def _validation_for(config: TrainConfig, images: Pictures):
-    "The error on held-out pictures, by which `fit` chooses the best weights."
-    options = dict(seed=config.seed, limit=config.validate_on)
-    score = lambda model: evaluate(model, images, config.num_occluded, **options)
-    return lambda model: {"loss": score(model).mean()}
+@partial(nnx.jit, static_argnames="steps")
+def _errors(model, images, occluded, steps: int):
+    c = model.config
+    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
+    error = jnp.mean((model(patches, occluded, steps=steps) - patches) ** 2, -1)
+    return jnp.mean(error, -1, where=occluded)
 
 # %% ../../nbs/22_image_train.ipynb #5ad7train
 #| code-fold: true
@@ -326,59 +241,29 @@ def train(
     from `folder`. Raises ValueError if `model` is not of config.model, and what
     `et_nbdev.training` raises.
     """
-    part = (jax.process_index(), jax.process_count())
+    c, part = config, (jax.process_index(), jax.process_count())
     if model is None:
-        model = image_model(config.model, rngs=nnx.Rngs(config.seed))
-    if model.config != config.model:
-        differ = differences(asdict(model.config), asdict(config.model))
+        model = image_model(c.model, rngs=nnx.Rngs(c.seed))
+    if model.config != c.model:
+        differ = differences(asdict(model.config), asdict(c.model))
         raise ValueError(f"model: its configuration is not config.model ({differ})")
+    held, chosen = images["validation"], dict(seed=c.seed, limit=c.validate_on)
+    drawn = partial(batches, images["train"], c.batch_size, seed=c.seed, part=part)
     return fit(
         model,
-        training_loss(config),
-        lambda start: batches(
-            images["train"], config.batch_size, seed=config.seed, start=start, part=part
-        ),
-        config.optim,
-        seed=config.seed,
+        training_loss(c),
+        lambda start: drawn(start=start),
+        c.optim,
+        seed=c.seed,
         folder=folder,
-        validate=_validation_for(config, images["validation"]),
-        every=config.every,
-        config=asdict(config),
+        validate=lambda m: {"loss": evaluate(m, held, c.num_occluded, **chosen).mean()},
+        every=c.every,
+        config=asdict(c),
         defaults=asdict(TrainConfig()),
         mesh=mesh,
         progress=progress,
     )
 
-
-# %% ../../nbs/engine/pictures.ipynb #75c40903
-def _random_crop(key, x, scale, ratio):
-    "A random part of x (S, S, C), resized to the whole by linear interpolation."
-    area_key, shape_key, place_key = jax.random.split(key, 3)
-    uniform = partial(jax.random.uniform, dtype=jnp.float32)
-    area = uniform(area_key, (), minval=scale[0], maxval=scale[1])
-    low, high = np.log(ratio).astype(np.float32)
-    aspect = jnp.exp(uniform(shape_key, (), minval=low, maxval=high))
-    # height and width, S = 1
-    part = jnp.minimum(jnp.sqrt(area * jnp.stack([1 / aspect, aspect])), 1)
-    corner = uniform(place_key, (2,)) * (1 - part) * x.shape[0]
-    return jax.image.scale_and_translate(
-        x, x.shape, (0, 1), 1 / part, -corner / part, "linear", antialias=False
-    )
-
-
-def _jittered(key, x, strength):
-    """Brightness, contrast and saturation of x (S, S, C) times factors uniform in 1 ±
-    strength.
-    """
-    pix = need("dm_pix")
-    bright, contrast, color = jax.random.uniform(
-        key, (3,), jnp.float32, 1 - strength, 1 + strength
-    )
-    x = pix.adjust_contrast(jnp.clip(x * bright, 0, 1), contrast)
-    if x.shape[-1] != 3:
-        return x
-    gray = pix.rgb_to_grayscale(x, keep_dims=True)
-    return gray + color * (x - gray)
 
 # %% ../../nbs/engine/pictures.ipynb #75c4augmen
 def augment(
@@ -409,7 +294,78 @@ def augment(
     keys = jax.random.split(key, images.shape[0])
     return jax.vmap(one)(keys, jnp.asarray(unit(images)))
 
+
+def _random_crop(key, x, scale, ratio):
+    "A random part of x (S, S, C), resized to the whole by linear interpolation."
+    area_key, shape_key, place_key = jax.random.split(key, 3)
+    uniform = partial(jax.random.uniform, dtype=jnp.float32)
+    area = uniform(area_key, (), minval=scale[0], maxval=scale[1])
+    low, high = np.log(ratio).astype(np.float32)
+    aspect = jnp.exp(uniform(shape_key, (), minval=low, maxval=high))
+    # height and width, S = 1
+    part = jnp.minimum(jnp.sqrt(area * jnp.stack([1 / aspect, aspect])), 1)
+    corner = uniform(place_key, (2,)) * (1 - part) * x.shape[0]
+    return jax.image.scale_and_translate(
+        x, x.shape, (0, 1), 1 / part, -corner / part, "linear", antialias=False
+    )
+
+
+def _jittered(key, x, strength):
+    "Brightness, contrast and saturation of x times factors uniform in 1 ± strength."
+    pix, low, high = need("dm_pix"), 1 - strength, 1 + strength
+    bright, contrast, color = jax.random.uniform(key, (3,), jnp.float32, low, high)
+    x = pix.adjust_contrast(jnp.clip(x * bright, 0, 1), contrast)
+    if x.shape[-1] != 3:
+        return x
+    gray = pix.rgb_to_grayscale(x, keep_dims=True)
+    return gray + color * (x - gray)
+
+# %% ../../nbs/engine/pictures.ipynb #5ad7633i
+def held_out_batches(
+    images: Pictures,
+    model: ImageConfig,
+    num_occluded: int,
+    *,
+    seed: int = 0,
+    limit: int | None = None,
+    batch_size: int = 250,
+):
+    """The first `limit` pictures in order, each with an occlusion that depends only on
+    the seed and its number. Yields uint8 (B, S, S, C) and boolean (B, N). Raises
+    ValueError like `occlude` and `batches`.
+    """
+    at, count = 0, len(images) if limit is None else min(limit, len(images))
+    size = min(batch_size, count)
+    for batch in batches(images, size, seed=0, shuffle=False, epochs=1):
+        batch = batch[: count - at]
+        numbers = jnp.arange(at, at + len(batch))
+        drawn = _occlusions(jnp.uint32(seed), numbers, model.num_tokens, num_occluded)
+        yield batch, np.asarray(drawn)
+        at += len(batch)
+        if at == count:
+            return
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def _occlusions(seed, numbers, N: int, n: int) -> Bool[Array, "B N"]:
+    key = jax.random.key(seed)
+    one = lambda i: occlude(jax.random.fold_in(key, i), 1, N, n, 0.0)[0][0]
+    return jax.vmap(one)(numbers)
+
 # %% ../../nbs/engine/pictures.ipynb #4d6d7775
+CONFIGS: dict[str, TrainConfig] = {}  # training runs by name
+
+# scikit-learn's digits, 8×8: about two minutes on two cores
+SMALLEST = dict(dim=64, num_heads=4, head_dim=16, num_memories=256)
+_digits = dict(image_size=8, channels=1, patch_size=2, steps=8, step_size=0.2)
+CONFIGS["digits"] = TrainConfig(
+    ImageConfig(**_digits, **SMALLEST),
+    OptimConfig(steps=2000, warmup=100, lr=2e-3, lr_floor=1e-6),
+    data="digits",
+    flip=0.0,
+    every=250,
+)
+
 # CIFAR-10 in 4×4 patches, the smallest model that still separates variants: a few
 # minutes on one core
 CONFIGS["tiny"] = TrainConfig(
@@ -428,6 +384,7 @@ CONFIGS["small"] = TrainConfig(
     every=250,
 )
 
+# %% ../../nbs/engine/pictures.ipynb #4d6dpart
 # Tiny ImageNet in 8×8 patches with the energy of the paper: about an hour on one core
 _medium = dict(dim=192, num_heads=6, head_dim=32, num_memories=768)
 CONFIGS["tiny-imagenet-2026-11-21"] = TrainConfig(
@@ -441,8 +398,6 @@ CONFIGS["tiny-imagenet-2026-11-21"] = TrainConfig(
 # all that the library's energy has, ten passes, without weight decay: the weights that
 # come with the library
 _parts = dict(dim=128, num_heads=4, head_dim=32, num_memories=416)
-
-# %% ../../nbs/engine/pictures.ipynb #4d6dpart
 CONFIGS["tiny-imagenet"] = TrainConfig(
     ImageConfig("tiny-imagenet", 64, patch_size=8, steps=6, step_size=2.0, **_parts),
     OptimConfig(steps=10_938, warmup=500, lr=2.3e-2, lr_floor=2.3e-6, weight_decay=0.0),
@@ -464,65 +419,53 @@ CONFIGS["et-base"] = TrainConfig(
     every=1655,
 )
 
-# %% ../../nbs/engine/pictures.ipynb #433340e8
+# %% ../../nbs/engine/pictures.ipynb #4333report
 KNOWN = 5000  # training pictures that nearest neighbors are sought among, at most
 
 
-def _save(figures: dict, out: Path):
-    "Write each figure to `out`, by its file's name, and close it."
+def _save(out: Path, **figures):
+    "Write each figure to `out`, as a PNG of its name, and close it."
     import matplotlib.pyplot as plt
 
     for name, fig in figures.items():
-        with atomic_write(out / name) as path:
+        with atomic_write(out / f"{name}.png") as path:
             fig.savefig(path, format="png", dpi=150)
         plt.close(fig)
 
 
 def summarize(errors: dict[str, Float[np.ndarray, "M"]]) -> dict:
     "Means and standard errors by name, and the number of pictures."
-    error_of_mean = lambda e: e.std(ddof=min(1, len(e) - 1)) / len(e) ** 0.5
+    of_mean = lambda e: e.std(ddof=min(1, len(e) - 1)) / len(e) ** 0.5
     return {
         "masked_patch_mse": {name: float(e.mean()) for name, e in errors.items()},
-        "standard_error": {name: float(error_of_mean(e)) for name, e in errors.items()},
+        "standard_error": {name: float(of_mean(e)) for name, e in errors.items()},
         "pictures": len(next(iter(errors.values()))),
     }
 
-# %% ../../nbs/engine/pictures.ipynb #4333report
-def _report(
-    model: ImageEnergyTransformer,
-    config: TrainConfig,
-    images: Images,
-    out: Path,
-    *,
-    limit: int,
-    fit: Fit,
-    known: Pictures,
-) -> dict:
-    """Score `model`, the simple fills and those that know training pictures on held-out
-    pictures; write completion.png, energy.png (if it has an energy) and metrics.json
-    into `out`.
 
-    Returns the contents of metrics.json, and prints the table. Raises OSError if `out`
-    cannot be written.
+def _report(config: TrainConfig, images, out: Path, limit: int, fit: Fit) -> dict:
+    """Score a trained model, the simple fills and those that know training pictures on
+    test pictures; write completion.png, energy.png (if it has an energy) and
+    metrics.json into `out`. Returns the contents of metrics.json, and prints the table.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    conventional, n = isinstance(model, ImageTransformer), config.num_occluded
+    model: Any = fit.model
+    test, n = images["test"], config.num_occluded
+    conventional = isinstance(model, ImageTransformer)
     name = "weight-shared transformer" if conventional else "Energy Transformer"
     options = dict(seed=config.seed, limit=limit)
-    errors = {name: evaluate(model, images, n, **options)}
-    for name, fill in (FILLS | fills_from(known[:KNOWN])).items():
-        errors[name] = evaluate_fill(fill, images, config.model, n, **options)
-    seen = dict(seed=config.seed, batch_size=32)
-    shown, occluded = next(held_out_batches(images, config.model, n, **seen))
-    figures = {"completion.png": plot_completion(model, shown, occluded)}
+    errors = {name: evaluate(model, test, n, **options)}
+    for name, fill in (FILLS | fills_from(images["train"][:KNOWN])).items():
+        errors[name] = evaluate_fill(fill, test, config.model, n, **options)
+    drawn = held_out_batches(test, config.model, n, seed=config.seed, batch_size=32)
+    shown = next(drawn)
+    _save(out, completion=plot_completion(model, *shown))
     if not conventional:
-        figures["energy.png"] = plot_energies(complete(model, shown, occluded).energies)
-    _save(figures, out)
+        _save(out, energy=plot_energies(complete(model, *shown).energies))
     metrics = summarize(errors) | {
         "parameters": sum(p.size for p in jax.tree.leaves(nnx.state(model, nnx.Param))),
         "forward_flops": model.flops,
-        "split": images.split,
-        "data": images.name,
+        "split": test.split,
+        "data": test.name,
         "config": asdict(config),
         **provenance(),
         "best_step": fit.best_step,
@@ -530,10 +473,8 @@ def _report(
     }
     with atomic_write(out / "metrics.json") as path:
         path.write_text(json.dumps(metrics, indent=2) + "\n", "utf-8")
-    print(
-        f"Mean squared error on occluded patches of {metrics['pictures']} held-out"
-        " pictures (1 = variance of the pixels)"
-    )
+    said = "Mean squared error on occluded patches of {} held-out pictures"
+    print(said.format(metrics["pictures"]), "(1 = variance of the pixels)")
     for name, mse in metrics["masked_patch_mse"].items():
         print(f"  {name:<28}{mse:8.3f} ± {metrics['standard_error'][name]:.3f}")
     return metrics
@@ -562,64 +503,55 @@ def _main(argv: list[str] | None = None) -> None:
         config, images = prepare(config)
         result = train(config, images, out, mesh=mesh)
         if jax.process_index() == 0:
-            known = dict(limit=args.test_on, fit=result, known=images["train"])
-            _report(result.model, config, images["test"], out, **known)
+            _report(config, images, out, args.test_on, result)
             print(f"Weights, scores and figures: {out}/; from_pretrained loads them")
 
-# %% ../../nbs/engine/pictures.ipynb #d23aa139
+# %% ../../nbs/engine/pictures.ipynb #d23ademo
 def _complete_photographs(out: Path):
     """Complete six photographs with the Tiny ImageNet model of the library: print their
     mean energy at each step, write the figures into `out`.
     """
-    out.mkdir(parents=True, exist_ok=True)
     model = from_pretrained("tiny-imagenet")
     N, photos = model.config.num_tokens, photographs(model.config.image_size)
     occluded = np.asarray(occlude(jax.random.key(1), len(photos), N, N // 2)[0])
-    print(
+    said = (
         "Half of each of six photographs is hidden. The trained model completes them:"
     )
+    print(said, flush=True)
     energies = complete(model, photos, occluded, path=True).energies
     for t, energy in enumerate(np.mean(energies.total, 1)):
         print(f"  step {t}   mean energy {energy:12,.0f}", flush=True)
     completion = plot_completion(model, photos, occluded)
-    _save({"completion.png": completion, "energy.png": plot_energies(energies)}, out)
+    _save(out, completion=completion, energy=plot_energies(energies))
     print(f"Look at {out / 'completion.png'} and {out / 'energy.png'}", flush=True)
 
 
-def _demo_config(data: str) -> TrainConfig:
-    """The configuration "digits"; for other pictures a short run of "small", resized to
-    32×32.
-    """
-    if data == "digits":
-        return CONFIGS["digits"]
-    small = CONFIGS["small"]
-    optim = replace(small.optim, steps=450, warmup=50)
-    return replace(small, data=data, optim=optim, batch_size=64, every=225)
-
-# %% ../../nbs/engine/pictures.ipynb #d23ademo
 def _demo(data: str = "digits", out: Path | str = "out") -> dict:
-    """Train on `data` for a few minutes, complete held-out pictures, and write figures
-    and metrics into the folder of that name in `out`. Raises what loading, training and
-    writing raise.
+    """Train on `data` for a few minutes ("digits", or a short run of "small" on other
+    pictures), complete held-out pictures, and write figures and metrics into the folder
+    of that name in `out`. Raises what loading, training and writing raise.
     """
-    config, images = prepare(_demo_config(data))
+    config, lasts = CONFIGS["digits"], "about two minutes"
+    if data != "digits":
+        small, lasts = CONFIGS["small"], "some minutes"
+        optim = replace(small.optim, steps=450, warmup=50)
+        config = replace(small, data=data, optim=optim, batch_size=64, every=225)
+    config, images = prepare(config)
     print(
         f"Training an Energy Transformer on {len(images['train']):,} pictures of"
-        f" {data!r}, usually two to five minutes on two cores",
+        f" {data!r}: {lasts} on two quiet cores",
         flush=True,
     )
     folder = Path(out) / Path(data).resolve().name
     run = folder / "run"
-    result = train(config, images, run)
-    known = dict(limit=400, fit=result, known=images["train"])
-    metrics = _report(result.model, config, images["test"], folder, **known)
+    metrics = _report(config, images, folder, 400, train(config, images, run))
     print(
         f"Training took {metrics['training_seconds']:.0f} s. Figures and metrics are in"
         f" {folder}/; the weights, in {run}/, make the next call skip the training"
     )
     return metrics
 
-# %% ../../nbs/engine/pictures.ipynb #d23ademoma
+
 @command
 def _demo_main(argv: list[str] | None = None):
     """Complete photographs with a trained Energy Transformer, then train a small one,

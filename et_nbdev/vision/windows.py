@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from tqdm import tqdm
 
-from .data import unit
+from .data import expect, unit
 from .model import ImageEnergyTransformer, complete
 
 # %% ../../nbs/23_windows.ipynb #afa63503
@@ -32,22 +32,17 @@ def _weights(side: int) -> Float[np.ndarray, "side side"]:
 #| code-fold: true
 def _check_large(model: ImageEnergyTransformer, images, hidden, stride: int):
     "Raise ValueError, naming the argument, unless they can be covered with windows."
-    c = model.config
-    p, side = c.patch_size, c.image_size // c.patch_size
-    good = images.ndim == 4 and images.shape[-1] == c.channels
-    if not good or any(n % p or n < c.image_size for n in images.shape[1:3]):
-        raise ValueError(
-            f"images: expected (B, height, width, {c.channels}), multiples of {p}"
-            f" and at least {c.image_size}, got {images.shape}"
-        )
-    want = (len(images), images.shape[1] // p, images.shape[2] // p)
-    if hidden.dtype != bool or hidden.shape != want:
-        raise ValueError(
-            f"hidden: expected booleans (B, R, U) = {want}, got"
-            f" {hidden.dtype}{hidden.shape}"
-        )
-    if not 1 <= stride <= side:
-        raise ValueError(f"stride: expected 1 to {side} patches, got {stride}")
+    c, (B, *size, C) = model.config, (0, *images.shape)[-4:]
+    p, S, side = c.patch_size, c.image_size, c.side
+    fits = images.ndim == 4 and C == c.channels and min(size) >= S
+    whole = all(n % p == 0 for n in size)
+    wanted = f"(B, height, width, {c.channels}), multiples of {p} and at least {S}"
+    expect("images", fits and whole, wanted, images.shape)
+    want = B, size[0] // p, size[1] // p
+    fits = hidden.dtype == bool and hidden.shape == want
+    got = f"{hidden.dtype}{hidden.shape}"
+    expect("hidden", fits, f"booleans (B, R, U) = {want}", got)
+    expect("stride", 1 <= stride <= side, f"1 to {side} patches", stride)
 
 # %% ../../nbs/23_windows.ipynb #d558comple
 #| code-fold: true
@@ -65,12 +60,12 @@ def complete_large(
     A window without a hidden patch is skipped. Raises ValueError, naming the argument,
     if a side is not a multiple of the patch size or is shorter than the model's
     pictures, if an open pixel is not in [0, 1], if `hidden` has the wrong shape, or if
-    the stride is below 1 or above a window's side; TypeError for other pixels.
+    the stride is below 1 or above a window's side.
     """
     images, hidden = np.asarray(images), np.asarray(hidden)
     _check_large(model, images, hidden, stride)
     c = model.config
-    p, side = c.patch_size, c.image_size // c.patch_size
+    p, side = c.patch_size, c.side
     # what is hidden may be anything
     covered = np.kron(hidden, np.ones((1, p, p), bool))[..., None]
     images = unit(np.where(covered, np.zeros((), images.dtype), images))
