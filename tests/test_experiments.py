@@ -253,7 +253,7 @@ def set_terms():
 
 
 def a_weighted_graph(rng, N=9, H=2):
-    from et_nbdev.graph.batches import WeightedEdges
+    from et_nbdev.graph.classify import WeightedEdges
 
     upper = np.triu(rng.random((N, N)) < 0.4, 1)
     senders, receivers = np.nonzero(upper | upper.T)

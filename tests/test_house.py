@@ -16,16 +16,16 @@ LIB = ROOT / "et_nbdev"
 
 # What no row may exceed. Lower a number where it has fallen.
 LIMITS = {
-    "lines of the library": 9_360,
-    "files of the library": 33,
-    "lines of tests": 14_060,
+    "lines of the library": 9_115,
+    "files of the library": 32,
+    "lines of tests": 13_850,
     "lines of scripts, experiments and benchmarks": 6_880,
     "lessons": 34,
-    "chapters of the engine room": 17,
-    "words of prose in lessons": 26_100,
+    "chapters of the engine room": 16,
+    "words of prose in lessons": 25_720,
     "words of the front page": 600,
     "rows of tables on the front page": 24,
-    "public names": 130,
+    "public names": 128,
     "private names that another file imports": 7,
 }
 
