@@ -18,11 +18,11 @@ LIB = ROOT / "et_nbdev"
 LIMITS = {
     "lines of the library": 9_115,
     "files of the library": 32,
-    "lines of tests": 13_850,
+    "lines of tests": 13_860,
     "lines of scripts, experiments and benchmarks": 6_880,
     "lessons": 34,
     "chapters of the engine room": 16,
-    "words of prose in lessons": 25_720,
+    "words of prose in lessons": 25_740,
     "words of the front page": 600,
     "rows of tables on the front page": 24,
     "public names": 128,

@@ -316,12 +316,10 @@ def _check_choices(config):
             wanted = " or ".join(map(repr, of))
             raise ValueError(f"{f.name}: expected {wanted}, got {got!r}")
 
-# %% ../../nbs/engine/cross_validation.ipynb #81948978
+# %% ../../nbs/engine/cross_validation.ipynb #37block0
 @dataclass(frozen=True)
-class ClassifyConfig:
-    """Sizes, terms and dynamics of the model. Raises ValueError, naming the field, on
-    values out of range.
-    """
+class BlockConfig:
+    "Sizes and terms of a block."
 
     dim: int = option(64, "D, width of a token")
     num_heads: int = option(
@@ -339,6 +337,26 @@ class ClassifyConfig:
         "fraction of memories that repel; all memories then have thresholds; none:"
         " the paper's memories",
     )
+
+    def block(self, **options) -> EdgeTransformer:
+        "A block with random weights."
+        sizes = self.dim, self.num_heads, self.head_dim, self.num_memories
+        terms: dict = dict(beta=self.beta, learn_beta=self.learn_beta)
+        terms |= dict(normalize=self.normalize_heads)
+        heads = partial(EdgeAttention, **terms)
+        block = EdgeTransformer(*sizes, attention=heads, **options)
+        if self.negative_memories is not None and self.num_memories:
+            signed = self.dim, self.num_memories, self.negative_memories
+            block.memory = SignedMemory(*signed, **options)
+        return block
+
+# %% ../../nbs/engine/cross_validation.ipynb #81948978
+@dataclass(frozen=True)
+class ClassifyConfig(BlockConfig):
+    """Sizes and dynamics of the model, with those of `BlockConfig`. Raises ValueError,
+    naming the field, on values out of range.
+    """
+
     num_positions: int = option(
         15, "k, numbers that describe the position of a node; 0 leaves them out"
     )
@@ -387,18 +405,6 @@ class ClassifyConfig:
         if self.filter_size % 2 == 0:
             got = self.filter_size
             raise ValueError(f"filter_size: expected an odd number, got {got}")
-
-    def block(self, **options) -> EdgeTransformer:
-        "A block with random weights."
-        sizes = self.dim, self.num_heads, self.head_dim, self.num_memories
-        terms: dict = dict(beta=self.beta, learn_beta=self.learn_beta)
-        terms |= dict(normalize=self.normalize_heads)
-        heads = partial(EdgeAttention, **terms)
-        block = EdgeTransformer(*sizes, attention=heads, **options)
-        if self.negative_memories is not None and self.num_memories:
-            signed = self.dim, self.num_memories, self.negative_memories
-            block.memory = SignedMemory(*signed, **options)
-        return block
 
 # %% ../../nbs/engine/cross_validation.ipynb #8d4b37a8
 @signed

@@ -760,7 +760,8 @@ class Buckets(Supply):
         empty = lambda *rest, of=np.float32: np.zeros((len(part), N, *rest), of)
         labels = jnp.asarray(_padded(some.labels, len(part), -1))
         tables = [empty(x.shape[1]), empty(p.shape[1]), empty(N), empty(N, e.shape[1])]
-        batch = GraphBatch(*tables, empty(of=bool), labels)
+        tables += [empty(of=bool), labels]
+        batch = GraphBatch(*tables)
         g = np.repeat(np.arange(len(some)), some.sizes)  # the graph of each node …
         v = np.arange(some.num_nodes) - some.start[g]  # … and its number within it
         batch.features[g, v], batch.positions[g, v], batch.present[g, v] = x, p, True
