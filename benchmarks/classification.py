@@ -17,16 +17,16 @@ import numpy as np
 from flax import nnx
 from timing import in_turn, medians, options, trainer, write
 
-from et_nbdev.graph.batches import (
+from et_nbdev.graph.classify import ClassifyConfig, ClassifyTraining, GraphClassifier
+from et_nbdev.graph.crossval import graph_loss
+from et_nbdev.graph.sets import (
     EdgeLists,
     flip_signs,
     laplacian_positions,
     learn_encoding,
+    load_graphs,
     make_buckets,
 )
-from et_nbdev.graph.classify import ClassifyConfig, ClassifyTraining, GraphClassifier
-from et_nbdev.graph.crossval import graph_loss
-from et_nbdev.graph.sets import load_graphs
 
 MODEL = ClassifyConfig(
     dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=8, blocks=2

@@ -18,10 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from timing import alone, in_turn, medians, options, peak, spreads, write
 
-from et_nbdev.graph.batches import EdgeLists, cached_positions, learn_encoding
 from et_nbdev.graph.classify import GraphClassifier
 from et_nbdev.graph.crossval import FitConfig, programs, taken_apart
-from et_nbdev.graph.sets import load_graphs
+from et_nbdev.graph.sets import EdgeLists, cached_positions, learn_encoding, load_graphs
 from et_nbdev.training import TrainState, clipped_adamw
 
 from graph_classification import grid  # isort: skip

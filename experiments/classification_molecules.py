@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 from runs import RESULTS, options
 
-from et_nbdev.graph.batches import learn_encoding, make_buckets
 from et_nbdev.graph.classify import load_classifier
 from et_nbdev.graph.crossval import deal, parts
-from et_nbdev.graph.sets import load_graphs
+from et_nbdev.graph.sets import learn_encoding, load_graphs, make_buckets
 from et_nbdev.training import atomic_write
 
 OUT = RESULTS / "graph-classification"

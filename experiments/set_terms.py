@@ -34,11 +34,10 @@ from runs import make, options, parameters_of
 
 from et_nbdev.block import Block
 from et_nbdev.dynamics import descend
-from et_nbdev.graph.batches import cached_positions, in_layout, learn_encoding
 from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
 from et_nbdev.graph.crossval import FitConfig, deal, fit_classifier, parts, seed_of
 from et_nbdev.graph.energy import EdgeAttention
-from et_nbdev.graph.sets import load_graphs
+from et_nbdev.graph.sets import cached_positions, in_layout, learn_encoding, load_graphs
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedEuler

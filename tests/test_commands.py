@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from et_nbdev.commands import as_command, configure, out_folder
-from et_nbdev.graph import batches, sets
+from et_nbdev.graph import sets
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyTraining
 from et_nbdev.graph.data import Graph, load_graph, save_graph
 from et_nbdev.graph.detector import AnomalyDetector
@@ -224,5 +224,5 @@ def test_without_a_home_folder(monkeypatch):
         save_graph(GRAPH, "~/g.npz")
     graphs = sets.make_rings(20)
     with pytest.warns(UserWarning, match="positions"):
-        found = batches.cached_positions(graphs, 3, least=10)
-    np.testing.assert_array_equal(found, batches.cached_positions(graphs, 3))
+        found = sets.cached_positions(graphs, 3, least=10)
+    np.testing.assert_array_equal(found, sets.cached_positions(graphs, 3))

@@ -24,13 +24,12 @@ from et_nbdev.graph.anomaly import (
     SampleConfig,
     train_anomaly,
 )
-from et_nbdev.graph.batches import learn_encoding, make_buckets
 from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
 from et_nbdev.graph.crossval import predict_logits
 from et_nbdev.graph.data import load_graph, split
 from et_nbdev.graph.energy import EdgeAttention, EdgeIndex, EdgeTransformer
 from et_nbdev.graph.nodes import anomaly_scores, scaled
-from et_nbdev.graph.sets import load_graphs
+from et_nbdev.graph.sets import learn_encoding, load_graphs, make_buckets
 from et_nbdev.testing import assert_close, assert_descends
 from et_nbdev.training import OptimConfig
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer

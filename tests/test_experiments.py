@@ -17,7 +17,7 @@ from flax import nnx
 
 from et_nbdev.block import EnergyTransformer, TransformerBlock
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer
-from et_nbdev.graph.batches import WeightedEdges
+from et_nbdev.graph.classify import WeightedEdges
 from et_nbdev.graph.energy import EdgeIndex
 from et_nbdev.testing import assert_close, assert_gradient
 from et_nbdev.vision.model import ImageConfig, image_model

@@ -114,32 +114,6 @@ def test_a_network_is_its_definition(name, options, monkeypatch):
     assert_close(run(model, jnp.asarray(x), model.prepare(g)), DENSE[name](model, x, A))
 
 
-@pytest.mark.parametrize("name", DENSE)
-def test_its_gradient_is_a_difference_quotient(name):
-    g = graph()
-    model = rivals.NETWORKS[name](5, 8, rngs=nnx.Rngs(0), **DOUBLE)
-    edges, x = model.prepare(g), jnp.asarray(g.features, jnp.float64)
-    graphdef, params = nnx.split(model)
-    f = jax.jit(lambda p: (nnx.merge(graphdef, p)(x, edges) ** 2).sum())
-    slope = jax.grad(f)(params)
-    rng, step = np.random.default_rng(1), 1e-6
-    way = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), params)
-    at = lambda t: f(jax.tree.map(lambda p, w: p + t * w, params, way))
-    want = (at(step) - at(-step)) / (2 * step)
-    parts = jax.tree.map(lambda s, w: (s * w).sum(), slope, way)
-    assert_close(sum(jax.tree.leaves(parts)), want, rtol=1e-6)
-
-
-def test_dropout_is_for_training_alone():
-    g = graph()
-    for name, kind in rivals.NETWORKS.items():
-        model = kind(5, 8, dropout=0.5, rngs=nnx.Rngs(0), **DOUBLE)
-        x, edges = jnp.asarray(g.features, jnp.float64), model.prepare(g)
-        one, two = (model(x, edges, rngs=nnx.Rngs(dropout=s)) for s in (0, 1))
-        assert np.array_equal(model(x, edges), model(x, edges)), name
-        assert not np.array_equal(one, two), name
-
-
 def test_edges_without_their_reverse_are_refused():
     with pytest.raises(ValueError, match="without their reverse"):
         rivals.prepare(graph(symmetric=False))

@@ -26,12 +26,17 @@ from sklearn.utils import estimator_checks
 from test_graph_detector import CHECKS
 
 from et_nbdev.graph import set_classifier
-from et_nbdev.graph.batches import EdgeLists, laplacian_positions, learn_encoding
 from et_nbdev.graph.classify import ClassifyConfig, ClassifyTraining, train_classifier
 from et_nbdev.graph.crossval import deal, predict_logits
 from et_nbdev.graph.detector import AnomalyDetector
 from et_nbdev.graph.set_classifier import GraphSetClassifier
-from et_nbdev.graph.sets import GraphSet, make_rings
+from et_nbdev.graph.sets import (
+    EdgeLists,
+    GraphSet,
+    laplacian_positions,
+    learn_encoding,
+    make_rings,
+)
 from et_nbdev.training import CheckpointError, read_meta, save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")

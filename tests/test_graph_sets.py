@@ -1,4 +1,4 @@
-"Sets of graphs, and their readers: nbs/engine/set_readers.ipynb."
+"Sets of graphs, and their readers: nbs/engine/sets.ipynb."
 
 import urllib.request
 import zipfile
@@ -331,22 +331,3 @@ def test_real_sets_are_as_published(et_data, name):
     )
     # neither loops nor missing reverses nor parallel edges
     assert raw.num_edges == graphs.num_edges
-
-
-def test_dgl_gives_the_same_real_set(et_data, tmp_path):
-    dgl = pytest.importorskip("dgl.data", reason="DGL: make test DGL=1, Python 3.11")
-
-    class Local(dgl.TUDataset):
-        def download(self):
-            with zipfile.ZipFile(et_data / "graphs/tu/MUTAG.zip") as z:
-                z.extractall(self.raw_path)
-
-        @staticmethod
-        # DGL converts a row of one entry to a number, an error since NumPy 2.4
-        def _idx_reset(labels):
-            return dgl.TUDataset._idx_reset(labels).ravel()
-
-    ours = load_graphs("MUTAG", et_data)
-    theirs = graphs_from_dgl(Local("MUTAG", raw_dir=str(tmp_path))).undirected()
-    for key in ("start", "senders", "receivers", "labels", "node_labels"):
-        np.testing.assert_array_equal(getattr(ours, key), getattr(theirs, key))

@@ -18,10 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from et_nbdev.checks import (
     check_kinds,
+    check_numbers,
     check_positive,
     check_share,
     check_sizes,
@@ -31,19 +32,6 @@ from ..commands import as_command, command, configure, out_folder
 from ..dynamics import Euler, descend
 from ..energy import Energies
 from ..equilibria import Noisy
-from et_nbdev.graph.batches import (
-    beside,
-    cached_positions,
-    cls_of,
-    energies_of,
-    flip_signs,
-    in_layout,
-    learn_encoding,
-    pairs_of,
-    reorder,
-    sum_of_nodes,
-    tokens_with_cls,
-)
 from et_nbdev.graph.crossval import (
     FitConfig,
     Fold,
@@ -56,7 +44,17 @@ from et_nbdev.graph.crossval import (
 )
 from .data import ids_digest
 from .energy import EdgeAttention, EdgeTransformer
-from .sets import EdgeBatch, GraphBatch, GraphSet, load_graphs
+from et_nbdev.graph.sets import (
+    EdgeBatch,
+    GraphBatch,
+    GraphSet,
+    cached_positions,
+    flip_signs,
+    in_layout,
+    learn_encoding,
+    load_graphs,
+    reorder,
+)
 from ..memory import SignedMemory
 from et_nbdev.training import (
     OptimConfig,
@@ -140,6 +138,184 @@ class _LearnedAdjacency(nnx.Module):
         A = jnp.einsum("eud,heud->he", near[receivers], keys)
         return A + self.of_edges(edge_features, x.dtype).T
 
+# %% ../../nbs/engine/cross_validation.ipynb #3a412756
+def beside(
+    x: Float[Array, "... N D"], size: int, graph: Int[Array, "N"] | None = None
+) -> Float[Array, "... N {size} D"]:
+    """Every token in the middle of its `size` − 1 neighbors in the order of the nodes,
+    with zeros beyond the ends, or beyond the ends of its own `graph`.
+    """
+    r, N = size // 2, x.shape[-2]
+    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(r, r), (0, 0)])
+    near = jnp.stack([padded[..., v : v + N, :] for v in range(size)], -2)
+    if graph is None:
+        return near
+    ids = jnp.pad(graph, (r, r), constant_values=-1)
+    own = jnp.stack([ids[v : v + N] == graph for v in range(size)], -1)
+    return jnp.where(own[..., None], near, jnp.zeros_like(near))
+
+
+class _Places(NamedTuple):
+    "Indices of nodes and CLS, and the graph of each token (B: none)."
+
+    node: Int[Array, "n"]
+    cls: Int[Array, "B"]
+    graph: Int[Array, "n+B+1"]
+
+# %% ../../nbs/engine/cross_validation.ipynb #3a412701
+def _places(batch: EdgeBatch) -> _Places:
+    "The tokens of an `EdgeBatch`: n nodes, B CLS, and one of padding."
+    n, B = len(batch.graph), len(batch.labels)
+    of, each = batch.graph.astype(jnp.int32), jnp.arange(B, dtype=jnp.int32)
+    node = jnp.arange(n, dtype=jnp.int32) + of + 1
+    cls = jnp.searchsorted(of, each).astype(jnp.int32) + each
+    graph = jnp.full(n + B + 1, B, jnp.int32).at[node].set(of).at[cls].set(each)
+    return _Places(node, cls, graph)
+
+
+def _of_nodes(x: Float[Array, "... D"], batch) -> Float[Array, "... D"]:
+    return jnp.where(batch.present[..., None], x, jnp.zeros_like(x))
+
+
+def tokens_with_cls(
+    nodes: Float[Array, "... D"], cls: Float[Array, "D"], batch: GraphBatch | EdgeBatch
+) -> Float[Array, "... D"]:
+    "CLS and the nodes; zeros where no node is present."
+    x = _of_nodes(nodes, batch)
+    if isinstance(batch, EdgeBatch):
+        at = _places(batch)
+        tokens = jnp.zeros((len(at.graph), len(cls)), x.dtype)
+        return tokens.at[at.node].set(x).at[at.cls].set(cls[None])
+    return jnp.concatenate([jnp.broadcast_to(cls, (len(x), 1, len(cls))), x], 1)
+
+# %% ../../nbs/engine/cross_validation.ipynb #3a412702
+def _are_there(batch: GraphBatch | EdgeBatch) -> Bool[Array, "..."]:
+    "Which tokens are present: CLS always is."
+    if isinstance(batch, EdgeBatch):
+        return _places(batch).graph < len(batch.labels)
+    return jnp.pad(batch.present, ((0, 0), (1, 0)), constant_values=True)
+
+
+def cls_of(x: Float[Array, "... D"], batch) -> Float[Array, "B D"]:
+    "The CLS token of every graph."
+    return x[_places(batch).cls] if isinstance(batch, EdgeBatch) else x[:, 0]
+
+
+def sum_of_nodes(x: Float[Array, "... D"], batch) -> Float[Array, "B D"]:
+    "The sum over the present nodes of every graph."
+    if isinstance(batch, EdgeBatch):
+        nodes = _of_nodes(x[_places(batch).node], batch)
+        # padding belongs to a graph beyond the last, which is dropped
+        return jax.ops.segment_sum(nodes, batch.graph, len(batch.labels))
+    return jnp.sum(_of_nodes(x[:, 1:], batch), 1)
+
+
+def energies_of(block, path, batch) -> Energies:
+    "The energies of a path with states; the memory's without padded tokens."
+    energies = Energies(path.energies)
+    if "memory" in energies:
+        memory = block.memory.token_energy(block.norm(path.states))
+        memory = jnp.where(_are_there(batch)[None], memory, jnp.zeros_like(memory))
+        energies["memory"] = jnp.sum(memory, -1)
+    return energies
+
+# %% ../../nbs/engine/cross_validation.ipynb #5d749ec2
+def _log_sum_exp(
+    scores: Float[Array, "E H"],  # −∞: padding
+    receivers: Int[Array, "E"],
+    strangers: Int[Array, "N"],  # further scores of 0 of each query
+) -> Float[Array, "N H"]:
+    "Log-sum-exp of each query's scores; 0 for a query without any."
+    N, more = len(strangers), strangers[:, None]
+    top = jax.ops.segment_max(jax.lax.stop_gradient(scores), receivers, N)
+    top = jnp.where((more > 0) | jnp.isneginf(top), jnp.maximum(top, 0), top)
+    z = jax.ops.segment_sum(jnp.exp(scores - top[receivers]), receivers, N)
+    none = jnp.zeros_like(z)
+    z = z + jnp.where(more > 0, more.astype(z.dtype) * jnp.exp(-top), none)
+    alone = z == 0
+    lse = top + jnp.log(jnp.where(alone, jnp.ones_like(z), z))
+    return jnp.where(alone, none, lse)
+
+# %% ../../nbs/engine/cross_validation.ipynb #5d749e01
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["senders", "receivers", "linked", "weights", "strangers"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class WeightedEdges:
+    r"""Edges with a factor $\hat A$ for every score: query `receivers` attends to key
+    `senders`. `strangers` is the number of further keys per query, with a score of 0.
+    """
+
+    senders: Int[Array, "E"]
+    receivers: Int[Array, "E"]
+    linked: Bool[Array, "E"]  # False: padding
+    weights: Float[Array, "H E"]
+    strangers: Int[Array, "N"] | None = None
+
+    def match(
+        self,
+        Q: Float[Array, "N H Y"],
+        K: Float[Array, "N H Y"],
+        beta: Float[Array, "H"],
+        self_attention: bool = False,
+    ) -> Float[Array, "N H"]:
+        "What `EdgeAttention` needs from its edges: the soft match of every query."
+        pairs = jnp.einsum("ehy,ehy->eh", Q[self.receivers], K[self.senders])
+        scores = beta[None] * self.weights.T.astype(beta.dtype) * pairs
+        scores = jnp.where(self.linked[:, None], scores, -jnp.inf)
+        none = jnp.zeros(len(Q), jnp.int32)
+        strangers = none if self.strangers is None else self.strangers
+        return _log_sum_exp(scores, self.receivers, strangers) / beta[None]
+
+# %% ../../nbs/engine/cross_validation.ipynb #1d6ca6e8
+def pairs_of(adjacency, x, batch, literal: bool) -> dict[str, Any]:
+    r"""The context of the blocks: which tokens see which, and $\hat A$, from the tokens
+    `x` at the start.
+    """
+    pairs = _listed_pairs if isinstance(batch, EdgeBatch) else _tabled_pairs
+    return pairs(adjacency, x, batch, literal)
+
+
+def _listed_pairs(adjacency, x, batch: EdgeBatch, literal: bool) -> dict[str, Any]:
+    at, here = _places(batch), batch.present
+    cls = at.cls[jnp.minimum(batch.graph, len(at.cls) - 1)]
+    senders = jnp.concatenate([at.node[batch.senders], cls, at.node])
+    receivers = jnp.concatenate([at.node[batch.receivers], at.node, cls])
+    linked = jnp.concatenate([here[batch.receivers], here, here])
+    strangers = None
+    if literal:
+        of, each = (m.astype(jnp.int32) for m in (here, linked))
+        nodes = jax.ops.segment_sum(of, batch.graph, len(at.cls))
+        keys = jax.ops.segment_sum(each, receivers, len(x))
+        strangers = jnp.maximum(jnp.pad(nodes, (0, 1))[at.graph] - keys, 0)
+    features = jnp.pad(batch.edge_features, ((0, 2 * len(batch.graph)), (0, 0)))
+    weights = adjacency.along(x, at.graph, senders, receivers, features)
+    return {"edges": WeightedEdges(senders, receivers, linked, weights, strangers)}
+
+# %% ../../nbs/engine/cross_validation.ipynb #1d6ca601
+def _tabled_pairs(adjacency, x, batch: GraphBatch, literal: bool) -> dict[str, Any]:
+    here = _are_there(batch)
+    both = here[:, :, None] & here[:, None, :]
+    row = ((0, 0), (1, 0), (1, 0))
+    linked = both & jnp.pad(batch.adjacency != 0, row, constant_values=True)  # Ã
+    weights = adjacency(x, jnp.pad(batch.edge_features, (*row, (0, 0))))
+    if not literal:
+        return {"weights": weights, "mask": linked}
+    weights = jnp.where(linked[:, None], weights, jnp.zeros_like(weights))
+    return {"weights": weights, "mask": both}
+
+# %% ../../nbs/engine/cross_validation.ipynb #37bloc01
+def _check_choices(config):
+    "Raise ValueError, naming the field, for a kind or choice that it does not know."
+    check_kinds(config)
+    for f in fields(config):
+        of, got = get_args(f.type), getattr(config, f.name)
+        if get_origin(f.type) is Literal and got not in of:
+            wanted = " or ".join(map(repr, of))
+            raise ValueError(f"{f.name}: expected {wanted}, got {got!r}")
+
 # %% ../../nbs/engine/cross_validation.ipynb #37block0
 @dataclass(frozen=True)
 class BlockConfig:
@@ -165,36 +341,14 @@ class BlockConfig:
     def block(self, **options) -> EdgeTransformer:
         "A block with random weights."
         sizes = self.dim, self.num_heads, self.head_dim, self.num_memories
-        heads = partial(
-            EdgeAttention,
-            beta=self.beta,
-            learn_beta=self.learn_beta,
-            normalize=self.normalize_heads,
-        )
+        terms: dict = dict(beta=self.beta, learn_beta=self.learn_beta)
+        terms |= dict(normalize=self.normalize_heads)
+        heads = partial(EdgeAttention, **terms)
         block = EdgeTransformer(*sizes, attention=heads, **options)
         if self.negative_memories is not None and self.num_memories:
-            block.memory = SignedMemory(
-                self.dim, self.num_memories, self.negative_memories, **options
-            )
+            signed = self.dim, self.num_memories, self.negative_memories
+            block.memory = SignedMemory(*signed, **options)
         return block
-
-# %% ../../nbs/engine/cross_validation.ipynb #37bloc01
-def _check(config, *limits: tuple[str, bool, str]):
-    "Raise ValueError, naming the field: kinds, choices, then each limit that is false."
-    check_kinds(config)
-    choices = {
-        f.name: get_args(f.type)
-        for f in fields(config)
-        if get_origin(f.type) is Literal
-    }
-    known = [
-        (name, getattr(config, name) in of, " or ".join(map(repr, of)))
-        for name, of in choices.items()
-    ]
-    for name, fits, wanted in (*known, *limits):
-        if not fits:
-            got = getattr(config, name)
-            raise ValueError(f"{name}: expected {wanted}, got {got!r}")
 
 # %% ../../nbs/engine/cross_validation.ipynb #81948978
 @dataclass(frozen=True)
@@ -240,17 +394,17 @@ class ClassifyConfig(BlockConfig):
     )
 
     def __post_init__(self):
-        _check(
-            self,
-            ("filter_size", self.filter_size % 2 == 1, "an odd number"),
-            ("noise", 0 <= self.noise < np.inf, "at least 0"),
-            ("dropout", 0 <= self.dropout < 1, "0 ≤ dropout < 1"),
-        )
+        _check_choices(self)
         sizes = "dim num_heads head_dim blocks steps filter_size".split()
         check_sizes(**{name: getattr(self, name) for name in sizes})
         check_sizes(0, num_memories=self.num_memories, num_positions=self.num_positions)
         check_positive(step_size=self.step_size)
         check_share(negative_memories=self.negative_memories)
+        check_numbers("[0, inf)", noise=self.noise)
+        check_numbers("[0, 1)", dropout=self.dropout)
+        if self.filter_size % 2 == 0:
+            got = self.filter_size
+            raise ValueError(f"filter_size: expected an odd number, got {got}")
 
 # %% ../../nbs/engine/cross_validation.ipynb #8d4b37a8
 @signed
@@ -354,6 +508,29 @@ class GraphClassifier(nnx.Module):
             found.append(energies_of(block, path, batch))
         return found
 
+# %% ../../nbs/engine/cross_validation.ipynb #88f6c97c
+class Attended(NamedTuple):
+    """What a model sees in a batch. Token 0 is CLS. The last two are from the end of
+    each block.
+    """
+
+    # queries in rows; 0 if there is no edge
+    adjacency: Float[np.ndarray, "B H N+1 N+1"]
+    listens: Float[np.ndarray, "S B H N+1"]  # attention of CLS to each token; sums to 1
+    heard: Float[np.ndarray, "S B H N+1"]  # attention of each token to CLS
+
+
+def attended(model: GraphClassifier, batch: GraphBatch) -> Attended:
+    "The learned adjacency and the attention of CLS, block by block."
+    x, c = model.tokens(batch), model.config
+    pairs, P = model.pairs(x, batch), []
+    for block in model.blocks:
+        x = descend(block, x, c.steps, c.step_size, **pairs)[0]
+        P.append(block.attention.attended(block.norm(x), **pairs))
+    P, weights = np.stack(P), pairs["weights"]
+    linked = jnp.where(pairs["mask"][:, None], weights, jnp.zeros_like(weights))
+    return Attended(np.asarray(linked), P[..., 0, :], P[..., :, 0])
+
 # %% ../../nbs/engine/cross_validation.ipynb #15391204
 @dataclass(frozen=True)
 class ClassifyTraining:
@@ -389,18 +566,13 @@ class ClassifyTraining:
     model: ClassifyConfig = ClassifyConfig()
 
     def __post_init__(self):
-        ordered = not (self.layout == "edges" and self.model.shuffle)
-        _check(
-            self,
-            ("seed", 0 <= self.seed < 2**32, f"0 to {2**32 - 1}"),
-            ("fold", 0 <= self.fold < 10, "0 to 9"),
-            (
-                "layout",
-                ordered,
-                "'dense' with shuffle; lists of edges keep their order",
-            ),
-        )
+        _check_choices(self)
         check_sizes(num_buckets=self.num_buckets, every=self.every)
+        check_numbers("[0, 9]", fold=self.fold)
+        check_numbers(f"[0, {2**32 - 1}]", seed=self.seed)
+        if self.layout == "edges" and self.model.shuffle:
+            said = "expected 'dense' with shuffle; lists of edges keep their order"
+            raise ValueError(f"layout: {said}")
         self.optim(100)
 
     def optim(self, steps_per_epoch: int) -> OptimConfig:
@@ -457,7 +629,7 @@ def train_classifier(
     positions = cached_positions(graphs, c.num_positions, c.positions)
     encoding = learn_encoding(graphs, train)
     supply = in_layout(config.layout, graphs, encoding, positions, *shapes)
-    per = len(supply.plan(train, config.seed))
+    often = config.every * (per := len(supply.plan(train, config.seed)))
     scored = lambda model, ids: score(
         predict_logits(model, supply, ids), supply.labels[ids]
     )
@@ -470,16 +642,14 @@ def train_classifier(
         seed=config.seed,
         folder=folder,
         validate=lambda m: _judged(scored(m, validation), len(validation)),
-        every=config.every * per,
-        log_every=config.every * per,
+        every=often,
+        log_every=often,
         config={**asdict(config), "sizes": sizes_of(supply), "data": data},
         progress=progress,
     )
-    validated = scored(result.model, validation)
-    tested = scored(result.model, test) if len(test) else None
-    return _Classified(
-        result.model, validated, tested, result.history, result.best_step
-    )
+    model, validated = result.model, scored(result.model, validation)
+    tested = scored(model, test) if len(test) else None
+    return _Classified(model, validated, tested, result.history, result.best_step)
 
 # %% ../../nbs/engine/cross_validation.ipynb #5096fb03
 def load_classifier(path: Path | str) -> GraphClassifier:
@@ -539,92 +709,3 @@ def _main(argv: list[str] | None = None) -> None:
         " that were not used to choose anything (always the most frequent class:"
         f" {metrics['largest_class']:.3f}). Weights and metrics.json are in {out}/"
     )
-
-# %% ../../nbs/engine/sets.ipynb #88f6c97c
-class Attended(NamedTuple):
-    """What a model sees in a batch. Token 0 is CLS. The last two are from the end of
-    each block.
-    """
-
-    # queries in rows; 0 if there is no edge
-    adjacency: Float[np.ndarray, "B H N+1 N+1"]
-    listens: Float[np.ndarray, "S B H N+1"]  # attention of CLS to each token; sums to 1
-    heard: Float[np.ndarray, "S B H N+1"]  # attention of each token to CLS
-
-
-def attended(model: GraphClassifier, batch: GraphBatch) -> Attended:
-    "The learned adjacency and the attention of CLS, block by block."
-    x, c = model.tokens(batch), model.config
-    pairs, P = model.pairs(x, batch), []
-    for block in model.blocks:
-        x = descend(block, x, c.steps, c.step_size, **pairs)[0]
-        P.append(block.attention.attended(block.norm(x), **pairs))
-    P, weights = np.stack(P), pairs["weights"]
-    linked = jnp.where(pairs["mask"][:, None], weights, jnp.zeros_like(weights))
-    return Attended(np.asarray(linked), P[..., 0, :], P[..., :, 0])
-
-# %% ../../nbs/engine/sets.ipynb #88plotmole
-def plot_molecule(
-    model: GraphClassifier,
-    batch: GraphBatch,
-    i: int = 0,
-    names: dict[int, str] | None = None,
-):
-    """Graph i of a batch, drawn with networkx: edges by their learned weight, nodes by
-    what they exchange with CLS in the last block. Returns the figure.
-
-    `names` are the names of one-hot labels, by column. Other columns, such as
-    attributes, have no name.
-    """
-    import matplotlib.pyplot as plt
-    import networkx as nx
-
-    view = attended(model, jax.tree.map(lambda a: a[i : i + 1], batch))
-    n = int(batch.present[i].sum())
-    graph = nx.from_numpy_array(np.asarray(batch.adjacency[i, :n, :n]))
-    hot = np.asarray(batch.features[i, :n]) == 1
-    words = [next((w for j, w in (names or {}).items() if row[j]), "") for row in hot]
-    A = view.adjacency[0, :, 1 : n + 1, 1 : n + 1].mean(0)
-    weights = np.array([(A[a, b] + A[b, a]) / 2 for a, b in graph.edges] or [0.0])
-    of_nodes = [paid[-1, 0, :, 1 : n + 1].mean(0) for paid in view[1:]]
-    fig, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    for ax, title, values in zip(axes, _TITLES, (None, *of_nodes)):
-        ax.set_title(title, fontsize=11)
-        ax.axis("off")
-        ax.margins(0.12)
-        _draw(ax, graph, weights, values, words)
-    return fig
-
-# %% ../../nbs/engine/sets.ipynb #88plotmolex
-_TITLES = (
-    r"$\hat A$, mean of both directions and all heads",
-    "what CLS pays to the nodes",
-    "what the nodes pay to CLS",
-)
-
-
-def _draw(ax, graph, weights, values, words):
-    "A graph with colored edges, or with nodes in the colors of `values`."
-    import matplotlib.pyplot as plt
-    import networkx as nx
-
-    where = dict(pos=nx.kamada_kawai_layout(graph), ax=ax)
-    look: dict[str, Any] = dict(edge_color="0.7")
-    if values is None and graph.edges:  # about zero if they have both signs
-        signed, most = weights.min() < 0 < weights.max(), np.abs(weights).max()
-        low, high = (-most, most) if signed else (weights.min(), weights.max())
-        cmap = plt.cm.PuOr_r if signed else plt.cm.cividis_r
-        look = dict(edge_color=weights, width=3, edge_cmap=cmap)
-        look |= dict(edge_vmin=low - 1e-6, edge_vmax=high + 1e-6)
-    shown: Any = nx.draw_networkx_edges(graph, **where, **look)
-    colors = "0.9" if values is None else values
-    scale = {} if values is None else dict(vmin=0)
-    dots = nx.draw_networkx_nodes(
-        graph, node_color=colors, node_size=180, **scale, **where
-    )
-    if values is not None or graph.edges:
-        ax.figure.colorbar(shown if values is None else dots, ax=ax, shrink=0.8)
-    for v, word in enumerate(words):
-        dark = values is not None and values[v] < values.max() / 2
-        style = dict(font_size=10, font_color="w" if dark else "k")
-        nx.draw_networkx_labels(graph, labels={v: word}, **style, **where)

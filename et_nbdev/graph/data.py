@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Graph', 'from_relations', 'from_scipy', 'from_pyg', 'from_dgl', 'from_networkx', 'from_pandas', 'to_scipy',
-           'to_pandas', 'to_networkx', 'to_pyg', 'to_dgl', 'save_graph', 'load_graph', 'Split', 'split']
+           'to_pandas', 'to_networkx', 'save_graph', 'load_graph', 'Split', 'split']
 
 # %% ../../nbs/engine/graph_readers.ipynb #ada1d9e0
 import hashlib
@@ -205,41 +205,25 @@ class Graph:
         put(node_names=_names("node_names", self.node_names, N))
         put(feature_names=_names("feature_names", self.feature_names, F))
 
-    @property
-    def num_nodes(self) -> int:
-        return len(self.features)
-
-    @property
-    def num_features(self) -> int:
-        return self.features.shape[1]
-
-    @property
-    def num_edges(self) -> int:
-        return len(self.senders)
-
-    @property
-    def edges(self) -> Edges:
-        return self.senders, self.receivers
-
-    @property
-    def labeled(self) -> Int[np.ndarray, "labeled"]:
-        "The nodes with a label, ascending."
-        return np.flatnonzero(self.labels >= 0)
-
-    @property
-    def degrees(self) -> Int[np.ndarray, "N"]:
-        "Edges that end at each node: how many senders it may see."
-        return np.bincount(self.receivers, minlength=self.num_nodes)
+    num_nodes = property(lambda self: len(self.features), doc="N.")
+    num_features = property(lambda self: self.features.shape[1], doc="F.")
+    num_edges = property(lambda self: len(self.senders), doc="E, directed.")
+    edges = property(lambda self: (self.senders, self.receivers))
+    labeled = property(
+        lambda self: np.flatnonzero(self.labels >= 0),
+        doc="The nodes with a label, ascending.",
+    )
+    degrees = property(
+        lambda self: np.bincount(self.receivers, minlength=self.num_nodes),
+        doc="Edges that end at each node, (N,): how many senders it may see.",
+    )
+    has_self_loops = property(lambda self: bool((self.senders == self.receivers).any()))
 
     @property
     def neighbors(self) -> Int[np.ndarray, "N"]:
         "How many others each node sees, however often an edge is listed."
         A = _rows(self.edges, self.num_nodes)
         return np.diff(A.indptr) - A.diagonal().astype(A.indptr.dtype)
-
-    @property
-    def has_self_loops(self) -> bool:
-        return bool((self.senders == self.receivers).any())
 
     @property
     def has_parallel_edges(self) -> bool:
@@ -331,17 +315,17 @@ def _one_label_each(labels) -> np.ndarray:
     "Labels of shape (N,), (N, 1) or (1, N), or one-hot (N, 2), as (N,)."
     a = as_array("labels", _dense(labels) if hasattr(labels, "tocsr") else labels)
     if a.ndim == 2 and 1 in a.shape:
-        a = a.reshape(-1)
-    elif a.ndim == 2 and a.shape[1] == 2:
-        one_hot = np.isin(a, (0, 1)).all(1) & (a.sum(1) == 1)
-        if not one_hot.all():
-            i = int(np.argmin(one_hot))
-            raise ValueError(
-                f"labels: each node needs one class, [1, 0] or [0, 1], got"
-                f" {a[i].tolist()} at node {i}"
-            )
-        a = a.argmax(1)
-    return a
+        return a.reshape(-1)
+    if a.ndim != 2 or a.shape[1] != 2:
+        return a
+    one_hot = np.isin(a, (0, 1)).all(1) & (a.sum(1) == 1)
+    if not one_hot.all():
+        i = int(np.argmin(one_hot))
+        raise ValueError(
+            f"labels: each node needs one class, [1, 0] or [0, 1], got"
+            f" {a[i].tolist()} at node {i}"
+        )
+    return a.argmax(1)
 
 # %% ../../nbs/engine/graph_readers.ipynb #a88da382
 def _sound_matrix(matrix):
@@ -472,10 +456,10 @@ def from_dgl(
         for kind in graph.canonical_etypes
     }
     features = as_array("features", graph.ndata[keys[0]])
-    labels = _one_label_each(graph.ndata["label"])
+    rest = features, _one_label_each(graph.ndata["label"])
     if len(relations) > 1:
-        return from_relations(relations, features, labels, name)
-    return Graph(*next(iter(relations.values())), features, labels, name=name)  # pyright: ignore[reportCallIssue]
+        return from_relations(relations, *rest, name)
+    return Graph(*next(iter(relations.values())), *rest, name=name)  # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/engine/graph_readers.ipynb #b59f716a
 def _graph_of(ends, kinds, features, labels, names, nodes, name: str) -> Graph:
@@ -674,19 +658,15 @@ def to_pandas(graph: Graph) -> tuple[Any, Any]:
     relation, if there are several kinds), nodes with their features and label. Raises
     ModuleNotFoundError without pandas.
     """
-    pd, names = need("pandas", "pandas"), np.array(graph.node_names, object)
-    kinds = graph.relations or {"": graph.edges}
-    called = lambda ids: names[ids] if graph.node_names else ids
-    edges = pd.concat(
-        [
-            pd.DataFrame({"source": called(s), "target": called(r), "relation": kind})
-            for kind, (s, r) in kinds.items()
-        ],
-        ignore_index=True,
+    pd, names = need("pandas", "pandas"), np.arange(graph.num_nodes)
+    names = np.array(graph.node_names, object) if graph.node_names else names
+    table = lambda kind, s, r: pd.DataFrame(
+        {"source": names[s], "target": names[r], "relation": kind}
     )
-    index = pd.Index(names, name="node") if graph.node_names else None
+    kinds = (graph.relations or {"": graph.edges}).items()
+    edges = pd.concat([table(kind, *ends) for kind, ends in kinds], ignore_index=True)
+    index = pd.Index(names, name="node")
     nodes = pd.DataFrame(graph.features, index, _named_columns(graph))
-    nodes.index.name = "node"
     nodes["label"] = graph.labels
     return edges if graph.relations else edges.drop(columns="relation"), nodes
 
@@ -709,43 +689,6 @@ def to_networkx(graph: Graph) -> Any:
         own = {} if kind is None else {"relation": kind}
         made.add_edges_from(zip(*(end.tolist() for end in ends)), **own)
     return made
-
-
-def _tensor(array, dtype):
-    return need("torch", "torch").from_numpy(np.array(array, dtype))
-
-# %% ../../nbs/engine/graph_readers.ipynb #2f0188b5
-def to_pyg(graph: Graph) -> Any:
-    """PyTorch Geometric's `Data` that `from_pyg` reads: x (N, F), edge_index (2, E), y,
-    and with several kinds of edges their union. Raises ModuleNotFoundError without
-    PyTorch Geometric.
-    """
-    edges = _tensor([graph.senders, graph.receivers], np.int64)
-    return need("torch_geometric.data", "torch_geometric").Data(
-        x=_tensor(graph.features, np.float32),
-        edge_index=edges,
-        y=_tensor(graph.labels, np.int64),
-    )
-
-
-def to_dgl(graph: Graph) -> Any:
-    """A `dgl.DGLGraph` that `from_dgl` reads: node data `feature` and `label`, and a
-    type of edges for every relation, which DGL puts in alphabetical order. Raises
-    ModuleNotFoundError without DGL.
-    """
-    ends = {
-        ("node", kind, "node"): tuple(_tensor(end, np.int64) for end in edges)
-        for kind, edges in (graph.relations or {"edge": graph.edges}).items()
-    }
-    made = _dgl().heterograph(ends, {"node": graph.num_nodes})
-    made.ndata["feature"] = _tensor(graph.features, np.float32)
-    made.ndata["label"] = _tensor(graph.labels, np.int64)
-    return made
-
-
-def _dgl(module: str = "dgl"):
-    os.environ.setdefault("DGLBACKEND", "pytorch")  # or DGL writes a file to say so
-    return need(module, "'et_nbdev[dgl]', which needs Python 3.11")
 
 # %% ../../nbs/engine/graph_readers.ipynb #aac53261
 def save_graph(graph: Graph, path: str | os.PathLike):
@@ -819,7 +762,9 @@ def _from_mat(path: Path) -> Graph:
 
 # %% ../../nbs/engine/graph_readers.ipynb #d1ed6095
 def _from_dgl_file(path: Path) -> Graph:
-    return from_dgl(_dgl().load_graphs(str(path))[0][0], path.stem)
+    os.environ.setdefault("DGLBACKEND", "pytorch")  # or DGL writes a file to say so
+    dgl = need("dgl", "'et_nbdev[dgl]', which needs Python 3.11")
+    return from_dgl(dgl.load_graphs(str(path))[0][0], path.stem)
 
 
 # how files begin: zip, MATLAB 5 to 7, and the number of DGL's binary format
@@ -864,29 +809,28 @@ def _digits(name: str) -> Graph:
         return from_relations(edges, *known, name).symmetric()
     return Graph(*edges["left"], *known, name=name).symmetric()
 
-
+# %% ../../nbs/engine/graph_readers.ipynb #23b6b0d8
 class _Dataset(NamedTuple):
     file: str  # as published; "" for those made here
     source: str  # where it is published
     unlabeled: int = 0  # this many of the first nodes
-    dgl: str = ""  # the class of dgl.data that downloads it, if there is one
 
-
-_HERE = "made from the digits of scikit-learn"
 
 _BWGNN = "with BWGNN, https://github.com/squareRoot3/Rethinking-Anomaly-Detection"
 
-# %% ../../nbs/engine/graph_readers.ipynb #23b6b0d8
-_FRAUD = "with CARE-GNN, https://github.com/YingtongDou/CARE-GNN"
+_FRAUD = (
+    "with CARE-GNN, https://github.com/YingtongDou/CARE-GNN (dgl.data, pip install"
+    " 'et_nbdev[dgl]', has it too: from_dgl reads FraudYelpDataset()[0])"
+)
 
 _PLATONOV = "with https://github.com/yandex-research/heterophilous-graphs"
 
 # graphs that `load_graph` knows by name
 DATASETS = {
-    "digits-knn": _Dataset("", _HERE),
-    "digits-relations": _Dataset("", _HERE),
-    "yelp": _Dataset("YelpChi.mat", _FRAUD, 0, "FraudYelpDataset"),
-    "amazon": _Dataset("Amazon.mat", _FRAUD, 3305, "FraudAmazonDataset"),
+    "digits-knn": _Dataset("", "made from the digits of scikit-learn"),
+    "digits-relations": _Dataset("", "made from the digits of scikit-learn"),
+    "yelp": _Dataset("YelpChi.mat", _FRAUD),
+    "amazon": _Dataset("Amazon.mat", _FRAUD, 3305),
     "tfinance": _Dataset("tfinance", _BWGNN),
     "tsocial": _Dataset("tsocial", _BWGNN),
     "amazon-upu": _Dataset(
@@ -908,18 +852,10 @@ def _published(name: str, root: str | os.PathLike | None) -> Graph:
         keep = whole.degrees > 0
         ends = [np.cumsum(keep)[end] - 1 for end in whole.edges]
         return Graph(*ends, whole.features[keep], whole.labels[keep])  # pyright: ignore[reportCallIssue]
-    reason, error = "", FileNotFoundError
-    if data.dgl:
-        try:
-            made = getattr(_dgl("dgl.data"), data.dgl)
-            return from_dgl(made(raw_dir=str(at_home(root)) if root else None)[0])
-        except Exception as e:
-            reason = f" DGL could not load it either ({e})."
-            error = ImportError if isinstance(e, ImportError) else error
     looked = "\n  - ".join(["Looked for", *map(str, places)])
-    raise error(
-        f"name: the file {data.file!r} of {name!r} was not found.{reason} It is"
-        f" published {data.source}; put it into a folder that root or ET_DATA names."
+    raise FileNotFoundError(
+        f"name: the file {data.file!r} of {name!r} was not found. It is published"
+        f" {data.source}; put it into a folder that root or ET_DATA names."
         f" {looked if places else 'Neither does.'}"
     )
 
@@ -928,12 +864,12 @@ def load_graph(name: str, root: str | os.PathLike | None = None) -> Graph:
     """Load a graph by name, with both directions of every edge, without loops or
     parallel edges, and with features as published.
 
-    `root` is a folder to look in before that of the environment variable ET_DATA; if
-    `yelp` or `amazon` is in neither, DGL downloads it (to `root` or its own folder).
-    These two are heterogeneous, with the relations of the file, net_…. `name` may also
-    be the path of your own file: .npz, .mat, or DGL's format. Its labels count as known
-    unless they are −1. Raises ValueError for an unknown name or a damaged file,
-    FileNotFoundError with all places tried, ImportError if DGL is needed but missing.
+    `root` is a folder to look in before that of the environment variable ET_DATA.
+    `yelp` and `amazon` are heterogeneous, with the relations of the file, net_….
+    `name` may also be the path of your own file: .npz, .mat, or DGL's format. Its
+    labels count as known unless they are −1. Raises ValueError for an unknown name or a
+    damaged file, FileNotFoundError with all places tried, ImportError if a file needs
+    DGL and there is none.
     """
     own = name not in DATASETS
     if own and not at_home(name).is_file():

@@ -146,7 +146,7 @@ class EdgeAttention(EnergyAttention):
         beta = self.beta.astype(at_least_float32(g.dtype))
         Q, K = self._heads(g, "n...hy", beta.dtype)
         if self.positions is not None:
-            Q, K = add_distances(self.positions, g, coordinates, Q, K, beta)
+            Q, K = add_distances(self.positions, coordinates, Q, K, beta)
         return Q, K, beta
 
     def token_energy(
@@ -179,7 +179,8 @@ class EdgeAttention(EnergyAttention):
             )
         Q, K, beta = self.node_heads(g, **places)
         match = sum(e.match(Q, K, beta, self.self_attention) for e in graphs)
-        signs = jnp.asarray(self.signs, match.dtype).reshape((1,) * (g.ndim - 1) + (-1,))  # pyright: ignore[reportAttributeAccessIssue]
+        shape = (1,) * (g.ndim - 1) + (-1,)
+        signs = jnp.asarray(self.signs, match.dtype).reshape(shape)  # pyright: ignore[reportAttributeAccessIssue]
         return -jnp.moveaxis((signs * match).sum(-1), 0, -1)
 
 # %% ../../nbs/30_graph_energy.ipynb #d606c7ca

@@ -420,28 +420,13 @@ def _weighted_rows(lo, hi, start, nodes, own, other, lse, c, pull, p):
 # %% ../../nbs/engine/kernels.ipynb #11d4b3ac
 @_compiled(_FAST)
 def _tangent_rows(
-    of_keys,
-    lo,
-    hi,
-    start,
-    nodes,
-    own,
-    d_own,
-    other,
-    d_other,
-    lse,
-    shift,
-    c,
-    pull,
-    slope,
-    p,
-    ds,
-    w,
+    keys, lo, hi, rows, own, d_own, other, d_other, lse, shift, c, pull, slope, work
 ):
     """Σ p·(ds·other + d_other) and Σ p·ds for the rows lo ≤ r < hi of queries, with ℓ
     of the row; or Σ c·p·((ds − shift)·other + d_other) for those of keys, with ℓ, shift
     and c of the neighbors.
     """
+    (start, nodes), p, ds, w = rows, work[0], work[1], work[2]
     for r in range(lo, hi):
         for h in range(own.shape[1]):
             pull[r, h, :] = 0
@@ -451,7 +436,7 @@ def _tangent_rows(
                 _dots(p, own[r, h], other, nodes, first, n, h)
                 _dots(ds, own[r, h], d_other, nodes, first, n, h)
                 _dots(w, d_own[r, h], other, nodes, first, n, h)
-                if of_keys:
+                if keys:
                     for j in range(n):
                         p[j] -= lse[nodes[first + j], h]
                         ds[j] -= shift[nodes[first + j], h]
@@ -494,32 +479,23 @@ _Scalar = _struct(dtype=_int, value=_ptr)
 _Args = _struct(**_head, size=_int64, types=_ptr, args=_ptr)
 _Rets = _struct(**_head, size=_int64, types=_ptr, rets=_ptr)
 _Attrs = _struct(**_head, size=_int64, types=_ptr, names=_ptr, attrs=_ptr)
-_CallFrame = _struct(
-    **_head, api=_ptr, ctx=_ptr, stage=_int, args=_Args, rets=_Rets, attrs=_Attrs
+_parts = dict(args=_Args, rets=_Rets, attrs=_Attrs)
+_CallFrame = _struct(**_head, api=_ptr, ctx=_ptr, stage=_int, **_parts)
+_Schedule = dict(XLA_FFI_ThreadPool_Schedule=_ptr)
+_Version = _struct(**_head, major_version=_int, minor_version=_int)
+_Api = _struct(
+    **_head, api_version=_Version, internal_api=_ptr, _others=(_ptr, 11), **_Schedule
 )
-
-# versions of XLA's interface: what this is written for, and the newest one tested
-_OLDEST, _NEWEST = (0, 3), (0, 5)
-
-# %% ../../nbs/engine/kernels.ipynb #95b8f471
-_Api_Version = _struct(**_head, major_version=_int, minor_version=_int)
+_ThreadPool_Schedule_Args = _struct(**_head, ctx=_ptr, task=_ptr, data=_ptr)
 _TypeId = _struct(type_id=_int64)
-_Metadata = _struct(
-    struct_size=_size_t, api_version=_Api_Version, traits=_uint32, state_type_id=_TypeId
-)
+_told = dict(api_version=_Version, traits=_uint32, state_type_id=_TypeId)
+_Metadata = _struct(struct_size=_size_t, **_told)
 _Extension = _struct(struct_size=_size_t, type=_int, next=_ptr)
 _Metadata_Extension = _struct(extension_base=_Extension, metadata=_ptr)
 _METADATA, _F64 = 1, 12  # the type of that extension, and of a buffer of float64
-_ThreadPool_NumThreads_Args = _struct(**_head, ctx=_ptr, num_threads=_ptr)
-_ThreadPool_Schedule_Args = _struct(**_head, ctx=_ptr, task=_ptr, data=_ptr)
-_Api = _struct(
-    **_head,
-    api_version=_Api_Version,
-    internal_api=_ptr,
-    _others=(_ptr, 11),
-    XLA_FFI_ThreadPool_Schedule=_ptr,
-    XLA_FFI_ThreadPool_NumThreads=_ptr,
-)
+
+# versions of XLA's interface: what this is written for, and the newest one tested
+_OLDEST, _NEWEST = (0, 3), (0, 5)
 
 # %% ../../nbs/engine/kernels.ipynb #d176a3b5
 _array = lambda address, shape, dtype: NotImplemented  # the array at an address
@@ -531,70 +507,63 @@ _free = lambda address: NotImplemented
 _give_way = lambda: NotImplemented  # yield to another thread
 _worker = lambda: NotImplemented  # the address of `_work` as a C function
 
-# %% ../../nbs/engine/kernels.ipynb #7c1a1968
+
 @_compiled()
 def _struct_at(address, dtype):
     "The struct at an address, as a view: its fields are attributes."
     return _array(address, 1, dtype)[0]
 
-
+# %% ../../nbs/engine/kernels.ipynb #7c1a1968
 @_compiled()
-def _buffer(address):
-    "The address of the numbers of one of XLA's arrays, and its shape."
-    buffer = _struct_at(address, _Buffer)
-    return buffer.data, _array(buffer.dims, buffer.rank, _int64)
-
-
-@_compiled()
-def _vector(address, dtype):
-    data, n = _buffer(address)
-    return _array(data, (n[0],), dtype)
+def _flat(address, dtype):
+    "The numbers of one of XLA's arrays, end to end, and its shape."
+    buffer, size = _struct_at(address, _Buffer), 1
+    shape = _array(buffer.dims, buffer.rank, _int64)
+    for n in shape:
+        size *= n
+    return _array(buffer.data, size, dtype), shape
 
 
 @_compiled()
-def _matrix(address, dtype):
-    data, n = _buffer(address)
-    return _array(data, (n[0], n[1]), dtype)
+def _scalars_at(address, dtype):
+    numbers, n = _flat(address, dtype)
+    return numbers.reshape((n[0], n[1]))
 
 
 @_compiled()
-def _tensor(address, dtype):
-    data, n = _buffer(address)
-    return _array(data, (n[0], n[1], n[2]), dtype)
+def _rows_at(address, dtype):
+    numbers, n = _flat(address, dtype)
+    return numbers.reshape((n[0], n[1], n[2]))
 
 # %% ../../nbs/engine/kernels.ipynb #7bfe89f8
 _SOFTMAX, _WEIGHTED, _TANGENT_QUERIES, _TANGENT_KEYS = range(4)
 
 
 @_compiled()
-def _run_chunk(frame, i, chunks, dtype, p, ds, w):
+def _run_chunk(frame, i, chunks, dtype, work):
     "Compute chunk i of the pass that XLA requests."
     args = _array(frame.args.args, frame.args.size, _ptr)
     rets = _array(frame.rets.rets, frame.rets.size, _ptr)
     attribute = _struct_at(_array(frame.attrs.attrs, 1, _ptr)[0], _Scalar)
     op = _array(attribute.value, 1, _int64)[0]
-    start, nodes = _vector(args[0], np.int32), _vector(args[1], np.int32)
+    start, nodes = _flat(args[0], np.int32)[0], _flat(args[1], np.int32)[0]
     lo, hi = _first_row(start, i, chunks), _first_row(start, i + 1, chunks)
-    a, b = _tensor(args[2], dtype), _tensor(args[3], dtype)
+    a, b = _rows_at(args[2], dtype), _rows_at(args[3], dtype)
     if op == _SOFTMAX:
-        lse, pull = _matrix(rets[0], dtype), _tensor(rets[1], dtype)
-        _softmax_rows(lo, hi, start, nodes, a, b, lse, pull, p)
+        lse, pull = _scalars_at(rets[0], dtype), _rows_at(rets[1], dtype)
+        _softmax_rows(lo, hi, start, nodes, a, b, lse, pull, work[0])
         return
+    pull = _rows_at(rets[0], dtype)
     if op == _WEIGHTED:
-        lse, factor = _matrix(args[4], dtype), _matrix(args[5], dtype)
-        pull = _tensor(rets[0], dtype)
-        _weighted_rows(lo, hi, start, nodes, a, b, lse, factor, pull, p)
+        lse, c = _scalars_at(args[4], dtype), _scalars_at(args[5], dtype)
+        _weighted_rows(lo, hi, start, nodes, a, b, lse, c, pull, work[0])
         return
-    c, d, lse = (
-        _tensor(args[4], dtype),
-        _tensor(args[5], dtype),
-        _matrix(args[6], dtype),
-    )
-    shift, factor = _matrix(args[7], dtype), _matrix(args[8], dtype)
-    keys = op == _TANGENT_KEYS
-    pull, x = _tensor(rets[0], dtype), _matrix(rets[1], dtype)
+    keys, rows = op == _TANGENT_KEYS, (start, nodes)
+    other, d_other = _rows_at(args[4], dtype), _rows_at(args[5], dtype)
+    lse, shift = _scalars_at(args[6], dtype), _scalars_at(args[7], dtype)
+    c, slope = _scalars_at(args[8], dtype), _scalars_at(rets[1], dtype)
     _tangent_rows(
-        keys, lo, hi, start, nodes, a, b, c, d, lse, shift, factor, pull, x, p, ds, w
+        keys, lo, hi, rows, a, b, other, d_other, lse, shift, c, pull, slope, work
     )
 
 # %% ../../nbs/engine/kernels.ipynb #39a69382
@@ -606,82 +575,29 @@ _Task = _struct(
     next=_Counter,
     done=_Counter,
     users=_Counter,
-    threads=_Counter,
-    how_many=_ThreadPool_NumThreads_Args,
     come=_ThreadPool_Schedule_Args,
 )
-_TASK_SIZE = _Task.itemsize
-_HOW_MANY_SIZE = _ThreadPool_NumThreads_Args.itemsize
-_COME_SIZE = _ThreadPool_Schedule_Args.itemsize
+_TASK_SIZE, _COME_SIZE = _Task.itemsize, _ThreadPool_Schedule_Args.itemsize
 
 
 @_compiled()
 def _take_chunks(task, dtype):
     "Take chunks until none are left."
-    p, ds, w = np.empty(_BLOCK, dtype), np.empty(_BLOCK, dtype), np.empty(_BLOCK, dtype)
+    work = np.empty((3, _BLOCK), dtype)
     chunks, i = task.chunks, _add(task.next, 1)
     while i < chunks:
-        _run_chunk(_struct_at(task.frame, _CallFrame), i, chunks, dtype, p, ds, w)
+        _run_chunk(_struct_at(task.frame, _CallFrame), i, chunks, dtype, work)
         _add(task.done, 1)
         i = _add(task.next, 1)
 
-
+# %% ../../nbs/engine/kernels.ipynb #66e247b3
 @_compiled()
 def _leave(task):
     "Leave the task; the last user frees it."
     if _add(task.users, -1) == 1:
         _free(_address(task))
 
-# %% ../../nbs/engine/kernels.ipynb #66e247b3
-@_compiled()
-def _request(struct, size, ctx):
-    "Fill in the header of a request to XLA."
-    struct.struct_size, struct.extension_start, struct.ctx = size, 0, ctx
 
-
-@_compiled()
-def _pool_size(api, ctx, task):
-    "The number of XLA's threads."
-    task.threads.value = 1
-    _request(task.how_many, _HOW_MANY_SIZE, ctx)
-    task.how_many.num_threads = _address(task.threads)
-    _invoke(api.XLA_FFI_ThreadPool_NumThreads, _address(task.how_many))
-    return max(1, task.threads.value)
-
-
-@_compiled()
-def _invite(api, ctx, worker, task):
-    """Ask one of XLA's threads to call `worker` with `task`; returns whether that was
-    accepted. The call may come late, or after all work is done.
-    """
-    _request(task.come, _COME_SIZE, ctx)
-    task.come.task, task.come.data = worker, _address(task)
-    return _invoke(api.XLA_FFI_ThreadPool_Schedule, _address(task.come)) == 0
-
-# %% ../../nbs/engine/kernels.ipynb #abea0625
-@_compiled()
-def _launch(frame):
-    "Do what a call frame requests, together with XLA's threads."
-    api, task = _struct_at(frame.api, _Api), _struct_at(_malloc(_TASK_SIZE), _Task)
-    threads, args = _pool_size(api, frame.ctx, task), _array(frame.args.args, 3, _ptr)
-    start = _vector(args[0], np.int32)
-    cost = np.int64(start[start.size - 1]) + start.size
-    chunks = max(1, min(64 * threads, cost // 4096))
-    helpers = min(threads, chunks) - 1
-    task.frame, task.chunks = _address(frame), chunks
-    task.double = _struct_at(args[2], _Buffer).dtype == _F64
-    task.next.value = task.done.value = 0
-    # this thread counts twice: it works, then it reads a counter
-    task.users.value = helpers + 2
-    for _ in range(helpers):
-        if not _invite(api, frame.ctx, _worker(), task):
-            _leave(task)
-    _invoke(_worker(), _address(task))
-    while _add(task.done, 0) < chunks:
-        _give_way()
-    _leave(task)
-
-# %% ../../nbs/engine/kernels.ipynb #ac897aa9
 def _work(task):
     "What every thread does, as a C function."
     task = _struct_at(task, _Task)
@@ -691,7 +607,36 @@ def _work(task):
         _take_chunks(task, np.float32)
     _leave(task)
 
+# %% ../../nbs/engine/kernels.ipynb #abea0625
+_COST, _HELPERS = 4096, 63  # rows and neighbors of a chunk; threads asked, at most
 
+
+@_compiled()
+def _launch(frame):
+    "Do what a call frame requests, together with XLA's threads."
+    api, task = _struct_at(frame.api, _Api), _struct_at(_malloc(_TASK_SIZE), _Task)
+    args = _array(frame.args.args, 3, _ptr)
+    start, come = _flat(args[0], np.int32)[0], task.come
+    task.frame = _address(frame)
+    cost = np.int64(start[start.size - 1]) + start.size
+    chunks = max(1, cost // _COST)
+    task.chunks = chunks
+    task.double = _struct_at(args[2], _Buffer).dtype == _F64
+    task.next.value = task.done.value = 0
+    come.struct_size, come.extension_start, come.ctx = _COME_SIZE, 0, frame.ctx
+    come.task, come.data = _worker(), _address(task)
+    helpers = min(_HELPERS, chunks - 1)
+    # this thread counts twice: it works, then it reads a counter
+    task.users.value = helpers + 2
+    for _ in range(helpers):  # may come late, or after all work is done
+        if _invoke(api.XLA_FFI_ThreadPool_Schedule, _address(come)) != 0:
+            _leave(task)
+    _invoke(_worker(), _address(task))
+    while _add(task.done, 0) < chunks:
+        _give_way()
+    _leave(task)
+
+# %% ../../nbs/engine/kernels.ipynb #ac897aa9
 def _handle(frame):
     """Answer XLA, as a C function: report the version that this is written for, or do
     the work. 0: no error.
@@ -721,7 +666,7 @@ def _instruction(stub, result, code):
         lambda context, builder, signature, values: code(builder, *values)
     )
 
-# %% ../../nbs/engine/kernels.ipynb #9e9ec2e3
+
 def _instructions():
     "The LLVM code of the functions without a body: {function: code}."
     from llvmlite import ir
@@ -891,24 +836,10 @@ _COMPILED_PASSES = SimpleNamespace(
 )
 
 # %% ../../nbs/engine/kernels.ipynb #011f5aae
-def _with_distances(Q, K, z, factor, beta):
-    r"""Q and K (N, ..., H, Y + Z + 2) whose scores $\beta K_B\cdot Q_C$ include the
-    bias $-m_h|z_C - z_B|^2 = 2m_h\,z_C\cdot z_B - m_h|z_C|^2 - m_h|z_B|^2$.
+def add_distances(positions, coordinates, Q, K, beta):
+    """Q and K (N, ..., H, Y + Z + 2) whose scores include the bias of `positions`.
+    Raises ValueError unless these are `RelativeDistances`, whose formula is split here.
     """
-    z = jnp.moveaxis(jnp.broadcast_to(z, (*Q.shape[1:-2], *z.shape[-2:])), -2, 0)
-    z = jnp.broadcast_to(z[..., None, :], (*Q.shape[:-1], z.shape[-1]))
-    square, one = jnp.sum(z**2, -1, keepdims=True), jnp.ones_like(z[..., :1])
-    share = factor.astype(Q.dtype) / beta
-    share = share.reshape((1,) * (Q.ndim - 2) + (-1, 1))
-    more_Q = [2 * share * z, -share * square, -share * one]
-    return jnp.concatenate([Q, *more_Q], -1), jnp.concatenate([K, z, one, square], -1)
-
-
-def add_distances(positions, g, coordinates, Q, K, beta):
-    """Q and K whose scores include the bias of `positions`. Raises ValueError unless
-    these are `RelativeDistances`.
-    """
-    # edges split the formula of the distances, so they have to know it
     if (
         not isinstance(positions, RelativeDistances)
         or type(positions).__call__ is not RelativeDistances.__call__
@@ -919,4 +850,10 @@ def add_distances(positions, g, coordinates, Q, K, beta):
             " to tables of pairs"
         )
     z = centered(coordinates, beta.dtype)
-    return _with_distances(Q, K, z, positions.factor, beta)
+    z = jnp.moveaxis(jnp.broadcast_to(z, (*Q.shape[1:-2], *z.shape[-2:])), -2, 0)
+    z = jnp.broadcast_to(z[..., None, :], (*Q.shape[:-1], z.shape[-1]))
+    square, one = jnp.sum(z**2, -1, keepdims=True), jnp.ones_like(z[..., :1])
+    share = positions.factor.astype(Q.dtype) / beta
+    share = share.reshape((1,) * (Q.ndim - 2) + (-1, 1))
+    more_Q = [2 * share * z, -share * square, -share * one]
+    return jnp.concatenate([Q, *more_Q], -1), jnp.concatenate([K, z, one, square], -1)

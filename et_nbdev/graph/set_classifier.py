@@ -17,13 +17,6 @@ from jaxtyping import Float, Int
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from et_nbdev.graph.batches import (
-    Columns,
-    Encoding,
-    cached_positions,
-    in_layout,
-    learn_encoding,
-)
 from et_nbdev.graph.classify import (
     ClassifyTraining,
     load_classifier,
@@ -31,7 +24,14 @@ from et_nbdev.graph.classify import (
     train_classifier,
 )
 from .crossval import Fold, deal, predict_logits
-from .sets import GraphSet
+from et_nbdev.graph.sets import (
+    Columns,
+    Encoding,
+    GraphSet,
+    cached_positions,
+    in_layout,
+    learn_encoding,
+)
 from et_nbdev.training import (
     CheckpointError,
     at_home,
