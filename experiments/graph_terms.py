@@ -34,6 +34,7 @@ import anomaly_results as results
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from image_pair import GatedEuler
 from runs import RESULTS, make, options
 
 from et_nbdev.block import Block
@@ -50,7 +51,6 @@ from et_nbdev.graph.energy import EdgeAttention
 from et_nbdev.graph.nodes import held_out, train_classifier
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
-from et_nbdev.solvers import LearnedEuler
 from et_nbdev.training import OptimConfig
 
 RATIO, EPOCHS = 0.4, 100
@@ -88,12 +88,12 @@ class EdgeSum(Energy):
 
 def block(variant: str, c: AnomalyConfig, rngs: nnx.Rngs) -> Block:
     "The block of a variant; weights are drawn in the order of its terms."
-    beta = dict(beta=c.beta, learn_beta=c.beta is None)
+    beta = nnx.Param(c.head_dim**-0.5) if c.beta is None else c.beta
     sizes = c.dim, c.num_heads, c.head_dim
     terms = {}
     if variant != "edge-sum":
         normalize = variant in ("normalized-heads", "both")
-        attention = EdgeAttention(*sizes, **beta, normalize=normalize, rngs=rngs)
+        attention = EdgeAttention(*sizes, beta, normalize=normalize, rngs=rngs)
         terms["attention"] = attention
     if variant in ("edge-sum", "beside-edge-sum"):
         name = "sum" if "attention" in terms else "attention"
@@ -140,7 +140,7 @@ class Detector(AnomalyEnergyTransformer):
         self.blocks = nnx.List([block(variant, config, nnx.Rngs(seed))])
         self.variant, alpha = variant, config.step_size
         if variant == "learned-steps":  # the gate starts at ½
-            self.learned = LearnedEuler(config.steps, 2 * alpha, config.dim)
+            self.learned = GatedEuler(config.steps, 2 * alpha, config.dim)
 
     def __call__(self, features, edges, *, rngs=None):
         c, (block,), (kind,) = self.config, self.blocks, edges

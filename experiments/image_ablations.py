@@ -18,7 +18,7 @@ from flax import nnx
 from runs import RUNS, add_part, make, options, positive
 
 from et_nbdev.attention import EnergyAttention
-from et_nbdev.block import Block, TransformerBlock
+from et_nbdev.block import Block
 from et_nbdev.dynamics import descend
 from et_nbdev.memory import HopfieldMemory
 from et_nbdev.norm import EnergyLayerNorm
@@ -27,7 +27,9 @@ from et_nbdev.vision.model import (
     ImageConfig,
     ImageEnergyTransformer,
     Parts,
+    TransformerBlock,
     image_model,
+    tied_heads,
     waves,
 )
 from et_nbdev.vision.train import CONFIGS, TrainConfig, evaluate, prepare, train
@@ -60,11 +62,10 @@ def parts(
     sizes = c.dim, c.num_heads, c.head_dim
     if transformer:
         return Parts(mask, at, TransformerBlock(*sizes, c.num_memories, rngs=rngs))
-    betas = dict(beta=beta, learn_beta=learn_beta, tied_start=tied_start)
+    heads = tied_heads if tied_start else EnergyAttention
+    beta = nnx.Param(c.head_dim**-0.5 if beta is None else beta) if learn_beta else beta
     make = {
-        "attention": lambda: EnergyAttention(
-            *sizes, self_attention=self_attention, rngs=rngs, **betas
-        ),
+        "attention": lambda: heads(*sizes, beta, self_attention, rngs=rngs),
         "memory": lambda: HopfieldMemory(c.dim, c.num_memories, rngs=rngs),
     }
     block = Block(EnergyLayerNorm(c.dim), **{name: make[name]() for name in terms})

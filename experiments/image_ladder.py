@@ -49,7 +49,7 @@ import numpy as np
 from flax import nnx
 from runs import RUNS, add_part, make, options, read, spread
 
-from et_nbdev.block import EnergyTransformer, TransformerBlock
+from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.testing import assert_close, assert_gradient, float64, half_interval
@@ -60,6 +60,7 @@ from et_nbdev.vision.model import (
     ImageConfig,
     ImageTransformer,
     Parts,
+    TransformerBlock,
     image_model,
     wave_start,
 )

@@ -16,16 +16,16 @@ LIB = ROOT / "et_nbdev"
 
 # What no row may exceed. Lower a number where it has fallen.
 LIMITS = {
-    "lines of the library": 9_360,
-    "files of the library": 33,
-    "lines of tests": 14_060,
+    "lines of the library": 9_210,
+    "files of the library": 32,
+    "lines of tests": 13_760,
     "lines of scripts, experiments and benchmarks": 6_880,
     "lessons": 34,
     "chapters of the engine room": 17,
-    "words of prose in lessons": 26_100,
+    "words of prose in lessons": 25_690,
     "words of the front page": 600,
     "rows of tables on the front page": 24,
-    "public names": 130,
+    "public names": 125,
     "private names that another file imports": 7,
 }
 
@@ -116,7 +116,7 @@ def test_files_are_named_for_what_they_hold():
 
 # Below first: a file imports from its own floor or from those below it.
 FLOORS = (
-    "checks compiled scores toy stepping energy norm",
+    "checks scores toy stepping energy norm",
     "attention memory",
     "block dynamics solvers equilibria",
     "hopfield training commands",

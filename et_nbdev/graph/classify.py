@@ -165,12 +165,9 @@ class BlockConfig:
     def block(self, **options) -> EdgeTransformer:
         "A block with random weights."
         sizes = self.dim, self.num_heads, self.head_dim, self.num_memories
-        heads = partial(
-            EdgeAttention,
-            beta=self.beta,
-            learn_beta=self.learn_beta,
-            normalize=self.normalize_heads,
-        )
+        beta = self.head_dim**-0.5 if self.beta is None else self.beta
+        beta = nnx.Param(beta) if self.learn_beta else beta
+        heads = partial(EdgeAttention, beta=beta, normalize=self.normalize_heads)
         block = EdgeTransformer(*sizes, attention=heads, **options)
         if self.negative_memories is not None and self.num_memories:
             block.memory = SignedMemory(
