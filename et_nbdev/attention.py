@@ -34,16 +34,15 @@ class EnergyAttention(Energy):
     that match it.
 
     `beta` is the inverse temperature: None for $1/\sqrt Y$, a number, or H numbers, one
-    per head; `learn_beta=True` trains it as exp(log_beta), which stays positive.
+    per head; in an `nnx.Param` it is trained, as exp(log_beta), which stays positive.
     `self_attention=True` includes B = C in the sum, Eq. (12). `normalize=True` divides
     queries and keys by their root mean square within each head. `positions` is a module
     that returns a bias for every score, from the context that its call names, such as a
     `PairBias`. `init_scale` is the standard deviation of the initial weights, None for
-    $1/\sqrt D$; with `tied_start=True` W_K starts as a copy of W_Q, so that a token
-    first attends to similar tokens. `dtype` is the dtype of the matrix products (None:
-    that of g); scores and energies are at least float32. Context: `mask` (..., N, N),
-    `weights` and `bias` (..., H, N, N), and what `positions` takes. Parameters:
-    2·H·Y·D, those of `positions`, and one per number in `beta` if it is learned. Raises
+    $1/\sqrt D$. `dtype` is the dtype of the matrix products (None: that of g); scores
+    and energies are at least float32. Context: `mask` (..., N, N), `weights` and `bias`
+    (..., H, N, N), and what `positions` takes. Parameters: 2·H·Y·D, those of
+    `positions`, and one per number in `beta` if it is learned. Raises
     ValueError for sizes out of range, more repelling heads than heads, or a β that is
     not positive and finite.
     """
@@ -53,15 +52,13 @@ class EnergyAttention(Energy):
         dim: int,
         num_heads: int,
         head_dim: int,
-        beta: ArrayLike | Sequence[float] | None = None,
+        beta: ArrayLike | Sequence[float] | nnx.Param | None = None,
         self_attention: bool = False,
         *,
-        learn_beta: bool = False,
         normalize: bool = False,
         repelling: int = 0,
         positions: nnx.Module | None = None,
         init_scale: float | None = None,
-        tied_start: bool = False,
         dtype=None,
         param_dtype=jnp.float32,
         rngs: nnx.Rngs,
@@ -72,7 +69,8 @@ class EnergyAttention(Energy):
             raise ValueError(
                 f"repelling: expected at most {num_heads}, all heads, got {repelling}"
             )
-        beta = head_dim**-0.5 if beta is None else beta
+        learned = isinstance(beta, nnx.Variable)
+        beta = beta.get_value() if learned else head_dim**-0.5 if beta is None else beta
         check_numbers("(0, inf)", (), (num_heads,), beta=beta)
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
         self.self_attention, self.normalize = self_attention, normalize
@@ -80,10 +78,9 @@ class EnergyAttention(Energy):
         self.dtype, self.positions = dtype, positions
         init = nnx.initializers.normal(dim**-0.5 if init_scale is None else init_scale)
         shape = (num_heads, dim, head_dim)
-        Wq = init(rngs.params(), shape, param_dtype)
-        Wk = jnp.copy(Wq) if tied_start else init(rngs.params(), shape, param_dtype)
-        self.Wq, self.Wk = nnx.Param(Wq), nnx.Param(Wk)
-        if learn_beta:
+        draw = lambda: nnx.Param(init(rngs.params(), shape, param_dtype))
+        self.Wq, self.Wk = draw(), draw()
+        if learned:
             self.log_beta = nnx.Param(jnp.log(jnp.asarray(beta, param_dtype)))
         else:  # a constant: no state, no gradient
             self.fixed_beta = tuple(np.broadcast_to(beta, num_heads).tolist())  # pyright: ignore[reportCallIssue]
@@ -250,7 +247,12 @@ def seen(mask, scores: Float[Array, "... H N N"], self_attention: bool) -> Array
         )
     return found & pairs("mask", mask, found[..., 0, :, :])[..., None, :, :]
 
-# %% ../nbs/engine/scores.ipynb #9e2b7cb0
+# %% ../nbs/engine/scores.ipynb #b66f90ba
+def _slopes(num_heads: int) -> Float[np.ndarray, "H"]:
+    "¼, ½, 1, 2 for the first four heads, and again from ¼."
+    return 2.0 ** (np.arange(num_heads) % 4 - 2)
+
+
 def centered(coordinates, dtype) -> Float[Array, "... N Z"]:
     """Coordinates minus their mean, then in `dtype`, so that few digits are lost.
     Raises ValueError for what is no (..., N, Z).
@@ -258,11 +260,6 @@ def centered(coordinates, dtype) -> Float[Array, "... N Z"]:
     if np.ndim(coordinates) < 2:
         raise ValueError(f"coordinates: expected (..., N, Z), got {coordinates!r}")
     return jnp.asarray(coordinates - coordinates.mean(-2, keepdims=True), dtype)
-
-# %% ../nbs/engine/scores.ipynb #b66f90ba
-def _slopes(num_heads: int) -> Float[np.ndarray, "H"]:
-    "¼, ½, 1, 2 for the first four heads, and again from ¼."
-    return 2.0 ** (np.arange(num_heads) % 4 - 2)
 
 # %% ../nbs/engine/scores.ipynb #b66f90b1
 @signed

@@ -27,42 +27,7 @@ def check_sizes(least: int = 1, /, **sizes: int):
                 f"{name}: expected a whole number of at least {least}, got {n!r}"
             )
 
-# %% ../nbs/engine/scores.ipynb #3a37e8b1
-def check_numbers(interval: str, /, *shapes, **values):
-    """Raise ValueError, naming the argument, unless every value lies in an interval
-    such as "(0, inf)" or "[0, 1)". It is one number, or an array of one of the shapes;
-    `...` allows any.
-    """
-    low, high = map(float, interval[1:-1].split(","))
-    for name, value in values.items():
-        if isinstance(value, Tracer):
-            continue
-        a = np.asarray(value)
-        kinds = jnp.floating, jnp.integer
-        real = any(jnp.issubdtype(a.dtype, kind) for kind in kinds)
-        inside = real and (
-            (a >= low if interval[0] == "[" else a > low)
-            & (a <= high if interval[-1] == "]" else a < high)
-        )
-        fits = ... in shapes or a.shape in (shapes or ((),))
-        if not (fits and np.all(inside)):
-            kind = "positive, finite " if interval == "(0, inf)" else ""
-            which = " or ".join(map(str, shapes)).replace("Ellipsis", "any")
-            what = f"{kind}numbers of shape {which}" if shapes else f"a {kind}number"
-            where = "" if kind else f" in {interval}"
-            raise ValueError(f"{name}: expected {what}{where}, got {value!r}")
 
-
-def check_positive(**values):
-    "Raise ValueError, naming the argument, unless every value is one in (0, ∞)."
-    check_numbers("(0, inf)", **values)
-
-# %% ../nbs/engine/scores.ipynb #3a37e8c2
-def check_share(**shares):
-    "Raise ValueError, naming the argument, unless every share is None or in [0, 1]."
-    check_numbers("[0, 1]", **{k: v for k, v in shares.items() if v is not None})
-
-# %% ../nbs/engine/scores.ipynb #5c1e70ab
 _KINDS = {
     bool: (bool, "True or False"),
     int: (numbers.Integral, "a whole number"),
@@ -82,6 +47,41 @@ def check_kinds(config):
         if truth or not isinstance(value, kind):
             raise ValueError(f"{f.name}: expected {expected}, got {value!r}")
 
+# %% ../nbs/engine/scores.ipynb #3a37e8b1
+def check_numbers(interval: str, /, *shapes, **values):
+    """Raise ValueError, naming the argument, unless every value lies in an interval
+    such as "(0, inf)" or "[0, 1)". It is one number, or an array of one of the shapes;
+    `...` allows any.
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    for name, value in values.items():
+        if isinstance(value, Tracer):
+            continue
+        a = np.asarray(value)
+        kinds = jnp.floating, jnp.integer
+        real = any(jnp.issubdtype(a.dtype, kind) for kind in kinds)
+        inside = real and (
+            (a >= low if interval[0] == "[" else a > low)
+            & (a <= high if interval[-1] == "]" else a < high)
+        )
+        fits = ... in shapes or a.shape in (shapes or ((),))
+        if not (fits and a.size and np.all(inside)):
+            kind = "positive, finite " if interval == "(0, inf)" else ""
+            which = " or ".join(map(str, shapes)).replace("Ellipsis", "any")
+            what = f"{kind}numbers of shape {which}" if shapes else f"a {kind}number"
+            where = "" if kind else f" in {interval}"
+            raise ValueError(f"{name}: expected {what}{where}, got {value!r}")
+
+
+def check_positive(**values):
+    "Raise ValueError, naming the argument, unless every value is one in (0, ∞)."
+    check_numbers("(0, inf)", **values)
+
+
+def check_share(**shares):
+    "Raise ValueError, naming the argument, unless every share is None or in [0, 1]."
+    check_numbers("[0, 1]", **{k: v for k, v in shares.items() if v is not None})
+
 # %% ../nbs/engine/scores.ipynb #5c4484ff
 def check_tokens(name: str, x: Array, dim: int | None):
     """Raise TypeError or ValueError, naming the argument, unless `x` is a floating
@@ -98,34 +98,6 @@ def check_tokens(name: str, x: Array, dim: int | None):
             f"{name}: expected tokens of shape (..., N, D) with N ≥ 1{wanted}, got"
             f" {x.shape}"
         )
-
-# %% ../nbs/engine/scores.ipynb #5c4484b1
-def check_arrays(**arrays: tuple):
-    """Raise TypeError or ValueError, naming the argument, unless every array holds
-    finite floating-point numbers, all of one dtype, and has its shape: in
-    `check_arrays(W=(W, "D D"), x=(x, "... D"))` a letter stands for one size, at least
-    1, and the dots for any batch axes.
-    """
-    sizes: dict[str, int] = {}
-    kind = None
-    for name, (a, shape) in arrays.items():
-        dtype = getattr(a, "dtype", type(a).__name__)
-        floats = hasattr(a, "shape") and jnp.issubdtype(dtype, jnp.floating)
-        if not floats or kind not in (None, dtype):
-            expected = "floating-point numbers" if kind is None else f"{kind}, too"
-            raise TypeError(f"{name}: expected an array of {expected}, got {dtype}")
-        kind = dtype
-        letters = shape.removeprefix("...").split()
-        batch = max(0, a.ndim - len(letters))
-        own = a.shape[batch:]
-        known = ", ".join(f"{k} = {n}" for k, n in sizes.items() if k in letters)
-        fits = len(own) == len(letters) and (batch == 0 or shape.startswith("..."))
-        agree = all(n == sizes.setdefault(k, n) > 0 for k, n in zip(letters, own))
-        if not (fits and agree):
-            wanted = f"({', '.join(shape.split())}){known and ' with ' + known}"
-            raise ValueError(f"{name}: expected the shape {wanted}, got {a.shape}")
-        if not isinstance(a, Tracer) and not np.isfinite(np.asarray(a)).all():
-            raise ValueError(f"{name}: expected finite numbers, got some that are not")
 
 # %% ../nbs/engine/scores.ipynb #68d2e836
 _Class = TypeVar("_Class", bound=type)

@@ -16,12 +16,13 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from .block import Block
-from .checks import check_sizes, check_tokens
-from .compiled import arrays, compiled
+from .checks import check_sizes
 from .energy import Energies
 from et_nbdev.stepping import (
     PerSample,
+    arrays,
     check_parts,
+    compiled,
     frozen_pytree,
     number,
     per_sample,
@@ -52,14 +53,6 @@ class Look:
         "One evaluation."
         g = self.block.norm(x)
         return View(x, g, *self.block.energies_and_update(g, **self.context))
-
-    def follow(self, solver, state: Any) -> tuple[Any, View]:
-        "A solver's step. Raises TypeError unless it returns its memory and a View."
-        result, name = solver.step(self, state), type(solver).__name__
-        two = isinstance(result, tuple) and len(result) == 2
-        if not (two and isinstance(result[1], View)):
-            raise TypeError(f"solver: step of {name} has to return memory and a View")
-        return result
 
 # %% ../nbs/06_dynamics.ipynb #5ffb4b25
 #| code-fold: true
@@ -102,14 +95,14 @@ def _descend(block, x, solver, context, *, steps, states, remat, unroll):
     look = Look(block, context)
 
     def step(state, _):
-        state, view = look.follow(solver, state)
+        state, view = solver.step(look, state)
         return state, (view.energies, view.x if states else None)
 
     if remat:
         step = jax.checkpoint(step, prevent_cse=False)
     start = solver.init(look, x)
     state, passed = jax.lax.scan(step, start, None, length=steps, unroll=unroll)
-    _, last = look.follow(solver, state)
+    _, last = solver.step(look, state)
     append = lambda path, end: jnp.concatenate([path, end[None]])
     path = jax.tree.map(append, passed, (last.energies, last.x if states else None))
     return last.x, Trajectory(*path)
@@ -170,7 +163,6 @@ def descend(
     if solver is None:
         solver = Euler(0.1 if step_size is None else step_size)
     check_parts(block, solver)
-    check_tokens("x", x, getattr(block.norm, "dim", None))
     check_sizes(0, steps=steps)
     options = dict(steps=steps, states=states, remat=remat, unroll=unroll)
     return _descend(block, x, solver, arrays(context), **options)

@@ -29,42 +29,30 @@ class Energy(nnx.Module):
 
     A subclass defines `token_energy` (..., N), if the term is a sum over tokens, or
     `energy` (...) otherwise. Its update −∂E/∂g is found by automatic differentiation.
-    Keyword parameters of these methods, such as `mask`, are context: a `Block` passes
-    them the data of that name. A method that passes on `**context` also takes what the
-    next class in the lineage takes, and what the terms inside this one take. A term
-    keeps no state: the same g gives the same E. Raises TypeError at class definition if
-    the class has neither method, or two that come from different classes.
+    Keyword parameters of this method, such as `mask`, are context: a `Block` passes
+    the data of that name. A method that passes on `**context` also takes what the next
+    class in the lineage takes, and what the terms inside this one take. A term keeps no
+    state: the same g gives the same E. Raises TypeError at class definition if the
+    class has neither method.
     """
 
     token_energy: Callable[..., Array]  # if the energy is a sum over tokens
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
-        whole, parts = (
-            next((kind for kind in cls.__mro__ if name in vars(kind)), Energy)
-            for name in ("energy", "token_energy")
-        )
-        splits = getattr(cls, "token_energy", None) is not None
-        if whole is Energy and not splits:
+        if cls.energy is Energy.energy and not hasattr(cls, "token_energy"):
             raise TypeError(
                 f"{cls.__name__}: expected a method energy(self, g) that returns one"
                 " number per sample, or token_energy(self, g) with one per token"
             )
-        if splits and whole not in (Energy, parts):
-            raise TypeError(
-                f"{cls.__name__}: energy comes from {whole.__name__}, token_energy from"
-                f" {parts.__name__}, and they may differ; define both in one class, or"
-                " set token_energy = None"
-            )
 
     @property
     def takes(self) -> set[str]:
-        "Names of the context that this term takes: its methods' keyword parameters."
-        lineage = type(self).__mro__
-        lineage = lineage[: lineage.index(Energy)]
-        methods = [_context(lineage, name) for name in ("energy", "token_energy")]
-        passes = any(passes for _, passes in methods)
-        names = set().union(*(names for names, _ in methods))
+        "Names of the context that this term takes: keyword parameters of its method."
+        names, passes = _context(type(self), "energy")
+        if passes or type(self).energy is Energy.energy:
+            more, further = _context(type(self), "token_energy")
+            names, passes = names | more, passes or further
         return names | (_taken_inside(self) if passes else set())
 
     def taken(self, context: dict[str, Any]) -> dict[str, Any]:
@@ -102,19 +90,18 @@ class ExternalField(Energy):
         return -jnp.sum(f * g.astype(wide), -1)
 
 # %% ../nbs/engine/scores.ipynb #01tak3s1
-def _context(lineage: tuple[type, ...], method: str) -> tuple[set[str], bool]:
+def _context(kind: type, method: str) -> tuple[set[str], bool]:
     """Keyword parameters of a term's method, and whether it passes on any context. A
     method with `**context` also takes what the next class in the lineage takes.
     """
     names, passes = set(), False
-    for kind in lineage:
-        own = vars(kind).get(method)
-        if own is not None:
+    for parent in kind.__mro__[: kind.__mro__.index(Energy)]:
+        if own := vars(parent).get(method):
             _, _, *context = inspect.signature(own).parameters.values()
             names |= {p.name for p in context if p.kind is not p.VAR_KEYWORD}
             passes = any(p.kind is p.VAR_KEYWORD for p in context)
-        if method in vars(kind) and not passes:
-            break
+            if not passes:
+                break
     return names, passes
 
 
@@ -147,18 +134,13 @@ class Energies(dict[str, Any]):
 @signed
 class Scaled(Energy):
     """A term times a factor: to weigh it against the others, or with 0 to switch it
-    off. Raises TypeError if `term` is not an `Energy`, ValueError if `factor` is not
-    one finite number.
+    off. The factor is data: another one compiles nothing. Raises ValueError if it is
+    not one finite number.
     """
 
     def __init__(self, term: Energy, factor: float | Float[Array, ""]):
-        if not isinstance(term, Energy):
-            raise TypeError(f"term: expected an Energy, got {type(term).__name__}")
         check_numbers("(-inf, inf)", factor=factor)
-        self.term = term
-        # a number is part of the program, an array is data
-        number = not isinstance(factor, jax.Array)
-        self.factor = float(factor) if number else nnx.data(factor)
+        self.term, self.factor = term, nnx.data(factor)
 
     def token_energy(
         self, g: Float[Array, "... N D"], **context

@@ -11,18 +11,17 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from .block import Block
 from .checks import check_sizes
-from .compiled import arrays
 from .dynamics import Solver
-from .norm import EnergyLayerNorm, turning
+from .norm import EnergyLayerNorm
 from .solvers import Anderson, Solution, check_precision, solve
 from et_nbdev.stepping import (
     LONGEST,
     PerSample,
+    arrays,
     frozen_pytree,
     number,
     over,
@@ -79,43 +78,44 @@ def _conjugate_gradients(
     return _LinearSolution(w, residual[..., 0, 0], curvature[..., 0, 0])
 
 # %% ../nbs/engine/equilibria.ipynb #57cddc25
-def _force(graphdef, given, x):
-    "f = −∂E/∂x, as a function of the directions x; `given` are weights and context."
-    params, context = given
-    block = nnx.merge(graphdef, params)
+def _force(given, x):
+    "f = −∂E/∂x, as a function of the directions x; `given` are block and context."
+    block, context = given
     g, pull = jax.vjp(lambda x: block.norm(LONGEST * x), x)
     return pull(block.update(g, **context))[0]
 
 
-def _adjoint(graphdef, given, x, v, cg_steps: int) -> _LinearSolution:
+def _adjoint(given, x, v, cg_steps: int) -> _LinearSolution:
     r"""w with $S w = v$ for the stiffness $S = \partial^2E/\partial x^2$ of settled
     tokens x. Accurate if `residual` is small, and useful if the tokens are in a
     minimum: at a saddle `curvature` is negative.
     """
-    x, still = unit(x), 1e-30  # only the direction counts: no ε here either
-    pull = jax.vjp(lambda x: _force(graphdef, given, x), x)[1]
+    x = unit(x)  # only the direction counts
+    mean = lambda a: a.mean(-1, keepdims=True)
+    turning = lambda u: u - mean(u) - mean(x * u) * x  # without an ε, too
+    pull = jax.vjp(lambda x: _force(given, x), x)[1]
     # symmetric, so that pulling back is as good as pushing forward
-    stiffness = lambda p: turning(x, -pull(p)[0], still)
-    return _conjugate_gradients(stiffness, turning(x, v, still), cg_steps)
+    stiffness = lambda p: turning(-pull(p)[0])
+    return _conjugate_gradients(stiffness, turning(v), cg_steps)
 
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _at_rest(graphdef, cg_steps: int, leave_out: bool, given, x, settled):
+# %% ../nbs/engine/equilibria.ipynb #57cddc2b
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _at_rest(cg_steps: int, leave_out: bool, given, x, settled):
     "x, with the derivative of the point where the force vanishes."
     return x
 
 
-def _forwards(graphdef, cg_steps, leave_out, given, x, settled):
+def _forwards(cg_steps, leave_out, given, x, settled):
     return x, (given, x, settled)
 
-# %% ../nbs/engine/equilibria.ipynb #57cddc2b
-def _backwards(graphdef, cg_steps, leave_out, saved, v):
+
+def _backwards(cg_steps, leave_out, saved, v):
     given, x, settled = saved
-    found = _adjoint(graphdef, given, x, v, cg_steps)
+    found = _adjoint(given, x, v, cg_steps)
     # a sample that the loss does not read needs no derivative
     holds = settled & found.positive | (v == 0).all((-2, -1))
     w = jnp.where(holds[..., None, None], found.w, 0 if leave_out else jnp.nan)
-    pull = jax.vjp(lambda given: _force(graphdef, given, x), given)[1]
+    pull = jax.vjp(lambda given: _force(given, x), given)[1]
     return pull(w)[0], None, None
 
 
@@ -164,10 +164,8 @@ def equilibrium(
         )
     pointed = (rms(found.x, -1) ** 2 > block.norm.eps).all(-1)  # pyright: ignore[reportAttributeAccessIssue]
     found = found._replace(settled=found.settled & pointed)
-    graphdef, params = nnx.split(block)
-    given = params, context
-    rest = _at_rest(graphdef, cg_steps, leave_out, given, unit(found.x), found.settled)
-    return rest, found  # pyright: ignore[reportReturnType]
+    at_end = (block, context), unit(found.x), found.settled
+    return _at_rest(cg_steps, leave_out, *at_end), found  # pyright: ignore[reportReturnType]
 
 # %% ../nbs/engine/equilibria.ipynb #e68a77f7
 @frozen_pytree
@@ -179,7 +177,9 @@ class Noisy:
 
     key: PRNGKeyArray
     step_size: PerSample = number(0.1)  # α
-    noise: float = number(0.02, 0)  # s, standard deviation of the noise on the force
+    noise: float = number(
+        0.02, "[0, inf)"
+    )  # s, standard deviation of the noise on the force
 
     def init(self, look, x):
         "The state and the key of its noise."

@@ -10,20 +10,30 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
-from .checks import check_arrays, check_positive, check_sizes
+from .checks import check_positive, check_sizes
 
 # %% ../nbs/10_recall.ipynb #b0dd2d35
-def _check_spins(x, xi):
-    check_arrays(xi=(xi, "K D"), x=(x, "... D"))
-    if not isinstance(x, Tracer) and not (np.abs(np.asarray(x)) == 1).all():
-        raise ValueError(f"x: expected entries of -1 and 1 only, got {np.asarray(x)}")
+def _check(x, xi):
+    "Raise ValueError, naming the argument, unless these are states and memories."
+    if xi.ndim != 2 or not len(xi):
+        raise ValueError(f"xi: expected memories (K, D) with K ≥ 1, got {xi.shape}")
+    D = xi.shape[1]
+    if x.shape[-1:] != (D,):
+        raise ValueError(f"x: expected states (..., D) with D = {D}, got {x.shape}")
 
 
-def _one_by_one(x, xi, energy):
+def sweep(
+    x: Float[Array, "... D"],
+    xi: Float[Array, "K D"],
+    energy: Callable,  # of the overlaps: (..., K) -> (...)
+) -> tuple[Float[Array, "... D"], Float[Array, "D+1 ..."]]:
+    r"""Every neuron, ±1, once and in order: it is flipped if that lowers the energy of
+    the overlaps $a_\mu = \xi_\mu\cdot x$. Returns the states, and D + 1 energies: at
+    the start and after every neuron. Raises ValueError on shapes that do not fit.
+    """
+
     def one(carry, i):
         x, a, E = carry
         flipped = a - 2 * x[..., i, None] * jnp.broadcast_to(xi[:, i], a.shape)
@@ -33,26 +43,13 @@ def _one_by_one(x, xi, energy):
         a, E = jnp.where(pays[..., None], flipped, a), jnp.where(pays, new, E)
         return (x, a, E), E
 
+    _check(x, xi)
     a = x @ xi.T
     start = energy(a)
     (x, _, _), energies = jax.lax.scan(one, (x, a, start), jnp.arange(xi.shape[1]))
     return x, jnp.concatenate([start[None], energies])
 
 # %% ../nbs/10_recall.ipynb #c71b5f95
-def sweep(
-    x: Float[Array, "... D"],
-    xi: Float[Array, "K D"],
-    energy: Callable,  # of the overlaps: (..., K) -> (...)
-) -> tuple[Float[Array, "... D"], Float[Array, "D+1 ..."]]:
-    r"""Every neuron once, in order: it is flipped if that lowers the energy of the
-    overlaps $a_\mu = \xi_\mu\cdot x$. Returns the states, and D + 1 energies: at the
-    start and after every neuron. Raises TypeError or ValueError on arrays that do not
-    fit, or states other than ±1.
-    """
-    _check_spins(x, xi)
-    return _one_by_one(x, xi, energy)
-
-
 def recall(
     x: Float[Array, "... D"],
     xi: Float[Array, "K D"],
@@ -63,8 +60,7 @@ def recall(
     the number of sweeps. Raises what `sweep` raises, and ValueError on a bad `most`.
     """
     check_sizes(most=most)
-    _check_spins(x, xi)
-    again = lambda now: (_one_by_one(now[0], xi, energy)[0], now[0], now[2] + 1)
+    again = lambda now: (sweep(now[0], xi, energy)[0], now[0], now[2] + 1)
     moving = lambda now: jnp.any(now[0] != now[1]) & (now[2] < most)
     return jax.lax.while_loop(moving, again, (x, 0 * x, jnp.int32(0)))[::2]  # pyright: ignore[reportReturnType]
 
@@ -74,10 +70,9 @@ def hopfield_energy(
 ) -> Float[Array, "..."]:
     r"""$E = \frac12 x\cdot x - \frac1\beta\log\sum_\mu e^{\beta\,\xi_\mu\cdot x}$.
 
-    Raises TypeError or ValueError on arrays that do not fit, ValueError unless β is
-    positive and finite.
+    Raises ValueError on shapes that do not fit, or unless β is positive and finite.
     """
-    check_arrays(xi=(xi, "K D"), x=(x, "... D"))
+    _check(x, xi)
     check_positive(beta=beta)
     beta = jnp.asarray(beta, x.dtype)
     return jnp.sum(x * x, -1) / 2 - jax.nn.logsumexp(beta * (x @ xi.T), -1) / beta
@@ -112,10 +107,8 @@ def negative_log_likelihood(
     x: Float[Array, "B D"], xi: Float[Array, "K D"], beta: Real[ArrayLike, ""] = 1.0
 ) -> Float[Array, ""]:
     r"""$\mathcal L = \langle\beta E(x)\rangle + \log Z$, the mean over the data of
-    $-\log p(x)$, in nats. Raises TypeError or ValueError on arrays that do not fit, or
-    a bad β.
+    $-\log p(x)$, in nats. Raises what `hopfield_energy` raises.
     """
-    check_arrays(xi=(xi, "K D"), x=(x, "B D"))
     energy = jnp.mean(hopfield_energy(x, xi, beta))
     beta, D = jnp.asarray(beta, xi.dtype), xi.shape[1]
     log_sum = jax.nn.logsumexp(beta * jnp.sum(xi * xi, -1) / 2)
@@ -130,9 +123,8 @@ def sample(
 ) -> Float[Array, "{num} D"]:
     r"""`num` independent states from $e^{-\beta E}/Z$: a memory drawn with
     probabilities $w = \mathrm{softmax}(\frac\beta2|\xi|^2)$, and Gaussian noise of
-    variance 1/β. Raises TypeError or ValueError on bad memories, β or `num`.
+    variance 1/β. Raises ValueError on a bad β or `num`.
     """
-    check_arrays(xi=(xi, "K D"))
     check_positive(beta=beta)
     check_sizes(num=num)
     beta, (which, noise) = jnp.asarray(beta, xi.dtype), jax.random.split(key)
@@ -157,7 +149,6 @@ def learn(
     `negative_log_likelihood`, and ValueError on bad steps.
     """
     check_sizes(0, steps=steps)
-    check_positive(beta=beta)
     b = jnp.asarray(beta, xi.dtype)
 
     def one(xi, _):

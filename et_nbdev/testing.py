@@ -165,6 +165,22 @@ def attention_update(
     return total
 
 # %% ../nbs/engine/testing.ipynb #60byh4b1
+def hessian(
+    x: Float[Array, "... N D"],
+    gamma: Float[ArrayLike, ""],
+    eps: Float[ArrayLike, ""] = 1e-5,
+) -> Float[Array, "... N D D"]:
+    r"""$M = \frac{\partial g}{\partial x} = \frac{\gamma}{\sigma}\big(I -
+    \tfrac1D\mathbf 1\mathbf 1^\top - \tfrac{1}{D}\hat c\,\hat c^\top\big)$ of the
+    layer norm, with σ² the variance plus ε and $\hat c = (x-\bar x)/\sigma$.
+    """
+    D, c = x.shape[-1], x - x.mean(-1, keepdims=True)
+    sigma = jnp.sqrt(jnp.mean(c**2, -1, keepdims=True) + eps)[..., None]
+    outer = c[..., :, None] * c[..., None, :] / (D * sigma**2)
+    constant = jnp.eye(D, dtype=x.dtype) - 1 / D
+    return gamma / sigma * (jnp.broadcast_to(constant, outer.shape) - outer)
+
+# %% ../nbs/engine/testing.ipynb #60byh4m2
 def memory_update(
     memory: HopfieldMemory, g: Float[Array, "... N D"]
 ) -> Float[Array, "... N D"]:

@@ -34,6 +34,7 @@ import anomaly_results as results
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from image_pair import GatedEuler
 from runs import RESULTS, make, options
 
 from et_nbdev.block import Block
@@ -50,7 +51,6 @@ from et_nbdev.graph.energy import EdgeAttention
 from et_nbdev.graph.nodes import held_out, train_classifier
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
-from et_nbdev.solvers import LearnedEuler
 
 RATIO, EPOCHS = 0.4, 100
 FOUND = {"tolokers": "et-2hop", "amazon-upu": "et"}  # whose setting is taken
@@ -89,9 +89,10 @@ def block(variant: str, c: AnomalyConfig, rngs: nnx.Rngs) -> Block:
     "The block of a variant; weights are drawn in the order of its terms."
     sizes, terms = (c.dim, c.num_heads, c.head_dim), {}
     if variant != "edge-sum":
-        own = dict(beta=c.beta, learn_beta=c.beta is None)
-        own["normalize"] = variant in ("normalized-heads", "both")
-        terms["attention"] = EdgeAttention(*sizes, **own, rngs=rngs)
+        beta = nnx.Param(c.head_dim**-0.5) if c.beta is None else c.beta
+        normalize = variant in ("normalized-heads", "both")
+        heads = EdgeAttention(*sizes, beta, normalize=normalize, rngs=rngs)
+        terms["attention"] = heads
     if "edge-sum" in variant:
         name = "sum" if "attention" in terms else "attention"
         terms[name] = EdgeSum(*sizes, rngs=rngs)
@@ -131,7 +132,7 @@ class Detector(AnomalyEnergyTransformer):
         self.blocks = nnx.List([block(variant, config, nnx.Rngs(seed))])
         self.variant, alpha = variant, config.step_size
         if variant == "learned-steps":  # the gate starts at ½
-            self.learned = LearnedEuler(config.steps, 2 * alpha, config.dim)
+            self.learned = GatedEuler(config.steps, 2 * alpha, config.dim)
 
     def __call__(self, features, edges, *, rngs=None):
         c, (block,), (kind,) = self.config, self.blocks, edges

@@ -19,7 +19,7 @@ from flax import nnx
 from runs import RUNS, add_part, make, options, parameters_of, positive
 
 from et_nbdev.attention import EnergyAttention
-from et_nbdev.block import Block, TransformerBlock
+from et_nbdev.block import Block
 from et_nbdev.dynamics import descend
 from et_nbdev.memory import HopfieldMemory
 from et_nbdev.norm import EnergyLayerNorm
@@ -28,7 +28,9 @@ from et_nbdev.vision.model import (
     ImageConfig,
     ImageEnergyTransformer,
     Parts,
+    TransformerBlock,
     image_model,
+    tied_heads,
     waves,
 )
 from et_nbdev.vision.train import CONFIGS, TrainConfig, evaluate, prepare, train
@@ -44,6 +46,8 @@ def parts(
     positions: str = "waves",  # or "normal": random numbers
     position_scale: float = 2.0,
     transformer: bool = False,
+    tied_start: bool = True,
+    learn_beta: bool = False,
     **attention,
 ) -> Parts:
     'The recipe "waves", by default; the rest are options of attention.'
@@ -56,9 +60,11 @@ def parts(
     sizes = c.dim, c.num_heads, c.head_dim
     if transformer:
         return Parts(mask, at, TransformerBlock(*sizes, c.num_memories, rngs=rngs))
-    own = dict(tied_start=True, rngs=rngs) | attention
+    heads = tied_heads if tied_start else EnergyAttention
+    if learn_beta:
+        attention["beta"] = nnx.Param(c.head_dim**-0.5)
     make = {
-        "attention": lambda: EnergyAttention(*sizes, **own),
+        "attention": lambda: heads(*sizes, **attention, rngs=rngs),
         "memory": lambda: HopfieldMemory(c.dim, c.num_memories, rngs=rngs),
     }
     block = Block(EnergyLayerNorm(c.dim), **{name: make[name]() for name in terms})

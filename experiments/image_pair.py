@@ -288,11 +288,22 @@ class HyperSetModel(ImageTransformer):
 # --- recipes: what the library's do not have ---
 
 
+class GatedEuler(LearnedEuler):
+    "Learned steps with a fraction for every token, α_t sigmoid(w·g_A + b); ½ at first."
+
+    def __init__(self, steps: int, step_size: float, dim: int):
+        super().__init__(steps, step_size)
+        self.w, self.b = (nnx.Param(jnp.zeros(shape)) for shape in (dim, ()))
+
+    def sizes(self, g, t):
+        gate = jax.nn.sigmoid(g @ self.w[...] + self.b[...])
+        return super().sizes(g, t) * gate[..., None]
+
+
 def learned(c: ImageConfig, metric: bool = True):
     "Steps of learned size for every channel, or for every token."
-    if metric:
-        return LearnedMetric(c.steps, c.dim, c.step_size)
-    return LearnedEuler(c.steps, c.step_size, gate=c.dim)
+    gated = GatedEuler(c.steps, c.step_size, c.dim)
+    return LearnedMetric(c.steps, c.dim, c.step_size) if metric else gated
 
 
 def gated(c: ImageConfig, rngs) -> Parts:

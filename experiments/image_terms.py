@@ -45,6 +45,7 @@ import numpy as np
 from flax import nnx
 from image_pair import (
     EnergyModel,
+    GatedEuler,
     Job,
     Plan,
     configured,
@@ -57,12 +58,12 @@ from image_pair import (
 )
 from runs import RUNS, add_part, make, options, parameters_of, score
 
-from et_nbdev.attention import EnergyAttention, RelativePositions
+from et_nbdev.attention import RelativePositions
 from et_nbdev.block import Block
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedEuler, LearnedMetric
-from et_nbdev.vision.model import RECIPES, ImageConfig, Parts, wave_start
+from et_nbdev.vision.model import RECIPES, ImageConfig, Parts, tied_heads, wave_start
 from et_nbdev.vision.train import completion_loss, training_loss
 
 LEARNING_RATE = 4.5e-2
@@ -85,23 +86,18 @@ def parts(
     "The recipe of `et-metric` in image_pair.py, by default."
     start = wave_start(c, rngs)
     beta = (4 if normalize else 1) * c.head_dim**-0.5
+    if betas != "fixed":
+        beta = nnx.Param(np.full(c.num_heads, beta) if betas == "heads" else beta)
     bias = positions and RelativePositions(c.side, c.num_heads, positions)
-    options = dict(normalize=normalize, positions=bias, tied_start=True, rngs=rngs)
-    attention = EnergyAttention(
-        c.dim,
-        c.num_heads,
-        c.head_dim,
-        np.full(c.num_heads, beta) if betas == "heads" else beta,
-        self_attention,
-        learn_beta=betas != "fixed",
-        **options,
-    )
+    options = dict(normalize=normalize, positions=bias, rngs=rngs)
+    sized = partial(tied_heads, c.dim, c.num_heads, c.head_dim)
+    attention = sized(beta, self_attention, **options)
     memory = HopfieldMemory(c.dim, c.num_memories, activation, rngs=rngs)
     if negative is not None:
         memory = SignedMemory(c.dim, c.num_memories, negative, activation, rngs=rngs)
     solver = {
         "channels": lambda: LearnedMetric(c.steps, c.dim, c.step_size),
-        "tokens": lambda: LearnedEuler(c.steps, c.step_size, c.dim),
+        "tokens": lambda: GatedEuler(c.steps, c.step_size, c.dim),
         "steps": lambda: LearnedEuler(c.steps, c.step_size),
         "fixed": lambda: None,
     }[sizes]()

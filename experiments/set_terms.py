@@ -87,9 +87,9 @@ def block(c: dict, rngs: nnx.Rngs) -> Block:
     sizes, terms = (c["dim"], c["num_heads"], c["head_dim"]), {}
     for name in c["terms"]:
         if name == "attention":
-            of = dict(normalize=c["normalize"], learn_beta=c["normalize"])
+            of = dict(normalize=c["normalize"])
             if c["normalize"]:
-                of["beta"] = 4 / c["head_dim"] ** 0.5
+                of["beta"] = nnx.Param(4 / c["head_dim"] ** 0.5)
             terms[name] = EdgeAttention(*sizes, **of, rngs=rngs)
         elif name == "sum":
             terms[name] = EdgeSum(*sizes, rngs=rngs)

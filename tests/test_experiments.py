@@ -15,12 +15,12 @@ import pytest
 import set_terms
 from flax import nnx
 
-from et_nbdev.block import EnergyTransformer, TransformerBlock
+from et_nbdev.block import EnergyTransformer
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer
 from et_nbdev.graph.classify import WeightedEdges
 from et_nbdev.graph.energy import EdgeIndex
 from et_nbdev.testing import assert_close, assert_gradient
-from et_nbdev.vision.model import ImageConfig, image_model
+from et_nbdev.vision.model import ImageConfig, TransformerBlock, image_model
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 TINY = dict(image_size=8, patch_size=2, dim=12, num_heads=2, head_dim=4)

@@ -128,7 +128,7 @@ def test_training_through_the_descent_equals_the_dense_table(backend, kind, x64)
     among them, and the tokens.
     """
     edges, table = make(kind, 10 + KINDS.index(kind), backend)
-    heads = dict(beta=[0.5, 2.0], learn_beta=True, self_attention=kind == "loops")
+    heads = dict(beta=nnx.Param([0.5, 2.0]), self_attention=kind == "loops")
     heads |= dict(normalize=kind in ("directed", "one-way"))
     options = dict(attention=partial(EdgeAttention, **heads), param_dtype=jnp.float64)
     block = random_weights(EdgeTransformer(4, 2, 3, 5, **options, rngs=nnx.Rngs(0)), 1)

@@ -151,27 +151,6 @@ def test_no_step_up_to_two_raises_the_energy(x64, seed, beta, alpha):
     assert_close(energies[-1], hopfield_energy(end, xi, beta), rtol=1e-12)
 
 
-@examples(8)
-@given(seed=SEED)
-def test_two_limits_of_the_fixed_points(x64, seed):
-    x, xi = setup(seed, K=6, D=9, lead=(12,))
-    R = float(jnp.linalg.norm(xi - xi.mean(0)[None], axis=-1).max())
-    ends = run_retrieve(5 * x, xi, 0.9 / R**2, steps=400)[0]
-    # hot: one, a mean of all
-    assert_close(ends, jnp.broadcast_to(ends[:1], ends.shape), rtol=1e-8)
-    overlaps = xi @ xi.T
-    stands_out = jnp.diag(overlaps) - (overlaps - 1e9 * jnp.eye(6)).max(1)
-    far = float(jnp.linalg.norm(xi[:, None] - xi[None], axis=-1).max())
-    mu = int(stands_out.argmax())
-    r = float(stands_out[mu] / (2 * far))
-    # just cold enough: the ball around the memory goes into itself
-    beta = 2 / float(stands_out[mu]) * log(5 * far / r)
-    away = x / jnp.linalg.norm(x, axis=-1, keepdims=True)
-    for steps in (1, 400):
-        end = run_retrieve(xi[mu][None] + r * away, xi, beta, steps=steps)[0]
-        assert (jnp.linalg.norm(end - xi[mu][None], axis=-1) <= r * (1 + 1e-9)).all()
-
-
 def test_huge_scores_stay_finite_and_numbers_may_be_arrays():
     x = 1e4 * jnp.ones((2, 3))
     xi = jnp.array([[1.0, 1, 1], [-1.0, 1, 1]])
@@ -226,26 +205,19 @@ def test_samples_follow_the_distribution(x64):
 
 # --- bad input
 
-half, nans = (lambda a: a.astype(jnp.float16)), jnp.full((2, 4), jnp.nan)
 xs, xis, square = jnp.ones((3, 4)), jnp.ones((2, 4)), ENERGIES["square"]
 BAD = [
     (lambda: sweep(jnp.ones(3), xis, square), r"x: .*\(..., D\) with D = 4, got"),
-    (lambda: sweep(xs, nans, square), "xi: expected finite"),
-    (lambda: sweep(0.5 * xs, xis, square), "x: expected entries of -1 and 1 only.*0.5"),
-    (lambda: recall(0 * xs, xis, square), "x: expected entries of -1 and 1 only"),
     (lambda: recall(xs, xis, square, 0), "most: expected"),
     (lambda: retrieve(xs, jnp.ones((2, 5))), "x: .*D = 5"),
-    (lambda: retrieve(xs, jnp.ones((0, 4))), "xi: expected the shape"),
-    (lambda: retrieve(half(xs), xis), "x: expected an array of float32.*got float16"),
+    (lambda: retrieve(xs, jnp.ones((0, 4))), r"xi: expected memories \(K, D\)"),
     (lambda: retrieve(xs, xis, [1.0, 2.0]), "beta: expected"),
     (lambda: retrieve(xs, xis, 0.0), "beta: expected a positive, finite .*, got 0.0"),
     (lambda: retrieve(xs, xis, steps=-1), "steps: expected"),
     (lambda: retrieve(xs, xis, step_size=-1.0), "step_size: expected"),
     (lambda: hopfield_energy(xs, xis, np.inf), "beta: expected"),
     (lambda: sample(jax.random.key(0), xis, 0), "num: expected"),
-    (lambda: sample(jax.random.key(0), np.ones((2, 4), int), 3), "xi: .*int64"),
-    (lambda: negative_log_likelihood(xs[0], xis), r"x: .*\(B, D\).*\(4,\)"),
-    (lambda: negative_log_likelihood(xs[:0], xis), r"x: .*\(0, 4\)"),
+    (lambda: sample(jax.random.key(0), xis, 3, -1.0), "beta: expected"),
     (lambda: learn(xs, xis, beta=-1.0), "beta: expected"),
     (lambda: learn(xs, xis, steps=1.5), "steps: expected"),
 ]

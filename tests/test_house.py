@@ -116,7 +116,7 @@ def test_files_are_named_for_what_they_hold():
 
 # Below first: a file imports from its own floor or from those below it.
 FLOORS = (
-    "checks compiled scores toy stepping energy norm",
+    "checks scores toy stepping energy norm",
     "attention memory",
     "block dynamics solvers equilibria",
     "hopfield training commands",

@@ -16,18 +16,16 @@ from et_nbdev.block import Block, EnergyTransformer
 from et_nbdev.dynamics import Euler, descend
 from et_nbdev.energy import ExternalField
 from et_nbdev.graph.energy import EdgeTransformer
-from et_nbdev.norm import hessian
 from et_nbdev.solvers import (
     Anderson,
     Backtracking,
     Flow,
-    Growing,
     LearnedEuler,
     LearnedMetric,
     Schedule,
     solve,
 )
-from et_nbdev.testing import assert_close, assert_descends
+from et_nbdev.testing import assert_close, assert_descends, hessian
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 METHODS = {
@@ -337,7 +335,7 @@ def learned(kind, *args):
     solver, rng = kind(*args, param_dtype=jnp.float64), np.random.default_rng(3)
     for w in jax.tree.leaves(nnx.state(solver, nnx.Param)):
         assert w.dtype == jnp.float64
-    for name in ("w", "b", "c", "W"):
+    for name in ("c", "W"):
         if hasattr(solver, name):
             w = getattr(solver, name)
             w[...] = jnp.asarray(rng.normal(size=w.shape))
@@ -346,10 +344,8 @@ def learned(kind, *args):
 
 
 STEPS = {
-    "growing": lambda: Growing(0.05, 1.3),
     "schedule": lambda: Schedule(SIZES[:3]),
     "learned": lambda: learned(LearnedEuler, 3, 0.1),
-    "gated": lambda: learned(LearnedEuler, 3, 0.1, 6),
     "metric": lambda: learned(LearnedMetric, 3, 6),
     "maps": lambda: learned(LearnedMetric, 3, 6, 0.1, True),
 }
@@ -362,11 +358,6 @@ def test_steps_are_what_they_say_in_descend_and_in_solve(x64, name):
     def step(x, t, size):
         g = block.norm(x)
         u = block.update(g)
-        if name == "growing":
-            return 0.05 * 1.3**t * u
-        if name == "gated":
-            logit = jnp.einsum("bnd,d->bn", g, solver.w[...]) + float(solver.b[...])
-            return size * jax.nn.sigmoid(logit)[..., None] * u
         if name in ("schedule", "learned"):
             return size * u
         W = solver.W[...] if name == "metric" else solver.W[min(t, 2)]
@@ -431,7 +422,6 @@ def test_a_search_is_not_differentiated_by_accident(x64, by):
 X, NAN, INF = np.ones((2, 4, 6), np.float32), float("nan"), float("inf")
 WRONG = {
     "step_size": (0.0, -1.0, NAN, INF, True, "x"),
-    "factor": (0.0, NAN, INF),
     "step_sizes": ([0.0], [1.0, -1.0], [NAN], []),
     "grow": (0.99, NAN, INF),
     "shrink": (0.0, 1.0, NAN),
@@ -446,7 +436,6 @@ WRONG = {
     "kind, names",
     [
         (Euler, ["step_size"]),
-        (Growing, ["step_size", "factor"]),
         (Schedule, ["step_sizes"]),
         (Backtracking, ["step_size", "grow", "shrink", "sufficient"]),
         (Anderson, ["grow", "memory"]),
@@ -469,7 +458,7 @@ def test_numbers_of_a_solver_are_refused_by_name(kind, names):
         *[(X, m, {}, TypeError, "^solver: ") for m in ("anderson", Anderson, 0.1)],
         *[
             (X, kind(np.ones(3)), {}, ValueError, r"^step_size: .*\(3,\)")
-            for kind in (Euler, Growing, Anderson)
+            for kind in (Euler, Anderson)
         ],
         *[
             (X, Euler(), dict(evaluations=n), ValueError, "^evaluations: ")

@@ -37,11 +37,13 @@ def test_what_is_not_close(actual, expected, says):
         assert_close(actual, expected)
 
 
-def test_what_is_close():
+def test_what_is_close_and_what_descends():
     # small beside the largest entry
     assert_close(np.array([1.0, 1e-12]), np.array([1.0, 0.0]))
     assert_close(np.zeros((0, 3)), np.zeros((0, 3)))
     assert_close(np.array([1.1]), np.array([1.0]), rtol=0, atol=0.11)
+    assert_descends([[2.0, 0.0], [1.0, 0.0]])
+    assert_descends([1e6, 1e6 * (1 + 1e-7)], rtol=1e-6)  # rounding, in single precision
 
 
 @pytest.mark.parametrize(
@@ -63,11 +65,6 @@ def test_what_rises(energies, rtol, says):
 def test_nothing_to_judge(energies):
     with pytest.raises(ValueError, match="energies"):
         assert_descends(energies)
-
-
-def test_what_descends():
-    assert_descends([[2.0, 0.0], [1.0, 0.0]])
-    assert_descends([1e6, 1e6 * (1 + 1e-7)], rtol=1e-6)  # rounding, in single precision
 
 
 def test_a_gradient_has_two_judges(x64):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from et_nbdev.memory import HopfieldMemory
-from et_nbdev.norm import layer_norm
+from et_nbdev.norm import EnergyLayerNorm
 
 PLANTED = textwrap.dedent("""
     from dataclasses import dataclass
@@ -71,11 +71,11 @@ def planted(checked, tmp_path, monkeypatch):
     del sys.modules["planted"]
 
 
-def test_a_shift_that_would_be_spread_over_the_token_is_caught(checked):
-    x, gamma = jnp.ones((2, 3, 4)), jnp.ones(())
-    assert layer_norm(x, gamma, jnp.zeros(4)).shape == x.shape
-    with pytest.raises(jaxtyping.TypeCheckError, match="layer_norm"):
-        layer_norm(x, gamma, jnp.zeros(1))
+def test_a_force_that_would_be_spread_over_the_token_is_caught(checked):
+    norm, x = EnergyLayerNorm(4), jnp.ones((2, 3, 4))
+    assert norm.turning(x, x).shape == x.shape
+    with pytest.raises(jaxtyping.TypeCheckError, match="turning"):
+        norm.turning(x, x[..., :1])
 
 
 def test_wrong_annotations_are_caught(planted):

@@ -112,7 +112,8 @@ class AnomalyEnergyTransformer(nnx.Module):
         c = self.config = config
         self.encoder = nnx.Linear(num_features, c.dim, rngs=rngs)
         sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
-        heads = partial(EdgeAttention, beta=c.beta, learn_beta=c.beta is None)
+        beta = nnx.Param(c.head_dim**-0.5) if c.beta is None else c.beta
+        heads = partial(EdgeAttention, beta=beta)
         block = lambda: EdgeTransformer(*sizes, attention=heads, rngs=rngs)
         self.blocks = nnx.List(block() for _ in range(kinds))
         width = 2 * c.dim * (kinds if c.relations == "concat" else 1)

@@ -341,9 +341,9 @@ class BlockConfig:
     def block(self, **options) -> EdgeTransformer:
         "A block with random weights."
         sizes = self.dim, self.num_heads, self.head_dim, self.num_memories
-        terms: dict = dict(beta=self.beta, learn_beta=self.learn_beta)
-        terms |= dict(normalize=self.normalize_heads)
-        heads = partial(EdgeAttention, **terms)
+        beta = self.head_dim**-0.5 if self.beta is None else self.beta
+        beta = nnx.Param(beta) if self.learn_beta else beta
+        heads = partial(EdgeAttention, beta=beta, normalize=self.normalize_heads)
         block = EdgeTransformer(*sizes, attention=heads, **options)
         if self.negative_memories is not None and self.num_memories:
             signed = self.dim, self.num_memories, self.negative_memories

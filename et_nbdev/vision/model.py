@@ -21,7 +21,7 @@ from flax import nnx
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from ..attention import EnergyAttention, RelativePositions
-from ..block import Block, TransformerBlock
+from ..block import Block
 from ..checks import check_kinds, check_positive, check_sizes, signed
 from ..dynamics import Solver, Trajectory, descend
 from ..energy import Energies
@@ -168,10 +168,15 @@ def tiny_imagenet(
     that attract and repel, and learned steps: what comes trained with the library.
     """
     mask, positions = wave_start(c, rngs)
-    heads = dict(beta=np.full(c.num_heads, 4 * c.head_dim**-0.5), learn_beta=True)
-    heads |= dict(positions=RelativePositions(c.side, c.num_heads, "distance"))
-    heads |= dict(normalize=True, tied_start=True, rngs=rngs)
-    attention = EnergyAttention(c.dim, c.num_heads, c.head_dim, **heads)
+    attention = tied_heads(
+        c.dim,
+        c.num_heads,
+        c.head_dim,
+        beta=nnx.Param(np.full(c.num_heads, 4 * c.head_dim**-0.5)),
+        normalize=True,
+        positions=RelativePositions(c.side, c.num_heads, "distance"),
+        rngs=rngs,
+    )
     rngs.params()  # the runs in results/ drew here once more
     memory = SignedMemory(c.dim, c.num_memories, 0.25, activation, rngs=rngs)
     block = Block(EnergyLayerNorm(c.dim), attention=attention, memory=memory)
@@ -268,13 +273,72 @@ class ImageEnergyTransformer(nnx.Module):
         step = 2 * N * step
         return c.steps * step + 4 * N * c.patch_dim * c.dim
 
+# %% ../../nbs/engine/pictures.ipynb #e70787df
+#| code-fold: true
+@signed
+class TransformerBlock(nnx.Module):
+    r"""A conventional pre-norm transformer block, for comparison: $x \leftarrow x +
+    \mathrm{attention}(\mathrm{norm}(x))$, then $x \leftarrow x +
+    W_2\,\mathrm{gelu}(W_1\,\mathrm{norm}(x))$. Tokens (..., N, D) in and out; H heads
+    of width Y, K hidden units.
+
+    `positions` adds a bias to every score, as in `EnergyAttention`. Parameters:
+    4·H·Y·D + 2·K·D, 2·D for the norms, 3·H·Y + 4·D + K biases unless `use_bias=False`,
+    and those of `positions`. Raises ValueError for sizes below 1.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        hidden: int,
+        *,
+        use_bias: bool = True,
+        positions: RelativePositions | None = None,
+        dtype=None,
+        rngs: nnx.Rngs,
+    ):
+        check_sizes(dim=dim, num_heads=num_heads, head_dim=head_dim, hidden=hidden)
+        options = dict(use_bias=use_bias, dtype=dtype, rngs=rngs)
+        norm = lambda: nnx.LayerNorm(dim, use_bias=use_bias, rngs=rngs)
+        self.norm1, self.norm2 = norm(), norm()
+        self.attention = nnx.MultiHeadAttention(
+            num_heads, dim, num_heads * head_dim, decode=False, **options
+        )
+        self.up = nnx.Linear(dim, hidden, **options)
+        self.down = nnx.Linear(hidden, dim, **options)
+        self.positions = positions
+
+    def _attend(self, g):
+        "What attention adds to the tokens, with the bias of `positions` if given."
+        if self.positions is None:
+            return self.attention(g)
+        layer, bias = self.attention, self.positions()
+        bias = bias.reshape((1,) * (g.ndim - 2) + bias.shape)
+        Q, K, V = layer.query(g), layer.key(g), layer.value(g)
+        return layer.out(nnx.dot_product_attention(Q, K, V, bias, dtype=layer.dtype))
+
+    def __call__(self, x: Float[Array, "... N D"]) -> Float[Array, "... N D"]:
+        "The tokens after one block, in their own dtype."
+        # the layers mix precisions, which strict promotion forbids
+        with jax.numpy_dtype_promotion("standard"):
+            x = x + self._attend(self.norm1(x)).astype(x.dtype)
+            return x + self.down(nnx.gelu(self.up(self.norm2(x)))).astype(x.dtype)
+
 # %% ../../nbs/engine/pictures.ipynb #21recipe2
+def tied_heads(*sizes: int, rngs: nnx.Rngs, **options) -> EnergyAttention:
+    "Attention whose W_K starts as a copy of W_Q; only one of them is drawn."
+    attention = EnergyAttention(*sizes, rngs=nnx.clone(rngs), **options)
+    rngs.params()
+    attention.Wk[...] = attention.Wq[...]
+    return attention
+
+
 def paper_block(c: ImageConfig, rngs: nnx.Rngs, **start) -> Block:
-    "The two terms of the paper; `start` is init_scale, or tied_start of attention."
-    tied = start.pop("tied_start", False)
-    attention = EnergyAttention(
-        c.dim, c.num_heads, c.head_dim, tied_start=tied, rngs=rngs, **start
-    )
+    "The two terms of the paper; `start` is init_scale, or how attention is made."
+    make = start.pop("attention", EnergyAttention)
+    attention = make(c.dim, c.num_heads, c.head_dim, rngs=rngs, **start)
     memory = HopfieldMemory(c.dim, c.num_memories, rngs=rngs, **start)
     return Block(EnergyLayerNorm(c.dim), attention=attention, memory=memory)
 
@@ -287,7 +351,7 @@ def wave_start(c: ImageConfig, rngs: nnx.Rngs, scale: float = 2.0) -> tuple:
 
 def with_waves(c: ImageConfig, rngs: nnx.Rngs) -> Parts:
     "The energy of the paper, which starts from waves and with W_K = W_Q."
-    return Parts(*wave_start(c, rngs), paper_block(c, rngs, tied_start=True))  # pyright: ignore[reportCallIssue]
+    return Parts(*wave_start(c, rngs), paper_block(c, rngs, attention=tied_heads))  # pyright: ignore[reportCallIssue]
 
 
 def transformer(c: ImageConfig, rngs: nnx.Rngs, table=True, scale=2.0) -> Parts:
