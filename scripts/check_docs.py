@@ -104,7 +104,7 @@ class Page:
             options = yaml.safe_load(re.sub(r"^#\|", "", top, flags=re.M)) or {}
         except yaml.YAMLError as error:
             return fault(f"options that Quarto cannot read: {error.problem}")
-        names = re.findall(r"^#\| *([\w-]+):", top, re.M)
+        names = re.findall(r"^#\| *[\"']?([\w-]+)[\"']?:", top, re.M)
         if len(names) > len(options):
             fault(f"an option that comes twice, which Quarto cannot read: {names}")
         for name, value in options.items():
@@ -112,8 +112,8 @@ class Page:
                 fault(f"Quarto knows no option {name!r}")
             if not str(value).isprintable():  # in double quotes \alpha rings a bell
                 fault(f"{name} between double quotes: {value!r}")
-        if " " in str(options.get("classes", "")) and "[" not in top:
-            fault(f"classes that are no list: {options['classes']}")
+        if " " in (of := options.get("classes", "")) and isinstance(of, str):
+            fault(f"classes that are no list: {of}")
         if late := re.search(r"^#\|.*", code, re.M):
             fault(f"an option below the first line of code: {late[0]}")
         if options.get("echo", True):

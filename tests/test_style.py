@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from et_nbdev import explore
+
 NBS = Path(__file__).resolve().parent.parent / "nbs"
 NAMED = r"^\$([\w-]+): (#[0-9a-f]{6});"
 COLORS = {
@@ -46,6 +48,18 @@ def test_what_is_read_stands_out(mode):
         for text in texts.split():
             found = contrast(COLORS[mode][text], COLORS[mode][ground])
             assert found >= 4.5, f"{text} on {ground}"
+
+
+@pytest.mark.parametrize("mode", COLORS)
+def test_the_explorers_key_stands_out(mode):
+    "Its signs are letters in the colors of curves, mixed with those of the page."
+    text, page = COLORS[mode]["text"], COLORS[mode]["page"]
+    key = explore._key(["E", "attention", "memory", "a", "b"])
+    for color, share in re.findall(r"srgb, (#\w+) (\d+)%", key):
+        mix = lambda i: int(share) * int(color[i : i + 2], 16) / 100
+        rest = lambda i: (100 - int(share)) * int(text[i : i + 2], 16) / 100
+        mixed = "#" + "".join(f"{round(mix(i) + rest(i)):02x}" for i in (1, 3, 5))
+        assert contrast(mixed, page) >= 4.5, color
 
 
 def test_every_color_is_named_in_both_themes_and_handed_on():
