@@ -19,13 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.mark.parametrize(
     "name, notebook, place",
     [
-        ("EnergyLayerNorm", "02_norm", "02_norm.ipynb#energylayernorm"),
-        ("et_nbdev.norm", "03_attention", "02_norm.ipynb#"),
+        ("EnergyLayerNorm", "03_norm", "03_norm.ipynb#energylayernorm"),
+        ("et_nbdev.norm", "04_attention", "03_norm.ipynb#"),
         ("Graph.num_nodes", "32_anomaly", "engine/graph_readers.ipynb#graph"),
         ("Graph.nothing", "32_anomaly", None),
         ("split", "engine/graph_readers", "engine/graph_readers.ipynb#split-1"),
-        ("descend", "07_solvers", "06_dynamics.ipynb#descend"),  # imported
-        ("exp", "03_attention", None),  # a kernel's
+        ("descend", "08_solvers", "07_dynamics.ipynb#descend"),  # imported
+        ("exp", "04_attention", None),  # a kernel's
         ("train", "20_image_data", None),  # the split
         ("train", "22_image_train", "22_image_train.ipynb#train"),
     ],
@@ -42,7 +42,7 @@ def test_names_in_prose_are_linked():
         ("# `EnergyLayerNorm`\n\n[`EnergyLayerNorm`](a.qmd) $`EnergyLayerNorm`$", None),
         ("```\n`EnergyLayerNorm`\n```", None),
     ):
-        assert modules.linked(text, "02_norm.ipynb") == (linked or text)
+        assert modules.linked(text, "03_norm.ipynb") == (linked or text)
 
 
 def test_the_reference_has_every_public_name_with_its_signature():

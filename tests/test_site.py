@@ -222,11 +222,11 @@ def staged(site, name):
 
 
 def test_a_chapter_shows_what_it_exports(site):
-    cells = staged(site, "02_norm.ipynb")
+    cells = staged(site, "03_norm.ipynb")
     sources = {cell.get("id"): cell.source for cell in cells}
     assert "output-file: norm.html" in sources["front"]
     repo = SETTINGS["git_url"].replace("github.com", "colab.research.google.com/github")
-    assert f"({repo}/blob/main/nbs/02_norm.ipynb)" in sources["page-links"]
+    assert f"({repo}/blob/main/nbs/03_norm.ipynb)" in sources["page-links"]
     said = sources["doc-EnergyLayerNorm"]
     assert re.match(r"### EnergyLayerNorm\n\n\[source\]\(http\S+/norm.py#L\d+\)", said)
     # code behind a click has a signature above it, code in sight has none
@@ -245,7 +245,7 @@ def test_a_page_of_the_engine_room_lies_beside_the_others(site):
     sources = {cell.get("id"): cell.source for cell in staged(site, "engine_toy.ipynb")}
     assert "output-file: engine_toy.html" in sources["front"]
     assert "(notebooks/engine/toy.ipynb)" in sources["page-links"]
-    assert "[Layer normalization](02_norm.ipynb)" in sources["8d1e5701"]
+    assert "[Layer normalization](03_norm.ipynb)" in sources["8d1e5701"]
     assert "(engine_toy.ipynb)" in str(staged(site, "32_anomaly.ipynb"))
     assert modules.linked("`et_nbdev.toy`", "x") == "[`et_nbdev.toy`](engine_toy.ipynb)"
     text = (
@@ -290,10 +290,10 @@ def test_the_landing_page_has_cards_and_players(site):
 
 # Figures of the book by their labels, and files: what the dark theme inverts, and what
 # it leaves as it is, because it is a photograph or a map.
-DRAWINGS = """03_attention:fig-chase 05_block:fig-blocks 50_explorer:fig-dials
-    00_one_sitting:fig-one-sitting 10_recall:fig-plane 32_anomaly:fig-why
+DRAWINGS = """04_attention:fig-chase 06_block:fig-blocks 50_explorer:fig-dials
+    00_one_sitting:fig-one-sitting 01_recall:fig-plane 32_anomaly:fig-why
     35_anomaly_results:fig-margins 40_classification_results:fig-folds
-    32_anomaly:fig-graph 04_memory:fig-wells"""
+    32_anomaly:fig-graph 05_memory:fig-wells"""
 PHOTOGRAPHS = """22_image_train:fig-photographs 20_image_data:fig-task 23_windows:fig-large
     20_image_data:fig-fills 21_image_model:fig-pipeline
     22_image_train:fig-cifar 21_image_model:fig-parts
