@@ -20,8 +20,8 @@ SUITABLE   = import sys, venv, ensurepip; sys.exit("%d.%d" % sys.version_info[:2
 .NOTPARALLEL:
 
 help:
-	@echo 'make demo [DATA=digits|cifar10|a/folder]  complete photographs with a trained model, then train on pictures and'
-	@echo '                                          complete occluded ones (with digits also: odd nodes of a graph); to out/'
+	@echo 'make demo [DATA=digits|cifar10|a/folder]  solve a puzzle and complete photographs with trained models, then train on'
+	@echo '                                          pictures and complete occluded ones (digits: odd nodes, too); to out/'
 	@echo 'make check                                style, types and the proofs of the core: a few minutes'
 	@echo 'make test [DGL=1]                         run every notebook and every test (DGL=1: compare with DGL, too)'
 	@echo 'make docs                                 build the documentation site (without Quarto, stage and check its pages)'
@@ -74,7 +74,8 @@ HOLDS_dev    = .venv/.demo .venv/.images
 	@touch $(HOLDS_$*) $@
 
 demo: .venv/.$(if $(filter-out digits,$(DATA)),images,demo)
-	@echo 'First six photographs (ten seconds), then training on pictures of $(DATA) (about two minutes on two quiet cores)$(if $(filter-out digits,$(DATA)),,$(COMMA) then odd nodes of a graph (half a minute))'
+	@echo 'First a board and six photographs (ten seconds each), then training on pictures of $(DATA) (about two minutes on two quiet cores)$(if $(filter-out digits,$(DATA)),,$(COMMA) then odd nodes of a graph (half a minute))'
+	$(BIN)/et_demo_puzzle --out out
 	$(BIN)/et_demo --data "$(DATA)" --out out
 	$(if $(filter-out digits,$(DATA)),,$(BIN)/et_demo_graphs --out out)
 

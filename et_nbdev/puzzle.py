@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['as_boards', 'is_solved', 'puzzles', 'PuzzleConfig', 'PuzzleTransformer', 'Solved', 'solve', 'save_puzzle',
-           'from_pretrained', 'plot_descent', 'play']
+           'from_pretrained', 'plot_descent', 'demo', 'play']
 
 # %% ../nbs/engine/puzzle.ipynb #pz03eccb
+import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -23,6 +24,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 from .attention import EnergyAttention, PairBias
 from .block import Block
 from .checks import check_sizes, signed
+from .commands import as_command, command, out_folder
 from .dynamics import descend
 from .energy import Energies
 from .memory import HopfieldMemory
@@ -411,6 +413,33 @@ def plot_descent(
     ax.spines[["top", "right"]].set_visible(False)
     return fig
 
+# %% ../nbs/engine/puzzle.ipynb #pz25text0
+def _as_text(board: Int[np.ndarray, "n n"]) -> str:
+    "Rows of digits and dots, as `as_boards` reads them."
+    return "\n".join("".join(map(str, row)) for row in board).replace("0", ".")
+
+# %% ../nbs/engine/puzzle.ipynb #pz25demo1
+@command
+def demo(argv: list[str] | None = None):
+    "Solve a number puzzle by going downhill."
+    parser = argparse.ArgumentParser("et_demo_puzzle", description=demo.__doc__)
+    to = "folder for the picture (default: out)"
+    parser.add_argument("--out", type=out_folder, default="out", help=to)
+    out = parser.parse_args(argv).out
+    with as_command(parser.prog):
+        model = from_pretrained("sudoku-6")
+        boards, _ = puzzles(6, 1, (12, 12))
+        steps = 2 * model.config.steps
+        found = solve(model, boards[0], steps)
+        print(f"A puzzle, and where {steps} steps downhill end:")
+        rows = (_as_text(board).splitlines() for board in (boards[0], found.boards))
+        print(*(f"  {given}   {full}" for given, full in zip(*rows)), sep="\n")
+        for t in range(0, steps + 1, 4):
+            print(f"  step {t:2}   energy {found.energies.total[t]:8,.0f}")
+        told = "is solved" if found.solved else "breaks a rule"
+        plot_descent(model, boards[0], steps).savefig(out / "puzzle.png", dpi=150)
+        print(f"The board {told}. Look at {out / 'puzzle.png'}")
+
 # %% ../nbs/engine/puzzle.ipynb #pz22b6d7
 def _html(board: Int[np.ndarray, "n n"], beliefs: Float[np.ndarray, "n n n"]) -> str:
     "A board as HTML: givens bold on gray, beliefs as dark as they are probable."
@@ -432,11 +461,6 @@ def _html(board: Int[np.ndarray, "n n"], beliefs: Float[np.ndarray, "n n n"]) ->
     return f'<div style="{grid}">{text}</div>'
 
 # %% ../nbs/engine/puzzle.ipynb #pz22play
-def _as_text(board: Int[np.ndarray, "n n"]) -> str:
-    "Rows of digits and dots, as `as_boards` reads them."
-    return "\n".join("".join(map(str, row)) for row in board).replace("0", ".")
-
-
 def _path(model, given, steps: int, seed: int):
     "The board, beliefs (steps + 1, n, n, n) and energies (steps + 1,) of a descent."
     x = model.encode(jnp.asarray(given), jax.random.key(seed))

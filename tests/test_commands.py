@@ -115,6 +115,7 @@ def test_a_mistake_of_ours_keeps_its_traceback():
 COMMANDS = {
     "et_train_images": "vision.train:_main",
     "et_demo": "vision.train:_demo_main",
+    "et_demo_puzzle": "puzzle:demo",
     "et_train_anomaly": "graph.detector:train",
     "et_demo_graphs": "graph.detector:demo",
     "et_score": "graph.detector:score",

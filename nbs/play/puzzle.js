@@ -5,7 +5,7 @@ import { BOXES, PuzzleTransformer, conflicts, puzzle, solutions } from "./board.
 import { readSafetensors } from "./engine.js";
 import { button, curveOf, drawCurves, element, fetched, rounded, slider, whenSeen } from "./parts.js";
 
-const SIZES = [4]; // for which there are weights, sudoku-4.safetensors …
+const SIZES = [4, 6]; // for which there are weights, sudoku-4.safetensors …
 const GIVENS = { 4: 7, 6: 14 }; // of a new puzzle; a harder one has as few as it can
 const INVITATION = "Type a digit, and watch the other cells fill in as the energy falls.";
 const LASTS = 2500; // milliseconds that a descent is shown
