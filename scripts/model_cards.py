@@ -156,18 +156,19 @@ def card(path):
 
 def puzzle_card(path):
     "Of weights for number puzzles; all seeds were trained alike, and seed 0 is shipped."
-    n = path.stem.rpartition("-")[2]
-    runs = read("puzzle", f"energy-{n}-seed*.json")
+    variant = {"sudoku-4": "energy-4", "sudoku-6": "units-6"}[path.stem]
+    runs = read("puzzle", f"{variant}-seed*.json")
     run, c, T = runs[0], runs[0]["config"], runs[0]["config"]["steps"]
     about = {
         "model": f"`PuzzleTransformer`: D = {c['dim']}, {c['num_heads']} heads of"
         f" {c['head_dim']}, half of them repelling, {c['num_memories']} memories,"
         f" T = {T}; {run['parameters']:,} parameters",
-        "data": "puzzles of its own generator, on half of the 288 boards",
+        "data": "puzzles of its own generator"
+        + ", on half of the 288 boards" * (c["n"] == 4),
         "budget": f"{run['steps']:,} steps of {run['batch']} boards in"
         f" {run['seconds'] / 60:.0f} minutes on {run['device']}, {run['cores']} cores",
         "seeds": f"seed 0, of {len(runs)}; none was chosen",
-        "command": f"`python experiments/puzzle.py energy-{n} --seeds 0`",
+        "command": f"`python experiments/puzzle.py {variant} --seeds 0`",
         "code": f"commit {run['commit']}, JAX {run['jax']}, {run['date']:.10}",
         **LICENCE,
     }
