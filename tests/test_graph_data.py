@@ -165,8 +165,9 @@ def dgl_door(s, r, on_edges=None, labels=Y, **options):
     return from_dgl(FakeDGL(s, r, nodes, on_edges), **options)
 
 
-def scipy_door(s, r, labels=Y):
-    return from_scipy(sp.coo_array((np.ones(len(s)), (s, r)), (3, 3)), X, labels)
+def scipy_door(s, r, on_edges=None, labels=Y, **options):
+    values = (on_edges or {}).get("weight", np.ones(len(s)))
+    return from_scipy(sp.coo_array((values, (s, r)), (3, 3)), X, labels, **options)
 
 
 CARRYING = [pandas_door, networkx_door, pyg_door, dgl_door]
@@ -187,12 +188,15 @@ def test_the_same_edges_and_labels_through_every_door(door):
         assert "labels: has masked entries" in str(e)
 
 
-@pytest.mark.parametrize("key", ["weight", "attr", "type"])
-@pytest.mark.parametrize("door", CARRYING)
-def test_data_on_edges_is_refused_by_name_unless_it_is_ignored(door, key):
-    with pytest.raises(ValueError, match=f"^weights: the edges have '(edge_)?{key}'"):
-        door([0, 1], [1, 2], {key: [1.0, 2.0]})
-    ignored = door([0, 1], [1, 2], {key: [1.0, 2.0]}, weights="ignore")
+ON_EDGES = [(d, key) for d in CARRYING for key in ("weight", "attr", "type")]
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0], [0.1, 1.0], [9.0, 9.0], [1.0, np.nan]])
+@pytest.mark.parametrize("door, key", [*ON_EDGES, (scipy_door, "weight")])
+def test_data_on_edges_is_refused_by_name_unless_it_is_ignored(door, key, values):
+    with pytest.raises(ValueError, match=f"^weights: the edges have '(edge_)?{key}"):
+        door([0, 1], [1, 2], {key: values})
+    ignored = door([0, 1], [1, 2], {key: values}, weights="ignore")
     assert ignored.digest == door([0, 1], [1, 2]).digest
 
 
@@ -208,6 +212,12 @@ def of_networkx(kinds=("a", "b"), features=("x",), label="label", **more):
     for i in made:
         made.nodes[i].update(x=1.0, **more)
     return from_networkx(made, features, label, relation="r")
+
+
+def of_keys(*keys, **options):
+    made = nx.MultiDiGraph([(0, 1, key, {}) for key in keys])
+    nx.set_node_attributes(made, 1.0, "features")
+    return from_networkx(made, **options)
 
 
 def of_pyg(**more):
@@ -313,6 +323,10 @@ REFUSED = [  # what the error says, and what is tried
         r"edge_index: must have shape \(2, E\)",
         lambda: of_pyg(edge_index=np.ones((3, 2))),
     ),
+    (
+        "^weights: the edges have 'times', ",  # as many edges as nodes
+        lambda: of_pyg(edge_index=np.eye(3, dtype=int)[:2], times=X, test_mask=X),
+    ),
     ("^weights: .* 'weight', 'times'", lambda: of_pyg(weight=ONES, times=ONES, mask=X)),
     ("^features: has masked", lambda: of_dgl(feat=HIDDEN, label=Y)),
     ("^graph: must have node data", lambda: of_dgl(feature=X)),
@@ -325,6 +339,8 @@ REFUSED = [  # what the error says, and what is tried
     ("^relation: nan at", lambda: of_networkx(("a", np.nan))),
     ("^label: there is no 'f'", lambda: of_networkx(label="f")),
     ("^label: .* but 'y'; rename", lambda: of_networkx(y=1)),
+    ("^weights: the edges have 'key pay'", lambda: of_keys("pay", "call")),
+    ("^weights: the edges have 'key 7'", lambda: of_keys(7)),
     # pandas: kinds, labels, ids that went through floating point, tables
     ("^relation: as numbers", lambda: of_pandas(r_=[1, "1"])),
     ("^relation: None at pos", lambda: of_pandas(r_=["a", pd.NA])),
@@ -383,8 +399,11 @@ def tables(key, value):
     return lambda: of_pandas(features={key: value})
 
 
-for key in ("labels", "y", "Label", "target", "class"):
+KEYS = "labels", "y", "Label", "target", "class", "is_fraud", "isFraud", "label "
+for key in (*KEYS, "label_0", "label1", "fraud_label", "anomaly"):
     REFUSED += [(f"^label: .* but '{key}'; rename", tables(key, [0, 1, 0]))]
+    both = lambda n, key=key: n.assign(**{key: 0})
+    REFUSED += [(f"^label: there is also '{key}'", lambda b=both: payments(nodes=b))]
 for key in ("id", "ID", "node_id", "nodeId", "txId", "node", "Unnamed: 0"):
     REFUSED += [(f"^nodes: column '{key}' seems .*set_index", tables(key, [2, 1, 0]))]
 for key in ("edge_weight", "edge_attr", "weight"):
@@ -409,6 +428,8 @@ def test_what_only_looks_odd_is_read():
     with_label = {"y": [1.0, 2.0, 3.0], "label": [0, 1, 0]}  # a place, as x is
     assert of_pandas(features=with_label).feature_names == ("x", "y")
     assert of_networkx(features=["x", "y"], y=1.0).num_features == 2
+    assert of_networkx(label="l", l=0, y=1).labels.tolist() == [0] * 3
+    assert of_keys(0, 1).num_edges == of_keys("pay", "call", weights="ignore").num_edges
     assert list(of_pandas(r_=[1, 2]).relations) == ["1", "2"]
     objects = of_pandas(np.array([7.0, 8], object), [8, 9], [7, 8, 9])
     assert pairs(objects.edges) == [(0, 1), (1, 2)]
@@ -455,7 +476,8 @@ def test_an_entry_that_is_listed_is_an_edge(values):
     "Those of a byte that sum up to 256 and those that cancel, too; a zero is none."
     ends = np.zeros(len(values), int), np.ones(len(values), int)
     A = sp.coo_array((np.array(values, np.int8), ends), shape=(3, 3))
-    assert pairs(from_scipy(A, X, Y).edges) == [(0, 1)] * any(values)
+    graph = from_scipy(A, X, Y, weights="ignore")
+    assert pairs(graph.edges) == [(0, 1)] * any(values)
 
 
 @pytest.mark.parametrize("kind, total", [("uint8", 300), ("bool", 1)])
@@ -478,9 +500,7 @@ def test_labels_of_every_published_shape(labels):
 
 ROUND = {  # None: to the union
     "pandas": lambda g, kind: from_pandas(*to_pandas(g), relation=kind),
-    "networkx": lambda g, kind: from_networkx(
-        to_networkx(g), g.feature_names or "features", relation=kind
-    ),
+    "networkx": lambda g, kind: from_networkx(to_networkx(g), relation=kind),
     "scipy": lambda g, _: from_scipy(to_scipy(g), g.features, g.labels),
     "file": lambda g, _: g,
 }

@@ -7,12 +7,15 @@ import io
 import itertools
 import os
 import re
+import shutil
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 import warnings
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -606,7 +609,14 @@ HIDES = *HIDES, "$RECYCLE.BIN/a", "System Volume Information", "lost+found"
         # one word of many, and no split that would fit beside it
         ({"flask": 0, "test_tube": 1, "valid-ticket": 2}, {0: 10, 1: 10, 2: 10}, None),
         ({"bus_in": 0, "train_in": 1, "gate": 2}, {0: 10, 1: 10, 2: 10}, None),
-        ({f"{s}/{c}": 3 for s in SPLITS for c in ("gun", "test_tube")}, {3: 60}, None),
+        (
+            {f"{s}/{c}": 3 for s in SPLITS for c in ("gun", "test_tube")},
+            {3: 60},
+            "pictures compared are in two splits, as .*png; remove",
+        ),
+        # pictures of a class, scores, and labels, are no splits
+        ({f"a/{c}_{i}.png": 1 for c in ("train", "bus") for i in TEN}, {1: 20}, None),
+        ({"a": 1, "train.csv": b"file,label\na/0.png,3"}, {1: 10}, "left out: 1"),
     ],
 )
 def test_every_picture_of_a_folder_is_read_once(tmp_path, tree, levels, left_out):
@@ -630,6 +640,8 @@ def test_every_picture_of_a_folder_is_read_once(tmp_path, tree, levels, left_out
         ("pets-trn", "pets dev", "pets tst"),
         ("seg_trainset", "seg_valset", "seg_evaluation"),
         ("trainval", "validation", "holdout"),
+        ("xtrain", "xval", "xtest"),
+        ("train", "val", "held_out"),
     ],
 )
 def test_named_splits_are_kept_whatever_they_are_called(tmp_path, names, kind):
@@ -686,6 +698,25 @@ def test_several_folders_of_one_split_are_one(tmp_path):
             {"t.parquet": 1, "a": 2},
             "tables of pictures, as .*/t.parquet, and 10 picture files, as .*/a/",
         ),
+        (
+            {f"{s}_{i}.png": i for s in ("train", "test") for i in range(9)},
+            r"test_\d.png and train_\d.png in .*folders train and test",
+        ),
+        ({"a/train0.png": 1, "b/valid0.png": 2}, "train0.png and valid0.png in"),
+        ({"a": 1, "b/test_1.png": 2}, "test_1.png is called .*beside it is not"),
+        (
+            {"a": 1, "train.txt": b"", "test.txt": b"a/1.png"},
+            "test.txt tells of 'test'",
+        ),
+        ({"a": 1, "m.csv": b"file_name,split\n"}, "m.csv tells of 'split', and no"),
+        ({"a": 1, "m.csv": b'\xef\xbb\xbf"Subset";x'}, "m.csv tells of 'Subset'"),
+        ({"a": 1, "m.jsonl": b'{"split": "test"}'}, "m.jsonl tells of 'split'"),
+        ({"a": 1, "m.parquet": {"split": TEN}}, "m.parquet tells of 'split'"),
+        ({"t.parquet": {"image": [b""] * 9, "split": ["a"] * 9}}, "a column 'split'"),
+        ({"train": 1, "test.zip": b"PK"}, "test.zip tells of 'test', and no folder"),
+        ({"images": 1, "masks": 2}, "/masks seems to tell of the pictures beside"),
+        ({"a/img": 1, "a/gt": 2}, "a/gt seems to tell"),
+        ({"train": 1, "train_labels": 2, "test": 3}, "train_labels seems to tell"),
         ({"a.zip": b""}, r"but \.zip; archives have to be unpacked"),
         ({}, "but nothing"),
         ({"a.png": 1, "b.png": 1}, "3 or more pictures to divide, got 2"),
@@ -702,11 +733,59 @@ def test_a_folder_that_holds_no_set_or_two_is_refused(tmp_path, tree, words):
         load_images(only, "train")
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.zip", "a.txt"])
-def test_a_single_file_that_is_no_table_gets_a_plain_answer(tmp_path, name):
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("a.png", "one picture; name its folder$"),
+        ("a.tar.gz", "an archive; unpack it"),
+        ("a.txt", "damaged, or no parquet file .*fetch it again$"),
+    ],
+)
+def test_a_single_file_that_is_no_table_gets_a_plain_answer(tmp_path, name, words):
     (tmp_path / name).write_bytes(b"GIF89a")
-    with pytest.raises(ValueError, match=f"^name: .*{name} is damaged.*their folder"):
+    with pytest.raises(ValueError, match=f"^name: .*{name} is {words}"):
         load_images(tmp_path / name)
+
+
+@pytest.mark.parametrize("how", [os.link, shutil.copy])
+def test_a_picture_in_two_splits_is_named(tmp_path, how):
+    tree = {f"{s}/{i}.png": k * 20 + i for k, s in enumerate(SPLITS) for i in range(9)}
+    folder = plant(tmp_path / "set", tree)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_images(folder)
+    how(folder / "train/3.png", folder / "test/x.png")
+    with pytest.warns(
+        match="1 of the .*two splits, as .*test/x.png and .*train/3.png; "
+    ):
+        load_images(folder)
+
+
+def test_colors_of_16_bits_have_to_use_them(tmp_path):
+    chunk = lambda kind, data: (
+        struct.pack(">I", len(data))
+        + kind
+        + data
+        + struct.pack(">I", zlib.crc32(kind + data))
+    )
+    for bits, levels in (12, 16), (16, 256):  # Pillow does not write them
+        row = b"\0" + np.linspace(0, 2**bits - 1, 192).astype(">u2").tobytes()
+        head = chunk(b"IHDR", struct.pack(">IIBBBBB", 64, 64, 16, 2, 0, 0, 0))
+        body = chunk(b"IDAT", zlib.compress(row * 64)) + chunk(b"IEND", b"")
+        content = b"\x89PNG\r\n\x1a\n" + head + body
+        folder = plant(tmp_path / str(bits), {f"{i}.png": content for i in range(5)})
+        if levels == 256:
+            assert load_images(folder)[:].max() == 255
+            continue
+        with pytest.raises(ValueError, match=f"^name: .*16 bits.*got {levels} levels"):
+            load_images(folder)
+
+
+def test_a_file_of_several_pages_is_no_picture():
+    pages = dict(save_all=True, append_images=[GRAY])
+    with pytest.raises(ValueError, match="^pages: expected one in a TIFF .*got 2"):
+        decode(encode(GRAY, "TIFF", **pages), 8, 1)
+    assert decode(encode(GRAY, "GIF", **pages), 8, 1).shape == (8, 8, 1)
 
 
 @pytest.mark.parametrize(

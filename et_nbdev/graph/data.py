@@ -347,7 +347,7 @@ def _dense(matrix) -> np.ndarray:
     return _sound_matrix(matrix).astype(wide).toarray()
 
 
-def _entries(adjacency) -> Edges:
+def _entries(adjacency, weights: str) -> Edges:
     if not hasattr(adjacency, "tocsr") or len(set(adjacency.shape)) != 1:
         raise ValueError(
             "adjacency: must be a sparse (N, N) matrix of SciPy, got"
@@ -355,6 +355,8 @@ def _entries(adjacency) -> Edges:
         )
     found = _sound_matrix(adjacency).tocoo()
     listed = found.data != 0
+    if (other := found.data[listed & (found.data != 1)]).size:
+        _check_weights(weights, [f"weight {other[0]}"])
     # what is listed twice is an edge once; its values could wrap around, or cancel
     return _rows((found.col[listed], found.row[listed]), found.shape[0]).nonzero()
 
@@ -369,45 +371,68 @@ def _check_weights(weights: str, found: Sequence[str]):
 
 
 def _on_edges(held: Mapping, edges, features) -> list[str]:
-    "What is called data on edges, or has a row for each edge and not for each node."
+    """What is called data on edges, or has a row for each edge. Where edges are as many
+    as nodes, only what is called data on nodes is that.
+    """
     rows = lambda value: tuple(getattr(value, "shape", ()))[:1]
-    count = rows(edges[0]) if rows(edges[0]) != rows(features) else None
+    count, of_nodes = rows(edges[0]), r"(.*_)?mask|pos|batch|n_id|node_.*"
+    known = of_nodes if count == rows(features) else "$."
     return [
         key
         for key, value in held.items()
-        if re.match("(edge|adj)_|weights?$", key) or rows(value) == count
+        if re.match("(edge|adj)_|weights?$", key)
+        or (rows(value) == count and not re.fullmatch(known, key))
     ]
 
 
-def _check_label(label: str, default: str, found: Iterable):
-    "Raise ValueError if there are no labels under this name, but under another."
-    alike = {"label", "labels", "y", "target", "targets", "class", "classes"}
-    if label in (found := list(found)):
-        return
-    if like := [key for key in found if str(key).lower() in alike]:
+# what labels are called: y, Class, is_fraud, label_0
+_LABELS = (
+    r"(?i)\s*(y|(\w+_)?labels?(_?\d+)?|(is_?)?(targets?|class(es)?|fraud|illicit|outlier"
+    r"|anomaly|anomalous)(_?\d+)?)\s*"
+)
+
+
+def _check_label(label: str, default: str, found: Iterable, beside: bool = False):
+    """Raise ValueError if there are no labels under this name, but under another; with
+    `beside`, also if there are both (y beside x is a place).
+    """
+    found = list(found)
+    like = [k for k in found if k != label and re.fullmatch(_LABELS, str(k))]
+    if there := label in found:
+        place = {"y", "Y"} if {"x", "X"} & {*found} else ()
+        like = [key for key in like if beside and key not in place]
+    if like:
         raise ValueError(
-            f"label: there is no {label!r}, but {like[0]!r}; rename it to {label!r} if"
-            " it holds the labels, else drop or rename it"
+            f"label: there is {'also' if there else f'no {label!r}, but'} {like[0]!r};"
+            f" rename it to {label!r} if it holds the labels, else drop or rename it"
         )
-    if label != default:
+    if not there and label != default:
         raise ValueError(f"label: there is no {label!r} in {found}")
 
 # %% ../../nbs/engine/graph_readers.ipynb #f782b193
-def from_scipy(adjacency, features, labels, name: str = "") -> Graph:
+def from_scipy(
+    adjacency,
+    features,
+    labels,
+    name: str = "",
+    *,
+    weights: Literal["refuse", "ignore"] = "refuse",
+) -> Graph:
     """A graph from a sparse (N, N) matrix, or a heterogeneous one from a dict of them;
-    non-zero [i, j] is an edge from i to j, once, whatever its value.
+    a 1 or True at [i, j] is an edge from i to j, once.
 
     `features` (N, F) may be sparse; `labels` are (N,), (N, 1), (1, N) or one-hot (N,
-    2). Raises ValueError, naming the argument.
+    2). Raises ValueError, naming the argument; also for other values, which are
+    weights, unless these are to be ignored: then each but 0 is an edge.
     """
     if hasattr(features, "tocsr"):
         features = _dense(features)
     labels = _one_label_each(labels)
     # SciPy's matrix of keys is a mapping, too
     if isinstance(adjacency, Mapping) and not hasattr(adjacency, "tocsr"):
-        relations = {kind: _entries(A) for kind, A in adjacency.items()}
+        relations = {kind: _entries(A, weights) for kind, A in adjacency.items()}
         return from_relations(relations, features, labels, name)
-    return Graph(*_entries(adjacency), features, labels, name=name)
+    return Graph(*_entries(adjacency, weights), features, labels, name=name)
 
 # %% ../../nbs/engine/graph_readers.ipynb #8e0a5563
 def from_pyg(
@@ -540,9 +565,11 @@ def from_networkx(
 
     Nodes without `label` are unlabeled. Raises ValueError if a node lacks a feature, if
     an edge lacks its `relation`, or if edges have other attributes, such as a `weight`,
-    unless these are to be ignored.
+    or keys of your own, unless these are to be ignored.
     """
     data = dict(graph.nodes(data=True))
+    if features == "features" and "et_nbdev_features" in graph.graph:
+        features = graph.graph["et_nbdev_features"].split("\n")
     keys = [features] if isinstance(features, str) else list(features)
     for node, own in data.items():
         if missing := [key for key in keys if key not in own]:
@@ -554,6 +581,9 @@ def from_networkx(
     _check_label(label, "label", [key for key in found if key not in keys])
     edges = list(graph.edges(data=True))
     carried = {str(key): None for *_, own in edges for key in own if key != relation}
+    if graph.is_multigraph():  # NetworkX itself counts
+        named = (k for *_, k in graph.edges(keys=True) if k not in range(len(edges)))
+        carried |= {f"key {key}": None for key in [*named][:1]}
     _check_weights(weights, list(carried))
     for *ends, own in edges if relation is not None else ():
         if relation not in own:
@@ -611,7 +641,7 @@ def from_pandas(
         raise ValueError(f"edges: no column {missing[0]!r} in {list(edges.columns)}")
     _check_weights(weights, [key for key in edges.columns if key not in keys])
     ends = _numbered(edges, keys[:2], nodes.index)
-    _check_label(label, "label", nodes.columns)
+    _check_label(label, "label", nodes.columns, beside=True)
     columns = [key for key in nodes.columns if key != label]
     for key in columns:
         if re.fullmatch(_IDS, str(key)):
@@ -673,14 +703,17 @@ def to_pandas(graph: Graph) -> tuple[Any, Any]:
 # %% ../../nbs/engine/graph_readers.ipynb #023aa480
 def to_networkx(graph: Graph) -> Any:
     """A `networkx.DiGraph` that `from_networkx` reads, or a MultiDiGraph if there are
-    parallel edges or several kinds of them. Nodes 0, 1, … have their label, and their
-    features one by one if these have names, else as the vector `features`. Raises
-    ModuleNotFoundError without NetworkX.
+    parallel edges or several kinds of them (then read with relation="relation"). Nodes
+    0, 1, … have their label, and their features one by one if these have names (in the
+    order of the graph's attribute `et_nbdev_features`), else as the vector `features`.
+    Raises ModuleNotFoundError without NetworkX.
     """
     nx = need("networkx")
     several = bool(graph.relations) or graph.has_parallel_edges
-    made = nx.MultiDiGraph(name=graph.name) if several else nx.DiGraph(name=graph.name)
     names = _named_columns(graph) if graph.feature_names else []
+    made = nx.MultiDiGraph(name=graph.name) if several else nx.DiGraph(name=graph.name)
+    if names:
+        made.graph["et_nbdev_features"] = "\n".join(names)
     for i, (row, label) in enumerate(zip(graph.features, graph.labels.tolist())):
         made.add_node(i)
         named = dict(zip(names, row.tolist())) or {"features": row.copy()}
@@ -758,7 +791,8 @@ def _from_mat(path: Path) -> Graph:
     if not nets or not {"features", "label"} <= set(data):
         found = sorted(key for key in data if key[0] != "_")
         raise ValueError(f"it holds {found}, not features, label and one net_… or more")
-    return from_scipy(nets, data["features"], data["label"], path.stem)
+    found = nets, data["features"], data["label"], path.stem
+    return from_scipy(*found, weights="ignore")  # as DGL reads it
 
 # %% ../../nbs/engine/graph_readers.ipynb #d1ed6095
 def _from_dgl_file(path: Path) -> Graph:

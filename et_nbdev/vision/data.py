@@ -235,6 +235,8 @@ def decode(
         if min(img.size) >= 4 * size:
             # JPEG only: skip detail that the resize would drop anyway
             img.draft(None, (2 * size, 2 * size))
+        pages = getattr(img, "n_frames", 1) if img.format == "TIFF" else 1
+        expect("pages", pages == 1, "one in a TIFF (save them one by one)", pages)
         img.load()
         with suppress(Exception):  # a broken tag does not say which way is up
             ImageOps.exif_transpose(img, in_place=True)
@@ -399,9 +401,9 @@ def _ahead(make: Callable[[int], np.ndarray], steps) -> Iterator[np.ndarray]:
 SPLITS = {
     word: split
     for split, words in {
-        "train": "train training trainval trn",
-        "validation": "validation valid val dev",
-        "test": "test testing tst eval evaluation holdout",
+        "train": "train training trainval trn xtrain",
+        "validation": "validation valid val dev xval xvalid",
+        "test": "test testing tst eval evaluation holdout xtest",
     }.items()
     for word in words.split()
 }
@@ -440,6 +442,7 @@ def visible(folder: Path) -> list[Path]:
 # %% ../../nbs/engine/pictures.ipynb #76hisplits
 def words_of(name: str) -> set[str]:
     "train_images2, or TrainImages -> train. Words for pictures as such do not count."
+    name = re.sub(r"(?i)h[eo]ld[\W_]?out", "holdout", name)
     words = re.split(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])", name)
     vague = r"^of$|^parquet$|(set|data|split|pictures?|photos?|im(g|age)s?)+$"
     return {re.sub(vague, "", word.lower()) for word in words} - {""}
@@ -452,7 +455,7 @@ def splits_of(folder: Path, names: list[str]) -> dict[str, str]:
     named, plain = [n for n in names if says[n]], [n for n in names if not says[n]]
     means = {n: {SPLITS[w] for w in says[n]} for n in named}
     # train_images, or pets-train beside pets, but not bullet_train beside airplane
-    bare = [set(), *(words[n] for n in plain)]
+    bare = {frozenset(), *(frozenset(words[n]) for n in plain)}
     sure = any(words[n] - says[n] in bare for n in named)
     if plain and not sure and not {"train"} < set().union(*means.values()):
         return {}
@@ -513,7 +516,15 @@ def from_folder(folder: Path, files: list[Path]) -> dict[str, Source]:
             " picture of its own; fill it, or remove it"
         )
     check_inside(folder, taken)
-    if rest := [file for file in files if file not in taken]:
+    rest = [file for file in files if file not in taken]
+    check_told(folder, groups, rest)
+    if len(groups) > 1 and (twice := in_two(groups)):
+        warnings.warn(
+            f"{folder}: {len(twice):,} of the pictures compared are in two splits, as"
+            f" {twice[0][0]} and {twice[0][1]}; remove one of each",
+            stacklevel=2,
+        )
+    if rest:
         counts = ", ".join(f"{len(own):,} {split}" for split, own in groups.items())
         warnings.warn(
             f"{folder}: {len(taken):,} pictures ({counts}); left out: {len(rest):,}"
@@ -528,14 +539,71 @@ def from_folder(folder: Path, files: list[Path]) -> dict[str, Source]:
     return {split: source(own) for split, own in groups.items()}
 
 
+MASKS = {*"mask masks label labels annotation annotations gt segmentation".split()}
+LISTS = r"(?i)\.(txt|[ct]sv|jsonl?|parquet)$"
+PACKED = r"(?i)\.(zip|tar|t?gz|bz2|xz|7z|rar)$"
+# a column of splits, among the names of columns
+TOLD = r"(?i)(?:^|[,;\t\"' _])(split|subset|fold|partition)[\"']?\s*(?:[,;\t:]|$)"
+
+
+def columns(file: Path) -> str:
+    "The line that names the columns of a table."
+    if file.suffix.lower() == ".parquet":
+        return ",".join(need("pyarrow.parquet").read_schema(file).names)
+    with file.open(encoding="utf-8-sig", errors="replace") as f:
+        return f.readline(9999)
+
+
+def check_told(folder: Path, groups: dict[str, list[Path]], rest: list[Path]):
+    "Raise ValueError for splits that files tell of, and no folders."
+    kinds = {re.sub(r"\d+", "", f.name): f for f in groups.get("pictures", ())}
+    found = splits_of(folder, sorted(f.name for f in kinds.values()))
+    if len(said := {split: name for name, split in found.items()}) > 1:
+        raise ValueError(
+            f"name: {' and '.join(said.values())} in {folder} are called like pictures"
+            " of two splits; sort them into folders train and test, or rename them"
+        )
+    for file in rest:
+        listed, said = re.search(LISTS, file.name), set()
+        if listed or re.search(PACKED, file.name):
+            said = {SPLITS[w] for w in words_of(file.name) & SPLITS.keys()}
+        if listed and "pictures" in groups:
+            said |= {*re.findall(TOLD, columns(file))}
+        if said := said - groups.keys() - {"train"}:
+            raise ValueError(
+                f"name: {file} tells of {min(said)!r}, and no folder does; sort the"
+                " pictures into folders train and test, or move that file elsewhere"
+            )
+
+
+def in_two(groups: dict[str, list[Path]]) -> list[tuple[Path, Path]]:
+    "Files that are in two splits, as links or copies; at most 256 are sought of a split."
+    few = {s: [own[i] for i in spread(len(own), 256)] for s, own in groups.items()}
+    sizes = {f.stat().st_size for s in few if s != "train" for f in few[s]}
+    few["train"] = [f for f in groups.get("train", ()) if f.stat().st_size in sizes]
+    first, found = {}, []
+    for split, file in ((s, f) for s in few for f in few[s]):
+        was, other = first.setdefault(hash(file.read_bytes()), (split, file))
+        found += [(other, file)] * (was != split)
+    return found
+
+
 def check_inside(folder: Path, pictures: set[Path]):
-    "Raise ValueError for splits that are no folders right below."
+    "Raise ValueError for splits that are no folders right below, and for masks."
     inner = {}
     for d in {d for file in pictures for d in file.relative_to(folder).parents}:
-        if len(d.parts) > 1:
+        if d.parts:
             inner.setdefault(folder / d.parent, []).append(d.name)
     for parent, names in sorted(inner.items()):
-        if found := splits_of(parent, sorted(names)):
+        rest = {n: words_of(n) - SPLITS.keys() for n in sorted(names)}
+        masks = [n for n in rest if rest[n] & MASKS]
+        if masks and any(re.search("[A-Za-z]", n) for n in rest if not rest[n]):
+            raise ValueError(
+                f"name: {parent / masks[0]} seems to tell of the pictures beside it;"
+                " move it elsewhere"
+            )
+        found = {} if parent == folder else splits_of(parent, sorted(names))
+        if found:
             raise ValueError(
                 f"name: {parent / [*found][0]} is called like a split, inside of"
                 f" {parent}; name that folder instead of {folder}, or rename it"
@@ -587,10 +655,12 @@ def tables_of(path: Path, files: list[Path]) -> list[Path]:
         try:
             schema = parquet.read_schema(file)
         except Exception as e:
-            raise ValueError(
-                f"name: {file} is damaged, or no parquet file ({brief(e)}); fetch it"
-                " again. For pictures name their folder; unpack archives first"
-            ) from e
+            what = f"damaged, or no parquet file ({brief(e)}); fetch it again"
+            if re.search(PACKED, file.name):
+                what = "an archive; unpack it, and name the folder"
+            elif pictures_of([file]):
+                what = "one picture; name its folder"
+            raise ValueError(f"name: {file} is {what}") from e
         features = (schema.metadata or {}).get(b"huggingface", b"")
         # a column of text holds the names of files
         texts = "string", "large_string", "dictionary"
@@ -605,7 +675,14 @@ def from_parquet(path: Path, files: list[Path]) -> dict[str, Source]:
     datasets, sources = need("datasets"), {}
     inside = path if path.is_dir() else path.parent
     named = lambda file: str(file.relative_to(inside))
-    for split, own in by_split(inside, files, named).items():
+    groups = by_split(inside, files, named)
+    for split, own in groups.items():
+        told = re.findall(TOLD, columns(own[0]))
+        if told and len(groups) == 1:
+            raise ValueError(
+                f"name: {own[0]} has a column {told[0]!r}; write a file for each split,"
+                " train.parquet and test.parquet, or drop the column"
+            )
         total = max(int((re.findall(r"-of-(\d+)", f.name) or [0])[-1]) for f in own)
         if path.is_dir() and len(own) < total:
             raise ValueError(
@@ -760,19 +837,24 @@ def probe(source: dict[str, Source], name: str) -> tuple[int, int, int]:
     square up to 224, else 32; 1 if all are gray, else 3; and the highest gray level of
     8, 10, 12, 14 or 16 bits, whichever are in use.
     """
-    shapes, modes, problem, highest = set(), set(), "there are none", 0
+    shapes, modes, problem, highest, colors = set(), set(), "there are none", 0, []
     for count, fetch in source.values():
         for label, stored in fetch(spread(count, 256)):
             try:
                 with open_picture(stored) as img:
                     shapes.add(img.size)
                     modes.add(img.mode)
+                    if img.mode[0] in "RL" and ";16" in str(img.tile):
+                        colors.append(np.asarray(img.convert("RGB")).max())
                     if is_deep(img):
                         highest = max(highest, int(np.asarray(img).max()))
             except Exception as e:  # rejected by name if it is ever requested
                 problem = f"{label}: {brief(e)}"
     if not shapes:
         raise ValueError(f"name: no picture of {name!r} can be decoded ({problem})")
+    levels = int(max(colors, default=255)) + 1  # Pillow keeps the upper 8 of 16 bits
+    wanted = "color pictures of 16 bits that use them; scale them to 8"
+    expect("name", levels > 64, wanted, f"{levels} levels")
     width, height = min(shapes)
     side = width if len(shapes) == 1 and width == height <= 224 else 32
     gray = all(mode in ("1", "L", "LA", "F") or mode[0] == "I" for mode in modes)
@@ -801,7 +883,8 @@ def load_images(
     inspected are gray (a color one is then converted), else 3.
 
     In a folder, pictures are the files that the installed Pillow opens; links are
-    followed, what is hidden is not read, and a warning says what was left out.
+    followed, what is hidden is not read, and a warning says what was left out, and what
+    is in two splits; of what moves, the first frame is read.
     Subfolders and parquet files called train, val2017, test_images … are splits, and
     must hold pictures. Raises ValueError for a bad argument, damaged files and folders
     that can be read in two ways, FileNotFoundError with a list of all places tried.
