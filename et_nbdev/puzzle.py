@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['as_boards', 'is_solved', 'puzzles', 'PuzzleConfig', 'PuzzleTransformer', 'Solved', 'solve', 'save_puzzle',
-           'from_pretrained', 'plot_descent', 'demo', 'play']
+           'from_pretrained', 'plot_descent', 'play']
 
 # %% ../nbs/engine/puzzle.ipynb #pz03eccb
 import argparse

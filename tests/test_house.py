@@ -16,16 +16,16 @@ LIB = ROOT / "et_nbdev"
 
 # What no row may exceed. Lower a number where it has fallen.
 LIMITS = {
-    "lines of the library": 9_130,
-    "files of the library": 33,
-    "lines of tests": 13_890,
-    "lines of scripts, experiments and benchmarks": 5_990,
-    "lessons": 34,
-    "chapters of the engine room": 17,
-    "words of prose in lessons": 23_850,
+    "lines of the library": 8_875,
+    "files of the library": 31,
+    "lines of tests": 13_180,
+    "lines of scripts, experiments and benchmarks": 6_075,
+    "lessons": 35,
+    "chapters of the engine room": 16,
+    "words of prose in lessons": 23_970,
     "words of the front page": 600,
     "rows of tables on the front page": 24,
-    "public names": 128,
+    "public names": 123,
     "private names that another file imports": 7,
 }
 
