@@ -844,7 +844,7 @@ def probe(source: dict[str, Source], name: str) -> tuple[int, int, int]:
                 with open_picture(stored) as img:
                     shapes.add(img.size)
                     modes.add(img.mode)
-                    if img.mode[0] in "RL" and ";16" in str(img.tile):
+                    if img.mode[0] in "RL" and ";16" in str(getattr(img, "tile", "")):
                         colors.append(np.asarray(img.convert("RGB")).max())
                     if is_deep(img):
                         highest = max(highest, int(np.asarray(img).max()))
