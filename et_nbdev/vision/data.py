@@ -486,59 +486,7 @@ def by_split(folder: Path, files: list[Path], named: Callable, more=()) -> dict:
             groups[split].append(file)
     return groups
 
-# %% ../../nbs/engine/pictures.ipynb #76infromfo
-def pictures_of(paths: list[Path]) -> list[Path]:
-    "The paths that are called like files which the installed Pillow opens."
-    from PIL import Image
-
-    kinds = Image.registered_extensions()
-    # it knows some formats by name alone
-    opens = {*Image.OPEN} - {"BUFR", "GRIB", "HDF5", "MPEG", "WMF"}
-    return [p for p in paths if kinds.get(p.suffix.lower()) in opens and p.is_file()]
-
-
-def from_folder(folder: Path, files: list[Path]) -> dict[str, Source]:
-    "Pictures anywhere below a folder, by split. Warns of what is left out."
-    top = lambda path: "".join(path.relative_to(folder).parts[:-1][:1])
-    folders = shown(d.name for d in folder.iterdir() if d.is_dir())
-    groups = by_split(folder, pictures_of(files), top, folders)
-    taken = {*sum(groups.values(), [])}
-    kinds = lambda files: ", ".join(sorted({f.suffix.lower() or f.name for f in files}))
-    if not taken:
-        raise ValueError(
-            f"name: {folder} holds no pictures, neither tables of parquet nor files"
-            f" that Pillow opens, but {kinds(files) or 'nothing'}; archives have to be"
-            " unpacked"
-        )
-    if empty := [split for split, own in groups.items() if not own]:
-        raise ValueError(
-            f"name: {folder} has a folder for the split {empty[0]!r} that holds no"
-            " picture of its own; fill it, or remove it"
-        )
-    check_inside(folder, taken)
-    rest = [file for file in files if file not in taken]
-    check_told(folder, groups, rest)
-    if len(groups) > 1 and (twice := in_two(groups)):
-        warnings.warn(
-            f"{folder}: {len(twice):,} of the pictures compared are in two splits, as"
-            f" {twice[0][0]} and {twice[0][1]}; remove one of each",
-            stacklevel=2,
-        )
-    if rest:
-        counts = ", ".join(f"{len(own):,} {split}" for split, own in groups.items())
-        warnings.warn(
-            f"{folder}: {len(taken):,} pictures ({counts}); left out: {len(rest):,}"
-            f" that are no pictures, or beside the splits ({kinds(rest)[:200]})",
-            stacklevel=2,
-        )
-
-    def source(own):
-        label = lambda r: f"file {own[r].relative_to(folder)}"
-        return Source(len(own), lambda rows: [(label(r), own[r]) for r in rows])
-
-    return {split: source(own) for split, own in groups.items()}
-
-
+# %% ../../nbs/engine/pictures.ipynb #76maskfold
 MASKS = {*"mask masks label labels annotation annotations gt segmentation".split()}
 LISTS = r"(?i)\.(txt|[ct]sv|jsonl?|parquet)$"
 PACKED = r"(?i)\.(zip|tar|t?gz|bz2|xz|7z|rar)$"
@@ -608,6 +556,68 @@ def check_inside(folder: Path, pictures: set[Path]):
                 f"name: {parent / [*found][0]} is called like a split, inside of"
                 f" {parent}; name that folder instead of {folder}, or rename it"
             )
+
+# %% ../../nbs/engine/pictures.ipynb #76tellfold
+def kinds(files) -> str:
+    "The endings of files."
+    return ", ".join(sorted({f.suffix.lower() or f.name for f in files}))
+
+
+def tell(folder: Path, groups: dict[str, list[Path]], rest: list[Path]):
+    "Warn of copies in two splits, and of what is left out."
+    if len(groups) > 1 and (twice := in_two(groups)):
+        warnings.warn(
+            f"{folder}: {len(twice):,} of the pictures compared are in two splits, as"
+            f" {twice[0][0]} and {twice[0][1]}; remove one of each",
+            stacklevel=3,
+        )
+    if rest:
+        taken = sum(map(len, groups.values()))
+        counts = ", ".join(f"{len(own):,} {split}" for split, own in groups.items())
+        warnings.warn(
+            f"{folder}: {taken:,} pictures ({counts}); left out: {len(rest):,}"
+            f" that are no pictures, or beside the splits ({kinds(rest)[:200]})",
+            stacklevel=3,
+        )
+
+# %% ../../nbs/engine/pictures.ipynb #76infromfo
+def pictures_of(paths: list[Path]) -> list[Path]:
+    "The paths that are called like files which the installed Pillow opens."
+    from PIL import Image
+
+    kinds = Image.registered_extensions()
+    # it knows some formats by name alone
+    opens = {*Image.OPEN} - {"BUFR", "GRIB", "HDF5", "MPEG", "WMF"}
+    return [p for p in paths if kinds.get(p.suffix.lower()) in opens and p.is_file()]
+
+
+def from_folder(folder: Path, files: list[Path]) -> dict[str, Source]:
+    "Pictures anywhere below a folder, by split. Warns of what is left out."
+    top = lambda path: "".join(path.relative_to(folder).parts[:-1][:1])
+    folders = shown(d.name for d in folder.iterdir() if d.is_dir())
+    groups = by_split(folder, pictures_of(files), top, folders)
+    taken = {*sum(groups.values(), [])}
+    if not taken:
+        raise ValueError(
+            f"name: {folder} holds no pictures, neither tables of parquet nor files"
+            f" that Pillow opens, but {kinds(files) or 'nothing'}; archives have to be"
+            " unpacked"
+        )
+    if empty := [split for split, own in groups.items() if not own]:
+        raise ValueError(
+            f"name: {folder} has a folder for the split {empty[0]!r} that holds no"
+            " picture of its own; fill it, or remove it"
+        )
+    check_inside(folder, taken)
+    rest = [file for file in files if file not in taken]
+    check_told(folder, groups, rest)
+    tell(folder, groups, rest)
+
+    def source(own):
+        label = lambda r: f"file {own[r].relative_to(folder)}"
+        return Source(len(own), lambda rows: [(label(r), own[r]) for r in rows])
+
+    return {split: source(own) for split, own in groups.items()}
 
 # %% ../../nbs/engine/pictures.ipynb #15c9fromta
 COLUMNS = "image", "img", "picture", "photo"  # of pictures, where no type says so
