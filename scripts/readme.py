@@ -60,9 +60,20 @@ def markdown(cell):
     return "\n\n".join(parts)
 
 
+def parts():
+    "The first chapter of each part of the book, in a line."
+    first = lambda own, groups: own or next(iter(groups[""]), "")
+    found = ((section, first(own, groups)) for section, own, groups in sidebar())
+    return " · ".join(f"[{section}](nbs/{name})" for section, name in found if name)
+
+
 def readme(cells):
     "README.md, from the cells of nbs/index.ipynb."
-    return HEADER + "\n\n".join(filter(None, map(markdown, cells))) + "\n"
+    texts = "\n\n".join(filter(None, map(markdown, cells)))
+    texts = re.sub(
+        r"(## Reading map\n\n).*?(?=\n\n## )", rf"\1{parts()}", texts, flags=re.S
+    )
+    return f"{HEADER}{texts}\n"
 
 
 def sidebar():
