@@ -16,13 +16,13 @@ LIB = ROOT / "et_nbdev"
 
 # What no row may exceed. Lower a number where it has fallen.
 LIMITS = {
-    "lines of the library": 9_360,
+    "lines of the library": 9_350,
     "files of the library": 33,
-    "lines of tests": 14_060,
-    "lines of scripts, experiments and benchmarks": 6_880,
+    "lines of tests": 13_930,
+    "lines of scripts, experiments and benchmarks": 6_875,
     "lessons": 34,
     "chapters of the engine room": 17,
-    "words of prose in lessons": 26_100,
+    "words of prose in lessons": 25_960,
     "words of the front page": 600,
     "rows of tables on the front page": 24,
     "public names": 130,
