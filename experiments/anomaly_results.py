@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from graph_rivals import NETWORKS, aggregate, fit_trees
+from graph_rivals import NETWORKS, fit_trees
 from runs import add_part, keep, options, positive
 from sklearn.neighbors import kneighbors_graph
 
@@ -35,7 +35,13 @@ from et_nbdev.graph.anomaly import (
     weighted_loss,
 )
 from et_nbdev.graph.data import DATASETS, Graph, from_relations, load_graph, split
-from et_nbdev.graph.nodes import Batch, held_out, scaled, train_classifier
+from et_nbdev.graph.nodes import (
+    Batch,
+    aggregate,
+    held_out,
+    scaled,
+    train_classifier,
+)
 from et_nbdev.training import OptimConfig
 
 # What the search may choose from. Every neural network shares the first line, every

@@ -4,8 +4,7 @@ defines it, and trees on the means over neighbors.
 A network has two methods: `prepare(graph)` runs once, on the host, and returns the
 edges as arrays, which are an argument of what is compiled; `model(features, edges)`
 returns logits of normal and anomalous. `experiments/anomaly_results.py` trains and compares
-them, and nbs/35_anomaly_results.ipynb tells of them. Graphs are undirected but for `MLP`
-and `aggregate`.
+them, and nbs/35_anomaly_results.ipynb tells of them. Graphs are undirected but for `MLP`.
 """
 
 from math import comb, prod
@@ -305,21 +304,6 @@ class GraphTransformer(nnx.Module):
 
 
 NETWORKS = {"mlp": MLP, "gcn": GCN, "bwgnn": BWGNN, "transformer": GraphTransformer}
-
-
-def aggregate(graph: Graph, hops: int = 2) -> np.ndarray:
-    r"""Features side by side with the means over neighbors, the means of these, and so
-    on (Tang et al., 2023): $h^{(k)}_C$ is the mean of $h^{(k-1)}_B$ over the nodes B
-    that C sees, 0 if there are none. Parallel edges count once.
-    """
-    table = rows(graph)
-    A = csr_array((np.ones_like(table.data, np.float32), table.indices, table.indptr))
-    A.resize(table.shape)
-    degrees = np.maximum(np.diff(table.indptr), 1).astype(np.float32)[:, None]
-    found = [graph.features]
-    for _ in range(hops):
-        found.append((A @ found[-1]) / degrees)
-    return np.hstack(found)
 
 
 def fit_trees(kind: str, features, labels, train, seed: int, **options) -> np.ndarray:

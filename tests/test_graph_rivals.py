@@ -11,6 +11,7 @@ from flax import nnx
 from scipy.special import beta as beta_function
 
 from et_nbdev.graph.data import Graph
+from et_nbdev.graph.nodes import aggregate
 from et_nbdev.testing import assert_close
 
 pytestmark = pytest.mark.usefixtures("x64", "compiled_once", "compile_quickly")
@@ -126,7 +127,7 @@ def test_means_over_neighbors(symmetric):
     mean = A / np.maximum(A.sum(1, keepdims=True), 1)
     want = np.hstack([g.features, mean @ g.features, mean @ mean @ g.features])
     want = want.astype(np.float32)
-    assert_close(rivals.aggregate(g), want, rtol=1e-5, atol=1e-6)
+    assert_close(aggregate(g), want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["forest", "boosting"])

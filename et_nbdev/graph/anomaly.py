@@ -7,10 +7,11 @@ __all__ = ['AnomalyConfig', 'AnomalyEnergyTransformer', 'SampleConfig', 'Anomaly
 
 # %% ../../nbs/32_anomaly.ipynb #c7817ab7
 #| code-fold: true
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -33,11 +34,11 @@ from et_nbdev.graph.nodes import (
     Batch,
     Kept,
     Scaling,
-    described,
+    checked_split,
     sampled,
     train_classifier,
 )
-from ..training import OptimConfig, option, restore
+from ..training import OptimConfig, option, provenance, restore
 
 # %% ../../nbs/32_anomaly.ipynb #6b38c9a9
 #| code-fold: true
@@ -76,10 +77,10 @@ class AnomalyConfig:
         check_positive(step_size=self.step_size)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {self.dropout}")
-        for f in fields(self):
-            value, known = getattr(self, f.name), get_args(f.type)
-            if f.name in ("scale", "relations") and value not in known:
-                raise ValueError(f"{f.name}: expected one of {known}, got {value!r}")
+        for name in ("scale", "relations"):
+            known = get_args(AnomalyConfig.__annotations__[name])
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name}: expected one of {known}, got {value!r}")
 
 # %% ../../nbs/32_anomaly.ipynb #32along0
 #| code-fold: true
@@ -136,24 +137,25 @@ class AnomalyEnergyTransformer(nnx.Module):
         "Eq. (9)."
         return self.encoder(features)
 
-    def check(
+    def descents(
         self,
-        features: Float[Array | np.ndarray, "N F"],
+        features: Float[Array, "N F"],
         edges: tuple[EdgeIndex | Bool[Array, "N N"], ...],
-    ):
-        """Raises TypeError or ValueError unless the features fit the encoder, and the
-        edges the blocks. (Attention compares the number of nodes.)
+    ) -> Iterator[tuple[Any, dict, Float[Array, "N D"], Float[Array, "N D"]]]:
+        """Of each block: itself, its edges as context, and the tokens before and after
+        the descent. Raises ValueError unless features and edges fit the model.
         """
         count, F = len(self.blocks), self.encoder.in_features
-        if not isinstance(edges, tuple) or len(edges) != count:
-            raise TypeError(
-                f"edges: expected a tuple of {count} EdgeIndex, one a block, as"
-                f" prepare(graph) returns it, got {type(edges).__name__}"
-            )
-        if features.ndim != 2 or features.shape[1] != F:
+        if len(edges) != count or features.shape[1] != F:
             raise ValueError(
-                f"features: expected shape (N, F) with F = {F}, got {features.shape}"
+                f"features, edges: expected shape (N, {F}), and {count} EdgeIndex as of"
+                f" prepare(graph), got {features.shape} and {len(edges)}"
             )
+        c, x = self.config, self.encode(features)
+        for block, kind in zip(self.blocks, edges):
+            context = along(block, kind)
+            end, _ = descend(block, x, c.steps, c.step_size, **context)
+            yield block, context, x, end
 
     def __call__(
         self,
@@ -163,17 +165,13 @@ class AnomalyEnergyTransformer(nnx.Module):
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "N 2"]:
         """Logits of normal and anomalous. `rngs` are for dropout in training; without
-        them the result is deterministic.
-
-        Raises the same errors as `check`, and those of the attention.
+        them the result is deterministic. Raises what `descents` and the attention do.
         """
-        self.check(features, edges)
-        c, x = self.config, self.encode(features)
-        reads = []
-        for block, kind in zip(self.blocks, edges):
-            end = descend(block, x, c.steps, c.step_size, **along(block, kind))[0]
-            reads.append(jnp.concatenate([block.norm(x), block.norm(end)], -1))
-        side_by_side = c.relations == "concat"
+        reads = [
+            jnp.concatenate([block.norm(x), block.norm(end)], -1)
+            for block, _, x, end in self.descents(features, edges)
+        ]
+        side_by_side = self.config.relations == "concat"
         read = jnp.concatenate(reads, -1) if side_by_side else jnp.stack(reads).max(0)
         read = self.dropout(read, deterministic=rngs is None, rngs=rngs)
         return self.down(nnx.relu(self.up(read)))
@@ -191,6 +189,35 @@ def weighted_loss(
     weight = jnp.where(anomalous, sigma, jnp.ones((), log_p.dtype))
     own = jnp.where(anomalous, log_p[:, 1], log_p[:, 0])
     return -jnp.sum(weight * own) / jnp.sum(weight), {}
+
+# %% ../../nbs/engine/nodes.ipynb #8de25703
+def known_config(made: dict) -> AnomalyConfig:
+    """The configuration in a file. Before version 0.3 two more fields said whether β is
+    learned, and whether nodes have positions.
+    """
+    made = dict(made)
+    if made.pop("positions", False):
+        raise ValueError("positions: learned positions are not known any more")
+    if made.pop("learn_beta", made["beta"] is None):
+        made["beta"] = None
+    elif made["beta"] is None:
+        made["beta"] = made["head_dim"] ** -0.5
+    return AnomalyConfig(**made)
+
+
+def load_anomaly_model(path: Path | str) -> AnomalyEnergyTransformer:
+    """Load the model of a checkpoint that `train_anomaly` wrote. Raises CheckpointError
+    if the file is missing, damaged or of another kind.
+    """
+
+    def build(made: dict, size: int):
+        own, sizes = known_config(made["model"]), {"kinds": 1} | made["graph"]
+        if sizes["kinds"] > size:
+            raise ValueError("more blocks than the file has bytes")
+        of = {name: sizes[name] for name in ("num_features", "kinds")}
+        return AnomalyEnergyTransformer(config=own, **of, rngs=nnx.Rngs(0))
+
+    return restore(path, "anomaly model", build)
 
 # %% ../../nbs/engine/nodes.ipynb #6b38c9a9
 @dataclass(frozen=True)
@@ -234,55 +261,37 @@ class AnomalyTraining:
     seed: int = option(0, "seed of the split, the weights and the dropout")
     every: int = option(5, "steps between validations")
     model: AnomalyConfig = AnomalyConfig()
+    # the paper's
     optim: OptimConfig = OptimConfig(
-        steps=100,
-        warmup=0,
-        lr=1e-3,
-        lr_floor=1e-3,
-        weight_decay=0.0,
-        b2=0.999,
-        clip=1e3,
+        steps=100, warmup=0, lr=1e-3, lr_floor=1e-3, weight_decay=0, b2=0.999, clip=1e3
     )
     sample: SampleConfig = SampleConfig()
 
     def __post_init__(self):
         check_kinds(self)
         check_sizes(every=self.every)
-        share, seed = self.train_fraction, self.seed
-        if not 0 < share < 1:
-            raise ValueError(f"train_fraction: expected 0 < … < 1, got {share}")
-        if not 0 <= seed < 2**32:
-            raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {seed}")
+        if not 0 < self.train_fraction < 1:
+            got = self.train_fraction
+            raise ValueError(f"train_fraction: expected 0 < … < 1, got {got}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {self.seed}")
 
-# %% ../../nbs/engine/nodes.ipynb #8de25703
-def known_config(made: dict) -> AnomalyConfig:
-    """The configuration in a file. Before version 0.3 two more fields said whether β is
-    learned, and whether nodes have positions.
-    """
-    made = dict(made)
-    if made.pop("positions", False):
-        raise ValueError("positions: learned positions are not known any more")
-    if made.pop("learn_beta", made["beta"] is None):
-        made["beta"] = None
-    elif made["beta"] is None:
-        made["beta"] = made["head_dim"] ** -0.5
-    return AnomalyConfig(**made)
-
-
-def load_anomaly_model(path: Path | str) -> AnomalyEnergyTransformer:
-    """Load the model of a checkpoint that `train_anomaly` wrote. Raises CheckpointError
-    if the file is missing, damaged or of another kind.
-    """
-
-    def build(made: dict, size: int):
-        sizes = made["graph"]
-        if (kinds := sizes.get("kinds", 1)) > size:
-            raise ValueError("more blocks than the file has bytes")
-        own = known_config(made["model"])
-        features, rngs = sizes["num_features"], nnx.Rngs(0)
-        return AnomalyEnergyTransformer(features, own, kinds=kinds, rngs=rngs)
-
-    return restore(path, "anomaly model", build)
+# %% ../../nbs/engine/nodes.ipynb #40about0
+def _about(run: Anomaly, graph: Graph) -> dict:
+    "What a detector remembers of its training and of the training graph."
+    scores = {name: getattr(run, name) for name in ("threshold", "validation", "test")}
+    return scores | {
+        "parts": {name: len(ids) for name, ids in run.parts._asdict().items()},
+        "seconds": run.history[-1]["seconds"],
+        "num_features": graph.num_features,
+        "feature_names": list(graph.feature_names),
+        "graph": {
+            "name": graph.name,
+            "nodes": graph.num_nodes,
+            "edges": graph.num_edges,
+            "symmetric": graph.is_symmetric,
+        },
+    }
 
 # %% ../../nbs/engine/nodes.ipynb #009c564a
 def train_anomaly(
@@ -293,39 +302,43 @@ def train_anomaly(
     parts: Split | None = None,
 ) -> Anomaly:
     """Split the nodes (or use `parts`), then build, train and score an Energy
-    Transformer on `graph` as `config` says. Writes a detector.safetensors that can
-    score other graphs into `folder`, and rejects a folder with a run on other data.
+    Transformer on `graph` as `config` says. Checkpoints go into `folder`, if given; one
+    with a run on other data is rejected.
 
     Raises the same errors as `split`, `AnomalyEnergyTransformer` and `fit`; ValueError
-    for a graph without edges, FloatingPointError if predictions are not finite.
+    for a graph without edges or parts that overlap or lack a class, FloatingPointError
+    if predictions are not finite.
     """
     if not graph.num_edges:
         raise ValueError(f"graph: {graph!r} has no edges to attend along")
     c, seed = config.model, config.seed
-    own = {} if parts is None else {"split": ids_digest(parts)}
-    parts = parts or split(graph.labels, config.train_fraction, seed)
+    if parts is None:
+        parts = split(graph.labels, config.train_fraction, seed)
+    else:
+        parts = checked_split(graph, parts)
     scaling = Scaling.learn(graph, c.degree, c.scale)
-    features, edges = (
-        scaling(graph),
-        AnomalyEnergyTransformer.prepare(graph, c.relations),
-    )
+    features = scaling(graph)
+    edges = AnomalyEnergyTransformer.prepare(graph, c.relations)
     sizes = {"num_features": features.shape[1], "kinds": len(edges)}
-    model = AnomalyEnergyTransformer(config=c, **sizes, rngs=nnx.Rngs(seed))
     made = {**asdict(config), "graph": sizes | {"digest": graph.digest}}
-    options = dict(seed=seed, folder=folder, progress=progress, config=made | own)
-    options |= dict(every=config.every, defaults=asdict(AnomalyTraining()))
-    if config.sample.seeds:
-        how = graph.labels, parts.train, config.sample, seed
-        options["batches"] = sampled(features, edges, *how)
-    how = parts, features, edges, config.optim, weighted_loss
-    run = train_classifier(model, graph, *how, **options)
-    about = {name: getattr(run, name) for name in ("threshold", "validation", "test")}
-    about |= described(graph, c.relations != "merged")
-    kept = Kept(run.model, scaling, made, about)
-    # a finished run that is called again changes nothing
-    if folder and not (file := Path(folder) / "detector.safetensors").exists():
-        kept.save(file)
-    return run._replace(kept=kept)
+    of = features, edges, graph.labels, parts.train, config.sample, seed
+    batches = sampled(*of) if config.sample.seeds else None
+    model = AnomalyEnergyTransformer(config=c, **sizes, rngs=nnx.Rngs(seed))
+    how = graph, parts, features, edges, config.optim, weighted_loss
+    run = train_classifier(
+        model,
+        *how,
+        every=config.every,
+        batches=batches,
+        seed=seed,
+        folder=folder,
+        progress=progress,
+        config=made | {"split": ids_digest(parts)},
+        defaults=asdict(AnomalyTraining()),
+    )
+    kinds = [] if c.relations == "merged" else list(graph.relations)
+    about = {"relations": kinds, **_about(run, graph), **provenance()}
+    return run._replace(kept=Kept(run.model, scaling, made, about))
 
 # %% ../../nbs/engine/nodes.ipynb #93301e55
 class _Explanation(NamedTuple):
@@ -343,18 +356,16 @@ def explain(
     edges: tuple[EdgeIndex, ...],
 ) -> _Explanation:
     """Energies per node, attention per edge and activities of memories per node, at
-    t = T. Zeros, or empty arrays, for a term that the model lacks. Raises TypeError or
-    ValueError if features or edges do not fit the model.
+    t = T. Zeros, or empty arrays, for a term that the model lacks. Raises ValueError if
+    features or edges do not fit the model.
     """
-    model.check(features, edges)
-    block, c, kind = model.blocks[0], model.config, edges[0]
-    x = model.encode(jnp.asarray(features))
-    g = block(x, c.steps, c.step_size, **along(block, kind))
+    block, context, _, end = next(model.descents(jnp.asarray(features), edges))
+    g, kind = block.norm(end), edges[0]
     shapes = (len(g),), (len(g),), (kind.num_edges, 0), (len(g), 0)
     found = _Explanation(*(np.zeros(shape, np.float32) for shape in shapes))
     if "attention" in block.names:
         paid = attention_weights(block.attention, g, kind)
-        energy = block.attention.token_energy(g, edges=kind)
+        energy = block.attention.token_energy(g, **context)
         found = found._replace(attention_energy=energy, edge_weights=paid)
     if "memory" in block.names:
         energy, h = block.memory.token_energy(g), block.memory.hidden(g)

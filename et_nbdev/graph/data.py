@@ -938,13 +938,36 @@ def ids_digest(parts: Sequence[Int[np.ndarray, "_"]]) -> str:
     ids = [np.asarray(part, np.int64).tobytes() for part in parts]
     return hashlib.sha256(b"/".join(ids)).hexdigest()[:16]
 
+# %% ../../nbs/engine/graph_readers.ipynb #40ahead0
+def _ahead(nodes, time, count: int, train_fraction: float) -> Split:
+    "Parts of the labeled `nodes` by time; equal times stay together, in the later one."
+    numbers = time.shape == (count,) and time.dtype.kind in "iufM"
+    if not numbers or np.isnan(time).any():
+        raise ValueError(
+            f"time: must hold a number or a date for each of {count} nodes, got"
+            f" {time.dtype} of shape {time.shape}"
+        )
+    first = np.array([train_fraction, (1 + 2 * train_fraction) / 3]) * len(nodes)
+    starts = np.sort(time[nodes])[first.astype(int)]  # of validation and of test
+    part = np.searchsorted(starts, time[nodes], "right")
+    return Split(*(nodes[part == i] for i in range(3)))
+
 # %% ../../nbs/engine/graph_readers.ipynb #c98858d7
-def split(labels: Int8[np.ndarray, "N"], train_fraction: float, seed: int) -> Split:
-    """Labeled nodes (label 0 or 1) in three parts with equal fractions of anomalies:
-    train_fraction of them for training, the rest 1 : 2.
+def split(
+    labels: Int8[np.ndarray, "N"] | Graph,
+    train_fraction: float = 0.4,
+    seed: int = 0,
+    *,
+    time=None,  # of each node, as numbers or dates
+) -> Split:
+    """Labeled nodes (label 0 or 1) of a graph in three parts: train_fraction of them
+    for training, the rest 1 : 2. They are drawn with equal fractions of anomalies; or,
+    with a `time`, all training nodes are earlier than all validation nodes, and these
+    than all test nodes.
 
     Raises ValueError, naming the argument, also if a part would hold only one class.
     """
+    labels = labels.labels if isinstance(labels, Graph) else labels
     labels = _labels(labels, np.size(labels))
     if not (isinstance(train_fraction, Real) and 0 < train_fraction < 1):
         raise ValueError(
@@ -958,9 +981,14 @@ def split(labels: Int8[np.ndarray, "N"], train_fraction: float, seed: int) -> Sp
         count, classes = round(share * len(nodes)), labels[nodes]
         return divide(nodes, train_size=count, stratify=classes, random_state=int(seed))
 
+    nodes = np.flatnonzero(labels >= 0)
+    parts = None
+    if time is not None and len(nodes):
+        parts = _ahead(nodes, as_array("time", time), len(labels), train_fraction)
     try:
-        train, rest = divided(np.flatnonzero(labels >= 0), train_fraction)
-        parts = Split(*map(np.sort, (train, *divided(rest, 1 / 3))))
+        if parts is None:
+            train, rest = divided(nodes, train_fraction)
+            parts = Split(*map(np.sort, (train, *divided(rest, 1 / 3))))
         if any(len(np.unique(labels[nodes])) < 2 for nodes in parts):
             raise ValueError("a part would hold one class only")
     except ValueError as e:

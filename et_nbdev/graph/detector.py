@@ -10,6 +10,7 @@ __all__ = ['AnomalyDetector']
 import argparse
 import csv
 import json
+import warnings
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -32,18 +33,16 @@ from et_nbdev.graph.anomaly import (
     AnomalyTraining,
     SampleConfig,
     explain,
-    known_config,
     load_anomaly_model,
     train_anomaly,
 )
-from .data import Graph, Split, load_graph, split, to_scipy
+from .data import Graph, Split, load_graph, split
 from et_nbdev.graph.nodes import (
     Kept,
     Scaling,
+    advice,
     anomaly_scores,
-    check_scorable,
-    checked_split,
-    held_out,
+    compared,
     predict,
 )
 from et_nbdev.training import (
@@ -54,6 +53,7 @@ from et_nbdev.training import (
     opened,
     provenance,
     read_meta,
+    save_checkpoint,
 )
 
 # %% ../../nbs/34_detector.ipynb #67cdaeff
@@ -86,36 +86,20 @@ def file_of(path: Path | str) -> Path:
     if not path.is_dir():
         return path
     own = [path / FILE] if (path / FILE).is_file() else []
-    found = own or sorted(path.glob(f"seed-*/{FILE}"))
-    if len(found) != 1:
-        raise CheckpointError(
-            f"{path}: {len(found) or 'no'} detectors in this folder; expected"
-            f" {FILE}, as et_train_anomaly or AnomalyDetector.save leaves it"
-            + (f", so name one of {', '.join(map(str, found))}" if found else "")
-        )
-    return found[0]
+    if len(found := own or sorted(path.glob(f"seed-*/{FILE}"))) == 1:
+        return found[0]
+    raise CheckpointError(
+        f"{path}: expected one {FILE} in this folder, as et_train_anomaly or"
+        f" AnomalyDetector.save leaves it, got {', '.join(map(str, found)) or 'none'}"
+    )
 
-# %% ../../nbs/34_detector.ipynb #28edbc9a
-#| code-fold: true
-def _kept(path: Path) -> Kept:
-    "Raises CheckpointError if the file holds no detector, or only a model."
-    meta, prefix = read_meta(path), "statistics."
-    if "classifier" in meta:
-        raise CheckpointError(
-            f"{path}: holds a classifier of graphs; GraphSetClassifier.load reads it"
+
+def _check_graph(graph):
+    if not isinstance(graph, Graph):
+        raise TypeError(
+            "graph: expected a Graph, as load_graph, from_pandas or from_networkx make"
+            f" it, got {type(graph).__name__}"
         )
-    model = load_anomaly_model(path)
-    c, width = model.config, model.encoder.in_features
-    with opened(path) as f:
-        names = [name for name in f.keys() if name.startswith(prefix)]
-        arrays = {name.removeprefix(prefix): f.get_tensor(name) for name in names}
-    about, scaling = meta["detector"], Scaling(c.degree, c.scale, **arrays)
-    ranks = (about["num_features"] + c.degree) * (c.scale != "standard")
-    wanted = [(width,), (width,), (int(ranks > 0), ranks)]
-    shapes = [a.shape for a in (*scaling[2:4], scaling.quantiles[:1])]
-    if shapes != wanted:
-        raise ValueError(f"its statistics have shapes {shapes}, not {wanted}")
-    return Kept(model, scaling, meta["config"], about)
 
 # %% ../../nbs/34_detector.ipynb #80408264
 #| code-fold: true
@@ -126,7 +110,9 @@ class AnomalyDetector(BaseEstimator):
     Hyperparameter: `config` (None: the defaults), of which `data` is ignored. Learned,
     with a final underscore: `model_`, `scaling_`, `threshold_`, `classes_`,
     `n_features_in_`, `feature_names_in_` (if they have names), the scores `validation_`
-    and `test_`, and `provenance_`: graph, commit, machine, versions, time.
+    and `test_`, `report_` (the scores on the validation nodes, beside those of boosted
+    trees on the features alone and with two hops; empty in older files), and
+    `provenance_`: graph, commit, machine, versions, time.
 
     All methods but `fit` raise NotFittedError before it, and ValueError, naming what
     differs, if a graph's features or relations are not those of the training graph.
@@ -148,30 +134,60 @@ class AnomalyDetector(BaseEstimator):
         weights and the threshold. `y` is only there for scikit-learn.
 
         `split` names the nodes of the three parts (None: by `train_fraction` and
-        `seed`); with a `folder`, an interrupted training resumes. Raises the same
-        errors as `train_anomaly`, and ValueError for an invalid split.
+        `seed`). A `folder` gets checkpoints, from which an interrupted training
+        resumes, and in the end the detector. Warns where boosted trees have at least
+        the average precision of the detector. Raises what `train_anomaly` raises.
         """
         if y is not None:
             raise ValueError("y: expected nothing, since labels come with the graph")
-        if not isinstance(graph, Graph):
-            raise TypeError(f"graph: expected a Graph, got {type(graph).__name__}")
-        parts = split if split is None else checked_split(graph, split)
+        _check_graph(graph)
         own = replace(self.config or AnomalyTraining(), data=graph.name)
-        return self._learned(train_anomaly(own, graph, folder, progress, parts).kept)
+        run = train_anomaly(own, graph, folder, progress, split)
+        report = compared(graph, run.parts, run.p, own.seed)
+        about = run.kept.about | {"report": report}
+        self._learned(run.kept._replace(about=about))
+        if told := advice(report):
+            warnings.warn(told, stacklevel=2)
+        # a finished run that is called again changes nothing
+        if folder and not (at_home(folder) / FILE).exists():
+            self.save(folder)
+        return self
 
     def _learned(self, kept: Kept) -> "AnomalyDetector":
-        self._kept, about = kept, kept.about
-        self.model_, self.scaling_, _, self.provenance_ = kept
+        self.model_, self.scaling_, self._made, self.provenance_ = kept
+        about = kept.about
         self.threshold_, self.classes_ = float(about["threshold"]), np.arange(2)
         self.validation_, self.test_ = about["validation"], about["test"]
+        self.report_ = about.get("report", {})
         self.n_features_in_ = about["num_features"]
         if about["feature_names"]:
             self.feature_names_in_ = np.array(about["feature_names"], object)
         return self
 
-    def _inputs(self, graph: Graph):
+    def _check_alike(self, graph: Graph):
+        "Raise ValueError, naming what differs from the training graph."
+        about = self.provenance_
+        known, given = about["feature_names"], [*graph.feature_names]
+        pairs = {f"{about['num_features']} features": f"{graph.num_features} features"}
+        if known and given:
+            only = lambda a, b: f"the features {sorted({*a} - {*b}) or a}"
+            pairs[only(known, given)] = only(given, known)
+        if kinds := about["relations"]:
+            called = lambda kinds: f"the relations {sorted(kinds)}"
+            pairs[called(kinds)] = called(graph.relations)
+        if graph.num_edges:
+            sides = "edges in one direction", "edges in both directions (see symmetric)"
+            pairs[sides[about["graph"]["symmetric"]]] = sides[graph.is_symmetric]
+        for wanted, found in pairs.items():
+            if wanted != found:
+                of = f"the training graph {about['graph']['name']!r}"
+                raise ValueError(f"graph: expected {wanted}, as in {of}, got {found}")
+
+    def _scored(self, graph: Graph):
+        "The probabilities of all nodes, and what the model has read."
         check_is_fitted(self)
-        check_scorable(self.provenance_, graph)
+        _check_graph(graph)
+        self._check_alike(graph)
         if names := self.provenance_["relations"]:  # in the order of the blocks
             graph = replace(graph, relations={k: graph.relations[k] for k in names})
         features = self.scaling_(graph)
@@ -181,47 +197,43 @@ class AnomalyDetector(BaseEstimator):
                 f"graph: features of node {far.argmax()} lie {far.max():.0e} standard"
                 " deviations from those of the training graph"
             )
-        relations = self.model_.config.relations
-        return jnp.asarray(features), AnomalyEnergyTransformer.prepare(graph, relations)
-
-    def _probabilities(self, graph: Graph) -> Float[np.ndarray, "N"]:
-        inputs = self._inputs(graph)
-        p = np.asarray(predict(self.model_, *inputs), np.float64)
-        if not np.isfinite(p).all():
-            node = np.argmin(np.isfinite(p))
-            raise FloatingPointError(f"graph: no finite probability for node {node}")
-        return p
+        edges = AnomalyEnergyTransformer.prepare(graph, self.model_.config.relations)
+        features = jnp.asarray(features)
+        p = np.asarray(predict(self.model_, features, edges), np.float64)
+        return p, features, edges
 
     def predict_proba(self, graph: Graph) -> Float[np.ndarray, "N 2"]:
         "The probabilities of being normal and of being anomalous, for every node."
-        p = self._probabilities(graph)
+        p, *_ = self._scored(graph)
         return np.column_stack([1 - p, p])
 
     def decision_function(self, graph: Graph) -> Float[np.ndarray, "N"]:
         "The probability of being anomalous minus the threshold; flagged if at least 0."
-        return self._probabilities(graph) - self.threshold_
+        return self._scored(graph)[0] - self.threshold_
 
     def predict(self, graph: Graph) -> Int[np.ndarray, "N"]:
         "1 for every node that is flagged, 0 for the others."
         return (self.decision_function(graph) >= 0).astype(np.int64)
 
-    def evaluate(self, graph: Graph) -> dict[str, float]:
-        """Scores over all labeled nodes, at the threshold. Raises ValueError unless
-        these include both classes.
+    def evaluate(self, graph: Graph, k: int | None = None) -> dict[str, float]:
+        """Scores over all labeled nodes, at the threshold that the validation nodes of
+        the training graph chose; `precision_at_k` is that of the `k` most suspicious
+        ones (None: as many as are anomalous). Raises ValueError unless these include
+        both classes.
         """
-        p, some = self._probabilities(graph), graph.labeled
-        return anomaly_scores(graph.labels[some], p[some], self.threshold_)
+        check_sizes(k=1 if k is None else k)
+        p, some = self._scored(graph)[0], graph.labeled
+        return anomaly_scores(graph.labels[some], p[some], self.threshold_, k)
 
     def explain(self, graph: Graph, node: int) -> _NodeExplanation:
         """Energies, attention and memories of one node, from the function `explain`; if
         there are several blocks, those of the first. Raises ValueError if the node does
         not exist.
         """
-        p = self._probabilities(graph)
+        p, features, edges = self._scored(graph)
         check_sizes(0, node=node)
         if node >= len(p):
             raise ValueError(f"node: expected 0 to {len(p) - 1}, got {node}")
-        features, edges = self._inputs(graph)
         seen = explain(self.model_, features, edges)
         senders, receivers = edges[0].edge_list()
         into, energies = np.flatnonzero(receivers == node), seen[:2]
@@ -246,7 +258,13 @@ class AnomalyDetector(BaseEstimator):
         """
         check_is_fitted(self)
         path = at_home(path)
-        self._kept.save(path / FILE if path.is_dir() else path)
+        params = nnx.to_pure_dict(nnx.state(self.model_, nnx.Param))
+        statistics = dict(zip(Scaling._fields[2:], self.scaling_[2:]))
+        save_checkpoint(
+            path / FILE if path.is_dir() else path,
+            {"params": params, "statistics": statistics},
+            {"config": self._made, "detector": self.provenance_},
+        )
 
     @classmethod
     def load(cls, path: Path | str) -> "AnomalyDetector":
@@ -255,12 +273,18 @@ class AnomalyDetector(BaseEstimator):
         another kind.
         """
         file = file_of(path)
+        if "classifier" in (meta := read_meta(file)):
+            reads = "GraphSetClassifier.load reads it"
+            raise CheckpointError(f"{file}: holds a classifier of graphs; {reads}")
+        model = load_anomaly_model(file)
+        with opened(file) as f:
+            arrays = [f.get_tensor(f"statistics.{k}") for k in Scaling._fields[2:]]
+        scaling = Scaling(model.config.degree, model.config.scale, *arrays)
         try:
-            kept = _kept(file)
-            made = {name: value for name, value in kept.made.items() if name != "graph"}
-            made["model"] = known_config(made["model"])
-            made["optim"] = OptimConfig(**made["optim"])
+            made = {k: v for k, v in meta["config"].items() if k != "graph"}
+            made["model"], made["optim"] = model.config, OptimConfig(**made["optim"])
             made["sample"] = SampleConfig(**made["sample"])
+            kept = Kept(model, scaling, meta["config"], meta["detector"])
             return cls(AnomalyTraining(**made))._learned(kept)
         except (KeyError, TypeError, ValueError) as e:
             raise CheckpointError(
@@ -293,30 +317,6 @@ CONFIGS = {  # training runs by name
     ),
 }
 
-# %% ../../nbs/engine/nodes.ipynb #f7eee7a1
-def _one_split(config: AnomalyTraining, graph: Graph, folder: Path, progress: bool):
-    "Train on one split: its row of the report, and how many numbers the model has."
-    run = train_anomaly(config, graph, folder, progress)
-    parts = split(graph.labels, config.train_fraction, config.seed)._asdict()
-    judged = [row for row in run.history if "validation_loss" in row]
-    labels = graph.labels
-    return {
-        "seed": config.seed,
-        "nodes": {part: len(ids) for part, ids in parts.items()},
-        "anomalous": {part: int(labels[ids].sum()) for part, ids in parts.items()},
-        "best_step": min(judged, key=lambda row: row["validation_loss"])["step"],
-        "training_seconds": run.history[-1]["seconds"],
-        "threshold": run.threshold,
-        "validation": run.validation,
-        "test": run.test,
-    }, sum(p.size for p in jax.tree.leaves(nnx.state(run.model, nnx.Param)))
-
-
-def _written(path: Path, metrics: dict) -> dict:
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(metrics, indent=2) + "\n", "utf-8")
-    return metrics
-
 # %% ../../nbs/engine/nodes.ipynb #cc65d263
 def report(
     config: AnomalyTraining,
@@ -327,52 +327,68 @@ def report(
 ) -> dict:
     """Train on `splits` splits of `graph`, with the seeds config.seed, config.seed + 1,
     …, and write metrics.json into `out`: mean and standard deviation of the test
-    scores, and every run. Training resumes from `out`/seed-0 and so on, where the
-    weights are.
+    scores, the comparison with trees on the validation nodes, and every run. Training
+    resumes from `out`/seed-0 and so on, where the weights are.
 
     Returns the contents of metrics.json, and prints the scores. Raises the same errors
     as `train_anomaly`, and OSError if `out` cannot be written.
     """
     check_sizes(splits=splits)
-    replace(config, seed=config.seed + splits - 1)  # fails if that is too large
+    configs = [replace(config, seed=config.seed + n) for n in range(splits)]
     # fails immediately if there are too few nodes, whatever the seed
     split(graph.labels, config.train_fraction, config.seed)
     runs = []
-    for seed in range(config.seed, config.seed + splits):
+    for n, own in enumerate(configs):
         if progress:
-            print(f"Split {len(runs) + 1} of {splits} (seed {seed})", flush=True)
-        own, folder = replace(config, seed=seed), Path(out) / f"seed-{seed}"
-        row, parameters = _one_split(own, graph, folder, progress)
-        runs.append(row)
-    scores = {score: [row["test"][score] for row in runs] for score in row["test"]}
-    spread = partial(np.std, ddof=min(1, splits - 1))
+            print(f"Split {n + 1} of {splits} (seed {own.seed})", flush=True)
+        folder = Path(out) / f"seed-{own.seed}"
+        with warnings.catch_warnings():  # what is to be told is told of all splits
+            warnings.filterwarnings("ignore", "boosted trees")
+            fitted = AnomalyDetector(own).fit(graph, folder=folder, progress=progress)
+        kept = ("parts", "seconds", "threshold", "report", "validation", "test")
+        about = {name: fitted.provenance_[name] for name in kept}
+        runs.append({"seed": own.seed, **about})
+    over_splits = lambda f, *rows: jax.tree.map(lambda *x: float(f(x)), *rows)
+    tests, reports = ([row[name] for row in runs] for name in ("test", "report"))
     found = {
-        "test": {score: float(np.mean(v)) for score, v in scores.items()},
-        "deviation": {score: float(spread(v)) for score, v in scores.items()},
+        "test": over_splits(np.mean, *tests),
+        "deviation": over_splits(partial(np.std, ddof=min(1, splits - 1)), *tests),
+        "report": over_splits(np.mean, *reports),
         "splits": splits,
         "runs": runs,
         "data": graph.name,
         "nodes": graph.num_nodes,
         "edges": graph.num_edges,
-        "training_seconds": sum(row["training_seconds"] for row in runs),
-        "parameters": parameters,
+        "training_seconds": sum(row["seconds"] for row in runs),
         "config": asdict(config),
         **provenance(),
     }
-    _print_scores(_written(Path(out) / "metrics.json", found), graph)
+    with atomic_write(Path(out) / "metrics.json") as temporary:
+        temporary.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+    print(f"{graph!r}")
+    _print_scores(found)
     return found
 
 # %% ../../nbs/engine/nodes.ipynb #2dea68a6
-def _print_scores(metrics: dict, graph: Graph):
-    splits = metrics["splits"]
+def _print_scores(found: dict):
+    "Of a report."
+    splits, sizes = found["splits"], found["runs"][0]["parts"]
     over = f"mean ± standard deviation over {splits} splits"
-    tested = f"{metrics['runs'][0]['nodes']['test']:,} test nodes"
-    print(f"{graph!r}\n{tested}, {over if splits > 1 else 'one split'}")
-    for score, mean in metrics["test"].items():
-        spread = f" ± {metrics['deviation'][score]:.4f}" if splits > 1 else ""
-        print(f"  {score:<12}{mean:.4f}{spread}")
+    print(f"{sizes['test']:,} test nodes", end=", ")
+    print(over if splits > 1 else "one split", end=", ")
+    print("threshold chosen on validation")
+    for score, mean in found["test"].items():
+        spread = f" ± {found['deviation'][score]:.4f}" if splits > 1 else ""
+        print(f"  {score:<15}{mean:.4f}{spread}")
+    print(f"{sizes['validation']:,} validation nodes", end="")
+    print(f"{'AUPRC   AUROC  precision at k':>42}")
+    for name, row in found["report"].items():
+        print(f"  {name:<30}{row['auprc']:8.3f}{row['auroc']:8.3f}", end="")
+        print(f"{row['precision_at_k']:16.3f}")
+    if told := advice(found["report"]):
+        print(told)
 
-
+# %% ../../nbs/engine/nodes.ipynb #f7eee7a1
 @command
 def train(argv: list[str] | None = None) -> None:
     """Train an anomaly detector on a graph, resume a run that was stopped, and report
@@ -388,6 +404,20 @@ def train(argv: list[str] | None = None) -> None:
         out = args.out or Path("runs") / Path(config.data).stem
         report(config, load_graph(config.data), out, args.splits)
 
+
+@command
+def demo(argv: list[str] | None = None):
+    "Train an anomaly detector on a small graph, beside boosted trees."
+    parser = argparse.ArgumentParser("et_demo_graphs", description=demo.__doc__)
+    to = "folder for scores and weights (default: out)"
+    parser.add_argument("--out", type=out_folder, default="out", help=to)
+    out = parser.parse_args(argv).out
+    with as_command(parser.prog):
+        graph = load_graph("digits-knn")
+        print(f"Looking for the anomalous nodes of {graph!r}", flush=True)
+        report(CONFIGS["digits-knn"], graph, out / graph.name)
+        print(f"Scores and weights are in {out / graph.name}/")
+
 # %% ../../nbs/engine/nodes.ipynb #a4f95564
 @command
 def score(argv: list[str] | None = None) -> None:
@@ -402,71 +432,19 @@ def score(argv: list[str] | None = None) -> None:
     written = "CSV to write: node (its name, if it has one), p, flagged"
     add("--out", type=at_home, help=written)
     args = parser.parse_args(argv)
-    if args.out.exists() and not args.out.is_file():
-        parser.error(f"argument --out: expected a file to write, got {args.out}")
     with as_command(parser.prog):
-        model = file_of(args.model)
-        for name, used in (("model", model), ("data", at_home(args.data))):
-            if args.out.resolve() == used.resolve():
-                parser.error(f"argument --out: {args.out} is the file of --{name}")
+        model, data = file_of(args.model), at_home(args.data)
+        if args.out.is_dir() or args.out.resolve() in (model.resolve(), data.resolve()):
+            told = f"{args.out} is a folder, or the file of --model or --data"
+            parser.error(f"argument --out: expected a file to write; {told}")
         detector, graph = AnomalyDetector.load(model), load_graph(args.data)
         p, theta = detector.predict_proba(graph)[:, 1], detector.threshold_
         flagged = (p >= theta).astype(int)
-        names = getattr(graph, "node_names", ()) or range(len(p))
+        names = graph.node_names or range(len(p))
         rows = zip(names, (f"{x:.9g}" for x in p), flagged)
         with atomic_write(args.out) as temporary:
             with open(temporary, "w", encoding="utf-8", newline="") as file:
                 table = csv.writer(file, lineterminator="\n")
                 table.writerows([("node", "p", "flagged"), *rows])
     count = f"{flagged.sum():,} of {len(p):,} nodes flagged, at p ≥ {theta:.4g}"
-    print(f"{count}; all are in {args.out}")
-
-# %% ../../nbs/engine/nodes.ipynb #42aa3b1d
-def _baselines(graph: Graph, known) -> dict:
-    "Probabilities of all nodes, from what scikit-learn offers."
-    from sklearn.ensemble import RandomForestClassifier
-    from sklearn.neighbors import KNeighborsClassifier
-
-    own, simple = graph.features, graph.simple()
-    sums = to_scipy(simple).T.astype(np.float32) @ own
-    mean = sums / np.maximum(simple.degrees, 1).astype(np.float32)[:, None]
-    both = np.hstack([own, mean])
-    forest = RandomForestClassifier(300, class_weight="balanced", random_state=0)
-    nearest = KNeighborsClassifier(10, weights="distance")
-    tried = {
-        "random forest": (forest, own),
-        "random forest, neighbors' means too": (forest, both),
-        "10 nearest neighbors": (nearest, own),
-        "10 nearest, neighbors' means too": (nearest, both),
-    }
-    return {
-        name: model.fit(x[known], graph.labels[known]).predict_proba(x)[:, 1]
-        for name, (model, x) in tried.items()
-    }
-
-# %% ../../nbs/engine/nodes.ipynb #61b9ff90
-@command
-def demo(argv: list[str] | None = None):
-    "Train an anomaly detector on a small graph, beside simple baselines."
-    parser = argparse.ArgumentParser("et_demo_graphs", description=demo.__doc__)
-    to = "folder for scores and weights (default: out)"
-    parser.add_argument("--out", type=out_folder, default="out", help=to)
-    out = parser.parse_args(argv).out
-    with as_command(parser.prog):
-        config, graph = CONFIGS["digits-knn"], load_graph("digits-knn")
-        print(f"Looking for the anomalous nodes of {graph!r}", flush=True)
-        row, _ = _one_split(config, graph, out / graph.name / "run", True)
-        parts = split(graph.labels, config.train_fraction, config.seed)
-        found = {"Energy Transformer": row["test"]} | {
-            name: held_out(p, graph.labels, parts)[2]
-            for name, p in _baselines(graph, parts.train).items()
-        }
-        about = {key: row[key] for key in ("nodes", "training_seconds")}
-        about |= {"data": graph.name, "config": asdict(config), **provenance()}
-        _written(out / graph.name / "anomaly.json", {"test": found, **about})
-        tested = f"{about['nodes']['test']:,} test nodes, one split"
-        print(f"{tested}{'AUROC   AUPRC  macro-F1':>43}")
-        for name, s in found.items():
-            numbers = f"{s['auroc']:8.3f}{s['auprc']:8.3f}{s['macro_f1']:10.3f}"
-            print(f"  {name:<38}{numbers}")
-        print(f"Scores and weights are in {out / graph.name}/")
+    print(f"{count}, chosen on validation; all are in {args.out}")

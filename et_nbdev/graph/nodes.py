@@ -7,8 +7,8 @@ __all__ = []
 
 # %% ../../nbs/engine/nodes.ipynb #d534ed97
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count, repeat
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Float64, Int
 from .data import Graph, Split, ids_of
 from .energy import EdgeIndex
 from .kernels import Rows
-from ..training import OptimConfig, fit, provenance, save_checkpoint
+from ..training import OptimConfig, fit
 
 # %% ../../nbs/engine/nodes.ipynb #2043d7b7
 class Scaling(NamedTuple):
@@ -32,8 +32,7 @@ class Scaling(NamedTuple):
     scale: str  # "standard": values, "rank": their ranks as normal, "both"
     mean: Float64[np.ndarray, "C"] = np.zeros(0)
     std: Float64[np.ndarray, "C"] = np.zeros(0)  # 0 if a column is constant
-    # has rows only if there are ranks
-    quantiles: Float64[np.ndarray, "Q F"] = np.zeros((0, 0))
+    quantiles: Float64[np.ndarray, "Q F"] = np.zeros((0, 0))  # of ranks
 
     @classmethod
     def learn(cls, graph: Graph, degree: bool = True, scale: str = "standard"):
@@ -41,12 +40,11 @@ class Scaling(NamedTuple):
         own = cls(degree, scale)
         if scale != "standard":
             raw = own.raw(graph)
-            quantiles = _ranks(min(1000, len(raw))).fit(raw).quantiles_
-            own = own._replace(quantiles=quantiles)
+            ranks = _ranks(min(1000, len(raw))).fit(raw)
+            own = own._replace(quantiles=ranks.quantiles_)
         y = own.columns(graph)
         # the standard deviation of equal numbers may be a rounding error instead of 0
-        std = np.where(y.max(0) > y.min(0), y.std(0), 0)
-        return own._replace(mean=y.mean(0), std=std)
+        return own._replace(mean=y.mean(0), std=np.where(np.ptp(y, 0), y.std(0), 0))
 
     def raw(self, graph: Graph) -> Float64[np.ndarray, "N F"]:
         y = np.asarray(graph.features, np.float64)
@@ -59,13 +57,12 @@ class Scaling(NamedTuple):
         own = _ranks(len(self.quantiles))
         own.quantiles_ = self.quantiles
         own.references_ = np.linspace(0, 1, len(self.quantiles))
-        ranks = own.transform(raw)
-        return ranks if self.scale == "rank" else np.concatenate([raw, ranks], 1)  # pyright: ignore[reportReturnType]
+        ranks = np.asarray(own.transform(raw))
+        return ranks if self.scale == "rank" else np.hstack([raw, ranks])
 
     def __call__(self, graph: Graph) -> Float[np.ndarray, "N C"]:
-        varies = self.std > 0
-        y = (self.columns(graph) - self.mean) / np.where(varies, self.std, 1)
-        return np.where(varies, y, 0).astype(np.float32)
+        scale = np.where(self.std > 0, self.std, np.inf)
+        return ((self.columns(graph) - self.mean) / scale).astype(np.float32)
 
 # %% ../../nbs/engine/nodes.ipynb #3a4f74d6
 def _ranks(quantiles: int):
@@ -92,34 +89,8 @@ def best_threshold(labels: Int[np.ndarray, "n"], p: Float[np.ndarray, "n"]) -> f
     false, true, thresholds = (row[1:] for row in curve)
     k, n = np.sum(labels == 1), np.sum(labels == 0)
     wrong = n * false + k * (1 - true)
-    f1 = [2 * right / (2 * right + wrong) for right in (k * true, n * (1 - false))]
-    return float(thresholds[np.argmax(f1[0] + f1[1])])
-
-# %% ../../nbs/engine/nodes.ipynb #4ea24978
-def anomaly_scores(
-    labels: Int[np.ndarray, "n"], p: Float[np.ndarray, "n"], threshold: float
-) -> dict[str, float]:
-    """Macro-F1 at `threshold`, AUROC, AUPRC, and recall when as many nodes are flagged
-    as are anomalous. Raises ValueError unless both classes occur.
-    """
-    from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
-
-    check_classes("labels", labels)
-    first = np.argsort(-p, kind="stable")[: int(np.sum(labels))]
-    return {
-        "macro_f1": float(f1_score(labels, p >= threshold, average="macro")),
-        "auroc": float(roc_auc_score(labels, p)),
-        "auprc": float(average_precision_score(labels, p)),
-        "recall_at_k": float(labels[first].mean()),
-    }
-
-# %% ../../nbs/engine/nodes.ipynb #c798552e
-def check_classes(name: str, labels: Int[np.ndarray, "n"]):
-    "Raise ValueError unless there are normal and anomalous nodes, and no others."
-    if set(found := np.unique(labels).tolist()) != {0, 1}:
-        raise ValueError(
-            f"{name}: expected normal (0) and anomalous (1) nodes, got {found}"
-        )
+    f1 = sum(2 * a / (2 * a + wrong) for a in (k * true, n * (1 - false)))
+    return float(thresholds[np.argmax(f1)])
 
 
 def held_out(
@@ -131,67 +102,35 @@ def held_out(
     at = lambda ids: anomaly_scores(labels[ids], p[ids], threshold)
     return threshold, at(validation), at(test)
 
-# %% ../../nbs/engine/nodes.ipynb #3765c22c
-class Kept(NamedTuple):
-    "A trained model, and what is needed to use it on another graph."
+# %% ../../nbs/engine/nodes.ipynb #4ea24978
+def anomaly_scores(
+    labels: Int[np.ndarray, "n"],
+    p: Float[np.ndarray, "n"],
+    threshold: float,
+    k: int | None = None,
+) -> dict[str, float]:
+    """Macro-F1 at `threshold`, AUROC, average precision (AUPRC), and the precision
+    among the `k` most suspicious nodes (None: as many as are anomalous). Raises
+    ValueError unless both classes occur.
+    """
+    from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 
-    model: Any  # an `AnomalyEnergyTransformer`
-    scaling: Scaling
-    made: dict  # the configuration of the training
-    about: dict  # threshold, scores, training graph, provenance
-
-    def save(self, path: Path | str):
-        "Raises OSError if the file cannot be written."
-        params = nnx.to_pure_dict(nnx.state(self.model, nnx.Param))
-        statistics = dict(zip(Scaling._fields[2:], self.scaling[2:]))
-        save_checkpoint(
-            path,
-            {"params": params, "statistics": statistics},
-            {"config": self.made, "detector": self.about},
-        )
-
-# %% ../../nbs/engine/nodes.ipynb #4c929f4c
-def described(graph: Graph, relations: bool) -> dict:
-    "What a detector remembers of its training graph, and where it was trained."
+    check_classes("labels", labels)
+    first = np.argsort(-p, kind="stable")[: k or int(np.sum(labels))]
     return {
-        "num_features": graph.num_features,
-        "feature_names": list(graph.feature_names),
-        "relations": list(graph.relations) if relations else [],
-        "graph": {
-            "name": graph.name,
-            "nodes": graph.num_nodes,
-            "edges": graph.num_edges,
-            "symmetric": graph.is_symmetric,
-        },
-        **provenance(),
+        "macro_f1": float(f1_score(labels, p >= threshold, average="macro")),
+        "auroc": float(roc_auc_score(labels, p)),
+        "auprc": float(average_precision_score(labels, p)),
+        "precision_at_k": float(labels[first].mean()),
     }
 
-# %% ../../nbs/engine/nodes.ipynb #f34fd278
-def check_scorable(about: dict, graph: Graph):
-    "Raise TypeError or ValueError, naming what differs, unless it can be scored."
-    if not isinstance(graph, Graph):
-        raise TypeError(
-            "graph: expected a Graph, as load_graph, from_pandas or from_networkx make"
-            f" it, got {type(graph).__name__}"
-        )
-    of, known, given = about["graph"], about["feature_names"], [*graph.feature_names]
-    where = f"the training graph {of['name']!r}".removesuffix(" ''")
-    if known and given and known != given:
-        differ = sorted({*known} ^ {*given}) or f"their order, {given}"
+
+def check_classes(name: str, labels: Int[np.ndarray, "n"]):
+    "Raise ValueError unless there are normal and anomalous nodes, and no others."
+    if set(found := np.unique(labels).tolist()) != {0, 1}:
         raise ValueError(
-            f"graph: not the features of {where}, which differ in {differ}"
+            f"{name}: expected normal (0) and anomalous (1) nodes, got {found}"
         )
-    sides = "edges in one direction", "edges in both directions (see symmetric)"
-    pairs = {f"{about['num_features']} features": f"{graph.num_features} features"}
-    if wanted := about["relations"]:
-        pairs[f"the relations {sorted(wanted)}"] = (
-            f"the relations {sorted(graph.relations)}"
-        )
-    if graph.num_edges:
-        pairs[sides[of["symmetric"]]] = sides[graph.is_symmetric]
-    for wanted, found in pairs.items():
-        if wanted != found:
-            raise ValueError(f"graph: expected {wanted}, as in {where}, got {found}")
 
 # %% ../../nbs/engine/nodes.ipynb #5de74da4
 def checked_split(graph: Graph, parts: Split) -> Split:
@@ -200,11 +139,11 @@ def checked_split(graph: Graph, parts: Split) -> Split:
     """
     if not isinstance(parts, tuple) or len(parts) != len(Split._fields):
         raise TypeError(f"split: expected a Split, got {type(parts).__name__}")
-    named = zip(Split._fields, parts)
-    ids = (ids_of(f"split.{name}", a, "nodes", graph.num_nodes) for name, a in named)
+    names = [f"split.{part}" for part in Split._fields]
+    ids = (ids_of(*of, "nodes", graph.num_nodes) for of in zip(names, parts))
     parts = Split(*map(np.sort, ids))
-    for name, some in parts._asdict().items():
-        check_classes(f"split.{name}", graph.labels[some])
+    for name, some in zip(names, parts):
+        check_classes(name, graph.labels[some])
     nodes, times = np.unique(np.concatenate(parts), return_counts=True)
     if times.max() > 1:
         raise ValueError(f"split: node {nodes[times.argmax()]} is in it twice")
@@ -220,6 +159,21 @@ class Batch(NamedTuple):
     labels: Int[Array, "train"]
 
 
+@nnx.jit
+def predict(model, features, edges):
+    "The probability of being anomalous of every node."
+    return jax.nn.softmax(model(features, edges))[:, 1]
+
+# %% ../../nbs/engine/nodes.ipynb #3765c22c
+class Kept(NamedTuple):
+    "A trained model, and what is needed to use it on another graph."
+
+    model: Any  # an `AnomalyEnergyTransformer`
+    scaling: Scaling
+    made: dict  # the configuration of the training
+    about: dict  # threshold, scores, training graph, provenance
+
+
 class Anomaly(NamedTuple):
     "A trained classifier, its predictions for all nodes, and its scores."
 
@@ -229,13 +183,8 @@ class Anomaly(NamedTuple):
     validation: dict[str, float]
     test: dict[str, float]
     history: list[dict]
-    kept: Kept | None = None  # for other graphs
-
-
-@nnx.jit
-def predict(model, features, edges):
-    "The probability of being anomalous of every node."
-    return jax.nn.softmax(model(features, edges))[:, 1]
+    parts: Split
+    kept: Any = None  # what a detector keeps, a `Kept`
 
 # %% ../../nbs/engine/nodes.ipynb #544f87e4
 def train_classifier(
@@ -269,51 +218,96 @@ def train_classifier(
                 f" {optim.lr}) or the step size"
             )
         found = held_out(p, labels, Split(train, validation, validation))[1]
-        return {"loss": 1 - found["macro_f1"], "auroc": found["auroc"]}
+        ranked = {name: found[name] for name in ("auroc", "auprc")}
+        return {"loss": 1 - found["macro_f1"], **ranked}
 
     supply = batches or (lambda first: repeat(whole))
     options |= dict(validate=validate, every=every, log_every=every)
     run = fit(model, loss, supply, optim, **options)
     p = np.asarray(predict(run.model, features, edges))
-    return Anomaly(run.model, p, *held_out(p, labels, parts), run.history)
+    return Anomaly(run.model, p, *held_out(p, labels, parts), run.history, parts)
+
+# %% ../../nbs/engine/nodes.ipynb #40compar
+def aggregate(graph: Graph, hops: int = 2) -> Float[np.ndarray, "N C"]:
+    r"""Features side by side with the means over neighbors, the means of these, and so
+    on (Tang et al., 2023): $h^{(k)}_C$ is the mean of $h^{(k-1)}_B$ over the nodes B
+    that C sees, 0 if there are none. Parallel edges count once.
+    """
+    from scipy.sparse import csr_array
+
+    graph = graph.simple(self_loops=True)
+    start = np.concatenate([[0], np.cumsum(graph.degrees)])
+    table = np.ones(graph.num_edges, np.float32), graph.senders, start
+    A = csr_array(table, shape=(graph.num_nodes,) * 2)
+    degrees = np.maximum(graph.degrees, 1).astype(np.float32)[:, None]
+    found = [graph.features]
+    for _ in range(hops):
+        found.append((A @ found[-1]) / degrees)
+    return np.hstack(found)
+
+# %% ../../nbs/engine/nodes.ipynb #40bcompa
+ALONE, TWO_HOPS = "boosted trees, features alone", "boosted trees, two hops"
+OURS = "detector"
+
+
+def compared(
+    graph: Graph, parts: Split, p: Float[np.ndarray, "N"], seed: int
+) -> dict[str, dict[str, float]]:
+    """Scores on the validation nodes of boosted trees, fitted to the training nodes,
+    and of the detector, whose probabilities are `p`.
+    """
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    (train, validation, _), found = parts, {}
+    own = np.column_stack([graph.features, np.log1p(graph.neighbors)])
+    plain = dict(features=own, feature_names=(), relations={})
+    inputs = {ALONE: graph.features, TWO_HOPS: aggregate(replace(graph, **plain))}
+    for name, x in inputs.items():
+        trees = HistGradientBoostingClassifier(random_state=seed)
+        trees.fit(x[train], graph.labels[train])
+        found[name] = trees.predict_proba(x[validation])[:, 1]
+    found[OURS], labels = p[validation], graph.labels[validation]
+    scores = lambda p: anomaly_scores(labels, p, best_threshold(labels, p))
+    return {name: scores(p) for name, p in found.items()}
+
+# %% ../../nbs/engine/nodes.ipynb #40cadvic
+def advice(report: dict[str, dict[str, float]]) -> str:
+    "What to know before you trust the detector; of equals, the simplest is the best."
+    names = ALONE, TWO_HOPS, OURS
+    best = max(names, key=lambda name: report[name]["auprc"])
+    if best == OURS:
+        return ""
+    first, ours = (f"{report[name]['auprc']:.3f}" for name in (best, OURS))
+    so = "the graph adds nothing" if best == ALONE else "the trees win"
+    return (
+        f"{best}: average precision {first} on the validation nodes, the detector's is"
+        f" {ours}; {so}"
+    )
 
 # %% ../../nbs/engine/nodes.ipynb #4166210a
-def _some_neighbors(
-    rows: Rows,
-    of: Int[np.ndarray, "n"],
-    most: int,
-    rng: np.random.Generator,
-    among: Bool[np.ndarray, "N"] | None = None,
-):
-    """At most `most` random neighbors of each of the nodes `of`, as (neighbor, index
-    into `of`).
-    """
-    start, nodes = np.asarray(rows.start), np.asarray(rows.nodes)
-    size = start[of + 1] - start[of]
-    which = np.repeat(np.arange(len(of)), size)
-    # the neighbors of all nodes in one long row
-    first = np.repeat(start[of] + size - np.cumsum(size), size)
-    found = nodes[np.arange(len(which)) + first]
-    if among is not None:
-        found, which = found[among[found]], which[among[found]]
-    # permuted within each node; the first few of each stay
-    shuffled = np.lexsort((rng.random(len(which)), which))
-    keep = shuffled[np.arange(len(which)) - np.searchsorted(which, which) < most]
-    return found[keep], which[keep]
+def _table(rows: Rows):
+    "Neighbors in the rows of a sparse matrix, whose values mean nothing."
+    from scipy.sparse import csr_array
 
-# %% ../../nbs/engine/nodes.ipynb #3f3a9c3f
-def _around(
-    edges: tuple[EdgeIndex, ...],
-    seeds: Int[np.ndarray, "n"],
-    size: int,
-    most: int,
-    rng: np.random.Generator,
-) -> Int[np.ndarray, "m"]:
+    start, nodes = np.asarray(rows.start), np.asarray(rows.nodes)
+    return csr_array((nodes, nodes, start), shape=(len(start) - 1,) * 2)
+
+
+def _some(table, most: int, rng: np.random.Generator):
+    "At most `most` random entries of each row: their columns and their rows."
+    row = np.repeat(np.arange(table.shape[0]), np.diff(table.indptr))
+    # permuted within each row; the first few of each stay
+    mixed = np.lexsort((rng.random(len(row)), row))
+    keep = mixed[np.arange(len(row)) - np.searchsorted(row, row) < most]
+    return table.indices[keep], row[keep]
+
+
+def _around(edges: tuple[EdgeIndex, ...], seeds: np.ndarray, size, most, rng):
     "`size` nodes: the seeds, their neighbors, the neighbors of these, and so on."
     nodes = front = seeds
-    both = [rows for kind in edges for rows in (kind.into, kind.out_of)]
+    tables = [_table(rows) for kind in edges for rows in (kind.into, kind.out_of)]
     while len(nodes) < size:
-        near = [_some_neighbors(rows, front, most, rng)[0] for rows in both]
+        near = [_some(table[front], most, rng)[0] for table in tables]
         near = np.setdiff1d(np.concatenate(near), nodes)
         # no other node can be reached: take any, to keep the size
         if not len(near):
@@ -335,13 +329,11 @@ def sample_nodes(
     N = edges[0].num_nodes
     size, most = min(config.nodes, N), min(config.neighbors, config.nodes)
     nodes = _around(edges, seeds, size, most, rng)
-    place = np.full(N, -1)
-    place[nodes] = np.arange(size)
 
     def part(kind):
-        senders, receivers = _some_neighbors(kind.into, nodes, most, rng, place >= 0)
+        ends = _some(_table(kind.into)[nodes][:, nodes], most, rng)
         room = dict(capacity=size * most, backend=kind.backend)
-        made = EdgeIndex(place[senders], receivers, size, **room)
+        made = EdgeIndex(*ends, size, **room)
         return made if kind.backend == "compiled" else made.mask()
 
     return nodes, tuple(map(part, edges))
