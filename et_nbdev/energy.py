@@ -49,9 +49,9 @@ class Energy(nnx.Module):
     @property
     def takes(self) -> set[str]:
         "Names of the context that this term takes: keyword parameters of its method."
-        names, passes = _context(type(self), "energy")
+        names, passes = _context(type(self), "energy", Energy)
         if passes or type(self).energy is Energy.energy:
-            more, further = _context(type(self), "token_energy")
+            more, further = _context(type(self), "token_energy", Energy)
             names, passes = names | more, passes or further
         return names | (_taken_inside(self) if passes else set())
 
@@ -90,12 +90,13 @@ class ExternalField(Energy):
         return -jnp.sum(f * g.astype(wide), -1)
 
 # %% ../nbs/engine/scores.ipynb #01tak3s1
-def _context(kind: type, method: str) -> tuple[set[str], bool]:
-    """Keyword parameters of a term's method, and whether it passes on any context. A
-    method with `**context` also takes what the next class in the lineage takes.
+def _context(kind: type, method: str, base: type) -> tuple[set[str], bool]:
+    """Keyword parameters of a term's method below the class `base`, and whether it
+    passes on any context. A method with `**context` also takes what the next class
+    in the lineage takes.
     """
     names, passes = set(), False
-    for parent in kind.__mro__[: kind.__mro__.index(Energy)]:
+    for parent in kind.__mro__[: kind.__mro__.index(base)]:
         if own := vars(parent).get(method):
             _, _, *context = inspect.signature(own).parameters.values()
             names |= {p.name for p in context if p.kind is not p.VAR_KEYWORD}

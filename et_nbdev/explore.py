@@ -225,14 +225,15 @@ def descend_graph(
     """The descent of all nodes; `features` and `edges` as `scaled` and `prepare` of
     `et_nbdev.graph.anomaly` make them.
 
-    Raises TypeError or ValueError as `model.check`, ValueError for a model of several
+    Raises ValueError for features that do not fit, a model of several
     relations, or the weight of a term that it lacks.
     """
     blocks: Any = getattr(model, "blocks", ())
     got = f"{type(model).__name__} with {len(blocks)}"
     wanted = "an AnomalyEnergyTransformer with one block"
     expect("model", len(blocks) == 1, wanted, got)
-    model.check(features, edges)
+    F, got = model.encoder.in_features, features.shape
+    expect("features", got[1:] == (F,), f"shape (N, {F})", got)
     ends, numbers = edges[0].edge_list(), settings.numbers(blocks[0].names)
     given = features, edges[0], ends, numbers, settings.solver, settings.steps
     return jax.device_get(_graph_path(model, *given))

@@ -437,6 +437,7 @@ def demo(argv: list[str] | None = None):
         for t in range(0, steps + 1, 4):
             print(f"  step {t:2}   energy {found.energies.total[t]:8,.0f}")
         told = "is solved" if found.solved else "breaks a rule"
+        out.mkdir(parents=True, exist_ok=True)
         plot_descent(model, boards[0], steps).savefig(out / "puzzle.png", dpi=150)
         print(f"The board {told}. Look at {out / 'puzzle.png'}")
 

@@ -91,7 +91,7 @@ def parts(
     bias = positions and RelativePositions(c.side, c.num_heads, positions)
     options = dict(normalize=normalize, positions=bias, rngs=rngs)
     sized = partial(tied_heads, c.dim, c.num_heads, c.head_dim)
-    attention = sized(beta, self_attention, **options)
+    attention = sized(beta=beta, self_attention=self_attention, **options)
     memory = HopfieldMemory(c.dim, c.num_memories, activation, rngs=rngs)
     if negative is not None:
         memory = SignedMemory(c.dim, c.num_memories, negative, activation, rngs=rngs)

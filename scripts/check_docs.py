@@ -220,7 +220,8 @@ def check_shown(page):
         alt = own.get("alt") or own.get("aria-label") or ""
         if tag in ("img", "svg") and " " not in alt and "aria-hidden" not in own:
             yield f"a picture in an output without alt of two words: {str(own)[:60]}"
-    for line in page.wide:
+    records = page.name.startswith("records_")  # a command of theirs stays in a line
+    for line in page.wide * (not records):
         yield f"{len(line)} characters wide: {line.strip()[:60]}"
 
 

@@ -57,8 +57,9 @@ def notebooks():
 
 
 def on_site(target):
-    "A link to a notebook as the site has it, where all pages lie in one folder."
-    return re.sub(r"^engine/(?=\w+\.ipynb)", "engine_", target)
+    "A link to a page as the site has it, where all pages lie in one folder."
+    target = re.sub(r"^engine/(?=\w+\.ipynb)", "engine_", target)
+    return re.sub(r"^records/([\w-]+)\.md", r"records_\1.qmd", target)
 
 
 def moved(text, folder, write):

@@ -295,10 +295,18 @@ def stage_all(folder):
     site = folder / "_quarto.yml"
     repository = f"href: {settings()['git_url']}"
     text = site.read_text(encoding="utf-8").replace("href: ../ ", f"{repository} ")
-    text = re.sub(r"(?m)^( *- )engine/(\w+\.ipynb)", r"\1engine_\2", text)
+    text = re.sub(r"(?m)(?<=- )(?:engine|records)/\S+", lambda m: on_site(m[0]), text)
     site.write_text(text, encoding="utf-8")
     for name, text in {"models.qmd": page(), **api_pages()}.items():
         (folder / name).write_text(text, encoding="utf-8")
+    for path in (folder / "records").iterdir():
+        text = moved(path.read_text(encoding="utf-8"), "records", on_site)
+        own = folder / on_site(f"records/{path.name}")
+        _, front, text = text.split("---\n", 2)
+        front += f"output-file: {own.stem}.html\n"
+        text = f"---\n{front}---\n\n::: {{.record}}\n{text}\n:::\n"
+        own.write_text(text, encoding="utf-8")
+    shutil.rmtree(folder / "records")
     paths = notebooks()
     for path in paths:
         stage(path, folder)

@@ -14,6 +14,7 @@ from flax import nnx
 
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import Euler, descend
+from et_nbdev.solvers import Anderson, solve
 from et_nbdev.testing import assert_close, assert_descends
 
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("compile_quickly")]
@@ -259,3 +260,49 @@ def test_bad_input_is_refused_by_name(x, options, error, match):
     block = EnergyTransformer(4, 2, 3, 5, rngs=nnx.Rngs(0))
     with pytest.raises(error, match=match):
         descend(block, x if isinstance(x, list) else jnp.asarray(x), **options)
+
+
+def test_that_the_energy_falls_says_little(x64):
+    "An update without attention's key term, or of a mean, lowers the energy as well."
+    block, x = block_of(seed=3, scale=0.4, gamma=1.7), tokens(2, 4, 6, seed=3)
+    att, others = block.attention, ~jnp.eye(4, dtype=bool)[None, None]
+
+    def query_only(g):
+        Q, K = att.queries_and_keys(g)
+        scores = att.beta[None, :, None, None] * Q @ K.mT
+        P = jax.nn.softmax(jnp.where(others, scores, -jnp.inf), -1)
+        pull = jnp.einsum("bhny,hdy->bnd", P @ K, att.Wq[...])
+        return pull + block.memory.update(g)
+
+    for update in (query_only, lambda g: block.update(g) / 8):
+        step = lambda x, _: (
+            x + 0.05 * update(block.norm(x)),
+            block.energy(block.norm(x)),
+        )
+        assert_descends(jax.lax.scan(step, x, length=30)[1])
+
+
+def turning_share(block, x):
+    "The part of the force that can turn the tokens, as a share of the force."
+    u = block.update(block.norm(x))
+    return float(jnp.linalg.norm(turning(x, u)) / jnp.linalg.norm(u))
+
+
+def test_states_run_away_while_normalized_tokens_settle(x64):
+    block, x = block_of(D=8, K=16, gamma=1.7), tokens(3, 5, 8, seed=0)
+    _, path = descend(block, x, 500, states=True)
+    g = np.asarray(block.norm(path.states))
+    moved = np.linalg.norm(np.diff(g, axis=0), axis=-1).mean((1, 2))
+    assert moved[-1] < 5e-3 * moved[0]
+    assert turning_share(block, path.states[-1]) > 0.03 * turning_share(block, x)
+    rest = solve(block, x, Anderson(), evaluations=2000, tolerance=1e-7)
+    assert rest.settled.all() and turning_share(block, rest.x) < 1e-7
+    assert (path.energies.total[-1] - rest.energies.total[-1] > 0.5).all()
+    # from there x grows by the same amount in every step, and g stays
+    _, path = descend(block, rest.x, 200, states=True)
+    centered = path.states - path.states.mean(-1, keepdims=True)
+    growth = np.diff(np.linalg.norm(centered, axis=-1), axis=0)
+    assert (growth > 0).all()
+    np.testing.assert_allclose(growth, np.broadcast_to(growth[0], growth.shape), 1e-4)
+    g = np.asarray(block.norm(path.states))
+    assert np.abs(g - g[0]).max() < 1e-5

@@ -795,3 +795,10 @@ def test_splits_are_refused_by_name(change, match):
     given = {"labels": np.arange(100) % 4 // 3, "train_fraction": 0.4, "seed": 0}
     with doors.unchecked(), pytest.raises(ValueError, match=match):
         split(**given | change)
+
+
+def test_seeds_share_no_more_than_chance():
+    labels = (np.arange(10_000) % 10 == 0).astype(np.int8)
+    first, *others = (split(labels, 0.4, seed).train for seed in range(8))
+    common = [np.isin(other, first).mean() for other in others]
+    assert abs(np.mean(common) - 0.4) < 0.01

@@ -406,3 +406,41 @@ def test_tensors_that_do_not_fit_are_refused_before_any_is_read(Q, K, words, bac
         for call in (match, jax.jit(match)):
             with pytest.raises(ValueError, match=words):
                 call(make(*Q), make(*K))
+
+
+@each_backend
+def test_a_directed_graph_is_not_its_reverse(backend, x64):
+    """Both terms taken along the arrows, as in public code: right where every edge has
+    its opposite, wrong elsewhere.
+    """
+    attention, g = attention_of(), tokens(23)
+    for kind, right in (("undirected", True), ("directed", False), ("one-way", False)):
+        edges, table = make(kind, 5, backend)
+        turned = EdgeIndex(*edges.edge_list()[::-1], 23, backend=backend)
+        W = attention.Wq[...], attention.Wk[...]
+        Q, K = (jnp.einsum("nd,hdy->nhy", g, w) for w in W)
+        Q = Q * attention.beta[None, :, None]
+        as_query = along_edges(edges, Q, K)[1]
+        as_key = along_edges(edges if right else turned, Q, K)[2]
+        one_way = jnp.einsum("nhy,hdy->nd", as_query, W[0])
+        one_way += jnp.einsum("nhy,h,hdy->nd", as_key, 1 / attention.beta, W[1])
+        update = both(attention, g, table)[1]
+        error = jnp.linalg.norm(one_way - update) / jnp.linalg.norm(update)
+        assert (error < 1e-9) == right, (kind, error)
+        assert_close(both(attention, g, edges)[1], update)
+
+
+@each_backend
+def test_scores_of_ten_thousand(backend):
+    attention = EdgeAttention(6, 1, 6, beta=1.0, rngs=nnx.Rngs(0))
+    attention.Wq[...] = attention.Wk[...] = jnp.eye(6)[None]
+    g = 100.0 * jnp.array([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.1], [1.0, 1.0]])
+    g = jnp.pad(g, ((0, 0), (0, 4)))
+    edges = EdgeIndex([0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1], 4, backend=backend)
+    E, u = both(attention, g, edges)
+    assert_close(E, jnp.float32(-10_000 - np.log(2)), rtol=1e-6)
+    # a score of that size has a last digit of 10⁻³
+    all_close((E, u), both(attention, g, edges.mask()), rtol=1e-3)
+    squared = lambda g: jnp.sum(attention.update(g, edges=edges) ** 2)
+    slope = jax.jit(jax.grad(squared))(g)
+    assert jnp.isfinite(slope).all() and (slope[3] == 0).all() and (u[3] == 0).all()

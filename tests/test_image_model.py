@@ -156,7 +156,7 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", BESIDE)
 def test_parameters_add_up(recipe):
     outside = (48 * 16 + 16) + 16 + 4 * 16 + (16 + 1) + (16 * 48 + 48)
     assert count(replace(CONFIG, recipe=recipe)) == outside + BESIDE[recipe]
@@ -168,7 +168,7 @@ def test_parameters_add_up(recipe):
     assert rest(own) == rest(first)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", BESIDE)
 def test_operations_are_those_the_compiler_counts(recipe):
     sizes = dict(image_size=32, dim=64, num_heads=4, head_dim=16, num_memories=256)
     net = build(recipe, steps=2, **sizes)

@@ -291,7 +291,7 @@ def test_the_landing_page_has_cards_and_players(site):
 # Figures of the book by their labels, and files: what the dark theme inverts, and what
 # it leaves as it is, because it is a photograph or a map.
 DRAWINGS = """04_attention:fig-chase 06_block:fig-blocks 50_explorer:fig-dials
-    00_one_sitting:fig-rules 01_recall:fig-plane 32_anomaly:fig-why
+    00_one_sitting:fig-first 01_recall:fig-plane 32_anomaly:fig-why
     35_anomaly_results:fig-margins 40_classification_results:fig-folds
     32_anomaly:fig-graph 05_memory:fig-wells"""
 PHOTOGRAPHS = """22_image_train:fig-photographs 20_image_data:fig-task 23_windows:fig-large
