@@ -14,6 +14,7 @@ from flax import nnx
 
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import Euler, descend
+from et_nbdev.norm import turn
 from et_nbdev.solvers import Anderson, solve
 from et_nbdev.testing import assert_close, assert_descends
 
@@ -285,7 +286,7 @@ def test_that_the_energy_falls_says_little(x64):
 def turning_share(block, x):
     "The part of the force that can turn the tokens, as a share of the force."
     u = block.update(block.norm(x))
-    return float(jnp.linalg.norm(turning(x, u)) / jnp.linalg.norm(u))
+    return float(jnp.linalg.norm(turn(block.norm, x, u)) / jnp.linalg.norm(u))
 
 
 def test_states_run_away_while_normalized_tokens_settle(x64):
