@@ -19,7 +19,7 @@ LIMITS = {
     "lines of the library": 8_880,
     "files of the library": 31,
     "lines of tests": 13_160,
-    "lines of scripts, experiments and benchmarks": 6_075,
+    "lines of scripts, experiments and benchmarks": 6_085,
     "lessons": 35,
     "chapters of the engine room": 16,
     "words of prose in lessons": 23_850,
