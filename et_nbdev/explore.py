@@ -233,7 +233,7 @@ def descend_graph(
     wanted = "an AnomalyEnergyTransformer with one block"
     expect("model", len(blocks) == 1, wanted, got)
     F, got = model.encoder.in_features, features.shape
-    expect("features", got[1:] == (F,), f"shape (N, {F})", got)
+    expect("features", got[1:] == (F,), f"shape (N, F) with F = {F}", got)
     ends, numbers = edges[0].edge_list(), settings.numbers(blocks[0].names)
     given = features, edges[0], ends, numbers, settings.solver, settings.steps
     return jax.device_get(_graph_path(model, *given))
