@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
     [
         ("EnergyLayerNorm", "03_norm", "03_norm.ipynb#energylayernorm"),
         ("et_nbdev.norm", "04_attention", "03_norm.ipynb#"),
-        ("Graph.features", "52_errata", "engine/graph_readers.ipynb#graph"),
+        ("Graph.num_nodes", "32_anomaly", "engine/graph_readers.ipynb#graph"),
         ("Graph.nothing", "32_anomaly", None),
         ("split", "engine/graph_readers", "engine/graph_readers.ipynb#split-1"),
         ("descend", "08_solvers", "07_dynamics.ipynb#descend"),  # imported

@@ -205,19 +205,40 @@ class Graph:
         put(node_names=_names("node_names", self.node_names, N))
         put(feature_names=_names("feature_names", self.feature_names, F))
 
-    num_nodes = property(lambda self: len(self.features), doc="N.")
-    num_features = property(lambda self: self.features.shape[1], doc="F.")
-    num_edges = property(lambda self: len(self.senders), doc="E, directed.")
-    edges = property(lambda self: (self.senders, self.receivers))
-    labeled = property(
-        lambda self: np.flatnonzero(self.labels >= 0),
-        doc="The nodes with a label, ascending.",
-    )
-    degrees = property(
-        lambda self: np.bincount(self.receivers, minlength=self.num_nodes),
-        doc="Edges that end at each node, (N,): how many senders it may see.",
-    )
-    has_self_loops = property(lambda self: bool((self.senders == self.receivers).any()))
+    @property
+    def num_nodes(self) -> int:
+        "N."
+        return len(self.features)
+
+    @property
+    def num_features(self) -> int:
+        "F."
+        return self.features.shape[1]
+
+    @property
+    def num_edges(self) -> int:
+        "E, directed."
+        return len(self.senders)
+
+    @property
+    def edges(self) -> Edges:
+        "Senders and receivers."
+        return (self.senders, self.receivers)
+
+    @property
+    def labeled(self) -> Int[np.ndarray, "labeled"]:
+        "The nodes with a label, ascending."
+        return np.flatnonzero(self.labels >= 0)
+
+    @property
+    def degrees(self) -> Int[np.ndarray, "N"]:
+        "Edges that end at each node, (N,): how many senders it may see."
+        return np.bincount(self.receivers, minlength=self.num_nodes)
+
+    @property
+    def has_self_loops(self) -> bool:
+        "Whether a node sees itself."
+        return bool((self.senders == self.receivers).any())
 
     @property
     def neighbors(self) -> Int[np.ndarray, "N"]:

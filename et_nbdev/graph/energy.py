@@ -70,10 +70,15 @@ class EdgeIndex:
         rows = sorted_rows(s, r, num_nodes)
         self.into, self.out_of = (rows_of(*row, room, self.backend) for row in rows)
 
-    num_nodes = property(lambda self: self.into.start.shape[0] - 1, doc="N.")
-    num_edges = property(
-        lambda self: int(self.into.start[-1]), doc="E, without the spare capacity."
-    )
+    @property
+    def num_nodes(self) -> int:
+        "N."
+        return self.into.start.shape[0] - 1
+
+    @property
+    def num_edges(self) -> int:
+        "E, without the spare capacity."
+        return int(self.into.start[-1])
 
     def tree_flatten(self):
         return (self.into, self.out_of), (self.self_loops, self.backend)

@@ -125,18 +125,29 @@ class GraphSet:
     def __len__(self) -> int:
         return len(self.start) - 1
 
-    num_nodes = property(
-        lambda self: int(self.start[-1]), doc="Nodes of all graphs together."
-    )
-    num_edges = property(
-        lambda self: len(self.senders), doc="Directed edges of all graphs together."
-    )
-    num_classes = property(lambda self: len(self.classes))
-    sizes = property(lambda self: np.diff(self.start), doc="Nodes of each graph, (G,).")
-    shape = property(
-        lambda self: (len(self),),
-        doc="(G,), by which scikit-learn's tools know that ids select graphs.",
-    )
+    @property
+    def num_nodes(self) -> int:
+        "Nodes of all graphs together."
+        return int(self.start[-1])
+
+    @property
+    def num_edges(self) -> int:
+        "Directed edges of all graphs together."
+        return len(self.senders)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def sizes(self) -> Int[np.ndarray, "G"]:
+        "Nodes of each graph, (G,)."
+        return np.diff(self.start)
+
+    @property
+    def shape(self) -> tuple[int]:
+        "(G,), by which scikit-learn's tools know that ids select graphs."
+        return (len(self),)
 
     def __getitem__(self, ids) -> "GraphSet":
         ids = np.ravel(np.arange(len(self))[ids])
@@ -565,7 +576,10 @@ class Columns(NamedTuple):
     mean: Float32[np.ndarray, "A"]
     scale: Float32[np.ndarray, "A"]
 
-    size = property(lambda self: sum(map(len, self.values)) + len(self.mean), doc="F.")
+    @property
+    def size(self) -> int:
+        "F."
+        return sum(map(len, self.values)) + len(self.mean)
 
     @classmethod
     def learn(cls, labels, attributes, train):
@@ -655,12 +669,29 @@ class Supply:
     num_buckets: int = 4
     room: int = 2**20
 
-    labels = property(lambda self: self.graphs.labels)
-    num_classes = property(lambda self: self.graphs.num_classes)
-    num_features = property(lambda self: self.encoding.node.size)
-    num_positions = property(lambda self: self.positions.shape[1])
-    num_edge_features = property(lambda self: self.encoding.edge.size)
-    features = cached_property(lambda self: self.encoding(self.graphs))
+    @property
+    def labels(self):
+        return self.graphs.labels
+
+    @property
+    def num_classes(self) -> int:
+        return self.graphs.num_classes
+
+    @property
+    def num_features(self) -> int:
+        return self.encoding.node.size
+
+    @property
+    def num_positions(self) -> int:
+        return self.positions.shape[1]
+
+    @property
+    def num_edge_features(self) -> int:
+        return self.encoding.edge.size
+
+    @cached_property
+    def features(self):
+        return self.encoding(self.graphs)
 
     def __post_init__(self):
         if not self.graphs.is_undirected:
@@ -729,11 +760,14 @@ def bucket_sizes(
 class Buckets(Supply):
     "A set as padded tables, in at most `num_buckets` shapes."
 
-    ends = cached_property(
-        lambda self: bucket_sizes(self.graphs.sizes, self.num_buckets)
-    )
+    @cached_property
+    def ends(self):
+        return bucket_sizes(self.graphs.sizes, self.num_buckets)
+
     # the bucket of each graph
-    bucket = cached_property(lambda self: np.searchsorted(self.ends, self.graphs.sizes))
+    @cached_property
+    def bucket(self):
+        return np.searchsorted(self.ends, self.graphs.sizes)
 
     def plan(self, ids, seed: int | None = None, epoch: int = 0) -> list[np.ndarray]:
         """The order is random, but the same for the same seed and epoch; without a seed
