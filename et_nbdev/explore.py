@@ -114,7 +114,7 @@ class _ImagePath(NamedTuple):
     energies: Energies  # each (T+1,)
     pulls: dict[str, Float[np.ndarray, "T+1 N"]]  # |u| of every token, by terms
 
-
+# %% ../nbs/engine/explorer.ipynb #95pidescen
 def descend_picture(
     model: ImageEnergyTransformer,
     image,  # (S, S, C): uint8, or floating in [0, 1]
@@ -141,7 +141,7 @@ def descend_picture(
     read = np.clip(denormalize(read, c.mean, c.std), 0, 1)
     return _ImagePath(np.where(hidden, read, pixels), read, energies, pulls)
 
-
+# %% ../nbs/engine/explorer.ipynb #95pichecke
 def _checked(model):
     "The configuration of a model of pictures. Raises ValueError for any other."
     energy = isinstance(getattr(model, "block", None), Block)
@@ -215,7 +215,7 @@ def _graph_path(model, features, edges, ends, numbers, solver, steps) -> _GraphP
 
     return _GraphPath(energies, *jax.lax.map(at, states))
 
-
+# %% ../nbs/engine/explorer.ipynb #95grdescen
 def descend_graph(
     model: AnomalyEnergyTransformer,
     features: Float[np.ndarray, "N F"],
@@ -268,7 +268,7 @@ def _file(name: str) -> str:
 def _number(v: float | np.floating) -> str:
     return (f"{v:,.0f}" if abs(v) >= 100 else f"{v:z.3g}").replace("-", "−")
 
-
+# %% ../nbs/engine/explorer.ipynb #95pilisted
 def _listed(values: dict[str, float | np.floating], between: str = ", ") -> str:
     return between.join(f"{name} {_number(v)}" for name, v in values.items())
 
@@ -302,7 +302,7 @@ def _svg(width: int, height: int, alt: str, drawn: str) -> str:
 def _text(x, y, words, anchor: str = "middle") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{words}</text>'
 
-
+# %% ../nbs/engine/explorer.ipynb #95cucurves
 def _curves(curves: dict[str, Float[np.ndarray, "times"]], t: int, height=200) -> str:
     "Lines over time as SVG, with a cursor at t."
     every = np.concatenate(list(curves.values()))
@@ -334,7 +334,7 @@ def _changes(curves: dict[str, Float[np.ndarray, "times"]]) -> dict[str, np.ndar
     curves = {"E": sum(curves.values()), **curves}
     return {name: e.astype(np.float64) - e[0] for name, e in curves.items()}
 
-
+# %% ../nbs/engine/explorer.ipynb #95cukey
 def _key(names) -> str:
     "What the curves mean; the color of a sign is mixed with the page's, to be read."
     sign = '<b style="color:color-mix(in srgb, {} 65%, currentColor)">{}</b> {}'
@@ -392,7 +392,7 @@ class _Picture:
         shown = _img(shades.reshape(side, side, 3), name + said)
         return _panel(shown, f"<b>{name.replace('_', ' ')}</b>{said}", 190)
 
-
+# %% ../nbs/engine/explorer.ipynb #95pfsays
 def _says(energies: Energies, t: int) -> str:
     "The energies at t in words, and whether they fall until the end."
     total = np.asarray(energies.total, np.float64)
@@ -517,7 +517,7 @@ def animate_graph(
     """
     return _page(_node(model, graph, node, pictures), settings)
 
-
+# %% ../nbs/engine/explorer.ipynb #95annode
 def _node(model, graph: Graph, node: int, pictures=None) -> _Node:
     "Raises ValueError unless it is a node, and there is a picture for every node."
     c, N = model.config, graph.num_nodes
@@ -705,7 +705,7 @@ class _Walk(_Explorer):
         if change.new is not None:
             self.node.value = change.new
 
-
+# %% ../nbs/engine/explorer.ipynb #95waexplor
 def explore(
     model: str | ImageEnergyTransformer | AnomalyEnergyTransformer = "tiny-imagenet",
     shown: dict[str, UInt8[np.ndarray, "S S C"]] | Graph | None = None,

@@ -71,7 +71,7 @@ def _flush(path: Path):
     finally:
         os.close(descriptor)
 
-
+# %% ../nbs/engine/training.ipynb #cb50atomic
 @contextlib.contextmanager
 def atomic_write(path: Path | str):
     """Yield a temporary path beside `path`; on success flush it to the disk and rename
@@ -157,7 +157,7 @@ def read_meta(path: Path | str) -> dict:
             raise ValueError("its meta is no object")
     return meta
 
-
+# %% ../nbs/engine/training.ipynb #b885loadch
 def load_checkpoint(path: Path | str, like: PyTree) -> tuple[PyTree[Array], dict]:
     """Read a checkpoint into the structure of `like` (arrays or
     `jax.ShapeDtypeStruct`s); returns the tree and its meta.
@@ -215,7 +215,7 @@ def restore(
         )
     return nnx.merge(graphdef, params)
 
-
+# %% ../nbs/engine/training.ipynb #54d1proven
 def provenance() -> dict:
     """The origin of a number: commit (with '+' if files differ from it), machine,
     versions, and the time in UTC.
@@ -333,7 +333,7 @@ class Run:
         "Whether the last step is a multiple of one of the numbers, or the last of all."
         return self.step == self.steps or any(self.step % n == 0 for n in every)
 
-
+# %% ../nbs/engine/training.ipynb #2a38trainl
 def train_loop(
     run: Run,
     step: Callable,  # (state, batch) -> (state, metrics)
@@ -373,7 +373,7 @@ def trainable(model: nnx.Module) -> tuple[nnx.GraphDef, dict, dict, dict]:
     graphdef, *parts = nnx.split(model, nnx.Param, nnx.RngKey, ...)
     return graphdef, *(jax.tree.map(jnp.copy, nnx.to_pure_dict(p)) for p in parts)
 
-
+# %% ../nbs/engine/training.ipynb #1ef6gradie
 def gradient_step(
     graphdef: nnx.GraphDef,
     loss: Loss,
@@ -438,7 +438,7 @@ def dropped(
     "Dropout, only in training: without `rngs` nothing happens."
     return x if rngs is None else nnx.Dropout(rate)(x, rngs=rngs)
 
-
+# %% ../nbs/engine/training.ipynb #61mainpart
 def in_parts(
     loss: Callable[[nnx.Module, Any], tuple[Array, dict[str, Array]]],
     model: nnx.Module,
@@ -564,7 +564,7 @@ class _Best:
             return _weights(run.state), run.step
         return self.weights, run.progress["best_step"]
 
-
+# %% ../nbs/engine/training.ipynb #64beweight
 def _weights(state: TrainState) -> dict:
     "What a model is made of."
     return {"params": state.params, "rest": state.rest}
@@ -621,7 +621,7 @@ class _Interruption:
             where = f"; run again to go on from {folder}" if folder else ""
             raise KeyboardInterrupt(f"stopped after step {run.step}{where}")
 
-
+# %% ../nbs/engine/training.ipynb #64inalone
 @contextlib.contextmanager
 def alone(folder: Path | None):
     """A context in which no other process trains in `folder`; raises OSError if one

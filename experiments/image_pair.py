@@ -339,7 +339,7 @@ def true_hyperset(c: ImageConfig, rngs) -> Parts:
     return Parts(*start, block, learned(c, metric=False))
 
 
-RECIPES |= {
+OWN = {
     "et": gated,
     "et-small": gated_small,
     "et-metric": per_channel,
@@ -348,6 +348,7 @@ RECIPES |= {
     "hyperset": hyperset,
     "hyperset-true": true_hyperset,
 }
+RECIPES |= OWN
 # and what files of 0.2 say of them
 _maps = OLDER["tiny-imagenet"]
 _metric = {name: _maps[name] for name in _maps if name != "map_per_step"}

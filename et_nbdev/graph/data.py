@@ -412,7 +412,7 @@ _LABELS = (
     r"|anomaly|anomalous)(_?\d+)?)\s*"
 )
 
-
+# %% ../../nbs/engine/graph_readers.ipynb #7e0fcheckl
 def _check_label(label: str, default: str, found: Iterable, beside: bool = False):
     """Raise ValueError if there are no labels under this name, but under another; with
     `beside`, also if there are both (y beside x is a place).

@@ -224,7 +224,7 @@ def brief(e: BaseException) -> str:
     lines = re.sub(r" <_io\.BytesIO.*?>", "", str(e)).strip().splitlines() or [""]
     return f"{type(e).__name__}: {lines[0][:200]}"
 
-
+# %% ../../nbs/engine/pictures.ipynb #d30cdecode
 def decode(
     stored: Stored, size: int, channels: int, white: int = 65535
 ) -> UInt8[np.ndarray, "S S C"]:
@@ -281,7 +281,7 @@ def spread(count: int, most: int) -> np.ndarray:
     "At most so many of the numbers below `count`, evenly."
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
-
+# %% ../../nbs/engine/pictures.ipynb #83d6channe
 def channel_statistics(
     images: Pictures,
 ) -> tuple[Float32[np.ndarray, "C"], Float32[np.ndarray, "C"]]:
@@ -382,7 +382,7 @@ def batches(
     every = range(start, epochs * per_epoch) if epochs else itertools.count(start)
     return _ahead(batch, every)
 
-
+# %% ../../nbs/engine/pictures.ipynb #324eahead
 def _ahead(make: Callable[[int], np.ndarray], steps) -> Iterator[np.ndarray]:
     "make(s) for s in steps, in order; a few are started before they are needed."
     workers = min(8, os.cpu_count() or 1)
@@ -417,7 +417,7 @@ def shown(names) -> list[str]:
     "Those that neither a person nor a system hides, in order."
     return sorted(n for n in names if n[0] != "." and n.lower() not in HIDDEN)
 
-
+# %% ../../nbs/engine/pictures.ipynb #76hivisibl
 def visible(folder: Path) -> list[Path]:
     "The files below a folder that are not hidden, each once."
 
@@ -447,7 +447,7 @@ def words_of(name: str) -> set[str]:
     vague = r"^of$|^parquet$|(set|data|split|pictures?|photos?|im(g|age)s?)+$"
     return {re.sub(vague, "", word.lower()) for word in words} - {""}
 
-
+# %% ../../nbs/engine/pictures.ipynb #76hisplitsx
 def splits_of(folder: Path, names: list[str]) -> dict[str, str]:
     "Names beside each other -> the splits they mean; {} if they are classes."
     words = {n: words_of(n) for n in names}
@@ -474,7 +474,7 @@ def splits_of(folder: Path, names: list[str]) -> dict[str, str]:
             )
     return {n: meant.pop() for n, meant in means.items()}
 
-
+# %% ../../nbs/engine/pictures.ipynb #76hibyspli
 def by_split(folder: Path, files: list[Path], named: Callable, more=()) -> dict:
     "Files by the split that named(file) means; `more` are names without a file."
     names = {named(f) for f in files} | {n for n in more if words_of(n) & SPLITS.keys()}
@@ -501,7 +501,7 @@ def columns(file: Path) -> str:
     with file.open(encoding="utf-8-sig", errors="replace") as f:
         return f.readline(9999)
 
-
+# %% ../../nbs/engine/pictures.ipynb #76macheckt
 def check_told(folder: Path, groups: dict[str, list[Path]], rest: list[Path]):
     "Raise ValueError for splits that files tell of, and no folders."
     kinds = {re.sub(r"\d+", "", f.name): f for f in groups.get("pictures", ())}
@@ -523,7 +523,7 @@ def check_told(folder: Path, groups: dict[str, list[Path]], rest: list[Path]):
                 " pictures into folders train and test, or move that file elsewhere"
             )
 
-
+# %% ../../nbs/engine/pictures.ipynb #76maintwo
 def in_two(groups: dict[str, list[Path]]) -> list[tuple[Path, Path]]:
     "Files that are in two splits, as links or copies; at most 256 are sought of a split."
     few = {s: [own[i] for i in spread(len(own), 256)] for s, own in groups.items()}
@@ -590,7 +590,7 @@ def pictures_of(paths: list[Path]) -> list[Path]:
     opens = {*Image.OPEN} - {"BUFR", "GRIB", "HDF5", "MPEG", "WMF"}
     return [p for p in paths if kinds.get(p.suffix.lower()) in opens and p.is_file()]
 
-
+# %% ../../nbs/engine/pictures.ipynb #76infromfox
 def from_folder(folder: Path, files: list[Path]) -> dict[str, Source]:
     "Pictures anywhere below a folder, by split. Warns of what is left out."
     top = lambda path: "".join(path.relative_to(folder).parts[:-1][:1])
@@ -622,7 +622,7 @@ def from_folder(folder: Path, files: list[Path]) -> dict[str, Source]:
 # %% ../../nbs/engine/pictures.ipynb #15c9fromta
 COLUMNS = "image", "img", "picture", "photo"  # of pictures, where no type says so
 
-
+# %% ../../nbs/engine/pictures.ipynb #15c9fromtax
 def from_table(table, where: str) -> Source:
     "A `datasets.Dataset` as rows of encoded pictures."
     Feature = need("datasets").Image
@@ -654,7 +654,7 @@ def from_table(table, where: str) -> Source:
 
     return Source(len(table), fetch)
 
-
+# %% ../../nbs/engine/pictures.ipynb #15c9tables
 def tables_of(path: Path, files: list[Path]) -> list[Path]:
     "The parquet files that hold pictures, among those at or below a path."
     found = []
@@ -717,7 +717,7 @@ def from_parquet(path: Path, files: list[Path]) -> dict[str, Source]:
         sources[split] = from_table(table, str(path))
     return sources
 
-
+# %% ../../nbs/engine/pictures.ipynb #15c9fromhu
 def from_hub(repo: str, online: bool) -> dict[str, Source]:
     "A set of the Hugging Face hub, from the hub or from its cache on this machine."
     datasets = need("datasets")
@@ -757,7 +757,7 @@ def from_digits() -> dict[str, Source]:
     rows_of = lambda rows: [(f"row {r}", pixels[r]) for r in rows]
     return {"pictures": Source(len(pixels), rows_of)}
 
-
+# %% ../../nbs/engine/pictures.ipynb #785aread
 def read(path: Path) -> dict[str, Source]:
     "A parquet file, a folder with tables of pictures, or else a folder of pictures."
     files = visible(path) if path.is_dir() else [path]
@@ -841,7 +841,7 @@ def choose(source: dict[str, Source], split: str, name: str):
     rows = {"test": order[:test], "validation": order[test : test + validation]}
     return np.sort(rows.get(split, order[test + validation :])), own
 
-
+# %% ../../nbs/engine/pictures.ipynb #76whprobe
 def probe(source: dict[str, Source], name: str) -> tuple[int, int, int]:
     """(S, C, white) from up to 256 pictures of each split: their side if they share one
     square up to 224, else 32; 1 if all are gray, else 3; and the highest gray level of
@@ -915,7 +915,7 @@ def load_images(
         native, channels, white = probe(source, name)
     return Images(name, split, int(size or native), channels, rows, own.fetch, white)
 
-
+# %% ../../nbs/engine/pictures.ipynb #f661photog
 def photographs(size: int = 64) -> UInt8[np.ndarray, "6 S S 3"]:
     """Six color photographs that ship with scikit-image and scikit-learn, cut square
     and shrunk to `size` pixels per side.
@@ -958,7 +958,7 @@ def gaussian(known) -> Callable:
 
     return lambda x, seen: np.stack([*map(one, x, seen)])
 
-
+# %% ../../nbs/engine/pictures.ipynb #20knfillsf
 def fills_from(pictures: UInt8[np.ndarray, "M S S C"]) -> dict[str, Callable]:
     """Fills that know training pictures, by name: their mean; their one or seven
     nearest neighbors on the visible pixels, averaged; and, for pictures of at most

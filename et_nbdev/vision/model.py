@@ -353,7 +353,7 @@ def with_waves(c: ImageConfig, rngs: nnx.Rngs) -> Parts:
     "The energy of the paper, which starts from waves and with W_K = W_Q."
     return Parts(*wave_start(c, rngs), paper_block(c, rngs, attention=tied_heads))  # pyright: ignore[reportCallIssue]
 
-
+# %% ../../nbs/engine/pictures.ipynb #21retransf
 def transformer(c: ImageConfig, rngs: nnx.Rngs, table=True, scale=2.0) -> Parts:
     "The rival: a conventional block, with or without biases by relative position."
     start = wave_start(c, rngs, scale)
@@ -426,7 +426,7 @@ class _Completion(NamedTuple):
     # the completion after every step, if requested
     path: Float[Array, "T+1 B S S C"] | None
 
-
+# %% ../../nbs/engine/pictures.ipynb #4042comple
 def complete(
     model: ImageEnergyTransformer,
     # (B, S, S, C): uint8, or floating in [0, 1]; pixels of occluded patches are
@@ -454,7 +454,7 @@ def complete(
     steps = c.steps if steps is None else steps
     return _complete(model, images, hidden, occluded, step_size, steps, path)
 
-
+# %% ../../nbs/engine/pictures.ipynb #4042complex
 @partial(nnx.jit, static_argnames=("steps", "path"))
 def _complete(model, images, hidden, occluded, step_size, steps: int, path: bool):
     c = model.config
@@ -519,7 +519,7 @@ OLDER = {  # recipe -> what a file of 0.2 says in its place, beside what is off
 _FORGOTTEN = {"position_init", "position_scale", "mask_scale", "init_scale"}
 _FORGOTTEN |= {"tied_start", "power", "memory_beta"}
 
-
+# %% ../../nbs/engine/pictures.ipynb #a902newer
 def newer(made: dict) -> dict:
     "The fields of an `ImageConfig`, from a file that may be older than recipes."
     if "recipe" in made:
@@ -572,7 +572,7 @@ def load_model(path: Path | str) -> ImageEnergyTransformer:
 
     return restore(path, "image model", build)
 
-
+# %% ../../nbs/engine/pictures.ipynb #a902frompr
 def from_pretrained(
     source: str | Path, *, revision: str | None = None
 ) -> ImageEnergyTransformer:
@@ -602,7 +602,7 @@ def from_pretrained(
     made, best = folder / "model.safetensors", folder / "best.safetensors"  # of a run
     return load_model(made if made.is_file() or not best.is_file() else best)
 
-
+# %% ../../nbs/engine/pictures.ipynb #a902fetche
 def _fetched(name: str, revision: str | None) -> str:
     "The file of the weights in a hub repository."
     fetch, file = need("huggingface_hub").hf_hub_download, "model.safetensors"

@@ -294,7 +294,7 @@ def augment(
     keys = jax.random.split(key, images.shape[0])
     return jax.vmap(one)(keys, jnp.asarray(unit(images)))
 
-
+# %% ../../nbs/engine/pictures.ipynb #75c4random
 def _random_crop(key, x, scale, ratio):
     "A random part of x (S, S, C), resized to the whole by linear interpolation."
     area_key, shape_key, place_key = jax.random.split(key, 3)
@@ -442,7 +442,7 @@ def summarize(errors: dict[str, Float[np.ndarray, "M"]]) -> dict:
         "pictures": len(next(iter(errors.values()))),
     }
 
-
+# %% ../../nbs/engine/pictures.ipynb #4333reportx
 def _report(config: TrainConfig, images, out: Path, limit: int, fit: Fit) -> dict:
     """Score a trained model, the simple fills and those that know training pictures on
     test pictures; write completion.png, energy.png (if it has an energy) and
@@ -525,7 +525,7 @@ def _complete_photographs(out: Path):
     _save(out, completion=completion, energy=plot_energies(energies))
     print(f"Look at {out / 'completion.png'} and {out / 'energy.png'}", flush=True)
 
-
+# %% ../../nbs/engine/pictures.ipynb #d23ademox
 def _demo(data: str = "digits", out: Path | str = "out") -> dict:
     """Train on `data` for a few minutes ("digits", or a short run of "small" on other
     pictures), complete held-out pictures, and write figures and metrics into the folder
@@ -551,7 +551,7 @@ def _demo(data: str = "digits", out: Path | str = "out") -> dict:
     )
     return metrics
 
-
+# %% ../../nbs/engine/pictures.ipynb #d23ademoma
 @command
 def _demo_main(argv: list[str] | None = None):
     """Complete photographs with a trained Energy Transformer, then train a small one,
