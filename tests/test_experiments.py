@@ -11,11 +11,13 @@ import image_pair as pair
 import jax
 import jax.numpy as jnp
 import numpy as np
+import puzzle
 import pytest
 import set_terms
 from flax import nnx
 
 from et_nbdev.block import EnergyTransformer
+from et_nbdev.energy import Energies
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer
 from et_nbdev.graph.classify import WeightedEdges
 from et_nbdev.graph.energy import EdgeIndex
@@ -287,3 +289,73 @@ def test_a_variant_is_trained_on_a_fold_and_judged_by_its_hold_out(monkeypatch):
     again = set_terms.run("rings", "learned-step", 0)
     same = ("loss", "validation")
     assert [row[name] for name in same] == [again[name] for name in same]
+
+
+# --- puzzles
+
+
+@pytest.fixture
+def as_scripts_run():
+    "JAX's promotion of types and shapes as it is by default."
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+class Said:
+    "A model whose descents and answers are given: energies (T + 1, B), logits."
+
+    def __init__(self, energies, logits):
+        self.config = puzzle.PuzzleConfig(steps=len(energies) - 1)
+        self.E, self.answers = jnp.asarray(energies), logits
+
+    def descend(self, x, steps, **options):
+        return x, (Energies(E=self.E), jnp.zeros((steps + 1, *x.shape)))
+
+    def logits(self, path):
+        return jnp.broadcast_to(self.answers, (*path.shape[:-1], 4))
+
+
+@pytest.mark.usefixtures("as_scripts_run")
+@pytest.mark.parametrize("E, what", [([1, 1], 0), ([2, 1], 1), ([1, 2], -1)])
+def test_the_better_start_of_a_pair_is_to_have_the_lower_energy(E, what):
+    "The first is right; what an energy that judges wrong costs."
+    full = jnp.ones((2, 4, 4), int)
+    boards, x = full.at[:, 0, 0].set(0), jnp.zeros((2, 16, 3))
+    logits = jnp.array([[9.0, 0, 0, 0], [0.0, 9, 0, 0]])[:, None]
+    model, new = Said([[3.0, 3.0], E], logits), jnp.ones(2, bool)
+    plain = puzzle.loss(model, x, boards, full, new, None, None)[0]
+    judged = puzzle.loss(model, x, boards, full, new, 0.0, 1.0)[0] - plain
+    p = np.exp([-np.log(1 + 3 * np.exp(-9.0)), -np.log(3 + np.exp(9.0))])
+    np.testing.assert_allclose(
+        judged, (p[0] - p[1]) * np.log1p(np.exp(what)), rtol=1e-5
+    )
+
+
+@pytest.mark.usefixtures("as_scripts_run")
+def test_steps_uphill_have_their_price():
+    full = jnp.ones((2, 4, 4), int)
+    said = [[-4.0, -4], [-2, -5], [-3, -6]]  # up by a half, and never
+    args = Said(said, jnp.zeros(4)), jnp.zeros((2, 16, 3)), full * 0, full
+    cost = lambda price: puzzle.loss(*args, jnp.ones(2, bool), price, 0.0)[0]
+    np.testing.assert_allclose(cost(8.0) - cost(None), 8 * 0.5 / 4, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("as_scripts_run")
+def test_a_run_on_boards_goes_on_where_it_was_stopped(monkeypatch):
+    monkeypatch.setattr(puzzle, "ALONE", 0.2)
+    monkeypatch.setitem(puzzle.SIZES, 4, puzzle.PuzzleConfig(4, 8, 2, 4, 8, 2))
+    board = np.add.outer([0, 2, 1, 3], range(4))
+    full = np.array([(board + shift) % 4 + 1 for shift in range(4)])
+    data = dict(full=full, given=full < 2)
+    begin, some, _ = puzzle.trainer(
+        puzzle.PuzzleTransformer, data, 4, 6, **puzzle.PRICES
+    )
+    once, losses = some(begin(jax.random.key(0)), 6, 6)
+    twice, first = some(begin(jax.random.key(0)), 6, 3)
+    twice, second = some(twice, 6, 3)
+    np.testing.assert_allclose(jnp.concatenate([first, second]), losses, rtol=1e-6)
+    for a, b in zip(jax.tree.leaves(once[0]), jax.tree.leaves(twice[0])):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    boards, x = once[4], once[3]
+    assert (boards[::2] == boards[1::2]).all()  # pairs share a puzzle, not a start
+    assert not (x[::2] == x[1::2]).all((1, 2)).any()
