@@ -65,7 +65,7 @@ def _contents(value: Any, inside: tuple[int, ...] = ()) -> Any:
     if isinstance(value, MethodType):
         return look((value.__func__, value.__self__))
     if isinstance(value, jax.stages.Wrapped):
-        return look(value.__wrapped__)
+        return look(value.__wrapped__)  # pyright: ignore[reportAttributeAccessIssue]
     return type(value), _taken_apart(value, look)
 
 # %% ../nbs/engine/stepping.ipynb #67apart0

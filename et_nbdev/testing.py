@@ -178,7 +178,7 @@ def hessian(
     sigma = jnp.sqrt(jnp.mean(c**2, -1, keepdims=True) + eps)[..., None]
     outer = c[..., :, None] * c[..., None, :] / (D * sigma**2)
     constant = jnp.eye(D, dtype=x.dtype) - 1 / D
-    return gamma / sigma * (jnp.broadcast_to(constant, outer.shape) - outer)
+    return jnp.asarray(gamma) / sigma * (jnp.broadcast_to(constant, outer.shape) - outer)
 
 # %% ../nbs/engine/testing.ipynb #60byh4m2
 def memory_update(
