@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial, wraps
@@ -155,12 +156,16 @@ def as_command(name: str) -> Iterator[None]:
     """
     theirs = (ImportError, ValueError, OSError, CheckpointError, FloatingPointError)
     machine = (RuntimeError, AssertionError, MemoryError)
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_: f"{name}: {message}\n"  # no traces
     try:
         yield
     except (*theirs, *machine, KeyboardInterrupt) as e:
         if (reason := _reason(e)) is None:
             raise
         sys.exit(f"{name}: {reason}")
+    finally:
+        warnings.formatwarning = before
 
 # %% ../nbs/engine/commands.ipynb #4306a111
 def _number(variable: str) -> int | None:

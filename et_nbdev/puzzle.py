@@ -173,6 +173,8 @@ def puzzles(
     cannot do with fewer. Raises ValueError for another n, or givens out of range.
     """
     check_sizes(count=count)
+    if n not in BOXES:
+        raise ValueError(f"n: expected 4, 6 or 9, got {n!r}")
     fewest, most = GIVENS[n] if givens is None else givens
     if not 0 <= fewest <= most <= n * n:
         raise ValueError(f"givens: expected 0 ≤ fewest ≤ most ≤ {n * n}, got {givens}")
@@ -300,7 +302,8 @@ def solve(
 ) -> Solved:
     """Fill boards in by going downhill. Givens stay; where the descent ends in a board
     that breaks a rule, `solved` is False: a puzzle without a solution stays unsolved,
-    and of several solutions one is found, or none.
+    and of several solutions one is found, or none. Whether there is any, a search says:
+    `next(et_nbdev.puzzle.solutions(board), None)`.
 
     Raises what `as_boards` raises, and ValueError for another size than the model's or
     for numbers below 1.

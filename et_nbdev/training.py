@@ -137,7 +137,8 @@ def save_checkpoint(
 def opened(path: Path | str):
     "The open file of a checkpoint; errors while reading become a CheckpointError."
     if not (file := at_home(path)).is_file():
-        raise CheckpointError(f"{path}: no such checkpoint")
+        found = "no such checkpoint" + file.is_dir() * ", but a folder"
+        raise CheckpointError(f"{path}: {found}")
     # a damaged file may hold anything
     damages = safetensors.SafetensorError, ValueError, OSError, KeyError, TypeError
     try:
@@ -395,7 +396,11 @@ def gradient_step(
 
         def objective(params):
             model = nnx.merge(graphdef, params, streams, state.rest)
-            value, metrics = loss(model, batch, own)
+            told = loss(model, batch, own)
+            if not isinstance(told, tuple) or len(told) != 2:
+                wanted = "expected (mean loss, {metric: value})"
+                raise TypeError(f"loss: {wanted}, got {type(told).__name__}")
+            value, metrics = told
             rest = nnx.to_pure_dict(nnx.split(model, nnx.Param, nnx.RngKey, ...)[3])
             return value, (metrics, rest)
 
@@ -799,11 +804,18 @@ def fit(
     One process per folder, or all processes of a `jax.distributed` program with a mesh
     of all their devices: then `batches` yields each process its own part of every
     batch, the first process writes, and all of them must be able to read the folder.
+
+    A run is known by `seed`, `config`, and its OptimConfig or `steps`. What else you
+    vary, such as the rate of an optax optimizer or a factor of the loss, belongs in
+    `config`: otherwise the same folder goes on with the old run.
     Raises ValueError for bad arguments, CheckpointError (a folder of another run, a
     damaged checkpoint), FloatingPointError (a loss is no longer finite; the checkpoints
     before it remain), KeyboardInterrupt after a clean stop, OSError if the folder
     cannot be written, or if another process trains in it.
     """
+    if not callable(batches):
+        wanted = "expected a function, number of the first batch -> iterator"
+        raise TypeError(f"batches: {wanted}, got {type(batches).__name__}")
     own = isinstance(optim, OptimConfig)
     if own and steps is not None:
         raise ValueError(f"steps: got {steps} beside an OptimConfig, which has its own")

@@ -915,9 +915,11 @@ def _published(name: str, root: str | os.PathLike | None) -> Graph:
     )
 
 # %% ../../nbs/engine/graph_readers.ipynb #98a9abdc
-def load_graph(name: str, root: str | os.PathLike | None = None) -> Graph:
-    """Load a graph by name, with both directions of every edge, without loops or
-    parallel edges, and with features as published.
+def load_graph(
+    name: str, root: str | os.PathLike | None = None, symmetric: bool = True
+) -> Graph:
+    """Load a graph by name, with both directions of every edge (or, not `symmetric`, as
+    in the file), without loops or parallel edges, and with features as published.
 
     `root` is a folder to look in before that of the environment variable ET_DATA.
     `yelp` and `amazon` are heterogeneous, with the relations of the file, net_….
@@ -937,7 +939,7 @@ def load_graph(name: str, root: str | os.PathLike | None = None) -> Graph:
     if not own and not DATASETS[name].file:
         return _digits(name)
     graph = _read(at_home(name)) if own else _published(name, root)
-    graph = graph._rewired(both=True, self_loops=False)
+    graph = graph._rewired(both=symmetric, self_loops=False)
     if own:
         return graph
     labels = graph.labels.copy()
@@ -1007,6 +1009,8 @@ def split(
     if time is not None and len(nodes):
         parts = _ahead(nodes, as_array("time", time), len(labels), train_fraction)
     try:
+        if not len(nodes):
+            raise ValueError("no node is labeled")
         if parts is None:
             train, rest = divided(nodes, train_fraction)
             parts = Split(*map(np.sort, (train, *divided(rest, 1 / 3))))

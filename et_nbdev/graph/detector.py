@@ -427,7 +427,7 @@ def score(argv: list[str] | None = None) -> None:
     trained = "a file of AnomalyDetector.save, or the folder of an et_train_anomaly run"
     add("--model", help=trained)
     graph = "the graph: a name, or the path of an .npz, .mat or DGL file; labels are"
-    graph += " ignored, and an .npz needs none; edges count in both directions"
+    graph += " ignored, and an .npz needs none; edges as the detector learned them"
     add("--data", help=graph)
     written = "CSV to write: node (its name, if it has one), p, flagged"
     add("--out", type=at_home, help=written)
@@ -437,7 +437,9 @@ def score(argv: list[str] | None = None) -> None:
         if args.out.is_dir() or args.out.resolve() in (model.resolve(), data.resolve()):
             told = f"{args.out} is a folder, or the file of --model or --data"
             parser.error(f"argument --out: expected a file to write; {told}")
-        detector, graph = AnomalyDetector.load(model), load_graph(args.data)
+        detector = AnomalyDetector.load(model)
+        both = detector.provenance_["graph"]["symmetric"]
+        graph = load_graph(args.data, symmetric=both)
         p, theta = detector.predict_proba(graph)[:, 1], detector.threshold_
         flagged = (p >= theta).astype(int)
         names = graph.node_names or range(len(p))

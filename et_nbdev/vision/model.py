@@ -577,7 +577,8 @@ def from_pretrained(
     source: str | Path, *, revision: str | None = None
 ) -> ImageEnergyTransformer:
     """Load a trained model. `source` is the name of one that comes with the library, a
-    folder that holds a model.safetensors or a run of `et_train_images`, or a hub
+    file of `save_model`, a folder that holds a model.safetensors or a run of
+    `et_train_images` (its best weights, or the last if none were chosen yet), or a hub
     repository "user/name", at a `revision`.
 
     Raises ValueError on anything else, CheckpointError if the file is missing or
@@ -587,10 +588,11 @@ def from_pretrained(
     expect("source", named, "a name or a path", type(source).__name__)
     name, shipped = str(source), pretrained()
     folder = at_home(name)
-    here = name in shipped or bool(name) and folder.is_dir()
+    here = name in shipped or bool(name) and folder.exists()
     there = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)
-    known = f"one of {', '.join(shipped)}, a folder that exists, or a hub repository"
-    expect("source", here or there, f"{known} user/name", repr(name))
+    known = f"one of {', '.join(shipped)}, a file or folder that exists, or a hub"
+    known += " repository user/name (puzzles: et_nbdev.puzzle.from_pretrained)"
+    expect("source", here or there, known, repr(name))
     plain = revision is None or not here
     expect("revision", plain, f"None, as {name!r} is no hub repository", revision)
     if name in shipped:
@@ -599,8 +601,10 @@ def from_pretrained(
             return load_model(path)
     if not here:
         return load_model(_fetched(name, revision))
-    made, best = folder / "model.safetensors", folder / "best.safetensors"  # of a run
-    return load_model(made if made.is_file() or not best.is_file() else best)
+    if folder.is_file():
+        return load_model(folder)
+    kept = [folder / f"{name}.safetensors" for name in ("model", "best", "last")]
+    return load_model(next(filter(Path.is_file, kept), kept[0]))
 
 # %% ../../nbs/engine/pictures.ipynb #a902fetche
 def _fetched(name: str, revision: str | None) -> str:
