@@ -134,7 +134,7 @@ class Energies(dict[str, Any]):
 # %% ../nbs/engine/scores.ipynb #be69eebb
 @signed
 class Scaled(Energy):
-    """A term times a factor: to weigh it against the others, or with 0 to switch it
+    """`term` times `factor`: to weigh it against the others, or with 0 to switch it
     off. The factor is data: another one compiles nothing. Raises ValueError if it is
     not one finite number.
     """

@@ -369,7 +369,7 @@ class Solution(NamedTuple):
     residual: Float[Array, "..."]
     # residual ≤ tolerance: at rest, in a minimum or on a saddle
     settled: Bool[Array, "..."]
-    certificate: Certificate
+    certificate: Certificate  # what the energies prove about this descent
     states: Float[Array, "evaluations ... N D"] | None = None  # if requested
 
 # %% ../nbs/engine/solvers.ipynb #0c31212b
@@ -412,7 +412,7 @@ def solve(
 # %% ../nbs/engine/stepping.ipynb #e0276c2b
 @frozen_pytree
 class Schedule:
-    "Euler with a given size for every step; steps beyond the last size repeat it."
+    "Euler with `step_sizes`, one for each step; steps beyond the last repeat it."
 
     step_sizes: Float[ArrayLike, "T"] | Sequence[float] = number()
 

@@ -3,10 +3,9 @@ and where it is derived; a page for each room of the library, and one that lists
 """
 
 import ast
-import json
 import re
 
-from modules import DEFINED, NBS, ROOT, first_line, linked, modules, on_site
+import modules as book
 
 # Each room, what its page is called, and what it is for. A module belongs to the room
 # of its name or of its folder.
@@ -25,8 +24,16 @@ BY_MODULE = dict.fromkeys("norm energy attention memory block".split(), "block")
 BY_MODULE |= {"commands": "training"}
 BY_MODULE |= dict.fromkeys("dynamics solvers equilibria".split(), "dynamics")
 
-# Decorators that change nothing for whoever calls.
+# What a signature does without: decorators that change nothing for whoever calls, and
+# what the table of arguments holds.
 IDLE = re.compile(r"^ *@(?!dataclass|staticmethod|classmethod|property).*\n", re.M)
+BESIDE = re.compile(r"^ +# .*\n|  # .*$", re.M)
+OPTION = r"\boption\(\s*((?:[^,()]|\([^()]*\))+),.*?\)(?=\n+    \S|\Z)"
+OPTION = re.compile(OPTION, re.S)
+
+# What an argument is where neither a comment nor a sentence of the docstring tells.
+LETTERS = "".join(book.notebook_cells("glossary.ipynb")[1]["source"])
+SAME = dict(re.findall(r"\| `(\w+)` \| ([^|\n]+?) \|", LETTERS))
 
 
 def room_of(module):
@@ -44,18 +51,46 @@ def escaped(text):
 
 
 def what(node, comment=""):
-    return escaped(first_line(node) if isinstance(node, DEFINED) else comment)
+    return escaped(book.first_line(node) if isinstance(node, book.DEFINED) else comment)
+
+
+def arguments(a):
+    "The names of arguments, with stars, and what stands in the source."
+    stars = {a.vararg: "*", a.kwarg: "**"}
+    found = [*a.posonlyargs, *a.args, a.vararg, *a.kwonlyargs, a.kwarg]
+    found = [p for p in found if p and p.arg not in ("self", "cls")]
+    return [(stars.get(p, "") + p.arg, p) for p in found]
 
 
 def called(method):
     "How a method is called: its name and the names of its arguments."
-    a = method.args
     if any(ast.unparse(d) == "property" for d in method.decorator_list):
         return method.name
-    names = [p.arg for p in (*a.posonlyargs, *a.args)][1:]
-    names += [f"*{a.vararg.arg}"] if a.vararg else ["*"] if a.kwonlyargs else []
-    names += [p.arg for p in a.kwonlyargs] + ([f"**{a.kwarg.arg}"] if a.kwarg else [])
-    return f"{method.name}({', '.join(names)})"
+    return f"{method.name}({', '.join(name for name, _ in arguments(method.args))})"
+
+
+def takes(module, node):
+    """(argument, what it is) of a function, of what makes a class, or of the fields of
+    one, with those of its parents in the module.
+    """
+    said = (ast.get_docstring(node) or "").partition("Raises ")[0]
+    said = re.split(r"\n\n|\n- |(?<=\.)\s+(?=[A-Z`$])|;\s+(?=`)", said)
+    made = [p for p in node.body if getattr(p, "name", "") == "__init__"] or [node]
+    if a := getattr(made[0], "args", None):
+        found = arguments(a)
+    else:
+        bases = [ast.unparse(base) for base in node.bases]
+        for base in module.defined.keys() & bases:
+            yield from takes(module, module.defined[base][0])
+        fields = node.body if node.decorator_list or "NamedTuple" in bases else ()
+        found = [(p.target.id, p) for p in fields if isinstance(p, ast.AnnAssign)]
+    for name, part in found:
+        option = re.search(r"= option\(.+?, f?(['\"])(.*)\1\)$", ast.unparse(part))
+        named = (s for s in said if re.search(rf"`{name.strip('*')}(?![\w.])", s))
+        told = option and re.sub(r"^{.*?}", "a known name", option[2])
+        told = [book.comment_of(module.lines, part), told]
+        told += [*sorted(named, key=lambda s: s[0] != "`"), SAME.get(name, "")]
+        yield f"`{name}`", escaped(" ".join(next(filter(None, told), "").split()))
 
 
 def listing(left, right, rows):
@@ -75,26 +110,27 @@ def entry(module, name, offered):
     """
     node, comment = module.public[name]
     chapter, anchor = module.place([name])
-    text = (NBS / chapter).read_text(encoding="utf-8")
-    title = re.match(r"# (.+)", "".join(json.loads(text)["cells"][0]["source"]))[1]
+    title = re.match(r"# (.+)", book.notebook_cells(chapter)[0]["source"][0])[1]
+    at = f"{book.on_site(chapter)}#{anchor}".rstrip("#")
     home = "et_nbdev" if name in offered else module.name
     parts = [
         f"## {name} {{#{anchor_of(module, name)}}}",
-        f"`from {home} import {name}` · [{title.strip()}]({on_site(chapter)}{'#' * bool(anchor)}"
-        f"{anchor}) · [source]({module.source(name)})",
+        f"`from {home} import {name}` · [{title.strip()}]({at})"
+        f" · [source]({module.source(name)})",
     ]
-    if not isinstance(node, DEFINED):
+    if not isinstance(node, book.DEFINED):
         return "\n\n".join([*parts, escaped(comment)])
     said = (ast.get_docstring(node) or "").strip().split("\n\n")[0]
-    code = IDLE.sub("", module.signature(name))
-    parts += [f"```python\n{code}\n```", linked(said, chapter, "api")]
+    code = BESIDE.sub("", OPTION.sub(r"\1", IDLE.sub("", module.signature(name))))
+    parts += [f"```python\n{code}\n```", book.linked(said, chapter, "api")]
     methods = [
         (f"`{called(part)}`", what(part))
         for part in (node.body if isinstance(node, ast.ClassDef) else ())
         if isinstance(part, ast.FunctionDef) and part.name[0] != "_" and what(part)
     ]
-    if methods:
-        parts.append(listing("method", "what it does", methods))
+    taken = list(takes(module, node))
+    parts += [listing("argument", "what it is", taken)] * bool(taken)
+    parts += [listing("method", "what it does", methods)] * bool(methods)
     return "\n\n".join(parts)
 
 
@@ -108,17 +144,15 @@ def front(title, description):
 
 def offered_names():
     "What `import et_nbdev` offers."
-    tree = ast.parse((ROOT / "et_nbdev/__init__.py").read_text(encoding="utf-8"))
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return set(ast.literal_eval(node.value))
+    listed, _ = book.definitions(book.ROOT / "et_nbdev/__init__.py")["__all__"]
+    return set(ast.literal_eval(listed.value))
 
 
 def api_pages():
     "{file: text} of the reference."
     offered = offered_names()
     rows, entries = {room: [] for room in ROOMS}, {room: [] for room in ROOMS}
-    for module in modules():
+    for module in book.modules():
         if module.path.name.startswith("_"):
             continue
         for name, defined in module.public.items():

@@ -26,12 +26,8 @@ OUT = Path(__file__).resolve().parent.parent / "nbs/play"
 def halved(content: bytes) -> bytes:
     "A safetensors file of float32 arrays as one of float16 arrays."
     size = struct.unpack("<Q", content[:8])[0]
-    header, data, parts, end = (
-        json.loads(content[8 : 8 + size]),
-        content[8 + size :],
-        [],
-        0,
-    )
+    header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
+    parts, end = [], 0
     # the digest is that of the other file
     about = {"meta": header.pop("__metadata__")["meta"]}
     for entry in header.values():

@@ -6,6 +6,7 @@ and installs it. There and anywhere else the cell makes figures sharp.
 
 import json
 
+import nbformat
 from modules import NBS, notebooks, settings
 
 ID = "c01ab000"
@@ -29,8 +30,7 @@ sharp_figures()
 def install_cell(config, folder="nbs"):
     "The source of the cell in a folder, which the address of settings.ini completes."
     up = "/".join(".." for _ in folder.split("/"))
-    names = {name: config[name] for name in ("git_url", "lib_name")}
-    return CELL.format(**names, folder=folder, up=up).rstrip("\n")
+    return CELL.format(**config, folder=folder, up=up).rstrip("\n")
 
 
 def with_cell(notebook, source):
@@ -39,13 +39,7 @@ def with_cell(notebook, source):
     first = next((i for i, c in enumerate(cells) if c["cell_type"] == "code"), None)
     if first is None:
         return notebook
-    cell = {
-        "cell_type": "code",
-        "execution_count": None,
-        "id": ID,
-        "metadata": {},
-        "outputs": [],
-    }
+    cell = nbformat.v4.new_code_cell(id=ID)
     if cells[first].get("id") == ID:
         cell = cells.pop(first)
     cells.insert(first, {**cell, "source": source.splitlines(keepends=True)})
@@ -57,9 +51,8 @@ def main():
         folder = path.parent.relative_to(NBS.parent).as_posix()
         source = install_cell(settings(), folder)
         notebook = json.loads(path.read_text(encoding="utf-8"))
-        text = json.dumps(
-            with_cell(notebook, source), indent=1, ensure_ascii=False, sort_keys=True
-        )
+        made = with_cell(notebook, source)
+        text = json.dumps(made, indent=1, ensure_ascii=False, sort_keys=True)
         path.write_text(text + "\n", encoding="utf-8")
 
 

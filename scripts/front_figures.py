@@ -73,9 +73,8 @@ def block():
 def board():
     "A puzzle with as few givens as it can have, on its way downhill."
     fig = plot_descent(puzzle_model("sudoku-4"), puzzles(4, 1, (0, 0))[0][0])
-    Image.fromarray(pixels(fig, 200)).quantize(64).save(
-        OUT / "board.png", optimize=True
-    )
+    picture = Image.fromarray(pixels(fig, 200)).quantize(64)
+    picture.save(OUT / "board.png", optimize=True)
 
 
 def row(pictures, scale=2, gap=8):

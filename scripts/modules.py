@@ -90,12 +90,13 @@ def first_line(node):
 
 
 def comment_of(lines, node):
-    "The comment at the end of an assignment's first line, or on the lines above it."
-    if beside := re.search(r"\s#\s+(.*)$", lines[node.lineno - 1]):
+    "The comment at the end of the first or the last line of code, or on those above it."
+    ends = f"{lines[node.lineno - 1]}\n{lines[node.end_lineno - 1]}"
+    if beside := re.search(r"\s#\s+(?!pyright|noqa)(.*)$", ends, re.M):
         return beside[1]
     above = "\n".join(lines[: node.lineno - 1])
-    block = re.search(r"(?:^# (?!%%).*(?:\n|\Z))+\Z", above, re.M)
-    return " ".join(line[2:] for line in block[0].split("\n")) if block else ""
+    block = re.search(r"(?:^ *# (?!%%).*(?:\n|\Z))+\Z", above, re.M)
+    return re.sub(r"\s*(?:^|\n) *# ", " ", block[0]).strip() if block else ""
 
 
 def definitions(path):

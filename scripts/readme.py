@@ -7,7 +7,7 @@ import json
 import re
 
 import yaml
-from modules import NBS, ROOT, moved
+from modules import NBS, ROOT, moved, notebook_cells
 
 HEADER = (
     "<!-- Made from nbs/index.ipynb by scripts/readme.py (`make readme`): edit the"
@@ -17,10 +17,6 @@ HEADER = (
 
 def source(cell):
     return "".join(cell["source"]).strip("\n")
-
-
-def cells_of(name):
-    return json.loads((NBS / name).read_text(encoding="utf-8"))["cells"]
 
 
 def relink(text):
@@ -62,9 +58,8 @@ def markdown(cell):
 
 def parts():
     "The first chapter of each part of the book, in a line."
-    first = lambda own, groups: own or next(iter(groups[""]), "")
-    found = ((section, first(own, groups)) for section, own, groups in sidebar())
-    return " · ".join(f"[{section}](nbs/{name})" for section, name in found if name)
+    found = ((own or next(iter(groups[""]), ""), s) for s, own, groups in sidebar())
+    return " · ".join(f"[{section}](nbs/{name})" for name, section in found if name)
 
 
 def readme(cells):
@@ -106,12 +101,15 @@ def reading_map():
 
 def engine_room():
     "The chapters of the engine room, each with the line that says what it is for."
-    above, parts = source(cells_of("engine_room.ipynb")[1]).partition("\n## ")[0], []
+    above, parts = (
+        source(notebook_cells("engine_room.ipynb")[1]).partition("\n## ")[0],
+        [],
+    )
     (groups,) = (groups for _, own, groups in sidebar() if own == "engine_room.ipynb")
     for group, names in groups.items():
         lines = []
         for name in names:
-            top = source(cells_of(name)[0])
+            top = source(notebook_cells(name)[0])
             title, said = re.match(r"# (.+)\n+> (.+)", top).groups()
             folder = name.rpartition("/")[0]
             lines.append(f"- [{title}]({name}): {moved(said, folder, str)}")
@@ -141,6 +139,4 @@ def made():
 if __name__ == "__main__":
     for path, text in made().items():
         path.write_text(text, encoding="utf-8")
-    print(
-        "README.md and the lists of nbs/index.ipynb and nbs/engine_room.ipynb written"
-    )
+    print("README.md and the lists of index.ipynb and engine_room.ipynb written")

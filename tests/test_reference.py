@@ -45,7 +45,7 @@ def test_names_in_prose_are_linked():
         assert modules.linked(text, "03_norm.ipynb") == (linked or text)
 
 
-def test_the_reference_has_every_public_name_with_its_signature():
+def test_the_reference_has_every_public_name_its_signature_and_its_arguments():
     pages = api.api_pages()
     names = (ROOT / "tests/public_names.txt").read_text().split()
     rooms = "\n".join(text for page, text in pages.items() if page != "api.qmd")
@@ -63,7 +63,7 @@ def test_the_reference_has_every_public_name_with_its_signature():
         assert re.search(
             r"\]\((\d+|engine_)\w*\.ipynb#.*\[source\]\(https://.*#L\d+\)", text
         ), name
-        assert f"#{anchor}) |" in pages["api.qmd"]
+        assert f"#{anchor}) |" in pages["api.qmd"] and "` |  |" not in text, name
     site = (ROOT / "_quarto.yml").read_text()
     assert re.findall(r"- (api\w*\.qmd)", site) == list(pages)
 

@@ -265,7 +265,7 @@ class AnomalyTraining:
     optim: OptimConfig = OptimConfig(
         steps=100, warmup=0, lr=1e-3, lr_floor=1e-3, weight_decay=0, b2=0.999, clip=1e3
     )
-    sample: SampleConfig = SampleConfig()
+    sample: SampleConfig = SampleConfig()  # the parts of a graph to train on
 
     def __post_init__(self):
         check_kinds(self)
@@ -355,9 +355,10 @@ def explain(
     features: Float[Array | np.ndarray, "N F"],
     edges: tuple[EdgeIndex, ...],
 ) -> _Explanation:
-    """Energies per node, attention per edge and activities of memories per node, at
-    t = T. Zeros, or empty arrays, for a term that the model lacks. Raises ValueError if
-    features or edges do not fit the model.
+    """Energies per node, attention per edge and activities of memories per node, after
+    T steps. `edges` are what `prepare` makes of a graph. Zeros, or empty arrays, for a
+    term that the model lacks. Raises ValueError if features or edges do not fit the
+    model.
     """
     block, context, _, end = next(model.descents(jnp.asarray(features), edges))
     g, kind = block.norm(end), edges[0]

@@ -413,8 +413,8 @@ class GraphClassifier(nnx.Module):
     affine readout of CLS.
 
     Call it with a `GraphBatch`, or with an `EdgeBatch`, which holds the same as lists
-    of edges. `num_edge_features` is L. Raises ValueError for sizes out of range, and
-    for a batch with other sizes.
+    of edges. `num_classes` is C, `num_edge_features` is L. Raises ValueError for sizes
+    out of range, and for a batch with other sizes.
     """
 
     def __init__(
@@ -611,9 +611,9 @@ def train_classifier(
     *,
     progress: bool = True,
 ) -> _Classified:
-    """Train on fold.train, choose the weights on fold.validation, score once on
-    fold.test, which may be empty; resumes from `folder`, which must not hold a run on
-    other graphs or another fold.
+    """Train on the `graphs` of fold.train, choose the weights on those of
+    fold.validation, score once on those of fold.test, which may be empty. Resumes from
+    `folder`, which must not hold a run on other graphs or another fold.
 
     `fold` are the ids of the graphs of each part, and `config.fold` is not looked at.
     Features are encoded by the labels and statistics of the training graphs. Raises

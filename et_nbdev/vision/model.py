@@ -474,8 +474,8 @@ def _complete(model, images, hidden, occluded, step_size, steps: int, path: bool
 def plot_completion(
     model: ImageEnergyTransformer, images, occluded, times=None, *, max_rows: int = 8
 ):
-    """Rows of pictures: original, occluded, and completed at several times of the
-    descent. Returns the figure.
+    """Rows of pictures, the first `max_rows`: original, occluded, and completed after
+    so many steps as `times` lists (None: up to four of them). Returns the figure.
     """
     import matplotlib.pyplot as plt
 
