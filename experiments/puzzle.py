@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from puzzle_rivals import Attracting, Broken, HyperSet, Placed, Transformer
+from puzzle_rivals import Attracting, Broken, HyperSet, Perceptron, Placed, Transformer
 from tqdm import tqdm
 
 from et_nbdev.puzzle import (
@@ -67,6 +67,7 @@ VARIANTS = {
     "transformer": (Transformer, {}),
     "units-transformer": (partial(sized, build=Transformer, units=True), {}),
     "hyperset": (HyperSet, {}),
+    "perceptron": (Perceptron, dict(renew=1.0)),
 } | {
     "no-" + name: (partial(Broken, broken=name.split("+")), {})
     for name in ("key", "values", "memory", "order", "key+values+memory+order")

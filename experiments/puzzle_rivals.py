@@ -166,3 +166,29 @@ class HyperSet(Recurrent):
         pushed = jnp.einsum("...hcb,...hby,hdy->...cd", both, w, W)
         x = x - self.a[...] * pushed
         return x + self.b[...] * (nnx.gelu(rms(rms(x) @ V)) @ V.T)
+
+
+class Perceptron(nnx.Module):
+    """A network with one hidden layer that sees the whole board and answers at once. A
+    token is the board's digit, 1 of n, and the answer's logits.
+    """
+
+    def __init__(self, config: PuzzleConfig, *, hidden=1024, rngs: nnx.Rngs):
+        self.config, size = config, config.n**3
+        self.up = nnx.Linear(size, hidden, rngs=rngs)
+        self.down = nnx.Linear(hidden, size, rngs=rngs)
+
+    def encode(self, boards, key):
+        cells = boards.reshape(*boards.shape[:-2], -1)
+        board = jax.nn.one_hot(cells - 1, self.config.n)
+        return jnp.concatenate([board, jnp.zeros_like(board)], -1)
+
+    def descend(self, x, steps, *, states=False, unroll=1):
+        board = x[..., : self.config.n]
+        hidden = jax.nn.relu(self.up(board.reshape(*x.shape[:-2], -1)))
+        answer = self.down(hidden).reshape(board.shape)
+        last = jnp.concatenate([board, answer], -1)
+        return last, ({}, jnp.broadcast_to(last, (steps + 1, *x.shape)))
+
+    def logits(self, x):
+        return x[..., self.config.n :]
