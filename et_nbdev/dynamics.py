@@ -150,7 +150,9 @@ def descend(
     \partial L/\partial x$, T times in one `lax.scan`.
 
     Returns the last state and the trajectory. The state keeps the dtype of x, which
-    should be at least float32: half precision loses small steps. (To speed up the
+    should be at least float32: half precision loses small steps. With `states` the
+    trajectory holds every state, not the energies alone; `remat` recomputes each step in
+    training instead of storing it; `unroll` steps are compiled into one iteration. (To speed up the
     matrix products, set the block's `dtype` instead.) Each step computes its energy
     from the scores that its update needs anyway. Only the energy of the last state
     costs extra; with Euler, `jit` removes it if it is not used. Raises TypeError for a

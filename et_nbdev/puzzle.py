@@ -301,9 +301,12 @@ def solve(
     starts: int = 1,  # random starts per board; that of the lowest energy is kept
     seed: int = 0,
 ) -> Solved:
-    """Fill boards in by going downhill. Givens stay; where the descent ends in a board
-    that breaks a rule, `solved` is False: a puzzle without a solution stays unsolved,
-    and of several solutions one is found, or none. Whether there is any, a search says:
+    """Fill boards in by going downhill for `steps` (None: 4 T), each from as many
+    random `starts`, drawn by `seed`; the start that ends lowest is kept.
+
+    Givens stay. Where the descent ends in a board that breaks a rule, `solved` is
+    False: a puzzle without a solution stays unsolved, and of several solutions one is
+    found, or none. Whether there is any, a search says:
     `next(et_nbdev.puzzle.solutions(board), None)`.
 
     Raises what `as_boards` raises, and ValueError for another size than the model's or

@@ -73,9 +73,10 @@ def assert_gradient(
     fd_step: float = 1e-5,  # half the width of a central difference
     **context,  # for a term: mask=, weights=, …
 ):
-    r"""Assert that `gradient` is $\partial \sum f/\partial x$: by `jax.grad`, and by
-    central differences in every entry. Works in double precision; a term is copied
-    with weights and context in double precision.
+    r"""Assert that `gradient` is $\partial \sum f/\partial x$: by `jax.grad`, to the
+    relative error `rtol`, and by central differences of half width `fd_step` in every
+    entry, to `fd_rtol`. Works in double precision; a term is copied with weights and
+    `context` (its masks, weights …) in double precision.
 
     Raises TypeError if a claimed gradient is not float64 (the bounds are below single
     precision), AssertionError if either comparison fails.

@@ -19,7 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -244,7 +244,16 @@ def option(default, text: str):
     "A field of a configuration, with the text that `--help` shows for it."
     return field(default=default, metadata=dict(help=text))
 
+
+def explained(config: type) -> type:
+    "A configuration with the texts of its fields in its docstring, too."
+    rows = [f"{f.name}: {f.metadata['help']}" for f in fields(config) if f.metadata]
+    said = (config.__doc__ or "").rstrip()
+    config.__doc__ = "\n    ".join([said + "\n", *rows])
+    return config
+
 # %% ../nbs/engine/training.ipynb #242ab41f
+@explained
 @dataclass(frozen=True)
 class OptimConfig:
     """AdamW with a warm-up cosine schedule and a bound on the global norm of the
@@ -793,9 +802,15 @@ def fit(
     hooks: Sequence[Callable[[Run], Any]] = (),
     progress: bool = True,
 ) -> Fit:
-    """Train `model`, with a progress bar, to the end of the schedule; if it is killed
+    """Train `model`, with a `progress` bar, to the end of the schedule; if it is killed
     at any moment and called again, it resumes from the last checkpoint in `folder` and
     ends with exactly the weights of an uninterrupted run.
+
+    `loss(model, batch, key)` returns a mean and what else to log, by name; `batches(s)`
+    yields the batches from number s on. `validate(model)` returns scores, of which
+    "loss" chooses the best weights, `every` so many steps; a line is logged every
+    `log_every`. `hooks` see the `Run` after every step. A `mesh` of devices shares each
+    batch.
 
     Any module of flax will do. The loss gets it in the mode (`model.train()`,
     `model.eval()`) in which it came, with new keys for its dropouts in every step;

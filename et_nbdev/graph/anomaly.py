@@ -38,10 +38,11 @@ from et_nbdev.graph.nodes import (
     sampled,
     train_classifier,
 )
-from ..training import OptimConfig, option, provenance, restore
+from ..training import OptimConfig, explained, option, provenance, restore
 
 # %% ../../nbs/32_anomaly.ipynb #6b38c9a9
 #| code-fold: true
+@explained
 @dataclass(frozen=True)
 class AnomalyConfig:
     """Sizes and dynamics of the model. Raises ValueError, naming the field, on values
@@ -220,6 +221,7 @@ def load_anomaly_model(path: Path | str) -> AnomalyEnergyTransformer:
     return restore(path, "anomaly model", build)
 
 # %% ../../nbs/engine/nodes.ipynb #6b38c9a9
+@explained
 @dataclass(frozen=True)
 class SampleConfig:
     """Training on parts of the graph. Raises ValueError, naming the field, on values
@@ -244,6 +246,7 @@ class SampleConfig:
             )
 
 # %% ../../nbs/engine/nodes.ipynb #467fb181
+@explained
 @dataclass(frozen=True)
 class AnomalyTraining:
     """One run: which graph, how much of it is known, the model, the optimizer. Raises

@@ -59,6 +59,7 @@ from ..memory import SignedMemory
 from et_nbdev.training import (
     OptimConfig,
     atomic_write,
+    explained,
     fit,
     option,
     provenance,
@@ -351,6 +352,7 @@ class BlockConfig:
         return block
 
 # %% ../../nbs/engine/cross_validation.ipynb #81948978
+@explained
 @dataclass(frozen=True)
 class ClassifyConfig(BlockConfig):
     """Sizes and dynamics of the model, with those of `BlockConfig`. Raises ValueError,
@@ -532,6 +534,7 @@ def attended(model: GraphClassifier, batch: GraphBatch) -> Attended:
     return Attended(np.asarray(linked), P[..., 0, :], P[..., :, 0])
 
 # %% ../../nbs/engine/cross_validation.ipynb #15391204
+@explained
 @dataclass(frozen=True)
 class ClassifyTraining:
     """One run: which graphs, how they are batched, the model, the optimizer. Raises

@@ -43,6 +43,7 @@ from et_nbdev.training import (
     at_home,
     atomic_write,
     clipped_adamw,
+    explained,
     gradient_step,
     learning_rate,
     option,
@@ -88,6 +89,7 @@ def parts(fold: Int[np.ndarray, "G"], f: int) -> Fold:
     return Fold(*map(np.flatnonzero, (~test & ~validation, validation, test)))
 
 # %% ../../nbs/engine/cross_validation.ipynb #3af46dd5
+@explained
 @dataclass(frozen=True)
 class FitConfig:
     """How a graph classifier is trained. Raises ValueError, naming the field, on values

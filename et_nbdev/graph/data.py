@@ -639,7 +639,9 @@ def from_pandas(
     """A graph from two DataFrames. `nodes` has one row per node, with its name as the
     index. The column `label` is optional; all others are features and hold numbers.
     `edges` has one row per edge, from the node named in `source` to the one named in
-    `target`. Columns that seem to hold ids, or labels under another name, are refused.
+    `target`; its column `relation`, if there is one, names the kind of the edge.
+    Columns that seem to hold ids, or labels under another name, are refused, and so are
+    further columns of `edges`, unless `weights` is "ignore". `name` is the graph's.
 
     A node without a label is unlabeled. Raises ValueError, naming the column or node,
     if a column is missing or does not hold numbers, if `edges` has columns that a Graph

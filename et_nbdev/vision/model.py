@@ -28,7 +28,7 @@ from ..energy import Energies
 from ..memory import HopfieldMemory, SignedMemory
 from ..norm import EnergyLayerNorm
 from ..solvers import LearnedMetric
-from ..training import at_home, option, restore, save_checkpoint
+from ..training import at_home, explained, option, restore, save_checkpoint
 from et_nbdev.vision.data import (
     denormalize,
     expect,
@@ -82,6 +82,7 @@ def check_hidden(c, name: str, pixels, what: str, hidden, *shape: int):
 
 # %% ../../nbs/21_image_model.ipynb #36cbb79c
 #| code-fold: true
+@explained
 @dataclass(frozen=True)
 class ImageConfig:
     """What a recipe takes: its name, and a few numbers. The defaults are the sizes of
@@ -438,7 +439,14 @@ def complete(
     step_size: float | None = None,  # α; None: the model's, learned or not
     path: bool = False,  # also return the completion after every step
 ) -> _Completion:
-    """Complete pictures by descent. Raises ValueError, naming the argument, for wrong
+    """Complete pictures by descent.
+
+    `images` (B, S, S, C) are uint8, or floating in [0, 1]; what they show in occluded
+    patches is ignored. `occluded` (B, N) is True for the patches to complete, in reading
+    order. `steps` (T) and `step_size` (α) are the model's own if None. With `path` the
+    completion after every step is returned, too.
+
+    Raises ValueError, naming the argument, for wrong
     shapes or dtypes, open pixels that are NaN or outside [0, 1], and a step size that
     is not positive and finite.
     """

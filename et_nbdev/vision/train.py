@@ -28,6 +28,7 @@ from et_nbdev.training import (
     OptimConfig,
     atomic_write,
     differences,
+    explained,
     fit,
     in_parts,
     option,
@@ -74,6 +75,7 @@ def completion_loss(
 
 # %% ../../nbs/22_image_train.ipynb #c233d2e9
 #| code-fold: true
+@explained
 @dataclass(frozen=True)
 class TrainConfig:
     """A training run: the model, the optimizer, the pictures and what is hidden in
