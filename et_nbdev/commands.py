@@ -148,7 +148,7 @@ def _reason(e: BaseException) -> str | None:
     if isinstance(e, MemoryError) or "RESOURCE_EXHAUSTED" in str(e):
         return "memory ran out; take smaller batches, a smaller model or a smaller graph"
 
-
+# %% ../nbs/engine/commands.ipynb #4306a10a
 @contextlib.contextmanager
 def as_command(name: str) -> Iterator[None]:
     """A context in which errors that a user can fix end the process with one line and

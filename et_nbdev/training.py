@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -245,7 +245,10 @@ def option(default, text: str):
     return field(default=default, metadata=dict(help=text))
 
 
-def explained(config: type) -> type:
+_Config = TypeVar("_Config", bound=type)
+
+
+def explained(config: _Config) -> _Config:
     "A configuration with the texts of its fields in its docstring, too."
     rows = [f"{f.name}: {f.metadata['help']}" for f in fields(config) if f.metadata]
     said = (config.__doc__ or "").rstrip()
@@ -829,9 +832,6 @@ def fit(
     before it remain), KeyboardInterrupt after a clean stop, OSError if the folder
     cannot be written, or if another process trains in it.
     """
-    if not callable(batches):
-        wanted = "expected a function, number of the first batch -> iterator"
-        raise TypeError(f"batches: {wanted}, got {type(batches).__name__}")
     own = isinstance(optim, OptimConfig)
     if own and steps is not None:
         raise ValueError(f"steps: got {steps} beside an OptimConfig, which has its own")
