@@ -10,8 +10,8 @@ import doors
 import jax
 import jaxlib
 import pytest
-import run_notebook
 from hypothesis import HealthCheck, Phase, settings
+from jax.experimental.compilation_cache import compilation_cache
 
 # XLA's older emitters compile small programs in about half the time; tests wait for the
 # compiler. Set XLA_FLAGS yourself (it may be empty) to test with others. A version that
@@ -84,15 +84,21 @@ def compile_fully(compile_quickly):
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module")
 def compiled_once(tmp_path_factory):
-    """What was compiled for one test is read from a file where it is needed again, also
-    in other processes. The folder of these files.
-    """
-    folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    run_notebook.keep_programs(folder / "compiled")
-    return folder / "compiled"
+    "For tests that run the same few programs again and again."
+    options = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0.05,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in options}
+    for kept in (options, before):
+        for name, value in kept.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        if kept is options:
+            yield
 
 
 @pytest.fixture

@@ -8,14 +8,7 @@ import jax
 SKIPPED = 77
 
 
-def keep_programs(folder):
-    "Whatever this process compiles is kept in a folder, and found there."
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-def run(path, folder, said, compiled, flags, quick):
+def run(path, folder, said, flags, quick):
     """Ends the process with 0, 1 or SKIPPED; what is printed goes to the file `said`.
     `flags` are those of XLA, which reads them when it first computes; `quick`: the
     compiler is to hurry.
@@ -30,7 +23,6 @@ def run(path, folder, said, compiled, flags, quick):
     os.environ["XLA_FLAGS"] = flags
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(quick))
     jax.config.update("jax_disable_most_optimizations", quick)
-    keep_programs(compiled)
     # the flags of settings.ini and `#| eval: false` say which cells are left out
     passed, seconds = test_nb(path, skip_flags=get_config().tst_flags.split())
     sys.stdout.flush()

@@ -40,7 +40,7 @@ from et_nbdev.graph.nodes import (
 from et_nbdev.testing import assert_close
 from et_nbdev.training import CheckpointError, OptimConfig
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
+pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 SMALL = AnomalyConfig(dim=8, num_heads=2, head_dim=4, num_memories=12, hidden=8)
 QUICK = AnomalyTraining(
     model=SMALL, optim=OptimConfig(steps=6, warmup=0, lr=1e-2, lr_floor=1e-2), every=3

@@ -40,7 +40,7 @@ from et_nbdev.graph.sets import (
 from et_nbdev.testing import assert_close, assert_descends
 from et_nbdev.training import CheckpointError
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
+pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 SIZES = dict(dim=8, num_heads=2, head_dim=4, num_memories=12, num_positions=3)
 SMALL = ClassifyConfig(**SIZES, blocks=2, steps=2, step_size=0.1)
 QUICK = ClassifyTraining("rings", epochs=2, batch_size=16, num_buckets=1, model=SMALL)

@@ -48,7 +48,7 @@ from et_nbdev.graph.nodes import (
 from et_nbdev.testing import assert_close
 from et_nbdev.training import CheckpointError, read_meta, save_checkpoint
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
+pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 SMALL = AnomalyTraining(
     every=3,
     model=AnomalyConfig(dim=8, head_dim=4, num_memories=6, hidden=8),

@@ -11,10 +11,7 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from sklearn.model_selection import (
-    cross_val_score,
-    train_test_split,
-)
+from sklearn.model_selection import cross_val_score, train_test_split
 from sklearn.utils import estimator_checks
 from test_graph_detector import CHECKS
 
@@ -32,7 +29,7 @@ from et_nbdev.graph.sets import (
 )
 from et_nbdev.training import CheckpointError, read_meta, save_checkpoint
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
+pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 MODEL = ClassifyConfig(8, 2, 4, 6, num_positions=3, blocks=1)
 SMALL = ClassifyTraining("rings", epochs=2, num_buckets=1, model=MODEL)
 KEPT = Path(__file__).parent / "kept"

@@ -74,7 +74,7 @@ ENERGIES = ("plain", "waves", "tiny-imagenet")
 close = np.testing.assert_allclose
 equal = np.testing.assert_array_equal
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
+pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 
 
 def build(recipe="plain", config=CONFIG, seed=0, **changes):

@@ -28,7 +28,7 @@ from et_nbdev.vision.data import load_images
 from et_nbdev.vision.model import ImageConfig, load_model
 from et_nbdev.vision.train import TrainConfig, drawn_batch
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
+pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 D, H, Y, K, N = 8, 2, 4, 32, 16
 rng = np.random.default_rng(0)
 PICTURES = {

@@ -186,19 +186,6 @@ def test_words_that_are_empty_or_zero_say_nothing(alone):
     assert '--data "digits"' in make(alone, "-n", "demo", "DATA=").stdout
 
 
-def test_python_is_found_where_pyenv_keeps_it(alone):
-    for version in ("3.10.1", f"{PYTHONS[-1]}.7"):
-        folder = alone / "home/.pyenv/versions" / version / "bin"
-        folder.mkdir(parents=True)
-        (folder / "python").touch()
-    (alone / "bin").mkdir()  # the commands that the Makefile uses, and no Python
-    for name in ("make", "sh", "sed", "rm", "touch"):
-        (alone / "bin" / name).symlink_to(shutil.which(name))
-    env = dict(HOME=str(alone / "home"), PYENV_ROOT="", PATH=str(alone / "bin"))
-    run = make(alone, "demo", "PYTHON=", **env)
-    assert f"{PYTHONS[-1]}.7/bin/python" in run.stderr and "3.10.1" not in run.stderr
-
-
 def test_the_development_set_leaves_dgl_and_torch_out():
     names = {r.name for extra in EXTRAS if extra != "dgl" for r in required(extra)}
     assert not {"dgl", "torch"} & names

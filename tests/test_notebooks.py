@@ -39,12 +39,12 @@ NEW_EMITTERS = {"kernels", "37_classification", "51_performance"}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebook_runs(path, tmp_path, compiled_once):
+def test_notebook_runs(path, tmp_path):
     flags = os.environ.get("XLA_FLAGS", "")
     if path.stem in NEW_EMITTERS and flags == QUICK_FLAGS:
         flags = ""
     quick, said = path.stem not in COMPUTE, tmp_path / "said"
-    given = path, NBS, said, compiled_once, flags, quick
+    given = path, NBS, said, flags, quick
     process = SERVER.Process(target=run_notebook.run, args=given)
     process.start()
     process.join(60 * MINUTES)

@@ -49,6 +49,7 @@ from et_nbdev.training import (
     train_loop,
 )
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
 load_file = safetensors.numpy.load_file
 
 
