@@ -86,22 +86,19 @@ def compile_fully(compile_quickly):
 
 @pytest.fixture(scope="module")
 def compiled_once(tmp_path_factory):
-    """For tests that run the same few programs again and again, also in other
-    processes, which find them by the environment that this yields.
-    """
+    "For tests that run the same few programs again and again."
     options = {
         "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
         "jax_persistent_cache_min_compile_time_secs": 0.05,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
     before = {name: getattr(jax.config, name) for name in options}
-    for name, value in options.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield {name.upper(): str(value) for name, value in options.items()}
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+    for kept in (options, before):
+        for name, value in kept.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        if kept is options:
+            yield
 
 
 @pytest.fixture
@@ -126,7 +123,8 @@ def browser():
 
 
 def pytest_collection_modifyitems(items):
-    "What asks for real data is marked so."
+    "What asks for real data is marked so. Notebooks, which take longest, come first."
+    items.sort(key=lambda item: item.path.name != "test_notebooks.py")
     for item in items:
         if "et_data" in getattr(item, "fixturenames", ()):
             item.add_marker("data")

@@ -73,36 +73,6 @@ def test_a_kept_run_is_made_again(script):
     assert again == pytest.approx(kept["runs"][0]["test"]["auroc"], abs=0.02)
 
 
-def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(
-    data, script, monkeypatch
-):
-    line = ["--data", "digits-relations", *FEW, "--lines", "mlp", "--out"]
-    script.main([*line, str(data / "whole")])
-    evaluate, calls = script.evaluate, []
-
-    def stop_after_three(*args):
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        calls.append(args)
-        return evaluate(*args)
-
-    monkeypatch.setattr(script, "evaluate", stop_after_three)
-    with pytest.raises(SystemExit, match="stopped"):
-        script.main([*line, str(data / "parts")])
-    (half,) = rows(data / "parts").values()
-    assert len(half["trials"]) == 2 and len(half["runs"]) == 1
-    monkeypatch.setattr(script, "evaluate", evaluate)
-    script.main([*line, str(data / "parts")])
-    (whole,), (parts,) = (rows(data / kind).values() for kind in ("whole", "parts"))
-    timeless = lambda run: {k: v for k, v in run.items() if k != "seconds"}
-    for part in ("trials", "runs"):
-        assert [*map(timeless, whole[part])] == [*map(timeless, parts[part])]
-    monkeypatch.setattr(script, "evaluate", None)  # what is complete is not run again
-    script.main([*line, str(data / "parts")])
-    with pytest.raises(SystemExit, match="--epochs: .* was made with 3, got 4"):
-        script.main([*line, str(data / "parts"), "--epochs", "4"])
-
-
 @pytest.mark.parametrize("trials", [None, 0, 7])
 def test_changes_wait_for_what_they_change(data, script, trials):
     "Another process may still be at it."
@@ -144,19 +114,3 @@ def test_runs_of_a_setting_that_was_overtaken_are_not_kept(data, script, monkeyp
         best = max(run["config"]["lr"] for run in row["trials"])
         assert len(row["trials"]) == trials and row["config"]["lr"] == best
         assert [run["config"]["lr"] for run in row["runs"]] == [best] * 2
-
-
-def test_changes_that_lost_are_built_here(script):
-    "Positions start at nothing and are learned; β starts elsewhere, or is fixed."
-    graph = script.graph_of("digits-knn")
-    y, edges = script.scaled(graph), script.AnomalyEnergyTransformer.prepare(graph)
-    sizes = dict(dim=8, num_heads=2, head_dim=4, num_memories=8, hidden=8)
-    build = lambda **more: script.transformer(y, sizes | more, len(y), 1, 0)
-    plain, placed = build(), build(positions=True)
-    assert np.array_equal(placed(y, edges), plain(y, edges))
-    slope = script.nnx.grad(lambda model: model(y, edges).sum())(placed)
-    assert np.abs(slope.positions[...]).max() > 0
-    for more, beta in (({}, 0.5), (dict(beta=1.0), 1), (dict(learn_beta=False), 0.5)):
-        attention = build(**more).blocks[0].attention
-        assert attention.beta[0] == pytest.approx(beta)
-        assert hasattr(attention, "log_beta") == more.get("learn_beta", True)

@@ -1,9 +1,5 @@
-"""The first cell of every notebook: on Colab it fetches and installs the repository,
-anywhere it makes figures sharp.
-"""
+"""The first cell of every notebook: on Colab it fetches and installs the repository."""
 
-import base64
-import io
 import json
 import os
 import sys
@@ -11,10 +7,7 @@ from pathlib import Path
 
 import colab
 import modules
-import numpy as np
-import pytest
 from IPython.core.interactiveshell import InteractiveShell
-from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = modules.settings()
@@ -53,26 +46,3 @@ def test_the_install_cell_runs_on_colab_alone(tmp_path, monkeypatch):
         "pip install -q ./et_nbdev[dev]",
     ]
     assert Path.cwd() == tmp_path / "et_nbdev" / "nbs"
-
-
-@pytest.mark.parametrize("photograph", [False, True])
-def test_the_first_cell_makes_figures_sharp(photograph, monkeypatch):
-    plt = pytest.importorskip("matplotlib.pyplot")
-    monkeypatch.setattr(InteractiveShell, "enable_gui", lambda *_: None)
-    shell = InteractiveShell()
-    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
-    before = plt.get_backend()
-    shell.run_cell(colab.install_cell(SETTINGS)).raise_error()
-    fig, ax = plt.subplots(figsize=(4, 3))
-    if photograph:  # dense it would be too large
-        ax.imshow(np.random.default_rng(0).random((300, 400, 3)))
-    else:
-        ax.plot([0, 1, 0])
-    data, metadata = shell.display_formatter.format(fig)
-    plt.close(fig)
-    plt.switch_backend(before)
-    png = base64.b64decode(data["image/png"])
-    picture, shown = Image.open(io.BytesIO(png)), metadata["image/png"]
-    density = round(picture.width / shown["width"], 1)
-    assert (density, picture.mode) == ((1, "RGBA") if photograph else (2, "P"))
-    assert len(png) < (300_000 if photograph else 30_000)

@@ -4,6 +4,7 @@ no UTF-8, or not the device.
 
 import argparse
 import importlib
+import io
 import os
 import pwd
 import re
@@ -124,6 +125,11 @@ COMMANDS = {
 GRAPH = Graph([0, 1], [1, 0], [[1.0], [2.0]], [0, 1])
 
 
+def main_of(command):
+    module, main = COMMANDS[command].split(":")
+    return getattr(importlib.import_module(f"et_nbdev.{module}"), main)
+
+
 def run(command, *arguments, **environment):
     module, main = COMMANDS[command].split(":")
     code = f"import sys; from et_nbdev.{module} import {main}; {main}(sys.argv[1:])"
@@ -139,11 +145,9 @@ def run(command, *arguments, **environment):
 def test_commands_say_at_once_that_out_is_no_folder(command, tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
     places = {"": "got ''", "file": "is a file", "file/below": "file is a file"}
-    module, main = COMMANDS[command].split(":")
-    main = getattr(importlib.import_module(f"et_nbdev.{module}"), main)
     for out, says in places.items():
         with pytest.raises(SystemExit):
-            main(["--out", out and str(tmp_path / out)])
+            main_of(command)(["--out", out and str(tmp_path / out)])
         said = f"argument --out: expected a folder.*{says}"
         assert re.search(said, capsys.readouterr().err)
     new = tmp_path / "new/one"
@@ -151,13 +155,19 @@ def test_commands_say_at_once_that_out_is_no_folder(command, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_is_printed_in_any_encoding(command):
-    found = run(command, "--help", PYTHONIOENCODING="ascii")
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.startswith(f"usage: {command}".encode())
+def test_help_is_printed_in_any_encoding(command, monkeypatch):
+    shown = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", shown)
+    with pytest.raises(SystemExit) as ended:
+        main_of(command)(["--help"])
+    shown.flush()
+    assert not ended.value.code
+    assert shown.buffer.getvalue().startswith(f"usage: {command}".encode())
 
 
-def test_scores_are_written_where_no_greek_can_be_shown(tmp_path):
+def test_scores_are_written_where_no_greek_can_be_shown(
+    tmp_path, monkeypatch, compile_quickly
+):
     rng = np.random.default_rng(0)
     ring = np.arange(40), np.roll(np.arange(40), 1)
     graph = Graph(*ring, rng.normal(size=(40, 2)), np.arange(40) % 2).symmetric()
@@ -168,11 +178,13 @@ def test_scores_are_written_where_no_greek_can_be_shown(tmp_path):
     detector = AnomalyDetector(config).fit(graph)
     detector.save(tmp_path / "d.safetensors")
     save_graph(graph, tmp_path / "g.npz")
-    arguments = ["--model", "d.safetensors", "--data", "g.npz", "--out", "scores.csv"]
-    paths = [a if a[0] == "-" else str(tmp_path / a) for a in arguments]
-    found = run("et_score", *paths, PYTHONIOENCODING="ascii", LC_ALL="C")
-    assert found.returncode == 0, found.stderr
-    assert b"of 40 nodes flagged" in found.stdout
+    shown = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", shown)
+    monkeypatch.chdir(tmp_path)
+    words = "--model d.safetensors --data g.npz --out scores.csv"
+    main_of("et_score")(words.split())
+    shown.flush()
+    assert b"of 40 nodes flagged" in shown.buffer.getvalue()
     rows = (tmp_path / "scores.csv").read_text("utf-8").splitlines()
     assert rows[0] == "node,p,flagged" and rows[1].startswith('"Ж, 0",')
 

@@ -94,7 +94,7 @@ SAME = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["descend", "solve"])
 @pytest.mark.parametrize("transformation", SAME)
 def test_a_descent_is_the_same_inside_of_a_transformation(way, transformation):
     run, block, x = WAYS[way], block_of(), tokens()
@@ -192,10 +192,6 @@ class Slotted:
         self.strength = 1.0
 
 
-class Beside(Slotted):
-    "Has a slot of its parent, and a `__dict__`."
-
-
 class Labeled(list):
     "A list with an attribute."
 
@@ -204,58 +200,35 @@ class Labeled(list):
 
 def changes():
     "(what a term holds, how the term reads it, how it is changed in place)."
-    held, parts, array, deep = [1.0], [1.0], Held(), [{"a": (Held(),)}]
+    held, array, deep = [1.0], Held(), [{"a": (Held(),)}]
     array.strength = np.ones(1)
-    marked = lambda: None
-    marked.strength = 1.0
+    double = lambda h: setattr(h, "strength", 2.0)
+    inside, entry = lambda h: h[0]["a"][0], lambda h: float(h.strength[0])
     table = {
-        "a list": ([1.0], lambda h: h[0], lambda h: h.__setitem__(0, 2.0)),
+        "a list": ([1.0], lambda h: h[0], set_first),
         "a dict": ({"a": 1.0}, lambda h: h["a"], lambda h: h.update(a=2.0)),
-        "a set": ({1.0}, sum, lambda h: (h.clear(), h.add(2.0))),
         "a function": (lambda: held[0], lambda h: h(), lambda h: set_first(held)),
-        "a partial function": (
-            partial(sum, parts),
-            lambda h: h(),
-            lambda h: set_first(parts),
-        ),
         "objects in a list": (
             deep,
-            lambda h: h[0]["a"][0].strength,
-            lambda h: setattr(h[0]["a"][0], "strength", 2.0),
+            lambda h: inside(h).strength,
+            lambda h: double(inside(h)),
         ),
-        "random numbers": (
-            np.random.default_rng(0),
-            lambda h: float(h.bit_generator.state["uinteger"] + 1),
-            lambda h: advance(h),
-        ),
-        "an array in an object": (
-            array,
-            lambda h: float(h.strength[0]),
-            lambda h: set_first(h.strength),
-        ),
+        "an array": (array, entry, lambda h: set_first(h.strength)),
     }
-    objects = [Held(), Slotted(), Beside(), Labeled([3.0]), marked]
-    read, change = lambda h: h.strength, lambda h: setattr(h, "strength", 2.0)
-    return table | {type(o).__name__: (o, read, change) for o in objects}
-
-
-def advance(generator):
-    generator.bit_generator.state |= {"uinteger": 1}
+    for one in (Held(), Slotted(), Labeled([3.0])):
+        table[type(one).__name__] = one, lambda h: h.strength, double
+    return table
 
 
 def set_first(held):
     held[0] = 2.0
 
 
-@pytest.mark.parametrize("way", ["descend", "solve"])
 @pytest.mark.parametrize("kind", changes())
-def test_what_changes_in_place_is_seen(way, kind):
+def test_what_changes_in_place_is_seen(kind):
     held, read, change = changes()[kind]
     block, x = Block(EnergyLayerNorm(D), own=Listed(held, read)), tokens()
-    energy = {
-        "descend": lambda: descend(block, x, 2)[1].energies.total[0],
-        "solve": lambda: solve(block, x, Euler(0.1), evaluations=2).energies.total[0],
-    }[way]
+    energy = lambda: descend(block, x, 2)[1].energies.total[0]
     before = energy()
     assert traced(energy) == 0
     change(held)
@@ -378,17 +351,6 @@ def test_what_cannot_be_compared_is_named(held):
     for way in WAYS.values():
         with pytest.raises(TypeError, match=said):
             way(block, tokens())
-
-
-def test_a_numpy_array_is_data():
-    class Matched(NumPy):
-        def token_energy(self, g):
-            return -(g @ self.directions.T).sum(-1)
-
-    block, x = Block(EnergyLayerNorm(D), own=Matched()), tokens()
-    before = descend(block, x, 2)[1].energies.total[0]
-    block.own.directions *= 2
-    assert_close(descend(block, x, 2)[1].energies.total[0], 2 * before, rtol=1e-6)
 
 
 def test_energies_are_at_least_single_precision_whoever_wrote_the_term():

@@ -7,7 +7,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from blocks import block_of, repelling_pair, tokens
 from flax import nnx
@@ -124,32 +123,7 @@ def test_nothing_is_stored_or_computed_that_nobody_asked_for(x64):
     assert loops() == 1 and loops(unroll=True) == 0
 
 
-def test_a_sample_descends_as_if_it_were_alone_and_tokens_have_no_order(x64):
-    block, x, rng = block_of(), tokens(3, 4, 6), np.random.default_rng(0)
-    mask, p = jnp.asarray(rng.random((3, 4, 4)) < 0.6), rng.permutation(4)
-    last, path = descend(block, x, mask=mask)
-    own, own_path = descend(block, x[1], mask=mask[1])
-    assert_close(own, last[1], rtol=1e-12)
-    assert_close(own_path.energies.total, path.energies.total[:, 1], rtol=1e-12)
-    after = descend(block, x.at[0].set(100.0), mask=mask)[0]
-    np.testing.assert_array_equal(after[1:], last[1:])
-    other, other_path = descend(block, x[:, p], mask=mask[:, p][:, :, p])
-    assert_close(other, last[:, p], rtol=1e-12)
-    assert_close(other_path.energies.total, path.energies.total, rtol=1e-12)
-
-
 # --- down, and when not ---
-
-
-@pytest.mark.parametrize("memory", ["relu", "power", "gelu", "softmax"])
-@pytest.mark.parametrize("gamma, step_size", [(0.3, 0.05), (2.0, 0.01)])
-def test_energy_falls_at_small_steps(x64, memory, gamma, step_size):
-    block = block_of(seed=5, gamma=gamma, scale=0.4, memory=memory)
-    mask = np.random.default_rng(0).random((4, 5, 5)) < 0.6
-    x = 2 * tokens(4, 5, 6)
-    E = descend(block, x, 30, step_size, mask=mask)[1].energies.total
-    assert_descends(E)
-    assert (E[-1] < E[0]).all()
 
 
 def test_a_step_too_large_makes_the_energy_rise(x64):
@@ -165,69 +139,7 @@ def test_a_step_too_large_makes_the_energy_rise(x64):
     assert E[1] > 10 * E[0]
 
 
-# --- known mistakes, and the check that sees each ---
-
-STEPS = {
-    "uphill": lambda block, x, a: x - a * block.update(block.norm(x)),
-    "the energy of x, not of g": lambda block, x, a: x + a * block.update(x),
-    "∂E/∂x, not ∂E/∂g": lambda block, x, a: (
-        x - a * jax.grad(lambda x: block.energy(block.norm(x)).sum())(x)
-    ),
-    "of a mean over the batch": lambda block, x, a: (
-        x + a * block.update(block.norm(x)) / x[..., 0].size
-    ),
-    "g in place of x": lambda block, x, a: (
-        block.norm(x) + a * block.update(block.norm(x))
-    ),
-    "half of the energy": lambda block, x, a: (
-        x + a * block.attention.update(block.norm(x))
-    ),
-}
-
-
-@pytest.mark.parametrize("mistake", STEPS)
-def test_mistakes_in_the_step_are_caught(x64, mistake):
-    block, x = block_of(), tokens(2, 4, 6)
-    with pytest.raises(AssertionError, match="exceeds"):
-        wrong = jax.jit(lambda x: STEPS[mistake](block, x, 0.3))(x)
-        assert_close(wrong, descend(block, x, 1, 0.3)[0], rtol=1e-12)
-
-
-# --- a layer, and bad input ---
-
-
-class Model(nnx.Module):
-    "Three numbers a token in and out, and four steps downhill in between."
-
-    def __init__(self, *, rngs):
-        self.up = nnx.Linear(3, 6, rngs=rngs)
-        self.block = EnergyTransformer(6, 2, 5, 7, rngs=rngs)
-        self.down = nnx.Linear(6, 3, rngs=rngs)
-
-    def __call__(self, y):
-        return self.down(self.block(self.up(y), steps=4, step_size=0.2))
-
-
-def test_the_block_is_a_layer_that_trains():
-    model = Model(rngs=nnx.Rngs(0))
-    before = jax.tree.map(jnp.copy, nnx.state(model.block, nnx.Param))
-    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
-    y = jax.random.normal(jax.random.key(0), (4, 4, 3))
-
-    @nnx.jit
-    def step(model, optimizer):
-        loss = lambda model: jnp.mean((model(y) - y) ** 2)
-        value, slope = nnx.value_and_grad(loss)(model)
-        with jax.numpy_dtype_promotion("standard"):  # optax is not written for strict
-            optimizer.update(model, slope)
-        return value
-
-    losses = [float(step(model, optimizer)) for _ in range(60)]
-    assert losses[-1] < losses[0] / 3  # over ten seeds .10 ± .04
-    after = nnx.state(model.block, nnx.Param)
-    moved = jax.tree.map(lambda a, b: (a != b).any(), before, after)
-    assert all(jax.tree.leaves(moved))  # every parameter of the block has learned
-
+# --- bad input ---
 
 NAN, INF = float("nan"), float("inf")
 X = np.ones((2, 3, 4), np.float32)
@@ -250,17 +162,13 @@ X = np.ones((2, 3, 4), np.float32)
         (X, dict(maks=1), TypeError, "^maks: no term"),
         (X[0, 0], {}, ValueError, r"^x: .*got \(4,\)"),
         (X[..., :3], {}, ValueError, r"^x: .*D = 4.*got \(2, 3, 3\)"),
-        (X[:, :0], {}, ValueError, r"^x: .*got \(2, 0, 4\)"),
-        (X.astype(np.int32), {}, TypeError, "^x: .*int32"),
-        (X.tolist(), {}, TypeError, "^x: .*list"),
-        (X, dict(mask=np.ones((3, 3), np.float32)), TypeError, "^mask: .*float32"),
         (X, dict(mask=np.ones((3, 4), bool)), ValueError, r"^mask: .*got \(3, 4\)"),
     ],
 )
 def test_bad_input_is_refused_by_name(x, options, error, match):
     block = EnergyTransformer(4, 2, 3, 5, rngs=nnx.Rngs(0))
     with pytest.raises(error, match=match):
-        descend(block, x if isinstance(x, list) else jnp.asarray(x), **options)
+        descend(block, jnp.asarray(x), **options)
 
 
 def test_that_the_energy_falls_says_little(x64):

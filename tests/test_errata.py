@@ -43,55 +43,33 @@ QUICK = AnomalyTraining(
 )
 
 
-def test_nothing_attends_to_itself_unless_asked(x64):
+def test_nothing_attends_to_itself_unless_asked():
     """Eq. (3) is the default, of the attention, of the block and of the image model;
-    Eq. (12) is an option.
+    Eq. (12) is an option. What they compute is in test_energy.py.
     """
-    sizes = dict(param_dtype=jnp.float64, beta=0.7)
-    g, others = np.random.default_rng(0).normal(size=(2, 4, 6)), ~np.eye(4, dtype=bool)
-    plain, asked = (
-        EnergyAttention(6, 2, 3, **sizes, **more, rngs=nnx.Rngs(0))
-        for more in ({}, {"self_attention": True})
-    )
-    assert_close(plain.energy(g), asked.energy(g, mask=others), rtol=1e-12)
-    assert_close(plain.update(g), asked.update(g, mask=others), rtol=1e-12)
-    assert not np.allclose(plain.energy(g), asked.energy(g))
-    block = EnergyTransformer(
-        6,
-        2,
-        3,
-        5,
-        attention=partial(EnergyAttention, beta=sizes.pop("beta")),
-        **sizes,
-        rngs=nnx.Rngs(0),
-    )
-    assert_close(block.energies(g)["attention"], plain.energy(g), rtol=1e-12)
-    tiny = dict(image_size=8, patch_size=4, dim=6, num_heads=2, head_dim=3)
+    sizes = dict(dim=6, num_heads=2, head_dim=3)
+    made = [
+        kind(**sizes, rngs=nnx.Rngs(0)) for kind in (EnergyAttention, EdgeAttention)
+    ]
+    made += [EnergyTransformer(6, 2, 3, 5, rngs=nnx.Rngs(0)).attention]
     for recipe in ("plain", "paper", "waves", "tiny-imagenet"):
-        config = ImageConfig(recipe, num_memories=4, **tiny)
-        model = ImageEnergyTransformer(config, rngs=nnx.Rngs(0))
-        assert not model.block.attention.self_attention
+        config = ImageConfig(recipe, 8, patch_size=4, num_memories=4, **sizes)
+        made += [ImageEnergyTransformer(config, rngs=nnx.Rngs(0)).block.attention]
+    assert not any(attention.self_attention for attention in made)
 
 
 def repelling(num_nodes):
     "A ring of tokens that push their neighbors away."
-    block = EdgeTransformer(
-        4,
-        1,
-        4,
-        2,
-        attention=partial(EdgeAttention, beta=1.0),
-        param_dtype=jnp.float64,
-        rngs=nnx.Rngs(0),
-    )
+    options = dict(param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    heads = partial(EdgeAttention, beta=1.0)
+    block = EdgeTransformer(4, 1, 4, 2, attention=heads, **options)
     block.attention.Wq[...] = 2 * jnp.eye(4)[None]
     block.attention.Wk[...] = -2 * jnp.eye(4)[None]
     block.memory.xi[...] = jnp.zeros((2, 4))
     a = np.arange(num_nodes)
     b = (a + 1) % num_nodes
-    return block, EdgeIndex(
-        np.concatenate([a, b]), np.concatenate([b, a]), num_nodes, backend="xla"
-    )
+    ends = np.concatenate([a, b]), np.concatenate([b, a])
+    return block, EdgeIndex(*ends, num_nodes, backend="xla")
 
 
 def test_a_step_of_one_can_raise_the_energy_on_a_graph(x64):
@@ -100,42 +78,24 @@ def test_a_step_of_one_can_raise_the_energy_on_a_graph(x64):
     """
     block, edges = repelling(5)
     x = 0.1 * np.random.default_rng(0).normal(size=(5, 4))
-    run = jax.jit(
-        lambda x, alpha: descend(block, x, 20, alpha, edges=edges, states=True)[1]
-    )
-    path = run(x, 1.0)
-    assert_close(
-        path.states[1], x + block.update(block.norm(x), edges=edges), rtol=1e-12
-    )
+    options = dict(edges=edges, states=True)
+    run = jax.jit(lambda x, alpha: descend(block, x, 20, alpha, **options)[1])
+    path, update = run(x, 1.0), block.update(block.norm(x), edges=edges)
+    assert_close(path.states[1], x + update, rtol=1e-12)
     with pytest.raises(AssertionError, match="energy rises"):
         assert_descends(path.energies.total)
     assert_descends(run(x, 0.001).energies.total)
 
 
 def test_the_anomaly_model_takes_the_papers_step_unless_told_otherwise():
+    "How a step of another size is taken is in test_graph_anomaly.py."
     graph = load_graph("digits-knn")
     edges, y = AnomalyEnergyTransformer.prepare(graph), jnp.asarray(scaled(graph))
-    model = AnomalyEnergyTransformer(
-        y.shape[1],
-        replace(QUICK.model, steps=1, step_size=AnomalyConfig().step_size),
-        rngs=nnx.Rngs(0),
-    )
-
-    def by_hand(model, y, edges):
-        block, x = model.blocks[0], model.encode(y)
-        read = jnp.concatenate(
-            [
-                block.norm(x),
-                block.norm(x + block.update(block.norm(x), edges=edges[0])),
-            ],
-            -1,
-        )
-        return model.down(nnx.relu(model.up(read)))
-
-    actual, expected = nnx.jit(lambda *args: (args[0](*args[1:]), by_hand(*args)))(
-        model, y, edges
-    )
-    assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    config = replace(QUICK.model, step_size=AnomalyConfig().step_size, steps=1)
+    model = AnomalyEnergyTransformer(y.shape[1], config, rngs=nnx.Rngs(0))
+    ((block, context, x, end),) = model.descents(y, edges)
+    step = block.update(block.norm(x), **context)
+    assert_close(end, x + step, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("parts", [False, True])
@@ -143,25 +103,15 @@ def test_scores_are_of_every_test_node_and_of_the_model_at_rest(parts):
     """No dropout in what is reported, whatever training does, and no part of the graph
     or of its test nodes in place of all.
     """
-    graph = load_graph("digits-knn")
-    run = train_anomaly(
-        replace(QUICK, sample=SampleConfig(40, 120, 4) if parts else SampleConfig()),
-        graph,
-        progress=False,
-    )
+    graph, some = load_graph("digits-knn"), SampleConfig(40, 120, 4)
+    config = replace(QUICK, sample=some if parts else SampleConfig())
+    run = train_anomaly(config, graph, progress=False)
     edges, y = AnomalyEnergyTransformer.prepare(graph), jnp.asarray(scaled(graph))
-    p = np.asarray(
-        nnx.jit(lambda model, y, edges: jax.nn.softmax(model(y, edges))[:, 1])(
-            run.model, y, edges
-        )
-    )
-    assert_close(run.p, p, rtol=1e-5)
-    test = split(graph.labels, QUICK.train_fraction, QUICK.seed).test
-    assert run.test == anomaly_scores(graph.labels[test], run.p[test], run.threshold)
-    validation = split(graph.labels, QUICK.train_fraction, QUICK.seed).validation
-    assert run.validation == anomaly_scores(
-        graph.labels[validation], run.p[validation], run.threshold
-    )
+    used = nnx.jit(lambda model, y, edges: jax.nn.softmax(model(y, edges))[:, 1])
+    assert_close(run.p, np.asarray(used(run.model, y, edges)), rtol=1e-5)
+    own = split(graph.labels, QUICK.train_fraction, QUICK.seed)
+    for found, ids in ((run.test, own.test), (run.validation, own.validation)):
+        assert found == anomaly_scores(graph.labels[ids], run.p[ids], run.threshold)
 
 
 def test_graphs_are_evaluated_without_noise():
@@ -169,28 +119,17 @@ def test_graphs_are_evaluated_without_noise():
     training: not even a fixed draw is left.
     """
     graphs = load_graphs("rings")[np.arange(6)]
-    data = make_buckets(
-        graphs, learn_encoding(graphs, np.arange(6)), k=2, num_buckets=1
-    )
-    noisy = ClassifyConfig(
-        dim=16,
-        num_heads=2,
-        head_dim=8,
-        num_memories=8,
-        num_positions=2,
-        blocks=1,
-        noise=0.5,
-        dropout=0.5,
-    )
-    ours, quiet = (
-        predict_logits(
-            GraphClassifier(data.num_features, 2, config, rngs=nnx.Rngs(0)),
-            data,
-            np.arange(6),
-        )
-        for config in (noisy, replace(noisy, noise=0.0, dropout=0.0))
-    )
-    assert_close(ours, quiet, rtol=1e-6)
+    encoding = learn_encoding(graphs, np.arange(6))
+    data = make_buckets(graphs, encoding, k=2, num_buckets=1)
+    sizes = dict(dim=16, num_heads=2, head_dim=8, num_memories=8, blocks=1)
+    noisy = ClassifyConfig(**sizes, num_positions=2, noise=0.5, dropout=0.5)
+
+    def predicted(config):
+        model = GraphClassifier(data.num_features, 2, config, rngs=nnx.Rngs(0))
+        return predict_logits(model, data, np.arange(6))
+
+    quiet = predicted(replace(noisy, noise=0.0, dropout=0.0))
+    assert_close(predicted(noisy), quiet, rtol=1e-6)
 
 
 PERMALINK = re.compile(r"github\.com/([\w-]+/[\w.-]+)/blob/([0-9a-f]{40})/[\w./-]+")

@@ -4,9 +4,8 @@ never looks at the test labels, and its commands.
 
 import json
 import os
-import re
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -29,14 +28,7 @@ from et_nbdev.graph.anomaly import (
     train_anomaly,
     weighted_loss,
 )
-from et_nbdev.graph.data import (
-    DATASETS,
-    Graph,
-    from_relations,
-    load_graph,
-    save_graph,
-    split,
-)
+from et_nbdev.graph.data import DATASETS, from_relations, load_graph, split
 from et_nbdev.graph.nodes import (
     Batch,
     anomaly_scores,
@@ -121,16 +113,6 @@ def test_every_term_trains_and_is_explained(heads, memories):
     if heads:
         paid = np.bincount(receivers, why.edge_weights[:, 0])
         assert np.abs(paid[np.unique(receivers)] - 1).max() < 1e-4
-
-
-def test_relabeling_the_nodes_relabels_the_verdicts():
-    graph = toy(kinds=1)
-    model, y, edges = build(graph)
-    order = np.random.default_rng(1).permutation(graph.num_nodes)
-    ends = np.argsort(order)[np.stack(graph.edges)]
-    other = Graph(*ends, graph.features[order], graph.labels[order])
-    found = model(jnp.asarray(scaled(other)), model.prepare(other))
-    assert_close(found, model(y, edges)[order], rtol=1e-3, atol=1e-4)
 
 
 def test_dropout_is_for_training_alone():
@@ -303,38 +285,18 @@ def test_batches_keep_both_classes_and_depend_on_their_number_alone(digits):
         of(800, 900)
 
 
-def test_training_on_parts_compiles_once_and_goes_on_where_it_was(
-    tmp_path, monkeypatch, digits
-):
-    config = replace(QUICK, sample=SampleConfig(40, 120, 4))
-    traced, drawn = [], []
-
-    def loss(*args):
-        traced.append(1)
-        return weighted_loss(*args)
-
-    def stop_at_the_fifth(*args):
-        drawn.append(1)
-        if len(drawn) == 5:
-            raise InterruptedError
-        return sample_nodes(*args)
-
+def test_training_on_parts_compiles_once(monkeypatch, digits):
+    "Through XLA, too, where a table of pairs takes the place of the edges."
+    short = replace(QUICK, sample=SampleConfig(40, 120, 4))
+    traced = []
+    loss = lambda *args: traced.append(1) or weighted_loss(*args)
     monkeypatch.setattr(anomaly, "weighted_loss", loss)
-    whole = train_anomaly(config, digits, progress=False)
-    assert len(traced) == 1
-    monkeypatch.setattr(nodes, "sample_nodes", stop_at_the_fifth)
-    with pytest.raises(InterruptedError):
-        train_anomaly(config, digits, tmp_path, progress=False)
-    monkeypatch.setattr(nodes, "sample_nodes", sample_nodes)
-    resumed = train_anomaly(config, digits, tmp_path, progress=False)
-    assert [row["step"] for row in resumed.history] == [3, 6]
-    assert np.array_equal(whole.p, resumed.p) and whole.test == resumed.test
-    # through XLA, a table of pairs takes the place of the edges
-    monkeypatch.setattr(kernels, "available", lambda: False)
-    traced.clear()
-    short = replace(config, optim=replace(QUICK.optim, steps=3))
-    through_xla = train_anomaly(short, toy(200), progress=False)
-    assert len(traced) == 1 and np.isfinite(through_xla.p).all()
+    for graph, xla in ((digits, False), (toy(200), True)):
+        if xla:
+            monkeypatch.setattr(kernels, "available", lambda: False)
+        run = train_anomaly(short, graph, progress=False)
+        assert np.isfinite(run.p).all() and len(traced) == 1
+        traced.clear()
 
 
 # --- what is refused
@@ -364,7 +326,9 @@ def test_features_and_edges_that_do_not_fit_are_named():
     model, y, edges = build(toy())
     for call in (model, lambda *args: explain(model, *args)):
         for bad in ((y[:, :5], edges), (y, edges * 2)):
-            with pytest.raises(ValueError, match=r"^features, edges: .*\(N, 6\), and 1"):
+            with pytest.raises(
+                ValueError, match=r"^features, edges: .*\(N, 6\), and 1"
+            ):
                 call(*bad)
         with pytest.raises(ValueError, match="^edges: .* N = 29, got 30"):
             call(y[:29], edges)
@@ -448,11 +412,6 @@ def test_run_again_it_finishes_at_once(run, monkeypatch, capsys):
         assert f"{name:<30}{row['auprc']:8.3f}{row['auroc']:8.3f}  " in printed
     told = nodes.advice(metrics["report"])
     assert told and told in printed and "chosen on validation" in printed
-    says = re.escape(str(out)) + ".*model.beta: None there, 2.0 here"
-    status, message = stopped(
-        [*TINY, "--seed", "3", "--out", str(out), "--model.beta", "2"]
-    )
-    assert status == 1 and re.search(says, message)
 
 
 @pytest.mark.parametrize(
@@ -461,7 +420,6 @@ def test_run_again_it_finishes_at_once(run, monkeypatch, capsys):
         ("--data cora", ["cora", *DATASETS, ".npz"]),
         ("--config amazon", ["Amazon.mat", "dgl", "pip install"]),
         ("--train_fraction 0.002", ["train_fraction", "one class only"]),
-        ("--splits 0", ["splits", "0"]),
         ("--seed 4294967295 --splits 2", ["seed", "4294967296"]),
     ],
 )
@@ -482,21 +440,7 @@ def test_a_diverged_run_ends_with_one_line(tmp_path):
     assert "lr = 1e+20" in message and "\n" not in message
 
 
-def test_a_file_of_ones_own_is_a_graph_like_any_other(
-    run, tmp_path, monkeypatch, digits
-):
-    monkeypatch.chdir(tmp_path)
-    once = digits.senders < digits.receivers  # every edge in one direction
-    ends = dict(senders=digits.senders[once], receivers=digits.receivers[once])
-    save_graph(replace(digits, **ends), "mine.npz")
-    commands.train([*TINY, "--seed", "3", "--data", "mine.npz"])
-    metrics = json.loads(Path("runs/mine/metrics.json").read_text())
-    assert metrics["edges"] == digits.num_edges and metrics["deviation"]["auroc"] == 0
-    own = run[1]["runs"][0]["test"]["auroc"]
-    assert metrics["test"]["auroc"] == pytest.approx(own, abs=1e-4)
-
-
-def test_options_reach_the_configuration(monkeypatch, capsys):
+def test_options_reach_the_configuration(monkeypatch):
     seen = []
     monkeypatch.setattr(commands, "load_graph", lambda name: name)
     monkeypatch.setattr(commands, "report", lambda *args: seen.append(args))
@@ -506,10 +450,6 @@ def test_options_reach_the_configuration(monkeypatch, capsys):
     model = replace(base.model, degree=False, beta=0.5)
     want = replace(base, data="amazon-upu", model=model)
     assert seen == [(want, "amazon-upu", Path("x"), 5)]
-    assert stopped(["--config", "tfinance", "--help"]) == (0, "")
-    shown = capsys.readouterr().out
-    assert all(f"--model.{f.name} " in shown for f in fields(AnomalyConfig))
-    assert "(default: 256)" in shown
 
 
 # --- et_demo_graphs

@@ -115,11 +115,6 @@ def test_a_network_is_its_definition(name, options, monkeypatch):
     assert_close(run(model, jnp.asarray(x), model.prepare(g)), DENSE[name](model, x, A))
 
 
-def test_edges_without_their_reverse_are_refused():
-    with pytest.raises(ValueError, match="without their reverse"):
-        rivals.prepare(graph(symmetric=False))
-
-
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_means_over_neighbors(symmetric):
     g = graph(symmetric)
@@ -128,16 +123,3 @@ def test_means_over_neighbors(symmetric):
     want = np.hstack([g.features, mean @ g.features, mean @ mean @ g.features])
     want = want.astype(np.float32)
     assert_close(aggregate(g), want, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["forest", "boosting"])
-def test_trees_learn_and_are_reproducible(kind):
-    if kind == "boosting":
-        pytest.importorskip("xgboost")
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(200, 3)).astype(np.float32)
-    labels = (x[:, 0] > 1).astype(int)
-    fit = lambda: rivals.fit_trees(kind, x, labels, np.arange(100), 0, n_estimators=20)
-    p = fit()
-    assert np.array_equal(p, fit())
-    assert ((p[100:] > 0.5) == labels[100:]).mean() > 0.9

@@ -2,10 +2,7 @@
 with it, files are whole or refused, and scikit-learn's own checks.
 """
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +11,7 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-import sklearn.base
-from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import (
-    GridSearchCV,
-    KFold,
-    cross_val_score,
-    train_test_split,
-)
+from sklearn.model_selection import cross_val_score, train_test_split
 from sklearn.utils import estimator_checks
 from test_graph_detector import CHECKS
 
@@ -146,32 +136,6 @@ def test_what_does_not_fit_is_refused(fitted):
                 call()
 
 
-FRESH = """
-import sys
-import numpy as np
-sys.path.insert(0, sys.argv[3])
-from et_nbdev.graph.set_classifier import GraphSetClassifier
-from et_nbdev.graph.sets import GraphSet
-arrays = dict(np.load(sys.argv[2]))
-own = GraphSetClassifier.load(sys.argv[1])
-np.save(sys.argv[2] + ".npy", own.predict_proba(GraphSet(**arrays)))
-"""
-
-
-def test_a_fresh_process_gives_the_same_numbers(fitted, saved, tmp_path, compiled_once):
-    names = ("start", "senders", "receivers", "labels", "node_labels")
-    arrays = {name: getattr(THERE, name) for name in (*names, "node_attributes")}
-    path = tmp_path / "there.npz"
-    np.savez(path, **arrays)
-    quick = str(jax.config.read("jax_disable_most_optimizations"))
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    env = os.environ | compiled_once | {"JAX_DISABLE_MOST_OPTIMIZATIONS": quick}
-    command = [sys.executable, "-c", FRESH, saved, path, root]
-    run = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert np.array_equal(np.load(f"{path}.npy"), fitted.predict_proba(THERE))
-
-
 @pytest.mark.parametrize(
     "changes, layout",
     [
@@ -247,29 +211,5 @@ def test_the_tools_of_scikit_learn_divide_a_set():
     parts = train_test_split(HERE, test_size=10, random_state=0, stratify=classes)
     assert [len(part) for part in parts[:1]] == [30] and isinstance(parts[0], GraphSet)
 
-    class Quick(GraphSetClassifier):
-        "Fits nothing, and remembers what it was given."
-
-        def fit(self, graphs, y=None):
-            self.given_ = graphs
-            return self
-
-        def score(self, graphs, y=None):
-            assert isinstance(self.given_, GraphSet) and isinstance(graphs, GraphSet)
-            return len(self.given_) / 100 + len(graphs)
-
-    folds = KFold(4, shuffle=True, random_state=0)
-    assert cross_val_score(Quick(), HERE, cv=folds).tolist() == [10.3] * 4
-    configs = {"config": [None, ClassifyTraining(epochs=2)]}
-    grid = GridSearchCV(Quick(), configs, cv=folds)
-    assert len(grid.fit(HERE).best_estimator_.given_) == 40
     # two of its folds train and score
     assert len(cross_val_score(GraphSetClassifier(SMALL), HERE[:30], cv=2)) == 2
-
-
-def test_what_is_not_fitted_says_so(fitted):
-    for unfitted in (GraphSetClassifier(), sklearn.base.clone(fitted)):
-        for use in (unfitted.predict, unfitted.predict_proba, unfitted.score):
-            with pytest.raises(NotFittedError, match="GraphSetClassifier .* not"):
-                use(THERE)
-        assert not hasattr(unfitted, "classes_")

@@ -16,16 +16,10 @@ import pytest
 from flax import nnx
 
 from et_nbdev.block import Block
-from et_nbdev.dynamics import Euler, Look, plot_energies
+from et_nbdev.dynamics import Euler, Look, descend
 from et_nbdev.energy import ExternalField
 from et_nbdev.testing import assert_gradient
-from et_nbdev.training import (
-    CheckpointError,
-    OptimConfig,
-    read_meta,
-    read_metrics,
-    save_checkpoint,
-)
+from et_nbdev.training import CheckpointError, read_meta, read_metrics, save_checkpoint
 from et_nbdev.vision import train as image_train
 from et_nbdev.vision.data import fill_mean, normalize, patchify, unpatchify
 from et_nbdev.vision.model import (
@@ -139,9 +133,6 @@ def test_the_defaults_are_et_base():
     assert (c.num_tokens, c.patch_dim, c.steps, c.step_size) == (196, 768, 12, 0.1)
     # the paper's, with one norm for block and decoder, is 4,872,193
     assert count(c) - (768 + 1) == 4_872_193
-    made = image_model(replace(CONFIG, recipe="plain"), rngs=nnx.Rngs(0))
-    assert not made.block.attention.self_attention
-    assert made.block.memory.activation == "relu"
 
 
 # without those of an experiment that another test imports
@@ -225,12 +216,6 @@ def test_an_impossible_model_or_run_names_the_field():
                 TrainConfig(**dict([("model", CONFIG), (name, value)]))
 
 
-def test_a_configuration_survives_json():
-    for c in (ImageConfig(), CONFIG):
-        again = ImageConfig(**json.loads(json.dumps(asdict(c))))
-        assert again == c and hash(again) == hash(c)
-
-
 def test_where_recipes_start():
     large = dict(dim=256, image_size=32)
     for recipe, scale, block in (("plain", 1.0, 1 / 16), ("paper", 0.02, 0.02)):
@@ -299,11 +284,6 @@ def test_a_recipe_of_ones_own(tmp_path, monkeypatch):
     assert list(done.energies) == ["attention", "memory", "field"]
     save_model(tmp_path / "own.safetensors", net)
     assert same(weights(load_model(tmp_path / "own.safetensors")), weights(net))
-    # it is trained, in float32
-    config = TrainConfig(net.config, OptimConfig(steps=2, warmup=1), batch_size=5)
-    images = dict(train=PICTURES, validation=MANY[:10])
-    trained = image_train.train(config, images, progress=False, model=net).model
-    assert {x.dtype for x in jax.tree.leaves(weights(trained))} == {np.dtype("f4")}
     monkeypatch.delitem(RECIPES, "own")
     with pytest.raises(CheckpointError, match="recipe: expected plain or"):
         load_model(tmp_path / "own.safetensors")
@@ -352,45 +332,32 @@ def test_masked_tokens_never_see_their_pixels_nor_pictures_each_other(recipe):
     [({}, 3, 0.1), (dict(steps=0), 0, 0.1), (dict(step_size=0.7), 3, 0.7)],
 )
 def test_a_forward_pass_is_a_descent(model, options, steps, alpha):
-    x = model.encode(*GIVEN)
-    for _ in range(steps):
-        x = x + alpha * model.block.update(model.block.norm(x))
+    x, path = descend(model.block, model.encode(*GIVEN), steps, alpha)
     close(model(*GIVEN, **options), model.decode(x), rtol=1e-3, atol=1e-4)
-    last, trajectory = model.descend(*GIVEN, **options)
-    close(last, x, rtol=1e-3, atol=1e-4)
-    assert trajectory.energies.total.shape == (steps + 1, 5)
+    found = model.descend(*GIVEN, **options)[1].energies.total
+    close(found, path.energies.total, rtol=1e-4)
 
 
-def learned_steps(net, x, steps):
-    "By the formula, beside `LearnedMetric`."
-    s, norm = net.solver, net.block.norm
-    for t in range(steps):
-        t = min(t, len(s.c) - 1)  # a step more repeats the last
-        g = norm(x)
-        logits = g @ s.W[t].T + s.c[...][None, None, t]
-        # σ/γ M u: what the move u does to g, in its direction
-        turned = jax.jvp(norm, (x,), (net.block.update(g),))[1]
-        sigma = np.sqrt(x.var(-1, keepdims=True) + norm.eps) / norm.gamma
-        x = x + np.exp(s.log_alpha[t]) * jax.nn.sigmoid(logits) * turned * sigma
-    return x
+def pixels(patches):
+    "What is shown of predicted patches."
+    found = np.asarray(unpatchify(patches, 8, 4)) * np.float32(CONFIG.std)
+    return np.clip(found + np.float32(CONFIG.mean), 0, 1)
 
 
 def test_learned_steps_are_taken_everywhere(rich, tmp_path):
-    x = learned_steps(rich, rich.encode(*GIVEN), 4)
+    "In the model, in use, and when it comes back from a file."
+    start = rich.encode(*GIVEN)
+    x = descend(rich.block, start, 4, solver=rich.solver)[0]
     close(rich.descend(*GIVEN, steps=4)[0], x, rtol=1e-3, atol=1e-4)
-    # in use, and when it comes back from a file
     save_model(tmp_path / "rich.safetensors", rich)
     again = load_model(tmp_path / "rich.safetensors")
     done, more = (complete(n, PICTURES, HIDDEN, steps=4) for n in (rich, again))
     equal(more.images, done.images)
-    pixels = np.asarray(unpatchify(rich.decode(x), 8, 4)) * np.float32(CONFIG.std)
-    expected = np.clip(pixels + np.float32(CONFIG.mean), 0, 1)
-    close(np.asarray(done.images)[UNDER], expected[UNDER], atol=1e-4)
+    close(np.asarray(done.images)[UNDER], pixels(rich.decode(x))[UNDER], atol=1e-4)
     # steps of a size that is asked for are Euler's
-    asked = complete(rich, PICTURES, HIDDEN, step_size=0.1, steps=1).energies.total
-    x = rich.encode(*GIVEN)
-    x = x + 0.1 * rich.block.update(rich.block.norm(x))
-    close(asked[1], rich.block.energy(rich.block.norm(x)), rtol=1e-4)
+    asked = complete(rich, PICTURES, HIDDEN, step_size=0.1, steps=1).energies
+    x = descend(rich.block, start, 1, 0.1)[1].energies
+    close(asked.total, x.total, rtol=1e-4)
 
 
 def test_the_explorer_takes_the_learned_steps(rich):
@@ -541,19 +508,17 @@ def test_augmented_pictures_are_their_own_targets():
 
 
 def test_parts_have_the_loss_and_the_gradient_of_the_batch(model, monkeypatch):
-    config = TrainConfig(CONFIG, crop=0.5, jitter=0.2)
-    key, found = jax.random.key(0), []
-    for size in (4, 2, 1):
+    "Pictures are drawn before they are divided; how is a function of the key."
+    loss = training_loss(TrainConfig(CONFIG, crop=0.5, jitter=0.2))
+    images, key, found = jnp.asarray(PICTURES[:4]), jax.random.key(0), []
+    for size in (4, 2):
         monkeypatch.setattr(image_train, "part_size", lambda *_, size=size: size)
-        slope = nnx.value_and_grad(training_loss(config), has_aux=True)
-        value, grads = slope(model, jnp.asarray(PICTURES[:4]), key)
-        found.append((value[0], nnx.to_pure_dict(grads)))
-    for parts in found[1:]:
-        near = lambda a, b: close(a, b, rtol=1e-4, atol=1e-6)
-        jax.tree.map(near, parts, found[0])
-    # a function of its key
-    loss = lambda key: training_loss(config)(model, jnp.asarray(PICTURES[:4]), key)[0]
-    assert loss(key) == loss(key) != loss(jax.random.key(1))
+        slope = nnx.value_and_grad(loss, has_aux=True)
+        (value, _), grads = slope(model, images, key)
+        found.append((value, nnx.to_pure_dict(grads)))
+    near = lambda a, b: close(a, b, rtol=1e-4, atol=1e-6)
+    jax.tree.map(near, *found)
+    assert loss(model, images, jax.random.key(1))[0] != value
 
 
 def test_a_cpu_takes_a_batch_in_parts(monkeypatch):
@@ -591,8 +556,7 @@ def test_open_patches_come_back_and_occluded_ones_are_the_models(model, result):
     equal(np.asarray(result.images)[~UNDER], unit[~UNDER])
     for at in result.path:
         equal(np.asarray(at)[~UNDER], unit[~UNDER])
-    predicted = np.asarray(unpatchify(forward(model, *GIVEN), 8, 4))
-    predicted = np.clip(predicted * np.array(CONFIG.std) + CONFIG.mean, 0, 1)
+    predicted = pixels(forward(model, *GIVEN))
     close(np.asarray(result.images)[UNDER], predicted[UNDER], rtol=1e-3, atol=1e-4)
     assert result.images.dtype == jnp.float32
 
@@ -609,12 +573,12 @@ def test_nothing_under_an_occluded_patch_is_looked_at(model, result):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, jnp.bfloat16])
-def test_pixels_of_any_floating_kind(model, result, kind):
-    again = complete(model, (PICTURES / 255).astype(kind), jnp.asarray(HIDDEN))
-    assert again.images.dtype == jnp.float32 and again.path is None
-    fine = kind in (np.float32, np.float64)
-    close(again.images, result.images, atol=1e-5 if fine else 0.02)
+def test_pixels_of_any_floating_kind(model, result):
+    for kind in (np.float16, np.float64, jnp.bfloat16):
+        again = complete(model, (PICTURES / 255).astype(kind), jnp.asarray(HIDDEN))
+        assert again.images.dtype == jnp.float32 and again.path is None
+        off = 1e-5 if kind == np.float64 else 0.02
+        close(again.images, result.images, atol=off)
 
 
 def test_the_path_is_the_completion_at_every_time(model, result):
@@ -670,7 +634,7 @@ def test_what_does_not_fit_is_named(model):
             model(jnp.asarray(patches), jnp.asarray(masked))
 
 
-def test_the_figures(model):
+def test_the_figure(model):
     pytest.importorskip("matplotlib").use("Agg")
     import matplotlib.pyplot as plt
 
@@ -685,8 +649,6 @@ def test_the_figures(model):
     # one color, and the original
     assert (flat == flat[0]).all() and (occluded[4:] == original[4:]).all()
     close(last, complete(model, PICTURES[:1], HIDDEN[:1]).images[0], atol=1e-5)
-    figure = plot_energies(complete(model, PICTURES, HIDDEN).energies, max_lines=4)
-    assert [len(ax.lines) for ax in figure.axes] == [4, 4, 4]
     plt.close("all")
 
 
@@ -808,14 +770,13 @@ def test_an_unknown_source_lists_what_there_is():
 
 def test_held_out_pictures_in_order_with_occlusions_of_their_own():
     draw = lambda *of, **options: [*held_out_batches(MANY, CONFIG, *of, **options)]
-    first, again, other = (draw(2, seed=seed) for seed in (1, 1, 2))
+    joined = lambda found: np.concatenate([o for _, o in found])
+    first = draw(2, seed=1)
     assert [len(x) for x, _ in first] == [250, 10]
     equal(np.concatenate([x for x, _ in first]), MANY)
-    joined = lambda found: np.concatenate([o for _, o in found])
     occluded = joined(first)
     assert occluded.dtype == bool and (occluded.sum(-1) == 2).all()
-    equal(joined(again), occluded)
-    assert (joined(other) != occluded).any()
+    assert (joined(draw(2, seed=2)) != occluded).any()
     assert len({tuple(o) for o in occluded.tolist()}) == 6  # all pairs: none is special
     assert (occluded[250:] != occluded[:10]).any()  # and every batch its own
     # a picture's own, however they are batched and limited
@@ -838,18 +799,14 @@ def test_the_score_is_the_mean_square_of_each_picture():
     assert not evaluate(known, MANY, 2).any()
 
 
-def test_scoring_is_deterministic_and_compiles_once(model, monkeypatch):
+def test_scoring_compiles_once_and_takes_a_depth(model, monkeypatch):
     traced, occlude = [], image_train.occlude
     watch = lambda *args, **options: traced.append(1) or occlude(*args, **options)
     monkeypatch.setattr(image_train, "occlude", watch)
     a = evaluate(model, MANY[:60], 2, seed=1)
     del traced[:]
-    equal(evaluate(model, MANY[:60], 2, seed=1), a)
-    assert not traced
-    assert (evaluate(model, MANY[:60], 2, seed=2) != a).any()
-    close(evaluate(model, MANY[:60], 2, seed=1, limit=30), a[:30], rtol=1e-4)
-    # the depth in use is an option
     equal(evaluate(model, MANY[:60], 2, seed=1, steps=CONFIG.steps), a)
+    assert not traced
     assert not np.allclose(evaluate(model, MANY[:60], 2, seed=1, steps=0), a)
 
 
@@ -862,21 +819,9 @@ def test_a_fill_and_a_model_that_say_the_same_score_the_same():
     score = lambda value: evaluate_fill(fill(value), MANY, CONFIG, 2, seed=3)
     close(score(0.5), evaluate(model, MANY, 2, seed=3), rtol=1e-4)
     equal(score(1.7), score(1.0))
-    truth = lambda images, *_: images.astype(np.float32) / 255
-    assert evaluate_fill(truth, MANY, CONFIG, 2, limit=255).max() < 1e-9
 
 
-# --- training, and the two commands
-
-
-def test_prepare_reads_channels_and_statistics_off_the_pictures():
-    pytest.importorskip("sklearn")
-    config, images = prepare(replace(CONFIGS["digits"], batch_size=10**6))
-    mean, std = images["train"].statistics()
-    found = config.model.channels, config.model.mean, config.model.std
-    assert found == (1, tuple(mean.tolist()), tuple(std.tolist()))
-    assert config.batch_size == len(images["train"])
-    json.dumps(asdict(config))
+# --- training, and the two commands; how words become options is in test_commands.py
 
 
 def test_a_model_of_another_configuration_is_not_trained(model):
@@ -885,21 +830,17 @@ def test_a_model_of_another_configuration_is_not_trained(model):
         image_train.train(config, images, model=model)
 
 
-TINY = (
-    "--config digits --model.dim 8 --model.num_heads 2 --model.head_dim 4"
-    " --model.num_memories 8 --model.steps 2 --optim.steps 4 --optim.warmup 1"
-    " --batch_size 8 --every 2 --validate_on 10 --test_on 12"
-).split()
+DIGITS = CONFIGS["digits"]
+SIZES = dict(dim=8, num_heads=2, head_dim=4, num_memories=8, steps=2)
 TINY_CONFIG = replace(
-    CONFIGS["digits"],
-    batch_size=8,
-    every=2,
-    validate_on=10,
-    optim=replace(CONFIGS["digits"].optim, steps=4, warmup=1),
-    model=replace(
-        CONFIGS["digits"].model, dim=8, num_heads=2, head_dim=4, num_memories=8, steps=2
-    ),
+    DIGITS,
+    **dict(batch_size=8, every=2, validate_on=10),
+    optim=replace(DIGITS.optim, steps=4, warmup=1),
+    model=replace(DIGITS.model, **SIZES),
 )
+TINY = "--config digits --optim.steps 4 --optim.warmup 1 --batch_size 8 --every 2"
+TINY = f"{TINY} --validate_on 10 --test_on 12".split()
+TINY += [word for k, v in SIZES.items() for word in (f"--model.{k}", str(v))]
 # what knows the training pictures, for pictures as small as these
 KNOWN = ["mean training picture", "nearest neighbor", "seven nearest neighbors"]
 KNOWN.append("Gaussian")
@@ -939,38 +880,38 @@ def run(tmp_path_factory):
 
 def test_a_run_writes_its_weights_log_figures_and_metrics(run):
     out, metrics = run
-    weights_and_log = {"best.safetensors", "last.safetensors", "metrics.jsonl"}
-    report = {"metrics.json", "completion.png", "energy.png"}
-    assert set(os.listdir(out)) == weights_and_log | report
+    files = "best.safetensors last.safetensors metrics.jsonl metrics.json"
+    assert {*os.listdir(out)} == {*files.split(), "completion.png", "energy.png"}
     names = {"Energy Transformer", *FILLS, *KNOWN}
     assert set(metrics["masked_patch_mse"]) == names == set(metrics["standard_error"])
     about = [metrics[k] for k in ("pictures", "split", "data")]
     assert about == [12, "test", "digits"] and metrics["config"]["model"]["dim"] == 8
-    assert metrics["best_step"] in (2, 4) and metrics["training_seconds"] > 0
     assert {"commit", "device", "jax", "date", "forward_flops"} <= set(metrics)
     assert [row["step"] for row in read_metrics(out / "metrics.jsonl")] == [2, 4]
-    # a checkpoint of the training is a model file, with the best weights
+    # a checkpoint of the training is a model file, with the best weights; channels and
+    # statistics of the model are those of the pictures
     net = load_model(out / "best.safetensors")
-    config, images = prepare(replace(CONFIGS["digits"], model=net.config))
+    config, images = prepare(replace(DIGITS, model=net.config, batch_size=10**6))
+    mean, std = images["train"].statistics()
+    found = net.config.channels, net.config.mean, net.config.std
+    assert found == (1, tuple(mean.tolist()), tuple(std.tolist()))
+    assert config.batch_size == len(images["train"]) and config.model == net.config
     scores = evaluate(net, images["test"], config.num_occluded, limit=12)
-    mse, error = (
-        metrics[k]["Energy Transformer"] for k in ("masked_patch_mse", "standard_error")
-    )
-    assert mse == pytest.approx(float(scores.mean()), rel=1e-5)
-    assert error == pytest.approx(float(scores.std(ddof=1) / 12**0.5), rel=1e-4)
+    error = scores.std(ddof=1) / 12**0.5
+    for key, value in (("masked_patch_mse", scores.mean()), ("standard_error", error)):
+        assert metrics[key]["Energy Transformer"] == pytest.approx(value, rel=1e-4)
     assert read_meta(out / "best.safetensors")["step"] == metrics["best_step"]
 
 
 def test_run_again_it_finishes_at_once(run, monkeypatch, capsys):
     out, metrics = run
-    names = ("best.safetensors", "last.safetensors", "metrics.jsonl")
-    before = {name: (out / name).read_bytes() for name in names}
+    before = {path: path.read_bytes() for path in out.glob("*.safetensors")}
     again = lambda config: lambda *args: pytest.fail("trained again")
     monkeypatch.setattr(image_train, "training_loss", again)
     for plot in ("plot_completion", "plot_energies"):
         monkeypatch.setattr(image_train, plot, blank)
     assert reported(out)["masked_patch_mse"] == metrics["masked_patch_mse"]
-    assert before == {name: (out / name).read_bytes() for name in names}
+    assert before == {path: path.read_bytes() for path in before}
     printed = capsys.readouterr().out
     assert f"figures: {out}/; from_pretrained" in printed
     best = weights(load_model(out / "best.safetensors"))
@@ -979,28 +920,14 @@ def test_run_again_it_finishes_at_once(run, monkeypatch, capsys):
         assert re.search(rf"{name} +{mse:.3f} ± ", printed), printed
 
 
-def test_a_folder_of_another_configuration_is_refused(run):
-    change = ["--model.recipe", "waves"]
-    status, said = stopped([*TINY, "--out", str(run[0]), *change])
-    assert status and "recipe: 'plain' there, 'waves' here" in said
-
-
 @pytest.mark.parametrize(
     "argv, says",
     [
-        ("--config huge", "--config huge small digits et-base"),
         ("--data nosuchset", "nosuchset digits cifar10"),
-        ("--model.dim zero", "--model.dim zero int"),
-        ("--model.dim 0", "dim least"),
         ("--model.recipe soup", "recipe soup tiny-imagenet"),
-        ("--optim.lr -1", "lr -1.0"),
-        ("--optim.lr fast", "--optim.lr fast float"),
         ("--model.patch_size 3", "patch_size 3"),
-        ("--model.step_size nan", "step_size"),
         ("--occluded 0.01", "occluded"),
         ("--test_on 0", "test_on"),
-        ("--wings 2", "--wings"),
-        ("--out", "--out"),
     ],
 )
 def test_a_bad_option_is_named(tmp_path, monkeypatch, capsys, argv, says):
@@ -1009,8 +936,7 @@ def test_a_bad_option_is_named(tmp_path, monkeypatch, capsys, argv, says):
     monkeypatch.delenv("ET_DATA", raising=False)
     scored = lambda *a, **k: pytest.fail("got as far as scoring")
     monkeypatch.setattr(image_train, "evaluate", scored)
-    first = [] if argv.startswith("--config") else TINY
-    status, message = stopped([*first, *argv.split()])
+    status, message = stopped([*TINY, *argv.split()])
     message += capsys.readouterr().err
     assert status and all(word in message for word in says.split()), message
     assert not (tmp_path / "runs" / "digits" / "last.safetensors").exists()
@@ -1024,23 +950,7 @@ def test_options_reach_the_configuration(monkeypatch):
         raise ModuleNotFoundError("pip install 'et_nbdev[images]'")
 
     monkeypatch.setattr(image_train, "prepare", grab)
-    for argv, config in (
-        *((["--config", name], CONFIGS[name]) for name in CONFIGS),
-        ([], CONFIGS["small"]),
-        (TINY, TINY_CONFIG),
-        (
-            "--config digits --model.recipe transformer --optim.lr 1e-2 --data cifar10"
-            " --seed=7 --occluded 0.75".split(),
-            replace(
-                CONFIGS["digits"],
-                data="cifar10",
-                seed=7,
-                occluded=0.75,
-                optim=replace(CONFIGS["digits"].optim, lr=1e-2),
-                model=replace(CONFIGS["digits"].model, recipe="transformer"),
-            ),
-        ),
-    ):
+    for argv, config in (([], CONFIGS["small"]), (TINY, TINY_CONFIG)):
         assert stopped(argv) == (1, "et_train_images: pip install 'et_nbdev[images]'")
         assert seen.pop() == config
 
@@ -1051,28 +961,25 @@ def test_the_demo_trains_once_and_shows(tmp_path, monkeypatch, capsys):
     """
     pytest.importorskip("sklearn"), pytest.importorskip("skimage")
     pytest.importorskip("matplotlib").use("Agg")
-    shown = []
+    shown, out = [], tmp_path / "out"
     show = lambda model, images, occluded: shown.append(images.shape) or blank()
     monkeypatch.setitem(image_train.CONFIGS, "digits", TINY_CONFIG)
     monkeypatch.setattr(image_train, "plot_completion", show)
     monkeypatch.setattr(image_train, "plot_energies", blank)
     monkeypatch.setattr(image_train, "FILLS", {"mean of the open pixels": fill_mean})
-    _demo_main(["--out", str(tmp_path / "out")])
+    _demo_main(["--out", str(out)])
     printed = capsys.readouterr().out
     assert shown[0] == (6, 64, 64, 3)
     found = re.findall(r"mean energy +(\S+)", printed)
     energies = [float(e.replace(",", "")) for e in found]
     assert len(energies) == 7 and energies == sorted(energies, reverse=True)
-    out = tmp_path / "out"
-    assert set(os.listdir(out)) == {"digits", "six-photographs"}
     files = {"completion.png", "energy.png", "metrics.json", "run"}
     assert set(os.listdir(out / "digits")) == files
     assert all((out / "six-photographs" / f).stat().st_size for f in sorted(files)[:2])
     assert "Energy Transformer" in printed and "4/4" in printed
     again = lambda config: lambda *args: pytest.fail("trained again")
     monkeypatch.setattr(image_train, "training_loss", again)
-    metrics = _demo("digits", out)
-    assert metrics["pictures"] == 400 and {*KNOWN} < {*metrics["masked_patch_mse"]}
+    assert _demo("digits", out)["pictures"] == 400
     monkeypatch.setattr(image_train, "_complete_photographs", lambda out: None)
     assert stopped(["--data", "nosuchset", "--out", str(out)], _demo_main)[0]
 

@@ -186,19 +186,6 @@ def test_words_that_are_empty_or_zero_say_nothing(alone):
     assert '--data "digits"' in make(alone, "-n", "demo", "DATA=").stdout
 
 
-def test_python_is_found_where_pyenv_keeps_it(alone):
-    for version in ("3.10.1", f"{PYTHONS[-1]}.7"):
-        folder = alone / "home/.pyenv/versions" / version / "bin"
-        folder.mkdir(parents=True)
-        (folder / "python").touch()
-    (alone / "bin").mkdir()  # the commands that the Makefile uses, and no Python
-    for name in ("make", "sh", "sed", "rm", "touch"):
-        (alone / "bin" / name).symlink_to(shutil.which(name))
-    env = dict(HOME=str(alone / "home"), PYENV_ROOT="", PATH=str(alone / "bin"))
-    run = make(alone, "demo", "PYTHON=", **env)
-    assert f"{PYTHONS[-1]}.7/bin/python" in run.stderr and "3.10.1" not in run.stderr
-
-
 def test_the_development_set_leaves_dgl_and_torch_out():
     names = {r.name for extra in EXTRAS if extra != "dgl" for r in required(extra)}
     assert not {"dgl", "torch"} & names
@@ -246,7 +233,8 @@ def test_a_script_that_trained_ends_with_status_0(tmp_path):
     few = "--optim.steps 2 --optim.warmup 1 --every 2 --model.dim 8 --model.hidden 8"
     script = Path(sysconfig.get_path("scripts"), "et_train_anomaly")
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "agg"}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    env["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # it compiles longer than it runs
     command = [script, *few.split(), "--out", tmp_path]
     ended = subprocess.run(command, env=env, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

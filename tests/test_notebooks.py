@@ -3,13 +3,13 @@ would run it.
 """
 
 import json
+import multiprocessing
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import run_notebook
 from conftest import QUICK_FLAGS
 
 NBS = Path(__file__).resolve().parent.parent / "nbs"
@@ -17,7 +17,11 @@ NOTEBOOKS = sorted(
     p for p in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts
 )
 MINUTES = 15
-SKIPPED = 77
+# its children are forked with these imported already
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(
+    ["nbdev.test", "et_nbdev.testing", "et_nbdev.vision.train", "et_nbdev.graph.nodes"]
+)
 
 # These train for long or run large problems; in all others the compiler takes longer
 # than what it compiles, and is told to hurry.
@@ -33,42 +37,26 @@ COMPUTE = {
 # What XLA's older emitters save in compiling, these lose in running.
 NEW_EMITTERS = {"kernels", "37_classification", "51_performance"}
 
-# The flags of settings.ini (`tst_flags`) and `#| eval: false` say which cells are left
-# out.
-RUN = f"""
-import sys
-from pathlib import Path
-from nbdev.config import get_config
-from nbdev.test import test_nb
-passed, seconds = test_nb(Path(sys.argv[1]), skip_flags=get_config().tst_flags.split())
-sys.exit({SKIPPED} if seconds == 0 else not passed)
-"""
-
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebook_runs(path):
-    environment = dict(os.environ)
-    if path.stem in NEW_EMITTERS and environment.get("XLA_FLAGS") == QUICK_FLAGS:
-        del environment["XLA_FLAGS"]
-    if path.stem not in COMPUTE:
-        environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-    run = subprocess.run(
-        [sys.executable, "-c", RUN, path],
-        cwd=NBS,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=60 * MINUTES,
-    )
-    if run.returncode == SKIPPED:
+def test_notebook_runs(path, tmp_path):
+    flags = os.environ.get("XLA_FLAGS", "")
+    if path.stem in NEW_EMITTERS and flags == QUICK_FLAGS:
+        flags = ""
+    quick, said = path.stem not in COMPUTE, tmp_path / "said"
+    given = path, NBS, said, flags, quick
+    process = SERVER.Process(target=run_notebook.run, args=given)
+    process.start()
+    process.join(60 * MINUTES)
+    if process.exitcode is None:
+        process.kill()
+    if process.exitcode == run_notebook.SKIPPED:
         pytest.skip(f"{path.name} says skip_exec")
-    if run.returncode:
-        lines = re.sub(r"\x1b\[[0-9;]*m", "", run.stdout).splitlines()[-40:]
-        said = f"{path.name} failed (exit status {run.returncode}):"
-        pytest.fail("\n".join([said, *lines]), pytrace=False)
+    if process.exitcode != 0:
+        text = re.sub(r"\x1b\[[0-9;]*m", "", said.read_text(errors="replace"))
+        first = f"{path.name} failed (exit status {process.exitcode}):"
+        lines = [first, *text.splitlines()[-40:]]
+        pytest.fail("\n".join(lines), pytrace=False)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

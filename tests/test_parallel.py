@@ -54,13 +54,6 @@ PROGRAM = textwrap.dedent("""
 """)
 
 
-COMMAND = "from et_nbdev.vision.train import _main; _main()"
-FEW_STEPS = (
-    "--config digits --optim.steps 4 --optim.warmup 1 --every 4 --model.dim 8"
-    " --model.num_memories 16 --model.steps 2 --test_on 16"
-).split()
-
-
 def python(program, *args, devices=1, cluster=None):
     env = {
         **os.environ,
@@ -146,15 +139,6 @@ def test_two_processes_give_the_loss_curve_of_one_and_resume(tmp_path, alone):
     ]
     two_processes(tmp_path, folder=folder)  # nothing left to do: both return at once
     assert (folder / "metrics.jsonl").read_text().splitlines() == lines
-
-
-@pytest.mark.long
-def test_the_command_trains_on_all_devices_of_all_processes(tmp_path):
-    args = *FEW_STEPS, "--devices", "all", "--out", tmp_path
-    running = [python(COMMAND, *args, devices=2, cluster=c) for c in two()]
-    finish(*running)
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
-    assert metrics["device"].startswith("4 ×") and metrics["best_step"] == 4
 
 
 def test_a_cluster_that_cannot_be_is_refused(monkeypatch):

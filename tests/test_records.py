@@ -107,13 +107,6 @@ def test_all_models_have_the_same_budget():
         assert all(other == alike[0] for other in alike)
 
 
-def test_rows_of_several_kinds_share_their_trials():
-    for data in ("digits-relations", "amazon-upu-alike"):
-        own = [records.lines()[data, 0.4, n] for n in ("et", "et-max", "et-concat")]
-        tried = [[t["config"] for t in by[0]["trials"][:8]] for by in own]
-        assert tried[0] == tried[1] == tried[2]
-
-
 def test_the_best_runs_are_counted_from_their_weights():
     "The memories that act, as the lesson has them, are of files that are kept."
     for row in records.one("image-memories"):

@@ -189,13 +189,6 @@ def test_anderson_beats_growing_steps_and_these_equal_ones(x64):
     assert needed[0] < needed[1] < needed[2] / 2
 
 
-def test_a_longer_state_with_longer_steps_goes_the_same_way(x64):
-    run = lambda s: solve(
-        block_of(), s * tokens(2, 5, 6), Backtracking(0.03 * s), evaluations=40
-    )
-    assert_close(run(70.0).energies.total, run(10.0).energies.total, rtol=1e-5)
-
-
 # --- certificates ---
 
 
@@ -383,24 +376,6 @@ def test_sizes_of_channels_start_at_half_the_step_size():
 
 
 # --- inside other programs, and refused ---
-
-
-def test_one_program_for_all_numbers_and_for_every_sample(x64):
-    block, x, traces = block_of(), tokens(3, 5, 6), []
-
-    @jax.jit
-    def end(x, step_size, tolerance):
-        traces.append(None)
-        solver, options = Backtracking(step_size), dict(evaluations=20)
-        return solve(block, x, solver, tolerance=tolerance, **options).energies.total
-
-    for size, tolerance in ((0.1, 1e-2), (0.3, 1e-3)):
-        options = dict(evaluations=20, tolerance=tolerance)
-        eager = solve(block, x, Backtracking(size), **options).energies.total
-        assert_close(end(x, size, tolerance), eager)
-    assert len(traces) == 1
-    total = lambda x: solve(block, x, evaluations=20).energies.total
-    assert_close(jax.vmap(total, out_axes=1)(x), total(x), rtol=1e-6)
 
 
 @pytest.mark.parametrize("by", ["x", "field", "solver"])

@@ -12,7 +12,6 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from et_nbdev.memory import HopfieldMemory
 from et_nbdev.norm import EnergyLayerNorm
 
 PLANTED = textwrap.dedent("""
@@ -36,9 +35,6 @@ PLANTED = textwrap.dedent("""
 
     def rows(x: Float[np.ndarray, "D"], y: Float[Array, "N D"]) -> int:
         return len(y)
-
-    def plain(x):
-        return x
 
     @dataclass
     class Held:
@@ -114,12 +110,3 @@ def test_a_dataclass_is_judged_by_what_it_holds(planted):
         planted.Held([])
     with pytest.raises(jaxtyping.TypeCheckError, match="Held"):
         planted.Held((1, 2), name=3)
-
-
-def test_what_has_no_annotation_is_left_alone(planted):
-    assert not hasattr(planted.plain, "__wrapped__")
-
-
-def test_a_users_error_is_the_librarys_own():
-    with pytest.raises(ValueError, match="^dim: expected a whole number"):
-        HopfieldMemory("many", 8, rngs=None)
