@@ -6,7 +6,7 @@ and installs it. There and anywhere else the cell makes figures sharp.
 
 import json
 
-from modules import NBS, notebooks, settings
+from modules import NBS, dumped, notebooks, settings
 
 ID = "c01ab000"
 CELL = """#| hide
@@ -39,13 +39,8 @@ def with_cell(notebook, source):
     first = next((i for i, c in enumerate(cells) if c["cell_type"] == "code"), None)
     if first is None:
         return notebook
-    cell = {
-        "cell_type": "code",
-        "execution_count": None,
-        "id": ID,
-        "metadata": {},
-        "outputs": [],
-    }
+    cell = {"cell_type": "code", "id": ID, "metadata": {}, "outputs": []}
+    cell["execution_count"] = None
     if cells[first].get("id") == ID:
         cell = cells.pop(first)
     cells.insert(first, {**cell, "source": source.splitlines(keepends=True)})
@@ -57,10 +52,7 @@ def main():
         folder = path.parent.relative_to(NBS.parent).as_posix()
         source = install_cell(settings(), folder)
         notebook = json.loads(path.read_text(encoding="utf-8"))
-        text = json.dumps(
-            with_cell(notebook, source), indent=1, ensure_ascii=False, sort_keys=True
-        )
-        path.write_text(text + "\n", encoding="utf-8")
+        path.write_text(dumped(with_cell(notebook, source)), encoding="utf-8")
 
 
 if __name__ == "__main__":

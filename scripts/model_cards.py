@@ -9,28 +9,11 @@ import json
 
 import numpy as np
 from modules import ROOT
-from records import filled, one, read, spread, table
+from records import NAMES, filled, one, read, spread, table
 from safetensors import safe_open
 
 from et_nbdev.vision.model import newer
 
-# What no file holds: what the pictures are, and under which terms.
-DATA = {
-    "tiny-imagenet": (
-        "Tiny ImageNet (200 classes of ImageNet, 64×64), 70,000 of a random 75,000 of its"
-        " 100,000 training pictures",
-        "ImageNet's terms of access: pictures of many owners, for non-commercial"
-        " research and education",
-    ),
-    "cifar10": (
-        "CIFAR-10 (Krizhevsky, 2009; 32×32), re-encoded in JPEG",
-        "none stated; published for research",
-    ),
-    "digits": (
-        "scikit-learn's handwritten digits (Alpaydin and Kaynak, 1998; 8×8, gray)",
-        "CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits)",
-    ),
-}
 RIVAL = "weight-shared transformer"
 NEWER = (  # than α, in a model of this library's own recipe
     "learned steps with a size for every channel, from a matrix per step, relative"
@@ -101,7 +84,7 @@ def card(path):
         f" T = {c['steps']}, {kind}; {count:,} parameters" + f",{own}" * bool(maps),
         "size": c["image_size"],
         "color": "gray" if c["channels"] == 1 else "color",
-        **dict(zip(("data", "terms"), DATA[metrics["data"]])),
+        **NAMES["data"][metrics["data"]],
         "steps": f"{run['steps']:,}",
         "batch": batch,
         "minutes": f"{run['seconds'] / 60:.0f}",
@@ -157,11 +140,7 @@ def cards():
 
 def page():
     "The page of the site."
-    return (
-        '---\ntitle: "Model cards"\ndescription: "The weights that come with the'
-        ' library: data, budget, seeds, limits, licence."\nrepo-actions: false\n---\n\n'
-        + cards()
-    )
+    return filled("models", {"cards": cards()})
 
 
 if __name__ == "__main__":

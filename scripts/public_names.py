@@ -3,6 +3,7 @@ tests/public_names.txt` where the change is meant.
 """
 
 import ast
+import re
 from pathlib import Path
 
 LIB = Path(__file__).resolve().parent.parent / "et_nbdev"
@@ -13,12 +14,9 @@ def names():
     found = []
     for path in LIB.rglob("[!_]*.py"):
         module = ".".join(path.relative_to(LIB.parent).with_suffix("").parts)
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if (
-                isinstance(node, ast.Assign)
-                and ast.unparse(node.targets[0]) == "__all__"
-            ):
-                found += [f"{module}.{name}" for name in ast.literal_eval(node.value)]
+        listed = re.search(r"(?s)^__all__ = (\[.*?\])", path.read_text("utf-8"), re.M)
+        names = ast.literal_eval(listed[1]) if listed else []
+        found += [f"{module}.{name}" for name in names]
     return sorted(found)
 
 

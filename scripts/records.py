@@ -7,6 +7,7 @@ files, and read them by the functions at the top.
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,10 @@ from et_nbdev.testing import half_interval
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
+# How things are called, in the order of tables.
+NAMES = tomllib.loads((ROOT / "scripts/pages/names.toml").read_text(encoding="utf-8"))
+MODELS, LINES, METRICS = (NAMES[kind] for kind in ("models", "lines", "metrics"))
+CLASSIFIERS, PUZZLES = NAMES["classifiers"], NAMES["puzzles"]
 
 # --- what lessons and pages share ---
 
@@ -154,27 +159,6 @@ def filled(name, values):
 
 # --- completing pictures ---
 
-MODELS = {
-    "et-operations": "ET, a gate",
-    "et-small-operations": "ET, a gate, σ = 1/√K",
-    "et-small-parameters": "ET, a gate, σ = 1/√K, equal parameters",
-    "et-paper-operations": "ET, the paper's setting",
-    "et-metric-operations": "ET, one W",
-    "et-metric-operations-free": "ET, one W, no decay",
-    "et-metric-parameters": "ET, one W, equal parameters",
-    "et-gelu-operations": "ET, one W, GELU",
-    "et-maps-operations": "ET, W per step",
-    "et-maps-operations-free": "ET, W per step, no decay",
-    "transformer": "transformer",
-    "transformer-free": "transformer, no decay",
-    "transformer-plain": "transformer without relative positions",
-    "transformer-gated-operations": "transformer, factors",
-    "transformer-maps-operations": "transformer, factors, W per step",
-    "hyperset-operations": "Hyper-SET, as published",
-    "hyperset-true-operations": "Hyper-SET's energy, its gradient",
-}
-BASES = "transformer", "transformer-gated-operations", "et-metric-operations"
-
 
 def picture_runs(folder="image-pair", data="tiny-imagenet"):
     "Runs; names that end in -free are without weight decay."
@@ -206,17 +190,16 @@ def points(run):
 
 def commands(*folders):
     "The commands that make the full runs of some folders."
-    lines, key = [], ("name", "steps", "lr", "kind", "backend")
+    lines, key = [], ("name", "steps", "lr", "kind")
     for folder in folders:
-        for (name, steps, lr, kind, backend), by in grouped(read(folder), *key).items():
+        for (name, steps, lr, kind), by in grouped(read(folder), *key).items():
             line = f"python experiments/image_pair.py --steps {steps} --lr {lr:g}"
-            line += " --lanes" * (backend == "gpu")
             line += " --data cifar10" * kind.startswith("cifar")
             line += " --weight-decay 0" * kind.endswith("decay-0")
             line += f" --out results/{folder}" * (folder != "image-pair")
             line += " --trial-steps 225" * (steps == 450)
             line += f" \\\n    --only {name} --seeds {' '.join(map(str, by))}"
-            if (steps, folder) != (450, "image-pair"):  # those are `--trials`
+            if (steps, folder) != (450, "image-pair"):  # those chose rates
                 lines.append(line)
     return "\n".join(sorted(lines))
 
@@ -232,7 +215,8 @@ def pictures():
         "minus free table": lambda k: (k[0], "zero"),
     }
     terms = grouped(read("image-terms"), "name"), "variant", {"minus full": "full"}
-    others = *BASES, "et-metric-operations-free", "hyperset-operations"
+    others = "transformer", "transformer-gated-operations", "et-metric-operations"
+    others += "et-metric-operations-free", "hyperset-operations"
     others = {f"minus {MODELS[n]}": lambda k, n=n: (k[0], n) for n in others}
     every = picture_runs() + picture_runs("image-rates") + picture_runs(data="cifar10")
     passes = {n: by.values() for (steps, n), by in full.items() if steps == 10_938}
@@ -313,23 +297,6 @@ def small_pictures():
 
 # --- odd nodes ---
 
-LINES = {
-    "mlp": "MLP",
-    "forest": "random forest",
-    "boosting": "boosted trees",
-    "gcn": "GCN",
-    "transformer": "graph transformer",
-    "bwgnn": "BWGNN",
-    "et": "Energy Transformer",
-    "mlp-2hop": "MLP, 2 hops",
-    "bwgnn-2hop": "BWGNN, 2 hops",
-    "et-2hop": "ET, 2 hops",
-    "forest-2hop": "random forest, 2 hops",
-    "boosting-2hop": "boosted trees, 2 hops",
-    "bwgnn-2hop-labels": "BWGNN, 2 hops, labels",
-    "et-2hop-labels": "ET, 2 hops, labels",
-}
-METRICS = {"macro_f1": "macro-F1", "auroc": "AUROC", "auprc": "AUPRC"}
 GRAPHS = [(data, share) for data in ("tolokers", "amazon-upu") for share in (0.01, 0.4)]
 
 
@@ -413,14 +380,6 @@ def odd_nodes():
 # --- whole graphs ---
 
 SETS = "MUTAG PROTEINS ENZYMES NCI1 NCI109 Mutagenicity DD".split()
-CLASSIFIERS = {
-    "et": "ET",
-    "gin": "GIN",
-    "gin-returns": "GIN, same positions",
-    "agnostic": "no edges",
-    "et-eigenvectors": "ET, eigenvectors and CLS",
-    "et-paper": "ET, the paper's setting",
-}
 ACCURACY = dict(score="test_accuracy", overlap=1 / 8)  # one fold tests, eight train
 
 
@@ -535,17 +494,6 @@ the reference's.
 
 
 # --- puzzles ---
-
-PUZZLES = {
-    "energy": "Energy Transformer",
-    "units": "Energy Transformer, told the kinds of pairs; a size per channel",
-    "attract": "all heads attract",
-    "places": "all heads attract, a vector per cell instead of biases",
-    "no-key": "trained without the key term",
-    "transformer": "transformer block, T times",
-    "units-transformer": "transformer block, T times; told the kinds of pairs",
-    "hyperset": "Hyper-SET's step",
-}
 
 
 def puzzle_runs():
