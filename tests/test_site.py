@@ -213,6 +213,9 @@ def test_a_page_of_the_engine_room_lies_beside_the_others(site):
     assert "(notebooks/engine/toy.ipynb)" in sources["page-links"]
     assert "[Layer normalization](03_norm.ipynb)" in sources["8d1e5701"]
     assert "(engine_toy.ipynb)" in str(staged(site, "32_anomaly.ipynb"))
+    # of two chapters that make a module
+    place = modules.meaning("et_nbdev.vision.model.complete", "x")
+    assert place == ("engine/pictures.ipynb", "complete")
     assert modules.linked("`et_nbdev.toy`", "x") == "[`et_nbdev.toy`](engine_toy.ipynb)"
     text = (
         "![A](../images/a.png) [b](c.ipynb#d) [e](../../results/f) [g](#h) `](i)` $]($"
