@@ -17,16 +17,9 @@ import numpy as np
 from flax import nnx
 from timing import in_turn, medians, options, trainer, write
 
+from et_nbdev.graph import sets
 from et_nbdev.graph.classify import ClassifyConfig, ClassifyTraining, GraphClassifier
 from et_nbdev.graph.crossval import graph_loss
-from et_nbdev.graph.sets import (
-    EdgeLists,
-    flip_signs,
-    laplacian_positions,
-    learn_encoding,
-    load_graphs,
-    make_buckets,
-)
 
 MODEL = ClassifyConfig(
     dim=32, num_heads=4, head_dim=8, num_memories=128, num_positions=8, blocks=2
@@ -49,7 +42,7 @@ class PlainClassifier(GraphClassifier):
 
     def __call__(self, batch, rngs=None):
         c, one = self.config, dict(constant_values=True)
-        x = self.tokens(batch if rngs is None else flip_signs(batch, rngs.signs()))
+        x = self.tokens(batch if rngs is None else sets.flip_signs(batch, rngs.signs()))
         here = jnp.pad(batch.present, ((0, 0), (1, 0)), **one)
         linked = jnp.pad(batch.adjacency != 0, ((0, 0), (1, 0), (1, 0)), **one)
         mask = here[:, :, None] & here[:, None] & linked
@@ -78,26 +71,25 @@ def training(make, graphs, features: int, config):
     model = make(*sizes, config.model, num_edge_features=0, rngs=nnx.Rngs(0))
     graphdef, params = nnx.split(model, nnx.Param)
     loss = partial(graph_loss, share=1 / config.batch_size)
-    optim = config.optim(10**4)
-    train = trainer(graphdef, nnx.to_pure_dict(params), loss, optim)
+    train = trainer(graphdef, nnx.to_pure_dict(params), loss, config.optim(10**4))
     return lambda batches: list(map(train, batches))
 
 
 def main():
     numbers = dict(rounds=5, plain_batches=4, set_batch=4)
     args = options(__doc__, "classification", data="PROTEINS", **numbers).parse_args()
-    graphs, rng = load_graphs(args.data), np.random.default_rng(0)
+    graphs, rng = sets.load_graphs(args.data), np.random.default_rng(0)
     ids, config = np.arange(len(graphs)), ClassifyTraining(args.data, model=MODEL)
-    encoding = learn_encoding(graphs, ids)
+    encoding = sets.learn_encoding(graphs, ids)
     features, e = (part.shape[1] for part in encoding(graphs[:1]))
     assert not e, "the plain way has no features of edges"
-    positions = laplacian_positions(graphs, MODEL.num_positions)
+    positions = sets.laplacian_positions(graphs, MODEL.num_positions)
 
     def padded(some):
         "These graphs as one batch, padded to the largest of them."
-        own = laplacian_positions(graphs[some], MODEL.num_positions)
+        own = sets.laplacian_positions(graphs[some], MODEL.num_positions)
         whole = dict(num_buckets=1, batch_size=len(some), room=2**40)
-        one = make_buckets(graphs[some], encoding, positions=own, **whole)
+        one = sets.make_buckets(graphs[some], encoding, positions=own, **whole)
         return next(one.batches(np.arange(len(some))))
 
     B = config.batch_size
@@ -108,22 +100,21 @@ def main():
         "largest of the batch": np.array_split(drawn, args.plain_batches),
         "largest of the set": [np.append(others, largest)],
     }
-    kinds = {kind: list(map(padded, parts)) for kind, parts in kinds.items()}
     tables = dict(num_buckets=config.num_buckets, batch_size=B)
     supply = {
-        "buckets": make_buckets(graphs, encoding, positions=positions, **tables),
-        "edges": EdgeLists(graphs, encoding, positions, B),
+        "buckets": sets.make_buckets(graphs, encoding, positions=positions, **tables),
+        "edges": sets.EdgeLists(graphs, encoding, positions, B),
     }
-    work, count = {}, {}
-    for name, batches in supply.items():
+    work, count = {}, dict.fromkeys(supply, len(ids))
+    for name, own in supply.items():
         train, number = training(GraphClassifier, graphs, features, config), iter(ids)
-        call = lambda b=batches, t=train, n=number: t(b.batches(ids, 0, int(next(n))))
-        work[name], count[name] = call, len(ids)
-    for kind, batches in kinds.items():
+        batches = lambda own=own, n=number: own.batches(ids, 0, int(next(n)))
+        work[name] = lambda batches=batches, t=train: t(batches())
+    for kind, each in kinds.items():
+        batches = list(map(padded, each))
         for name, make in (("plain", PlainClassifier), ("our model", GraphClassifier)):
             train, way = training(make, graphs, features, config), f"{name}, {kind}"
-            work[way] = lambda b=batches, t=train: t(b)
-            count[way] = sum(len(batch.labels) for batch in batches)
+            work[way], count[way] = partial(train, batches), sum(map(len, each))
     median = medians(in_turn(work, args.rounds))
     rate = {name: count[name] / s for name, s in median.items()}
     plain = rate["plain, largest of the batch"]

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 import jax
 import jax.numpy as jnp
 import numpy as np
-from timing import alone, in_turn, medians, options, peak, spreads, write
+from timing import alone, compared, options, peak, write
 
 from et_nbdev.graph.classify import GraphClassifier
 from et_nbdev.graph.crossval import FitConfig, programs, taken_apart
@@ -52,43 +52,39 @@ def ours(make, config, supply, sizes, ids):
     return epoch
 
 
-def layers_of(package, pieces):
-    "Layer, its call, sum over nodes, batches, and a batch's parts, of a package."
+def geometric(pieces):
+    "Layer, its call, sum over nodes and batches (graph, h, labels) of PyG."
     import torch
+    from torch_geometric.data import Data
+    from torch_geometric.loader import DataLoader
+    from torch_geometric.nn import GINConv, global_add_pool
 
-    if package == "torch_geometric":
-        from torch_geometric.data import Data
-        from torch_geometric.loader import DataLoader
-        from torch_geometric.nn import GINConv, global_add_pool
+    data = [Data(x=x, edge_index=torch.stack([s, r]), y=y) for x, s, r, y in pieces]
+    loader = DataLoader(data, FIT.batch_size, shuffle=True)
+    conv = partial(GINConv, train_eps=True)
+    near = lambda layer, graph, h: layer(h, graph.edge_index)
+    pool = lambda graph, h: global_add_pool(h, graph.batch)
+    return conv, near, pool, lambda: ((graph, graph.x, graph.y) for graph in loader)
 
-        data = [Data(x=x, edge_index=torch.stack([s, r]), y=y) for x, s, r, y in pieces]
-        return (
-            lambda layers: GINConv(layers, train_eps=True),
-            lambda layer, graph, h: layer(h, graph.edge_index),
-            lambda graph, h: global_add_pool(h, graph.batch),
-            DataLoader(data, FIT.batch_size, shuffle=True),
-            lambda graph: (graph, graph.x, graph.y),
-        )
+
+def dgl_layers(pieces):
+    "The same of DGL."
     import dgl
     from dgl.dataloading import GraphDataLoader
     from dgl.nn.pytorch import GINConv, SumPooling
 
-    data = []
-    for x, s, r, y in pieces:
-        graph = dgl.graph((s, r), num_nodes=len(x))
+    data = [(dgl.graph((s, r), num_nodes=len(x)), x, y[0]) for x, s, r, y in pieces]
+    for graph, x, _ in data:
         graph.ndata["x"] = x
-        data.append((graph, y[0]))
-    return (
-        lambda layers: GINConv(layers, "sum", learn_eps=True),
-        lambda layer, graph, h: layer(graph, h),
-        SumPooling(),
-        GraphDataLoader(data, batch_size=FIT.batch_size, shuffle=True),
-        lambda batch: (batch[0], batch[0].ndata["x"], batch[1]),
-    )
+    data = [(graph, y) for graph, _, y in data]
+    loader = GraphDataLoader(data, batch_size=FIT.batch_size, shuffle=True)
+    conv = lambda layers: GINConv(layers, "sum", learn_eps=True)
+    near = lambda layer, graph, h: layer(graph, h)
+    return conv, near, SumPooling(), lambda: ((g, g.ndata["x"], y) for g, y in loader)
 
 
-def torch_gin(graphs, features, ids, package):
-    "The same for GIN in PyTorch, its layers and its batches made by `package`."
+def torch_gin(graphs, features, ids, layers_of):
+    "The same for GIN in PyTorch, its layers and its batches made by a package."
     import torch
     from torch import nn
 
@@ -102,13 +98,13 @@ def torch_gin(graphs, features, ids, package):
         ends = [torch.from_numpy(e.astype(np.int64) - nodes.start) for e in ends]
         label = torch.tensor([int(graphs.labels[i])])
         pieces.append((torch.from_numpy(features[nodes]), *ends, label))
-    conv, near, pool, loader, unpack = layers_of(package, pieces)
+    conv, near, pool, batches = layers_of(pieces)
     D, F, C = GIN_CONFIG.hidden, features.shape[1], graphs.num_classes
+    sizes = [F, *[D] * (GIN_CONFIG.num_layers - 1)]
 
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            sizes = [F, *[D] * (GIN_CONFIG.num_layers - 1)]
             halves = lambda i: (nn.Linear(i, D), nn.BatchNorm1d(D), nn.ReLU())
             each = (conv(nn.Sequential(*halves(i), *halves(D))) for i in sizes[:-1])
             self.layers = nn.ModuleList(each)
@@ -127,8 +123,7 @@ def torch_gin(graphs, features, ids, package):
     optimizer = torch.optim.AdamW(model.parameters(), **settings)
 
     def epoch():
-        for batch in loader:
-            graph, h, y = unpack(batch)
+        for graph, h, y in batches():
             loss = nn.functional.cross_entropy(model(graph, h), y)
             optimizer.zero_grad()
             loss.backward()
@@ -160,9 +155,8 @@ def prepared(data: str, count: int):
     ways = {name: partial(ours, *kind, sizes, ids) for name, kind in kinds.items()}
     for name, package in PACKAGES.items():
         if find_spec(package):
-            ways[name] = partial(torch_gin, graphs, features, ids, package)
-        else:
-            print(f"epochs.py: {package} is not installed, so {name} is left out")
+            layers = {"dgl": dgl_layers}.get(package, geometric)
+            ways[name] = partial(torch_gin, graphs, features, ids, layers)
     return graphs, ids, ways
 
 
@@ -183,25 +177,16 @@ def main():
         return print(json.dumps(measure_alone(*args.alone)))
     graphs, ids, ways = prepared(args.data, args.graphs)
     made = {name: make() for name, make in ways.items()}
-    times = in_turn(made, args.rounds, warm=2)
-    median, packages = medians(times), ("torch", *PACKAGES.values())
+    packages = ("torch", *PACKAGES.values())
     result = {
         "data": args.data,
         "graphs": len(ids),
         "batch_size": FIT.batch_size,
-        "seconds": median,
-        "spread": spreads(times),
-        "over_gin": {name: s / median["GIN"] for name, s in median.items()},
+        **compared(made, args.rounds, "GIN", warm=2),
         "memory": {name: alone(name, args.data, args.graphs) for name in ways},
-        "rounds": args.rounds,
         "versions": {p: version(p) for p in packages if find_spec(p)},
     }
     write(args.out, result)
-    for name, s in median.items():
-        memory = result["memory"][name]
-        own = memory["peak_mib"] - memory["before_mib"]
-        ratio = result["over_gin"][name]
-        print(f"{name:<38}{s:8.2f} s{ratio:8.2f} × GIN{own:8.0f} MiB more")
 
 
 if __name__ == "__main__":

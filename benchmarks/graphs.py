@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from timing import alone, options, peak, seconds, write
+from timing import alone, medians, options, peak, seconds, spreads, write
 
 HEADS, WIDTH = 2, 32  # of the operator
 FEATURES = 10  # a node
@@ -55,7 +55,7 @@ def operator_graph(scale: float):
         path = Path(data) / "graphs/anomaly/tolokers.npz"
         with np.load(path, allow_pickle=False) as file:
             ends = file["senders"], file["receivers"]
-            return "tolokers", int(len(file["labels"])), *ends
+            return "tolokers", len(file["labels"]), *ends
     nodes = max(100, int(11_758 * scale))
     return "power law", nodes, *power_law(nodes, int(1_038_000 * scale))
 
@@ -173,21 +173,16 @@ def scaling_alone(edges: str, repeats: str) -> dict:
     call = jax.jit(jax.value_and_grad(match, (0, 1)))
     run = lambda: jax.block_until_ready(call(Q, K, graph))
     run()
-    return {
-        "edges": graph.num_edges,
-        "nodes": nodes,
-        "backend": graph.backend,
-        "build_s": took,
-        "seconds": float(np.median([seconds(run) for _ in range(int(repeats))])),
-    }
+    row = {"edges": graph.num_edges, "nodes": nodes, "backend": graph.backend}
+    times = [seconds(run) for _ in range(int(repeats))]
+    return row | {"build_s": took, "seconds": float(np.median(times))}
 
 
 def graph_alone(scale: str, folder: str) -> dict:
     "Draw a graph into a folder, which takes more memory than the model."
     nodes, edges = (max(200, int(n * float(scale))) for n in SOCIAL)
-    senders, receivers = power_law(nodes, edges)
-    np.save(f"{folder}/senders.npy", senders)
-    np.save(f"{folder}/receivers.npy", receivers)
+    for name, ends in zip(("senders", "receivers"), power_law(nodes, edges)):
+        np.save(f"{folder}/{name}.npy", ends)
     return {"nodes": nodes}
 
 
@@ -226,22 +221,21 @@ def operator(scale, repeats, rounds) -> dict:
         for _ in range(rounds):  # in turn, so that a slow moment hits all of them
             for name in names:
                 runs[name].append(alone("operator", name, kind, scale, repeats))
-        report[kind] = row = {}
         for name in names:
             same = runs[name][0]["norms"], runs["compiled"][0]["norms"]
             np.testing.assert_allclose(*same, rtol=1e-4, err_msg=name)
-            times = np.concatenate([run["seconds"] for run in runs[name]])
-            median = lambda key: float(np.median([run[key] for run in runs[name]]))
-            row[name] = {
-                "seconds": float(np.median(times)),
-                "spread": np.quantile(times, [0.1, 0.9]).tolist(),
-                **{k: median(k) for k in ("first_call_s", "peak_mib", "process_mib")},
-            }
-            took, held = row[name]["seconds"], row[name]["peak_mib"]
-            print(f"{kind:<9}{name:<9}{1e3 * took:8.1f} ms{held:8.0f} MiB", flush=True)
+        times = {n: np.concatenate([r["seconds"] for r in runs[n]]) for n in names}
+        median, spread, row = medians(times), spreads(times), {}
+        for name in names:
+            row[name] = {"seconds": median[name], "spread": spread[name]}
+            for key in ("first_call_s", "peak_mib", "process_mib"):
+                row[name][key] = float(np.median([run[key] for run in runs[name]]))
+            took, held = 1e3 * median[name], row[name]["peak_mib"]
+            print(f"{kind:<9}{name:<9}{took:8.1f} ms{held:8.0f} MiB", flush=True)
         ours, over = row["compiled"], names[1:]
         row["speed_over"] = {n: row[n]["seconds"] / ours["seconds"] for n in over}
         row["memory_over"] = {n: ours["peak_mib"] / row[n]["peak_mib"] for n in over}
+        report[kind] = row
     packages = ("dgl", "torch", "numba")
     report["versions"] = {p: version(p) for p in packages if find_spec(p)}
     return report
@@ -251,12 +245,10 @@ def scaling(scale, repeats, rounds) -> list:
     rows = []
     for edges in (10**4, 10**5, 10**6, 10**7, 10**8):
         some = max(1, min(repeats, 10**8 // edges))
-        rows.append(alone("scaling", max(1000, int(edges * scale)), some))
-        row = rows[-1]
+        rows.append(row := alone("scaling", max(1000, int(edges * scale)), some))
         each = 1e9 * row["seconds"] / row["edges"]
-        print(
-            f"{row['edges']:>12,} edges {row['seconds']:9.4f} s {each:6.1f} ns an edge"
-        )
+        told = f"{row['edges']:>12,} edges {row['seconds']:9.4f} s"
+        print(f"{told} {each:6.1f} ns an edge", flush=True)
     return rows
 
 
@@ -264,8 +256,8 @@ def social(scale, repeats, rounds) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         nodes = alone("graph", scale, folder)["nodes"]
         row = alone("model", folder, nodes, max(1, repeats // 3))
-    print(f"tsocial: {row['edges']:,} edges, {row['seconds']:.2f} s", end="")
-    print(f", {row['process_mib']:.0f} MiB", flush=True)
+    told = f"tsocial: {row['edges']:,} edges, {row['seconds']:.2f} s"
+    print(f"{told}, {row['process_mib']:.0f} MiB", flush=True)
     return row
 
 

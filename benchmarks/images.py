@@ -12,20 +12,9 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from authors_reference import FOLDER, AuthorsEnergyTransformer, authors_difference
+import reference
+import timing
 from flax import nnx
-from reference import PlainEnergyTransformer
-from timing import (
-    alone,
-    in_turn,
-    medians,
-    options,
-    peak,
-    seconds,
-    spreads,
-    trainer,
-    write,
-)
 
 from et_nbdev.training import OptimConfig, in_parts
 from et_nbdev.vision.data import occlude
@@ -42,20 +31,15 @@ MODELS = {
     "library": (ImageEnergyTransformer, {"unroll": True}, True),
     "library, whole batches": (ImageEnergyTransformer, {"unroll": True}, False),
     "library, recomputed": (ImageEnergyTransformer, {"remat": True}, True),
-    "reference": (PlainEnergyTransformer, {}, False),
+    "reference": (reference.PlainEnergyTransformer, {}, False),
 }
 TRAINING_ONLY = ("library, whole batches", "library, recomputed")
-if FOLDER:
-    MODELS["authors' code"] = (AuthorsEnergyTransformer, {}, False)
+if reference.FOLDER:
+    MODELS["authors' code"] = (reference.AuthorsEnergyTransformer, {}, False)
 TORCH = importlib.util.find_spec("torch") is not None
 PYTORCH = {"PyTorch": False, "PyTorch, compiled": True} if TORCH else {}
-PRODUCTS = (  # n × k times k × m
-    (3072, 3072, 3072),
-    (784, 768, 3072),
-    (784, 3072, 768),
-    (4096, 128, 512),
-    (4096, 512, 128),
-)
+PRODUCTS = [(3072, 3072, 3072), (784, 768, 3072), (784, 3072, 768)]  # n × k times k × m
+PRODUCTS += [(4096, 128, 512), (4096, 512, 128)]
 
 
 def work(kind: str, size: str, name: str):
@@ -83,7 +67,7 @@ def work(kind: str, size: str, name: str):
         most = part_size(B, N) if parts else B
         return in_parts(completion, model, (patches, occluded, masked), most)
 
-    train = trainer(graphdef, params, loss, OptimConfig(steps=10**6, warmup=1))
+    train = timing.trainer(graphdef, params, loss, OptimConfig(steps=10**6, warmup=1))
     return lambda: train(patches)
 
 
@@ -102,11 +86,11 @@ def measure_alone(kind: str, size: str, name: str) -> dict:
     jax.block_until_ready(jnp.ones(8) + 1)  # the runtime itself
     if name in PYTORCH:
         import torch_reference  # noqa: F401
-    before, thunk = peak(), work(kind, size, name)
-    first = seconds(thunk)
+    before, thunk = timing.peak(), work(kind, size, name)
+    first = timing.seconds(thunk)
     for _ in range(2):
         thunk()
-    return {"first_call_s": first, "peak_mib": peak(), "before_mib": before}
+    return {"first_call_s": first, "peak_mib": timing.peak(), "before_mib": before}
 
 
 def import_seconds(module: str) -> float:
@@ -124,8 +108,8 @@ def row_of(kind: str, size: str, repeats: int) -> dict:
     names += [*PYTORCH]
     thunks = {shape: product(*shape) for shape in PRODUCTS}
     thunks |= {name: work(kind, size, name) for name in names}
-    times = in_turn(thunks, repeats, again=True)
-    median, spread = medians(times), spreads(times)
+    times = timing.in_turn(thunks, repeats, again=True)
+    median, spread = timing.medians(times), timing.spreads(times)
     peak_rate = max(2 * np.prod(s, dtype=float) / median[s] for s in PRODUCTS)
     row = {
         "batch": B,
@@ -139,33 +123,33 @@ def row_of(kind: str, size: str, repeats: int) -> dict:
         row["share_of_peak"] = {name: share(name) for name in names}
     del thunks
     jax.clear_caches()
-    row["alone"] = found = {name: alone(kind, size, name) for name in names}
+    row["alone"] = found = {name: timing.alone(kind, size, name) for name in names}
     whole = {name: a["peak_mib"] for name, a in found.items()}
     row["process_memory_over_reference"] = whole["library"] / whole["reference"]
     return row
 
 
 def main():
-    args = options(__doc__, "images", repeats=9).parse_args()
+    args = timing.options(__doc__, "images", repeats=9).parse_args()
     if args.alone:
         return print(json.dumps(measure_alone(*args.alone)))
     report = {"import_s": import_seconds("et_nbdev.vision.model")}
-    if FOLDER:
-        report["authors_differ_by"] = authors_difference(SIZES["small"][0])
+    if reference.FOLDER:
+        report["authors_differ_by"] = reference.authors_difference(SIZES["small"][0])
         assert report["authors_differ_by"] < 1e-4
     if TORCH:
         import torch
-        from torch_reference import difference
+        from torch_reference import torch_of
 
         report["torch"] = torch.__version__
-        report["torch_differs_by"] = difference(SIZES["small"][0])
+        report["torch_differs_by"] = reference.difference(SIZES["small"][0], torch_of)
         assert report["torch_differs_by"] < 1e-4
     for size in SIZES:
         for kind in ("inference", "training"):
             report[f"{size} {kind}"] = row = row_of(kind, size, args.repeats)
             rates = row["pictures_per_second"].items()
             print(f"{size} {kind}:", *(f"{name} {rate:.1f}/s" for name, rate in rates))
-    write(args.out, report)
+    timing.write(args.out, report)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ on Tiny ImageNet's size: 64 pictures of 64 × 64. Ratios are to the transformer.
 from dataclasses import asdict
 
 import numpy as np
-from timing import in_turn, medians, options, spreads, trainer, write
+from timing import compared, options, trainer, write
 
 from et_nbdev.training import trainable
 from et_nbdev.vision.train import training_loss
@@ -13,15 +13,9 @@ from et_nbdev.vision.train import training_loss
 from image_pair import Job, Plan, configured, make  # isort: skip
 
 REFERENCE = "transformer"
-NAMES = (
-    REFERENCE,
-    "transformer-gated-operations",
-    "et-operations",
-    "et-metric-operations",
-    "et-maps-operations",
-    "hyperset-operations",
-    "hyperset-true-operations",
-)
+NAMES = "transformer-gated-operations et-operations et-metric-operations"
+NAMES += " et-maps-operations hyperset-operations hyperset-true-operations"
+NAMES = (REFERENCE, *NAMES.split())
 
 
 def training(config, name: str, images: np.ndarray):
@@ -39,20 +33,8 @@ def main():
     jobs = {name: Job(name, plan.steps, 1e-3, 0) for name in NAMES}
     configs = {n: configured(plan, job, {"train": images}) for n, job in jobs.items()}
     work = {name: training(config, name, images) for name, config in configs.items()}
-    times = in_turn(work, args.rounds, warm=2)
-    median = medians(times)
-    result = {
-        "batch_size": plan.batch_size,
-        "model": asdict(plan.base),
-        "seconds": median,
-        "spread": spreads(times),
-        "over_transformer": {n: s / median[REFERENCE] for n, s in median.items()},
-        "rounds": args.rounds,
-    }
-    write(args.out, result)
-    for name, s in median.items():
-        ratio = s / median[REFERENCE]
-        print(f"{name:<32}{1e3 * s:7.0f} ms a step{ratio:7.2f} × {REFERENCE}")
+    found = compared(work, args.rounds, REFERENCE, warm=2)
+    write(args.out, found | {"batch_size": plan.batch_size, "model": asdict(plan.base)})
 
 
 if __name__ == "__main__":

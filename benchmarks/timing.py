@@ -66,6 +66,17 @@ def spreads(times: dict) -> dict:
     return {n: np.quantile(each, [0.1, 0.9]).tolist() for n, each in times.items()}
 
 
+def compared(work: dict, rounds: int, base: str, warm: int = 1) -> dict:
+    "Medians and spreads of thunks that take turns, and their ratios to the one `base`."
+    times = in_turn(work, rounds, warm)
+    median = medians(times)
+    ratios = {name: s / median[base] for name, s in median.items()}
+    for name, s in median.items():
+        print(f"{name:<40}{1e3 * s:10.1f} ms{ratios[name]:8.2f} × {base}", flush=True)
+    found = {"seconds": median, "spread": spreads(times), "rounds": rounds}
+    return found | {f"over_{base.lower()}": ratios}
+
+
 def peak() -> float:
     """This process's peak memory so far in MiB. getrusage would count what the parent
     held when it forked.

@@ -19,12 +19,9 @@ class TorchEnergyTransformer(torch.nn.Module):
         copy = lambda p: torch.nn.Parameter(torch.tensor(np.asarray(p[...])))
         block, attention = model.block, model.block.attention
         self.Wq, self.Wk = copy(attention.Wq), copy(attention.Wk)
-        self.xi = copy(block.memory.xi)
+        self.xi, last = copy(block.memory.xi), model.norm
         self.gamma, self.delta = copy(block.norm.gamma), copy(block.norm.delta)
-        self.last_gamma, self.last_delta = (
-            copy(model.norm.gamma),
-            copy(model.norm.delta),
-        )
+        self.last_gamma, self.last_delta = copy(last.gamma), copy(last.delta)
         self.mask, self.positions = copy(model.mask_token), copy(model.positions)
         self.enc, self.enc_bias = copy(model.encoder.kernel), copy(model.encoder.bias)
         self.dec, self.dec_bias = copy(model.decoder.kernel), copy(model.decoder.bias)
@@ -81,13 +78,14 @@ def torch_work(kind: str, config: ImageConfig, batch: int, compiled: bool = Fals
     return train
 
 
-def difference(config: ImageConfig) -> float:
-    "Largest relative difference between its patches and the library's."
-    model, N = ImageEnergyTransformer(config, rngs=nnx.Rngs(0)), config.num_tokens
-    patches = jax.random.normal(jax.random.key(0), (2, N, config.patch_dim))
-    masked = occlude(jax.random.key(1), 2, N, N // 2, 0.1)[1]
-    ours = np.asarray(model(patches, masked))
-    given = (torch.tensor(np.asarray(part)) for part in (patches, masked))
-    with torch.no_grad():
-        theirs = TorchEnergyTransformer(model)(*given).numpy()
-    return float(np.abs(ours - theirs).max() / np.abs(ours).max())
+def torch_of(model: ImageEnergyTransformer):
+    "The same model, as a function of arrays."
+    theirs = TorchEnergyTransformer(model)
+
+    def predicted(*arrays):
+        with torch.no_grad():
+            return theirs(
+                *(torch.tensor(np.asarray(array)) for array in arrays)
+            ).numpy()
+
+    return predicted

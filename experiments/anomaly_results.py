@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from graph_rivals import NETWORKS, fit_trees
-from runs import add_part, keep, options, positive
+from runs import add_part, keep, options
 from sklearn.neighbors import kneighbors_graph
 
 from et_nbdev.commands import as_command
@@ -35,13 +35,7 @@ from et_nbdev.graph.anomaly import (
     weighted_loss,
 )
 from et_nbdev.graph.data import DATASETS, Graph, from_relations, load_graph, split
-from et_nbdev.graph.nodes import (
-    Batch,
-    aggregate,
-    held_out,
-    scaled,
-    train_classifier,
-)
+from et_nbdev.graph.nodes import Batch, aggregate, held_out, scaled, train_classifier
 from et_nbdev.training import OptimConfig
 
 # What the search may choose from. Every neural network shares the first line, every
@@ -52,30 +46,20 @@ NEURAL = dict(
     weight_decay=[0.0, 0.01, 0.1],
     dropout=[0.0, 0.2, 0.5],
 )
+WIDTHS = NEURAL | dict(hidden=[32, 64, 128])
 SPACES = {
-    "mlp": NEURAL | dict(hidden=[32, 64, 128], num_layers=[2, 3]),
-    "gcn": NEURAL | dict(hidden=[32, 64, 128], num_layers=[2, 3]),
-    "bwgnn": NEURAL | dict(hidden=[32, 64, 128], order=[1, 2, 3, 4]),
-    "transformer": NEURAL
-    | dict(hidden=[32, 64, 128], num_layers=[1, 2], num_heads=[1, 2, 4]),
+    "mlp": WIDTHS | dict(num_layers=[2, 3]),
+    "gcn": WIDTHS | dict(num_layers=[2, 3]),
+    "bwgnn": WIDTHS | dict(order=[1, 2, 3, 4]),
+    "transformer": WIDTHS | dict(num_layers=[1, 2], num_heads=[1, 2, 4]),
     "et": NEURAL
     | dict(dim=[32, 64, 128], num_memories=[64, 128, 256], num_heads=[1, 2])
     | dict(head_dim=[32, 64], steps=[1, 2, 3, 4], step_size=[0.5, 1.0]),
-    "forest": dict(
-        scale=["standard"],
-        n_estimators=[300],
-        max_depth=[None, 16, 8],
-        min_samples_leaf=[1, 2, 5, 10],
-        max_features=["sqrt", 0.5, 1.0],
-    ),
-    "boosting": dict(
-        scale=["standard"],
-        n_estimators=[100, 300],
-        learning_rate=[0.03, 0.1, 0.3],
-        max_depth=[2, 4, 6],
-        subsample=[0.7, 1.0],
-        reg_lambda=[1.0, 10.0],
-    ),
+    "forest": dict(scale=["standard"], n_estimators=[300], max_depth=[None, 16, 8])
+    | dict(min_samples_leaf=[1, 2, 5, 10], max_features=["sqrt", 0.5, 1.0]),
+    "boosting": dict(scale=["standard"], n_estimators=[100, 300])
+    | dict(learning_rate=[0.03, 0.1, 0.3], max_depth=[2, 4, 6])
+    | dict(subsample=[0.7, 1.0], reg_lambda=[1.0, 10.0]),
 }
 
 
@@ -99,8 +83,8 @@ LINES = (
 # Lines that have the mean probability of several models, with other initial weights;
 # the setting is that of the line itself
 STARTS = 3
-MEANS = {f"{line}-mean": line for line in ("et-2hop", "et-2hop-labels")}
-MEANS["bwgnn-2hop-labels-mean"] = "bwgnn-2hop-labels"
+MEANS = ("et-2hop", "et-2hop-labels", "bwgnn-2hop-labels")
+MEANS = {f"{line}-mean": line for line in MEANS}
 ALIKE = "-alike"  # after a graph's name: edges of a second kind, by `withalike`
 BATCH = 8  # trials drawn at a time; the search starts from the best of the first ones
 # Appendix D.1 and the public commands (without their dropout in the memory): one head
@@ -115,27 +99,25 @@ ABLATIONS = {
     "et-no-memories": dict(num_memories=0),
     "et-no-attention": dict(num_heads=0),
 }
+several = dict(scale="rank", steps=3, dropout=0.0, lr=0.005)
 SEARCH = {
-    "as found": {},
-    "without degree": dict(degree=False),
-    "values": dict(scale="standard"),
-    "ranks": dict(scale="rank"),
-    "values and ranks": dict(scale="both"),
-    **{f"T = {T}": dict(steps=T) for T in (1, 2, 4, 8)},
-    **{f"α = {a:g}": dict(step_size=a) for a in (0.25, 0.5, 1.0)},
-    "β fixed": dict(learn_beta=False),
-    "β = 1": dict(beta=1.0),
-    "H = 4": dict(num_heads=4),
-    "K = 512": dict(num_memories=512),
-    "no dropout": dict(dropout=0.0),
-    **{f"lr {lr:g}": dict(lr=lr) for lr in (0.001, 0.005)},
-    "ranks, T = 3, no dropout, lr 0.005": dict(
-        scale="rank", steps=3, dropout=0.0, lr=0.005
-    ),
-    "positions": dict(positions=True),
-    "the paper's": PAPER,
+    "et as found": {},
+    "et without degree": dict(degree=False),
+    "et values": dict(scale="standard"),
+    "et ranks": dict(scale="rank"),
+    "et values and ranks": dict(scale="both"),
+    **{f"et T = {T}": dict(steps=T) for T in (1, 2, 4, 8)},
+    **{f"et α = {a:g}": dict(step_size=a) for a in (0.25, 0.5, 1.0)},
+    "et β fixed": dict(learn_beta=False),
+    "et β = 1": dict(beta=1.0),
+    "et H = 4": dict(num_heads=4),
+    "et K = 512": dict(num_memories=512),
+    "et no dropout": dict(dropout=0.0),
+    **{f"et lr {lr:g}": dict(lr=lr) for lr in (0.001, 0.005)},
+    "et ranks, T = 3, no dropout, lr 0.005": several,
+    "et positions": dict(positions=True),
+    "et the paper's": PAPER,
 }
-SEARCH = {f"et {name}": change for name, change in SEARCH.items()}
 CHANGES = ABLATIONS | SEARCH
 
 
@@ -155,12 +137,9 @@ def withalike(graph: Graph, k: int = 8) -> Graph:
     nodes whose standardized features are nearest.
     """
     near = kneighbors_graph(scaled(graph, degree=False, scale="standard"), k).tocoo()
-    return from_relations(
-        {"own": graph.edges, "alike": (near.col, near.row)},
-        graph.features,
-        graph.labels,
-        f"{graph.name}{ALIKE}",
-    ).symmetric()
+    edges = {"own": graph.edges, "alike": (near.col, near.row)}
+    of = graph.features, graph.labels, f"{graph.name}{ALIKE}"
+    return from_relations(edges, *of).symmetric()
 
 
 @cache
@@ -228,19 +207,17 @@ def transformer(features, options: dict, num_nodes: int, kinds: int, start: int)
     """The Energy Transformer of a setting, which may also say that β is fixed or where
     it starts, and that nodes have positions.
     """
-    own, beta = dict(options), None
+    own, made = dict(options), dict(kinds=kinds, rngs=nnx.Rngs(start))
     build = AnomalyEnergyTransformer
     if own.pop("positions", False):
         build = partial(Positioned, num_nodes)
+    beta = own.pop("beta", None)
     if not own.pop("learn_beta", True):
         own["beta"] = own["head_dim"] ** -0.5
-    elif "beta" in own:
-        beta = own.pop("beta")
-    made = dict(kinds=kinds, rngs=nnx.Rngs(start))
     model = build(features.shape[1], AnomalyConfig(**own), **made)
     for block in model.blocks if beta else ():
-        start = block.attention.log_beta[...]
-        block.attention.log_beta[...] = jnp.full_like(start, np.log(beta))
+        log_beta = block.attention.log_beta
+        log_beta[...] = jnp.full_like(log_beta[...], np.log(beta))
     return model
 
 
@@ -336,15 +313,16 @@ def fill(path: Path, record: dict, planned: list[dict], seeds: int, of, starts: 
 def parsed(argv: list[str] | None):
     parser, lines = options(__doc__, "anomaly"), [*LINES, *MEANS, *CHANGES]
     add = parser.add_argument
+    several = partial(add, nargs="+", metavar="NAME")
     told = f"of {', '.join(DATASETS)}, or one of these and {ALIKE}, which adds edges"
     told += " between nodes with similar features"
     names = [*DATASETS, *(name + ALIKE for name in DATASETS)]
     usual = ["amazon-upu", "tolokers", "digits-relations"]
-    add("--data", nargs="+", choices=names, default=usual, metavar="NAME", help=told)
+    several("--data", choices=names, default=usual, help=told)
     told = "shares of the labeled nodes to train on"
-    add("--ratios", nargs="+", type=float, default=[0.01, 0.4], help=told)
-    given = dict(default=[*LINES, *MEANS, *ABLATIONS], metavar="LINE")
-    add("--lines", nargs="+", choices=lines, help=f"of {', '.join(lines)}", **given)
+    several("--ratios", type=float, default=[0.01, 0.4], help=told)
+    told, usual = f"of {', '.join(lines)}", [*LINES, *MEANS, *ABLATIONS]
+    several("--lines", choices=lines, default=usual, help=told)
     told = (
         "instead of the lines: single changes to the best of the Energy Transformer's"
     )
@@ -352,10 +330,11 @@ def parsed(argv: list[str] | None):
     add("--search", action="store_true", help=told)
     told = "configurations that each classifier may try"
     add("--trials", type=int, default=2 * BATCH, help=told)
-    told = "splits, each with its own initial weights"
-    add("--seeds", type=int, default=5, help=told)
+    add(
+        "--seeds", type=int, default=5, help="splits, each with its own initial weights"
+    )
     told = "full-batch steps of the neural networks"
-    add("--epochs", type=positive, default=100, help=told)
+    add("--epochs", type=int, default=100, help=told)
     add_part(parser)
     args = parser.parse_args(argv)
     if args.search:
@@ -370,11 +349,11 @@ def work(args, data: str, ratio: float, line: str):
     record |= {"epochs": args.epochs, "trials": [], "runs": []}
     if path.exists():
         record = json.loads(path.read_text())
-    if record["epochs"] != args.epochs:
-        raise ValueError(
-            f"argument --epochs: {path} was made with {record['epochs']}, got"
-            f" {args.epochs}; choose another --out for these"
+    if record["epochs"] != (own := args.epochs):
+        told = (
+            f"{path} was made with {record['epochs']}, got {own}; choose another --out"
         )
+        raise ValueError(f"argument --epochs: {told}")
     trained_as, planned = "et" if line in CHANGES else MEANS.get(line, line), []
     if trained_as == line:
         planned = draws(SPACES[LINES[line].kind], args.trials)

@@ -37,13 +37,10 @@ def main():
     encoding, k = learn_encoding(graphs, fold.train), config["model"]["num_positions"]
     buckets = make_buckets(graphs[ids], encoding, k, num_buckets=1)
     batch = next(buckets.batches(np.arange(len(ids))))
+    arrays = {key: np.asarray(value) for key, value in batch._asdict().items()}
+    arrays |= dict(ids=ids, logits=np.asarray(model(batch)))
     with atomic_write(args.run / "molecules.npz") as path, open(path, "wb") as f:
-        np.savez_compressed(
-            f,
-            ids=ids,
-            logits=np.asarray(model(batch)),
-            **{key: np.asarray(value) for key, value in batch._asdict().items()},
-        )
+        np.savez_compressed(f, **arrays)
     print(f"{', '.join(names)}: labels; {len(ids)} molecules of {args.run}")
 
 

@@ -12,6 +12,7 @@ A folder holds the folds of one run; another number of folds needs another one:
 import json
 import sys
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ OUT = RESULTS / "graph-classification"
 # NAME/10: the fold of each graph, a digit; read by notebook 40, compared here, written
 # by nobody
 FOLDS = OUT / "folds.json"
+POSITIONS = 15  # of a node
 
 
 def et(config, sizes, rngs: nnx.Rngs) -> nnx.Module:
@@ -81,28 +83,28 @@ def grid(model: str, k: int) -> list[Candidate]:
         c = CONFIGS["paper"]
         fit = FitConfig(c.epochs, c.batch_size, c.lr, c.warmup, c.weight_decay)
         return [Candidate(replace(c.model, num_positions=k), fit)]
-    fit = lambda lr: FitConfig(lr=lr, weight_decay=0.0)
-    rates = 1e-3, 1e-2
-    if model.startswith("gin"):
-        make = GINConfig if model == "gin" else PlacedConfig
-        configs = [make(64, 5, dropout) for dropout in (0.0, 0.5)]
-        return [Candidate(c, fit(lr)) for c in configs for lr in rates]
-    if model == "agnostic":
-        configs = [AgnosticConfig(128, per_node) for per_node in (False, True)]
-        return [Candidate(c, fit(lr)) for c in configs for lr in rates]
-    sizes = dict(dim=32, num_heads=4, head_dim=8, num_memories=128, blocks=4)
-    sizes["num_positions"] = k
-    if model == "et-eigenvectors":
-        changes = dict(filter_size=1, step_size=1.0), dict(filter_size=3, step_size=0.3)
-        rates = 1e-3, 3e-3
-    else:
-        sizes |= dict(positions="returns", readout="every", filter_size=1)
-        sizes |= dict(normalize_heads=True, beta=2**0.5, learn_beta=True)  # 4/√Y
-        sizes |= dict(negative_memories=0.25, step_size=0.3)
-        changes = dict(noise=0.02), dict(noise=0.1)
-        rates = 2e-3, 4e-3
-    configs = [ClassifyConfig(**sizes, **change) for change in changes]
-    return [Candidate(c, FitConfig(lr=lr)) for c in configs for lr in rates]
+    et = dict(dim=32, num_heads=4, head_dim=8, num_memories=128, blocks=4)
+    et = partial(ClassifyConfig, **et, num_positions=k)
+    more = dict(positions="returns", readout="every", filter_size=1, step_size=0.3)
+    more |= dict(normalize_heads=True, beta=2**0.5, learn_beta=True)  # 4/√Y
+    more = partial(et, **more, negative_memories=0.25)
+    far = dict(filter_size=1, step_size=1.0), dict(filter_size=3, step_size=0.3)
+    noise, kinds = (dict(noise=0.02), dict(noise=0.1)), (False, True)
+    dropout, rates = (dict(dropout=0.0), dict(dropout=0.5)), (1e-3, 1e-2)
+    make, changes, rates = {
+        "et": (more, noise, (2e-3, 4e-3)),
+        "et-eigenvectors": (et, far, (1e-3, 3e-3)),
+        "gin": (GINConfig, dropout, rates),
+        "gin-returns": (PlacedConfig, dropout, rates),
+        "agnostic": (
+            AgnosticConfig,
+            [dict(hidden=128, per_node=k) for k in kinds],
+            rates,
+        ),
+    }[model]
+    fit = {} if model.startswith("et") else dict(weight_decay=0.0)
+    fits = [FitConfig(lr=lr, **fit) for lr in rates]
+    return [Candidate(make(**change), fit) for change in changes for fit in fits]
 
 
 def fixed_folds(name: str, labels: np.ndarray, k: int) -> np.ndarray:
@@ -110,27 +112,21 @@ def fixed_folds(name: str, labels: np.ndarray, k: int) -> np.ndarray:
     fold, key = deal(labels, k), f"{name}/10"
     kept = json.loads(FOLDS.read_text()) if k == 10 and FOLDS.exists() else {}
     if key in kept and kept[key] != "".join(map(str, fold)):
-        sys.exit(
-            f"{FOLDS}: the folds kept for {key} are not those of these labels; is this"
-            " the set as published?"
-        )
+        told = f"the folds kept for {key} are not those of these labels"
+        sys.exit(f"{FOLDS}: {told}; is this the set as published?")
     return fold
 
 
 def parse(argv=None):
     parser = options(__doc__, "graph-classification")
     add = parser.add_argument
-    error = lambda name, said: parser.error(f"argument --{name}: {said}")
     told = f"rings, one of {', '.join(TU_NAMES)}, or another name of the TU collection"
     add("--data", required=True, help=told)
-    add("--root", type=Path, help="folder to look in for it, before ET_DATA")
     add("--model", required=True, choices=sorted(MAKE))
     add("--folds", type=int, default=10, help="outer folds in all")
-    add("--which", help="only these outer folds, such as 0,1,2")
     add_part(parser)
     told = "folder for the weights of each fold's winner, MODEL-NAME-F.safetensors"
     add("--weights", type=Path, help=told)
-    add("--positions", type=int, default=15, help="k, positions of a node")
     told = "tables in buckets, or lists of edges, which large graphs need"
     add("--layout", choices=("dense", "edges"), default="dense", help=told)
     add("--buckets", type=int, default=4, help="shapes of tables at most")
@@ -141,18 +137,10 @@ def parse(argv=None):
         told = f"{f.metadata['help']} (instead of the grid's)"
         add(f"--{f.name}", type=kind, help=told)
     args = parser.parse_args(argv)
-    if args.folds < 3:
-        error("folds", f"expected at least 3, got {args.folds}")
-    if args.folds != 10 and args.out.resolve() == OUT:
-        kept = "results/graph-classification holds ten folds a set"
-        error("folds", f"{kept}; put {args.folds} elsewhere, with --out")
-    every = range(args.folds)
-    try:
-        args.which = [int(f) for f in args.which.split(",")] if args.which else [*every]
-    except ValueError:
-        error("which", f"expected folds such as 0,1,2, got {args.which!r}")
-    if not set(args.which) <= set(every):
-        error("which", f"expected folds from 0 to {every[-1]}, got {args.which}")
+    if args.folds < 3 or args.folds != 10 and args.out.resolve() == OUT:
+        told = "results/graph-classification holds ten folds a set"
+        told = f"{told}; at least 3 others go elsewhere, with --out, got {args.folds}"
+        parser.error(f"argument --folds: {told}")
     return args
 
 
@@ -163,14 +151,14 @@ def main(argv=None):
 
 
 def run(args):
-    graphs = load_graphs(args.data, args.root)
+    graphs = load_graphs(args.data, None)
     fold = fixed_folds(args.data, graphs.labels, args.folds)
     given = {f.name: getattr(args, f.name) for f in fields(FitConfig)}
     changes = {name: value for name, value in given.items() if value is not None}
-    grids = grid(args.model, args.positions)
+    grids = grid(args.model, POSITIONS)
     candidates = [c._replace(fit=replace(c.fit, **changes)) for c in grids]
     placed = args.model.startswith("et") or args.model == "gin-returns"
-    k = args.positions if placed else 0  # the others have no use for positions
+    k = POSITIONS if placed else 0  # the others have no use for positions
 
     def keep(f, model):
         if args.weights:
@@ -184,7 +172,7 @@ def run(args):
         graphs,
         fold,
         candidates,
-        folds=args.which[args.part],
+        folds=[*range(args.folds)][args.part],
         k=k,
         num_buckets=args.buckets,
         layout=args.layout,
@@ -194,12 +182,11 @@ def run(args):
         keep=keep,
     )
     for row in rows:
-        chosen = row["candidates"][row["chosen"]]
-        accuracy, held_out = row["test_accuracy"], chosen["validation_accuracy"]
-        print(
-            f"fold {row['fold']}: test {accuracy:.1%}, hold-out {held_out:.1%},", end=""
-        )
-        print(f" candidate {row['chosen'] + 1}, epoch {chosen['epoch']}")
+        best = row["candidates"][row["chosen"]]
+        scores = row["test_accuracy"], best["validation_accuracy"]
+        told = "fold {}: test {:.1%}, hold-out {:.1%}, candidate {}, epoch {}"
+        which = row["chosen"] + 1, best["epoch"]
+        print(told.format(row["fold"], *scores, *which))
     if rows:
         print(f"{args.data}, {args.model}: {summary(rows)} %")
 

@@ -7,78 +7,40 @@ returns logits of normal and anomalous. `experiments/anomaly_results.py` trains 
 them, and nbs/35_anomaly_results.ipynb tells of them. Graphs are undirected but for `MLP`.
 """
 
-from math import comb, prod
-from typing import NamedTuple
+from math import comb
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.experimental.sparse import BCSR
-from scipy.sparse import csr_array
 
 from et_nbdev.graph.data import Graph
 
 
-class Neighbors(NamedTuple):
-    """An undirected graph by rows: node c sees `nodes[start[c]:start[c + 1]]`,
-    ascending. For attention also each edge's `receivers` and its reverse.
-    """
-
-    start: jax.Array  # (N + 1)
-    nodes: jax.Array  # (E)
-    receivers: jax.Array | None = None
-    reverse: jax.Array | None = None
-
-
-def rows(graph: Graph) -> csr_array:
-    "The edges as a matrix that holds their numbers, one row a receiver."
-    graph = graph.simple(self_loops=True)
-    start = np.concatenate([[0], np.cumsum(graph.degrees)])
-    numbers = np.arange(graph.num_edges, dtype=np.int32)
-    shape = (graph.num_nodes,) * 2
-    return csr_array((numbers, graph.senders, start), shape=shape)
-
-
-def prepare(graph: Graph, by_edge: bool = False) -> Neighbors:
+def prepare(graph: Graph) -> tuple:
+    "Senders and receivers of the edges, (E) each, sorted by receivers."
     if not graph.is_symmetric:
         raise ValueError(f"graph: {graph!r} has edges without their reverse")
-    table = rows(graph)
-    start, nodes = (jnp.asarray(a, jnp.int32) for a in (table.indptr, table.indices))
-    if not by_edge:
-        return Neighbors(start, nodes)
-    receivers = np.repeat(np.arange(graph.num_nodes), np.diff(table.indptr))
-    # the edges by sender, then receiver: the k-th is the k-th one backwards
-    ends = jnp.asarray(receivers, jnp.int32), jnp.asarray(table.tocsc().data)
-    return Neighbors(start, nodes, *ends)
+    graph = graph.simple(self_loops=True)
+    order = np.lexsort((graph.senders, graph.receivers))
+    ends = (graph.senders[order], graph.receivers[order])
+    return tuple(jnp.asarray(end, jnp.int32) for end in ends)
 
 
-def matrix(edges: Neighbors, weights) -> BCSR:
-    shape = (len(edges.start) - 1,) * 2
-    known = dict(indices_sorted=True, unique_indices=True)
-    return BCSR((weights, edges.nodes, edges.start), shape=shape, **known)
+def at_receivers(edges, values, N: int, add=jax.ops.segment_sum):
+    "What the edges bring to each of N nodes, added up."
+    return add(values, edges[1], N, indices_are_sorted=True)
 
 
-@jax.custom_vjp
-def neighbor_sum(edges: Neighbors, x):
-    r"$y_C = \sum_{B\in N(C)} x_B$. Linear and symmetric: its derivative is itself."
-    return matrix(edges, jnp.ones(edges.nodes.shape, x.dtype)) @ x
-
-
-neighbor_sum.defvjp(
-    lambda edges, x: (neighbor_sum(edges, x), edges),
-    lambda edges, dy: (None, neighbor_sum(edges, dy)),
-)
-
-
-def propagate(edges: Neighbors, x, self_loops: bool = False):
+def propagate(edges, x, self_loops: bool = False):
     r"""$D^{-1/2} A D^{-1/2} x$, or with `self_loops` the same of $A + I$ and its
     degrees. Isolated nodes get 0, or with `self_loops` their own x.
     """
-    degree = jnp.diff(edges.start) + int(self_loops)
-    scale = jax.lax.rsqrt(jnp.maximum(degree, 1).astype(x.dtype))[:, None]
+    ones = jnp.ones(edges[1].shape, x.dtype)
+    degree = at_receivers(edges, ones, len(x)) + int(self_loops)
+    scale = jax.lax.rsqrt(jnp.maximum(degree, 1))[:, None]
     y = scale * x
-    total = neighbor_sum(edges, y)
+    total = at_receivers(edges, y[edges[0]], len(x))
     return scale * (total + y if self_loops else total)
 
 
@@ -91,9 +53,8 @@ class MLP(nnx.Module):
         self, num_features, hidden=64, *, num_layers=2, out=2, dropout=0.0, rngs, **kind
     ):
         sizes = num_features, *[hidden] * (num_layers - 1), out
-        self.layers = nnx.List(
-            [nnx.Linear(*ends, rngs=rngs, **kind) for ends in zip(sizes, sizes[1:])]
-        )
+        linear = lambda ends: nnx.Linear(*ends, rngs=rngs, **kind)
+        self.layers = nnx.List(map(linear, zip(sizes, sizes[1:])))
         self.dropout = nnx.Dropout(dropout)
 
     @staticmethod
@@ -119,10 +80,7 @@ class Convolution(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(size_out, kind.get("param_dtype", jnp.float32)))
 
     def __call__(self, x, edges):
-        average = lambda x: propagate(edges, x, self_loops=True)
-        # the sparse product on the side with shorter rows
-        narrow_first = self.linear.in_features < self.linear.out_features
-        y = self.linear(average(x)) if narrow_first else average(self.linear(x))
+        y = propagate(edges, self.linear(x), self_loops=True)
         return y + self.bias[...][None]
 
 
@@ -137,9 +95,8 @@ class GCN(nnx.Module):
         self, num_features, hidden=64, *, num_layers=2, dropout=0.0, rngs, **kind
     ):
         sizes = num_features, *[hidden] * (num_layers - 1), 2
-        self.layers = nnx.List(
-            [Convolution(*ends, rngs=rngs, **kind) for ends in zip(sizes, sizes[1:])]
-        )
+        layer = lambda ends: Convolution(*ends, rngs=rngs, **kind)
+        self.layers = nnx.List(map(layer, zip(sizes, sizes[1:])))
         self.dropout = nnx.Dropout(dropout)
 
     def __call__(self, features, edges, *, rngs=None):
@@ -149,7 +106,7 @@ class GCN(nnx.Module):
         return x
 
 
-def beta_wavelets(edges: Neighbors, h, order: int) -> list:
+def beta_wavelets(edges, h, order: int) -> list:
     r"""$\mathcal W_{p,C-p}\,h$ for p = 0, …, C, where $\mathcal W_{p,q} = (L/2)^p
     (I-L/2)^q / (2B(p+1,q+1))$ and C = `order`, from C sparse products.
     """
@@ -186,56 +143,17 @@ class BWGNN(nnx.Module):
         return self.head(jnp.concatenate(bands, -1), rngs=rngs)
 
 
-ROOM = 2**19  # numbers in memory at a time while rows are multiplied edge by edge
-
-
-@jax.custom_vjp
-def edge_products(edges: Neighbors, Q, K):
-    r"""$s_{CB} = Q_C\cdot K_B$ for every edge and head, in pieces: (E, H, Y) never
-    exists. The derivatives of the two products along edges are each other.
-    """
-    E = len(edges.nodes)
-    piece = max(1, min(E, ROOM // prod(Q.shape[1:])))
-    pieces = -(-E // piece)
-    cut = lambda ids: jnp.pad(ids, (0, pieces * piece - E)).reshape(pieces, piece)
-    products = lambda ends: (Q[ends[0]] * K[ends[1]]).sum(-1)
-    found = jax.lax.map(products, (cut(edges.receivers), cut(edges.nodes)))
-    return found.reshape(pieces * piece, Q.shape[1])[:E]
-
-
-@jax.custom_vjp
-def weighted_sum(edges: Neighbors, w, V):
-    r"$o_C = \sum_{B\in N(C)} w_{CB} V_B$ in every head."
-    return jnp.stack([matrix(edges, w[:, h]) @ V[:, h] for h in range(V.shape[1])], 1)
-
-
-def _products_back(saved, ds):
-    edges, Q, K = saved
-    own = weighted_sum(edges, ds, K)
-    return None, own, weighted_sum(edges, ds[edges.reverse], Q)
-
-
-def _sum_back(saved, do):
-    edges, w, V = saved
-    own = edge_products(edges, do, V)
-    return None, own, weighted_sum(edges, w[edges.reverse], do)
-
-
-edge_products.defvjp(lambda *a: (edge_products(*a), a), _products_back)
-weighted_sum.defvjp(lambda *a: (weighted_sum(*a), a), _sum_back)
-
-
-def neighbor_attention(edges: Neighbors, Q, K, V):
+def neighbor_attention(edges, Q, K, V):
     r"""$o_C = \sum_{B\in N(C)} \mathrm{softmax}_B(Q_C\cdot K_B/\sqrt Y)\,V_B$ in every
     head; 0 if there are no neighbors.
     """
-    N, _, Y = Q.shape
-    s = edge_products(edges, Q * Y**-0.5, K)
-    by_node = dict(num_segments=N, indices_are_sorted=True)
-    top = jax.lax.stop_gradient(jax.ops.segment_max(s, edges.receivers, **by_node))
-    e = jnp.exp(s - top[edges.receivers])
-    z = jax.ops.segment_sum(e, edges.receivers, **by_node)
-    return weighted_sum(edges, e, V) / jnp.where(z == 0, jnp.ones_like(z), z)[..., None]
+    B, C, N = *edges, len(Q)
+    s = (Q[C] * K[B]).sum(-1) * Q.shape[-1] ** -0.5
+    top = at_receivers(edges, jax.lax.stop_gradient(s), N, jax.ops.segment_max)
+    e = jnp.exp(s - top[C])
+    z = at_receivers(edges, e, N)
+    o = at_receivers(edges, e[..., None] * V[B], N)
+    return o / jnp.where(z == 0, jnp.ones_like(z), z)[..., None]
 
 
 class LayerNorm(nnx.Module):
@@ -276,7 +194,7 @@ class GraphTransformer(nnx.Module):
     2021, with the norms first and no positions).
     """
 
-    prepare = staticmethod(lambda graph: prepare(graph, by_edge=True))
+    prepare = staticmethod(prepare)
 
     def __init__(
         self,
@@ -285,8 +203,8 @@ class GraphTransformer(nnx.Module):
         *,
         num_heads=4,
         num_layers=2,
-        dropout=0.0,
         rngs,
+        dropout=0.0,
         **kind,
     ):
         options = dict(rngs=rngs, **kind)

@@ -27,7 +27,7 @@ again. The update of the sum is automatic, so every variant descends its own ene
 
 import json
 import time
-from itertools import product
+from functools import partial
 from typing import NamedTuple
 
 import anomaly_results as results
@@ -35,17 +35,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from image_pair import GatedEuler
-from runs import RESULTS, make, options
+from runs import RESULTS, compare
 
 from et_nbdev.block import Block
 from et_nbdev.dynamics import Euler, descend
 from et_nbdev.energy import Energy
-from et_nbdev.graph.anomaly import (
-    AnomalyConfig,
-    AnomalyEnergyTransformer,
-    along,
-    weighted_loss,
-)
+from et_nbdev.graph import anomaly
 from et_nbdev.graph.data import split
 from et_nbdev.graph.energy import EdgeAttention
 from et_nbdev.graph.nodes import held_out, train_classifier
@@ -62,9 +57,8 @@ class EdgeSum(Energy):
     """
 
     def __init__(self, dim: int, num_heads: int, head_dim: int, *, rngs: nnx.Rngs):
-        draw = lambda: nnx.Param(
-            jax.random.normal(rngs.params(), (num_heads, dim, head_dim)) / dim**0.5
-        )
+        shape, key = (num_heads, dim, head_dim), rngs.params
+        draw = lambda: nnx.Param(jax.random.normal(key(), shape) / dim**0.5)
         self.Wq, self.Wk = draw(), draw()
 
     def energy(self, g, edges=None):
@@ -78,14 +72,13 @@ class EdgeSum(Energy):
         total, N = 0.0, g.shape[0]
         for kind in edges if isinstance(edges, tuple) else (edges,):
             start, senders = kind.into.start, kind.into.nodes
-            receivers = jnp.repeat(
-                jnp.arange(N), jnp.diff(start), total_repeat_length=len(senders)
-            )
+            ends = dict(total_repeat_length=len(senders))
+            receivers = jnp.repeat(jnp.arange(N), jnp.diff(start), **ends)
             total += of_edges(senders, receivers) / (len(senders) / N)
         return -0.5 * total / K.shape[-1] ** 0.5
 
 
-def block(variant: str, c: AnomalyConfig, rngs: nnx.Rngs) -> Block:
+def block(variant: str, c: anomaly.AnomalyConfig, rngs: nnx.Rngs) -> Block:
     "The block of a variant; weights are drawn in the order of its terms."
     sizes, terms = (c.dim, c.num_heads, c.head_dim), {}
     if variant != "edge-sum":
@@ -96,12 +89,10 @@ def block(variant: str, c: AnomalyConfig, rngs: nnx.Rngs) -> Block:
     if "edge-sum" in variant:
         name = "sum" if "attention" in terms else "attention"
         terms[name] = EdgeSum(*sizes, rngs=rngs)
-    signs, sizes = variant in ("signs", "both"), (c.dim, c.num_memories)
-    terms["memory"] = (
-        SignedMemory(*sizes, 0.25, rngs=rngs)
-        if signs
-        else HopfieldMemory(*sizes, rngs=rngs)
-    )
+    memory = HopfieldMemory
+    if variant in ("signs", "both"):
+        memory = partial(SignedMemory, negative=0.25)
+    terms["memory"] = memory(c.dim, c.num_memories, rngs=rngs)
     return Block(EnergyLayerNorm(c.dim), **terms)
 
 
@@ -124,10 +115,12 @@ class Momentum(NamedTuple):
         return (x + v, v), view
 
 
-class Detector(AnomalyEnergyTransformer):
+class Detector(anomaly.AnomalyEnergyTransformer):
     "The detector of a variant, for edges of one kind."
 
-    def __init__(self, num_features: int, variant: str, config: AnomalyConfig, seed):
+    def __init__(
+        self, num_features: int, variant: str, config: anomaly.AnomalyConfig, seed
+    ):
         super().__init__(num_features, config, rngs=nnx.Rngs(seed))
         self.blocks = nnx.List([block(variant, config, nnx.Rngs(seed))])
         self.variant, alpha = variant, config.step_size
@@ -136,13 +129,12 @@ class Detector(AnomalyEnergyTransformer):
 
     def __call__(self, features, edges, *, rngs=None):
         c, (block,), (kind,) = self.config, self.blocks, edges
-        solver = Euler(c.step_size)
-        if self.variant == "learned-steps":
-            solver = self.learned
-        if self.variant == "momentum":
-            solver = Momentum(c.step_size, 0.5)
+        solver = {
+            "learned-steps": lambda: self.learned,
+            "momentum": lambda: Momentum(c.step_size, 0.5),
+        }.get(self.variant, lambda: Euler(c.step_size))()
         x = self.encode(features)
-        end = descend(block, x, c.steps, solver=solver, **along(block, kind))[0]
+        end = descend(block, x, c.steps, solver=solver, **anomaly.along(block, kind))[0]
         read = jnp.concatenate([block.norm(x), block.norm(end)], -1)
         read = self.dropout(read, deterministic=rngs is None, rngs=rngs)
         return self.down(nnx.relu(self.up(read)))
@@ -154,16 +146,17 @@ def found(data: str) -> dict:
     return json.loads(kept.read_text())["config"]
 
 
-def run(data: str, line: str, config: dict, variant: str, seed: int) -> dict:
+def run(data: str, variant: str, seed: int) -> dict:
     "Train once on a split; what the run's file holds."
-    began, options = time.perf_counter(), dict(config)
+    began, line, config = time.perf_counter(), FOUND[data], found(data)
+    options = dict(config)
     graph, edges = results.graph_of(data), results.edges_of(data, "et", "merged")
     given = options.pop("scale"), options.pop("degree", True)
     features = results.features_of(data, results.LINES[line].hops, *given)
     optim = results.optim_of(options, EPOCHS)
     parts = split(graph.labels, RATIO, seed)
-    model = Detector(features.shape[1], variant, AnomalyConfig(**options), seed)
-    of = model, graph, parts, features, edges, optim, weighted_loss
+    model = Detector(features.shape[1], variant, anomaly.AnomalyConfig(**options), seed)
+    of = model, graph, parts, features, edges, optim, anomaly.weighted_loss
     p = train_classifier(*of, seed=seed, progress=False).p
     _, validation, test = held_out(p, graph.labels, parts)
     row = {"data": data, "variant": variant, "seed": seed, "line": line}
@@ -171,20 +164,10 @@ def run(data: str, line: str, config: dict, variant: str, seed: int) -> dict:
     return row | {"seconds": time.perf_counter() - began}
 
 
-def main():
-    parser = options(__doc__, "graph-terms")
-    add = parser.add_argument
-    add("--data", nargs="+", choices=FOUND, default=[*FOUND], metavar="NAME")
-    add("--only", nargs="+", choices=VARIANTS, default=VARIANTS, metavar="VARIANT")
-    add("--seeds", nargs="+", type=int, default=(0, 1, 2))
-    args = parser.parse_args()
-    said = lambda row: (
-        f"validation AUROC {row['validation']['auroc']:.4f}  {row['seconds']:.0f} s"
-    )
-    for seed, data, variant in product(args.seeds, args.data, args.only):
-        path, of = args.out / f"{data}-{variant}-{seed}.json", (data, FOUND[data])
-        make(path, lambda: run(*of, found(data), variant, seed), said)
+def told(row: dict) -> str:
+    auroc = row["validation"]["auroc"]
+    return f"validation AUROC {auroc:.4f}  {row['seconds']:.0f} s"
 
 
 if __name__ == "__main__":
-    main()
+    compare(__doc__, "graph-terms", run, told, FOUND, VARIANTS, (0, 1, 2), len(FOUND))

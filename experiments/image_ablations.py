@@ -16,59 +16,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from runs import RUNS, add_part, make, options, parameters_of, positive
+from image_pair import PLAIN, parts
+from runs import RUNS, add_part, make, options, parameters_of
 
 from et_nbdev.attention import EnergyAttention
-from et_nbdev.block import Block
 from et_nbdev.dynamics import descend
-from et_nbdev.memory import HopfieldMemory
-from et_nbdev.norm import EnergyLayerNorm
-from et_nbdev.vision.model import (
-    RECIPES,
-    ImageConfig,
-    ImageEnergyTransformer,
-    Parts,
-    TransformerBlock,
-    image_model,
-    tied_heads,
-    waves,
-)
+from et_nbdev.vision import model as library
 from et_nbdev.vision.train import CONFIGS, TrainConfig, evaluate, prepare, train
 
 BASE = CONFIGS["tiny"]
 T, STEPS = BASE.model.steps, BASE.optim.steps
 
 
-def parts(
-    c: ImageConfig,
-    rngs: nnx.Rngs,
-    terms=("attention", "memory"),
-    positions: str = "waves",  # or "normal": random numbers
-    position_scale: float = 2.0,
-    transformer: bool = False,
-    tied_start: bool = True,
-    learn_beta: bool = False,
-    **attention,
-) -> Parts:
-    'The recipe "waves", by default; the rest are options of attention.'
-    normal = lambda scale, *shape: (
-        scale * jax.random.normal(rngs.params(), shape, jnp.float32)
+def normal(c: library.ImageConfig, rngs: nnx.Rngs, scale: float = 2.0):
+    "MASK and positions at random."
+    draw = lambda *shape: jax.random.normal(rngs.params(), shape, jnp.float32)
+    return draw(c.dim), scale * draw(c.num_tokens, c.dim)
+
+
+def transformer(c: library.ImageConfig, rngs: nnx.Rngs) -> library.Parts:
+    sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
+    return library.Parts(
+        *library.wave_start(c, rngs), library.TransformerBlock(*sizes, rngs=rngs)
     )
-    mask, at = normal(1.0, c.dim), position_scale * waves(c.side, c.dim)
-    if positions == "normal":
-        at = normal(position_scale, c.num_tokens, c.dim)
-    sizes = c.dim, c.num_heads, c.head_dim
-    if transformer:
-        return Parts(mask, at, TransformerBlock(*sizes, c.num_memories, rngs=rngs))
-    heads = tied_heads if tied_start else EnergyAttention
-    if learn_beta:
-        attention["beta"] = nnx.Param(c.head_dim**-0.5)
-    make = {
-        "attention": lambda: heads(*sizes, **attention, rngs=rngs),
-        "memory": lambda: HopfieldMemory(c.dim, c.num_memories, rngs=rngs),
-    }
-    block = Block(EnergyLayerNorm(c.dim), **{name: make[name]() for name in terms})
-    return Parts(mask, at, block)
 
 
 # name: (changes to parts and numbers of the model, to the optimizer, to the rest)
@@ -86,15 +56,19 @@ CHOICES = {
     "T = 12, α = 0.5": (dict(steps=12, step_size=0.5), {}, {}),
     "β × 4": (dict(beta=1.0), {}, {}),
     "β / 4": (dict(beta=0.0625), {}, {}),
-    "β learned": (dict(learn_beta=True), {}, {}),
+    "β learned": (dict(betas="one"), {}, {}),
     "weight decay 0": ({}, dict(weight_decay=0.0), {}),
     "weight decay 0.5": ({}, dict(weight_decay=0.5), {}),
     "no open tenth": ({}, {}, dict(open_fraction=0.0)),
     "no clipping": ({}, dict(clip=1e9), {}),
-    "positions half as long": (dict(position_scale=1.0), {}, {}),
-    "random positions": (dict(positions="normal"), {}, {}),
-    "W_K apart from W_Q": (dict(tied_start=False), {}, {}),
-    "transformer": (dict(transformer=True), dict(lr=8e-3), {}),
+    "positions half as long": (
+        dict(start=partial(library.wave_start, scale=1.0)),
+        {},
+        {},
+    ),
+    "random positions": (dict(start=normal), {}, {}),
+    "W_K apart from W_Q": (dict(heads=EnergyAttention), {}, {}),
+    "transformer": ({}, dict(lr=8e-3), {}),
 }
 
 
@@ -118,7 +92,7 @@ def implicit(block, x, steps, step_size, k):
     return last + change
 
 
-class Shortened(ImageEnergyTransformer):
+class Shortened(library.ImageEnergyTransformer):
     "The model, with another gradient of the same descent."
 
     gradient, k = staticmethod(last_k), 1
@@ -140,9 +114,10 @@ COST = {
     last_k: lambda T, k: T + 3 * k,
     implicit: lambda T, k: T + 1 + 2 * k,
 }
-WAYS = {
+WAYS = {  # files have their numbers
     f"{how.__name__} k = {k}{same}": (how, k)
-    for how, k in ((last_k, 1), (last_k, 3), (implicit, 1), (implicit, 3))
+    for how in (last_k, implicit)
+    for k in (1, 3)
     for same in ("", ", same steps")
 }
 bought = lambda how, k: round(STEPS * COST[None](T, 0) / COST[how](T, k))
@@ -157,39 +132,30 @@ def configured(base: TrainConfig, name: str, seed: int) -> TrainConfig:
     model, optim, rest = VARIANTS[name]
     numbers = {key: model[key] for key in model if hasattr(base.model, key)}
     own = {key: model[key] for key in model if key not in numbers}
-    RECIPES[name] = partial(parts, **own)
-    return replace(
-        base,
-        model=replace(base.model, recipe=name, **numbers),
-        optim=replace(base.optim, **optim),
-        seed=seed,
-        **rest,
-    )
+    library.RECIPES[name] = partial(parts, **PLAIN | own)
+    if name == "transformer":
+        library.RECIPES[name] = transformer
+    model = replace(base.model, recipe=name, **numbers)
+    optim = replace(base.optim, **optim)
+    return replace(base, model=model, optim=optim, seed=seed, **rest)
 
 
-def start(name: str, config: TrainConfig) -> ImageEnergyTransformer:
+def start(name: str, config: TrainConfig) -> library.ImageEnergyTransformer:
     "The model of a variant, freshly drawn."
-    rngs = nnx.Rngs(config.seed)
-    if name not in WAYS:
-        return image_model(config.model, rngs=rngs)
-    how, k = WAYS[name]
+    rngs, (how, k) = nnx.Rngs(config.seed), WAYS.get(name, (None, 0))
+    if how is None:
+        return library.image_model(config.model, rngs=rngs)
     kind = type("Shortened", (Shortened,), dict(gradient=staticmethod(how), k=k))
     return kind(config.model, rngs=rngs)
 
 
 # Figure 7: positions that start small and know nothing, so that what they end as is
 # what training made of them.
-SMALL = dict(positions="normal", position_scale=0.1)
-POSITIONS = {
-    f"small random positions{changed}": (SMALL | model, optim, {})
-    for changed, model, optim in (
-        ("", {}, {}),
-        (", β × 4", dict(beta=1.0), {}),
-        (", β / 4", dict(beta=0.0625), {}),
-        (", weight decay 0", {}, dict(weight_decay=0.0)),
-        (", weight decay 0.5", {}, dict(weight_decay=0.5)),
-    )
-}
+SMALL = (dict(start=partial(normal, scale=0.1)), {}, {})
+POSITIONS = {"small random positions": SMALL}
+for name in ("β × 4", "β / 4", "weight decay 0", "weight decay 0.5"):
+    model, optim, _ = CHOICES[name]
+    POSITIONS[f"small random positions, {name}"] = (SMALL[0] | model, optim, {})
 VARIANTS = {**TABLE_7, **CHOICES, **GRADIENTS, **POSITIONS}
 SEEDS = {name: range(1) for name in VARIANTS} | {
     **dict.fromkeys((*TABLE_7, "transformer"), range(5)),
@@ -212,38 +178,31 @@ def score(base: TrainConfig, name: str, seed: int, images: dict, test_on: int) -
     told = name.startswith(("ET-Full", "β", "weight", "random", "small")) and not seed
     positions = np.asarray(model.positions[...]).round(4).tolist() if told else None
     passes = config.batch_size * config.optim.steps * COST[how](config.model.steps, k)
+    row = {"name": name, "seed": seed, "config": asdict(config), "positions": positions}
+    row["mse"] = [mean(seed=mask, limit=test_on) for mask in range(10)]
+    row["by_time"] = {t: mean(limit=500, steps=t) for t in times}
     seen = [r for r in history if "validation_loss" in r]
-    return {
-        "name": name,
-        "seed": seed,
-        "mse": [mean(seed=mask, limit=test_on) for mask in range(10)],
-        "by_time": {t: mean(limit=500, steps=t) for t in times},
-        "test_pictures": test_on,
-        "parameters": parameters_of(model),
-        "training_flops": model.flops * passes // config.model.steps,
-        "seconds": history[-1]["seconds"],
-        "validation": [(r["step"], r["validation_loss"]) for r in seen],
-        "positions": positions,
-        "config": asdict(config),
-    }
+    row["validation"] = [(r["step"], r["validation_loss"]) for r in seen]
+    row |= {"test_pictures": test_on, "parameters": parameters_of(model)}
+    row["training_flops"] = model.flops * passes // config.model.steps
+    return row | {"seconds": history[-1]["seconds"]}
 
 
 def main():
     parser = options(__doc__, "image-ablations")
     add_part(parser)
     told = "test pictures to score on"
-    parser.add_argument("--test_on", type=positive, default=1000, help=told)
+    parser.add_argument("--test_on", type=int, default=1000, help=told)
     args = parser.parse_args()
     base, images = prepare(BASE)
     # small enough to be decoded once
     images = {split: x[:] for split, x in images.items()}
     jobs = [(n, seed) for seed in range(5) for n in VARIANTS if seed in SEEDS[n]]
-    said = lambda row: (
-        f"{np.mean(row['mse']):.4f}  {row['seconds']:.0f} s  {row['name']}"
-    )
     for name, seed in jobs[args.part]:
         path = args.out / f"{list(VARIANTS).index(name):02d}-{seed}.json"
-        make(path, lambda: score(base, name, seed, images, args.test_on), said)
+        of = base, name, seed, images, args.test_on
+        said = lambda row: f"{np.mean(row['mse']):.4f}  {row['name']}"
+        make(path, partial(score, *of), said)
 
 
 if __name__ == "__main__":

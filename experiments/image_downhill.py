@@ -28,14 +28,16 @@ from pathlib import Path
 import image_pair
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from image_pair import Job, Plan
 from runs import RESULTS, RUNS, options
 
-from et_nbdev.training import OptimConfig, load_checkpoint
+from et_nbdev.training import OptimConfig
+from et_nbdev.vision.model import load_model
 from et_nbdev.vision.train import completion_loss, completion_of, training_loss
 
 NAME = "et-metric-operations"
+RATE = 0.045  # of the training before
+MORE, LR = 900, 0.01  # steps after it, and their peak rate
 
 
 def price_of_rises(energies):
@@ -59,76 +61,66 @@ def priced(weight: float, config, model, batch):
     return error + weight * price, {"price": price}
 
 
-def best_of(plan: Plan, job: Job, images: dict, runs: Path):
-    "The configuration of a run of image_pair.py, and its model with the best weights."
-    config = image_pair.configured(plan, job, images)
-    model = image_pair.make(config.model, job.name)
-    like = {"params": nnx.to_pure_dict(nnx.state(model, nnx.Param))}
-    name = job.file(plan)
-    kept = RESULTS / "image-pair" / f"{name}.safetensors"
+def best_of(name: str, runs: Path):
+    "The weights of a run of image_pair.py that were best on validation."
     own = runs / name / "best.safetensors"
-    found, _ = load_checkpoint(own if own.exists() else kept, like)
-    nnx.update(model, found["params"])
-    return config, model
+    kept = RESULTS / "image-pair" / f"{name}.safetensors"
+    return load_model(own if own.exists() else kept)
 
 
-def run(plan: Plan, job: Job, images, runs: Path, folder: Path, args) -> dict:
+def run(plan: Plan, job: Job, images, runs: Path, folder: Path, price: float) -> dict:
     "Train on; what the file of a run holds."
-    config, model = best_of(plan, job, images, runs)
+    config, model = (
+        image_pair.configured(plan, job, images),
+        best_of(job.file(plan), runs),
+    )
     score = lambda m, split: image_pair.score_of(m, config, images[split])
     before = float(score(model, "validation").mean())
-    optim = OptimConfig(
-        steps=args.more, warmup=args.more // 18, lr=args.lr, lr_floor=1e-4 * args.lr
-    )
+    rates = dict(warmup=MORE // 18, lr=LR, lr_floor=1e-4 * LR)
+    optim = OptimConfig(steps=MORE, **rates)
 
     def validate(model):
         error = score(model, "validation").mean()
         up = image_pair.rises(model, images["validation"][:100])["steps_up"]
         # weights that go uphill somewhere come after all others
-        return {"loss": error + up * bool(args.price), "error": error, "up": up}
+        return {"loss": error + up * bool(price), "error": error, "up": up}
 
-    came = {"from": job.file(plan), "price": args.price}
+    came = {"from": job.file(plan), "price": price}
     result = image_pair.trained(
         model,
         # other batches and occlusions than the training before it
         replace(config, optim=optim, seed=job.seed + 100),
         images,
-        training_loss(config, partial(priced, args.price)),
+        training_loss(config, partial(priced, price)),
         folder=folder,
         validate=validate,
-        every=-(-args.more // 6),
+        every=-(-MORE // 6),
         config=asdict(config) | came,
     )
     rows, errors = result.history, score(result.model, "test")
     kept = next(r for r in rows if r["step"] == result.best_step)
-    row = came | {"seed": job.seed, "optim": asdict(optim)}
+    row = came | {"seed": job.seed, "optim": asdict(optim), "test_errors": errors}
     row |= {"best_step": result.best_step, "seconds": rows[-1]["seconds"]}
     row |= {"validation_before": before, "validation_mse": kept["validation_error"]}
-    row |= {"test_errors": errors, "test_mse": float(errors.mean())}
     row |= image_pair.rises(result.model, images["test"][:1000])
     row["curve"] = [{k: r[k] for k in r if k != "seconds"} for r in rows]
-    return row | image_pair.origin(config)
+    return row | {"test_mse": float(errors.mean())} | image_pair.origin(config)
 
 
 def main(argv: list[str] | None = None):
     parser = options(__doc__, "image-downhill")
     add = parser.add_argument
-    add("--steps", type=int, default=10_938, help="of the training before: 10938")
-    add("--rate", type=float, default=0.045, help="of the training before: 0.045")
     add("--seeds", type=int, nargs="+", default=(0, 1, 2))
-    add("--more", type=int, default=900, help="steps: 900")
-    add("--lr", type=float, default=0.01, help="peak rate of these: 0.01")
     add("--price", type=float, default=1.0, help="λ: 1")
     add("--runs", type=Path, default=RUNS / "image-pair", help="trained weights")
-    args = parser.parse_args(argv)
-    plan = Plan(steps=args.steps)
+    args, plan = parser.parse_args(argv), Plan()
     images = image_pair.pictures(plan, args.runs.parent)
     for seed in args.seeds:
-        job = Job(NAME, args.steps, args.rate, seed)
-        name = f"{job.file(plan)}-{args.more}-{args.lr:g}-price-{args.price:g}"
+        job = Job(NAME, plan.steps, RATE, seed)
+        name = f"{job.file(plan)}-{MORE}-{LR:g}-price-{args.price:g}"
         if not (args.out / f"{name}.json").exists():
             folder = args.runs.parent / "image-downhill" / name
-            row = run(plan, job, images, args.runs, folder, args)
+            row = run(plan, job, images, args.runs, folder, args.price)
             image_pair.write(args.out, name, row)
 
 

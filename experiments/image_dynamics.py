@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from runs import RUNS, add_part, keep, make, options, positive
+from runs import RUNS, add_part, keep, make, options
 
 from et_nbdev.block import Block
 from et_nbdev.dynamics import descend
@@ -26,15 +26,9 @@ from et_nbdev.energy import ExternalField
 from et_nbdev.equilibria import equilibrium
 from et_nbdev.solvers import Anderson, Backtracking, Schedule, solve
 from et_nbdev.training import fit
+from et_nbdev.vision import train as vision
 from et_nbdev.vision.data import FILLS, batches, normalize, occlude, patchify
 from et_nbdev.vision.model import ImageEnergyTransformer
-from et_nbdev.vision.train import (
-    CONFIGS,
-    completion_loss,
-    evaluate_fill,
-    held_out_batches,
-    prepare,
-)
 
 # --- the model, and where its loss is taken ---
 
@@ -95,7 +89,7 @@ def loss_at(config, step_sizes=None, first: int | None = None):
             states, T = states_by(model, x, step_sizes, remat=True), len(step_sizes)
             t = T if first is None else jax.random.randint(when, B, first, T + 1)
             x = states[t, jnp.arange(B)]
-        return completion_loss(model.decode(x), patches, hidden), metrics
+        return vision.completion_loss(model.decode(x), patches, hidden), metrics
 
     return loss
 
@@ -151,11 +145,10 @@ def errors_settled(model, images, occluded, tolerance=1e-3, evaluations: int = 3
 
 # --- the runs ---
 
-TINY = CONFIGS["tiny"]
+TINY = vision.CONFIGS["tiny"]
 # 16 tokens a picture: a small fraction of the time of 64
-CONFIG = replace(
-    TINY, flip=0.0, every=100, model=replace(TINY.model, patch_size=8, dim=96)
-)
+SMALL = replace(TINY.model, patch_size=8, dim=96)
+CONFIG = replace(TINY, flip=0.0, every=100, model=SMALL)
 # of the optimizer in all; and how many of them the last variant takes at rest, at a
 # quarter of the learning rate
 STEPS, AT_REST = 1500, 300
@@ -163,14 +156,12 @@ T, GROWING, FIRST = CONFIG.model.steps, growing(14).tolist(), 3
 # name: (model, stages of training: (optimizer steps, share of the learning rate, step
 # sizes of the descent or None: until it has settled,
 #        first step at which a picture may be read or None: the last))
+LONG, SETTLE = (STEPS, 1.0, GROWING, FIRST), (AT_REST, 0.25, None, None)
 VARIANTS = {
     "T = 6": (ImageEnergyTransformer, [(STEPS, 1.0, [1.0] * T, None)]),
-    "random times": (ImageEnergyTransformer, [(STEPS, 1.0, GROWING, FIRST)]),
-    "random times, field": (FieldModel, [(STEPS, 1.0, GROWING, FIRST)]),
-    "at rest, field": (
-        FieldModel,
-        [(STEPS - AT_REST, 1.0, GROWING, FIRST), (AT_REST, 0.25, None, None)],
-    ),
+    "random times": (ImageEnergyTransformer, [LONG]),
+    "random times, field": (FieldModel, [LONG]),
+    "at rest, field": (FieldModel, [(STEPS - AT_REST, *LONG[1:]), SETTLE]),
 }
 SEEDS = 0, 1, 2
 # Euler steps that the descent goes on for, and how often it is looked at
@@ -200,16 +191,14 @@ def trained(name: str, config, images: dict, folder: Path):
     if not made.exists():
         keep(made, {})
     for n, (steps, share, step_sizes, first) in enumerate(stages):
-        optim = replace(
-            config.optim, steps=steps, warmup=steps // 10, lr=share * config.optim.lr
-        )
+        rates = dict(steps=steps, warmup=steps // 10, lr=share * config.optim.lr)
+        optim = replace(config.optim, **rates)
         own, stage = config.seed + 1000 * n, dict(step_sizes=step_sizes, first=first)
+        supply = partial(batches, images["train"], config.batch_size, seed=own)
         run = fit(
             model,
             loss_at(config, **stage),
-            lambda start, own=own: batches(
-                images["train"], config.batch_size, seed=own, start=start
-            ),
+            lambda start, supply=supply: supply(start=start),
             optim,
             seed=config.seed,
             folder=folder / f"stage-{n}",
@@ -229,18 +218,15 @@ def score(name: str, config, images: dict, fill, test_on: int, folder: Path) -> 
     model, stages, made = trained(name, config, images, folder)
     drawn, rows = dict(limit=test_on, batch_size=100), []
     of = images["test"], config.model, config.num_occluded
-    for x, o in held_out_batches(*of, **drawn):
-        found = (
-            *errors_in_time(model, x, o, LAST, EVERY),
-            errors_after(model, x, o, tuple(GROWING)),
-            *errors_settled(model, x, o),
-        )
+    for batch in vision.held_out_batches(*of, **drawn):
+        found = errors_in_time(model, *batch, LAST, EVERY)
+        found += (errors_after(model, *batch, tuple(GROWING)),)
+        found += tuple(errors_settled(model, *batch))
         if stages[-1]["step_sizes"] is None:
-            found += errors_settled(model, x, o, DEEPER)[::2]
+            found += errors_settled(model, *batch, DEEPER)[::2]
         rows.append([np.asarray(a) for a in found])
-    error, energy, long, end, _, settled, evaluations, *deeper = (
-        np.concatenate(a, -1) for a in zip(*rows)
-    )
+    whole = [np.concatenate(a, -1) for a in zip(*rows)]
+    error, energy, long, end, _, settled, evaluations, *deeper = whole
     times = np.arange(0, LAST + 1, EVERY)
     nearest = lambda t: int(np.argmin(np.abs(times - t)))
     looked = sorted({0, *map(nearest, np.geomspace(1, LAST, 60))})
@@ -262,27 +248,27 @@ def main():
     parser = options(__doc__, "image-dynamics")
     add_part(parser)
     told = "test pictures to score on, after the first 500"
-    parser.add_argument("--test_on", type=positive, default=1000, help=told)
+    parser.add_argument("--test_on", type=int, default=1000, help=told)
     args = parser.parse_args()
-    base, images = prepare(CONFIG)
+    base, images = vision.prepare(CONFIG)
     # small enough to be decoded once
     test = images["test"][SEEN : SEEN + args.test_on]
     images = {"train": images["train"][:], "test": test}
     of, limit = (test, base.model, base.num_occluded), args.test_on
-    errors = {n: evaluate_fill(f, *of, limit=limit) for n, f in FILLS.items()}
+    errors = {n: vision.evaluate_fill(f, *of, limit=limit) for n, f in FILLS.items()}
     kept = {"test_pictures": len(test), "first_test_picture": SEEN}
     kept["fills"] = {name: about(each) for name, each in errors.items()}
     make(args.out / "fills.json", lambda: kept, lambda row: "")
     best = min(errors.values(), key=mean)
-    said = lambda row: (
-        f"best {min(row['mse']):.4f}, after {LAST} steps {row['mse'][-1]:.4f}, settled"
-        f" {row['settled']['mse']:.4f} ({row['settled']['share']:.0%})"
+    told = "best {:.4f}, after {} steps {:.4f}, settled {:.4f}".format
+    said = lambda row: told(
+        min(row["mse"]), LAST, row["mse"][-1], row["settled"]["mse"]
     )
     for seed, name in list(product(SEEDS, VARIANTS))[args.part]:
         words = "".join(c if c.isalnum() else " " for c in name.lower()).split()
         slug = f"{'-'.join(words)}-{seed}"
         of = name, replace(base, seed=seed), images, best, args.test_on
-        run = lambda: score(*of, RUNS / "dynamics" / slug)
+        run = partial(score, *of, RUNS / "dynamics" / slug)
         make(args.out / f"{slug}.json", run, said)
 
 

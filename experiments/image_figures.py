@@ -8,6 +8,12 @@ Figure 3 on twelve validation pictures, with the rivals' completions. worst.jpg,
 best.jpg: its Figures 9 and 10. All show every picture twice: all of its tokens decoded,
 as in the paper, and with the pixels of the open patches pasted back.
 
+results/image-memories.json: which memories of the models of image_pair.py still act, of
+those whose weights are kept. A memory acts if it pulls on some token at some step, on
+six photographs with fifty sets of hidden patches each. Beside it: how many memories are
+shorter than 0.01, their thresholds, and the sum of rate times weight decay over the
+training.
+
     python experiments/image_figures.py
 """
 
@@ -21,20 +27,12 @@ import numpy as np
 from flax import nnx
 from runs import RESULTS, keep, parameters_of, read
 from safetensors import safe_open
-from ship_model import RIVAL, SHIPPED, stages
+from ship_model import RIVAL, SHIPPED, row_of
 from tqdm import tqdm
 
-from et_nbdev.training import OptimConfig, atomic_write
-from et_nbdev.vision.data import (
-    FILLS,
-    denormalize,
-    fill_biharmonic,
-    load_images,
-    normalize,
-    patchify,
-    unpatchify,
-)
-from et_nbdev.vision.model import complete, from_pretrained
+from et_nbdev.training import OptimConfig, learning_rate
+from et_nbdev.vision import data
+from et_nbdev.vision.model import from_pretrained, load_model
 from et_nbdev.vision.train import evaluate, evaluate_fill, held_out_batches, summarize
 
 OUT = RESULTS / "tiny-imagenet"
@@ -53,7 +51,7 @@ def follow(model, images, occluded):
     has raised.
     """
     c = model.config
-    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
+    patches = data.patchify(data.normalize(images, c.mean, c.std), c.patch_size)
     trajectory = model.descend(patches, occluded, steps=STEPS, states=True)[1]
     total, states = trajectory.energies.total, trajectory.states
     hidden = lambda a: jnp.sum(jnp.where(occluded, a, 0)) / jnp.sum(occluded)
@@ -104,37 +102,20 @@ def dynamics(model, images, pictures=500) -> dict:
     return {"step": list(range(STEPS + 1)), **found, **about}
 
 
-def shipped_run() -> str:
-    "The run that the shipped weights say they come from."
-    with safe_open(SHIPPED, "np") as file:
-        return json.loads(file.metadata()["meta"])["run"]
-
-
 def command(row: dict) -> str:
-    "What makes such a run."
-    if "from" in row:
-        optim = row["optim"]
-        return (
-            f"python experiments/image_downhill.py --seeds {row['seed']} --price"
-            f" {row['price']:g} --more {optim['steps']} --lr {optim['lr']:g}"
-        )
-    lanes = " --lanes" if "lanes" in row else ""
-    exact = "JAX_DEFAULT_MATMUL_PRECISION=highest " if lanes else ""
+    "What makes such a run of image_pair.py."
     decay = row["config"]["optim"]["weight_decay"]
     own = "" if decay == OptimConfig.weight_decay else f" --weight-decay {decay:g}"
     return (
-        f"{exact}python experiments/image_pair.py{lanes} --only {row['name']}"
-        f" --steps {row['steps']} --lr {row['lr']:g} --seeds {row['seed']}{own}"
+        f"python experiments/image_pair.py --only {row['name']} --steps {row['steps']}"
+        f" --lr {row['lr']:g} --seeds {row['seed']}{own}"
     )
 
 
 def about(row: dict) -> dict:
     "What the model's card says of a run."
-    kept = ("run", "seed", "best_step", "test_mse", "seconds", "precision")
-    kept += ("commit", "device", "cores", "jax", "date")
-    steps = row["optim"]["steps"] if "from" in row else row["steps"]
-    found = {name: row[name] for name in kept}
-    return found | {"steps": steps, "command": command(row)}
+    kept = "run seed best_step test_mse seconds precision commit device cores jax date steps"
+    return {name: row[name] for name in kept.split()} | {"command": command(row)}
 
 
 def all_seeds(run: str) -> list[dict]:
@@ -142,23 +123,17 @@ def all_seeds(run: str) -> list[dict]:
     return read(RESULTS, f"{run.rpartition('-')[0]}-[0-9].json")
 
 
-def note(rows: list[dict]) -> str:
+def note(own: dict) -> str:
     "Which steps raised the energy, and what the rival had."
     rival = json.loads((RIVAL / "config.json").read_text())
     errors = sorted(row["validation_mse"] for row in all_seeds(rival["run"]))
     place = errors.index(rival["validation_mse"]) + 1
-    row, own = stages(rival["run"])[-1], rows[-1]
-    runs = [r for r in all_seeds(own["run"]) if r["seed"] != own["seed"]]
-    others = [str(r["steps_up"]) for r in runs]
+    row, seed = row_of(rival["run"]), own["seed"]
+    others = [str(r["steps_up"]) for r in all_seeds(own["run"]) if r["seed"] != seed]
     decay = row["config"]["optim"]["weight_decay"]
-    # what a price was put on is counted on pictures of the test
-    up = ", then ".join(
-        f"{row['steps_up']} of {row['steps_observed']:,} on"
-        f" {'test' if 'from' in row else 'validation'} pictures"
-        for row in rows
-    )
     return (
-        f"Steps of a descent that raised the energy: {up}; with the other seeds"
+        f"Steps of a descent that raised the energy: {own['steps_up']} of"
+        f" {own['steps_observed']:,} on validation pictures; with the other seeds"
         f" {', '.join(others)}. Other work ran on the machine of the training:"
         " its time is an upper bound. The transformer below has the"
         f" weights of step {rival['step']:,}, trained at its own rate, {row['lr']:g}, with"
@@ -172,20 +147,15 @@ def scores(model, rival, images) -> dict:
     n = model.config.num_tokens // 2
     errors = {"Energy Transformer": evaluate(model, images, n)}
     errors["weight-shared transformer"] = evaluate(rival, images, n)
-    for name, fill in tqdm(FILLS.items(), "fills"):
+    for name, fill in tqdm(data.FILLS.items(), "fills"):
         errors[name] = evaluate_fill(fill, images, model.config, n)
-    rows = stages(shipped_run())
-    return {
-        **summarize(errors),
-        "forward_flops": model.flops,
-        "split": images.split,
-        "data": "tiny-imagenet",
-        "config": rows[-1]["config"] | {"model": asdict(model.config)},
-        "parameters": parameters_of(model),
-        "training_seconds": sum(row["seconds"] for row in rows),
-        "training": [about(row) for row in rows],
-        "note": note(rows),
-    }
+    with safe_open(SHIPPED, "np") as file:
+        row = row_of(json.loads(file.metadata()["meta"])["run"])
+    found = {"forward_flops": model.flops, "parameters": parameters_of(model)}
+    found |= {"data": "tiny-imagenet", "split": images.split, "note": note(row)}
+    found["config"] = row["config"] | {"model": asdict(model.config)}
+    training = {"training_seconds": row["seconds"], "training": [about(row)]}
+    return summarize(errors) | found | training
 
 
 # --- pictures ---
@@ -194,36 +164,33 @@ def scores(model, rival, images) -> dict:
 def decoded(model, images, occluded):
     "Pictures in [0, 1] whose tokens all come out of the decoder, the open ones too."
     c = model.config
-    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
+    patches = data.patchify(data.normalize(images, c.mean, c.std), c.patch_size)
     patches = model(patches, jnp.asarray(occluded))
-    pixels = unpatchify(patches, c.image_size, c.patch_size)
-    return np.clip(denormalize(pixels, c.mean, c.std), 0, 1)
+    pixels = data.unpatchify(patches, c.image_size, c.patch_size)
+    return np.clip(data.denormalize(pixels, c.mean, c.std), 0, 1)
 
 
 def rows_of(model, images, occluded, rival=None) -> dict[str, np.ndarray]:
     "What a figure shows of each picture, from top to bottom."
-    c = model.config
+    c, given = model.config, images / 255
     wide = np.broadcast_to(occluded[..., None], (*occluded.shape, c.patch_dim))
-    hidden = unpatchify(wide, c.image_size, c.patch_size)
-    paste = lambda completed: np.where(hidden, np.clip(completed, 0, 1), images / 255)
-    rows = {
-        "occluded": np.where(hidden, HIDDEN, images / 255),
-        "all tokens\ndecoded": decoded(model, images, occluded),
-        "open pixels\npasted": complete(model, images, occluded).images,
-    }
+    hidden = data.unpatchify(wide, c.image_size, c.patch_size)
+    paste = lambda completed: np.where(hidden, np.clip(completed, 0, 1), given)
+    rows = {"occluded": np.where(hidden, HIDDEN, given)}
+    rows["all tokens\ndecoded"] = whole = decoded(model, images, occluded)
+    rows["open pixels\npasted"] = paste(whole)
     if rival is not None:
         rows["transformer,\npasted"] = paste(decoded(rival, images, occluded))
-        filled = fill_biharmonic(images, occluded, c.patch_size)
+        filled = data.fill_biharmonic(images, occluded, c.patch_size)
         rows["biharmonic"] = paste(filled)
-    return rows | {"original": images / 255}
+    return rows | {"original": given}
 
 
 def gallery(path, rows, titles=()):
     "Rows of pictures, with their names, as a JPEG."
     columns = len(rows["original"])
-    fig, axes = plt.subplots(
-        len(rows), columns, figsize=(columns, len(rows) + 0.3 * bool(len(titles)))
-    )
+    size = columns, len(rows) + 0.3 * bool(len(titles))
+    fig, axes = plt.subplots(len(rows), columns, figsize=size)
     for axs, (name, row) in zip(axes, rows.items()):
         for ax, picture in zip(axs, row):
             ax.imshow(picture, interpolation="nearest")
@@ -233,9 +200,7 @@ def gallery(path, rows, titles=()):
     for ax, title in zip(axes[0], titles):
         ax.set_title(title, fontsize=8)
     fig.tight_layout(pad=0.2)
-    options = dict(format="jpeg", dpi=100, pil_kwargs=dict(quality=75))
-    with atomic_write(path) as temporary:
-        fig.savefig(temporary, **options)
+    fig.savefig(path, dpi=100, pil_kwargs=dict(quality=75))
     plt.close(fig)
 
 
@@ -244,11 +209,9 @@ def extremes(model, images, pictures=5000, columns=8):
     and the occlusion of seed 0.
     """
     n = model.config.num_tokens // 2
-    errors = [
-        evaluate(model, images, n, seed=seed, limit=pictures)
-        for seed in tqdm(range(10), "worst and best")
-    ]
-    mean = np.mean(errors, 0)
+    seeds = tqdm(range(10), "worst and best")
+    each = [evaluate(model, images, n, seed=s, limit=pictures) for s in seeds]
+    mean = np.mean(each, 0)
     held_out = held_out_batches(images, model.config, n, limit=pictures)
     occlusions = np.concatenate([o for _, o in held_out])
     order = np.argsort(mean)
@@ -257,18 +220,57 @@ def extremes(model, images, pictures=5000, columns=8):
         gallery(OUT / f"{name}.jpg", rows, [f"{mean[i]:.3f}" for i in chosen])
 
 
+# --- memories ---
+
+
+@nnx.jit
+def largest_pull(model, patches, hidden):
+    "Of each memory, on any token on the way: |h| times the length of ξ."
+    memory = model.block.memory
+    states = model.descend(patches, hidden, states=True)[1].states[:-1]
+    h = lambda x: jnp.abs(memory.hidden(model.block.norm(x))).max((0, 1))
+    return jax.lax.map(h, states).max(0) * jnp.linalg.norm(memory.xi[...], axis=1)
+
+
+def count(path, patches, hidden):
+    model = load_model(path)
+    memory, pull = model.block.memory, np.asarray(largest_pull(model, patches, hidden))
+    length = np.linalg.norm(np.asarray(memory.xi[...]), axis=1)
+    lost = np.asarray(memory.threshold[...])[length < 0.01]
+    run = json.loads(path.with_suffix(".json").read_text())
+    optim = OptimConfig(**run["config"]["optim"])
+    rate = jax.vmap(learning_rate(optim))(jnp.arange(optim.steps))
+    row = {"run": f"{path.parent.name}/{path.stem}", "memories": len(pull)}
+    row["pull"] = int((pull > 0).sum())
+    row["pull_over_a_hundredth"] = int((pull > 0.01 * pull.max()).sum())
+    row |= {"median_length": float(np.median(length)), "short": len(lost)}
+    row["thresholds_of_short"] = [float(f(lost)) for f in (np.min, np.max) if len(lost)]
+    return row | {"decayed": optim.weight_decay * float(rate.sum())}
+
+
+def memories():
+    folders = ("image-pair", "image-rates")
+    paths = [p for f in folders for p in RESULTS.glob(f"{f}/*-et-*.safetensors")]
+    c = load_model(paths[0]).config
+    photos, n = np.repeat(data.photographs(c.image_size), 50, axis=0), c.num_tokens
+    patches = data.patchify(data.normalize(photos, c.mean, c.std), c.patch_size)
+    hidden = data.occlude(jax.random.key(0), len(photos), n, n // 2)[0]
+    return [count(path, patches, hidden) for path in sorted(paths)]
+
+
 def main():
     model, rival = from_pretrained("tiny-imagenet"), from_pretrained(RIVAL)
     c = model.config
-    test = load_images("tiny-imagenet", "test", size=c.image_size)
+    test = data.load_images("tiny-imagenet", "test", size=c.image_size)
     keep(OUT / "dynamics.json", dynamics(model, test))
-    validation = load_images("tiny-imagenet", "validation", size=c.image_size)
-    some, occluded = next(
-        held_out_batches(validation, c, c.num_tokens // 2, batch_size=12)
-    )
+    validation = data.load_images("tiny-imagenet", "validation", size=c.image_size)
+    drawn = held_out_batches(validation, c, c.num_tokens // 2, batch_size=12)
+    some, occluded = next(drawn)
     gallery(OUT / "validation.jpg", rows_of(model, some, occluded, rival))
     extremes(model, validation)
     keep(OUT / "metrics.json", scores(model, rival, test))
+    text = json.dumps(memories(), indent=1, ensure_ascii=False) + "\n"
+    (RESULTS / "image-memories.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -34,72 +34,53 @@ stopped and given again at any time. `--part 0/2` and `--part 1/2` share the wor
 between two processes.
 """
 
-import time
 import zlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import accumulate, product
+from itertools import product
+from typing import NamedTuple
 
+import image_pair as pair
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from image_pair import Job, Plan, configured, curve, pictures, trained
-from runs import RUNS, add_part, make, options, parameters_of, score
+from runs import RUNS, add_part, make, options, said_of
 
-from et_nbdev.dynamics import Trajectory
 from et_nbdev.norm import EnergyLayerNorm
-from et_nbdev.vision.model import (
-    RECIPES,
-    ImageConfig,
-    ImageTransformer,
-    Parts,
-    wave_start,
-)
+from et_nbdev.vision.model import RECIPES, ImageConfig, Parts, wave_start
 
 LEARNING_RATE = 8e-3
 SEEDS = (0, 1, 2)
 
 
-@dataclass(frozen=True)
-class Design:
-    "What a block is made of; the defaults are the conventional transformer's."
+RUNGS = (
+    "transformer, parallel halves, no biases, no self-attention, scalar norm, tied MLP,"
+    " tied values, key term"
+).split(", ")
 
-    parallel: bool = False
-    biases: bool = True
-    self_attention: bool = True
-    tied_start: bool = False
-    scalar_norm: bool = False
-    relu: bool = False
-    tied_mlp: bool = False
-    tied_values: bool = False
-    key_term: bool = False
+
+class Design(NamedTuple):
+    "A block of the ladder."
+
+    rung: str
     relative: str = "none"  # positions in the scores, their start: "zero", "distance"
 
-
-CHANGES = {  # of each rung to the one before it
-    "transformer": {},
-    "parallel halves": dict(parallel=True),
-    "no biases": dict(biases=False),
-    "no self-attention": dict(self_attention=False),
-    "scalar norm": dict(scalar_norm=True),
-    "tied MLP": dict(relu=True, tied_mlp=True),
-    "tied values": dict(tied_values=True, tied_start=True),
-    "key term": dict(key_term=True),
-}
-# each with the changes of those before it
-_designs = accumulate(CHANGES.values(), lambda d, c: replace(d, **c), initial=Design())
-RUNGS = dict(zip(CHANGES, list(_designs)[1:]))
+    def has(self, change: str) -> bool:
+        "A rung keeps the changes of those below it."
+        return RUNGS.index(change) <= RUNGS.index(self.rung)
 
 
 def designs() -> dict[str, Design]:
     "Everything that is trained, by the name of its files."
     found = {}
-    for number, (name, design) in enumerate(RUNGS.items()):
-        starts = ("none", "zero", "distance") if design.key_term else ("none", "zero")
+    for number, rung in enumerate(RUNGS):
+        starts = (
+            ("none", "zero", "distance") if rung == "key term" else ("none", "zero")
+        )
         for start in starts:
-            slug = f"{number}-{name.lower().replace(' ', '-')}-{start}"
-            found[slug] = replace(design, relative=start)
+            slug = f"{number}-{rung.lower().replace(' ', '-')}-{start}"
+            found[slug] = Design(rung, start)
     return found
 
 
@@ -108,15 +89,15 @@ def products(c: ImageConfig, d: Design) -> int:
     N, D, HY = c.num_tokens, c.dim, c.num_heads * c.head_dim
     # products with a weight matrix: Q, K, V and O; Q, K and back through W_Q; with the
     # key term also back through W_K
-    weights = 3 if d.tied_values and not d.key_term else 4
+    weights = 3 if d.rung == "tied values" else 4
     # products over pairs of tokens: scores, weighted values, weighted queries
-    pairs = 3 if d.key_term else 2
+    pairs = 3 if d.has("key term") else 2
     return 2 * weights * N * D * HY + 2 * pairs * N * N * HY
 
 
 def sized(c: ImageConfig, d: Design) -> ImageConfig:
     "The configuration with the hidden units that make operations equal to rung 0's."
-    spared = products(c, Design()) - products(c, d)
+    spared = products(c, Design("transformer")) - products(c, d)
     hidden = c.num_memories + round(spared / (4 * c.num_tokens * c.dim))
     return replace(c, num_memories=hidden)
 
@@ -143,28 +124,27 @@ class Block(nnx.Module):
             return nnx.Param(jax.random.normal(own, shape, jnp.float32) * fan_in**-0.5)
 
         zeros = lambda *shape: nnx.Param(jnp.zeros(shape, jnp.float32))
-        norm = EnergyLayerNorm if design.scalar_norm else nnx.LayerNorm
+        norm = EnergyLayerNorm if design.has("scalar norm") else nnx.LayerNorm
         self.norm = norm(D, rngs=rngs)
-        if not design.parallel:
+        if not design.has("parallel halves"):
             self.norm2 = norm(D, rngs=rngs)
         self.Wq, self.Wk = draw("Wq", (H, D, Y), D), draw("Wk", (H, D, Y), D)
-        if design.tied_start:
+        if design.has("tied values"):
             self.Wk[...] = self.Wq[...]
-        if not design.tied_values:
+        else:
             self.Wv, self.Wo = draw("Wv", (H, D, Y), D), draw("Wo", (H, D, Y), H * Y)
         self.W1 = draw("W1", (K, D), D)
-        if not design.tied_mlp:
+        if not design.has("tied MLP"):
             self.W2 = draw("W2", (K, D), K)
-        if design.biases:
+        if not design.has("no biases"):
             self.bq, self.bk, self.bv = (zeros(H, 1, Y) for _ in range(3))
             self.bo, self.b1, self.b2 = zeros(D), zeros(K), zeros(D)
         if design.relative != "none":
             offset = np.arange(1 - self.side, self.side)
             distance = np.hypot(offset[:, None], offset).astype(np.float32)
             slopes = np.geomspace(0.25, 2, H) * (design.relative == "distance")
-            self.table = nnx.Param(
-                jnp.asarray(-slopes[:, None, None] * distance, jnp.float32)
-            )
+            table = jnp.asarray(-slopes[:, None, None] * distance, jnp.float32)
+            self.table = nnx.Param(table)
 
     def scores(self, Q, K):
         "What the softmax is taken of: β K·Q + b, minus infinity where none may look."
@@ -173,7 +153,7 @@ class Block(nnx.Module):
             row, column = np.divmod(np.arange(self.side**2), self.side)
             offset = lambda at: at[:, None] - at[None, :] + self.side - 1
             scores = scores + self.table[...][:, offset(row), offset(column)]
-        if not self.design.self_attention:
+        if self.design.has("no self-attention"):
             scores = jnp.where(np.eye(scores.shape[-1], dtype=bool), -jnp.inf, scores)
         return scores
 
@@ -184,31 +164,33 @@ class Block(nnx.Module):
     def attention(self, g):
         d = self.design
         Q, K = self.queries_and_keys(g)
-        V = K if d.tied_values else jnp.einsum("...nd,hdy->...hny", g, self.Wv[...])
-        if d.biases:
+        V = (
+            K
+            if d.has("tied values")
+            else jnp.einsum("...nd,hdy->...hny", g, self.Wv[...])
+        )
+        if not d.has("no biases"):
             Q, K, V = Q + self.bq[...], K + self.bk[...], V + self.bv[...]
         P = jax.nn.softmax(self.scores(Q, K))
         back = lambda pull, W: jnp.einsum("...hny,hdy->...nd", pull, W[...])
         seen = jnp.einsum("...hab,...hby->...hay", P, V)
-        update = back(seen, self.Wq if d.tied_values else self.Wo)
-        if d.key_term:
+        update = back(seen, self.Wq if d.has("tied values") else self.Wo)
+        if d.has("key term"):
             update += back(jnp.einsum("...hca,...hcy->...hay", P, Q), self.Wk)
-        return update + self.bo[...] if d.biases else update
+        return update if d.has("no biases") else update + self.bo[...]
 
     def mlp(self, g):
-        d = self.design
         a = jnp.einsum("...nd,kd->...nk", g, self.W1[...])
-        if d.biases:
+        if not self.design.has("no biases"):
             a = a + self.b1[...]
-        h = jax.nn.relu(a) if d.relu else jax.nn.gelu(a)
-        update = jnp.einsum(
-            "...nk,kd->...nd", h, (self.W1 if d.tied_mlp else self.W2)[...]
-        )
-        return update + self.b2[...] if d.biases else update
+        tied = self.design.has("tied MLP")
+        h, W = (jax.nn.relu(a), self.W1) if tied else (jax.nn.gelu(a), self.W2)
+        update = jnp.einsum("...nk,kd->...nd", h, W[...])
+        return update if self.design.has("no biases") else update + self.b2[...]
 
     def __call__(self, x):
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            if self.design.parallel:
+            if self.design.has("parallel halves"):
                 g = self.norm(x)
                 return x + self.attention(g) + self.mlp(g)
             x = x + self.attention(self.norm(x))
@@ -220,7 +202,7 @@ def recipe(design: Design, c: ImageConfig, rngs) -> Parts:
     return Parts(*wave_start(c, rngs), Block(c, design, rngs=nnx.Rngs(rngs.params())))
 
 
-class Model(ImageTransformer):
+class Model(pair.ConventionalModel):
     "The library's image model with `Block` inside."
 
     def __init__(self, config: ImageConfig, design: Design, *, rngs: nnx.Rngs):
@@ -228,46 +210,34 @@ class Model(ImageTransformer):
         RECIPES[str(design)] = partial(recipe, design)
         super().__init__(replace(config, recipe=str(design)), rngs=rngs)
 
-    def descend(self, patches, masked, *, steps=None, **_):
-        "All steps unrolled and stored: at this size faster than a loop on a CPU."
-        x = self.encode(patches, masked)
-        for _ in range(self.config.steps if steps is None else steps):
-            x = self.block(x)
-        return x, Trajectory(None, None)
-
 
 # --- runs ---
 
 
-def run(plan: Plan, design: Design, seed: int, images: dict) -> dict:
+def run(plan: pair.Plan, design: Design, seed: int, images: dict) -> dict:
     "Train once, scoring a few times on the way; what the run's file holds."
-    began = time.perf_counter()
-    job = Job("transformer", plan.trial_steps, LEARNING_RATE, seed)
-    config = configured(plan, job, images)
+    job = pair.Job("transformer", plan.trial_steps, LEARNING_RATE, seed)
+    config = pair.configured(plan, job, images)
     config = replace(config, model=sized(config.model, design))
     model = Model(config.model, design, rngs=nnx.Rngs(seed))
-    row = {"design": asdict(design), "lr": LEARNING_RATE, "seed": seed}
-    row |= {"parameters": parameters_of(model), "validation_mse": None}
-    row["operations"] = operations(config.model, design)
-    try:
-        rows = curve(trained(model, config, images).history, config.batch_size)
-        row |= {"curve": rows, "validation_mse": rows[-1]["validation"]}
-    except FloatingPointError as error:  # the loss was no longer finite
-        row["diverged"] = str(error)
-    seconds = time.perf_counter() - began
-    return row | {"seconds": seconds, "config": asdict(config)}
+
+    def scores(fitted):
+        rows = pair.curve(fitted.history, config.batch_size)
+        return {"curve": rows, "validation_mse": rows[-1]["validation"]}
+
+    row = {"design": design._asdict(), "operations": operations(config.model, design)}
+    return row | pair.short(job, config, model, images, scores)
 
 
 def main():
     parser = options(__doc__, "image-ladder")
     add_part(parser)
-    args, plan = parser.parse_args(), Plan()
-    images, ends = pictures(plan, RUNS), ("0", "7")
+    args, plan = parser.parse_args(), pair.Plan()
+    images, ends = pair.pictures(plan, RUNS), ("0", "7")
     names = sorted(designs(), key=lambda name: not name.startswith(ends))
-    said = lambda row: f"{score(row):.4f}  {row['seconds']:.0f} s"
     for seed, name in product(SEEDS, names[args.part]):
         made = lambda: {"name": name, **run(plan, designs()[name], seed, images)}
-        make(args.out / f"{name}-{LEARNING_RATE:g}-{seed}.json", made, said)
+        make(args.out / f"{name}-{LEARNING_RATE:g}-{seed}.json", made, said_of)
 
 
 if __name__ == "__main__":

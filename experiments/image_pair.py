@@ -26,27 +26,27 @@ All have the same width and heads. Memories or hidden units make up for the rest
 for as many operations as the transformer's (`-operations`), once for as many parameters
 (`-parameters`). Where even no memories would be too many, the model is narrower.
 
-    python experiments/image_pair.py               # all runs
-    python experiments/image_pair.py --lanes       # on a GPU: see image_lanes.py
+    python experiments/image_pair.py --only transformer --lr 0.016
 
-The order of the runs: short ones with seed 0 that find each model's learning rate, the
-three below and above a first guess, then beyond the best until it is not at an edge of
-those tried; then the seeds at full length at the best rate. All are scored on 1,000
-validation pictures with fixed occlusions, by which rates and weights are chosen. A full
-run is also scored on the test split, once, when it ends, and nothing is chosen by that;
-and of a model with an energy, the steps on 100 pictures that raised it are counted.
+The rate of a model was chosen by short runs of 450 steps with seed 0: on a grid in steps
+of √2, three rates below and above a first guess, then beyond the best until it was not
+at an edge of those tried. All runs are scored on 1,000 validation pictures with fixed
+occlusions, by which rates and weights are chosen. One that is longer than `--trial-steps`
+is also scored on the test split, once, when it ends, and nothing is chosen by that; and
+of a model with an energy, the steps on 100 pictures that raised it are counted.
 
 Each run is one file in results/image-pair, written when it ends, a full run with the
 error on every test picture beside it. A run whose file stands is not made again.
-With another `--weight-decay`, trials and runs are a comparison of their own, with names
-that say so. Checkpoints are in runs/image-pair: a command that was stopped goes on from
-them when it is given again, and the numbers are those of an uninterrupted run.
-scripts/records.py makes tables of the runs.
+With another `--weight-decay` runs are a comparison of their own, and their names say so.
+Checkpoints are in runs/image-pair: a command that was stopped goes on from them when it
+is given again, and the numbers are those of an uninterrupted run. scripts/records.py
+makes tables of the runs.
 """
 
-from collections.abc import Callable
+import time
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,57 +54,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from packed_pictures import unpack
 from runs import RUNS, add_fields, keep, options, parameters_of, score
-from runs import read as rows_of
 
+from et_nbdev.attention import RelativePositions
 from et_nbdev.block import Block
 from et_nbdev.dynamics import Trajectory
 from et_nbdev.energy import Energy
+from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedEuler, LearnedMetric
 from et_nbdev.training import OptimConfig, atomic_write, fit, option
-from et_nbdev.vision.data import (
-    batches,
-    channel_statistics,
-    load_images,
-    normalize,
-    occlude,
-    patchify,
-)
-from et_nbdev.vision.model import (
-    OLDER,
-    RECIPES,
-    ImageConfig,
-    ImageEnergyTransformer,
-    ImageTransformer,
-    Parts,
-    tiny_imagenet,
-    transformer,
-    wave_start,
-)
+from et_nbdev.vision import data
+from et_nbdev.vision import model as library
 from et_nbdev.vision.train import TrainConfig, evaluate, training_loss
 
-# 0.00006 to 0.13, in steps of √2
-LEARNING_RATES = tuple(float(f"{1e-3 * 2 ** (k / 2):.2g}") for k in range(-8, 15))
-
-REACH = 3  # rates tried on either side of the first guess, or beyond the best
 WEIGHT_DECAY = OptimConfig.weight_decay
 
 # --- sizes ---
 
 _small = dict(dim=128, num_heads=4, head_dim=32, num_memories=512, steps=6)
-SIZES = {
-    "small": ImageConfig(**_small, step_size=1.0),
-    "base": ImageConfig(step_size=1.0),  # D 768, H 12, Y 64, K 3072, T 12
-}
-DATA = {  # image and patch size: 64 tokens each
-    "tiny-imagenet": (64, 8),
-    "cifar10": (32, 4),
-    "digits": (8, 1),
-}
-
-
+SIZES = {"small": library.ImageConfig(**_small, step_size=1.0)}
+# image and patch size: 64 tokens each
+DATA = {"tiny-imagenet": (64, 8), "cifar10": (32, 4), "digits": (8, 1)}
 VALIDATED = 1000  # pictures that choose weights and rates
 
 
@@ -113,30 +84,28 @@ class Plan:
     "What all runs of a comparison share."
 
     size: str = option("small", "width, heads and steps of all models")
-    data: str = option("tiny-imagenet", "a set of pictures, or a packed file .npz")
+    data: str = option("tiny-imagenet", "a set of pictures")
     batch_size: int = option(64, "pictures in a step of training")
-    trial_steps: int = option(450, "length of the short runs that find a rate")
+    trial_steps: int = option(450, "longest run that does not see the test split")
     steps: int = option(10_938, "length of a full run; of ten passes")
     weight_decay: float = option(WEIGHT_DECAY, "AdamW's, on matrices")
-    # for all, without trials
-    lr: float | None = option(None, "rate of all full runs, without a search")
-    seeds: tuple[int, ...] = option((0, 1, 2), "seeds of the full runs")
+    lr: float = option(0.016, "peak rate")
+    seeds: tuple[int, ...] = option((0, 1, 2), "seeds")
 
     @property
     def kind(self) -> str:
         "How the results of this plan are told from those of others."
-        kind = f"{Path(self.data).stem}-{self.size}-{self.batch_size}"
+        kind = f"{self.data}-{self.size}-{self.batch_size}"
         if self.weight_decay != WEIGHT_DECAY:
             kind += f"-decay-{self.weight_decay:g}"
         return kind
 
     @property
-    def base(self) -> ImageConfig:
+    def base(self) -> library.ImageConfig:
         "The transformer's width and depth, which the others are compared with."
-        known = (name for name in DATA if Path(self.data).stem.startswith(name))
-        image_size, patch_size = DATA[next(known, "tiny-imagenet")]
-        size = SIZES[self.size]
-        return replace(size, image_size=image_size, patch_size=patch_size)
+        image_size, patch_size = DATA[self.data]
+        own = dict(image_size=image_size, patch_size=patch_size)
+        return replace(SIZES[self.size], **own)
 
 
 # --- models ---
@@ -182,7 +151,7 @@ class HyperSet(nnx.Module):
     and t, from a network that sees t and the tokens at the start.
     """
 
-    def __init__(self, c: ImageConfig, *, rngs: nnx.Rngs):
+    def __init__(self, c: library.ImageConfig, *, rngs: nnx.Rngs):
         H, D, Y, K = c.num_heads, c.dim, c.head_dim, c.num_memories
         gain = lambda size: nnx.Param(jnp.ones(size, jnp.float32))
         self.attention = RepellingAttention(D, H, Y, rngs=rngs)
@@ -190,10 +159,6 @@ class HyperSet(nnx.Module):
         self.head_gain, self.hidden_gain, self.step_gain = gain(Y), gain(K), gain(D)
         zeros = nnx.initializers.zeros_init()
         self.sizes = nnx.Linear(D, 2 * D, kernel_init=zeros, rngs=rngs)
-
-    def pulls(self, x):
-        "What attention takes from the tokens, and feed-forward adds to them."
-        return self.attend(x), self.recall(x)
 
     def attend(self, x):
         W = self.attention.W[...]
@@ -232,7 +197,7 @@ def _looped() -> int | bool:
     return jax.default_backend() == "cpu" or 1
 
 
-class EnergyModel(ImageEnergyTransformer):
+class EnergyModel(library.ImageEnergyTransformer):
     "The library's, with all steps stored in training."
 
     def descend(self, patches, masked, **options):
@@ -240,15 +205,17 @@ class EnergyModel(ImageEnergyTransformer):
         return super().descend(patches, masked, **options)
 
 
-class ConventionalModel(ImageTransformer):
+class ConventionalModel(library.ImageTransformer):
     "The library's, likewise."
 
-    def descend(self, patches, masked, *, steps=None, states=False, **_):
-        if states or _looped() is not True:
-            return super().descend(patches, masked, steps=steps, states=states)
-        x = self.encode(patches, masked)
-        for _ in range(self.config.steps if steps is None else steps):
-            x = self.block(x)
+    def advance(self, x, start, t: int):
+        "The tokens after step t, of which the first had those at the start."
+        return self.block(x)
+
+    def descend(self, patches, masked, *, steps=None, **_):
+        x = start = self.encode(patches, masked)
+        for t in range(self.config.steps if steps is None else steps):
+            x = self.advance(x, start, t)
         return x, Trajectory(None, None)
 
 
@@ -257,16 +224,12 @@ class GatedConventionalModel(ConventionalModel):
 
     map_per_step = False
 
-    def __init__(self, c: ImageConfig, *, rngs: nnx.Rngs):
+    def __init__(self, c: library.ImageConfig, *, rngs: nnx.Rngs):
         super().__init__(c, rngs=rngs)
         self.metric = LearnedMetric(c.steps, c.dim, 2.0, self.map_per_step)
 
-    def descend(self, patches, masked, *, steps=None, **_):
-        x = self.encode(patches, masked)
-        for t in range(self.config.steps if steps is None else steps):
-            sizes = self.metric.sizes(self.block.norm1(x), t)
-            x = x + sizes * (self.block(x) - x)
-        return x, Trajectory(None, None)
+    def advance(self, x, start, t: int):
+        return x + self.metric.sizes(self.block.norm1(x), t) * (self.block(x) - x)
 
 
 class MappedConventionalModel(GatedConventionalModel):
@@ -275,14 +238,11 @@ class MappedConventionalModel(GatedConventionalModel):
     map_per_step = True
 
 
-class HyperSetModel(ImageTransformer):
+class HyperSetModel(ConventionalModel):
     "That block, which sees the tokens at the start, too."
 
-    def descend(self, patches, masked, *, steps=None, **_):
-        x = start = self.encode(patches, masked)
-        for t in range(self.config.steps if steps is None else steps):
-            x = self.block(x, start, t)
-        return x, Trajectory(None, None)
+    def advance(self, x, start, t: int):
+        return self.block(x, start, t)
 
 
 # --- recipes: what the library's do not have ---
@@ -300,106 +260,125 @@ class GatedEuler(LearnedEuler):
         return super().sizes(g, t) * gate[..., None]
 
 
-def learned(c: ImageConfig, metric: bool = True):
-    "Steps of learned size for every channel, or for every token."
-    gated = GatedEuler(c.steps, c.step_size, c.dim)
-    return LearnedMetric(c.steps, c.dim, c.step_size) if metric else gated
+def gate(c: library.ImageConfig) -> GatedEuler:
+    return GatedEuler(c.steps, c.step_size, c.dim)
 
 
-def gated(c: ImageConfig, rngs) -> Parts:
-    return tiny_imagenet(c, rngs, learned(c, metric=False))
+def metric(c: library.ImageConfig) -> LearnedMetric:
+    return LearnedMetric(c.steps, c.dim, c.step_size)
 
 
-def per_channel(c: ImageConfig, rngs) -> Parts:
-    return tiny_imagenet(c, rngs, learned(c))
-
-
-def per_channel_gelu(c: ImageConfig, rngs) -> Parts:
-    return tiny_imagenet(c, rngs, learned(c), "gelu")
-
-
-def gated_small(c: ImageConfig, rngs) -> Parts:
+def gated_small(c: library.ImageConfig, rngs) -> library.Parts:
     "Matrices of the block at 1/√K; the draws are the same."
-    parts = gated(c, rngs)
+    parts = library.tiny_imagenet(c, rngs, gate(c))
     terms = parts.block.attention, parts.block.memory
     for W in (terms[0].Wq, terms[0].Wk, terms[1].xi):
         W[...] = W[...] * (c.dim / c.num_memories) ** 0.5
     return parts
 
 
-def hyperset(c: ImageConfig, rngs) -> Parts:
-    return Parts(*wave_start(c, rngs), HyperSet(c, rngs=rngs))
-
-
-def true_hyperset(c: ImageConfig, rngs) -> Parts:
-    start = wave_start(c, rngs)
+def true_hyperset(c: library.ImageConfig, rngs) -> library.Parts:
+    start = library.wave_start(c, rngs)
     attention = RepellingAttention(c.dim, c.num_heads, c.head_dim, rngs=rngs)
     memory = SphericalMemory(c.dim, c.num_memories, rngs=rngs)
     block = Block(EnergyLayerNorm(c.dim), attention=attention, memory=memory)
-    return Parts(*start, block, learned(c, metric=False))
+    return library.Parts(*start, block, gate(c))
 
 
 OWN = {
-    "et": gated,
+    "et": lambda c, rngs: library.tiny_imagenet(c, rngs, gate(c)),
     "et-small": gated_small,
-    "et-metric": per_channel,
-    "et-gelu": per_channel_gelu,
-    "transformer-bare": partial(transformer, table=False),
-    "hyperset": hyperset,
+    "et-metric": lambda c, rngs: library.tiny_imagenet(c, rngs, metric(c)),
+    "et-gelu": lambda c, rngs: library.tiny_imagenet(c, rngs, metric(c), "gelu"),
+    "transformer-bare": partial(library.transformer, table=False),
+    "hyperset": lambda c, rngs: library.Parts(
+        *library.wave_start(c, rngs), HyperSet(c, rngs=rngs)
+    ),
     "hyperset-true": true_hyperset,
 }
-RECIPES |= OWN
+library.RECIPES |= OWN
 # and what files of 0.2 say of them
-_maps = OLDER["tiny-imagenet"]
-_metric = {name: _maps[name] for name in _maps if name != "map_per_step"}
+_metric = dict(library.OLDER["tiny-imagenet"])
+del _metric["map_per_step"]
 _gate = {name: _metric[name] for name in _metric if name != "channel_steps"}
-OLDER |= {
-    "et": _gate | dict(gate_steps=True),
-    "et-metric": _metric,
-    "et-gelu": _metric | dict(activation="gelu"),
+library.OLDER |= {"et": _gate | dict(gate_steps=True), "et-metric": _metric}
+library.OLDER["et-gelu"] = _metric | dict(activation="gelu")
+
+STEPS = {
+    "channels": metric,
+    "tokens": gate,
+    "steps": lambda c: LearnedEuler(c.steps, c.step_size),
+    "fixed": lambda c: None,
 }
 
 
-def recipe(name: str, halves: bool = False, **changes):
-    """A function of a configuration: with this recipe, and other changes. With
-    `halves`, of which what learns its steps lets half pass at the start, α is twice.
-    """
+def parts(
+    c: library.ImageConfig,
+    rngs: nnx.Rngs,
+    positions: str | None = "distance",  # in the scores; "zero", or None
+    normalize: bool = True,
+    betas: str = "heads",  # "one" for all heads; "fixed"
+    negative: float | None = 0.25,  # None: no signs, no thresholds
+    activation: str = "relu",
+    sizes: str = "channels",  # of `STEPS`
+    start=library.wave_start,  # MASK and positions of the tokens
+    heads=library.tied_heads,
+    terms=("attention", "memory"),
+    **attention,
+) -> library.Parts:
+    "The recipe of `et-metric`, by default; the rest are options of attention."
+    begin = start(c, rngs)
+    beta = (4 if normalize else 1) * c.head_dim**-0.5
+    if betas != "fixed":
+        beta = nnx.Param(np.full(c.num_heads, beta) if betas == "heads" else beta)
+    bias = positions and RelativePositions(c.side, c.num_heads, positions)
+    attention = dict(beta=beta, normalize=normalize, positions=bias) | attention
 
-    def made(c: ImageConfig) -> ImageConfig:
-        size = c.step_size * (1 + halves)
-        return replace(c, **dict(recipe=name, step_size=size) | changes)
+    def memory():  # the one with signs is drawn after the other
+        plain = HopfieldMemory(c.dim, c.num_memories, activation, rngs=rngs)
+        signed = c.dim, c.num_memories, negative, activation
+        return plain if negative is None else SignedMemory(*signed, rngs=rngs)
 
-    return made
+    sized = partial(heads, c.dim, c.num_heads, c.head_dim, **attention)
+    make = {"attention": lambda: sized(rngs=rngs), "memory": memory}
+    block = Block(EnergyLayerNorm(c.dim), **{name: make[name]() for name in terms})
+    return library.Parts(*begin, block, STEPS[sizes](c))
 
+
+# of `parts` that make it the energy of the paper, "waves" in the library
+PLAIN = dict(
+    positions=None, normalize=False, betas="fixed", negative=None, sizes="fixed"
+)
 
 # --- designs ---
 
 
 class Design(NamedTuple):
-    kind: type
-    change: Callable  # of the base
-    rate: float  # where the search for a learning rate starts, at D = 128
+    recipe: str
     sizes: str = ""  # what the sizes of a step come from: a gate, a map, a network
+    kind: type = EnergyModel
+    numbers: dict = {}
+
+    def config(self, base: library.ImageConfig) -> library.ImageConfig:
+        "Learned steps of an energy let half of α pass at the start, so it is twice."
+        halves = self.kind is EnergyModel and self.sizes
+        numbers = {"step_size": base.step_size * (2 if halves else 1)} | self.numbers
+        return replace(base, recipe=self.recipe, **numbers)
 
 
-def learns(name: str, rate: float, sizes: str, kind: type = EnergyModel) -> Design:
-    return Design(kind, recipe(name, halves=True), rate, sizes)
-
-
-usual = recipe("transformer")
 DESIGNS = {
-    "et": learns("et", 1.1e-2, "gate"),
-    "et-metric": learns("et-metric", 4.5e-2, "map"),
-    "et-maps": learns("tiny-imagenet", 4.5e-2, "map"),
-    "et-gelu": learns("et-gelu", 4.5e-2, "map"),
-    "et-small": learns("et-small", 1.1e-2, "gate"),
-    "transformer": Design(ConventionalModel, usual, 1.1e-2),
-    "transformer-gated": Design(GatedConventionalModel, usual, 1.6e-2, "map"),
-    "transformer-maps": Design(MappedConventionalModel, usual, 1.6e-2, "map"),
-    "transformer-plain": Design(ConventionalModel, recipe("transformer-bare"), 8e-3),
-    "et-paper": Design(EnergyModel, recipe("paper", steps=12, step_size=0.1), 4e-3),
-    "hyperset": Design(HyperSetModel, recipe("hyperset"), 4e-3, "network"),
-    "hyperset-true": learns("hyperset-true", 8e-3, "gate"),
+    "et": Design("et", "gate"),
+    "et-metric": Design("et-metric", "map"),
+    "et-maps": Design("tiny-imagenet", "map"),
+    "et-gelu": Design("et-gelu", "map"),
+    "et-small": Design("et-small", "gate"),
+    "transformer": Design("transformer", kind=ConventionalModel),
+    "transformer-gated": Design("transformer", "map", GatedConventionalModel),
+    "transformer-maps": Design("transformer", "map", MappedConventionalModel),
+    "transformer-plain": Design("transformer-bare", kind=ConventionalModel),
+    "et-paper": Design("paper", numbers=dict(steps=12, step_size=0.1)),
+    "hyperset": Design("hyperset", "network", HyperSetModel),
+    "hyperset-true": Design("hyperset-true", "gate"),
 }
 COMPARISONS = ("-operations", "-parameters")
 # both comparisons are with the transformer, and factors cost operations alone
@@ -413,21 +392,22 @@ def design_of(name: str) -> str:
     return name.removesuffix("-operations").removesuffix("-parameters")
 
 
-def make(config: ImageConfig, name: str, seed: int = 0) -> ImageEnergyTransformer:
+def make(
+    config: library.ImageConfig, name: str, seed: int = 0
+) -> library.ImageEnergyTransformer:
     "A fresh model by its name."
     return DESIGNS[design_of(name)].kind(config, rngs=nnx.Rngs(seed))
 
 
-def operations(config: ImageConfig, name: str) -> int:
+def operations(config: library.ImageConfig, name: str) -> int:
     "Floating-point operations of all matrix products in a forward pass of a picture."
     design = design_of(name)
     N, D, K = config.num_tokens, config.dim, config.num_memories
     HY = config.num_heads * config.head_dim
     # products over pairs of tokens: an energy has two pulls, the others one, or a sum
     pairs = 4 if design.startswith("transformer") or design == "hyperset" else 6
-    sizes = {"gate": D, "map": D * D, "network": 2 * D * D}.get(
-        DESIGNS[design].sizes, 0
-    )
+    sizes = {"": 0, "gate": D, "map": D * D, "network": 2 * D * D}
+    sizes = sizes[DESIGNS[design].sizes]
     # projections into the heads and back, memories and back; Hyper-SET has one matrix
     products = 4 if design.startswith("hyperset") else 8
     step = products * N * D * HY + pairs * N * N * HY + 4 * N * D * K + 2 * N * sizes
@@ -435,26 +415,26 @@ def operations(config: ImageConfig, name: str) -> int:
 
 
 @lru_cache(None)
-def parameters(config: ImageConfig, name: str) -> int:
+def parameters(config: library.ImageConfig, name: str) -> int:
     return parameters_of(nnx.eval_shape(lambda: make(config, name)))
 
 
-def filled(config: ImageConfig, name: str, measure, goal: int) -> ImageConfig:
+def filled(
+    config: library.ImageConfig, name: str, measure, goal: int
+) -> library.ImageConfig:
     "With the number of memories, at least 1, whose `measure` is closest to the goal."
     at = lambda K: measure(replace(config, num_memories=K), name)
-    return replace(
-        config, num_memories=max(1, 1 + round((goal - at(1)) / (at(2) - at(1))))
-    )
+    count = 1 + round((goal - at(1)) / (at(2) - at(1)))
+    return replace(config, num_memories=max(1, count))
 
 
 @lru_cache(None)
-def sized(base: ImageConfig, name: str) -> ImageConfig:
+def sized(base: library.ImageConfig, name: str) -> library.ImageConfig:
     """A model's configuration, with as many memories (or hidden units) as make its
     operations or parameters those of the transformer. If that is fewer than D, both
     numbers are chosen, near K = 4D.
     """
-    design = design_of(name)
-    change = DESIGNS[design].change
+    change = DESIGNS[design_of(name)].config
     if not name.endswith(COMPARISONS):
         return change(base)
     measure = operations if name.endswith("operations") else parameters
@@ -473,20 +453,17 @@ def sized(base: ImageConfig, name: str) -> ImageConfig:
 
 
 def pictures(plan: Plan, folder: Path) -> dict[str, np.ndarray]:
-    """Training, validation and test pictures as uint8 (n, S, S, C) in memory: of a
-    packed file, or of a set, decoded once and kept in `folder`.
+    """Training, validation and test pictures as uint8 (n, S, S, C) in memory, decoded
+    once and kept in `folder`.
     """
-    if plan.data.endswith(".npz"):
-        found = unpack(plan.data)
-    else:
-        found = {}
-        for split in ("train", "validation", "test"):
-            path = folder / f"{Path(plan.data).stem}-{split}.npy"
-            if not path.exists():
-                images = load_images(plan.data, split, size=plan.base.image_size)[:]
-                with atomic_write(path) as temporary, open(temporary, "wb") as file:
-                    np.save(file, images)
-            found[split] = np.load(path, mmap_mode="r")
+    found = {}
+    for split in ("train", "validation", "test"):
+        path = folder / f"{plan.data}-{split}.npy"
+        if not path.exists():
+            images = data.load_images(plan.data, split, size=plan.base.image_size)[:]
+            with atomic_write(path) as temporary, open(temporary, "wb") as file:
+                np.save(file, images)
+        found[split] = np.load(path, mmap_mode="r")
     return found | {"validation": found["validation"][:VALIDATED]}
 
 
@@ -509,18 +486,13 @@ class Job:
 
 def configured(plan: Plan, job: Job, images: dict) -> TrainConfig:
     "All that fixes a training, the channels and statistics of the pictures included."
-    mean, std = (tuple(v.tolist()) for v in channel_statistics(images["train"]))
+    mean, std = (tuple(v.tolist()) for v in data.channel_statistics(images["train"]))
     channels = images["train"].shape[-1]
     base = replace(plan.base, channels=channels, mean=mean, std=std)
+    rates = dict(lr=job.lr, lr_floor=1e-4 * job.lr, weight_decay=plan.weight_decay)
     return TrainConfig(
         sized(base, job.name),
-        OptimConfig(
-            steps=job.steps,
-            warmup=min(job.steps // 9, 500),
-            lr=job.lr,
-            lr_floor=1e-4 * job.lr,
-            weight_decay=plan.weight_decay,
-        ),
+        OptimConfig(steps=job.steps, warmup=min(job.steps // 9, 500), **rates),
         data=plan.data,
         batch_size=plan.batch_size,
         validate_on=VALIDATED,
@@ -543,11 +515,11 @@ def rises(model: EnergyModel, images: np.ndarray) -> dict:
     """Of all steps on these pictures, how many raised the energy, which of the T steps
     these were, the largest rise, and learned sizes α_t.
     """
-    c = model.config
-    patches = patchify(normalize(jnp.asarray(images), c.mean, c.std), c.patch_size)
-    _, masked = occlude(
-        jax.random.key(0), len(images), c.num_tokens, c.num_tokens // 2, 0.0
+    c, N = model.config, model.config.num_tokens
+    patches = data.patchify(
+        data.normalize(jnp.asarray(images), c.mean, c.std), c.patch_size
     )
+    masked = data.occlude(jax.random.key(0), len(images), N, N // 2, 0.0)[1]
     energies = np.asarray(energies_along(model, patches, masked))
     up = np.diff(energies, axis=0) / np.abs(energies[:-1])
     raised = (up > 1e-6).sum(1)  # in how many pictures each of the T steps did so
@@ -582,7 +554,7 @@ def trained(model, config: TrainConfig, images: dict, loss=None, /, **options):
     return fit(
         model,
         loss or training_loss(config),
-        lambda start: batches(train, batch_size, seed=seed, start=start),
+        lambda start: data.batches(train, batch_size, seed=seed, start=start),
         config.optim,
         seed=seed,
         progress=False,
@@ -593,43 +565,42 @@ def trained(model, config: TrainConfig, images: dict, loss=None, /, **options):
 def run(plan: Plan, job: Job, images: dict, folder: Path, **options) -> dict:
     "Train, or go on training, in `folder`; what the run's file holds."
     config = configured(plan, job, images)
-    identity = asdict(config) | {"name": job.name}
-    options |= dict(folder=folder, config=identity, defaults=asdict(TrainConfig()))
-    model = make(config.model, job.name, job.seed)
-    try:
-        result = trained(model, config, images, **options)
-    except FloatingPointError as error:
-        return diverged(plan, job, config, images, str(error))
-    return ended(plan, job, config, images, *result)
-
-
-def _begun(plan: Plan, job: Job, config: TrainConfig, images: dict) -> dict:
-    row = asdict(job) | {"kind": plan.kind, "validation_mse": None}
+    row = asdict(job) | {"kind": plan.kind, "validation_mse": None} | origin(config)
     row["parameters"] = parameters(config.model, job.name)
     row["operations"] = operations(config.model, job.name)
-    return row | {"training_pictures": len(images["train"])}
-
-
-def diverged(plan: Plan, job: Job, config: TrainConfig, images: dict, why: str) -> dict:
-    "What the file of a run holds whose loss was no longer finite."
-    return _begun(plan, job, config, images) | {"diverged": why} | origin(config)
-
-
-def ended(
-    plan: Plan, job: Job, config: TrainConfig, images: dict, model, history, best_step
-) -> dict:
-    "What the file of a run holds, from its model, its log and its best step."
-    row = _begun(plan, job, config, images)
-    rows = curve(history, config.batch_size)
-    best = best_step * config.batch_size
+    row["training_pictures"] = len(images["train"])
+    options |= dict(folder=folder, config=asdict(config) | {"name": job.name})
+    fresh = make(config.model, job.name, job.seed)
+    try:
+        fitted = trained(
+            fresh, config, images, defaults=asdict(TrainConfig()), **options
+        )
+    except FloatingPointError as error:  # the loss was no longer finite
+        return row | {"diverged": str(error)}
+    model, rows = fitted.model, curve(fitted.history, config.batch_size)
+    best = fitted.best_step * config.batch_size
     if job.steps > plan.trial_steps:
         row["test_errors"] = score_of(model, config, images["test"])
         row["test_mse"] = float(row["test_errors"].mean())
         if isinstance(model, EnergyModel):
             row |= rises(model, images["validation"][:100])
     row["validation_mse"] = next(r["validation"] for r in rows if r["pictures"] == best)
-    row |= {"best_step": best_step, "seconds": rows[-1]["seconds"]}
-    return row | {"curve": rows} | origin(config)
+    row |= {"best_step": fitted.best_step, "seconds": rows[-1]["seconds"]}
+    return row | {"curve": rows}
+
+
+def short(job: Job, config, model, images: dict, scores, loss=None, **how) -> dict:
+    """What the file of a short run holds: it is trained, and `scores` says of what
+    `fit` returned how well.
+    """
+    began = time.perf_counter()
+    row = {"lr": job.lr, "seed": job.seed, "parameters": parameters_of(model)}
+    row |= {"validation_mse": None}
+    try:
+        row |= scores(trained(model, config, images, loss, **how))
+    except FloatingPointError as error:
+        row["diverged"] = str(error)
+    return row | {"seconds": time.perf_counter() - began, "config": asdict(config)}
 
 
 def origin(config: TrainConfig) -> dict:
@@ -641,84 +612,20 @@ def origin(config: TrainConfig) -> dict:
 
 def write(out: Path, name: str, row: dict):
     "One file for a run, and one for its error on every test picture."
+    out.mkdir(parents=True, exist_ok=True)
     if (errors := row.pop("test_errors", None)) is not None:
-        with atomic_write(out / f"{name}.npy") as temporary:
-            with open(temporary, "wb") as file:
-                np.save(file, errors.astype(np.float16))
+        np.save(out / f"{name}.npy", errors.astype(np.float16))
     keep(out / f"{name}.json", row)
-    seconds = row.get("seconds", 0)
-    print(f"{name:<52} {score(row):.4f}  {seconds:.0f} s", flush=True)
+    print(f"{name:<52} {score(row):.4f}  {row.get('seconds', 0):.0f} s", flush=True)
 
 
-def read(out: Path, plan: Plan) -> dict[Job, dict]:
-    "The runs of a plan that ended."
-    rows = rows_of(out, f"{plan.kind}-*.json")
-    return {
-        Job(row["name"], row["steps"], row["lr"], row["seed"]): row
-        for row in rows
-        if row["kind"] == plan.kind and "steps" in row
-    }
-
-
-# --- what to run next ---
-
-
-def rates(done: dict, plan: Plan, name: str) -> dict[float, float]:
-    "Learning rates tried in short runs, best first, and what they ended at."
-    tried = {
-        job.lr: score(row)
-        for job, row in done.items()
-        if (job.name, job.steps, job.seed) == (name, plan.trial_steps, 0)
-    }
-    return dict(sorted(tried.items(), key=lambda item: item[1]))
-
-
-def first_rate(plan: Plan, name: str) -> float:
-    "Of the grid, the one nearest to the guess for this width."
-    guess = DESIGNS[design_of(name)].rate * 128 / SIZES[plan.size].dim
-    return min(LEARNING_RATES, key=lambda rate: abs(np.log(rate / guess)))
-
-
-def more_rates(tried: dict[float, float], first: float) -> list[float]:
-    "Rates to try: around the first, then beyond the best if it is at an edge."
-    at = LEARNING_RATES.index(first)
-    near = LEARNING_RATES[max(at - REACH, 0) : at + REACH + 1]
-    if missing := [rate for rate in near if rate not in tried]:
-        return missing
-    best = LEARNING_RATES.index(next(iter(tried)))
-    above, below = LEARNING_RATES[best + 1 :][:REACH], LEARNING_RATES[:best][-REACH:]
-    return [r for side in (above, below) if not tried.keys() & {*side} for r in side]
-
-
-def next_jobs(done: dict, plan: Plan, names) -> list[Job]:
-    "What to train next: trials while rates need them, then all full runs."
-    tried = {name: {} if plan.lr else rates(done, plan, name) for name in names}
-    jobs = [] if plan.lr else [
-        Job(name, plan.trial_steps, rate, 0)
-        for name in names
-        for rate in more_rates(tried[name], first_rate(plan, name))
-    ]  # fmt: skip
-    rate = lambda name: plan.lr or next(iter(tried[name]))
-    full = lambda: (Job(n, plan.steps, rate(n), s) for s in plan.seeds for n in names)
-    return jobs or [job for job in full() if job not in done]
-
-
-def work(plan: Plan, names, out: Path, runs: Path, images: dict, **how):
-    """Make the runs that `out` lacks: with `trials` the short ones alone, with `lanes`
-    those of a model and a length together.
-    """
-    while jobs := next_jobs(read(out, plan), plan, names):
-        if how.get("trials") and jobs[0].steps != plan.trial_steps:
-            return
-        if how.get("lanes"):
-            from image_lanes import train_together
-
-            jobs = [job for job in jobs if job.name == jobs[0].name]
-            rows = train_together(plan, jobs, images, runs)
-        else:
-            rows = [run(plan, jobs[0], images, runs / jobs[0].file(plan))]
-        for job, row in zip(jobs, rows):
-            write(out, job.file(plan), row)
+def work(plan: Plan, names, out: Path, runs: Path, images: dict):
+    "Make the runs that `out` lacks, seed by seed."
+    for seed, name in product(plan.seeds, names):
+        job = Job(name, plan.steps, plan.lr, seed)
+        file = job.file(plan)
+        if not (out / f"{file}.json").exists():
+            write(out, file, run(plan, job, images, runs / file))
 
 
 def main(argv: list[str] | None = None):
@@ -726,16 +633,13 @@ def main(argv: list[str] | None = None):
     add = parser.add_argument
     these = dict(nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
     add("--only", help="these models, not all", **these)
-    add("--trials", action="store_true", help="stop before the full runs")
-    add("--lanes", action="store_true", help="runs of a model as one program")
     add("--runs", type=Path, default=RUNS / "image-pair", help="checkpoints")
     add_fields(parser, Plan)
-    args = parser.parse_args(argv)
-    plan = Plan(**{name: getattr(args, name) for name in Plan.__dataclass_fields__})
-    names = [name for name in NAMES if name in args.only]
-    images = pictures(plan, args.runs.parent)
-    how = dict(trials=args.trials, lanes=args.lanes)
-    work(plan, names, args.out, args.runs, images, **how)
+    args = vars(parser.parse_args(argv))
+    plan = Plan(**{name: args[name] for name in Plan.__dataclass_fields__})
+    names = [name for name in NAMES if name in args["only"]]
+    images = pictures(plan, args["runs"].parent)
+    work(plan, names, args["out"], args["runs"], images)
 
 
 if __name__ == "__main__":

@@ -35,35 +35,16 @@ stands is not made again. `--part 0/2` and `--part 1/2` share the work between t
 processes.
 """
 
-import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
 import image_pair
-import numpy as np
 from flax import nnx
-from image_pair import (
-    EnergyModel,
-    GatedEuler,
-    Job,
-    Plan,
-    configured,
-    filled,
-    operations,
-    pictures,
-    rises,
-    score_of,
-    trained,
-)
-from runs import RUNS, add_part, make, options, parameters_of, score
+from image_pair import PLAIN, EnergyModel, Job, Plan, parts, rises, score_of
+from runs import RUNS, add_part, make, options, said_of
 
-from et_nbdev.attention import RelativePositions
-from et_nbdev.block import Block
-from et_nbdev.memory import HopfieldMemory, SignedMemory
-from et_nbdev.norm import EnergyLayerNorm
-from et_nbdev.solvers import LearnedEuler, LearnedMetric
-from et_nbdev.vision.model import RECIPES, ImageConfig, Parts, tied_heads, wave_start
+from et_nbdev.vision.model import RECIPES, ImageConfig
 from et_nbdev.vision.train import completion_loss, training_loss
 
 LEARNING_RATE = 4.5e-2
@@ -72,46 +53,9 @@ FULL = "full"
 STATISTICS = ("channels", "mean", "std")  # of the training pictures
 
 
-def parts(
-    c: ImageConfig,
-    rngs: nnx.Rngs,
-    positions: str | None = "distance",
-    normalize: bool = True,
-    betas: str = "heads",  # "one" for all heads; "fixed"
-    negative: float | None = 0.25,  # None: no signs, no thresholds
-    activation: str = "relu",
-    sizes: str = "channels",  # of steps; "tokens", "steps" or "fixed"
-    self_attention: bool = False,
-) -> Parts:
-    "The recipe of `et-metric` in image_pair.py, by default."
-    start = wave_start(c, rngs)
-    beta = (4 if normalize else 1) * c.head_dim**-0.5
-    if betas != "fixed":
-        beta = nnx.Param(np.full(c.num_heads, beta) if betas == "heads" else beta)
-    bias = positions and RelativePositions(c.side, c.num_heads, positions)
-    options = dict(normalize=normalize, positions=bias, rngs=rngs)
-    sized = partial(tied_heads, c.dim, c.num_heads, c.head_dim)
-    attention = sized(beta=beta, self_attention=self_attention, **options)
-    memory = HopfieldMemory(c.dim, c.num_memories, activation, rngs=rngs)
-    if negative is not None:
-        memory = SignedMemory(c.dim, c.num_memories, negative, activation, rngs=rngs)
-    solver = {
-        "channels": lambda: LearnedMetric(c.steps, c.dim, c.step_size),
-        "tokens": lambda: GatedEuler(c.steps, c.step_size, c.dim),
-        "steps": lambda: LearnedEuler(c.steps, c.step_size),
-        "fixed": lambda: None,
-    }[sizes]()
-    block = Block(EnergyLayerNorm(c.dim), attention=attention, memory=memory)
-    return Parts(*start, block, solver)
-
-
-_plain = dict(positions=None, normalize=False, betas="fixed", negative=None)
-_plain |= dict(sizes="fixed")
-
-
 def _only(*kept: str) -> tuple[dict, dict]:
     "Changes that leave these parts of the full model, and no other."
-    return {k: v for k, v in _plain.items() if k not in kept}, dict(step_size=1.0)
+    return {k: v for k, v in PLAIN.items() if k not in kept}, dict(step_size=1.0)
 
 
 VARIANTS: dict[str, tuple[dict, dict]] = {  # changes of parts, and of numbers
@@ -155,8 +99,8 @@ def sized(base: ImageConfig, name: str) -> ImageConfig:
     model, rival = "et-metric-operations", "transformer"
     numbers = VARIANTS[name][1] | dict(recipe=f"terms: {name}")
     config = replace(image_pair.sized(base, model), **numbers)
-    goal = operations(image_pair.sized(base, rival), rival)
-    return filled(config, name, operations_of, goal)
+    goal = image_pair.operations(image_pair.sized(base, rival), rival)
+    return image_pair.filled(config, name, operations_of, goal)
 
 
 def every_step(config, model, batch):
@@ -169,23 +113,23 @@ def every_step(config, model, batch):
 
 def run(plan: Plan, name: str, seed: int, images: dict) -> dict:
     "Train once; what the run's file holds."
-    began = time.perf_counter()
     job = Job("et-metric-operations", plan.trial_steps, LEARNING_RATE, seed)
-    config = configured(plan, job, images)
+    config = image_pair.configured(plan, job, images)
     base = replace(plan.base, **{f: getattr(config.model, f) for f in STATISTICS})
     config = replace(config, model=sized(base, name))
     model = model_of(config.model, name, seed)
-    row = {"name": name, "lr": LEARNING_RATE, "seed": seed, "validation_mse": None}
-    row |= {"parameters": parameters_of(model), "operations": model.flops}
     loss = training_loss(config, every_step) if name == "every step" else None
-    try:  # the weights are the last ones
-        model = trained(model, config, images, loss, validate=None).model
-        mse = float(score_of(model, config, images["validation"]).mean())
-        row |= {"validation_mse": mse} | rises(model, images["validation"][:100])
-    except FloatingPointError as error:
-        row["diverged"] = str(error)
-    seconds = time.perf_counter() - began
-    return row | {"seconds": seconds, "config": asdict(config)}
+
+    def scores(fitted):
+        error = score_of(fitted.model, config, images["validation"]).mean()
+        steps = rises(fitted.model, images["validation"][:100])
+        return {"validation_mse": float(error)} | steps
+
+    # without validation the weights are the last ones
+    row = {"name": name, "operations": model.flops}
+    return row | image_pair.short(
+        job, config, model, images, scores, loss, validate=None
+    )
 
 
 def file(name: str, seed: int) -> str:
@@ -194,15 +138,14 @@ def file(name: str, seed: int) -> str:
 
 def main():
     parser = options(__doc__, "image-terms")
-    add = parser.add_argument
     add_part(parser)
-    add("--only", nargs="+", choices=VARIANTS, default=[*VARIANTS], metavar="NAME")
+    told = dict(nargs="+", choices=VARIANTS, default=[*VARIANTS], metavar="NAME")
+    parser.add_argument("--only", **told)
     args, plan = parser.parse_args(), Plan()
-    images = pictures(plan, RUNS)
-    said = lambda row: f"{score(row):.4f}  {row['seconds']:.0f} s"
+    images = image_pair.pictures(plan, RUNS)
     for seed, name in product(SEEDS, args.only[args.part]):
         run_it = lambda: run(plan, name, seed, images)
-        make(args.out / file(name, seed), run_it, said)
+        make(args.out / file(name, seed), run_it, said_of)
 
 
 if __name__ == "__main__":

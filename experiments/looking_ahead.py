@@ -28,21 +28,17 @@ CONFIG = AnomalyTraining(
 def main():
     args = options(__doc__, "looking-ahead.json").parse_args()
     file = np.load(Path(os.environ["ET_DATA"], "graphs/anomaly/transactions.npz"))
-    ends = {
-        kind: (file[f"{kind}_senders"], file[f"{kind}_receivers"]) for kind in KINDS
-    }
+    ends = {k: (file[f"{k}_senders"], file[f"{k}_receivers"]) for k in KINDS}
     graph = from_relations(ends, file["features"], file["labels"], "transactions")
     warnings.simplefilter("ignore")  # trees that win are a result here
     found = {}
     for name, when in {"at random": None, "ahead": file["time"]}.items():
         began, parts = time.time(), split(graph, time=when)
         detector = AnomalyDetector(CONFIG).fit(graph, split=parts)
-        found[name] = dict(
-            anomalous=[float(graph.labels[ids].mean()) for ids in parts],
-            test=detector.test_,
-            report=detector.report_,
-            seconds=round(time.time() - began, 1),
-        )
+        shares = [float(graph.labels[ids].mean()) for ids in parts]
+        scores = dict(test=detector.test_, report=detector.report_)
+        seconds = round(time.time() - began, 1)
+        found[name] = dict(anomalous=shares, **scores, seconds=seconds)
         print(name, found[name], flush=True)
     keep(args.out, dict(config=asdict(CONFIG), splits=found))
 

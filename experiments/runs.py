@@ -5,6 +5,8 @@ processes, runs that are not made again, and files that say where they come from
 import argparse
 import json
 from dataclasses import fields
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import jax
@@ -37,7 +39,7 @@ def add_fields(parser, kind):
         one = f.default[0] if many else f.default
         parser.add_argument(
             f"--{f.name.replace('_', '-')}",
-            type=float if one is None else type(one),
+            type=type(one),
             nargs="+" if many else None,
             default=f.default,
             help=f"{f.metadata['help']} (default: {f.default})",
@@ -46,20 +48,10 @@ def add_fields(parser, kind):
 
 def share(text: str) -> slice:
     "'i/n' as a slice of a list of work."
-    try:
-        i, n = map(int, text.split("/"))
-    except ValueError:
-        i = n = 0
+    i, n = map(int, text.split("/"))
     if not 0 <= i < n:
-        message = f"expected i/n with 0 ≤ i < n, such as 0/2, got {text!r}"
-        raise argparse.ArgumentTypeError(message)
+        raise ValueError
     return slice(i, None, n)
-
-
-def positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
-    return int(text)
 
 
 def keep(path: Path, row: dict):
@@ -75,6 +67,21 @@ def make(path: Path, run, said):
         print(f"{path.stem:<40} {said(row)}", flush=True)
 
 
+def compare(said: str, out: str, run, told, data, variants, seeds, first=1):
+    """The runs of every seed, data set and variant, `run(data, variant, seed)`; the
+    first of the data sets unless others are named.
+    """
+    parser = options(said, out)
+    add = partial(parser.add_argument, nargs="+", metavar="NAME")
+    add("--data", choices=data, default=[*data][:first])
+    add("--only", choices=variants, default=[*variants])
+    add("--seeds", type=int, default=seeds)
+    args = parser.parse_args()
+    for seed, name, variant in product(args.seeds, args.data, args.only):
+        path = args.out / f"{name}-{variant}-{seed}.json"
+        make(path, partial(run, name, variant, seed), told)
+
+
 def read(folder: Path, pattern: str = "*.json") -> list[dict]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
 
@@ -82,6 +89,10 @@ def read(folder: Path, pattern: str = "*.json") -> list[dict]:
 def score(row: dict) -> float:
     "What a run ended at on validation pictures; infinity if it diverged."
     return float("inf") if row["validation_mse"] is None else row["validation_mse"]
+
+
+def said_of(row: dict) -> str:
+    return f"{score(row):.4f}  {row['seconds']:.0f} s"
 
 
 def parameters_of(model: nnx.Module) -> int:

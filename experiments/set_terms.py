@@ -24,13 +24,13 @@ The update of the sum is automatic, so every variant descends its own energy.
 
 import time
 from dataclasses import asdict, replace
-from itertools import product
+from functools import partial
 
 import graph_terms
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from runs import make, options, parameters_of
+from runs import compare, parameters_of
 
 from et_nbdev.block import Block
 from et_nbdev.dynamics import descend
@@ -93,10 +93,10 @@ def block(c: dict, rngs: nnx.Rngs) -> Block:
             terms[name] = EdgeAttention(*sizes, **of, rngs=rngs)
         elif name == "sum":
             terms[name] = EdgeSum(*sizes, rngs=rngs)
-        elif c["signs"]:
-            terms[name] = SignedMemory(c["dim"], c["num_memories"], 0.25, rngs=rngs)
         else:
-            terms[name] = HopfieldMemory(c["dim"], c["num_memories"], rngs=rngs)
+            signed = partial(SignedMemory, negative=0.25)
+            memory = signed if c["signs"] else HopfieldMemory
+            terms[name] = memory(c["dim"], c["num_memories"], rngs=rngs)
     return Block(EnergyLayerNorm(c["dim"]), **terms)
 
 
@@ -104,15 +104,11 @@ class Varied(GraphClassifier):
     "The classifier with blocks, steps and noise of a variant."
 
     def __init__(self, sizes, c: dict, rngs: nnx.Rngs):
-        fields = ClassifyConfig.__dataclass_fields__
-        config = ClassifyConfig(**{k: v for k, v in c.items() if k in fields})
-        super().__init__(
-            sizes.num_features,
-            sizes.num_classes,
-            config,
-            num_edge_features=sizes.num_edge_features,
-            rngs=rngs,
-        )
+        config = {f: c[f] for f in ClassifyConfig.__dataclass_fields__ if f in c}
+        config = ClassifyConfig(**config)
+        of = sizes.num_features, sizes.num_classes, config
+        edges = dict(num_edge_features=sizes.num_edge_features)
+        super().__init__(*of, **edges, rngs=rngs)
         self.blocks = nnx.List(block(c, rngs) for _ in range(config.blocks))
         solver = lambda: LearnedEuler(config.steps, config.step_size)
         alone = [solver() for _ in range(config.blocks * c["learned"])]
@@ -146,34 +142,16 @@ def run(data: str, variant: str, seed: int) -> dict:
     model = Varied(supply, c, nnx.Rngs(own))
     fitted = fit_classifier(model, supply, part.train, part.validation, fit, own)
     accuracy = [row["validation_accuracy"] for row in fitted.history]
-    return {
-        "data": data,
-        "variant": variant,
-        "seed": seed,
-        "best_validation_accuracy": max(accuracy),
-        "loss": [row["loss"] for row in fitted.history],
-        "validation": accuracy,
-        "parameters": parameters_of(model),
-        "seconds": time.perf_counter() - began,
-        "config": c,
-        "fit": asdict(fit),
-    }
+    row = {"data": data, "variant": variant, "seed": seed, "validation": accuracy}
+    row |= {"best_validation_accuracy": max(accuracy), "config": c, "fit": asdict(fit)}
+    row |= {"loss": [row["loss"] for row in fitted.history]}
+    seconds = time.perf_counter() - began
+    return row | {"parameters": parameters_of(model), "seconds": seconds}
 
 
-def main():
-    parser = options(__doc__, "set-terms")
-    add = parser.add_argument
-    add("--data", nargs="+", choices=EPOCHS, default=["NCI1"], metavar="NAME")
-    add("--only", nargs="+", choices=VARIANTS, default=[*VARIANTS], metavar="VARIANT")
-    add("--seeds", nargs="+", type=int, default=[0])
-    args = parser.parse_args()
-    said = lambda row: (
-        f"{100 * row['best_validation_accuracy']:.1f} %  {row['seconds']:.0f} s"
-    )
-    for seed, data, variant in product(args.seeds, args.data, args.only):
-        path = args.out / f"{data}-{variant}-{seed}.json"
-        make(path, lambda: run(data, variant, seed), said)
+def told(row: dict) -> str:
+    return f"{row['best_validation_accuracy']:.1%}  {row['seconds']:.0f} s"
 
 
 if __name__ == "__main__":
-    main()
+    compare(__doc__, "set-terms", run, told, EPOCHS, VARIANTS, [0])

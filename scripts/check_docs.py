@@ -1,5 +1,5 @@
 """Check the pages of the site as they are staged, before they are rendered: links and
-anchors, figures, options of cells, what outputs hold, formulas, equation numbers.
+anchors, figures, options of cells, what outputs hold, formulas.
 
     python scripts/check_docs.py [FOLDER]        _proc, unless another is named
 
@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -30,31 +29,22 @@ LOADS = re.compile(
     r"""|!\[[^]]*\]\(((?:https?:)?//[^)\s]+)"""
 )
 LINK = re.compile(r"\]\(\s*<?((?:[^()\s<>]|\([^()\s]*\))*)")
-DEFINITION = re.compile(r"^ {0,3}\[([^\[\]]+)\]:\s*<?([^\s>]+)", re.M)
 PICTURE = re.compile(r"!\[((?:[^\[\]]|\[[^\]]*\])*)\]\([^)]*\)(\{[^}]*\})?")
-EQUATION = re.compile(
-    r"\bEq(?:s?\.|uations?)\s+((?>\(?\d+\)?(?:(?:–|, or |, | and | or )\(?\d+\)?)*))"
-    r"(?! of (?!the paper|Appendix|Hoover))"
-)
 # What Quarto would show as it is written.
 AS_WRITTEN = {
     r"(?<!\\)\$": "a dollar that opens or closes nothing",
     r"^\s*#\|": "a directive outside code",
-    r"\\(?:eq)?ref\{|\\\(": "not read as a formula's number, or as a formula",
-    r"!\[\s*\]\(": "a picture without a caption",
     # Pandoc begins a list after an empty line only
     r"(?<=\n)(?![-*+:|#>\s]|\d+\. ).+\n[-*+] ": "a list that runs on from the line above",
 }
 
 
-class Tags(HTMLParser):
-    def __init__(self, html):
-        super().__init__()
-        self.found = []
-        self.feed(html)
-
-    def handle_starttag(self, tag, attributes):
-        self.found.append((tag, dict(attributes)))
+def tags(html):
+    "[(tag, its attributes)] of a piece of HTML."
+    parser, found = HTMLParser(), []
+    parser.handle_starttag = lambda tag, own: found.append((tag, dict(own)))
+    parser.feed(html)
+    return found
 
 
 class Page:
@@ -112,8 +102,6 @@ class Page:
                 fault(f"Quarto knows no option {name!r}")
             if not str(value).isprintable():  # in double quotes \alpha rings a bell
                 fault(f"{name} between double quotes: {value!r}")
-        if " " in (of := options.get("classes", "")) and isinstance(of, str):
-            fault(f"classes that are no list: {of}")
         if late := re.search(r"^#\|.*", code, re.M):
             fault(f"an option below the first line of code: {late[0]}")
         if options.get("echo", True):
@@ -125,13 +113,11 @@ class Page:
             text = output.get("text", "") + data.get("text/plain", "")
             if output.output_type == "error" or output.get("name") == "stderr":
                 fault(f"an error or a warning was stored: {text.strip()[:60]}")
-            if found := re.search(r"(?<![\w.])/(?:tmp|home|root|Users|var)/\S+", text):
-                fault(f"an output names a file of one machine: {found[0]}")
             if not re.search("image/|text/markdown", kinds):
                 self.lines(text)
             pictures |= "image/" in kinds
             self.read(data.get("text/markdown", ""))
-        shown = {tag for tag, _ in Tags("".join(self.html[html:])).found}
+        shown = {tag for tag, _ in tags("".join(self.html[html:]))}
         if pictures or shown & {"img", "svg", "canvas"}:
             label, caption = str(options.get("label", "")), options.get("fig-cap", "")
             if not re.match("fig-.", label) or label in self.anchors:
@@ -153,8 +139,7 @@ def read_page(path):
     else:
         _, front, text = re.split(r"^---\n", text, maxsplit=2, flags=re.M)
         cells = [nbformat.v4.new_markdown_cell(text)]
-    front = {"output-file": f"{path.stem}.html", **yaml.safe_load(front)}
-    return Page(path.name, front, cells)
+    return Page(path.name, yaml.safe_load(front), cells)
 
 
 # --- a page ---
@@ -162,11 +147,10 @@ def read_page(path):
 
 def check_links(page, pages, folder):
     "Links lead to a page and its anchor, a file of the site, or of the repository."
-    prose, repository = "\n\n".join(page.prose), settings()["git_url"]
-    defined = DEFINITION.findall(prose)
-    tags = [own for text in (*page.html, prose) for _, own in Tags(text).found]
-    targets = LINK.findall(prose) + [own.get("href") or own.get("src") for own in tags]
-    targets += [target for name, target in defined if name[0] != "^"]
+    repository = settings()["git_url"]
+    targets = [target for text in page.prose for target in LINK.findall(text)]
+    own = (own for text in page.html for _, own in tags(text))
+    targets += [each.get("href") or each.get("src") for each in own]
     for target in filter(None, targets):
         file, _, anchor = unquote(target).partition("#")
         file = file.replace("colab.research.google.com/github", "github.com")
@@ -184,13 +168,6 @@ def check_links(page, pages, folder):
                 yield f"no such file: {target}"
         elif anchor and anchor not in where.anchors:
             yield f"no anchor #{anchor} on {where.name}: {target}"
-    named = re.findall(r"\[([^\[\]]+)\]\[([^\[\]]*)\]|\[(\^[^\[\]\s]+)\](?!:)", prose)
-    for name in {note or name or words for words, name, note in named}:
-        if name.lower() not in {name.lower() for name, _ in defined}:
-            yield f"nothing is defined for [{name}]"
-    for name in re.findall(r"(?<![\w@\\])@((?:fig|tbl|eq|sec)-[\w-]+)", prose):
-        if name not in page.anchors:
-            yield f"nothing is labeled {name}"
 
 
 def check_text(text):
@@ -216,7 +193,7 @@ def check_shown(page):
         yield from check_text(text)
     for m in LOADS.finditer("\n\n".join([*page.html, *page.prose])):
         yield f"the page loads {m[1] or m[2]}"
-    for tag, own in (tag for text in page.html for tag in Tags(text).found):
+    for tag, own in (tag for text in page.html for tag in tags(text)):
         alt = own.get("alt") or own.get("aria-label") or ""
         if tag in ("img", "svg") and " " not in alt and "aria-hidden" not in own:
             yield f"a picture in an output without alt of two words: {str(own)[:60]}"
@@ -226,26 +203,6 @@ def check_shown(page):
 
 
 # --- the site ---
-
-
-def check_equations(pages):
-    """Each number of the paper stands at one displayed formula of the site, and whatever
-    the text calls Eq. (n) is there, unless it says in whose paper.
-    """
-    tags = Counter()
-    for page in pages:
-        for tex, displayed in page.formulas:
-            for tag in re.findall(r"\\tag\{(.*?)\}", tex):
-                tags[tag] += 1
-                if not displayed or tags[tag] > 1:
-                    yield f"{page.name}: \\tag{{{tag}}} twice, or in a line of text"
-    for page in pages:
-        code = [c.source for c in page.cells if c.cell_type == "code"]
-        for m in EQUATION.finditer("\n\n".join([*page.prose, *code])):
-            for first, last in re.findall(r"(\d+)\)?(?:–\(?(\d+))?", m[1]):
-                for n in range(int(first), int(last or first) + 1):
-                    if str(n) not in tags:
-                        yield f"{page.name}: no formula has the number ({n}): {m[0]}"
 
 
 def check_navigation(pages, config, folder):
@@ -271,34 +228,10 @@ def check_navigation(pages, config, folder):
     yield from check_links(Page("_quarto.yml", {}, [cell]), pages, folder)
 
 
-def check_style(config, folder):
-    "Formulas, fonts, scripts and styles come with the site."
-    math = config["format"]["html"]["html-math-method"]
-    if not (folder / dict(math).get("url", "") / "katex.min.js").is_file():
-        yield f"formulas are set by a script from elsewhere: {math}"
-    styles = ("*.css", "play/*.css", "theme/*.scss", "_quarto.yml")
-    for path in (path for name in styles for path in folder.glob(name)):
-        text = path.read_text(encoding="utf-8")
-        for m in LOADS.finditer(text):
-            yield f"{path.name} loads {m[1] or m[2]}"
-        if path.name == "shared.scss" and "$web-font-path: false" not in text:
-            yield "the theme loads its fonts from elsewhere: $web-font-path"
-
-
-PARSE = """
-const katex = require(process.argv[1]);
-const complaint = ([tex, displayMode]) => {
-  try { katex.renderToString(tex, {displayMode, strict: 'ignore'}); }
-  catch (e) { return e.message; }
-};
-console.log(JSON.stringify(JSON.parse(require('fs').readFileSync(0)).map(complaint)));
-"""
-
-
 def check_formulas(pages):
     formulas = [(page.name, *f) for page in pages for f in page.formulas]
     said = subprocess.run(
-        ["node", "-e", PARSE, ROOT / "nbs/katex/katex.min.js"],
+        ["node", ROOT / "scripts/katex_check.js", ROOT / "nbs/katex/katex.min.js"],
         input=json.dumps([f[1:] for f in formulas]),
         capture_output=True,
         text=True,
@@ -315,17 +248,15 @@ def check(folder):
     paths = sorted(p for p in folder.iterdir() if p.suffix in (".ipynb", ".qmd"))
     pages = {path.name: read_page(path) for path in paths}
     config = yaml.safe_load((folder / "_quarto.yml").read_text(encoding="utf-8"))
-    faults, taken = [], Counter(p.front["output-file"] for p in pages.values())
+    faults = []
     for page in pages.values():
         said = [*page.faults, *check_links(page, pages, folder), *check_shown(page)]
         if not (page.front.get("title") and page.front.get("description")):
             said.append("no title, or no description")
-        if taken[page.front["output-file"]] > 1:
-            said.append(f"two pages are rendered as {page.front['output-file']}")
         faults += [f"{page.name}: {fault}" for fault in said]
-    said = [*check_navigation(pages, config, folder), *check_style(config, folder)]
-    faults += [f"the site: {fault}" for fault in said]
-    return pages, faults + list(check_equations(pages.values()))
+    for fault in check_navigation(pages, config, folder):
+        faults.append(f"the site: {fault}")
+    return pages, faults
 
 
 def main(folder=ROOT / "_proc"):

@@ -6,8 +6,7 @@ and installs it. There and anywhere else the cell makes figures sharp.
 
 import json
 
-import nbformat
-from modules import NBS, notebooks, settings
+from modules import NBS, dumped, notebooks, settings
 
 ID = "c01ab000"
 CELL = """#| hide
@@ -39,7 +38,8 @@ def with_cell(notebook, source):
     first = next((i for i, c in enumerate(cells) if c["cell_type"] == "code"), None)
     if first is None:
         return notebook
-    cell = nbformat.v4.new_code_cell(id=ID)
+    cell = {"cell_type": "code", "id": ID, "metadata": {}, "outputs": []}
+    cell["execution_count"] = None
     if cells[first].get("id") == ID:
         cell = cells.pop(first)
     cells.insert(first, {**cell, "source": source.splitlines(keepends=True)})
@@ -51,9 +51,7 @@ def main():
         folder = path.parent.relative_to(NBS.parent).as_posix()
         source = install_cell(settings(), folder)
         notebook = json.loads(path.read_text(encoding="utf-8"))
-        made = with_cell(notebook, source)
-        text = json.dumps(made, indent=1, ensure_ascii=False, sort_keys=True)
-        path.write_text(text + "\n", encoding="utf-8")
+        path.write_text(dumped(with_cell(notebook, source)), encoding="utf-8")
 
 
 if __name__ == "__main__":

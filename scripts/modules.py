@@ -56,6 +56,12 @@ def notebooks():
     return sorted(NBS.glob("*.ipynb")) + sorted(NBS.glob("engine/*.ipynb"))
 
 
+def dumped(notebook):
+    "The text of a notebook's file, as nbdev writes it."
+    text = json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True)
+    return f"{text}\n"
+
+
 def on_site(target):
     "A link to a page as the site has it, where all pages lie in one folder."
     target = re.sub(r"^engine/(?=\w+\.ipynb)", "engine_", target)
@@ -107,9 +113,9 @@ def definitions(path):
         if isinstance(node, DEFINED):
             found[node.name] = node, ""
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            for name in ast.walk(node):
-                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
-                    found[name.id] = node, comment_of(lines, node)
+            names = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+            stored = (n.id for n in names if isinstance(n.ctx, ast.Store))
+            found |= dict.fromkeys(stored, (node, comment_of(lines, node)))
     return found
 
 
@@ -134,10 +140,9 @@ def signature(node, lines):
             while re.match(r"\s+# ", lines[first - 1]):
                 first -= 1
             parts.append("\n".join(lines[first : part.end_lineno]))
-        elif isinstance(part, ast.FunctionDef) and (
-            part.name == "__init__" or protocol
-        ):
-            parts += [""] * (len(parts) > 1) + [head(part, lines)]
+        elif isinstance(part, ast.FunctionDef):
+            if part.name == "__init__" or protocol:
+                parts += [""] * (len(parts) > 1) + [head(part, lines)]
     return "\n".join(parts)
 
 
@@ -167,16 +172,11 @@ class Module:
         names = ast.literal_eval(listed[0].value) if listed else ()
         return {name: self.defined[name] for name in names}
 
-    @cached_property
-    def cells(self):
-        "[(a line, the notebook that the lines below it come from)]."
-        found = enumerate(re.match(r"# %% \S*/nbs/(\S+)", line) for line in self.lines)
-        return [(n, m[1]) for n, m in found if m and m[1].endswith(".ipynb")]
-
     def home(self, name):
         "The notebook that defines a name, where several export to the module."
-        above = [nb for n, nb in self.cells if n < self.public[name][0].lineno]
-        return above[-1] if above else self.notebook
+        above = "\n".join(self.lines[: self.public[name][0].lineno])
+        found = re.findall(r"^# %% \S*/nbs/(\S+\.ipynb)", above, re.M)
+        return found[-1] if found else self.notebook
 
     def source(self, name):
         "The address of the line that defines a name."

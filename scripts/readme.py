@@ -7,16 +7,18 @@ import json
 import re
 
 import yaml
-from modules import NBS, ROOT, moved, notebook_cells
+from modules import NBS, ROOT, dumped, moved
 
-HEADER = (
-    "<!-- Made from nbs/index.ipynb by scripts/readme.py (`make readme`): edit the"
-    " notebook. -->\n\n"
-)
+HEADER = "<!-- Made from nbs/index.ipynb by scripts/readme.py (`make readme`): edit the"
+HEADER += " notebook. -->\n\n"
 
 
 def source(cell):
     return "".join(cell["source"]).strip("\n")
+
+
+def notebook(name):
+    return json.loads((NBS / name).read_text(encoding="utf-8"))
 
 
 def relink(text):
@@ -38,17 +40,10 @@ def markdown(cell):
         return relink(text)
     if re.search(r"^#\|\s*hide\s*$", text, re.M):
         return ""
-    parts = []
-    if not re.search(r"^#\|\s*echo:\s*false", text, re.M):
-        parts.append(f"```python\n{text}\n```")
+    shown = not re.search(r"^#\|\s*echo:\s*false", text, re.M)
+    parts = [f"```python\n{text}\n```"] * shown
     for out in cell["outputs"]:
         data = out.get("data", {})
-        if any(kind.startswith("image/") for kind in data):
-            raise ValueError(
-                "nbs/index.ipynb: a cell's output is an image, which README.md cannot"
-                " hold; save it under nbs/images/ and show it with ![what it"
-                " shows](images/name.png)"
-            )
         if "text/markdown" in data:
             parts.append(relink("".join(data["text/markdown"]).strip("\n")))
         elif shown := "".join(out.get("text", "")).strip("\n"):
@@ -65,10 +60,8 @@ def parts():
 def readme(cells):
     "README.md, from the cells of nbs/index.ipynb."
     texts = "\n\n".join(filter(None, map(markdown, cells)))
-    texts = re.sub(
-        r"(## Reading map\n\n).*?(?=\n\n## )", rf"\1{parts()}", texts, flags=re.S
-    )
-    return f"{HEADER}{texts}\n"
+    listed = r"(?s)(## Reading map\n\n).*?(?=\n\n## )"
+    return HEADER + re.sub(listed, rf"\1{parts()}", texts) + "\n"
 
 
 def sidebar():
@@ -101,42 +94,36 @@ def reading_map():
 
 def engine_room():
     "The chapters of the engine room, each with the line that says what it is for."
-    above, parts = (
-        source(notebook_cells("engine_room.ipynb")[1]).partition("\n## ")[0],
-        [],
+    text = (
+        source(notebook("engine_room.ipynb")["cells"][1]).partition("\n## ")[0].rstrip()
     )
     (groups,) = (groups for _, own, groups in sidebar() if own == "engine_room.ipynb")
     for group, names in groups.items():
-        lines = []
+        text += f"\n\n## {group or 'Chapters'}\n" * bool(names)
         for name in names:
-            top = source(notebook_cells(name)[0])
+            top = source(notebook(name)["cells"][0])
             title, said = re.match(r"# (.+)\n+> (.+)", top).groups()
-            folder = name.rpartition("/")[0]
-            lines.append(f"- [{title}]({name}): {moved(said, folder, str)}")
-        if lines:
-            parts.append(f"## {group or 'Chapters'}\n\n" + "\n".join(lines))
-    return "\n\n".join([above.rstrip(), *parts])
+            text += (
+                f"\n- [{title}]({name}): {moved(said, name.rpartition('/')[0], str)}"
+            )
+    return text
 
 
 def made():
     "{file: its text} of all that this script writes."
-    index, room = (
-        json.loads((NBS / f"{name}.ipynb").read_text(encoding="utf-8"))
-        for name in ("index", "engine_room")
-    )
+    index, room = (notebook(f"{name}.ipynb") for name in ("index", "engine_room"))
     for cell in index["cells"]:
         if source(cell).startswith("## Reading map"):
             cell["source"] = reading_map().splitlines(keepends=True)
     room["cells"][1]["source"] = engine_room().splitlines(keepends=True)
-    dump = lambda nb: json.dumps(nb, indent=1, ensure_ascii=False, sort_keys=True)
     return {
         ROOT / "README.md": readme(index["cells"]),
-        NBS / "index.ipynb": dump(index) + "\n",
-        NBS / "engine_room.ipynb": dump(room) + "\n",
+        NBS / "index.ipynb": dumped(index),
+        NBS / "engine_room.ipynb": dumped(room),
     }
 
 
 if __name__ == "__main__":
     for path, text in made().items():
         path.write_text(text, encoding="utf-8")
-    print("README.md and the lists of index.ipynb and engine_room.ipynb written")
+    print("README.md and the lists of the front page and the engine room are written")

@@ -1,10 +1,13 @@
-"""What the runs of results/ printed, as tables in nbs/records/. The lessons summarize it,
-and read the same files by the functions at the top.
+"""What the runs of results/ printed, as tables in nbs/records/. The text of a page is in
+scripts/pages, with {{names}} in the places of its tables. The lessons summarize the same
+files, and read them by the functions at the top.
 
     python scripts/records.py        writes the pages; a test compares them with results/
 """
 
 import json
+import re
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,10 @@ from et_nbdev.testing import half_interval
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
+# How things are called, in the order of tables.
+NAMES = tomllib.loads((ROOT / "scripts/pages/names.toml").read_text(encoding="utf-8"))
+MODELS, LINES, METRICS = (NAMES[kind] for kind in ("models", "lines", "metrics"))
+CLASSIFIERS, PUZZLES = NAMES["classifiers"], NAMES["puzzles"]
 
 # --- what lessons and pages share ---
 
@@ -107,58 +114,50 @@ def said(values, digits):
     return spread(values, digits or "g")
 
 
-def dump(
-    groups, columns, head="", minus=None, score="test_mse", overlap=0.0, order=None
-):
+def dump(columns, groups, head="", minus=(), score="test_mse", overlap=0.0, order=None):
     """A table: a row for every group, {label: {seed: row}}, or for every row of a list.
     `columns` are entries with their formats, 'validation_mse:.4f seed'. `minus`
     {head: label, or a function of the label}: differences of `score` from that group.
     """
+    minus, rows = dict(minus), []
     if not isinstance(groups, dict):
-        groups = {("",) + (k,): {0: row} for k, row in enumerate(groups)}
-    columns = [(path, f) for path, _, f in (c.partition(":") for c in columns.split())]
+        groups = dict(enumerate({0: row} for row in groups))
+    if order:
+        mean = lambda label: np.mean([look(r, order) for r in groups[label].values()])
+        groups = {label: groups[label] for label in sorted(groups, key=mean)}
+    columns = [c.partition(":")[::2] for c in columns.split()]
     digits = dict(columns).get(score, ".4f")
-    rows = []
     for label, by in groups.items():
-        own = label if isinstance(label, tuple) else (label,)
-        row = [] if own[0] == "" else [*own]
-        row += [said([look(r, p) for r in by.values()], f) for p, f in columns]
-        for base in (minus or {}).values():
-            base = groups.get(base(label) if callable(base) else base)
-            alike = base is None or base is by or not base.keys() & by.keys()
+        row = [] if not head else [*label] if isinstance(label, tuple) else [label]
+        row += [said([look(r, path) for r in by.values()], f) for path, f in columns]
+        for base in minus.values():
+            base = groups.get(base(label) if callable(base) else base, by)
+            alike = base is by or not base.keys() & by.keys()
             row.append("–" if alike else Gap(by, base, score, overlap).told(digits))
-        rows.append(
-            (np.mean([look(r, order) for r in by.values()]) if order else 0, row)
-        )
+        rows.append(row)
+    short = lambda path: re.sub(r"[._]", " ", path.removeprefix("config.model."))
     names = head.split(", ") if head else []
-    short = lambda path: path.replace("config.model.", "").replace(".", " ")
-    names += [short(path).replace("_", " ") for path, _ in columns]
-    rows = [row for _, row in sorted(rows, key=lambda row: row[0])]
-    return table([*names, *(minus or {})], rows) + "\n"
+    return table([*names, *(short(path) for path, _ in columns), *minus], rows)
+
+
+def hours(rows):
+    return f"{sum(row['seconds'] for row in rows) / 3600:.1f}"
+
+
+def commits(rows):
+    return ", ".join(sorted({row["commit"] for row in rows}))
+
+
+def filled(name, values):
+    """The text of a page, with a value in the place of every {{name}}. Of a table,
+    {{name: columns}}, the value is what else `dump` takes.
+    """
+    text = (ROOT / f"scripts/pages/{name}.md").read_text(encoding="utf-8")
+    value = lambda m: dump(m[2], *values[m[1]]) if m[2] else str(values[m[1]])
+    return re.sub(r"\{\{(\w+)(?:: ([^}]*))?\}\}", value, text)
 
 
 # --- completing pictures ---
-
-MODELS = {
-    "et-operations": "ET, a gate",
-    "et-small-operations": "ET, a gate, σ = 1/√K",
-    "et-small-parameters": "ET, a gate, σ = 1/√K, equal parameters",
-    "et-paper-operations": "ET, the paper's setting",
-    "et-metric-operations": "ET, one W",
-    "et-metric-operations-free": "ET, one W, no decay",
-    "et-metric-parameters": "ET, one W, equal parameters",
-    "et-gelu-operations": "ET, one W, GELU",
-    "et-maps-operations": "ET, W per step",
-    "et-maps-operations-free": "ET, W per step, no decay",
-    "transformer": "transformer",
-    "transformer-free": "transformer, no decay",
-    "transformer-plain": "transformer without relative positions",
-    "transformer-gated-operations": "transformer, factors",
-    "transformer-maps-operations": "transformer, factors, W per step",
-    "hyperset-operations": "Hyper-SET, as published",
-    "hyperset-true-operations": "Hyper-SET's energy, its gradient",
-}
-BASES = "transformer", "transformer-gated-operations", "et-metric-operations"
 
 
 def picture_runs(folder="image-pair", data="tiny-imagenet"):
@@ -191,113 +190,60 @@ def points(run):
 
 def commands(*folders):
     "The commands that make the full runs of some folders."
-    lines = []
+    lines, key = [], ("name", "steps", "lr", "kind")
     for folder in folders:
-        key = "name", "steps", "lr", "kind", "backend"
-        groups = grouped(read(folder), *key)
-        for (name, steps, lr, kind, backend), by in groups.items():
-            if (steps, folder) == (450, "image-pair"):
-                continue  # `--trials`
+        for (name, steps, lr, kind), by in grouped(read(folder), *key).items():
             line = f"python experiments/image_pair.py --steps {steps} --lr {lr:g}"
-            line += " --lanes" * (backend == "gpu")
             line += " --data cifar10" * kind.startswith("cifar")
             line += " --weight-decay 0" * kind.endswith("decay-0")
             line += f" --out results/{folder}" * (folder != "image-pair")
             line += " --trial-steps 225" * (steps == 450)
-            lines.append(
-                f"{line} \\\n    --only {name} --seeds {' '.join(map(str, by))}"
-            )
+            line += f" \\\n    --only {name} --seeds {' '.join(map(str, by))}"
+            if (steps, folder) != (450, "image-pair"):  # those chose rates
+                lines.append(line)
     return "\n".join(sorted(lines))
 
 
 def pictures():
-    yield """Every run behind [what an exact energy costs](../26_parity.ipynb). Errors are on
-hidden patches, 1 = variance of the pixels. ± is a standard deviation over seeds, and in
-differences (seed by seed) half their 95 % interval. *One W*, *W per step*: a step size
-for every channel; *factors*: the same in the transformer. *Missing*: a third seed of one W
-without decay, ten passes of transformers without decay, 40 passes, equal parameters, widths
-384 and 768; the ladder's ReLU, starts, fewer parameters and rate, one by one.
-
-## From a transformer to the energy, one change at a time
-
-450 steps of 64 pictures at the rate 0.008. Rung 0 is the transformer.
-"""
-    found = ladder()
-    names = sorted({rung for rung, _ in found})
-    above = lambda k: (names[names.index(k[0]) - 1], k[1]) if k[0] != names[0] else None
-    minus = {
-        "minus the rung before": above,
+    rungs, full, error = ladder(), full_runs(), "validation_mse"
+    names = sorted({rung for rung, _ in rungs})
+    before = dict(zip(names[1:], names))
+    compared = {
+        "minus the rung before": lambda k: (before.get(k[0]), k[1]),
         "minus rung 0": lambda k: (names[0], k[1]),
         "minus no positions": lambda k: (k[0], "none"),
         "minus free table": lambda k: (k[0], "zero"),
     }
-    columns = "parameters:, validation_mse:.4f"
-    yield dump(found, columns, "rung, positions", minus, "validation_mse")
-    yield """## The whole model with one change
-
-450 steps at the rate 0.045, equal operations; steps that raise E on 100 pictures.
-"""
-    columns = "parameters:, config.model.num_memories validation_mse:.4f"
-    columns += " steps_up:| steps_observed"
-    variants, minus = grouped(read("image-terms"), "name"), {"minus full": "full"}
-    error = "validation_mse"
-    yield dump(variants, columns, "variant", minus, error, order=error)
-    yield "## Full runs\n"
-    minus = {
-        f"minus {MODELS[name]}": lambda k, name=name: (k[0], name)
-        for name in (*BASES, "et-metric-operations-free", "hyperset-operations")
-    }
-    columns = "model parameters:, MFLOP:.0f validation_mse:.4f test_mse:.4f"
-    yield dump(full_runs(), columns, "steps, name", minus)
-    yield """## Every run
-
-Trials have 450 steps. *Up*: of the six steps on each of 100 validation pictures, those
-that raise E by more than a millionth; pictures by step, and the learned α.
-"""
-    rows = picture_runs() + picture_runs("image-rates") + picture_runs(data="cifar10")
-    columns = "kind name steps:, lr seed validation_mse:.4f test_mse:.4f steps_up"
-    yield dump(rows, f"{columns} largest_relative_rise:.1% raised_by_step alpha:.2g")
-    yield "## Ten passes: validation error by thousands of pictures, means over seeds\n"
-    curves = {n: [points(r) for r in b.values()] for (s, n), b in full_runs().items()
-              if s == 10_938}  # fmt: skip
-    at = list(next(iter(curves.values()))[0])
-    mean = lambda name, seen: f"{np.mean([run[seen] for run in curves[name]]):.4f}"
-    rows = [(seen // 1000, *(mean(name, seen) for name in curves)) for seen in at]
-    yield table(("", *(MODELS[name] for name in curves)), rows)
-    yield "\n## With a price on rises, 900 steps more; 1,000 test pictures\n"
-    columns = (
-        "price seed validation_before:.4f validation_mse:.4f test_mse:.4f steps_up:,"
-    )
-    columns += " steps_observed:, largest_relative_rise:.1% raised_by_step"
-    yield dump(read("image-downhill"), columns)
-    yield """## Memories that act, and what weight decay leaves
-
-*Short*: less than 0.01 long. *Decayed*: the sum $\\sum\\eta\\lambda$ of rate times decay;
-of a weight without a gradient $e^{-\\sum\\eta\\lambda}$ stays.
-"""
-    columns = "run memories pull pull_over_a_hundredth median_length:.3f short"
-    columns += " thresholds_of_short:.2f decayed:.1f"
-    yield dump(one("image-memories"), columns)
+    terms = grouped(read("image-terms"), "name"), "variant", {"minus full": "full"}
+    others = "transformer", "transformer-gated-operations", "et-metric-operations"
+    others += "et-metric-operations-free", "hyperset-operations"
+    others = {f"minus {MODELS[n]}": lambda k, n=n: (k[0], n) for n in others}
+    every = picture_runs() + picture_runs("image-rates") + picture_runs(data="cifar10")
+    passes = {n: by.values() for (steps, n), by in full.items() if steps == 10_938}
+    mean = lambda runs, seen: f"{np.mean([points(run)[seen] for run in runs]):.4f}"
+    curve = [
+        (seen // 1000, *(mean(runs, seen) for runs in passes.values()))
+        for seen in points(next(iter(full[10_938, next(iter(passes))].values())))
+    ]
     cost = one("benchmarks/pair")
-    yield f"## Milliseconds of a step of {cost['batch_size']} pictures, two cores\n"
     ms = lambda name: np.array([cost["seconds"][name], *cost["spread"][name]]) * 1e3
-    told = lambda name: "{:.0f} (middle 80 %: {:.0f} to {:.0f})".format(*ms(name))
-    each = cost["over_transformer"].items()
-    rows = [(MODELS[name], told(name), f"{x:.2f}") for name, x in each]
-    yield table(("model", "median", "beside the transformer's"), rows)
-    yield f"""
-## Commands
-
-`--lanes` ran on a GPU with `JAX_DEFAULT_MATMUL_PRECISION=highest`; `--trials`: short runs.
-
-```sh
-python experiments/image_ladder.py
-python experiments/image_terms.py
-{commands("image-pair", "image-rates")}
-python experiments/image_downhill.py
-python experiments/image_downhill.py --price 0 --seeds 0
-python experiments/image_memories.py
-```"""
+    told = "{:.0f} (middle 80 %: {:.0f} to {:.0f})"
+    costs = [
+        (MODELS[name], told.format(*ms(name)), f"{ratio:.2f}")
+        for name, ratio in cost["over_transformer"].items()
+    ]
+    return dict(
+        ladder=(rungs, "rung, positions", compared, error),
+        terms=(*terms, error, 0, error),
+        full=(full, "steps, name", others),
+        every=[every],
+        passes=table(("", *(MODELS[name] for name in passes)), curve),
+        price=[read("image-downhill")],
+        memories=[one("image-memories")],
+        batch=cost["batch_size"],
+        cost=table(("model", "median", "beside the transformer's"), costs),
+        commands=commands("image-pair", "image-rates"),
+    )
 
 
 # --- small runs on pictures ---
@@ -338,72 +284,19 @@ def rest_runs():
 
 
 def small_pictures():
-    yield """The runs on CIFAR-10 (re-encoded in JPEG) and short ones on Tiny ImageNet behind
-[inside a trained model](../24_image_results.ipynb) and [best at rest](../27_image_dynamics.ipynb).
-The short ones on Tiny ImageNet and the long ones of 2026-11-21 were made outside of git.
-
-## The paper's model, changed
-
-700 steps of 64 pictures, 1,000 test pictures with ten occlusions each. *Scatter*: a
-standard deviation over occlusions. *By step*: error where the descent stops after so many
-steps. *Alike*: cosine of positions, by distance in patches. Two cores, shared.
-"""
-    columns = "error:.4f scatter:.4f parameters:, TFLOP:.1f seconds:.0f by_step alike"
-    minus = {f"minus {name}": name for name in ("ET-Full", "ET-NoHN")}
-    yield dump(parts(), columns, "setting", minus, "error", order="error")
-    yield "## Tiny ImageNet: the runs that chose start and rates, 450 steps, one seed\n"
-    columns = (
-        "block positions tied_start lr changes parameters:, mflop validation_mse:.4f"
-    )
-    tuned = one("tiny-imagenet-2026-11-21/tuning")["runs"]
-    yield dump(tuned, columns, order="validation_mse")
-    yield """## Where a descent runs on
-
-1,500 steps of 64 pictures; 1,000 test pictures: error at its best in steps of α = 1,
-after 6 and 300 of them, after fourteen growing ones, settled by backtracking; the share
-that settled; evaluations; λ; paired standard errors below the best fill; error and share
-at a tenth of the residual; steps that raise E.
-"""
-    columns = "best:.3f after_6:.3f after_300:.3f growing.mse:.3f settled.mse:.3f"
-    columns += " settled.share:.0% settled.evaluations:.0f strength:.2f below_fill:.1f"
-    columns += " deeper.mse:.3f deeper.share:.0% rises"
-    minus = {"best minus that of T = 6": "T = 6"}
-    yield dump(rest_runs(), columns, "model", minus, "best")
     fills = one("image-dynamics/fills")["fills"]
-    yield dump(
-        {k: {0: v} for k, v in fills.items()}, "mse:.3f standard_error:.3f", "fill"
+    compared = {f"minus {name}": name for name in ("ET-Full", "ET-NoHN")}
+    tuning = one("tiny-imagenet-2026-11-21/tuning")["runs"]
+    return dict(
+        parts=(parts(), "setting", compared, "error", 0, "error"),
+        tuning=(tuning, "", (), "", 0, "validation_mse"),
+        rest=(rest_runs(), "model", {"best minus that of T = 6": "T = 6"}, "best"),
+        fills=({name: {0: row} for name, row in fills.items()}, "fill"),
     )
-    yield """## Commands
-
-```sh
-python experiments/image_ablations.py
-python experiments/image_dynamics.py
-et_train_images --config tiny-imagenet-2026-11-21 --test_on 2000
-et_train_images --config tiny-imagenet-2026-11-21 --model.block transformer \\
-  --model.position_scale 1.0 --optim.lr 5e-3 \\
-  --out runs/tiny-imagenet-transformer-2026-11-21 --test_on 2000
-```"""
 
 
 # --- odd nodes ---
 
-LINES = {
-    "mlp": "MLP",
-    "forest": "random forest",
-    "boosting": "boosted trees",
-    "gcn": "GCN",
-    "transformer": "graph transformer",
-    "bwgnn": "BWGNN",
-    "et": "Energy Transformer",
-    "mlp-2hop": "MLP, 2 hops",
-    "bwgnn-2hop": "BWGNN, 2 hops",
-    "et-2hop": "ET, 2 hops",
-    "forest-2hop": "random forest, 2 hops",
-    "boosting-2hop": "boosted trees, 2 hops",
-    "bwgnn-2hop-labels": "BWGNN, 2 hops, labels",
-    "et-2hop-labels": "ET, 2 hops, labels",
-}
-METRICS = {"macro_f1": "macro-F1", "auroc": "AUROC", "auprc": "AUPRC"}
 GRAPHS = [(data, share) for data in ("tolokers", "amazon-upu") for share in (0.01, 0.4)]
 
 
@@ -434,102 +327,59 @@ def best_of(trials):
 
 
 def odd_nodes():
-    found = lines()
+    found, scores, kinds = lines(), [], []
     final = [r for by in found.values() for r in by.values()]
     trials = [r for by in found.values() for r in by[0]["trials"]]
-    hours = sum(r["seconds"] for r in final + trials) / 3600
-    commits = ", ".join(sorted({r["commit"] for r in final}))
-    yield f"""Every score behind [which detector finds odd nodes
-best](../35_anomaly_results.ipynb): {len(found)} files, {len(trials)} trials and
-{len(final)} final runs, {hours:.1f} hours of one core each. A + behind a commit marks
-changed files beside it: {commits}.
-
-Scores are on test nodes, mean ± standard deviation over splits. Differences are split by
-split, ± half the 95 % interval of Nadeau and Bengio. *2hop*: the means of two hops as
-features; *labels*: those of training nodes shown; *mean*: three starts; *no-*: without a
-part, not tuned again; *et-max*, *et-concat*: a block for every kind of edge; *-alike*:
-with edges between nodes of near features. Seconds of a training, with other work.
-"""
-    bases = (
-        "et et-2hop boosting-2hop bwgnn et-2hop-labels bwgnn-2hop-labels mlp".split()
-    )
-    kinds = ("digits-relations", 0.01), ("digits-relations", 0.4)
-    for data, share in (*GRAPHS, *kinds, ("amazon-upu-alike", 0.4)):
+    for run in final:
+        run["features"] = run["config"].get("scale", "")
+    bases = "et et-2hop boosting-2hop bwgnn et-2hop-labels bwgnn-2hop-labels mlp"
+    digits = ("digits-relations", 0.01), ("digits-relations", 0.4)
+    for data, share in (*GRAPHS, *digits, ("amazon-upu-alike", 0.4)):
         own = {k[2]: by for k, by in found.items() if k[:2] == (data, share)}
         own = {k: by for k, by in own.items() if not k.startswith("et ")}
-        yield f"## {data}, {share:.0%} of the labels\n"
-        for by in own.values():
-            for run in by.values():
-                run["features"] = run["config"].get("scale", "")
+        scores.append(f"## {data}, {share:.0%} of the labels")
         for m, name in METRICS.items():
-            minus = {f"{name} minus {b}": b for b in bases if b in own}
             columns = f"test.{m}:.1%" + " features seconds:.1f" * (m == "auroc")
-            yield dump(own, columns, "line", minus, f"test.{m}", overlap(share))
-    yield """## Kinds of edges in equal settings
-
-Gain over merged edges on the validation nodes of the first split, means over the eight
-trials that both lines share, 40 % of the labels.
-"""
-    rows = []
+            minus = {f"{name} minus {b}": b for b in bases.split() if b in own}
+            of = own, "line", minus, f"test.{m}", overlap(share)
+            scores.append(dump(columns, *of))
     for data in ("digits-relations", "amazon-upu-alike"):
         for line in ("et-max", "et-concat"):
-            a, b = (
-                dict(enumerate(found[data, 0.4, n][0]["trials"][:8]))
-                for n in (line, "et")
-            )
+            a, b = (found[data, 0.4, n][0]["trials"][:8] for n in (line, "et"))
+            a, b = dict(enumerate(a)), dict(enumerate(b))
             gaps = (Gap(a, b, f"validation.{m}").mean for m in METRICS)
-            rows.append((data, line, *(f"{gap:+.1%}" for gap in gaps)))
-    yield table(("graph", "line", *METRICS.values()), rows)
-    yield "\n## Other terms, other steps: AUROC, 40 % of the labels\n"
-    terms = grouped(read("graph-terms"), "data", "variant")
-    minus = {"minus the tuned model": lambda k: (k[0], "as-found")}
-    for part in ("validation", "test"):
-        columns = f"{part}.auroc:.2% seconds:.0f"
-        yield dump(terms, columns, "graph, variant", minus, f"{part}.auroc")
-    yield """## One change at a time
-
-The first split, 40 % of the labels; *as found* is the best of eight trials.
-"""
-    own = {(k[0], k[2][3:]): by for k, by in found.items() if k[2].startswith("et ")}
-    minus = {"AUROC minus as found": lambda k: (k[0], "as found")}
-    for part in ("validation", "test"):
-        columns = f"{part}.auroc:.1%"
-        yield dump(own, columns, "graph, change", minus, f"{part}.auroc")
-    yield "## AUROC on the first split, of the best of eight trials and of sixteen\n"
+            kinds.append((data, line, *(f"{gap:+.1%}" for gap in gaps)))
     auroc = lambda trials: f"{best_of(trials)['test']['auroc']:.1%}"
-    rows = [
+    budgets = [
         (data, f"{share:.0%}", line, auroc(tried[:8]), auroc(tried))
         for (data, share, line), by in found.items()
         for tried in [by[0]["trials"]]
         if line in LINES and len(tried) >= 16
     ]
-    yield table(("graph", "labels", "line", "eight", "sixteen"), rows)
-    tool = "experiments/anomaly_results.py"
-    yield f"""
-## Commands
-
-```sh
-python {tool} --data tolokers amazon-upu
-python {tool} --search --ratios 0.4
-python experiments/graph_terms.py
-# if you can download the files:
-python {tool} --data yelp amazon tfinance --ratios 0.01 0.4
-et_train_anomaly --data tsocial --train_fraction 0.01 --sample.seeds 1024 \\
-  --every 100 --splits 5
-```"""
+    terms = grouped(read("graph-terms"), "data", "variant"), "graph, variant"
+    terms += ({"minus the tuned model": lambda k: (k[0], "as-found")},)
+    changes = {(k[0], k[2][3:]): by for k, by in found.items() if k[2][:3] == "et "}
+    changes = changes, "graph, change"
+    changes += ({"AUROC minus as found": lambda k: (k[0], "as found")},)
+    return dict(
+        files=len(found),
+        trials=len(trials),
+        runs=len(final),
+        hours=hours(final + trials),
+        commits=commits(final),
+        scores="\n\n".join(scores),
+        kinds=table(("graph", "line", *METRICS.values()), kinds),
+        terms=(*terms, "validation.auroc"),
+        terms_test=(*terms, "test.auroc"),
+        changes=(*changes, "validation.auroc"),
+        changes_test=(*changes, "test.auroc"),
+        budgets=table(("graph", "labels", "line", "eight", "sixteen"), budgets),
+    )
 
 
 # --- whole graphs ---
 
 SETS = "MUTAG PROTEINS ENZYMES NCI1 NCI109 Mutagenicity DD".split()
-CLASSIFIERS = {
-    "et": "ET",
-    "gin": "GIN",
-    "gin-returns": "GIN, same positions",
-    "agnostic": "no edges",
-    "et-eigenvectors": "ET, eigenvectors and CLS",
-    "et-paper": "ET, the paper's setting",
-}
 ACCURACY = dict(score="test_accuracy", overlap=1 / 8)  # one fold tests, eight train
 
 
@@ -550,36 +400,8 @@ def folds():
     return grouped(rows, "set", "model")
 
 
-def whole_graphs():
-    found = folds()
-    every = [r for by in found.values() for r in by.values()]
-    hours = sum(r["seconds"] for r in every) / 3600
-    yield f"""Every fold behind [the results on whole
-graphs](../40_classification_results.ipynb): {len(every)} test folds,
-{sum(len(r["candidates"]) for r in every):,} trainings, {hours:.1f} hours of a core. A test
-checks that each file was made by the rules: its folds are those of `folds.json`, its
-score is what its predictions make of the published labels, and its choice is the best
-candidate on the validation fold. Commits: {", ".join(sorted({r["commit"] for r in every}))}.
-
-## Accuracy
-
-Means ± standard deviations over ten folds; differences on the same folds, ± half their
-corrected 95 % interval. Last training loss, chosen epoch and parameters of the winner;
-seconds of an epoch, with other work.
-"""
-    columns = "test_accuracy:.1% last_loss:.3f winner.epoch:.0f winner.epochs"
-    columns += " winner.parameters:,.0f epoch_seconds:.2f"
-    minus = {
-        f"minus {n}": lambda k, m=m: (k[0], m) for m, n in [*CLASSIFIERS.items()][:4]
-    }
-    yield dump(found, columns, "set, model", minus, **ACCURACY)
-    yield "## Learning\n\nValidation accuracy of the winner, mean over folds, at a tenth, a"
-    yield "quarter, a half and all of the epochs.\n"
-    mean = lambda by: np.mean([r["learning"] for r in by.values()], 0)
-    rows = [(*key, *(f"{v:.1%}" for v in mean(by))) for key, by in found.items()]
-    yield table(("set", "model", "10 %", "25 %", "50 %", "100 %"), rows)
-    yield "\n## What was chosen\n\nOne list of candidates for all sets; only the number of"
-    yield "epochs differs.\n"
+def chosen(found):
+    "What the folds of each model chose, of which candidates."
     for model, name in CLASSIFIERS.items():
         own = [r for (_, m), by in found.items() if m == model for r in by.values()]
         tried = [c["model"] | c["fit"] for c in own[0]["settings"]["candidates"]]
@@ -590,38 +412,46 @@ seconds of an epoch, with other work.
             other = ", ".join(f"{k} {v}" for k, v in c.items() if k not in same)
             times = sum(r["chosen"] == i for r in own)
             yield f"    - {other or 'one candidate'}: {times} of {len(own)} folds"
-    yield """
-## Terms, steps and widths, on validation graphs of NCI1's first fold
 
-One seed each, 411 graphs judge. *Both*: normalized heads and repelling memories, to
-which a name with *both* adds one change.
-"""
-    rows = read("set-terms")
-    for row in rows:
+
+def whole_graphs():
+    found, terms = folds(), read("set-terms")
+    every = [r for by in found.values() for r in by.values()]
+    mean = lambda by: np.mean([r["learning"] for r in by.values()], 0)
+    curves = [(*key, *(f"{v:.1%}" for v in mean(by))) for key, by in found.items()]
+    for row in terms:
         row["training_loss"] = row["loss"][-1]
-    columns = "variant best_validation_accuracy:.1% training_loss:.3f parameters:,"
-    yield dump(rows, columns, order="training_loss")
+    others = [*CLASSIFIERS.items()][:4]
+    others = {f"minus {name}": lambda k, m=m: (k[0], m) for m, name in others}
     fast, epoch = one("benchmarks/classification"), one("benchmarks/epochs")
-    yield f"## Speed\n\nOn {fast['data']}, graphs a second beside the plain model:\n"
-    yield from (f"- {name}: × {x:.1f}" for name, x in fast["ratio_to_plain"].items())
-    yield f"\nOn {epoch['data']}, an epoch of {epoch['graphs']:,} graphs along edges,"
-    yield "without other work, and the memory that it adds to the process:\n"
-    for name, x in epoch["over_gin"].items():
-        low, high = epoch["spread"][name]
-        added = own_memory(epoch["memory"][name])
-        yield f"- {name}: {epoch['seconds'][name]:.2f} s ({low:.2f} to {high:.2f}),"
-        yield f"  × {x:.1f} of our GIN; {added:.0f} MiB"
-    yield "\n## Commands\n\n```sh"
+    epochs = [
+        f"- {n}: {s:.2f} s ({epoch['spread'][n][0]:.2f} to {epoch['spread'][n][1]:.2f}),"
+        f"\n  × {epoch['over_gin'][n]:.1f} of our GIN;"
+        f" {own_memory(epoch['memory'][n]):.0f} MiB"
+        for n, s in epoch["seconds"].items()
+    ]
+    tool, made = "python experiments/graph_classification.py", []
     for (data, model), by in found.items():
         s = by[0]["settings"]
         given = f"--epochs {s['candidates'][0]['fit']['epochs']} --layout {s['layout']}"
         given += f" --buckets {s.get('num_buckets', 4)} --seed {s['seed']}"
-        tool = "experiments/graph_classification.py"
-        yield f"python {tool} --data {data} --model {model} {given}"
-    yield """python experiments/set_terms.py
-et_train_graphs --data MUTAG --out results/graph-classification/mutag-classifier
-python experiments/classification_molecules.py
-```"""
+        made.append(f"{tool} --data {data} --model {model} {given}")
+    return dict(
+        folds=len(every),
+        trainings=f"{sum(len(r['candidates']) for r in every):,}",
+        hours=hours(every),
+        commits=commits(every),
+        accuracy=(found, "set, model", others, *ACCURACY.values()),
+        learning=table(("set", "model", "10 %", "25 %", "50 %", "100 %"), curves),
+        chosen="\n".join(chosen(found)),
+        terms=(terms, "", (), "", 0, "training_loss"),
+        fast_data=fast["data"],
+        fast="\n".join(f"- {n}: × {x:.1f}" for n, x in fast["ratio_to_plain"].items()),
+        epoch_data=epoch["data"],
+        epoch_graphs=f"{epoch['graphs']:,}",
+        epochs="\n".join(epochs),
+        commands="\n".join(made),
+    )
 
 
 # --- speed ---
@@ -636,133 +466,99 @@ def own_memory(alone):
 
 
 def speed():
-    bench = one("benchmarks/images")
-    yield f"""The measurements behind [how fast it is](../51_performance.ipynb):
-{bench["machine"]}, {bench["cores"]} cores, jax {bench["jax"]}, commit {bench["commit"]},
-{bench["date"][:10]}. Importing `et_nbdev.vision.model` takes {bench["import_s"]:.1f} s.
-PyTorch {bench["torch"]} differs from the library by {bench["torch_differs_by"]:.0e}, the
-authors' code by {bench["authors_differ_by"]:.0e}, relative.
-"""
+    bench, parts = one("benchmarks/images"), []
+    head = "program, pictures a second, middle 80 %, own memory, first call, of peak"
     for case in CASES:
         row, rows = bench[case], []
         for name, rate in row["pictures_per_second"].items():
             fast, slow = (row["batch"] / s for s in row["spread"][name])
             alone, share = row["alone"][name], row.get("share_of_peak", {}).get(name)
             memory = f"{own_memory(alone):.0f} MiB", f"{alone['first_call_s']:.1f} s"
-            peak = f"{share:.0%}" if share else "–"
-            rows.append(
-                (name, f"{rate:.1f}", f"{slow:.1f} to {fast:.1f}", *memory, peak)
-            )
-        yield f"## {case.capitalize()}\n\n{row['gflop_per_picture']:.2f} GFLOP a picture,"
-        yield f"{row['batch']} pictures in a batch, {row['repeats']} repetitions; the whole"
-        yield f"process takes {row['process_memory_over_reference']:.2f} of the memory of"
-        yield "the reference's.\n"
-        head = (
-            "program, pictures a second, middle 80 %, own memory, first call, of peak"
-        )
-        yield table(head.split(", "), rows) + "\n"
-    yield "`make bench` repeats the measurement."
+            times = f"{rate:.1f}", f"{slow:.1f} to {fast:.1f}"
+            rows.append((name, *times, *memory, f"{share:.0%}" if share else "–"))
+        parts.append(f"""## {case.capitalize()}
+
+{row["gflop_per_picture"]:.2f} GFLOP a picture,
+{row["batch"]} pictures in a batch, {row["repeats"]} repetitions; the whole
+process takes {row["process_memory_over_reference"]:.2f} of the memory of
+the reference's.
+
+{table(head.split(", "), rows)}""")
+    return bench | dict(
+        day=bench["date"][:10],
+        import_s=f"{bench['import_s']:.1f}",
+        torch_differs_by=f"{bench['torch_differs_by']:.0e}",
+        authors_differ_by=f"{bench['authors_differ_by']:.0e}",
+        cases="\n\n".join(parts),
+    )
 
 
 # --- puzzles ---
 
-PUZZLES = {
-    "energy": "Energy Transformer",
-    "units": "Energy Transformer, told the kinds of pairs; a size per channel",
-    "attract": "all heads attract",
-    "places": "all heads attract, a vector per cell instead of biases",
-    "no-key": "trained without the key term",
-    "transformer": "transformer block, T times",
-    "units-transformer": "transformer block, T times; told the kinds of pairs",
-    "hyperset": "Hyper-SET's step",
-}
-
 
 def puzzle_runs():
     "{(n, variant): {seed: run}}"
-    found = {}
-    for run in read("puzzle"):
-        variant, n = run["variant"].rsplit("-", 1)
-        found.setdefault((int(n), variant), {})[run["seed"]] = run
-    return dict(
-        sorted(
-            found.items(), key=lambda item: (item[0][0], [*PUZZLES].index(item[0][1]))
-        )
-    )
+    rows = read("puzzle")
+    for row in rows:
+        row["kind"], _, n = row["variant"].rpartition("-")
+        row["n"] = int(n)
+    rows.sort(key=lambda row: (row["n"], [*PUZZLES].index(row["kind"])))
+    return grouped(rows, "n", "kind")
+
+
+def puzzle_row(variant, runs, level):
+    "Of a table of one level: how often a variant is right, and what its energy does."
+    tests, T = [run["tests"][level] for run in runs], runs[0]["config"]["steps"]
+    right = ([100 * t["first"][k * T - 1] for t in tests] for k in (1, 2, 4, 8))
+    energy = ["–"] * 3
+    if "up_all" in tests[0]:
+        up, of = np.sum([t["up_all"] for t in tests], 0)
+        lower = [t["solved_lower"][2] for t in tests]
+        lower = [v for v in lower if v is not None]
+        lowest = spread([100 * t["lowest"][2] for t in tests], ".1f")
+        lower = f"{np.mean(lower):.0%}" if lower else "–"
+        energy = f"{up:,} of {of:,}", lowest, lower
+    about = PUZZLES[variant], f"{runs[0]['parameters']:,}"
+    return *about, *(spread(each, ".1f") for each in right), *energy, len(runs)
 
 
 def puzzles():
-    found = puzzle_runs()
-    yield """Runs of `experiments/puzzle.py`: percent of 500 test puzzles right as a whole
-after T, 2 T, 4 T and 8 T steps, one start each, mean ± deviation over seeds; the share of
-steps in which E rose by more than 1e-6 of itself, in all 8 T steps of eight starts; the
-lowest of eight starts after 4 T steps, and how often a solved start lay below an unsolved
-one of the same puzzle there. No test puzzle comes from a training board, and for 6 × 6 not
-from one with other digits either; those puzzles are in `results/puzzle/tests-6.npz`. The
-training of the Energy Transformer was chosen on such scores: for 6 × 6 on the first 200
-puzzles of each level, for 4 × 4 on these 500. The rivals were trained alike."""
+    found, scores = puzzle_runs(), []
+    head = "model, numbers, T, 2 T, 4 T, 8 T, E rose, lowest of 8, solved lower, seeds"
     for n in sorted({n for n, _ in found}):
-        runs = {v: r for (size, v), r in found.items() if size == n}
-        first = next(iter(next(iter(runs.values())).values()))
-        T = first["config"]["steps"]
+        runs = {v: [*by.values()] for (size, v), by in found.items() if size == n}
+        first = next(iter(runs.values()))[0]
         for level in first["tests"]:
-            head = "model, numbers, T, 2 T, 4 T, 8 T, E rose, lowest of 8, solved lower, seeds"
-            rows = []
-            for variant, seeds in runs.items():
-                tests = [run["tests"][level] for run in seeds.values()]
-                at = [
-                    [100 * t["first"][k * T - 1] for t in tests] for k in (1, 2, 4, 8)
-                ]
-                judged = ["–"] * 3
-                if "up_all" in tests[0]:
-                    up, of = np.sum([t["up_all"] for t in tests], 0)
-                    lower = [t["solved_lower"][2] for t in tests]
-                    lower = [v for v in lower if v is not None]
-                    judged = [
-                        f"{up:,} of {of:,}",
-                        spread([100 * t["lowest"][2] for t in tests], ".1f"),
-                        f"{np.mean(lower):.0%}" if lower else "–",
-                    ]
-                numbers = next(iter(seeds.values()))["parameters"]
-                rows.append(
-                    (PUZZLES[variant], f"{numbers:,}")
-                    + tuple(spread(values, ".1f") for values in at)
-                    + (*judged, len(seeds))
-                )
-            yield f"\n## {n} × {n}, {level} givens\n\nT = {T}.\n"
-            yield table(head.split(", "), rows)
-    yield "\n## Each run\n"
+            rows = [puzzle_row(variant, each, level) for variant, each in runs.items()]
+            title = f"## {n} × {n}, {level} givens"
+            scores += [title, f"T = {first['config']['steps']}."]
+            scores.append(table(head.split(", "), rows))
     rows = [
-        (f"{variant}-{n}", seed, f"{run['steps']:,} × {run['batch']}")
-        + (f"{run['seconds'] / 60:.1f} min", f"{run['device']}, {run['cores']} cores")
-        + (run["commit"], run["date"][:10])
-        for (n, variant), seeds in found.items()
-        for seed, run in sorted(seeds.items())
+        (r["variant"], r["seed"], f"{r['steps']:,} × {r['batch']}")
+        + (f"{r['seconds'] / 60:.1f} min", f"{r['device']}, {r['cores']} cores")
+        + (r["commit"], r["date"][:10])
+        for by in found.values()
+        for _, r in sorted(by.items())
     ]
-    yield table("run seed boards time machine commit date".split(), rows)
-    yield "\nEach was made by `python experiments/puzzle.py RUN --seeds SEED`."
+    runs = table("run seed boards time machine commit date".split(), rows)
+    return dict(scores="\n\n".join(scores), runs=runs)
 
 
 PAGES = {
-    "puzzles": ("Records: number puzzles", puzzles),
-    "pictures": ("Records: completing pictures", pictures),
-    "small-pictures": ("Records: small runs on pictures", small_pictures),
-    "odd-nodes": ("Records: odd nodes", odd_nodes),
-    "whole-graphs": ("Records: whole graphs", whole_graphs),
-    "speed": ("Records: speed and memory", speed),
+    "puzzles": puzzles,
+    "pictures": pictures,
+    "small-pictures": small_pictures,
+    "odd-nodes": odd_nodes,
+    "whole-graphs": whole_graphs,
+    "speed": speed,
 }
 
 
 def page(name):
-    title, write = PAGES[name]
-    front = f"---\ntitle: '{title}'\ndescription: Tables made from results/ by"
-    front += " scripts/records.py.\n---\n\n"
-    return front + "\n".join(write()) + "\n"
+    return filled(name, PAGES[name]())
 
 
 if __name__ == "__main__":
-    folder = ROOT / "nbs/records"
-    folder.mkdir(exist_ok=True)
     for name in PAGES:
-        (folder / f"{name}.md").write_text(page(name), encoding="utf-8")
+        (ROOT / f"nbs/records/{name}.md").write_text(page(name), encoding="utf-8")
     print(f"{len(PAGES)} pages written to nbs/records")

@@ -11,8 +11,8 @@ results, which have the weights beside them.
     python scripts/model_cards.py
 """
 
-import argparse
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,37 +24,26 @@ SHIPPED = ROOT / "et_nbdev/vision/weights/tiny-imagenet.safetensors"
 RIVAL = RESULTS / "tiny-imagenet-transformer"
 
 
-def stages(run: str) -> list[dict]:
-    """The rows of a run, as `folder/name` below results/, and of the runs that its
-    weights come from, the first one first; each with its `run`.
-    """
-    row = json.loads((RESULTS / f"{run}.json").read_text()) | {"run": run}
-    before = stages(f"image-pair/{row['from']}") if "from" in row else []
-    return [*before, row]
+def row_of(run: str) -> dict:
+    "What is kept of a run, as `folder/name` below results/, with its `run`."
+    return json.loads((RESULTS / f"{run}.json").read_text()) | {"run": run}
 
 
 def chosen(file: Path):
     "The model of a run, and what the file of its weights says of the run."
     run = file.resolve().relative_to(RESULTS).with_suffix("").as_posix()
-    rows = stages(run)
-    kept = ("run", "seed", "commit", "validation_mse", "test_mse")
-    meta = {key: rows[-1][key] for key in kept}
-    meta["step"] = sum(row["best_step"] for row in rows)
-    print(f"{run}: test error {meta['test_mse']:.4f}")
+    row, kept = row_of(run), ("run", "seed", "commit", "validation_mse", "test_mse")
+    print(f"{run}: test error {row['test_mse']:.4f}")
+    meta = {key: row[key] for key in kept} | {"step": row["best_step"]}
     return load_model(RESULTS / f"{run}.safetensors"), meta
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("run", type=Path, help="of the model to ship: a result's file")
-    parser.add_argument("rival", type=Path, help="of the transformer, likewise")
-    args = parser.parse_args()
-    (model, about), (rival, theirs) = chosen(args.run), chosen(args.rival)
+    run, rival = (Path(name) for name in sys.argv[1:])
+    (model, about), (rival, theirs) = chosen(run), chosen(rival)
     kinds = type(model).__name__, type(rival).__name__
     if kinds != ("ImageEnergyTransformer", "ImageTransformer"):
-        parser.error(f"expected an Energy Transformer and a transformer, got {kinds}")
+        sys.exit(f"expected an Energy Transformer and a transformer, got {kinds}")
     save_model(SHIPPED, model, about)
     save_model(RIVAL / "model.safetensors", rival, theirs)
     config = json.dumps({**theirs, "model": asdict(rival.config)}, indent=2) + "\n"

@@ -11,25 +11,13 @@ import shutil
 import textwrap
 from html import escape
 
+import modules
 import nbformat
 import numpy as np
 import yaml
 from api_pages import api_pages
 from model_cards import page
-from modules import (
-    NBS,
-    ROOT,
-    WIDEST,
-    defined_by,
-    identifier,
-    in_repository,
-    linked,
-    moved,
-    notebooks,
-    on_site,
-    settings,
-    without_pragmas,
-)
+from modules import NBS, ROOT, WIDEST, in_repository, linked, moved, on_site
 from nbformat.v4 import new_markdown_cell as markdown_cell
 from PIL import Image, ImageOps
 
@@ -74,14 +62,10 @@ def unless_played(text):
     """Markdown whose pictures of the players are for browsers without scripts alone: all
     others would load them, and show the players in their place.
     """
-    still = (
-        '```{{=html}}\n<noscript><figure><img src="{}" alt="{}">'
-        "<figcaption>{}</figcaption></figure></noscript>\n```"
-    )
-    player = (
-        r"(^::: \{\.et-(?:puzzle|play)\}\n)!\[(.*)\]\((\S+)\)"
-        r'\{(?:\.drawn )?fig-alt="([^"]*)"\}$'
-    )
+    still = '```{{=html}}\n<noscript><figure><img src="{}" alt="{}">'
+    still += "<figcaption>{}</figcaption></figure></noscript>\n```"
+    shown = r'!\[(.*)\]\((\S+)\)\{(?:\.drawn )?fig-alt="([^"]*)"\}$'
+    player = r"(^::: \{\.et-(?:puzzle|play)\}\n)" + shown
     write = lambda m: m[1] + still.format(m[3], escape(m[4]), escape(m[2]))
     return re.sub(player, write, text, flags=re.M)
 
@@ -144,49 +128,30 @@ def documentation(module, name, with_signature):
     """
     code = f"```python\n{module.signature(name)}\n```\n\n" * with_signature
     anchor, said = module.anchor(name), ast.get_docstring(module.public[name][0]) or ""
-    own = f" {{#{anchor}}}" if anchor != identifier(name) else ""
+    own = f" {{#{anchor}}}" if anchor != modules.identifier(name) else ""
     return (
         f"### {name}{own}\n\n[source]({module.source(name)}){{.source-link}}\n\n{code}"
         + linked(said, module.home(name))
     )
 
 
-# What matplotlib's animations take from a font on another site.
-NAMES = "minus plus fast-backward step-backward pause play step-forward fast-forward"
-SIGNS = dict(zip(NAMES.split(), "−+«‹‖▶›»")) | {"play fa-flip-horizontal": "◀"}
-
-
-def self_contained(html, alt):
-    """An animation of matplotlib without anything from another site, and with words for
-    those who cannot see it.
-    """
-    html = re.sub(r"<link rel=\"stylesheet\"\s+href=\"https://maxcdn[^>]*>", "", html)
-    html = re.sub(r"<i class=\"fa fa-([\w -]+)\"></i>", lambda m: SIGNS[m[1]], html)
-    html = html.replace("<img id=", f'<img alt="{escape(alt)}" id=')
-    return re.sub('(?<=<input )(?=id="_anim_slider)', 'aria-label="Frame" ', html)
-
-
 def wrapped(text):
-    "What a cell printed, broken to fit the column; of a bar of progress its last state."
+    "What a cell printed, broken to fit the column."
     lines = []
     for line in text.split("\n"):
-        line = line.rstrip("\r").rpartition("\r")[2]
-        if len(line) > WIDEST:
-            line = re.sub(r"(?<=%\|)[█▏▎▍▌▋▊▉ ]+(?=\|)", lambda m: m[0][::3], line)
         indent = re.match(" *", line)[0] + "    "
         words = dict(break_long_words=False, break_on_hyphens=False)
-        fitted = textwrap.wrap(line, WIDEST, subsequent_indent=indent, **words)
-        lines += fitted or [""]
+        lines += textwrap.wrap(line, WIDEST, subsequent_indent=indent, **words) or [""]
     return "\n".join(lines)
 
 
-def handed_over(data, alt, folder=""):
+def handed_over(data, folder=""):
     """What an output shows, without the kind that makes Quarto load jQuery and
     require.js from another site: HTML goes as a raw block of Markdown.
     """
     if "text/html" in data:
-        html = self_contained(data["text/html"], alt).strip()
-        return {"text/markdown": f"```{{=html}}\n{html}\n```\n"}
+        html = f"```{{=html}}\n{data['text/html'].strip()}\n```\n"
+        return {"text/markdown": html}
     if "text/markdown" in data:
         # a minus in a table of numbers, where Python writes a hyphen
         text = re.sub(r"(?m)(?<=[|(] )-(?=\.?\d)", "−", data["text/markdown"])
@@ -238,10 +203,9 @@ def staged_code(cell, public, folder):
         if "text" in output:
             output.text = wrapped(output.text)
         if "data" in output:
-            alt = own.get("fig-alt", "").strip("\"'")
-            output.data = nbformat.from_dict(handed_over(output.data, alt, folder))
+            output.data = nbformat.from_dict(handed_over(output.data, folder))
     top = "".join(f"#| {name}: {value}\n" for name, value in own.items())
-    cell.source = top + without_pragmas(code)
+    cell.source = top + modules.without_pragmas(code)
     yield cell
 
 
@@ -274,7 +238,7 @@ def stage(path, folder):
     if name[0].isdigit() or inside:
         cells.append(markdown_cell(page_links(name), id="page-links"))
     notebook.cells[0].source = below
-    public = defined_by(name)
+    public = modules.defined_by(name)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cells += staged_code(cell, public, inside)
@@ -293,7 +257,7 @@ def stage_all(folder):
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(NBS, folder, ignore=shutil.ignore_patterns("*.ipynb", ".*"))
     site = folder / "_quarto.yml"
-    repository = f"href: {settings()['git_url']}"
+    repository = f"href: {modules.settings()['git_url']}"
     text = site.read_text(encoding="utf-8").replace("href: ../ ", f"{repository} ")
     text = re.sub(r"(?m)(?<=- )(?:engine|records)/\S+", lambda m: on_site(m[0]), text)
     site.write_text(text, encoding="utf-8")
@@ -307,7 +271,7 @@ def stage_all(folder):
         text = f"---\n{front}---\n\n::: {{.record}}\n{text}\n:::\n"
         own.write_text(text, encoding="utf-8")
     shutil.rmtree(folder / "records")
-    paths = notebooks()
+    paths = modules.notebooks()
     for path in paths:
         stage(path, folder)
     print(f"{len(paths)} notebooks staged in {folder.name}/")

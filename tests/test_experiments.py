@@ -2,6 +2,7 @@
 Energy Transformer, and other terms in the energies of graphs.
 """
 
+import json
 from dataclasses import replace
 
 import graph_terms
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import puzzle
 import pytest
+import runs
 import set_terms
 from flax import nnx
 
@@ -30,7 +32,7 @@ CONFIG = ImageConfig(**TINY, num_memories=16, steps=2, step_size=1.0)
 
 def rung(name, **changes):
     "A block in double precision, with all parameters moved off their start."
-    design = replace(ladder.RUNGS[name], **changes)
+    design = ladder.Design(name, **changes)
     block = ladder.Block(CONFIG, design, rngs=nnx.Rngs(0))
     leaves, tree = jax.tree.flatten(nnx.state(block, nnx.Param))
     random = np.random.default_rng(0)
@@ -82,7 +84,7 @@ def test_both_ends_of_the_ladder_are_the_blocks_of_the_library(x64):
         g = block.norm(x)
         assert_gradient(energy, g, -(block.attention(g) + block.mlp(g)))
     for kind, name in (("transformer", "transformer"), ("plain", "key term")):
-        design = ladder.RUNGS[name]
+        design = ladder.Design(name)
         size = replace(ladder.sized(pair.Plan().base, design), recipe=kind)
         model = nnx.eval_shape(lambda size=size: image_model(size, rngs=nnx.Rngs(0)))
         assert ladder.operations(size, design) == model.flops
@@ -116,12 +118,12 @@ def test_all_designs_start_alike_and_cost_the_same():
     assert len(set(map(ladder.operations, sizes, designs))) == 1
     first, *others = [
         ladder.Model(ladder.sized(CONFIG, design), design, rngs=nnx.Rngs(3))
-        for design in ladder.RUNGS.values()
+        for design in map(ladder.Design, ladder.RUNGS)
     ]
     start = dict(nnx.to_flat_state(nnx.state(first)))
     for model in others:
         for path, leaf in nnx.to_flat_state(nnx.state(model)):
-            tied = model.design.tied_start and path[-1] == "Wk"
+            tied = model.design.has("tied values") and path[-1] == "Wk"
             same = start.get(("block", "Wq") if tied else path)
             if same is not None and same.shape == leaf.shape:
                 np.testing.assert_array_equal(leaf[...], same[...], err_msg=path[-1])
@@ -137,6 +139,18 @@ def test_a_run_is_scored_on_the_way_and_at_its_end(monkeypatch):
     seen = [r["validation"] for r in row["curve"] if "validation" in r]
     assert len(seen) == 2 and row["validation_mse"] == seen[1] != seen[0]
     assert row["config"]["optim"]["lr"] == 0.008 and row["config"]["seed"] == 1
+
+
+def test_a_comparison_makes_what_is_not_there(monkeypatch, tmp_path, capsys):
+    argv = ["x", "--out", str(tmp_path), "--seeds", "0", "1", "--only", "b"]
+    monkeypatch.setattr("sys.argv", argv)
+    (tmp_path / "d-b-1.json").write_text("{}")
+    run = lambda data, variant, seed: {"made": [data, variant, seed]}
+    runs.compare("", "x", run, lambda row: f"made {row['made']}", "de", "ab", [0])
+    assert {p.name for p in tmp_path.iterdir()} == {"d-b-0.json", "d-b-1.json"}
+    row = json.loads((tmp_path / "d-b-0.json").read_text())
+    assert row["made"] == ["d", "b", 0] and row["commit"] and row["date"]
+    assert "made ['d', 'b', 0]" in capsys.readouterr().out
 
 
 def a_graph(rng, N=9):

@@ -104,8 +104,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("name, options", KINDS)
-def test_a_network_is_its_definition(name, options, monkeypatch):
-    monkeypatch.setattr(rivals, "ROOM", 40)  # edges in several pieces
+def test_a_network_is_its_definition(name, options):
     g = graph()
     model = rivals.NETWORKS[name](5, 8, rngs=nnx.Rngs(0), **DOUBLE, **options)
     for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)):

@@ -5,28 +5,22 @@ runs are kept.
 import json
 import shlex
 from dataclasses import replace
-from functools import partial
 from itertools import product
-from types import SimpleNamespace
 
 import image_downhill as downhill
-import image_lanes as lanes
 import image_pair as pair
 import image_terms as terms
 import jax
 import jax.numpy as jnp
 import numpy as np
-import packed_pictures as packed
 import pytest
 import records
 from flax import nnx
 
 from et_nbdev.memory import SignedMemory
 from et_nbdev.testing import assert_close, assert_gradient
-from et_nbdev.training import OptimConfig, provenance, read_meta
-from et_nbdev.vision.data import load_images
 from et_nbdev.vision.model import ImageConfig, load_model
-from et_nbdev.vision.train import TrainConfig, drawn_batch
+from et_nbdev.vision.train import TrainConfig, completion_loss, drawn_batch
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 D, H, Y, K, N = 8, 2, 4, 32, 16
@@ -91,8 +85,9 @@ def test_operations_and_parameters_are_those_of_the_model(name):
     if name == "et-maps":  # so that their map is no small part
         changes = dict(dim=256, num_heads=2, head_dim=16, num_memories=64)
     c = replace(pair.Plan(size="tiny").base, **changes)
-    c = pair.DESIGNS[name].change(c)
-    graphdef, params = nnx.split(pair.make(c, name))
+    c = pair.DESIGNS[name].config(c)
+    model = pair.make(c, name)
+    graphdef, params = nnx.split(model)
     patches = jnp.zeros((2, c.num_tokens, c.patch_dim), jnp.float32)
     masked = jnp.zeros((2, c.num_tokens), bool)
     forward = jax.jit(lambda params: nnx.merge(graphdef, params)(patches, masked))
@@ -127,8 +122,7 @@ def test_the_true_gradient_is_one_and_the_published_step_is_none(x64):
     g = jnp.asarray(rng.normal(size=(2, 5, D)))
     energies, update = true.energies_and_update(g)
     assert_gradient(true.energy, g, -update)
-    pulls = published.pulls(g)
-    steps = dict(attention=pulls[0], memory=-pulls[1])
+    steps = dict(attention=published.attend(g), memory=-published.recall(g))
     for name, step in steps.items():
         term = true.terms[name]
         assert_gradient(term.energy, g, -term.update(g))
@@ -151,7 +145,8 @@ def test_a_full_run_is_scored_on_the_test_split_when_it_ends(tmp_path):
     stems = {f"generated-tiny-4-decay-0-{n}-3-0.01-0" for n in names}
     files = {p.name for p in out.iterdir()}
     assert files == {f"{stem}.{end}" for stem in stems for end in ("json", "npy")}
-    for job, row in pair.read(out, plan).items():
+    for job in (pair.Job(name, 3, 0.01, 0) for name in names):
+        row = json.loads((out / f"{job.file(plan)}.json").read_text())
         errors = np.load(out / f"{job.file(plan)}.npy")
         assert errors.shape == (5,) and row["config"]["optim"]["weight_decay"] == 0
         assert row["test_mse"] == pytest.approx(errors.mean(), rel=1e-3)
@@ -169,38 +164,16 @@ def test_a_full_run_is_scored_on_the_test_split_when_it_ends(tmp_path):
     assert before == {path: path.read_bytes() for path in out.iterdir()}
 
 
-def test_the_order_of_the_runs(monkeypatch):
-    monkeypatch.setattr(pair, "LEARNING_RATES", (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2))
-    monkeypatch.setattr(pair, "first_rate", lambda plan, name: 4e-3)
-    monkeypatch.setattr(pair, "REACH", 1)
-    errors = {
-        "et-operations": {2e-3: 0.4, 4e-3: 0.3, 8e-3: 0.2, 1.6e-2: 0.1},
-        "transformer": {2e-3: 0.3, 4e-3: 0.2, 8e-3: None},
-    }
-    plan = plan_of(trial_steps=5, steps=9)
-    done, order = {}, []
-    while jobs := pair.next_jobs(done, plan, tuple(errors)):
-        for job in jobs:
-            short = job.steps == 5
-            done[job] = {"validation_mse": errors[job.name][job.lr] if short else 0.1}
-            order.append((job.name[0], job.steps, job.lr, job.seed))
-    trials = [row for row in order if row[1] == 5]
-    assert trials == order[: len(trials)] and {row[3] for row in trials} == {0}
-    # until the best is not at an edge of those tried, or the grid ends
-    rates = {n: [row[2] for row in trials if row[0] == n] for n in "et"}
-    assert rates == {"e": [2e-3, 4e-3, 8e-3, 1.6e-2], "t": [2e-3, 4e-3, 8e-3]}
-    best = {"e": 1.6e-2, "t": 4e-3}
-    full = [(n, 9, best[n], seed) for seed in (0, 1) for n in "et"]
-    assert order[len(trials) :] == full
-
-
 def test_the_recorded_commands_make_the_kept_runs(monkeypatch):
     made, folders = set(), ("image-pair", "image-rates")
 
-    def work(plan, names, out, runs, images, **how):
+    def work(plan, names, out, *_):
         for name, seed in product(names, plan.seeds):
-            job = pair.Job(name, plan.steps, plan.lr, seed)
-            made.add(f"{out.name}/{job.file(plan)}")
+            run = f"{out.name}/{pair.Job(name, plan.steps, plan.lr, seed).file(plan)}"
+            kept, c = records.one(run)["config"]["model"], pair.sized(plan.base, name)
+            for size in ("dim", "num_memories", "steps", "step_size"):
+                assert kept[size] == getattr(c, size), (run, size)
+            made.add(run)
 
     monkeypatch.setattr(pair, "work", work)
     monkeypatch.setattr(pair, "pictures", lambda *_: None)
@@ -228,41 +201,6 @@ def test_steps_that_raise_the_energy_are_counted():
     assert wild["raised_by_step"] == [wild["steps_up"], *[0] * 7]
 
 
-# --- many runs in one program
-
-
-def test_a_lane_is_a_run_alone(tmp_path, monkeypatch):
-    # decay and clipping that would be missed
-    name, runs = "et-maps-operations", tmp_path / "runs"
-    plan = plan_of(steps=60, weight_decay=5.0)
-    monkeypatch.setattr(pair, "OptimConfig", partial(OptimConfig, clip=0.05))
-    jobs = [pair.Job(name, 60, *of) for of in ((0.003, 0), (0.001, 1), (1e30, 0))]
-    found = lanes.train_together(plan, jobs, PICTURES, runs)
-    for job, row in zip(jobs, found):
-        pair.write(tmp_path / "out", job.file(plan), row)
-    rows = pair.read(tmp_path / "out", plan)
-    # one that diverges leaves the others alone
-    assert "not" not in rows[jobs[2]].pop("diverged")[:3] and len(rows) == 3
-    for job in jobs[:2]:
-        alone = pair.run(plan, job, PICTURES, tmp_path / str(job.seed))
-        row = rows[job]
-        assert row.pop("lanes") == 3
-        errors = np.load(tmp_path / "out" / f"{job.file(plan)}.npy")
-        np.testing.assert_allclose(errors, alone.pop("test_errors"), rtol=2e-3)
-        alone = json.loads(json.dumps(alone))
-        assert row.keys() - provenance().keys() == alone.keys() - provenance().keys()
-        assert row["config"] == alone["config"]
-        assert row["best_step"] == alone["best_step"]
-        assert row["test_mse"] == pytest.approx(alone["test_mse"], rel=1e-3)
-        for mine, other in zip(row["curve"], alone["curve"], strict=True):
-            mine.pop("seconds"), other.pop("seconds")
-            assert mine == pytest.approx(other, rel=1e-3)
-        # the weights kept are those of the best step
-        of = [tmp_path / "runs" / job.file(plan), tmp_path / str(job.seed)]
-        saved = [read_meta(folder / "best.safetensors") for folder in of]
-        assert saved[0] == saved[1]
-
-
 # --- kept downhill
 
 
@@ -274,8 +212,8 @@ def test_training_goes_on_downhill(tmp_path, monkeypatch):
     ups = iter([4, 0, 3, 3, 3, 3, 1])
     count = lambda *_: {"steps_up": next(ups), "steps_observed": 10}
     monkeypatch.setattr(pair, "rises", count)
-    args = SimpleNamespace(more=12, lr=0.01, price=1.0)
-    of = plan, job, PICTURES, tmp_path / "runs", tmp_path / "more", args
+    monkeypatch.setattr(downhill, "MORE", 12)
+    of = plan, job, PICTURES, tmp_path / "runs", tmp_path / "more", 1.0
     row = downhill.run(*of)
     assert row["from"] == job.file(plan) and row["price"] == 1
     assert row["validation_before"] == pytest.approx(before["validation_mse"], rel=1e-4)
@@ -306,30 +244,6 @@ def test_rises_have_a_price():
     assert float(whole) == pytest.approx(float(error + 2 * metrics["price"]), rel=1e-5)
 
 
-# --- packed pictures
-
-
-def test_packed_pictures_are_the_stored_ones(tmp_path):
-    image = pytest.importorskip("PIL.Image")
-    draw = np.random.default_rng(0)
-    for split, count in dict(train=80, valid=4, test=3).items():
-        (tmp_path / "set" / split).mkdir(parents=True)
-        for i in range(count):
-            noise = image.fromarray(draw.integers(0, 256, (64, 64, 3), np.uint8))
-            noise.save(tmp_path / "set" / split / f"{i:02}.jpg")
-    images = {
-        split: load_images(str(tmp_path / "set"), split, size=64)
-        for split in ("train", "validation", "test")
-    }
-    path = tmp_path / "packed.npz"
-    packed.pack(path, images, 70, held_out=4)
-    found = packed.unpack(path)
-    for split in ("validation", "test"):
-        np.testing.assert_array_equal(found[split], images[split][:])
-    order = np.random.default_rng(0).permutation(80)[:70]
-    np.testing.assert_array_equal(found["train"], images["train"][order])
-
-
 # --- what each term is worth
 
 
@@ -348,3 +262,27 @@ def test_variants_cost_the_same_and_are_energies():
         c = terms.sized(base, name)
         assert abs(terms.operations_of(c, name) / goal - 1) < 0.01, name
         assert c.num_memories >= c.dim, name
+        assert terms.file(name, 0)[:-7].replace("-", "").replace("=", "").isalnum()
+    # nothing added, it is the model of the paper
+    c = replace(plan_of().base, recipe="waves")
+    nets = terms.model_of(c, "plain", 0), pair.EnergyModel(c, rngs=nnx.Rngs(0))
+    patches = jnp.asarray(rng.normal(size=(3, N, 12)), jnp.float32)
+    assert_close(*(net(patches, jnp.zeros((3, N), bool)) for net in nets))
+
+
+def test_the_loss_of_every_step_is_their_mean():
+    plan = plan_of()
+    job = pair.Job("et-operations", 2, 0.01, 0)
+    config = pair.configured(plan, job, PICTURES)
+    model = terms.EnergyModel(config.model, rngs=nnx.Rngs(0))
+    images, key = PICTURES["train"][:4], jax.random.key(0)
+    mean = terms.training_loss(config, terms.every_step)(model, images, key)[0]
+    patches, occluded, masked = drawn_batch(config, images, key)
+    each = [
+        completion_loss(
+            model.decode(model.descend(patches, masked, steps=t)[0]), patches, occluded
+        )
+        for t in range(1, config.model.steps + 1)
+    ]
+    assert each[0] != each[1]
+    np.testing.assert_allclose(mean, np.mean(each), rtol=1e-5)

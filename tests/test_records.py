@@ -45,7 +45,7 @@ def test_a_table_takes_seeds_together():
         "x": {0: {"e": 0.1, "n": 5, "w": "a"}, 1: {"e": 0.3, "n": 5, "w": "a"}},
         "y": {0: {"e": 0.2, "n": 7, "w": None}},
     }
-    found = records.dump(groups, "e:| n e:.1f w", "name", {"− x": "x"}, "e")
+    found = records.dump("e:| n e:.1f w", groups, "name", {"− x": "x"}, "e")
     assert found.splitlines()[2:] == [
         "| x | 0.1 0.3 | 5 | 0.2 ± 0.1 | a | – |",
         "| y | 0.2 | 7 | 0.2 | – | +0.1 (one run) |",
