@@ -391,7 +391,7 @@ def plot_descent(
     steps: int | None = None,  # None: 4 T
     seed: int = 0,
 ):
-    """A matplotlib figure of one descent: the board at 0, T/2, T, 2T, 4T …, and the
+    """A matplotlib figure of one descent: the board at 0, T/4, T/2, T and the end, and the
     energy with its two terms, from where they started. Raises what `as_boards` raises.
     """
     import matplotlib.pyplot as plt
@@ -401,7 +401,7 @@ def plot_descent(
     x = model.encode(jnp.asarray(board), jax.random.key(seed))
     _, (energies, states) = model.descend(x, steps, states=True)
     beliefs = np.asarray(jax.nn.softmax(model.logits(states), -1))
-    times = [t for t in (0, T // 2, *(T << k for k in range(20))) if t <= steps]
+    times = sorted(t for t in {0, T // 4, T // 2, T, steps} if t <= steps)
     fig = plt.figure(figsize=(9, 4.6))
     for k, t in enumerate(times):
         place = 0.01 + 0.99 * k / len(times), 0.52, 0.96 / len(times), 0.4
