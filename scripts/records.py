@@ -75,7 +75,7 @@ class Gap:
 
     def told(self, digits=".4f"):
         half = f" ± {self.half:{digits}}" if self.n > 1 else " (one run)"
-        return f"{self.mean:+{digits}}{half}".replace("-", "−")
+        return f"{self.mean:+z{digits}}{half}".replace("-", "−")
 
 
 def table(head, rows):
