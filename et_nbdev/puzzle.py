@@ -123,6 +123,8 @@ def solutions(
     used = [[0] * n for _ in range(3)]  # the digits of every row, column, box, as bits
     for cell, digit in enumerate(cells):
         for kind in range(3) if digit else ():
+            if used[kind][of[cell][kind]] >> digit & 1:
+                return iter(())  # a rule is broken already
             used[kind][of[cell][kind]] |= 1 << digit
     every = (2 << n) - 2
 
@@ -201,7 +203,7 @@ class UnitBias(nnx.Module):
 
     def __init__(self, n: int, num_heads: int):
         self.n = n
-        self.table = nnx.Param(jnp.zeros((num_heads, 8)))
+        self.table = nnx.Param(jnp.zeros((num_heads, 8), jnp.float32))
 
     def __call__(self) -> Float[Array, "H N N"]:
         "b for every pair of cells: queries in rows, keys in columns."
@@ -240,7 +242,8 @@ class PuzzleTransformer(nnx.Module):
         c = self.config = config
         if c.n not in BOXES:
             raise ValueError(f"n: expected 4, 6 or 9, got {c.n!r}")
-        self.digits = nnx.Param(jax.random.normal(rngs.params(), (c.n, c.dim)))
+        normal = jax.random.normal(rngs.params(), (c.n, c.dim), jnp.float32)
+        self.digits = nnx.Param(normal)
         bias = UnitBias(c.n, c.num_heads) if c.units else PairBias(c.n**2, c.num_heads)
         attention = EnergyAttention(
             c.dim,
@@ -289,6 +292,8 @@ class Solved(NamedTuple):
 def _fitting(boards, n: int) -> Int[np.ndarray, "... n n"]:
     "`as_boards`, of the size that a model plays."
     boards = as_boards(boards)
+    if not boards.size:
+        raise ValueError(f"boards: expected at least one, got shape {boards.shape}")
     if (got := boards.shape[-1]) != n:
         raise ValueError(f"boards: this model plays {n} × {n}, got {got} × {got}")
     return boards
@@ -396,7 +401,9 @@ def plot_descent(
     """
     import matplotlib.pyplot as plt
 
-    board, T = as_boards(board), model.config.steps
+    board, T = _fitting(board, model.config.n), model.config.steps
+    if board.ndim != 2:
+        raise ValueError(f"board: expected one, got shape {board.shape}")
     steps = 4 * T if steps is None else steps
     x = model.encode(jnp.asarray(board), jax.random.key(seed))
     _, (energies, states) = model.descend(x, steps, states=True)

@@ -672,7 +672,7 @@ def test_a_board_is_filled_in_a_browser(browser):
     before = listed(page, "Energy")
     page.get_by_label("without the key term").check()
     said(page, "t = 32:")
-    assert "this is no descent" in page.inner_text(".play-status")
+    assert "E need not fall" in page.inner_text(".play-status")
     after = listed(page, "Energy")
     assert after[0] == before[0] and after[32] > before[32]
     is_well(page)

@@ -230,7 +230,7 @@ def test_a_descent_is_drawn(model):
         board = "1... ..3. .4.. ...2"
         fig = plot_descent(model, board, steps=16)
     *boards, curve = fig.axes
-    assert [ax.get_title() for ax in boards] == [f"$t={t}$" for t in (0, 4, 8, 16)]
+    assert [ax.get_title() for ax in boards] == [f"$t={t}$" for t in (0, 2, 4, 8, 16)]
     x = model.encode(as_boards(board), jax.random.key(0))
     x, (energies, _) = model.descend(x, 16)
     p = np.asarray(jax.nn.softmax(model.logits(x), -1)).max(-1)

@@ -28,7 +28,8 @@ class Puzzle {
     this.grid = element("div", { className: "puzzle-board", set: named });
     this.pad = element("div", { className: "puzzle-pad", set: { role: "group", "aria-label": "Digits" } });
     this.grid.onkeydown = (event) => this.press(event);
-    const size = element("select", { onchange: () => this.open(SIZES[size.selectedIndex]) });
+    const chosen = () => this.open(SIZES[size.selectedIndex]).catch(() => {});
+    const size = (this.size = element("select", { onchange: chosen }));
     size.append(...SIZES.map((n) => element("option", { textContent: `${n} × ${n}` })));
     this.player = button("Play", () => this.play(!this.playing));
     this.time = slider("step t", { min: 0, max: 64, value: 0 }, (e) => {
@@ -73,11 +74,15 @@ class Puzzle {
     this.say("Loading the model …");
     const name = `sudoku-${n}.safetensors`;
     try {
-      const bytes = await (await fetched(name)).arrayBuffer();
-      this.net = this.nets[n] ??= new PuzzleTransformer(readSafetensors(bytes));
+      if (!this.nets[n]) {
+        const bytes = await (await fetched(name)).arrayBuffer();
+        this.nets[n] = new PuzzleTransformer(readSafetensors(bytes));
+      }
+      this.net = this.nets[n];
     } catch (error) {
-      this.waking = null;
-      this.say(`${error.message}. Is the page opened from a server?`);
+      if (!this.n) this.waking = null;
+      this.size.selectedIndex = Math.max(0, SIZES.indexOf(this.n));
+      this.say(`${error.message}. Are you offline, or is this no page of a server?`);
       throw error;
     }
     this.n = n;
@@ -242,6 +247,7 @@ class Puzzle {
     const [found] = conflicts(this.n, full);
     if (!found) return `Solved: every row, column and box holds 1 to ${this.n}.`;
     if (this.t < 4 * this.depth) return `Not solved yet: ${twice(found)}.`;
+    if (this.count > 1) return `Not solved: ${twice(found)}. Many boards would fit.`;
     return `Not solved: ${twice(found)}. Try another start.`;
   }
 
@@ -250,8 +256,7 @@ class Puzzle {
     if (this.net.keyTerm || this.t === 0) return "";
     const E = this.path.slice(0, this.t + 1).map((at) => at.E);
     const up = E.filter((v, i) => i && v - E[i - 1] > 1e-6 * Math.abs(v)).length;
-    const rose = up ? `: E rose in ${up} of ${this.t} steps` : "";
-    return ` Without the key term this is no descent${rose}.`;
+    return ` Without the key term E need not fall: it rose in ${up} of ${this.t} steps.`;
   }
 
   /** A digit is as dark as it is probable; one that is likely grows and takes the middle. */
