@@ -18,7 +18,7 @@ LIB = ROOT / "et_nbdev"
 LIMITS = {
     "lines of the library": 8_945,
     "files of the library": 31,
-    "lines of tests": 12_140,
+    "lines of tests": 12_141,
     "lines of scripts, experiments and benchmarks": 5_044,
     "lessons": 34,
     "chapters of the engine room": 16,
