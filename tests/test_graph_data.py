@@ -3,6 +3,7 @@ The right values stand here; how they are read does not matter.
 """
 
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -478,6 +479,12 @@ def test_an_entry_that_is_listed_is_an_edge(values):
     A = sp.coo_array((np.array(values, np.int8), ends), shape=(3, 3))
     graph = from_scipy(A, X, Y, weights="ignore")
     assert pairs(graph.edges) == [(0, 1)] * any(values)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert from_scipy(A, X, Y).digest == graph.digest
+    assert ["is one edge" in str(w.message) for w in said] == [True] * (
+        not {*values} <= {0, 1}
+    )
 
 
 @pytest.mark.parametrize("kind, total", [("uint8", 300), ("bool", 1)])

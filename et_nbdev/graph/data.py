@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import os
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -376,8 +377,11 @@ def _entries(adjacency, weights: str) -> Edges:
         )
     found = _sound_matrix(adjacency).tocoo()
     listed = found.data != 0
-    if (other := found.data[listed & (found.data != 1)]).size:
-        _check_weights(weights, [f"weight {other[0]}"])
+    if (other := found.data[listed & (found.data != 1)]).size and weights != "ignore":
+        if found.data.dtype.kind not in "iu":
+            _check_weights(weights, [f"weight {other[0]}"])
+        told = f"an entry of {other[0]} is one edge, as all integers but 0 are"
+        warnings.warn(f"adjacency: {told}; weights='ignore' says so", stacklevel=3)
     # what is listed twice is an edge once; its values could wrap around, or cancel
     return _rows((found.col[listed], found.row[listed]), found.shape[0]).nonzero()
 
@@ -443,8 +447,9 @@ def from_scipy(
     in `adjacency` a 1 or True at [i, j] is an edge from i to j, once.
 
     `features` (N, F) may be sparse; `labels` are (N,), (N, 1), (1, N) or one-hot (N,
-    2). Raises ValueError, naming the argument; also for other values, which are
-    weights, unless these are to be ignored: then each but 0 is an edge.
+    2). Other integers but 0, counts or signs, are an edge, too, with a warning. Raises
+    ValueError, naming the argument; also for other floating values, which are weights,
+    unless these are to be ignored.
     """
     if hasattr(features, "tocsr"):
         features = _dense(features)
