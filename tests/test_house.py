@@ -18,11 +18,11 @@ LIB = ROOT / "et_nbdev"
 LIMITS = {
     "lines of the library": 8_949,
     "files of the library": 31,
-    "lines of tests": 12_150,
+    "lines of tests": 12_183,
     "lines of scripts, experiments and benchmarks": 5_044,
     "lessons": 34,
     "chapters of the engine room": 16,
-    "words of prose in lessons": 19_263,
+    "words of prose in lessons": 19_278,
     "words of the front page": 600,
     "rows of tables on the front page": 24,
     "public names": 123,

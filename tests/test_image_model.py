@@ -1000,3 +1000,11 @@ def test_the_demo_takes_a_folder_of_pictures(tmp_path, monkeypatch):
     assert folder == tmp_path / "out" / "pics" / "run" and len(images["train"]) == 16
     assert (c.model.channels, c.model.image_size, c.batch_size) == (3, 32, 16)
     assert c.optim.steps < CONFIGS["small"].optim.steps
+
+
+def test_a_local_file_is_loaded_and_a_run_without_best_weights_too(tmp_path):
+    model = from_pretrained("digits")
+    save_model(tmp_path / "last.safetensors", model)
+    for source in (tmp_path / "last.safetensors", tmp_path):
+        found = from_pretrained(source)
+        assert found.config == model.config

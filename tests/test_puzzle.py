@@ -260,3 +260,18 @@ def test_a_board_is_played_with_in_a_notebook(model):
     assert "row 1 has 1 twice" in says.value
     board.value = "." * 36
     assert "plays 4 × 4" in says.value
+
+
+def test_what_is_no_board_is_refused_in_words(model):
+    with pytest.raises(ValueError, match="n: expected 4, 6 or 9, got 5"):
+        puzzles(5, 1)
+    with pytest.raises(ValueError, match="boards: expected at least one"):
+        solve(model, np.zeros((0, 4, 4), int))
+    with pytest.raises(ValueError, match="board: expected one, got shape"):
+        plot_descent(model, np.zeros((2, 4, 4), int))
+    assert not list(solutions(np.array([[1, 2, 3, 4]] * 4)))
+
+
+def test_weights_load_in_double_precision(x64):
+    table = from_pretrained("sudoku-6").block.attention.positions.table
+    assert table.dtype == np.float32

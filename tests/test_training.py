@@ -913,3 +913,9 @@ def test_killed_again_and_again_it_ends_in_the_very_weights_of_an_uninterrupted_
     rows = without_clock(read_metrics(folder / "metrics.jsonl"))
     assert [row for row in rows if row in uninterrupted] == uninterrupted
     assert uninterrupted[-1]["validation_loss"] < uninterrupted[1]["validation_loss"]
+
+
+def test_a_loss_that_returns_a_number_alone_is_refused():
+    wrong = lambda model, batch, key: loss(model, batch, key)[0]
+    with pytest.raises(TypeError, match="loss: expected .mean loss, .metric: value.."):
+        fit(Network(), wrong, batches, OptimConfig(steps=2, warmup=0), progress=False)

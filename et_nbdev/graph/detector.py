@@ -135,8 +135,9 @@ class AnomalyDetector(BaseEstimator):
 
         `split` names the nodes of the three parts (None: by `train_fraction` and
         `seed`). A `folder` gets checkpoints, from which an interrupted training
-        resumes, and in the end the detector; `progress` shows a bar. Warns where boosted trees have at least
-        the average precision of the detector. Raises what `train_anomaly` raises.
+        resumes, and in the end the detector; `progress` shows a bar. Warns where
+        boosted trees have at least the average precision of the detector. Raises what
+        `train_anomaly` raises.
         """
         if y is not None:
             raise ValueError("y: expected nothing, since labels come with the graph")
