@@ -6,7 +6,9 @@ energy broken on purpose; writes <out>/<variant>.json and the weights of every s
 First all boards of a batch are new. In the last part of a run batches go on: a board is
 exchanged for a new one with probability `renew`, otherwise its descent continues where
 the last step of training left it, so that the model also learns at states far beyond T.
-Then the energy learns to judge, too. A run that was stopped continues.
+Then the energy learns to judge, too. `rest-6` goes on from the weights of `units-6`: some
+descents last for a thousand steps, and a solved board that moves costs something, so that
+answers become valleys. A run that was stopped continues.
 """
 
 import argparse
@@ -29,6 +31,7 @@ from et_nbdev.puzzle import (
     GIVENS,
     PuzzleConfig,
     PuzzleTransformer,
+    from_pretrained,
     puzzles,
     save_puzzle,
 )
@@ -40,13 +43,14 @@ SIZES = {
     6: PuzzleConfig(6, 64, 6, 16, 128, 12),
     9: PuzzleConfig(9, 96, 6, 16, 192, 16),
 }
-STEPS = {4: 4000, 6: 12000, 9: 30000}
+STEPS = {4: 4000, 6: 12000, 9: 30000}  # a quarter of it for a run after another
 BATCH = {4: 64, 6: 64, 9: 48}
 UNROLL = jax.default_backend() == "cpu"  # faster there, and slow to compile elsewhere
-ALONE = 0.7
 # of steps uphill, as fractions of |E|, ten times as high in the last part; and of an
 # energy that judges wrong
 PRICES = dict(price=30.0, judge=0.1)
+# of every pair of starts in a batch has its own `renew`, between these two
+REST = dict(after="units", alone=0.0, rate=1e-3, renew=(0.5, 0.01), rest=1.0) | PRICES
 BASES = {4: 5000, 6: 40000, 9: 20000}  # puzzles to train on, each with random givens
 
 
@@ -60,6 +64,7 @@ VARIANTS = {
     "energy": (PuzzleTransformer, {}),
     "fresh": (PuzzleTransformer, dict(renew=1.0)),
     "units": (partial(sized, units=True, channels=True), PRICES),
+    "rest": (partial(sized, units=True, channels=True), REST),
     "units-plain": (partial(sized, units=True), {}),
     "units-free": (partial(sized, units=True, channels=True), {}),
     "attract": (Attracting, {}),
@@ -132,11 +137,12 @@ def draw(key, full, given, n: int, batch: int):
     return board(jnp.where(shown, full, 0)), board(full)
 
 
-def loss(model, x, boards, full, fresh, price, judge):
+def loss(model, x, boards, full, fresh, price, judge, rest=0.0):
     """Cross-entropy of the empty cells after every step, weighted .1 … 1 for a new
     board, and the price of steps uphill. Where boards come in pairs, two starts of one
-    puzzle, the end that is nearer to the answer is to have the lower energy. Returns
-    the last states, too.
+    puzzle, the end that is nearer to the answer is to have the lower energy. With
+    `rest` a solved board also pays for how far one more step moves it, as a fraction of
+    the length of its state. Returns the last states, too.
     """
     steps = model.config.steps
     last, (energies, path) = model.descend(x, steps, states=True, unroll=UNROLL)
@@ -154,22 +160,38 @@ def loss(model, x, boards, full, fresh, price, judge):
         better, lower = right[::2] - right[1::2], E[-1, 1::2] - E[-1, ::2]
         apart = jnp.abs(better) * jax.nn.softplus(-jnp.sign(better) * lower)
         value += judge * apart.mean()
+    if rest:
+        length = lambda x: jnp.linalg.norm(x, axis=(-1, -2))
+        moved = length(model.descend(last, 1)[0] - last) / length(last)
+        solved = (logits[-1].argmax(-1) == digits[-1]).all(-1)
+        value += rest * (moved * solved).mean()
     return value, (last, each[-1].mean())
 
 
 def trainer(
-    build, data, n: int, batch: int, rate=4e-3, renew=0.25, price=0.0, judge=0.0
+    build,
+    data,
+    n: int,
+    batch: int,
+    rate=4e-3,
+    renew=0.25,
+    price=0.0,
+    judge=0.0,
+    rest=0.0,
+    alone=0.7,
 ):
     """How a run begins, key → state; some of its steps, (state, total, count)
     → (state, losses); and how parameters become a model.
 
-    In the first part of a run, `ALONE`, all boards are new. The rate warms up over 100 steps and
-    falls to zero as a cosine.
+    In the first part of a run, `alone`, all boards are new. The rate warms up over 100
+    steps and falls to zero as a cosine.
     """
     full, given = jnp.asarray(data["full"]), jnp.asarray(data["given"])
     adam = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam(b2=0.99))
     graph = nnx.graphdef(build(SIZES[n], rngs=nnx.Rngs(0)))
     model_of = lambda params: nnx.merge(graph, params)
+    starts = 2 if judge else 1
+    renew = np.geomspace(*np.broadcast_to(renew, 2), batch // starts)
 
     def begin(key):
         of_model, of_batch = jax.random.split(key)
@@ -182,23 +204,20 @@ def trainer(
     def step(state, done):
         params, opt, key, x, boards, answer = state
         key, of_boards, of_x, of_renewal = jax.random.split(key, 4)
-        starts = 2 if judge else 1
         new = draw(of_boards, full, given, n, batch // starts)
         new = tuple(jnp.repeat(a, starts, 0) for a in new)
-        fresh = jax.random.bernoulli(
-            of_renewal, jnp.where(done < ALONE, 1.0, renew), (batch // starts,)
-        )
+        fresh = jax.random.bernoulli(of_renewal, jnp.where(done < alone, 1.0, renew))
         fresh = jnp.repeat(fresh, starts)
         fresh |= ~jnp.isfinite(x).all((-1, -2))
         pick = lambda a, b: jnp.where(fresh.reshape(-1, *[1] * (a.ndim - 1)), a, b)
         boards, answer = pick(new[0], boards), pick(new[1], answer)
-        late = done >= ALONE
+        late = done >= alone
         prices = (price * (1 + 9 * late), judge * late) if judge else (None, None)
 
         def objective(params):
             model = model_of(params)
             start = pick(model.encode(boards, of_x), x)
-            return loss(model, start, boards, answer, fresh, *prices)
+            return loss(model, start, boards, answer, fresh, *prices, rest)
 
         (value, (x, last)), slope = jax.value_and_grad(objective, has_aux=True)(params)
         good = jnp.isfinite(optax.global_norm(slope))
@@ -280,8 +299,17 @@ def train(variant: str, seed: int, options):
     build, changes = VARIANTS[name]
     n, data = int(n), bases(int(n), options.out)
     steps, batch = options.steps or STEPS[n], options.batch or BATCH[n]
-    begin, some, model_of = trainer(build, data, n, batch, **changes)
+    how = dict(changes)
+    before = how.pop("after", None)
+    begin, some, model_of = trainer(build, data, n, batch, **how)
     state, done, spent, curve = begin(jax.random.key(seed)), 0, 0.0, []
+    if before:
+        steps //= 4
+        weights = options.out / f"{before}-{n}-seed{seed}.safetensors"
+        if not weights.exists():
+            train(f"{before}-{n}", seed, options)
+        params = nnx.state(from_pretrained(weights), nnx.Param)
+        state = (nnx.to_pure_dict(params), *state[1:])
     path = options.out / f"{variant}-seed{seed}.run"
     plain = lambda s: s[:2] + (jax.random.key_data(s[2]),) + s[3:]
     if path.exists():

@@ -234,7 +234,7 @@ class Said:
         self.E, self.answers = jnp.asarray(energies), logits
 
     def descend(self, x, steps, **options):
-        return x, (Energies(E=self.E), jnp.zeros((steps + 1, *x.shape)))
+        return 2 * x, (Energies(E=self.E), jnp.zeros((steps + 1, *x.shape)))
 
     def logits(self, path):
         return jnp.broadcast_to(self.answers, (*path.shape[:-1], 4))
@@ -266,14 +266,24 @@ def test_steps_uphill_have_their_price():
 
 
 @pytest.mark.usefixtures("as_scripts_run")
+def test_a_solved_board_that_moves_has_its_price():
+    "The first of two boards is right, and one more step makes its state as long again."
+    full, x = jnp.ones((2, 4, 4), int), jnp.ones((2, 16, 3))
+    logits = jnp.array([[9.0, 0, 0, 0], [0.0, 9, 0, 0]])[:, None]
+    model = Said([[3.0, 3.0], [2.0, 2.0]], logits)
+    args = model, x, full * 0, full, jnp.ones(2, bool), None, None
+    cost = puzzle.loss(*args, 4.0)[0] - puzzle.loss(*args)[0]
+    np.testing.assert_allclose(cost, 4.0 * 1 / 2, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("as_scripts_run")
 def test_a_run_on_boards_goes_on_where_it_was_stopped(monkeypatch):
-    monkeypatch.setattr(puzzle, "ALONE", 0.2)
     monkeypatch.setitem(puzzle.SIZES, 4, puzzle.PuzzleConfig(4, 8, 2, 4, 8, 2))
     board = np.add.outer([0, 2, 1, 3], range(4))
     full = np.array([(board + shift) % 4 + 1 for shift in range(4)])
     data = dict(full=full, given=full < 2)
     begin, some, _ = puzzle.trainer(
-        puzzle.PuzzleTransformer, data, 4, 6, **puzzle.PRICES
+        puzzle.PuzzleTransformer, data, 4, 6, alone=0.2, rest=1.0, **puzzle.PRICES
     )
     once, losses = some(begin(jax.random.key(0)), 6, 6)
     twice, first = some(begin(jax.random.key(0)), 6, 3)
