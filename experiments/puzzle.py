@@ -7,8 +7,8 @@ First all boards of a batch are new. In the last part of a run batches go on: a 
 exchanged for a new one with probability `renew`, otherwise its descent continues where
 the last step of training left it, so that the model also learns at states far beyond T.
 Then the energy learns to judge, too. `rest-6` goes on from the weights of `units-6`: some
-descents last for a thousand steps, and a solved board that moves costs something, so that
-answers become valleys. A run that was stopped continues.
+solved boards descend for a thousand steps more, and one that moves costs something, so
+that answers become valleys. A run that was stopped continues.
 """
 
 import argparse
@@ -49,8 +49,9 @@ UNROLL = jax.default_backend() == "cpu"  # faster there, and slow to compile els
 # of steps uphill, as fractions of |E|, ten times as high in the last part; and of an
 # energy that judges wrong
 PRICES = dict(price=30.0, judge=0.1)
-# of every pair of starts in a batch has its own `renew`, between these two
-REST = dict(after="units", alone=0.0, rate=1e-3, renew=(0.5, 0.01), rest=1.0) | PRICES
+# solved boards go on for longer: each pair of starts has its own `renew` between these
+# two, and an unsolved one has at least .25, for it would teach nothing but to be stuck
+REST = dict(after="units", alone=0.0, rate=5e-4, renew=(0.5, 0.01), rest=1.0) | PRICES
 BASES = {4: 5000, 6: 40000, 9: 20000}  # puzzles to train on, each with random givens
 
 
@@ -206,7 +207,10 @@ def trainer(
         key, of_boards, of_x, of_renewal = jax.random.split(key, 4)
         new = draw(of_boards, full, given, n, batch // starts)
         new = tuple(jnp.repeat(a, starts, 0) for a in new)
-        fresh = jax.random.bernoulli(of_renewal, jnp.where(done < alone, 1.0, renew))
+        ready = (model_of(params).logits(x).argmax(-1) + 1).reshape(answer.shape)
+        solved = (ready == answer).reshape(batch // starts, -1).all(-1)
+        again = jnp.where(solved, renew, jnp.maximum(renew, 0.25))
+        fresh = jax.random.bernoulli(of_renewal, jnp.where(done < alone, 1.0, again))
         fresh = jnp.repeat(fresh, starts)
         fresh |= ~jnp.isfinite(x).all((-1, -2))
         pick = lambda a, b: jnp.where(fresh.reshape(-1, *[1] * (a.ndim - 1)), a, b)
