@@ -356,6 +356,29 @@ def train(variant: str, seed: int, options):
         print(f"{path.stem}, {level} givens:", at, rest, flush=True)
 
 
+def far(variant: str, seed: int, options, times=64):
+    "Write how many test boards of a finished run are right far beyond T, and E there."
+    name, n = variant.rsplit("-", 1)
+    n, build = int(n), VARIANTS[name][0]
+    data, T = bases(n, options.out), SIZES[n].steps
+    begin, _, model_of = trainer(build, data, n, batch=2)
+    like = begin(jax.random.key(0))[:1]
+    (params,), _ = load_checkpoint(options.out / f"{variant}-seed{seed}.run", like)
+    at = [T * 2**k - 1 for k in range(times.bit_length())]
+    result = dict(variant=variant, seed=seed, at=[t + 1 for t in at], **provenance())
+    for i, level in enumerate(LEVELS[n]):
+        board, answer = jnp.asarray(data[f"test{i}"], int), data[f"answer{i}"]
+        E, digits = follow(model_of, params, board, jax.random.key(7), times * T, 1)
+        right = (np.asarray(digits) == answer.reshape(len(answer), -1)).all(-1)
+        row = dict(right=right[at].mean((1, 2)).round(5).tolist())
+        if E is not None:
+            row["E"] = np.asarray(E)[1:][at].mean((1, 2)).round(1).tolist()
+        result["-".join(map(str, level))] = row
+    with atomic_write(options.out / f"{variant}-far-seed{seed}.json") as temporary:
+        temporary.write_text(json.dumps(result))
+    print(variant, seed, *[result[k] for k in result if k[0].isdigit()], flush=True)
+
+
 def main():
     parse = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parse.add_argument("variants", nargs="+", metavar="name-n", help=" ".join(VARIANTS))
@@ -366,10 +389,13 @@ def main():
     )
     parse.add_argument("--batch", type=int, help="boards per step; otherwise by n")
     parse.add_argument("--out", type=Path, default=Path("runs/puzzle"))
+    parse.add_argument(
+        "--far", action="store_true", help="count how finished runs do far beyond T"
+    )
     options = parse.parse_args()
     for seed in options.seeds:
         for variant in options.variants:
-            train(variant, seed, options)
+            (far if options.far else train)(variant, seed, options)
 
 
 if __name__ == "__main__":
