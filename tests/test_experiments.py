@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import graph_terms
+import image_broken
 import image_ladder as ladder
 import image_pair as pair
 import jax
@@ -17,7 +18,7 @@ import runs
 import set_terms
 from flax import nnx
 
-from et_nbdev.block import EnergyTransformer
+from et_nbdev.block import Block, EnergyTransformer
 from et_nbdev.energy import Energies
 from et_nbdev.graph.anomaly import AnomalyConfig
 from et_nbdev.graph.classify import WeightedEdges
@@ -214,6 +215,23 @@ def test_a_variant_is_trained_on_a_fold_and_judged_by_its_hold_out(monkeypatch):
     again = set_terms.run("rings", "learned-step", 0)
     same = ("loss", "validation")
     assert [row[name] for name in same] == [again[name] for name in same]
+
+
+@pytest.mark.usefixtures("as_scripts_run")
+@pytest.mark.parametrize("name", image_broken.VARIANTS)
+def test_what_is_broken_of_an_energy(name):
+    "Nothing broken is −∂E/∂g; with other weights of memories it is until training."
+    what = image_broken.VARIANTS[name]
+    parts = image_broken.recipe(CONFIG, nnx.Rngs(0), what)
+    block, whole = parts.block, Block(parts.block.norm, **parts.block.terms)
+    g = block.norm(jax.random.normal(jax.random.key(1), (2, 16, 12)))
+    apart = jnp.abs(block.update(g) - whole.update(g)).max()
+    pulls = {"key", "values", "jacobian"}
+    assert apart > 0.1 if pulls & set(what) else apart < 1e-5
+    assert isinstance(parts.solver, image_broken.Bare) == ("turn" in what)
+    own = {"values": 2 * 2 * 12 * 4, "memory": 16 * 12}  # numbers of their own
+    more = runs.parameters_of(block) - runs.parameters_of(whole)
+    assert more == sum(own.get(part, 0) for part in what)
 
 
 # --- puzzles
