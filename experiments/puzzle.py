@@ -49,9 +49,9 @@ UNROLL = jax.default_backend() == "cpu"  # faster there, and slow to compile els
 # of steps uphill, as fractions of |E|, ten times as high in the last part; and of an
 # energy that judges wrong
 PRICES = dict(price=30.0, judge=0.1)
-# solved boards go on for longer: each pair of starts has its own `renew` between these
-# two, and an unsolved one has at least .25, for it would teach nothing but to be stuck
-REST = dict(after="units", alone=0.0, rate=5e-4, renew=(0.5, 0.01), rest=1.0) | PRICES
+# a quarter of the solved boards are exchanged with probability `longer`, and a solved
+# board that moves costs `rest` times how far
+REST = dict(after="units", alone=0.0, rate=5e-4, longer=0.01, rest=1.0) | PRICES
 BASES = {4: 5000, 6: 40000, 9: 20000}  # puzzles to train on, each with random givens
 
 
@@ -178,6 +178,7 @@ def trainer(
     renew=0.25,
     price=0.0,
     judge=0.0,
+    longer=None,
     rest=0.0,
     alone=0.7,
 ):
@@ -192,7 +193,8 @@ def trainer(
     graph = nnx.graphdef(build(SIZES[n], rngs=nnx.Rngs(0)))
     model_of = lambda params: nnx.merge(graph, params)
     starts = 2 if judge else 1
-    renew = np.geomspace(*np.broadcast_to(renew, 2), batch // starts)
+    ends = np.full(batch // starts, renew)  # of solved boards
+    ends[: len(ends) // 4] = longer or renew
 
     def begin(key):
         of_model, of_batch = jax.random.split(key)
@@ -209,7 +211,7 @@ def trainer(
         new = tuple(jnp.repeat(a, starts, 0) for a in new)
         ready = (model_of(params).logits(x).argmax(-1) + 1).reshape(answer.shape)
         solved = (ready == answer).reshape(batch // starts, -1).all(-1)
-        again = jnp.where(solved, renew, jnp.maximum(renew, 0.25))
+        again = jnp.where(solved, ends, renew)
         fresh = jax.random.bernoulli(of_renewal, jnp.where(done < alone, 1.0, again))
         fresh = jnp.repeat(fresh, starts)
         fresh |= ~jnp.isfinite(x).all((-1, -2))
