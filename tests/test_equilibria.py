@@ -215,7 +215,7 @@ def test_noise_has_the_deviation_it_says_and_is_a_function_of_the_key(x64):
     assert abs(noise.mean()) < 5e-4
 
 
-def test_langevin_samples_what_it_says_from_any_start(x64):
+def test_langevin_samples_what_it_says_from_any_start(x64, compile_fully):
     temperature, heads = 4.0, partial(EnergyAttention, beta=1.0)
     options = dict(attention=heads, init_scale=0.8, param_dtype=jnp.float64)
     block = EnergyTransformer(3, 1, 2, 4, **options, rngs=nnx.Rngs(3))
