@@ -68,13 +68,15 @@ def test_both_ends_of_the_ladder_are_the_blocks_of_the_library(x64):
     with jax.numpy_rank_promotion("allow"):
         # flax takes the softmax in single precision, whatever it is given
         first, last = rung("transformer"), rung("key term")
-        assert_close(first(x), transformer_of(first)(x), rtol=1e-6)
+        run = lambda block: jax.jit(lambda x: block(x))(x)
+        assert_close(run(first), run(transformer_of(first)), rtol=1e-6)
         c = CONFIG
         sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
         library = EnergyTransformer(*sizes, rngs=nnx.Rngs(0))
         library.norm, library.memory.xi = last.norm, last.W1
         library.attention.Wq, library.attention.Wk = last.Wq, last.Wk
-        assert_close(last(x), x + library.update(library.norm(x)), rtol=1e-12)
+        step = lambda x: x + library.update(library.norm(x))
+        assert_close(run(last), run(step), rtol=1e-12)
         block = rung("key term", relative="distance")
 
         def energy(g):  # with relative positions, too, a rung's update is −∂E/∂g
@@ -83,7 +85,8 @@ def test_both_ends_of_the_ladder_are_the_blocks_of_the_library(x64):
             return -2 * lse.sum((-2, -1)) - 0.5 * (r**2).sum((-2, -1))
 
         g = block.norm(x)
-        assert_gradient(energy, g, -(block.attention(g) + block.mlp(g)))
+        update = jax.jit(lambda g: block.attention(g) + block.mlp(g))(g)
+        assert_gradient(jax.jit(energy), g, -update)
     for kind, name in (("transformer", "transformer"), ("plain", "key term")):
         design = ladder.Design(name)
         size = replace(ladder.sized(pair.Plan().base, design), recipe=kind)

@@ -41,6 +41,8 @@ run_sweep = jax.jit(sweep, static_argnames="energy")
 run_recall = jax.jit(recall, static_argnames=("energy", "most"))
 run_retrieve = jax.jit(retrieve, static_argnames="steps")
 run_learn = jax.jit(learn, static_argnames=("steps", "beta"))
+run_loss = jax.jit(negative_log_likelihood, static_argnames="beta")
+run_energy = jax.jit(hopfield_energy, static_argnames="beta")
 
 
 def spins(rng, *shape):
@@ -114,10 +116,10 @@ def test_continuous_energy_and_its_gradient(x64, beta):
     by_hand = lambda s: (
         sum(s * s) / 2 - log(sum(exp(beta * sum(m * s)) for m in np.asarray(xi))) / beta
     )
-    E = hopfield_energy(x, xi, beta)
+    E = run_energy(x, xi, beta=beta)
     expected = np.reshape([by_hand(s) for s in np.asarray(x).reshape(-1, 4)], (2, 3))
     assert_close(E, expected, rtol=1e-12)
-    assert_gradient(lambda x: hopfield_energy(x, xi, beta), x, -force(x, xi, beta))
+    assert_gradient(lambda x: run_energy(x, xi, beta=beta), x, -force(x, xi, beta))
     # β is the length of the patterns
     unit = hopfield_energy(beta**0.5 * x, beta**0.5 * xi)
     assert_close(E, unit / beta, rtol=1e-12)
@@ -164,16 +166,16 @@ def test_likelihood_is_that_of_a_mixture_and_its_gradient_by_hand(x64, beta):
     w = jax.nn.softmax(beta * (xi**2).sum(-1) / 2)
     squares = ((x[:, None] - xi[None]) ** 2).sum(-1)
     density = jnp.exp(-beta / 2 * squares) @ w * (beta / 2 / jnp.pi) ** 2
-    loss = negative_log_likelihood(x, xi, beta)
+    loss = run_loss(x, xi, beta=beta)
     assert_close(loss, -jnp.log(density).mean(), rtol=1e-12)
     p = jax.nn.softmax(beta * x @ xi.T, -1)
     by_hand = beta * (w[:, None] * xi - p.T @ x / len(x))
-    assert_gradient(lambda xi: negative_log_likelihood(x, xi, beta), xi, by_hand)
+    assert_gradient(lambda xi: run_loss(x, xi, beta=beta), xi, by_hand)
     R2 = float((xi**2).sum(-1).max())
     learned, losses = run_learn(x, xi, beta=beta, steps=1)
     step = by_hand / (beta + beta**2 * R2 / 2)
     assert_close(learned, xi - step, rtol=1e-12)
-    after = negative_log_likelihood(x, learned, beta)
+    after = run_loss(x, learned, beta=beta)
     assert_close(losses, jnp.stack([loss, after]), rtol=1e-12)
 
 

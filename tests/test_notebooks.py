@@ -32,6 +32,7 @@ COMPUTE = {
     "kernels",
     "32_anomaly",
     "37_classification",
+    "42_puzzles",
     "51_performance",
 }
 # What XLA's older emitters save in compiling, these lose in running.
