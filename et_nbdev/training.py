@@ -693,6 +693,13 @@ def _filled(saved: dict, defaults: dict) -> dict:
     return defaults | found
 
 # %% ../nbs/engine/training.ipynb #64resume
+# what to do about steps that differ
+LONGER = (
+    ". The rate falls towards the last step, so a longer run is another one: to train"
+    " on, give the model of this one to `fit`, and another folder"
+)
+
+
 class _Folder:
     """What a run keeps: last.safetensors with its state, best.safetensors with its best
     weights, metrics.jsonl with its rows. Only the first process writes, in its `own`
@@ -723,15 +730,21 @@ class _Folder:
         saved = read_meta(last).get("config")
         given = json.loads(json.dumps(defaults or {}))
         saved = _filled(saved if isinstance(saved, dict) else {}, given)
+        # steps with an optimizer of optax are the same, however many are to follow
+        if named(saved.get("optim")).keys() == self.about["optim"].keys() == {"steps"}:
+            saved["optim"] = self.about["optim"]
         # compared before the arrays: their shapes say less than the configuration
         if saved != self.about:
+            differ = differences(saved, self.about)
             raise CheckpointError(
-                f"{self.home}: holds a run of another configuration"
-                f" ({differences(saved, self.about)}); choose another folder, or delete"
-                " this one"
+                f"{self.home}: holds a run of another configuration ({differ}); choose"
+                f" another folder, or delete this one{LONGER * ('optim.steps' in differ)}"
             )
         run.state, meta = load_checkpoint(last, run.state)
         run.step, run.progress = int(run.state.step), meta["progress"]
+        if run.step > run.steps:
+            said = f"holds a run of {run.step} steps, more than the {run.steps} asked for"
+            raise CheckpointError(f"{self.home}: {said}; choose another folder")
 
     def open_log(self, step: int):
         "Take up the log, without the rows after `step`: these will come again."
@@ -824,9 +837,11 @@ def fit(
     of all their devices: then `batches` yields each process its own part of every
     batch, the first process writes, and all of them must be able to read the folder.
 
-    A run is known by `seed`, `config`, and its OptimConfig or `steps`. What else you
-    vary, such as the rate of an optax optimizer or a factor of the loss, belongs in
-    `config`: otherwise the same folder goes on with the old run.
+    A run is known by `seed`, `config` and its OptimConfig. What else you vary, such as
+    the rate of an optax optimizer or a factor of the loss, belongs in `config`:
+    otherwise the same folder goes on with the old run. With an optimizer of optax a run
+    that has ended goes on if you ask for more `steps`; the schedule of an OptimConfig
+    ends with its last step, so a longer run is another one.
     Raises ValueError for bad arguments, CheckpointError (a folder of another run, a
     damaged checkpoint), FloatingPointError (a loss is no longer finite; the checkpoints
     before it remain), KeyboardInterrupt after a clean stop, OSError if the folder

@@ -537,12 +537,18 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_optimizer_resumes_to_the_bit(tmp_path, name):
+    "Torn apart, or ended after half of the steps and asked for more."
     run = partial(train, optim=OPTIMIZERS[name](), steps=20)
     whole = run(folder=tmp_path / "whole"), tmp_path / "whole"
     with pytest.raises(RuntimeError):
         run(folder=tmp_path / "torn", batches=at_step(13, tear))
     run(folder=tmp_path / "torn")
-    equal_runs(tmp_path / "torn", whole)
+    assert run(folder=tmp_path / "longer", steps=10).history[-1]["step"] == 10
+    run(folder=tmp_path / "longer")
+    for name in ("torn", "longer"):
+        equal_runs(tmp_path / name, whole)
+    with pytest.raises(CheckpointError, match="a run of 20 steps, more than the 10 as"):
+        run(folder=tmp_path / "longer", steps=10)
 
 
 def test_dropout_draws_from_the_seed_and_the_step():
@@ -753,6 +759,7 @@ stop = lambda run: setattr(run, "stop", run.step == 12)
         ),
         (dict(config=MODEL_2), "model.beta: 0.5 there, 2.0 here"),
         (dict(optim=replace(OPTIM, lr=0.2)), "optim.lr: 0.1 there, 0.2 here"),
+        (dict(optim=replace(OPTIM, steps=40)), "optim.steps: 20 there, 40 here"),
         # a configuration cannot hide the seed
         (dict(seed=9, config={**MODEL, "seed": 0}), "seed: 0 there, 9 here"),
     ],
@@ -764,6 +771,7 @@ def test_another_configuration_names_the_keys_that_differ(tmp_path, change, says
         train(folder=tmp_path, **{"config": MODEL, **change})
     message = f"{tmp_path}: holds a run of another configuration ({says}); choose"
     assert str(e.value).startswith(message)
+    assert ("to train on, give the model" in str(e.value)) == ("steps" in says)
     assert before == {p.name: p.read_bytes() for p in tmp_path.iterdir()}
 
 
