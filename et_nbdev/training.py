@@ -736,7 +736,7 @@ class _Folder:
         run.state, meta = load_checkpoint(last, run.state)
         run.step, run.progress = int(run.state.step), meta["progress"]
         if run.step > run.steps:
-            said = f"holds a run of {run.step} steps, more than the {run.steps} asked for"
+            said = f"holds a run of {run.step} steps, and {run.steps} are asked for"
             raise CheckpointError(f"{self.home}: {said}; choose another folder")
 
     def open_log(self, step: int):
