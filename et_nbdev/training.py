@@ -71,7 +71,7 @@ def _flush(path: Path):
     finally:
         os.close(descriptor)
 
-# %% ../nbs/engine/training.ipynb #cb50atomic
+
 @contextlib.contextmanager
 def atomic_write(path: Path | str):
     """Yield a temporary path beside `path`; on success flush it to the disk and rename
@@ -132,7 +132,7 @@ def save_checkpoint(
     with atomic_write(path) as temporary:
         temporary.write_bytes(safetensors.numpy.save(tensors, header))
 
-# %% ../nbs/engine/training.ipynb #b8856865
+
 @contextlib.contextmanager
 def opened(path: Path | str):
     "The open file of a checkpoint; errors while reading become a CheckpointError."
@@ -158,7 +158,7 @@ def read_meta(path: Path | str) -> dict:
             raise ValueError("its meta is no object")
     return meta
 
-# %% ../nbs/engine/training.ipynb #b885loadch
+
 def load_checkpoint(path: Path | str, like: PyTree) -> tuple[PyTree[Array], dict]:
     """Read a checkpoint into the structure of `like` (arrays or
     `jax.ShapeDtypeStruct`s); returns the tree and its meta.
@@ -216,7 +216,7 @@ def restore(
         )
     return nnx.merge(graphdef, params)
 
-# %% ../nbs/engine/training.ipynb #54d1proven
+
 def provenance() -> dict:
     """The origin of a number: commit (with '+' if files differ from it), machine,
     versions, and the time in UTC.
@@ -239,7 +239,7 @@ def provenance() -> dict:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
-# %% ../nbs/engine/training.ipynb #79071297
+
 def option(default, text: str):
     "A field of a configuration, with the text that `--help` shows for it."
     return field(default=default, metadata=dict(help=text))
@@ -346,7 +346,7 @@ class Run:
         "Whether the last step is a multiple of one of the numbers, or the last of all."
         return self.step == self.steps or any(self.step % n == 0 for n in every)
 
-# %% ../nbs/engine/training.ipynb #2a38trainl
+
 def train_loop(
     run: Run,
     step: Callable,  # (state, batch) -> (state, metrics)
@@ -386,7 +386,7 @@ def trainable(model: nnx.Module) -> tuple[nnx.GraphDef, dict, dict, dict]:
     graphdef, *parts = nnx.split(model, nnx.Param, nnx.RngKey, ...)
     return graphdef, *(jax.tree.map(jnp.copy, nnx.to_pure_dict(p)) for p in parts)
 
-# %% ../nbs/engine/training.ipynb #1ef6gradie
+
 def gradient_step(
     graphdef: nnx.GraphDef,
     loss: Loss,
@@ -428,7 +428,7 @@ def gradient_step(
 
     return step
 
-# %% ../nbs/engine/training.ipynb #61makestep
+
 def make_step(
     graphdef: nnx.GraphDef,
     loss: Loss,
@@ -447,13 +447,6 @@ def make_step(
         donate_argnums=0,
         out_shardings=mesh and NamedSharding(mesh, PartitionSpec()),
     )
-
-
-def dropped(
-    x: Float[Array, "... D"], rate: float, rngs: nnx.Rngs | None
-) -> Float[Array, "... D"]:
-    "Dropout, only in training: without `rngs` nothing happens."
-    return x if rngs is None else nnx.Dropout(rate)(x, rngs=rngs)
 
 # %% ../nbs/engine/training.ipynb #61mainpart
 def in_parts(
@@ -549,7 +542,7 @@ class _Meter:
             run.row = {"step": run.step, **row, "seconds": run.progress["seconds"]}
             self.samples, self.waited = 0, 0.0
 
-# %% ../nbs/engine/training.ipynb #64best
+
 class _Best:
     "Scores the model, and keeps the weights with the smallest loss, also in a file."
 
@@ -581,7 +574,7 @@ class _Best:
             return _weights(run.state), run.step
         return self.weights, run.progress["best_step"]
 
-# %% ../nbs/engine/training.ipynb #64beweight
+
 def _weights(state: TrainState) -> dict:
     "What a model is made of."
     return {"params": state.params, "rest": state.rest}
@@ -638,7 +631,7 @@ class _Interruption:
             where = f"; run again to go on from {folder}" if folder else ""
             raise KeyboardInterrupt(f"stopped after step {run.step}{where}")
 
-# %% ../nbs/engine/training.ipynb #64inalone
+
 @contextlib.contextmanager
 def alone(folder: Path | None):
     """A context in which no other process trains in `folder`; raises OSError if one
@@ -665,7 +658,7 @@ def alone(folder: Path | None):
     finally:
         os.close(descriptor)
 
-# %% ../nbs/engine/training.ipynb #64identity
+
 def run_identity(
     optim: OptimConfig | optax.GradientTransformation,
     seed: int,
@@ -692,7 +685,14 @@ def _filled(saved: dict, defaults: dict) -> dict:
     found = {k: _filled(v, defaults[k]) if nested(k) else v for k, v in saved.items()}
     return defaults | found
 
-# %% ../nbs/engine/training.ipynb #64resume
+
+# what to do about steps that differ
+LONGER = (
+    ". The rate falls towards the last step, so a longer run is another one: to train"
+    " on, give the model of this one to `fit`, and another folder"
+)
+
+
 class _Folder:
     """What a run keeps: last.safetensors with its state, best.safetensors with its best
     weights, metrics.jsonl with its rows. Only the first process writes, in its `own`
@@ -723,15 +723,21 @@ class _Folder:
         saved = read_meta(last).get("config")
         given = json.loads(json.dumps(defaults or {}))
         saved = _filled(saved if isinstance(saved, dict) else {}, given)
+        # steps with an optimizer of optax are the same, however many are to follow
+        if named(saved.get("optim")).keys() == self.about["optim"].keys() == {"steps"}:
+            saved["optim"] = self.about["optim"]
         # compared before the arrays: their shapes say less than the configuration
         if saved != self.about:
+            differ = differences(saved, self.about)
             raise CheckpointError(
-                f"{self.home}: holds a run of another configuration"
-                f" ({differences(saved, self.about)}); choose another folder, or delete"
-                " this one"
+                f"{self.home}: holds a run of another configuration ({differ}); choose"
+                f" another folder, or delete this one{LONGER * ('optim.steps' in differ)}"
             )
         run.state, meta = load_checkpoint(last, run.state)
         run.step, run.progress = int(run.state.step), meta["progress"]
+        if run.step > run.steps:
+            said = f"holds a run of {run.step} steps, and {run.steps} are asked for"
+            raise CheckpointError(f"{self.home}: {said}; choose another folder")
 
     def open_log(self, step: int):
         "Take up the log, without the rows after `step`: these will come again."
@@ -824,9 +830,11 @@ def fit(
     of all their devices: then `batches` yields each process its own part of every
     batch, the first process writes, and all of them must be able to read the folder.
 
-    A run is known by `seed`, `config`, and its OptimConfig or `steps`. What else you
-    vary, such as the rate of an optax optimizer or a factor of the loss, belongs in
-    `config`: otherwise the same folder goes on with the old run.
+    A run is known by `seed`, `config` and its OptimConfig. What else you vary, such as
+    the rate of an optax optimizer or a factor of the loss, belongs in `config`:
+    otherwise the same folder goes on with the old run. With an optimizer of optax a run
+    that has ended goes on if you ask for more `steps`; the schedule of an OptimConfig
+    ends with its last step, so a longer run is another one.
     Raises ValueError for bad arguments, CheckpointError (a folder of another run, a
     damaged checkpoint), FloatingPointError (a loss is no longer finite; the checkpoints
     before it remain), KeyboardInterrupt after a clean stop, OSError if the folder

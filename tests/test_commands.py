@@ -93,6 +93,7 @@ def test_words_that_cannot_be_read_are_named(words, says, capsys):
         (ValueError("no"), "tool: no"),
         (CheckpointError("bad file"), "tool: bad file"),
         (FileNotFoundError("gone"), "tool: gone"),
+        (ModuleNotFoundError("pip install x"), "tool: pip install x"),
         (KeyboardInterrupt(), "tool: stopped"),
         (KeyboardInterrupt("stopped after step 3"), "tool: stopped after step 3"),
         (MemoryError(), "tool: memory ran out; .*"),

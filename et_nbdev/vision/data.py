@@ -28,7 +28,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float32, PRNGKeyArray, Shaped, UInt8
 
-from ..checks import check_share, check_sizes
+from ..checks import check_numbers, check_share, check_sizes
 from ..training import at_home
 
 # %% ../../nbs/20_image_data.ipynb #c8fb574i
@@ -122,10 +122,9 @@ def unit(images: Pixels) -> Float32[Pixels, "..."]:
 
 def per_channel(name: str, values, images) -> Float32[np.ndarray, "... C"]:
     "mean or std with as many axes as `images`."
-    C, values = images.shape[-1], np.asarray(values, np.float32)
-    good = np.isfinite(values) & (values > (0 if name == "std" else -np.inf))
-    wanted = f"{C} finite{' positive' * (name == 'std')} numbers, one a channel"
-    expect(name, values.size in (1, C) and good.all(), wanted, values)
+    within = "(0, inf)" if name == "std" else "(-inf, inf)"
+    check_numbers(within, (), (1,), images.shape[-1:], **{name: values})
+    values = np.asarray(values, np.float32)
     return values.reshape((1,) * (images.ndim - 1) + (-1,))
 
 
@@ -224,7 +223,7 @@ def brief(e: BaseException) -> str:
     lines = re.sub(r" <_io\.BytesIO.*?>", "", str(e)).strip().splitlines() or [""]
     return f"{type(e).__name__}: {lines[0][:200]}"
 
-# %% ../../nbs/engine/pictures.ipynb #d30cdecode
+
 def decode(
     stored: Stored, size: int, channels: int, white: int = 65535
 ) -> UInt8[np.ndarray, "S S C"]:
@@ -281,7 +280,7 @@ def spread(count: int, most: int) -> np.ndarray:
     "At most so many of the numbers below `count`, evenly."
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
-# %% ../../nbs/engine/pictures.ipynb #83d6channe
+
 def channel_statistics(
     images: Pictures,
 ) -> tuple[Float32[np.ndarray, "C"], Float32[np.ndarray, "C"]]:
@@ -301,7 +300,7 @@ def channel_statistics(
     std = np.sqrt(share @ level**2 - mean**2 + 1e-12)
     return mean.astype(np.float32), np.maximum(std, 1 / 255).astype(np.float32)
 
-# %% ../../nbs/engine/pictures.ipynb #83d6images
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Images:
     """A split of a set of pictures: random access, decoded on demand. Made by
@@ -382,7 +381,7 @@ def batches(
     every = range(start, epochs * per_epoch) if epochs else itertools.count(start)
     return _ahead(batch, every)
 
-# %% ../../nbs/engine/pictures.ipynb #324eahead
+
 def _ahead(make: Callable[[int], np.ndarray], steps) -> Iterator[np.ndarray]:
     "make(s) for s in steps, in order; a few are started before they are needed."
     workers = min(8, os.cpu_count() or 1)
@@ -417,29 +416,24 @@ def shown(names) -> list[str]:
     "Those that neither a person nor a system hides, in order."
     return sorted(n for n in names if n[0] != "." and n.lower() not in HIDDEN)
 
-# %% ../../nbs/engine/pictures.ipynb #76hivisibl
+
 def visible(folder: Path) -> list[Path]:
-    "The files below a folder that are not hidden, each once."
+    "The files below a folder that are not hidden, each once; links come last."
+    found, here, links = {}, [(os.path.realpath(folder), folder)], []
+    while here or links:
+        at, path = here.pop() if here else links.pop(0)
+        if at in found:
+            continue
+        found[at] = path
+        if path.is_dir():
+            for child in map(path.joinpath, shown(os.listdir(path))):
+                if child.is_symlink():
+                    links.append((os.path.realpath(child), child))
+                else:
+                    here.append((os.path.join(at, child.name), child))
+    return sorted(path for path in found.values() if not path.is_dir())
 
-    def fail(error):
-        raise ValueError(f"name: {error.filename} cannot be read ({error.strerror})")
 
-    found, been = {}, set()
-    for links in (False, True):  # first what is here, then what is elsewhere
-        for root, folders, names in os.walk(folder, onerror=fail, followlinks=links):
-            here = os.path.realpath(root)
-            been.add(here)
-            there = lambda d: os.path.realpath(os.path.join(root, d))
-            known = lambda d: os.path.islink(os.path.join(root, d)) and there(d) in been
-            folders[:] = [d for d in shown(folders) if not known(d)]
-            for path in (Path(root, name) for name in shown(names)):
-                linked = path.is_symlink()
-                if links or not linked:
-                    at = os.path.realpath(path) if linked else f"{here}/{path.name}"
-                    found.setdefault(at, path)
-    return sorted(found.values())
-
-# %% ../../nbs/engine/pictures.ipynb #76hisplits
 def words_of(name: str) -> set[str]:
     "train_images2, or TrainImages -> train. Words for pictures as such do not count."
     name = re.sub(r"(?i)h[eo]ld[\W_]?out", "holdout", name)
@@ -447,7 +441,7 @@ def words_of(name: str) -> set[str]:
     vague = r"^of$|^parquet$|(set|data|split|pictures?|photos?|im(g|age)s?)+$"
     return {re.sub(vague, "", word.lower()) for word in words} - {""}
 
-# %% ../../nbs/engine/pictures.ipynb #76hisplitsx
+
 def splits_of(folder: Path, names: list[str]) -> dict[str, str]:
     "Names beside each other -> the splits they mean; {} if they are classes."
     words = {n: words_of(n) for n in names}
@@ -474,7 +468,7 @@ def splits_of(folder: Path, names: list[str]) -> dict[str, str]:
             )
     return {n: meant.pop() for n, meant in means.items()}
 
-# %% ../../nbs/engine/pictures.ipynb #76hibyspli
+
 def by_split(folder: Path, files: list[Path], named: Callable, more=()) -> dict:
     "Files by the split that named(file) means; `more` are names without a file."
     names = {named(f) for f in files} | {n for n in more if words_of(n) & SPLITS.keys()}
@@ -501,7 +495,7 @@ def columns(file: Path) -> str:
     with file.open(encoding="utf-8-sig", errors="replace") as f:
         return f.readline(9999)
 
-# %% ../../nbs/engine/pictures.ipynb #76macheckt
+
 def check_told(folder: Path, groups: dict[str, list[Path]], rest: list[Path]):
     "Raise ValueError for splits that files tell of, and no folders."
     kinds = {re.sub(r"\d+", "", f.name): f for f in groups.get("pictures", ())}
@@ -523,7 +517,7 @@ def check_told(folder: Path, groups: dict[str, list[Path]], rest: list[Path]):
                 " pictures into folders train and test, or move that file elsewhere"
             )
 
-# %% ../../nbs/engine/pictures.ipynb #76maintwo
+
 def in_two(groups: dict[str, list[Path]]) -> list[tuple[Path, Path]]:
     "Files that are in two splits, as links or copies; at most 256 are sought of a split."
     few = {s: [own[i] for i in spread(len(own), 256)] for s, own in groups.items()}
@@ -557,7 +551,7 @@ def check_inside(folder: Path, pictures: set[Path]):
                 f" {parent}; name that folder instead of {folder}, or rename it"
             )
 
-# %% ../../nbs/engine/pictures.ipynb #76tellfold
+
 def kinds(files) -> str:
     "The endings of files."
     return ", ".join(sorted({f.suffix.lower() or f.name for f in files}))
@@ -580,7 +574,7 @@ def tell(folder: Path, groups: dict[str, list[Path]], rest: list[Path]):
             stacklevel=3,
         )
 
-# %% ../../nbs/engine/pictures.ipynb #76infromfo
+
 def pictures_of(paths: list[Path]) -> list[Path]:
     "The paths that are called like files which the installed Pillow opens."
     from PIL import Image
@@ -590,7 +584,7 @@ def pictures_of(paths: list[Path]) -> list[Path]:
     opens = {*Image.OPEN} - {"BUFR", "GRIB", "HDF5", "MPEG", "WMF"}
     return [p for p in paths if kinds.get(p.suffix.lower()) in opens and p.is_file()]
 
-# %% ../../nbs/engine/pictures.ipynb #76infromfox
+
 def from_folder(folder: Path, files: list[Path]) -> dict[str, Source]:
     "Pictures anywhere below a folder, by split. Warns of what is left out."
     top = lambda path: "".join(path.relative_to(folder).parts[:-1][:1])
@@ -622,7 +616,7 @@ def from_folder(folder: Path, files: list[Path]) -> dict[str, Source]:
 # %% ../../nbs/engine/pictures.ipynb #15c9fromta
 COLUMNS = "image", "img", "picture", "photo"  # of pictures, where no type says so
 
-# %% ../../nbs/engine/pictures.ipynb #15c9fromtax
+
 def from_table(table, where: str) -> Source:
     "A `datasets.Dataset` as rows of encoded pictures."
     Feature = need("datasets").Image
@@ -654,7 +648,7 @@ def from_table(table, where: str) -> Source:
 
     return Source(len(table), fetch)
 
-# %% ../../nbs/engine/pictures.ipynb #15c9tables
+
 def tables_of(path: Path, files: list[Path]) -> list[Path]:
     "The parquet files that hold pictures, among those at or below a path."
     found = []
@@ -679,7 +673,7 @@ def tables_of(path: Path, files: list[Path]) -> list[Path]:
             found.append(file)
     return found
 
-# %% ../../nbs/engine/pictures.ipynb #15c922p2
+
 def from_parquet(path: Path, files: list[Path]) -> dict[str, Source]:
     "Tables of pictures by the split that their names and folders mean."
     datasets, sources = need("datasets"), {}
@@ -717,7 +711,7 @@ def from_parquet(path: Path, files: list[Path]) -> dict[str, Source]:
         sources[split] = from_table(table, str(path))
     return sources
 
-# %% ../../nbs/engine/pictures.ipynb #15c9fromhu
+
 def from_hub(repo: str, online: bool) -> dict[str, Source]:
     "A set of the Hugging Face hub, from the hub or from its cache on this machine."
     datasets = need("datasets")
@@ -757,7 +751,7 @@ def from_digits() -> dict[str, Source]:
     rows_of = lambda rows: [(f"row {r}", pixels[r]) for r in rows]
     return {"pictures": Source(len(pixels), rows_of)}
 
-# %% ../../nbs/engine/pictures.ipynb #785aread
+
 def read(path: Path) -> dict[str, Source]:
     "A parquet file, a folder with tables of pictures, or else a folder of pictures."
     files = visible(path) if path.is_dir() else [path]
@@ -771,7 +765,7 @@ def read(path: Path) -> dict[str, Source]:
         )
     return from_parquet(path, tables)
 
-# %% ../../nbs/engine/pictures.ipynb #785afind
+
 def find(name: str, data_dir: str | os.PathLike | None) -> dict[str, Source]:
     """The first source that has `name`: a path (unless the name is a known one),
     data_dir, ET_DATA, the hub's cache, the hub.
@@ -810,26 +804,27 @@ def find(name: str, data_dir: str | os.PathLike | None) -> dict[str, Source]:
         f" or a known name: digits (no network), {', '.join(NAMED)}"
     )
 
-# %% ../../nbs/engine/pictures.ipynb #76whchoose
+
 def choose(source: dict[str, Source], split: str, name: str):
     "The rows of `split`, and the source to fetch them from."
-    known, own = NAMED.get(name), sorted(source)
-    wanted = {"train", known.test} if known else {*SPLITS.values()} & {*own} or {*own}
-    if missing := (wanted | ({"train"} if len(wanted) > 1 else set())) - {*own}:
+    known, own = NAMED.get(name), {*source}
+    wanted = {"train", known.test} if known else {*SPLITS.values()} & own or own
+    if missing := (wanted | ({"train"} if len(wanted) > 1 else set())) - own:
         raise ValueError(
             f"name: what was found for {name!r} lacks the split {min(missing)!r}: there"
-            f" is only {own}"
+            f" is only {sorted(own)}"
         )
-    if wanted == {"test"} != {split}:
+    parts = {s: source[s] for s in wanted}
+    if len(parts) == 2:  # what nothing is trained on is tested on
+        parts["test"] = parts.pop(*wanted - {"train"})
+    if {*parts} == {"test"} != {split}:
         raise ValueError(
             f"name: {name!r} has the split 'test' alone, which nothing is trained on;"
             " call it otherwise if it is to be divided"
         )
-    two = len(wanted) == 2  # train, and one to test on
-    if len(wanted) == 3 or wanted == {"test"} or (two and split == "test"):
-        (only,) = {split} & wanted or wanted - {"train"}
-        return np.arange(source[only].count), source[only]
-    own = source["train" if two else min(wanted)]
+    if len(parts) == 3 or split == "test" in parts:
+        return np.arange(parts[split].count), parts[split]
+    own, two = parts.get("train") or parts[min(parts)], len(parts) == 2
     tenth = max(1, own.count // 10)
     validation = min(known.held_out if known else 10_000, tenth) if two else tenth
     test = 0 if two else tenth
@@ -841,7 +836,7 @@ def choose(source: dict[str, Source], split: str, name: str):
     rows = {"test": order[:test], "validation": order[test : test + validation]}
     return np.sort(rows.get(split, order[test + validation :])), own
 
-# %% ../../nbs/engine/pictures.ipynb #76whprobe
+
 def probe(source: dict[str, Source], name: str) -> tuple[int, int, int]:
     """(S, C, white) from up to 256 pictures of each split: their side if they share one
     square up to 224, else 32; 1 if all are gray, else 3; and the highest gray level of
@@ -915,7 +910,7 @@ def load_images(
         native, channels, white = probe(source, name)
     return Images(name, split, int(size or native), channels, rows, own.fetch, white)
 
-# %% ../../nbs/engine/pictures.ipynb #f661photog
+
 def photographs(size: int = 64) -> UInt8[np.ndarray, "6 S S 3"]:
     """Six color photographs that ship with scikit-image and scikit-learn, cut square
     and shrunk to `size` pixels per side.
@@ -958,7 +953,7 @@ def gaussian(known) -> Callable:
 
     return lambda x, seen: np.stack([*map(one, x, seen)])
 
-# %% ../../nbs/engine/pictures.ipynb #20knfillsf
+
 def fills_from(pictures: UInt8[np.ndarray, "M S S C"]) -> dict[str, Callable]:
     """Fills that know training pictures, by name: their mean; their one or seven
     nearest neighbors on the visible pixels, averaged; and, for pictures of at most

@@ -22,7 +22,13 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 
 from ..attention import EnergyAttention, RelativePositions
 from ..block import Block
-from ..checks import check_kinds, check_positive, check_sizes, signed
+from et_nbdev.checks import (
+    check_kinds,
+    check_numbers,
+    check_positive,
+    check_sizes,
+    signed,
+)
 from ..dynamics import Solver, Trajectory, descend
 from ..energy import Energies
 from ..memory import HopfieldMemory, SignedMemory
@@ -55,20 +61,6 @@ def waves(side: int, dim: int) -> Float[Array, "N D"]:
 
 # %% ../../nbs/21_image_model.ipynb #f9e73fd6
 #| code-fold: true
-def _per_channel_of(c, name: str) -> tuple[float, ...]:
-    "The field mean or std as floats, one or C of them."
-    given = getattr(c, name)
-    try:
-        values = tuple(float(v) for v in given)  # a list, after JSON
-    except (TypeError, ValueError):
-        values = ()
-    good = lambda v: 0 <= v <= 1 if name == "mean" else 0 < v < np.inf
-    fits = len(values) in (1, c.channels) and all(map(good, values))
-    limits = "between 0 and 1" if name == "mean" else "that are positive"
-    expect(name, fits, f"a tuple of 1 or C = {c.channels} numbers {limits}", given)
-    return values
-
-
 def check_hidden(c, name: str, pixels, what: str, hidden, *shape: int):
     """Raise ValueError, naming the argument, unless pixels are (B, *shape) and `hidden`
     are booleans (B, N).
@@ -124,8 +116,10 @@ class ImageConfig:
         check_sizes(**{f.name: getattr(self, f.name) for f in fields(self)[1:9]})
         patches_per_side(self.image_size, self.patch_size)
         check_positive(step_size=self.step_size)
-        for name in ("mean", "std"):
-            object.__setattr__(self, name, _per_channel_of(self, name))
+        for name, within in dict(mean="[0, 1]", std="(0, inf)").items():
+            values = getattr(self, name)
+            check_numbers(within, (1,), (self.channels,), **{name: values})
+            object.__setattr__(self, name, tuple(map(float, values)))
 
     @property
     def side(self) -> int:
@@ -275,7 +269,6 @@ class ImageEnergyTransformer(nnx.Module):
         return c.steps * step + 4 * N * c.patch_dim * c.dim
 
 # %% ../../nbs/engine/pictures.ipynb #e70787df
-#| code-fold: true
 @signed
 class TransformerBlock(nnx.Module):
     r"""A conventional pre-norm transformer block, for comparison: $x \leftarrow x +
@@ -284,8 +277,7 @@ class TransformerBlock(nnx.Module):
     of width Y, K hidden units.
 
     `positions` adds a bias to every score, as in `EnergyAttention`. Parameters:
-    4·H·Y·D + 2·K·D, 2·D for the norms, 3·H·Y + 4·D + K biases unless `use_bias=False`,
-    and those of `positions`. Raises ValueError for sizes below 1.
+    4·H·Y·D + 2·K·D, 2·D for the norms, 3·H·Y + 4·D + K biases, and those of `positions`.
     """
 
     def __init__(
@@ -295,39 +287,33 @@ class TransformerBlock(nnx.Module):
         head_dim: int,
         hidden: int,
         *,
-        use_bias: bool = True,
         positions: RelativePositions | None = None,
-        dtype=None,
         rngs: nnx.Rngs,
     ):
-        check_sizes(dim=dim, num_heads=num_heads, head_dim=head_dim, hidden=hidden)
-        options = dict(use_bias=use_bias, dtype=dtype, rngs=rngs)
-        norm = lambda: nnx.LayerNorm(dim, use_bias=use_bias, rngs=rngs)
-        self.norm1, self.norm2 = norm(), norm()
+        self.norm1, self.norm2 = (nnx.LayerNorm(dim, rngs=rngs) for _ in range(2))
         self.attention = nnx.MultiHeadAttention(
-            num_heads, dim, num_heads * head_dim, decode=False, **options
+            num_heads, dim, num_heads * head_dim, decode=False, rngs=rngs
         )
-        self.up = nnx.Linear(dim, hidden, **options)
-        self.down = nnx.Linear(hidden, dim, **options)
+        self.up = nnx.Linear(dim, hidden, rngs=rngs)
+        self.down = nnx.Linear(hidden, dim, rngs=rngs)
         self.positions = positions
 
     def _attend(self, g):
         "What attention adds to the tokens, with the bias of `positions` if given."
-        if self.positions is None:
-            return self.attention(g)
-        layer, bias = self.attention, self.positions()
-        bias = bias.reshape((1,) * (g.ndim - 2) + bias.shape)
+        layer, bias = self.attention, self.positions and self.positions()
+        if bias is not None:
+            bias = bias.reshape((1,) * (g.ndim - 2) + bias.shape)
         Q, K, V = layer.query(g), layer.key(g), layer.value(g)
-        return layer.out(nnx.dot_product_attention(Q, K, V, bias, dtype=layer.dtype))
+        return layer.out(nnx.dot_product_attention(Q, K, V, bias))
 
     def __call__(self, x: Float[Array, "... N D"]) -> Float[Array, "... N D"]:
-        "The tokens after one block, in their own dtype."
-        # the layers mix precisions, which strict promotion forbids
+        "The tokens after one block."
+        # flax takes the softmax of double precision in single
         with jax.numpy_dtype_promotion("standard"):
-            x = x + self._attend(self.norm1(x)).astype(x.dtype)
-            return x + self.down(nnx.gelu(self.up(self.norm2(x)))).astype(x.dtype)
+            x = x + self._attend(self.norm1(x))
+            return x + self.down(nnx.gelu(self.up(self.norm2(x))))
 
-# %% ../../nbs/engine/pictures.ipynb #21recipe2
+
 def tied_heads(*sizes: int, rngs: nnx.Rngs, **options) -> EnergyAttention:
     "Attention whose W_K starts as a copy of W_Q; only one of them is drawn."
     attention = EnergyAttention(*sizes, rngs=nnx.clone(rngs), **options)
@@ -354,7 +340,7 @@ def with_waves(c: ImageConfig, rngs: nnx.Rngs) -> Parts:
     "The energy of the paper, which starts from waves and with W_K = W_Q."
     return Parts(*wave_start(c, rngs), paper_block(c, rngs, attention=tied_heads))  # pyright: ignore[reportCallIssue]
 
-# %% ../../nbs/engine/pictures.ipynb #21retransf
+
 def transformer(c: ImageConfig, rngs: nnx.Rngs, table=True, scale=2.0) -> Parts:
     "The rival: a conventional block, with or without biases by relative position."
     start = wave_start(c, rngs, scale)
@@ -418,7 +404,7 @@ class ImageTransformer(ImageEnergyTransformer):
         path = jnp.concatenate([passed, x[None]]) if states else None
         return x, Trajectory(None, path)
 
-# %% ../../nbs/engine/pictures.ipynb #4042c5fc
+
 class _Completion(NamedTuple):
     "Completed pictures, and the descent that made them."
 
@@ -427,7 +413,7 @@ class _Completion(NamedTuple):
     # the completion after every step, if requested
     path: Float[Array, "T+1 B S S C"] | None
 
-# %% ../../nbs/engine/pictures.ipynb #4042comple
+
 def complete(
     model: ImageEnergyTransformer,
     # (B, S, S, C): uint8, or floating in [0, 1]; pixels of occluded patches are
@@ -462,7 +448,7 @@ def complete(
     steps = c.steps if steps is None else steps
     return _complete(model, images, hidden, occluded, step_size, steps, path)
 
-# %% ../../nbs/engine/pictures.ipynb #4042complex
+
 @partial(nnx.jit, static_argnames=("steps", "path"))
 def _complete(model, images, hidden, occluded, step_size, steps: int, path: bool):
     c = model.config
@@ -478,7 +464,7 @@ def _complete(model, images, hidden, occluded, step_size, steps: int, path: bool
     states = jax.lax.map(picture, trajectory.states) if path else None
     return _Completion(picture(x), trajectory.energies, states)
 
-# %% ../../nbs/engine/pictures.ipynb #986fc6a0
+
 def plot_completion(
     model: ImageEnergyTransformer, images, occluded, times=None, *, max_rows: int = 8
 ):
@@ -527,7 +513,7 @@ OLDER = {  # recipe -> what a file of 0.2 says in its place, beside what is off
 _FORGOTTEN = {"position_init", "position_scale", "mask_scale", "init_scale"}
 _FORGOTTEN |= {"tied_start", "power", "memory_beta"}
 
-# %% ../../nbs/engine/pictures.ipynb #a902newer
+
 def newer(made: dict) -> dict:
     "The fields of an `ImageConfig`, from a file that may be older than recipes."
     if "recipe" in made:
@@ -580,7 +566,7 @@ def load_model(path: Path | str) -> ImageEnergyTransformer:
 
     return restore(path, "image model", build)
 
-# %% ../../nbs/engine/pictures.ipynb #a902frompr
+
 def from_pretrained(
     source: str | Path, *, revision: str | None = None
 ) -> ImageEnergyTransformer:
@@ -614,7 +600,7 @@ def from_pretrained(
     kept = [folder / f"{name}.safetensors" for name in ("model", "best", "last")]
     return load_model(next(filter(Path.is_file, kept), kept[0]))
 
-# %% ../../nbs/engine/pictures.ipynb #a902fetche
+
 def _fetched(name: str, revision: str | None) -> str:
     "The file of the weights in a hub repository."
     fetch, file = need("huggingface_hub").hf_hub_download, "model.safetensors"

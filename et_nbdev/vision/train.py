@@ -296,7 +296,7 @@ def augment(
     keys = jax.random.split(key, images.shape[0])
     return jax.vmap(one)(keys, jnp.asarray(unit(images)))
 
-# %% ../../nbs/engine/pictures.ipynb #75c4random
+
 def _random_crop(key, x, scale, ratio):
     "A random part of x (S, S, C), resized to the whole by linear interpolation."
     area_key, shape_key, place_key = jax.random.split(key, 3)
@@ -322,7 +322,7 @@ def _jittered(key, x, strength):
     gray = pix.rgb_to_grayscale(x, keep_dims=True)
     return gray + color * (x - gray)
 
-# %% ../../nbs/engine/pictures.ipynb #5ad7633i
+
 def held_out_batches(
     images: Pictures,
     model: ImageConfig,
@@ -386,7 +386,7 @@ CONFIGS["small"] = TrainConfig(
     every=250,
 )
 
-# %% ../../nbs/engine/pictures.ipynb #4d6dpart
+
 # Tiny ImageNet in 8×8 patches with the energy of the paper: about an hour on one core
 _medium = dict(dim=192, num_heads=6, head_dim=32, num_memories=768)
 CONFIGS["tiny-imagenet-2026-11-21"] = TrainConfig(
@@ -444,7 +444,7 @@ def summarize(errors: dict[str, Float[np.ndarray, "M"]]) -> dict:
         "pictures": len(next(iter(errors.values()))),
     }
 
-# %% ../../nbs/engine/pictures.ipynb #4333reportx
+
 def _report(config: TrainConfig, images, out: Path, limit: int, fit: Fit) -> dict:
     """Score a trained model, the simple fills and those that know training pictures on
     test pictures; write completion.png, energy.png (if it has an energy) and
@@ -481,7 +481,7 @@ def _report(config: TrainConfig, images, out: Path, limit: int, fit: Fit) -> dic
         print(f"  {name:<28}{mse:8.3f} ± {metrics['standard_error'][name]:.3f}")
     return metrics
 
-# %% ../../nbs/engine/pictures.ipynb #f59bfbp1
+
 @command
 def _main(argv: list[str] | None = None) -> None:
     """Train an image model, resume a run that was stopped, and report on the test
@@ -508,7 +508,7 @@ def _main(argv: list[str] | None = None) -> None:
             _report(config, images, out, args.test_on, result)
             print(f"Weights, scores and figures: {out}/; from_pretrained loads them")
 
-# %% ../../nbs/engine/pictures.ipynb #d23ademo
+
 def _complete_photographs(out: Path):
     """Complete six photographs with the Tiny ImageNet model of the library: print their
     mean energy at each step, write the figures into `out`.
@@ -527,7 +527,7 @@ def _complete_photographs(out: Path):
     _save(out, completion=completion, energy=plot_energies(energies))
     print(f"Look at {out / 'completion.png'} and {out / 'energy.png'}", flush=True)
 
-# %% ../../nbs/engine/pictures.ipynb #d23ademox
+
 def _demo(data: str = "digits", out: Path | str = "out") -> dict:
     """Train on `data` for a few minutes ("digits", or a short run of "small" on other
     pictures), complete held-out pictures, and write figures and metrics into the folder
@@ -553,7 +553,7 @@ def _demo(data: str = "digits", out: Path | str = "out") -> dict:
     )
     return metrics
 
-# %% ../../nbs/engine/pictures.ipynb #d23ademoma
+
 @command
 def _demo_main(argv: list[str] | None = None):
     """Complete photographs with a trained Energy Transformer, then train a small one,
