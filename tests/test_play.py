@@ -625,7 +625,14 @@ def test_a_board_is_filled_in_a_browser(browser):
         assert min(box["width"], box["height"]) >= 44
     for label, fewest, most in (("New puzzle", 7, 7), ("Harder", 4, 6)):
         page.get_by_text(label).click()
-        assert fewest <= 16 - digits_of(page).count(".") <= most
+        given = 16 - digits_of(page).count(".")
+        assert fewest <= given <= most
+        said(page, f"{given} givens")
+    board, curve = (
+        page.locator(f".et-puzzle {part}").bounding_box()
+        for part in (".puzzle-board", "canvas")
+    )
+    assert curve["y"] + curve["height"] - board["y"] < 664  # one screen of a phone
     # by the keyboard and by the pad
     page.get_by_text("Empty board").click()
     assert digits_of(page) == 16 * "."

@@ -236,7 +236,9 @@ class Puzzle {
     this.drawCurve();
     // read out where it stops, not at every step of the way
     this.status.setAttribute("aria-live", this.playing ? "off" : "polite");
-    this.say(`t = ${t}: E = ${rounded(E)}. ${this.verdict(full)}${this.climbed()}`);
+    const givens = board.filter(Boolean).length;
+    const now = `t = ${t}: E = ${rounded(E)}, ${givens} given${givens === 1 ? "" : "s"}.`;
+    this.say(`${now} ${this.verdict(full)}${this.climbed()}`);
   }
 
   verdict(full) {
