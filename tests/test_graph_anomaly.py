@@ -450,7 +450,9 @@ def test_options_reach_the_configuration(monkeypatch):
     base = commands.CONFIGS["amazon"]
     model = replace(base.model, degree=False, beta=0.5)
     want = replace(base, data="amazon-upu", model=model)
-    assert seen == [(want, "amazon-upu", Path("x"), 5)]
+    assert seen.pop() == (want, "amazon-upu", Path("x"), 5)
+    commands.train(["--out", "x"])  # as AnomalyDetector() in Python
+    assert seen == [(AnomalyTraining(), "digits-knn", Path("x"), 1)]
 
 
 # --- et_demo_graphs

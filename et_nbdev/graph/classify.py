@@ -271,14 +271,6 @@ class WeightedEdges:
         return _log_sum_exp(scores, self.receivers, strangers) / beta[None]
 
 # %% ../../nbs/engine/cross_validation.ipynb #1d6ca6e8
-def pairs_of(adjacency, x, batch, literal: bool) -> dict[str, Any]:
-    r"""The context of the blocks: which tokens see which, and $\hat A$, from the tokens
-    `x` at the start.
-    """
-    pairs = _listed_pairs if isinstance(batch, EdgeBatch) else _tabled_pairs
-    return pairs(adjacency, x, batch, literal)
-
-
 def _listed_pairs(adjacency, x, batch: EdgeBatch, literal: bool) -> dict[str, Any]:
     at, here = _places(batch), batch.present
     cls = at.cls[jnp.minimum(batch.graph, len(at.cls) - 1)]
@@ -295,7 +287,7 @@ def _listed_pairs(adjacency, x, batch: EdgeBatch, literal: bool) -> dict[str, An
     weights = adjacency.along(x, at.graph, senders, receivers, features)
     return {"edges": WeightedEdges(senders, receivers, linked, weights, strangers)}
 
-# %% ../../nbs/engine/cross_validation.ipynb #1d6ca601
+
 def _tabled_pairs(adjacency, x, batch: GraphBatch, literal: bool) -> dict[str, Any]:
     here = _are_there(batch)
     both = here[:, :, None] & here[:, None, :]
@@ -460,7 +452,8 @@ class GraphClassifier(nnx.Module):
         r"""Which tokens see which, and $\hat A$: the context of the blocks, from the
         tokens `x` at the start.
         """
-        return pairs_of(self.adjacency, x, batch, self.config.strangers == "zero")
+        of = _listed_pairs if isinstance(batch, EdgeBatch) else _tabled_pairs
+        return of(self.adjacency, x, batch, self.config.strangers == "zero")
 
     def __call__(self, batch, rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
         """Logits. `rngs` are for signs, noise, dropout and order in training; without
@@ -584,6 +577,14 @@ class ClassifyTraining:
         return FitConfig(self.epochs, self.batch_size, *rates).optim(steps_per_epoch)
 
 # %% ../../nbs/engine/cross_validation.ipynb #5096fb6f
+_PAPER = ClassifyConfig(128, 12, 64, 512, blocks=4, strangers="zero")
+
+CONFIGS = {  # training runs by name
+    "small": ClassifyTraining("MUTAG"),
+    "paper": ClassifyTraining("MUTAG", epochs=200, batch_size=64, model=_PAPER),
+}
+
+
 def _judged(found: Scores, n: int) -> dict:
     "The score that `fit` uses: errors among n graphs, with the loss to break ties."
     # less than one error
@@ -667,14 +668,6 @@ def load_classifier(path: Path | str) -> GraphClassifier:
         return GraphClassifier(**made["sizes"], config=config, rngs=nnx.Rngs(0))
 
     return restore(path, "graph classifier", build)
-
-# %% ../../nbs/engine/cross_validation.ipynb #37cmdc01
-_PAPER = ClassifyConfig(128, 12, 64, 512, blocks=4, strangers="zero")
-
-CONFIGS = {  # training runs by name
-    "small": ClassifyTraining("MUTAG"),
-    "paper": ClassifyTraining("MUTAG", epochs=200, batch_size=64, model=_PAPER),
-}
 
 # %% ../../nbs/engine/cross_validation.ipynb #37cmdc02
 @command
