@@ -228,9 +228,8 @@ CONFIGS = {  # training runs by name
 }
 
 
-def _reported(config: AnomalyTraining, graph: Graph, *how) -> dict:
+def _reported(config: AnomalyTraining, graph: Graph, parts, folder, progress) -> dict:
     "Train one detector: its row in a report."
-    parts, folder, progress = how
     detector = AnomalyDetector(config)
     with warnings.catch_warnings():  # what is to be told is told of all splits
         warnings.filterwarnings("ignore", "boosted trees")
@@ -259,22 +258,19 @@ def report(
     """
     check_sizes(splits=splits)
     configs = [replace(config, seed=config.seed + n) for n in range(splits)]
-    ahead = None
-    if time is not None:
-        ahead = split(graph, config.train_fraction, time=time)
+    ahead = None if time is None else split(graph, config.train_fraction, time=time)
     runs = []
     for n, own in enumerate(configs):
         if progress:
             print(f"Split {n + 1} of {splits} (seed {own.seed})", flush=True)
         folder = Path(out) / f"seed-{own.seed}"
         runs.append(_reported(own, graph, ahead, folder, progress))
-    over = lambda f, name: jax.tree.map(
-        lambda *x: float(f(x)), *(row[name] for row in runs)
-    )
+    over = lambda f, rows: jax.tree.map(lambda *x: float(f(x)), *rows)
+    tests, reports = ([row[name] for row in runs] for name in ("test", "report"))
     found = {
-        "test": over(np.mean, "test"),
-        "deviation": over(partial(np.std, ddof=min(1, splits - 1)), "test"),
-        "report": over(np.mean, "report"),
+        "test": over(np.mean, tests),
+        "deviation": over(partial(np.std, ddof=min(1, splits - 1)), tests),
+        "report": over(np.mean, reports),
         "splits": splits,
         "ahead": ahead is not None,
         "runs": runs,
