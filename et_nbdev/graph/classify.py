@@ -245,7 +245,7 @@ class WeightedEdges:
 
 # %% ../../nbs/engine/cross_validation.ipynb #1d6ca6e8
 class _Lists:
-    "The tokens of an `EdgeBatch`: n nodes, the CLS of each graph before its own, padding."
+    "The tokens of an `EdgeBatch`: of each graph CLS, then its nodes; then padding."
 
     def __init__(self, batch: EdgeBatch):
         n, B = len(batch.graph), len(batch.labels)
