@@ -399,8 +399,8 @@ class NodeExplanation(NamedTuple):
         order = np.argsort(-paid, kind="stable")
         own = [float(energy[node]) for energy in energies]
         ranks = [float((energy < energy[node]).mean()) for energy in energies]
-        most = senders[into][order], paid[order]
-        return cls(node, p, p >= threshold, *own, *ranks, *most, seen.memories[node])
+        most = senders[into][order], paid[order], seen.memories[node]
+        return cls._make((node, p, p >= threshold, *own, *ranks, *most))
 
 # %% ../../nbs/engine/nodes.ipynb #34alike0
 def check_alike(graph: Graph, about: dict):
