@@ -428,7 +428,8 @@ def test_a_bad_option_is_named(tmp_path, monkeypatch, argv, says):
     monkeypatch.delenv("ET_DATA", raising=False)
     for name in ("dgl", "dgl.data"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(commands, "train_anomaly", lambda *a: pytest.fail("trained"))
+    trained = lambda *args, **options: pytest.fail("trained")
+    monkeypatch.setattr(anomaly, "train_classifier", trained)
     status, message = stopped([*(() if "--config" in argv else TINY), *argv.split()])
     assert status and all(word in message for word in says), message
 
@@ -443,13 +444,15 @@ def test_a_diverged_run_ends_with_one_line(tmp_path):
 def test_options_reach_the_configuration(monkeypatch):
     seen = []
     monkeypatch.setattr(commands, "load_graph", lambda name: name)
-    monkeypatch.setattr(commands, "report", lambda *args: seen.append(args))
+    monkeypatch.setattr(commands, "report", lambda *args, time: seen.append(args))
     argv = "--config amazon --data amazon-upu --model.degree false --model.beta 0.5"
     commands.train([*argv.split(), "--splits", "5", "--out", "x"])
     base = commands.CONFIGS["amazon"]
     model = replace(base.model, degree=False, beta=0.5)
     want = replace(base, data="amazon-upu", model=model)
-    assert seen == [(want, "amazon-upu", Path("x"), 5)]
+    assert seen.pop() == (want, "amazon-upu", Path("x"), 5)
+    commands.train(["--out", "x"])  # as AnomalyDetector() in Python
+    assert seen == [(AnomalyTraining(), "digits-knn", Path("x"), 1)]
 
 
 # --- et_demo_graphs

@@ -215,6 +215,22 @@ def test_bucket_sizes_are_the_best_there_are(sizes, K):
     assert all(n % 4 == 0 for n in bucket_sizes(sizes, K))
 
 
+def graphs_in(batch):
+    "Of each graph: its label, and features, positions, A and features of edges."
+    for i, label in enumerate(batch.labels):
+        if batch.present.ndim == 2:
+            tables, here = [table[i] for table in batch[:4]], batch.present[i]
+        else:
+            n, ends = len(batch.graph), (batch.receivers, batch.senders)
+            A, L = np.zeros((n, n)), np.zeros((n, n, batch.edge_features.shape[1]))
+            np.add.at(A, ends, 1)
+            L[ends] = batch.edge_features
+            tables = [batch.features, batch.positions, A, L]
+            here = batch.present & (batch.graph == i)
+        pairs = np.ix_(here, here)
+        yield label, *(t[here] for t in tables[:2]), *(t[pairs] for t in tables[2:])
+
+
 @each_layout
 @pytest.mark.parametrize("seed, K, B", [(0, 1, 9), (1, 3, 2), (2, 4, 1)])
 def test_a_batch_holds_what_the_set_does_and_an_epoch_every_graph_once(
@@ -226,48 +242,32 @@ def test_a_batch_holds_what_the_set_does_and_an_epoch_every_graph_once(
     supply = in_layout(layout, graphs, encoding, P, B, K)
     ids, seen = np.array([0, 3, 4, 8, 9, 10]), []
     for part in supply.plan(ids, seed=1, epoch=2):
-        batch = jax.tree.map(np.asarray, supply.load(part))
+        batch, edges = jax.tree.map(np.asarray, supply.load(part)), 0
         assert len(part) == len(batch.labels) <= B
-        assert not batch.features[~batch.present].any()
-        assert not batch.positions[~batch.present].any()
-        for i, g in enumerate(part):
-            here = batch.present & (layout == "dense" or batch.graph == i)
-            here = here[i] if layout == "dense" else here
+        padding = batch.features[~batch.present], batch.positions[~batch.present]
+        assert not any(map(np.any, padding))
+        for g, (label, *found) in zip(part, graphs_in(batch)):
             if g < 0:
-                assert batch.labels[i] == -1 and not here.any()
+                assert label == -1 and not len(found[0])
                 continue
             seen.append(g)
-            (s, t), one = graphs.start[[g, g + 1]], graphs[g]
-            assert batch.labels[i] == graphs.labels[g] and here.sum() == t - s
-            own = lambda table, i=i: table[i] if layout == "dense" else table
-            np.testing.assert_array_equal(own(batch.features)[here], x[s:t])
-            np.testing.assert_array_equal(own(batch.positions)[here], P[s:t])
-            A, L = np.zeros((t - s, t - s)), np.zeros((t - s, t - s, e.shape[1]))
-            A[one.receivers, one.senders] = 1
-            L[one.receivers, one.senders] = e[slice(*graphs.edge_start[[g, g + 1]])]
-            if layout == "dense":
-                n = t - s
-                have = batch.adjacency[i, :n, :n], batch.edge_features[i, :n, :n]
-                assert batch.adjacency[i].sum() == A.sum()
-                assert np.count_nonzero(batch.edge_features[i]) == np.count_nonzero(L)
-            else:
-                mine = batch.graph[batch.receivers] == i
-                first = np.flatnonzero(here)[0]
-                at = batch.receivers[mine] - first, batch.senders[mine] - first
-                have = np.zeros_like(A), np.zeros_like(L)
-                np.add.at(have[0], at, 1)
-                have[1][at] = batch.edge_features[mine]
-            np.testing.assert_array_equal(have[0], A)
-            np.testing.assert_allclose(have[1], L, rtol=1e-6)
-        if layout == "edges":
-            rising = (np.diff(batch.receivers) >= 0).all()
-            assert rising and (np.diff(batch.graph) >= 0).all()
-            last, loose = (
-                len(batch.graph) - 1,
-                batch.graph[batch.receivers] == len(part),
-            )
-            assert not batch.present[last] and not batch.edge_features[loose].any()
-            assert (batch.senders[loose] == last).all()
+            nodes, one = slice(*graphs.start[[g, g + 1]]), graphs[g]
+            ends, n = (one.receivers, one.senders), one.num_nodes
+            A, L = np.zeros((n, n)), np.zeros((n, n, e.shape[1]))
+            A[ends], L[ends] = 1, e[slice(*graphs.edge_start[[g, g + 1]])]
+            edges += one.num_edges
+            assert label == graphs.labels[g]
+            for got, want in zip(found, (x[nodes], P[nodes], A, L)):
+                np.testing.assert_allclose(got, want, rtol=1e-6)
+        if layout == "dense":  # and nothing else
+            assert batch.adjacency.sum() == edges
+            assert not batch.edge_features[batch.adjacency == 0].any()
+            continue
+        assert all((np.diff(a) >= 0).all() for a in (batch.receivers, batch.graph))
+        last, loose = len(batch.graph) - 1, np.arange(len(batch.senders)) >= edges
+        assert not batch.present[last] and not batch.edge_features[loose].any()
+        assert (batch.senders[loose] == last).all()
+        assert (batch.receivers[loose] == last).all()
     assert sorted(seen) == ids.tolist()
 
 

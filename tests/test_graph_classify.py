@@ -25,7 +25,7 @@ from et_nbdev.graph.classify import (
     load_classifier,
     train_classifier,
 )
-from et_nbdev.graph.crossval import Fold, Scores, deal, graph_loss, parts
+from et_nbdev.graph.crossval import Fold, Scores, deal, parts
 from et_nbdev.graph.energy import EdgeAttention
 from et_nbdev.graph.sets import (
     EdgeLists,
@@ -108,20 +108,6 @@ def widen(batch, nodes=7, graphs=2):
 
 
 # --- weighted scores, and the learned adjacency
-
-
-def test_weights_of_one_are_no_weights_and_weights_of_zero_count_as_strangers(x64):
-    keys = jax.random.split(jax.random.key(0), 2)
-    attention = EdgeAttention(6, 3, 5, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
-    mask = jax.random.bernoulli(keys[0], 0.6, (5, 5)).at[1].set(False)
-    g, ones = jax.random.normal(keys[1], (5, 6)), jnp.ones((3, 5, 5))
-    plain = attention.update(g, mask=mask)
-    assert_close(attention.update(g, mask=mask, weights=ones), plain)
-    energy, update = attention.energy_and_update(g, mask=mask, weights=0 * ones)
-    seen = np.sum(mask & ~np.eye(5, dtype=bool), -1)
-    log = np.log(np.maximum(seen, 1))
-    assert_close(energy, -(log[:, None] / attention.beta[None]).sum())
-    assert jnp.all(update == 0)
 
 
 def test_huge_weighted_scores_stay_finite():
@@ -311,17 +297,6 @@ def test_only_the_size_of_the_filters_makes_the_order_matter(x64):
 
 
 # --- training
-
-
-def test_the_loss_counts_every_graph_once(x64):
-    dense = prepared()[0]
-    model = build(replace(QUIET, num_positions=0))
-    dense = dense._replace(positions=dense.positions[..., :0])
-    log_p = np.asarray(jax.nn.log_softmax(call(model, dense)))
-    want = -log_p[np.arange(4), np.asarray(dense.labels)].sum() / 16
-    for batch in (dense, widen(dense)):
-        found = nnx.jit(graph_loss)(model, batch, jax.random.key(0), 1 / 16)[0]
-        assert_close(found, want)
 
 
 def test_training_repeats_never_looks_at_the_test_labels_and_resumes(tmp_path):

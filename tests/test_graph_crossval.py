@@ -260,21 +260,14 @@ def test_training_cannot_see_the_test_fold():
 @pytest.mark.parametrize("layout", ["dense", "edges"])
 def test_labels_of_the_test_fold_never_reach_the_training_function(monkeypatch, layout):
     seen, part = [], parts(FOLDS, 2)
-
-    def watch(model, supply, train, validation, *rest):
-        seen.append((supply, train, validation))
-        return fit_classifier(model, supply, train, validation, *rest)
-
+    watch = lambda *given: seen.append(given) or fit_classifier(*given)
     monkeypatch.setattr(crossval, "fit_classifier", watch)
     options = dict(folds=[2], layout=layout, **OPTIONS)
     (row,) = cross_validate(Counts, GRAPHS, FOLDS, GRID, **options)
-    supply, train, validation = seen[0]
-    assert np.array_equal(train, part.train)
-    assert np.array_equal(validation, part.validation)
-    assert (supply.labels[part.test] == -1).all()
-    assert (supply.labels[part.train] == GRAPHS.labels[part.train]).all()
-    loaded = [np.asarray(b.labels) for b in supply.batches(np.arange(60))]
-    assert (np.concatenate(loaded) >= 0).sum() == 60 - len(part.test)
+    _, supply, *ids = seen[0][:4]
+    assert list(map(np.ndarray.tolist, ids)) == [p.tolist() for p in part[:2]]
+    labels = np.where(FOLDS == 2, -1, GRAPHS.labels)
+    assert np.array_equal(supply.labels, labels)
     # the winner is the best on the hold-out, and what is written is right
     tried = row["candidates"]
     marks = [(c["validation_accuracy"], -c["validation_loss"]) for c in tried]
@@ -360,16 +353,6 @@ def test_what_makes_no_sense_is_refused(bad, says):
     given = dict(graphs=GRAPHS, fold=FOLDS, candidates=GRID, **OPTIONS)
     with pytest.raises(ValueError, match=says):
         cross_validate(Counts, **given | bad)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [dict(epochs=0), dict(lr=-1.0), dict(warmup=1.0), dict(weight_decay=float("nan"))],
-    ids=str,
-)
-def test_settings_are_checked(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        FitConfig(**bad)
 
 
 # --- the script

@@ -239,17 +239,6 @@ def test_a_split_looks_ahead():
         split(graph, time=graph.labels)
 
 
-def test_fraud_of_tomorrow_and_what_the_graph_adds(et_data):
-    "Of real transactions a larger part is fraud later on; on tolokers neighbors help."
-    file = np.load(et_data / "graphs/anomaly/transactions.npz")
-    parts = split(file["labels"], time=file["time"])
-    shares = [file["labels"][ids].mean() for ids in parts]
-    assert shares[0] < 0.16 and shares[2] > 0.2
-    workers = load_graph("tolokers")
-    found = compared(workers, split(workers), np.random.default_rng(0).random(11758), 0)
-    assert found[TWO_HOPS]["auprc"] > found[ALONE]["auprc"] + 0.02 > 0.3
-
-
 # --- what it refuses
 
 
@@ -446,7 +435,8 @@ def test_a_command_trains_on_a_file_and_another_scores_one(
     graph = toy(n=40, seed=1, kinds=1)
     names = ("senders", "receivers", "features")  # and no labels
     np.savez("april.npz", **{name: np.asarray(getattr(graph, name)) for name in names})
-    train([*TINY, "--data", "march.npz", "--splits", "2", "--out", "runs"])
+    options = [*TINY, "--data", "march.npz", "--splits", "2", "--out"]
+    train([*options, "runs"])
     Path("scores.csv").write_text("old")
     argv = ["--model", "runs/seed-1", "--data", "april.npz", "--out", "scores.csv"]
     capsys.readouterr()
@@ -466,6 +456,19 @@ def test_a_command_trains_on_a_file_and_another_scores_one(
     says = r"expected one detector.safetensors .*got runs/seed-0/.*, runs/seed-1/"
     with pytest.raises(SystemExit, match=says):
         score(["--model", "runs", *argv[2:]])
+    days = np.random.default_rng(0).permutation(60).astype("M8[D]")
+    np.save("days.npy", days)  # a split that looks ahead, of any seed
+    train([*options, "ahead", "--time", "days.npy"])
+    assert "over 2 seeds" in capsys.readouterr().out
+    first, second = (AnomalyDetector.load(f"ahead/seed-{n}") for n in (0, 1))
+    parts = split(toy(kinds=1), time=days)
+    want = AnomalyDetector(first.config).fit(toy(kinds=1), split=parts)
+    assert first.test_ == want.test_ != second.test_
+    np.save("days.npy", days[1:])
+    Path("days.txt").write_text("Monday")
+    for bad, says in (("days.npy", "time: must hold"), ("days.txt", "of another form")):
+        with pytest.raises(SystemExit, match=says):
+            train([*options, "bad", "--time", bad])
 
 
 @pytest.mark.parametrize(

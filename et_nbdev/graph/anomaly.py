@@ -8,7 +8,7 @@ __all__ = ['AnomalyConfig', 'AnomalyEnergyTransformer', 'SampleConfig', 'Anomaly
 # %% ../../nbs/32_anomaly.ipynb #c7817ab7
 #| code-fold: true
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from ..block import Block
 from ..checks import check_kinds, check_positive, check_sizes, signed
 from ..dynamics import descend
-from .data import DATASETS, Graph, Split, ids_digest, split
+from .data import DATASETS, Graph, Split, ids_digest, ids_of, split
 from et_nbdev.graph.energy import (
     EdgeAttention,
     EdgeIndex,
@@ -32,13 +32,22 @@ from et_nbdev.graph.energy import (
 from et_nbdev.graph.nodes import (
     Anomaly,
     Batch,
-    Kept,
     Scaling,
-    checked_split,
+    check_classes,
     sampled,
     train_classifier,
 )
-from ..training import OptimConfig, explained, option, provenance, restore
+from et_nbdev.training import (
+    CheckpointError,
+    OptimConfig,
+    explained,
+    opened,
+    option,
+    provenance,
+    read_meta,
+    restore,
+    save_checkpoint,
+)
 
 # %% ../../nbs/32_anomaly.ipynb #6b38c9a9
 #| code-fold: true
@@ -191,35 +200,6 @@ def weighted_loss(
     own = jnp.where(anomalous, log_p[:, 1], log_p[:, 0])
     return -jnp.sum(weight * own) / jnp.sum(weight), {}
 
-# %% ../../nbs/engine/nodes.ipynb #8de25703
-def known_config(made: dict) -> AnomalyConfig:
-    """The configuration in a file. Before version 0.3 two more fields said whether β is
-    learned, and whether nodes have positions.
-    """
-    made = dict(made)
-    if made.pop("positions", False):
-        raise ValueError("positions: learned positions are not known any more")
-    if made.pop("learn_beta", made["beta"] is None):
-        made["beta"] = None
-    elif made["beta"] is None:
-        made["beta"] = made["head_dim"] ** -0.5
-    return AnomalyConfig(**made)
-
-
-def load_anomaly_model(path: Path | str) -> AnomalyEnergyTransformer:
-    """Load the model of a checkpoint that `train_anomaly` wrote. Raises CheckpointError
-    if the file is missing, damaged or of another kind.
-    """
-
-    def build(made: dict, size: int):
-        own, sizes = known_config(made["model"]), {"kinds": 1} | made["graph"]
-        if sizes["kinds"] > size:
-            raise ValueError("more blocks than the file has bytes")
-        of = {name: sizes[name] for name in ("num_features", "kinds")}
-        return AnomalyEnergyTransformer(config=own, **of, rngs=nnx.Rngs(0))
-
-    return restore(path, "anomaly model", build)
-
 # %% ../../nbs/engine/nodes.ipynb #6b38c9a9
 @explained
 @dataclass(frozen=True)
@@ -280,6 +260,23 @@ class AnomalyTraining:
             raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {self.seed}")
 
 # %% ../../nbs/engine/nodes.ipynb #40about0
+def checked_split(graph: Graph, parts: Split) -> Split:
+    """The parts, sorted. Raises TypeError or ValueError, naming the part, unless each
+    holds labeled nodes of both classes that are in no other part.
+    """
+    if not isinstance(parts, tuple) or len(parts) != len(Split._fields):
+        raise TypeError(f"split: expected a Split, got {type(parts).__name__}")
+    names = [f"split.{part}" for part in Split._fields]
+    ids = (ids_of(*of, "nodes", graph.num_nodes) for of in zip(names, parts))
+    parts = Split(*map(np.sort, ids))
+    for name, some in zip(names, parts):
+        check_classes(name, graph.labels[some])
+    nodes, times = np.unique(np.concatenate(parts), return_counts=True)
+    if times.max() > 1:
+        raise ValueError(f"split: node {nodes[times.argmax()]} is in it twice")
+    return parts
+
+
 def _about(run: Anomaly, graph: Graph) -> dict:
     "What a detector remembers of its training and of the training graph."
     scores = {name: getattr(run, name) for name in ("threshold", "validation", "test")}
@@ -375,3 +372,136 @@ def explain(
         energy, h = block.memory.token_energy(g), block.memory.hidden(g)
         found = found._replace(memory_energy=energy, memories=h)
     return _Explanation(*map(np.asarray, found))
+
+# %% ../../nbs/engine/nodes.ipynb #67cdaeff
+class NodeExplanation(NamedTuple):
+    "Why a node was flagged, or not: what the first block sees there after the descent."
+
+    node: int
+    p: float
+    flagged: bool
+    attention_energy: float
+    memory_energy: float
+    # fraction of the nodes of the graph with a lower energy
+    attention_rank: float
+    memory_rank: float
+    neighbors: Int[np.ndarray, "n"]  # most attended first
+    weights: Float[np.ndarray, "n"]  # attention to them, the mean over the heads
+    memories: Float[np.ndarray, "_"]  # activity of each of the K memories
+
+    @classmethod
+    def of(cls, seen: _Explanation, edges: EdgeIndex, node: int, p: float, threshold):
+        "One node, of the explanation of all."
+        senders, receivers = edges.edge_list()
+        into, energies = np.flatnonzero(receivers == node), seen[:2]
+        # the mean over the heads; of no heads, 0
+        paid = seen.edge_weights[into].sum(1) / max(1, seen.edge_weights.shape[1])
+        order = np.argsort(-paid, kind="stable")
+        own = [float(energy[node]) for energy in energies]
+        ranks = [float((energy < energy[node]).mean()) for energy in energies]
+        most = senders[into][order], paid[order], seen.memories[node]
+        return cls._make((node, p, p >= threshold, *own, *ranks, *most))
+
+# %% ../../nbs/engine/nodes.ipynb #34alike0
+def check_alike(graph: Graph, about: dict):
+    """Raise ValueError, naming what differs, unless the graph has the features, the
+    relations and the directions of the training graph that `about` describes.
+    """
+    known, given = about["feature_names"], [*graph.feature_names]
+    pairs = [(f"{about['num_features']} features", f"{graph.num_features} features")]
+    if known and given:
+        only = lambda a, b: f"the features {sorted({*a} - {*b}) or a}"
+        pairs.append((only(known, given), only(given, known)))
+    if kinds := about["relations"]:
+        called = lambda kinds: f"the relations {sorted(kinds)}"
+        pairs.append((called(kinds), called(graph.relations)))
+    if graph.num_edges:
+        sides = "edges in one direction", "edges in both directions (see symmetric)"
+        both = about["graph"]["symmetric"], graph.is_symmetric
+        pairs.append(tuple(sides[way] for way in both))
+    for wanted, found in pairs:
+        if wanted != found:
+            of = f"the training graph {about['graph']['name']!r}"
+            raise ValueError(f"graph: expected {wanted}, as in {of}, got {found}")
+
+# %% ../../nbs/engine/nodes.ipynb #8de25703
+def known_config(made: dict) -> AnomalyConfig:
+    """The configuration in a file. Before version 0.3 two more fields said whether β is
+    learned, and whether nodes have positions.
+    """
+    made = dict(made)
+    if made.pop("positions", False):
+        raise ValueError("positions: learned positions are not known any more")
+    if made.pop("learn_beta", made["beta"] is None):
+        made["beta"] = None
+    elif made["beta"] is None:
+        made["beta"] = made["head_dim"] ** -0.5
+    return AnomalyConfig(**made)
+
+
+def load_anomaly_model(path: Path | str) -> AnomalyEnergyTransformer:
+    """Load the model of a checkpoint that `train_anomaly` wrote. Raises CheckpointError
+    if the file is missing, damaged or of another kind.
+    """
+
+    def build(made: dict, size: int):
+        own, sizes = known_config(made["model"]), {"kinds": 1} | made["graph"]
+        if sizes["kinds"] > size:
+            raise ValueError("more blocks than the file has bytes")
+        of = {name: sizes[name] for name in ("num_features", "kinds")}
+        return AnomalyEnergyTransformer(config=own, **of, rngs=nnx.Rngs(0))
+
+    return restore(path, "anomaly model", build)
+
+# %% ../../nbs/engine/nodes.ipynb #34filekp
+class Kept(NamedTuple):
+    "A trained model, and what is needed to use it on another graph."
+
+    model: AnomalyEnergyTransformer
+    scaling: Scaling
+    made: dict  # the configuration of the training, and the sizes of the model
+    about: dict  # threshold, scores, training graph, provenance
+
+    @property
+    def config(self) -> AnomalyTraining:
+        made = {k: v for k, v in self.made.items() if k != "graph"}
+        made["model"], made["optim"] = self.model.config, OptimConfig(**made["optim"])
+        return AnomalyTraining(**made | {"sample": SampleConfig(**made["sample"])})
+
+    def inputs(self, graph: Graph) -> tuple[Array, tuple[EdgeIndex, ...]]:
+        """A graph as the model reads it: features and edges. Raises ValueError for one
+        that is unlike the training graph.
+        """
+        check_alike(graph, self.about)
+        if names := self.about["relations"]:  # in the order of the blocks
+            graph = replace(graph, relations={k: graph.relations[k] for k in names})
+        features = self.scaling(graph)
+        # further out a token overflows where the norm squares it
+        if (far := np.abs(features).max(1)).max() > 1e9:
+            raise ValueError(
+                f"graph: features of node {far.argmax()} lie {far.max():.0e} standard"
+                " deviations from those of the training graph"
+            )
+        edges = self.model.prepare(graph, self.model.config.relations)
+        return jnp.asarray(features), edges
+
+    def save(self, path: Path):
+        "Write one safetensors file, atomically. Raises OSError."
+        params = nnx.to_pure_dict(nnx.state(self.model, nnx.Param))
+        statistics = dict(zip(Scaling._fields[2:], self.scaling[2:]))
+        arrays = {"params": params, "statistics": statistics}
+        save_checkpoint(path, arrays, {"config": self.made, "detector": self.about})
+
+    @classmethod
+    def load(cls, path: Path) -> "Kept":
+        """Read such a file. Raises CheckpointError if it is missing, damaged or of
+        another kind.
+        """
+        if "classifier" in (meta := read_meta(path)):
+            reads = "GraphSetClassifier.load reads it"
+            raise CheckpointError(f"{path}: holds a classifier of graphs; {reads}")
+        model = load_anomaly_model(path)
+        with opened(path) as f:
+            arrays = [f.get_tensor(f"statistics.{k}") for k in Scaling._fields[2:]]
+        scaling = Scaling(model.config.degree, model.config.scale, *arrays)
+        return cls(model, scaling, meta["config"], meta.get("detector", {}))

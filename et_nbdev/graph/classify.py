@@ -156,69 +156,42 @@ def beside(
     return jnp.where(own[..., None], near, jnp.zeros_like(near))
 
 
-class _Places(NamedTuple):
-    "Indices of nodes and CLS, and the graph of each token (B: none)."
-
-    node: Int[Array, "n"]
-    cls: Int[Array, "B"]
-    graph: Int[Array, "n+B+1"]
+def laid(batch: GraphBatch | EdgeBatch) -> "_Tables | _Lists":
+    "The tokens of a batch: where CLS and the nodes are, and what sees what."
+    return (_Lists if isinstance(batch, EdgeBatch) else _Tables)(batch)
 
 # %% ../../nbs/engine/cross_validation.ipynb #3a412701
-def _places(batch: EdgeBatch) -> _Places:
-    "The tokens of an `EdgeBatch`: n nodes, B CLS, and one of padding."
-    n, B = len(batch.graph), len(batch.labels)
-    of, each = batch.graph.astype(jnp.int32), jnp.arange(B, dtype=jnp.int32)
-    node = jnp.arange(n, dtype=jnp.int32) + of + 1
-    cls = jnp.searchsorted(of, each).astype(jnp.int32) + each
-    graph = jnp.full(n + B + 1, B, jnp.int32).at[node].set(of).at[cls].set(each)
-    return _Places(node, cls, graph)
+class _Tables:
+    "The tokens of a `GraphBatch`: of each graph CLS, then its nodes."
 
+    def __init__(self, batch: GraphBatch):
+        self.batch = batch
+        # CLS always is
+        self.present = jnp.pad(batch.present, ((0, 0), (1, 0)), constant_values=True)
 
-def _of_nodes(x: Float[Array, "... D"], batch) -> Float[Array, "... D"]:
-    return jnp.where(batch.present[..., None], x, jnp.zeros_like(x))
+    def tokens(
+        self, nodes: Float[Array, "B N D"], cls: Float[Array, "D"]
+    ) -> Float[Array, "B M D"]:
+        "CLS and the nodes; zeros where no node is present."
+        nodes = jnp.where(self.batch.present[..., None], nodes, 0)
+        first = jnp.broadcast_to(cls, (len(nodes), 1, len(cls)))
+        return jnp.concatenate([first, nodes], 1)
 
+    def cls(self, x: Float[Array, "B M D"]) -> Float[Array, "B D"]:
+        return x[:, 0]
 
-def tokens_with_cls(
-    nodes: Float[Array, "... D"], cls: Float[Array, "D"], batch: GraphBatch | EdgeBatch
-) -> Float[Array, "... D"]:
-    "CLS and the nodes; zeros where no node is present."
-    x = _of_nodes(nodes, batch)
-    if isinstance(batch, EdgeBatch):
-        at = _places(batch)
-        tokens = jnp.zeros((len(at.graph), len(cls)), x.dtype)
-        return tokens.at[at.node].set(x).at[at.cls].set(cls[None])
-    return jnp.concatenate([jnp.broadcast_to(cls, (len(x), 1, len(cls))), x], 1)
+    def sum(self, x: Float[Array, "B M D"]) -> Float[Array, "B D"]:
+        "Over the nodes of each graph."
+        return jnp.sum(x[:, 1:], 1, where=self.batch.present[..., None])
 
-# %% ../../nbs/engine/cross_validation.ipynb #3a412702
-def _are_there(batch: GraphBatch | EdgeBatch) -> Bool[Array, "..."]:
-    "Which tokens are present: CLS always is."
-    if isinstance(batch, EdgeBatch):
-        return _places(batch).graph < len(batch.labels)
-    return jnp.pad(batch.present, ((0, 0), (1, 0)), constant_values=True)
-
-
-def cls_of(x: Float[Array, "... D"], batch) -> Float[Array, "B D"]:
-    "The CLS token of every graph."
-    return x[_places(batch).cls] if isinstance(batch, EdgeBatch) else x[:, 0]
-
-
-def sum_of_nodes(x: Float[Array, "... D"], batch) -> Float[Array, "B D"]:
-    "The sum over the present nodes of every graph."
-    if isinstance(batch, EdgeBatch):
-        nodes = _of_nodes(x[_places(batch).node], batch)
-        # padding belongs to a graph beyond the last, which is dropped
-        return jax.ops.segment_sum(nodes, batch.graph, len(batch.labels))
-    return jnp.sum(_of_nodes(x[:, 1:], batch), 1)
-
-
-def energies_of(block, path, batch) -> Energies:
-    "The energies of a path with states; the memory's without padded tokens."
-    energies = Energies(path.energies)
-    if "memory" in energies:
-        memory = block.memory.token_energy(block.norm(path.states))
-        memory = jnp.where(_are_there(batch)[None], memory, jnp.zeros_like(memory))
-        energies["memory"] = jnp.sum(memory, -1)
-    return energies
+    def pairs(self, adjacency, x: Float[Array, "B M D"], literal: bool) -> dict:
+        both = self.present[:, :, None] & self.present[:, None, :]
+        row = ((0, 0), (1, 0), (1, 0))
+        seen = jnp.pad(self.batch.adjacency != 0, row, constant_values=True)  # Ã
+        weights = adjacency(x, jnp.pad(self.batch.edge_features, (*row, (0, 0))))
+        if not literal:
+            return {"weights": weights, "mask": both & seen}
+        return {"weights": jnp.where((both & seen)[:, None], weights, 0), "mask": both}
 
 # %% ../../nbs/engine/cross_validation.ipynb #5d749ec2
 def _log_sum_exp(
@@ -271,41 +244,48 @@ class WeightedEdges:
         return _log_sum_exp(scores, self.receivers, strangers) / beta[None]
 
 # %% ../../nbs/engine/cross_validation.ipynb #1d6ca6e8
-def pairs_of(adjacency, x, batch, literal: bool) -> dict[str, Any]:
-    r"""The context of the blocks: which tokens see which, and $\hat A$, from the tokens
-    `x` at the start.
-    """
-    pairs = _listed_pairs if isinstance(batch, EdgeBatch) else _tabled_pairs
-    return pairs(adjacency, x, batch, literal)
+class _Lists:
+    "The tokens of an `EdgeBatch`: of each graph CLS, then its nodes; then padding."
 
+    def __init__(self, batch: EdgeBatch):
+        n, B = len(batch.graph), len(batch.labels)
+        of, each = batch.graph.astype(jnp.int32), jnp.arange(B, dtype=jnp.int32)
+        self.batch, self.node = batch, jnp.arange(n, dtype=jnp.int32) + of + 1
+        self.first = jnp.searchsorted(of, each).astype(jnp.int32) + each
+        graph = jnp.full(n + B + 1, B, jnp.int32)  # of each token; B: none
+        self.graph = graph.at[self.node].set(of).at[self.first].set(each)
+        self.present = self.graph < B
 
-def _listed_pairs(adjacency, x, batch: EdgeBatch, literal: bool) -> dict[str, Any]:
-    at, here = _places(batch), batch.present
-    cls = at.cls[jnp.minimum(batch.graph, len(at.cls) - 1)]
-    senders = jnp.concatenate([at.node[batch.senders], cls, at.node])
-    receivers = jnp.concatenate([at.node[batch.receivers], at.node, cls])
-    linked = jnp.concatenate([here[batch.receivers], here, here])
-    strangers = None
-    if literal:
-        of, each = (m.astype(jnp.int32) for m in (here, linked))
-        nodes = jax.ops.segment_sum(of, batch.graph, len(at.cls))
-        keys = jax.ops.segment_sum(each, receivers, len(x))
-        strangers = jnp.maximum(jnp.pad(nodes, (0, 1))[at.graph] - keys, 0)
-    features = jnp.pad(batch.edge_features, ((0, 2 * len(batch.graph)), (0, 0)))
-    weights = adjacency.along(x, at.graph, senders, receivers, features)
-    return {"edges": WeightedEdges(senders, receivers, linked, weights, strangers)}
+    def tokens(
+        self, nodes: Float[Array, "n D"], cls: Float[Array, "D"]
+    ) -> Float[Array, "M D"]:
+        "CLS and the nodes; zeros where no node is present."
+        nodes = jnp.where(self.batch.present[:, None], nodes, 0)
+        x = jnp.zeros((len(self.graph), len(cls)), nodes.dtype).at[self.node].set(nodes)
+        return x.at[self.first].set(cls[None])
 
-# %% ../../nbs/engine/cross_validation.ipynb #1d6ca601
-def _tabled_pairs(adjacency, x, batch: GraphBatch, literal: bool) -> dict[str, Any]:
-    here = _are_there(batch)
-    both = here[:, :, None] & here[:, None, :]
-    row = ((0, 0), (1, 0), (1, 0))
-    linked = both & jnp.pad(batch.adjacency != 0, row, constant_values=True)  # Ã
-    weights = adjacency(x, jnp.pad(batch.edge_features, (*row, (0, 0))))
-    if not literal:
-        return {"weights": weights, "mask": linked}
-    weights = jnp.where(linked[:, None], weights, jnp.zeros_like(weights))
-    return {"weights": weights, "mask": both}
+    def cls(self, x: Float[Array, "M D"]) -> Float[Array, "B D"]:
+        return x[self.first]
+
+    def sum(self, x: Float[Array, "M D"]) -> Float[Array, "B D"]:
+        "Over the nodes of each graph; those of graph B, which is padding, are dropped."
+        return jax.ops.segment_sum(x[self.node], self.batch.graph, len(self.first))
+
+    def pairs(self, adjacency, x: Float[Array, "M D"], literal: bool) -> dict:
+        batch, here, node = self.batch, self.batch.present, self.node
+        cls = self.first[jnp.minimum(batch.graph, len(self.first) - 1)]
+        senders = jnp.concatenate([node[batch.senders], cls, node])
+        receivers = jnp.concatenate([node[batch.receivers], node, cls])
+        linked = jnp.concatenate([here[batch.receivers], here, here])
+        strangers = None
+        if literal:
+            of, each = (m.astype(jnp.int32) for m in (here, linked))
+            nodes = jax.ops.segment_sum(of, batch.graph, len(self.first))
+            keys = jax.ops.segment_sum(each, receivers, len(x))
+            strangers = jnp.maximum(jnp.pad(nodes, (0, 1))[self.graph] - keys, 0)
+        features = jnp.pad(batch.edge_features, ((0, 2 * len(batch.graph)), (0, 0)))
+        weights = adjacency.along(x, self.graph, senders, receivers, features)
+        return {"edges": WeightedEdges(senders, receivers, linked, weights, strangers)}
 
 # %% ../../nbs/engine/cross_validation.ipynb #37bloc01
 def _check_choices(config):
@@ -454,13 +434,13 @@ class GraphClassifier(nnx.Module):
         x = self.embed(batch.features)
         if self.config.num_positions:
             x = x + self.place(batch.positions)
-        return tokens_with_cls(x, self.cls[...].astype(x.dtype), batch)
+        return laid(batch).tokens(x, self.cls[...].astype(x.dtype))
 
     def pairs(self, x, batch) -> dict[str, Any]:
         r"""Which tokens see which, and $\hat A$: the context of the blocks, from the
         tokens `x` at the start.
         """
-        return pairs_of(self.adjacency, x, batch, self.config.strangers == "zero")
+        return laid(batch).pairs(self.adjacency, x, self.config.strangers == "zero")
 
     def __call__(self, batch, rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
         """Logits. `rngs` are for signs, noise, dropout and order in training; without
@@ -490,11 +470,11 @@ class GraphClassifier(nnx.Module):
 
     def read(self, passed: list, batch, rngs: nnx.Rngs | None) -> Float[Array, "B C"]:
         "Logits, from the tokens at the start and after every block."
-        dropout, off = nnx.Dropout(self.config.dropout), rngs is None
+        dropout, off, at = nnx.Dropout(self.config.dropout), rngs is None, laid(batch)
         drop = lambda x: dropout(x, deterministic=off, rngs=rngs)
         if self.config.readout == "cls":
-            return self.head(drop(cls_of(passed[-1], batch)))
-        both = lambda x: jnp.concatenate([cls_of(x, batch), sum_of_nodes(x, batch)], -1)
+            return self.head(drop(at.cls(passed[-1])))
+        both = lambda x: jnp.concatenate([at.cls(x), at.sum(x)], -1)
         logits = (head(drop(both(x))) for head, x in zip(self.heads, passed))
         return jnp.stack([*logits]).sum(0)
 
@@ -507,7 +487,12 @@ class GraphClassifier(nnx.Module):
         pairs = self.pairs(x, batch)
         for block in self.blocks:
             x, path = descend(block, x, c.steps, c.step_size, states=True, **pairs)
-            found.append(energies_of(block, path, batch))
+            energies = Energies(path.energies)
+            if "memory" in energies:  # that of padding does not count
+                memory = block.memory.token_energy(block.norm(path.states))
+                here = laid(batch).present[None]
+                energies["memory"] = jnp.sum(memory, -1, where=here)
+            found.append(energies)
         return found
 
 # %% ../../nbs/engine/cross_validation.ipynb #88f6c97c
@@ -584,6 +569,14 @@ class ClassifyTraining:
         return FitConfig(self.epochs, self.batch_size, *rates).optim(steps_per_epoch)
 
 # %% ../../nbs/engine/cross_validation.ipynb #5096fb6f
+_PAPER = ClassifyConfig(128, 12, 64, 512, blocks=4, strangers="zero")
+
+CONFIGS = {  # training runs by name
+    "small": ClassifyTraining("MUTAG"),
+    "paper": ClassifyTraining("MUTAG", epochs=200, batch_size=64, model=_PAPER),
+}
+
+
 def _judged(found: Scores, n: int) -> dict:
     "The score that `fit` uses: errors among n graphs, with the loss to break ties."
     # less than one error
@@ -667,14 +660,6 @@ def load_classifier(path: Path | str) -> GraphClassifier:
         return GraphClassifier(**made["sizes"], config=config, rngs=nnx.Rngs(0))
 
     return restore(path, "graph classifier", build)
-
-# %% ../../nbs/engine/cross_validation.ipynb #37cmdc01
-_PAPER = ClassifyConfig(128, 12, 64, 512, blocks=4, strangers="zero")
-
-CONFIGS = {  # training runs by name
-    "small": ClassifyTraining("MUTAG"),
-    "paper": ClassifyTraining("MUTAG", epochs=200, batch_size=64, model=_PAPER),
-}
 
 # %% ../../nbs/engine/cross_validation.ipynb #37cmdc02
 @command

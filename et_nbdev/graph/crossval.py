@@ -70,17 +70,16 @@ def deal(
     class. Raises ValueError for fewer than k graphs, or graphs without a class.
     """
     if len(labels) < k or labels.min() < 0:
-        raise ValueError(
-            f"labels: expected the classes of at least k = {k} graphs, 0 or more, got"
-            f" {len(labels)}" + (f" with {labels.min()}" if len(labels) else "")
-        )
+        wanted = f"the classes of at least k = {k} graphs, 0 or more"
+        got = f"{len(labels)} with {labels.min(initial=0)}"
+        raise ValueError(f"labels: expected {wanted}, got {got}")
     hashed = lambda i: hashlib.sha256(f"{seed}/{i}".encode()).digest()
     order = sorted(range(len(labels)), key=lambda i: (labels[i], hashed(i)))
     fold = np.empty(len(labels), np.int64)
     fold[order] = np.arange(len(labels)) % k
     return fold
 
-# %% ../../nbs/engine/cross_validation.ipynb #febcb801
+
 def parts(fold: Int[np.ndarray, "G"], f: int) -> Fold:
     """Outer fold f: its graphs are the test, those of the next fold the validation
     part, all others are for training.
@@ -324,10 +323,8 @@ def _read_fold(path: Path, settings: dict) -> dict:
     "The result of a fold. Raises ValueError for what is none, or of another run."
     try:
         row = json.loads(path.read_text("utf-8"))
-        if not row["test_accuracy"] == row["test_correct"] / row["test_graphs"] <= 1:
-            raise ValueError("its accuracy is not that of its graphs")
         there = dict(row["settings"])
-    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as e:
+    except (ValueError, TypeError, KeyError, RecursionError) as e:
         said = f"is not the result of a fold ({type(e).__name__}: {e}); delete it"
         raise ValueError(f"out: {path} {said}") from e
     names = sorted({*there, *settings})

@@ -14,12 +14,9 @@ import warnings
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jaxtyping import Float, Int
 from sklearn.base import BaseEstimator
 from sklearn.utils import ClassifierTags
@@ -29,49 +26,21 @@ from ..checks import check_sizes
 from ..commands import as_command, command, configure, out_folder
 from et_nbdev.graph.anomaly import (
     AnomalyConfig,
-    AnomalyEnergyTransformer,
     AnomalyTraining,
-    SampleConfig,
+    Kept,
+    NodeExplanation,
     explain,
-    load_anomaly_model,
     train_anomaly,
 )
-from .data import Graph, Split, load_graph, split
-from et_nbdev.graph.nodes import (
-    Kept,
-    Scaling,
-    advice,
-    anomaly_scores,
-    compared,
-    predict,
-)
+from .data import Graph, Split, load_graph, reading, split
+from .nodes import advice, anomaly_scores, compared, predict
 from et_nbdev.training import (
     CheckpointError,
     OptimConfig,
     at_home,
     atomic_write,
-    opened,
     provenance,
-    read_meta,
-    save_checkpoint,
 )
-
-# %% ../../nbs/34_detector.ipynb #67cdaeff
-#| code-fold: true
-class _NodeExplanation(NamedTuple):
-    "Why a node was flagged, or not: what the first block sees there after the descent."
-
-    node: int
-    p: float
-    flagged: bool
-    attention_energy: float
-    memory_energy: float
-    # fraction of the nodes of the graph with a lower energy
-    attention_rank: float
-    memory_rank: float
-    neighbors: Int[np.ndarray, "n"]  # most attended first
-    weights: Float[np.ndarray, "n"]  # attention to them, the mean over the heads
-    memories: Float[np.ndarray, "_"]  # activity of each of the K memories
 
 # %% ../../nbs/34_detector.ipynb #a7e69175
 #| code-fold: true
@@ -107,8 +76,9 @@ class AnomalyDetector(BaseEstimator):
     """An Energy Transformer that flags anomalous nodes, with the interface of a
     scikit-learn classifier, except that its input is a `Graph`.
 
-    Hyperparameter: `config` (None: the defaults), of which `data` is ignored. Learned,
-    with a final underscore: `model_`, `scaling_`, `threshold_`, `classes_`,
+    Hyperparameter: `config` (None: `AnomalyTraining()`, with which `et_train_anomaly`
+    begins, too), of which `data` is ignored. Learned, with a final underscore:
+    `model_`, `scaling_`, `threshold_` (chosen by `nodes.best_threshold`), `classes_`,
     `n_features_in_`, `feature_names_in_` (if they have names), the scores `validation_`
     and `test_`, `report_` (the scores on the validation nodes, beside those of boosted
     trees on the features alone and with two hops; empty in older files), and
@@ -155,51 +125,20 @@ class AnomalyDetector(BaseEstimator):
         return self
 
     def _learned(self, kept: Kept) -> "AnomalyDetector":
-        self.model_, self.scaling_, self._made, self.provenance_ = kept
-        about = kept.about
+        self.model_, self.scaling_, _, about = self._kept = kept
         self.threshold_, self.classes_ = float(about["threshold"]), np.arange(2)
         self.validation_, self.test_ = about["validation"], about["test"]
-        self.report_ = about.get("report", {})
+        self.report_, self.provenance_ = about.get("report", {}), about
         self.n_features_in_ = about["num_features"]
         if about["feature_names"]:
             self.feature_names_in_ = np.array(about["feature_names"], object)
         return self
 
-    def _check_alike(self, graph: Graph):
-        "Raise ValueError, naming what differs from the training graph."
-        about = self.provenance_
-        known, given = about["feature_names"], [*graph.feature_names]
-        pairs = {f"{about['num_features']} features": f"{graph.num_features} features"}
-        if known and given:
-            only = lambda a, b: f"the features {sorted({*a} - {*b}) or a}"
-            pairs[only(known, given)] = only(given, known)
-        if kinds := about["relations"]:
-            called = lambda kinds: f"the relations {sorted(kinds)}"
-            pairs[called(kinds)] = called(graph.relations)
-        if graph.num_edges:
-            sides = "edges in one direction", "edges in both directions (see symmetric)"
-            pairs[sides[about["graph"]["symmetric"]]] = sides[graph.is_symmetric]
-        for wanted, found in pairs.items():
-            if wanted != found:
-                of = f"the training graph {about['graph']['name']!r}"
-                raise ValueError(f"graph: expected {wanted}, as in {of}, got {found}")
-
     def _scored(self, graph: Graph):
         "The probabilities of all nodes, and what the model has read."
         check_is_fitted(self)
         _check_graph(graph)
-        self._check_alike(graph)
-        if names := self.provenance_["relations"]:  # in the order of the blocks
-            graph = replace(graph, relations={k: graph.relations[k] for k in names})
-        features = self.scaling_(graph)
-        # further out a token overflows where the norm squares it
-        if (far := np.abs(features).max(1)).max() > 1e9:
-            raise ValueError(
-                f"graph: features of node {far.argmax()} lie {far.max():.0e} standard"
-                " deviations from those of the training graph"
-            )
-        edges = AnomalyEnergyTransformer.prepare(graph, self.model_.config.relations)
-        features = jnp.asarray(features)
+        features, edges = self._kept.inputs(graph)
         p = np.asarray(predict(self.model_, features, edges), np.float64)
         return p, features, edges
 
@@ -226,7 +165,7 @@ class AnomalyDetector(BaseEstimator):
         p, some = self._scored(graph)[0], graph.labeled
         return anomaly_scores(graph.labels[some], p[some], self.threshold_, k)
 
-    def explain(self, graph: Graph, node: int) -> _NodeExplanation:
+    def explain(self, graph: Graph, node: int) -> NodeExplanation:
         """Energies, attention and memories of one node, from the function `explain`; if
         there are several blocks, those of the first. Raises ValueError if the node does
         not exist.
@@ -235,22 +174,8 @@ class AnomalyDetector(BaseEstimator):
         check_sizes(0, node=node)
         if node >= len(p):
             raise ValueError(f"node: expected 0 to {len(p) - 1}, got {node}")
-        seen = explain(self.model_, features, edges)
-        senders, receivers = edges[0].edge_list()
-        into, energies = np.flatnonzero(receivers == node), seen[:2]
-        # the mean over the heads; of no heads, 0
-        paid = seen.edge_weights[into].sum(1) / max(1, seen.edge_weights.shape[1])
-        order = np.argsort(-paid, kind="stable")
-        return _NodeExplanation(
-            int(node),
-            float(p[node]),
-            bool(p[node] >= self.threshold_),
-            *(float(energy[node]) for energy in energies),
-            *(float((energy < energy[node]).mean()) for energy in energies),
-            senders[into][order],  # pyright: ignore[reportCallIssue]
-            paid[order],  # pyright: ignore[reportCallIssue]
-            seen.memories[node],  # pyright: ignore[reportCallIssue]
-        )
+        seen, own = explain(self.model_, features, edges), float(p[node])
+        return NodeExplanation.of(seen, edges[0], int(node), own, self.threshold_)
 
     def save(self, path: Path | str):
         """Write weights, statistics, threshold, hyperparameters and provenance to one
@@ -259,13 +184,7 @@ class AnomalyDetector(BaseEstimator):
         """
         check_is_fitted(self)
         path = at_home(path)
-        params = nnx.to_pure_dict(nnx.state(self.model_, nnx.Param))
-        statistics = dict(zip(Scaling._fields[2:], self.scaling_[2:]))
-        save_checkpoint(
-            path / FILE if path.is_dir() else path,
-            {"params": params, "statistics": statistics},
-            {"config": self._made, "detector": self.provenance_},
-        )
+        self._kept.save(path / FILE if path.is_dir() else path)
 
     @classmethod
     def load(cls, path: Path | str) -> "AnomalyDetector":
@@ -273,20 +192,9 @@ class AnomalyDetector(BaseEstimator):
         `et_train_anomaly`. Raises CheckpointError if it is missing, damaged or of
         another kind.
         """
-        file = file_of(path)
-        if "classifier" in (meta := read_meta(file)):
-            reads = "GraphSetClassifier.load reads it"
-            raise CheckpointError(f"{file}: holds a classifier of graphs; {reads}")
-        model = load_anomaly_model(file)
-        with opened(file) as f:
-            arrays = [f.get_tensor(f"statistics.{k}") for k in Scaling._fields[2:]]
-        scaling = Scaling(model.config.degree, model.config.scale, *arrays)
+        kept = Kept.load(file := file_of(path))
         try:
-            made = {k: v for k, v in meta["config"].items() if k != "graph"}
-            made["model"], made["optim"] = model.config, OptimConfig(**made["optim"])
-            made["sample"] = SampleConfig(**made["sample"])
-            kept = Kept(model, scaling, meta["config"], meta["detector"])
-            return cls(AnomalyTraining(**made))._learned(kept)
+            return cls(kept.config)._learned(kept)
         except (KeyError, TypeError, ValueError) as e:
             raise CheckpointError(
                 f"{file}: holds no detector that this version knows ({e}); a training"
@@ -303,7 +211,8 @@ class AnomalyDetector(BaseEstimator):
 
 # %% ../../nbs/engine/nodes.ipynb #ec9f7961
 CONFIGS = {  # training runs by name
-    # the bundled graph: about ten seconds on two cores
+    "paper": AnomalyTraining(),
+    # tuned to the bundled graph: about ten seconds on two cores
     "digits-knn": AnomalyTraining(
         model=AnomalyConfig(dim=32, head_dim=32, num_memories=64, hidden=32),
         optim=OptimConfig(
@@ -318,6 +227,17 @@ CONFIGS = {  # training runs by name
     ),
 }
 
+
+def _reported(config: AnomalyTraining, graph: Graph, parts, folder, progress) -> dict:
+    "Train one detector: its row in a report."
+    detector = AnomalyDetector(config)
+    with warnings.catch_warnings():  # what is to be told is told of all splits
+        warnings.filterwarnings("ignore", "boosted trees")
+        detector.fit(graph, split=parts, folder=folder, progress=progress)
+    kept = ("parts", "seconds", "threshold", "report", "validation", "test")
+    about = {name: detector.provenance_[name] for name in kept}
+    return {"seed": config.seed, **about}
+
 # %% ../../nbs/engine/nodes.ipynb #cc65d263
 def report(
     config: AnomalyTraining,
@@ -325,37 +245,34 @@ def report(
     out: Path | str,
     splits: int = 1,
     progress: bool = True,
+    time=None,  # of each node, as numbers or dates
 ) -> dict:
     """Train on `splits` splits of `graph`, with the seeds config.seed, config.seed + 1,
     …, and write metrics.json into `out`: mean and standard deviation of the test
     scores, the comparison with trees on the validation nodes, and every run. Training
-    resumes from `out`/seed-0 and so on, where the weights are.
+    resumes from `out`/seed-0 and so on, where the weights are. With a `time` the split
+    looks ahead, the same for all seeds.
 
     Returns the contents of metrics.json, and prints the scores. Raises the same errors
     as `train_anomaly`, and OSError if `out` cannot be written.
     """
     check_sizes(splits=splits)
     configs = [replace(config, seed=config.seed + n) for n in range(splits)]
-    # fails immediately if there are too few nodes, whatever the seed
-    split(graph.labels, config.train_fraction, config.seed)
+    ahead = None if time is None else split(graph, config.train_fraction, time=time)
     runs = []
     for n, own in enumerate(configs):
         if progress:
             print(f"Split {n + 1} of {splits} (seed {own.seed})", flush=True)
         folder = Path(out) / f"seed-{own.seed}"
-        with warnings.catch_warnings():  # what is to be told is told of all splits
-            warnings.filterwarnings("ignore", "boosted trees")
-            fitted = AnomalyDetector(own).fit(graph, folder=folder, progress=progress)
-        kept = ("parts", "seconds", "threshold", "report", "validation", "test")
-        about = {name: fitted.provenance_[name] for name in kept}
-        runs.append({"seed": own.seed, **about})
-    over_splits = lambda f, *rows: jax.tree.map(lambda *x: float(f(x)), *rows)
+        runs.append(_reported(own, graph, ahead, folder, progress))
+    over = lambda f, rows: jax.tree.map(lambda *x: float(f(x)), *rows)
     tests, reports = ([row[name] for row in runs] for name in ("test", "report"))
     found = {
-        "test": over_splits(np.mean, *tests),
-        "deviation": over_splits(partial(np.std, ddof=min(1, splits - 1)), *tests),
-        "report": over_splits(np.mean, *reports),
+        "test": over(np.mean, tests),
+        "deviation": over(partial(np.std, ddof=min(1, splits - 1)), tests),
+        "report": over(np.mean, reports),
         "splits": splits,
+        "ahead": ahead is not None,
         "runs": runs,
         "data": graph.name,
         "nodes": graph.num_nodes,
@@ -374,7 +291,8 @@ def report(
 def _print_scores(found: dict):
     "Of a report."
     splits, sizes = found["splits"], found["runs"][0]["parts"]
-    over = f"mean ± standard deviation over {splits} splits"
+    several = "seeds" if found["ahead"] else "splits"
+    over = f"mean ± standard deviation over {splits} {several}"
     print(f"{sizes['test']:,} test nodes", end=", ")
     print(over if splits > 1 else "one split", end=", ")
     print("threshold chosen on validation")
@@ -393,17 +311,23 @@ def _print_scores(found: dict):
 @command
 def train(argv: list[str] | None = None) -> None:
     """Train an anomaly detector on a graph, resume a run that was stopped, and report
-    on the test nodes.
+    on the test nodes. The configuration "paper" is that of AnomalyDetector() in Python.
     """
     parser = argparse.ArgumentParser("et_train_anomaly", description=train.__doc__)
     into = "folder of checkpoints, logs and report (default: runs/DATA); training"
     parser.add_argument("--out", type=out_folder, help=f"{into} resumes from it")
     many = "splits to train on, with the seeds SEED, SEED + 1 and so on (default: 1)"
     parser.add_argument("--splits", type=int, default=1, help=many)
+    when = ".npy with a number or a date per node: train on the past, test on the last"
+    parser.add_argument("--time", type=at_home, help=when)
     with as_command(parser.prog):
-        config, args = configure(parser, CONFIGS, "digits-knn", argv)
+        config, args = configure(parser, CONFIGS, "paper", argv)
         out = args.out or Path("runs") / Path(config.data).stem
-        report(config, load_graph(config.data), out, args.splits)
+        graph, time = load_graph(config.data), None
+        if args.time:
+            with reading(args.time):
+                time = np.load(args.time, allow_pickle=False)
+        report(config, graph, out, args.splits, time=time)
 
 
 @command

@@ -379,14 +379,6 @@ def make_rings(num_graphs: int = 240, seed: int = 0) -> GraphSet:
     rings = GraphSet(start, senders, receivers, labels, node_labels=names, name="rings")
     return rings.undirected()
 
-
-# where TU sets are downloaded from, and those that the commands offer
-_TU_URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
-
-TU_NAMES = tuple(
-    "MUTAG PROTEINS ENZYMES NCI1 NCI109 Mutagenicity DD FRANKENSTEIN".split()
-)
-
 # %% ../../nbs/engine/sets.ipynb #81cachefol
 # where TU sets are downloaded from, and those that the commands offer
 _TU_URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
