@@ -51,7 +51,7 @@ UNROLL = jax.default_backend() == "cpu"  # faster there, and slow to compile els
 PRICES = dict(price=30.0, judge=0.1)
 # a quarter of the solved boards are exchanged with probability `longer`, and a solved
 # board that moves costs `rest` times how far
-REST = dict(after="units", alone=0.0, rate=5e-4, longer=0.01, rest=0.4) | PRICES
+REST = dict(after="units", alone=0.0, rate=5e-4, longer=0.01, rest=0.1) | PRICES
 BASES = {4: 5000, 6: 40000, 9: 20000}  # puzzles to train on, each with random givens
 
 
