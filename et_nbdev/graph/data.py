@@ -47,7 +47,7 @@ def frozen(a: np.ndarray, dtype) -> np.ndarray:
     a.flags.writeable = False
     return a
 
-# %% ../../nbs/engine/graph_readers.ipynb #94ca8d16
+
 def checked(name, value, dtype, shape: tuple, right: str, sound, kinds="iu"):
     """`value` as a read-only array. `shape` has a letter where any length will do;
     `sound` tells for each entry whether it is `right`; `kinds` are NumPy's of numbers.
@@ -60,8 +60,7 @@ def checked(name, value, dtype, shape: tuple, right: str, sound, kinds="iu"):
         raise ValueError(
             f"{name}: must hold {wanted}, got {a.dtype} of shape {a.shape}"
         )
-    if not (there := sound(a)).all():
-        at = tuple(np.argwhere(~there)[0].tolist())
+    for at in map(tuple, np.argwhere(~sound(a))[:1].tolist()):
         where = ", ".join(map(str, at))
         raise ValueError(f"{name}: must {right}, got {a[at]} at position {where}")
     return frozen(a, dtype)
@@ -72,7 +71,7 @@ def finite(name: str, value, shape: tuple) -> Float32[np.ndarray, "..."]:
     sound, kinds = lambda a: np.abs(a) <= np.finfo(np.float32).max, "fiub"
     return checked(name, value, np.float32, shape, "be finite in float32", sound, kinds)
 
-# %% ../../nbs/engine/graph_readers.ipynb #588f38d7
+# %% ../../nbs/engine/graph_readers.ipynb #71c3a6a4
 def ids_of(name: str, value, what: str, count: int) -> Int32[np.ndarray, "n"]:
     "Ids of nodes or graphs, from 0 to count - 1."
     right = f"hold ids of {what} from 0 to {count - 1}"
@@ -91,7 +90,7 @@ def both_ends(edges: Sequence | np.ndarray, num_nodes: int, of: str = "") -> Edg
         )
     return ends[0], ends[1]
 
-# %% ../../nbs/engine/graph_readers.ipynb #71c3a6a4
+
 def _labels(value, num_nodes: int) -> Int8[np.ndarray, "N"]:
     right = "be 1 (anomalous), 0 (normal) or -1 (unlabeled)"
     known = lambda a: np.isin(a, (-1, 0, 1))
@@ -116,7 +115,7 @@ def _texts(name: str, values: Iterable) -> list[str]:
         )
     return texts
 
-# %% ../../nbs/engine/graph_readers.ipynb #b876e23a
+
 def _names(name: str, value, count: int) -> tuple[str, ...]:
     names = tuple(_texts(name, value))
     if len(names) not in (0, count):
@@ -349,7 +348,7 @@ def _one_label_each(labels) -> np.ndarray:
         )
     return a.argmax(1)
 
-# %% ../../nbs/engine/graph_readers.ipynb #a88da382
+
 def _sound_matrix(matrix):
     """A SciPy sparse matrix. Indices out of range, as a damaged file may hold them,
     would write anywhere in memory.
@@ -416,7 +415,7 @@ _LABELS = (
     r"|anomaly|anomalous)(_?\d+)?)\s*"
 )
 
-# %% ../../nbs/engine/graph_readers.ipynb #7e0fcheckl
+
 def _check_label(label: str, default: str, found: Iterable, beside: bool = False):
     """Raise ValueError if there are no labels under this name, but under another; with
     `beside`, also if there are both (y beside x is a place).
@@ -482,7 +481,7 @@ def from_pyg(
     _check_weights(weights, _on_edges(held, edges, x))
     return Graph(*edges, x, _one_label_each(y), name=name)  # pyright: ignore[reportCallIssue]
 
-# %% ../../nbs/engine/graph_readers.ipynb #cb324bc3
+
 def from_dgl(
     graph: Any, name: str = "", *, weights: Literal["refuse", "ignore"] = "refuse"
 ) -> Graph:
@@ -545,9 +544,11 @@ def _certain(value) -> bool:
     missing = need("pandas", "pandas").isna(value)
     return not (isinstance(value, bool | np.bool_) or missing is True)
 
-# %% ../../nbs/engine/graph_readers.ipynb #22f6f8ec
+
 def _exact(name: str, ids: Any) -> Any:
-    "Ids that compare as Python's values do, each of which names a node for certain."
+    """Ids that compare as Python's values do, each of which names a node for certain:
+    none is missing or a truth value, and floats are whole and exact.
+    """
     if not (isinstance(ids.dtype, np.dtype) and ids.dtype.kind in "iu"):
         for i, value in enumerate(ids.to_numpy()):
             if not _certain(value):
@@ -556,9 +557,9 @@ def _exact(name: str, ids: Any) -> Any:
                     " no node for certain; keep ids as integers or as text (a missing"
                     " value makes a column of floats)"
                 )
-    return ids.astype(np.int64 if ids.dtype.kind == "f" else object).astype(object)
+    return ids.astype(object)
 
-
+# %% ../../nbs/engine/graph_readers.ipynb #22f6f8ec
 def _numbered(edges, keys: Sequence[str], index) -> list[Int[np.ndarray, "E"]]:
     "The positions of both ends of each edge in the index of the nodes."
     index = _exact("nodes.index", index)
@@ -605,17 +606,15 @@ def from_networkx(
             )
     found = dict.fromkeys(key for own in data.values() for key in own)
     _check_label(label, "label", [key for key in found if key not in keys])
-    edges = list(graph.edges(data=True))
-    carried = {str(key): None for *_, own in edges for key in own if key != relation}
+    edges = list(graph.to_directed(as_view=True).edges(data=True))
+    carried = [str(key) for *_, own in edges for key in own if key != relation]
     if graph.is_multigraph():  # NetworkX itself counts
-        named = (k for *_, k in graph.edges(keys=True) if k not in range(len(edges)))
-        carried |= {f"key {key}": None for key in [*named][:1]}
-    _check_weights(weights, list(carried))
+        named = [k for *_, k in graph.edges(keys=True) if k not in range(len(edges))]
+        carried += [f"key {key}" for key in named[:1]]
+    _check_weights(weights, carried)
     for *ends, own in edges if relation is not None else ():
         if relation not in own:
             raise ValueError(f"relation: edge {tuple(ends)} has no {relation!r}")
-    if not graph.is_directed():
-        edges += [(v, u, own) for u, v, own in edges if u != v]
     place = {node: i for i, node in enumerate(data)}
     ends = [[place[edge[i]] for edge in edges] for i in (0, 1)]
     kinds = None if relation is None else [own[relation] for *_, own in edges]
@@ -628,6 +627,21 @@ def from_networkx(
 # %% ../../nbs/engine/graph_readers.ipynb #80ids000
 # columns that name nodes: id, node_id, txId, and what an index becomes in a file
 _IDS = r"(.*[\W_])?(id|Id|ID)|.*[a-z](Id|ID)|(?i:nodes?|index|level_0|unnamed: \d+)"
+
+
+def _warn_of_ids(nodes: Any, columns: list):
+    "Warn of features that look like ids or times; a few rows may differ by chance."
+    whole = {key: nodes[key] for key in columns if nodes[key].dtype.kind in "iu"}
+    like = [
+        key
+        for key, column in whole.items()
+        if (len(column) >= 50 and column.is_unique) or column.abs().max() > 2**24
+    ]
+    if like:
+        told = f"{like} are features now, but look like ids or times: integers, all"
+        told += " different or beyond 2²⁴, which float32 cannot tell apart"
+        say = f"nodes.drop(columns={like}); a time belongs to split(graph, time=…)"
+        warnings.warn(f"nodes: columns {told}. If they are, {say}", stacklevel=3)
 
 # %% ../../nbs/engine/graph_readers.ipynb #04983795
 def from_pandas(
@@ -647,6 +661,8 @@ def from_pandas(
     `target`; its column `relation`, if there is one, names the kind of the edge.
     Columns that seem to hold ids, or labels under another name, are refused, and so are
     further columns of `edges`, unless `weights` is "ignore". `name` is the graph's.
+    Warns of features that look like ids or times: integers, all different (in 50 rows
+    or more) or beyond 2²⁴.
 
     A node without a label is unlabeled. Raises ValueError, naming the column or node,
     if a column is missing or does not hold numbers, if `edges` has columns that a Graph
@@ -682,9 +698,8 @@ def from_pandas(
             raise ValueError(
                 f"nodes: column {key!r} must hold numbers, got {nodes[key].dtype}"
             )
-    labels = [-1] * len(nodes)
-    if label in nodes.columns:
-        labels = _plain(nodes[label])
+    _warn_of_ids(nodes, columns)
+    labels = _plain(nodes[label]) if label in nodes.columns else [-1] * len(nodes)
     kinds = None if relation is None else _plain(edges[relation])
     rows = nodes[columns].to_numpy(np.float64)
     return _graph_of(ends, kinds, rows, labels, columns, nodes.index, name)
@@ -710,7 +725,7 @@ def _named_columns(graph: Graph) -> list[str]:
         )
     return [*graph.feature_names] or [f"x{i}" for i in range(graph.num_features)]
 
-# %% ../../nbs/engine/graph_readers.ipynb #35a4ade0
+
 def to_pandas(graph: Graph) -> tuple[Any, Any]:
     """Two DataFrames that `from_pandas` reads: edges with source and target (and
     relation, if there are several kinds), nodes with their features and label. Raises
@@ -822,7 +837,7 @@ def _from_mat(path: Path) -> Graph:
     found = nets, data["features"], data["label"], path.stem
     return from_scipy(*found, weights="ignore")  # as DGL reads it
 
-# %% ../../nbs/engine/graph_readers.ipynb #d1ed6095
+
 def _from_dgl_file(path: Path) -> Graph:
     os.environ.setdefault("DGLBACKEND", "pytorch")  # or DGL writes a file to say so
     dgl = need("dgl", "'et_nbdev[dgl]', which needs Python 3.11")
@@ -850,7 +865,7 @@ def _read(path: Path) -> Graph:
             " binary files of DGL; read tables with pandas, and use from_pandas"
         )
 
-# %% ../../nbs/engine/graph_readers.ipynb #f9c74557
+# %% ../../nbs/engine/graph_readers.ipynb #23b6b0d8
 def alike(views: Int[np.ndarray, "N P"], k: int = 8) -> Edges:
     "Edges to every node from the k nodes with the most similar views."
     square = (views**2).sum(1)
@@ -871,7 +886,7 @@ def _digits(name: str) -> Graph:
         return from_relations(edges, *known, name).symmetric()
     return Graph(*edges["left"], *known, name=name).symmetric()
 
-# %% ../../nbs/engine/graph_readers.ipynb #23b6b0d8
+
 class _Dataset(NamedTuple):
     file: str  # as published; "" for those made here
     source: str  # where it is published
@@ -968,7 +983,7 @@ def ids_digest(parts: Sequence[Int[np.ndarray, "_"]]) -> str:
     ids = [np.asarray(part, np.int64).tobytes() for part in parts]
     return hashlib.sha256(b"/".join(ids)).hexdigest()[:16]
 
-# %% ../../nbs/engine/graph_readers.ipynb #40ahead0
+
 def _ahead(nodes, time, count: int, train_fraction: float) -> Split:
     "Parts of the labeled `nodes` by time; equal times stay together, in the later one."
     numbers = time.shape == (count,) and time.dtype.kind in "iufM"

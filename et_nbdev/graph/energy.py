@@ -25,7 +25,6 @@ from et_nbdev.graph.kernels import (
     chosen,
     neighbor_match,
     rows_of,
-    sorted_rows,
 )
 
 # %% ../../nbs/30_graph_energy.ipynb #6f4f500a
@@ -67,8 +66,7 @@ class EdgeIndex:
         room = len(s) if capacity is None else capacity
         check_sizes(len(s), capacity=room)
         self.self_loops, self.backend = bool(self_loops), chosen(backend)
-        rows = sorted_rows(s, r, num_nodes)
-        self.into, self.out_of = (rows_of(*row, room, self.backend) for row in rows)
+        self.into, self.out_of = rows_of(s, r, num_nodes, room)
 
     @property
     def num_nodes(self) -> int:
