@@ -678,7 +678,7 @@ def differences(saved: dict, wanted: dict) -> str:
     keys = sorted(k for k in {*a, *b} if values(k)[0] != values(k)[1])
     return ", ".join("{}: {!r} there, {!r} here".format(k, *values(k)) for k in keys)
 
-
+# %% ../nbs/engine/training.ipynb #64interrupb2
 def _filled(saved: dict, defaults: dict) -> dict:
     "Nested settings, with those of `defaults` that they lack."
     nested = lambda k: isinstance(saved[k], dict) and isinstance(defaults.get(k), dict)

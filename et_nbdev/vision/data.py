@@ -551,7 +551,7 @@ def check_inside(folder: Path, pictures: set[Path]):
                 f" {parent}; name that folder instead of {folder}, or rename it"
             )
 
-
+# %% ../../nbs/engine/pictures.ipynb #76maskfoldb2
 def kinds(files) -> str:
     "The endings of files."
     return ", ".join(sorted({f.suffix.lower() or f.name for f in files}))
@@ -673,7 +673,7 @@ def tables_of(path: Path, files: list[Path]) -> list[Path]:
             found.append(file)
     return found
 
-
+# %% ../../nbs/engine/pictures.ipynb #15c9fromtab2
 def from_parquet(path: Path, files: list[Path]) -> dict[str, Source]:
     "Tables of pictures by the split that their names and folders mean."
     datasets, sources = need("datasets"), {}
@@ -804,7 +804,7 @@ def find(name: str, data_dir: str | os.PathLike | None) -> dict[str, Source]:
         f" or a known name: digits (no network), {', '.join(NAMED)}"
     )
 
-
+# %% ../../nbs/engine/pictures.ipynb #785a9606b2
 def choose(source: dict[str, Source], split: str, name: str):
     "The rows of `split`, and the source to fetch them from."
     known, own = NAMED.get(name), {*source}

@@ -321,7 +321,7 @@ def tied_heads(*sizes: int, rngs: nnx.Rngs, **options) -> EnergyAttention:
     attention.Wk[...] = attention.Wq[...]
     return attention
 
-
+# %% ../../nbs/engine/pictures.ipynb #e70787dfb2
 def paper_block(c: ImageConfig, rngs: nnx.Rngs, **start) -> Block:
     "The two terms of the paper; `start` is init_scale, or how attention is made."
     make = start.pop("attention", EnergyAttention)
@@ -448,7 +448,7 @@ def complete(
     steps = c.steps if steps is None else steps
     return _complete(model, images, hidden, occluded, step_size, steps, path)
 
-
+# %% ../../nbs/engine/pictures.ipynb #0fd246d4b2
 @partial(nnx.jit, static_argnames=("steps", "path"))
 def _complete(model, images, hidden, occluded, step_size, steps: int, path: bool):
     c = model.config

@@ -481,7 +481,7 @@ def _report(config: TrainConfig, images, out: Path, limit: int, fit: Fit) -> dic
         print(f"  {name:<28}{mse:8.3f} ± {metrics['standard_error'][name]:.3f}")
     return metrics
 
-
+# %% ../../nbs/engine/pictures.ipynb #4333reportb2
 @command
 def _main(argv: list[str] | None = None) -> None:
     """Train an image model, resume a run that was stopped, and report on the test
