@@ -102,7 +102,7 @@ def card(path):
 
 def puzzle_card(path):
     "Of weights for number puzzles; all seeds were trained alike, and seed 0 is shipped."
-    variant = {"sudoku-4": "energy-4", "sudoku-6": "units-6"}[path.stem]
+    variant = {"sudoku-4": "energy-4", "sudoku-6": "rest-6"}[path.stem]
     runs = read("puzzle", f"{variant}-seed*.json")
     run, c, T, rows = runs[0], runs[0]["config"], runs[0]["config"]["steps"], []
     for level, tested in run["tests"].items():
@@ -112,8 +112,11 @@ def puzzle_card(path):
         told = (f"{each[0]:.1f} (all: {each.mean():.1f})" for each in at)
         rows.append((level, *told, f"{up} of {of:,}"))
     steps = f"after {T} steps", f"after {8 * T} steps"
+    before = run["changes"].get("after")
+    before = f"the run `{before}-{c['n']}`, then " if before else ""
     return filled("card-puzzle", {
         **c,
+        "before": before,
         **run,
         "name": path.stem,
         "T": T,
@@ -123,7 +126,6 @@ def puzzle_card(path):
         "minutes": f"{run['seconds'] / 60:.0f}",
         "runs": len(runs),
         "day": run["date"][:10],
-        "chosen_on": "all" if c["n"] == 4 else 200,
         "scores": table(("givens", *steps, "steps in which E rose"), rows),
     })  # fmt: skip
 

@@ -175,14 +175,6 @@ def full_runs():
     return grouped([r for r in picture_runs() if r["steps"] > 450], "steps", "name")
 
 
-def ladder():
-    "{(rung, start of the positions): {seed: run}}"
-    rows = read("image-ladder")
-    for row in rows:
-        row["rung"], row["start"] = row["name"].rsplit("-", 1)
-    return grouped(rows, "rung", "start")
-
-
 def points(run):
     "{pictures seen: validation error}"
     return {p["pictures"]: p["validation"] for p in run["curve"] if "validation" in p}
@@ -205,16 +197,11 @@ def commands(*folders):
 
 
 def pictures():
-    rungs, full, error = ladder(), full_runs(), "validation_mse"
-    names = sorted({rung for rung, _ in rungs})
-    before = dict(zip(names[1:], names))
-    compared = {
-        "minus the rung before": lambda k: (before.get(k[0]), k[1]),
-        "minus rung 0": lambda k: (names[0], k[1]),
-        "minus no positions": lambda k: (k[0], "none"),
-        "minus free table": lambda k: (k[0], "zero"),
-    }
-    terms = grouped(read("image-terms"), "name"), "variant", {"minus full": "full"}
+    full, error, whole = full_runs(), "validation_mse", {"minus full": "full"}
+    terms, broken = (
+        (grouped(read(folder), "name"), "variant", whole, error, 0, error)
+        for folder in ("image-terms", "image-broken")
+    )
     others = "transformer", "transformer-gated-operations", "et-metric-operations"
     others += "et-metric-operations-free", "hyperset-operations"
     others = {f"minus {MODELS[n]}": lambda k, n=n: (k[0], n) for n in others}
@@ -233,8 +220,8 @@ def pictures():
         for name, ratio in cost["over_transformer"].items()
     ]
     return dict(
-        ladder=(rungs, "rung, positions", compared, error),
-        terms=(*terms, error, 0, error),
+        broken=broken,
+        terms=terms,
         full=(full, "steps, name", others),
         every=[every],
         passes=table(("", *(MODELS[name] for name in passes)), curve),

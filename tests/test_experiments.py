@@ -1,5 +1,5 @@
-"""Variants of models, as experiments/ trains them: a ladder from the transformer to the
-Energy Transformer, and other terms in the energies of graphs.
+"""Variants of models, as experiments/ trains them: with an energy that is broken on
+purpose, and with other terms in the energies of graphs.
 """
 
 import json
@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import graph_terms
 import image_broken
-import image_ladder as ladder
 import image_pair as pair
 import jax
 import jax.numpy as jnp
@@ -18,119 +17,17 @@ import runs
 import set_terms
 from flax import nnx
 
-from et_nbdev.block import Block, EnergyTransformer
+from et_nbdev.block import Block
 from et_nbdev.energy import Energies
 from et_nbdev.graph.anomaly import AnomalyConfig
 from et_nbdev.graph.classify import WeightedEdges
 from et_nbdev.graph.energy import EdgeIndex
-from et_nbdev.testing import assert_close, assert_gradient
-from et_nbdev.vision.model import ImageConfig, TransformerBlock, image_model
+from et_nbdev.testing import assert_close
+from et_nbdev.vision.model import ImageConfig
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 TINY = dict(image_size=8, patch_size=2, dim=12, num_heads=2, head_dim=4)
 CONFIG = ImageConfig(**TINY, num_memories=16, steps=2, step_size=1.0)
-
-
-def rung(name, **changes):
-    "A block in double precision, with all parameters moved off their start."
-    design = ladder.Design(name, **changes)
-    block = ladder.Block(CONFIG, design, rngs=nnx.Rngs(0))
-    leaves, tree = jax.tree.flatten(nnx.state(block, nnx.Param))
-    random = np.random.default_rng(0)
-    moved = [np.asarray(x) + 0.1 * random.normal(size=x.shape) for x in leaves]
-    nnx.update(block, jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in moved]))
-    return block
-
-
-def tokens():
-    return jnp.asarray(np.random.default_rng(1).normal(size=(2, 16, 12)))
-
-
-def transformer_of(block):
-    "The library's block with the weights of rung 0."
-    c = CONFIG
-    sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
-    made = TransformerBlock(*sizes, rngs=nnx.Rngs(0))
-    made.norm1, made.norm2 = block.norm, block.norm2
-    for letter, name in dict(q="query", k="key", v="value").items():
-        layer = getattr(made.attention, name)
-        layer.kernel = nnx.Param(getattr(block, f"W{letter}")[...].swapaxes(0, 1))
-        layer.bias = nnx.Param(getattr(block, f"b{letter}")[:, 0])
-    made.attention.out.kernel = nnx.Param(block.Wo[...].swapaxes(1, 2))
-    made.attention.out.bias = block.bo
-    made.up.kernel, made.up.bias = nnx.Param(block.W1[...].T), block.b1
-    made.down.kernel, made.down.bias = block.W2, block.b2
-    return made
-
-
-def test_both_ends_of_the_ladder_are_the_blocks_of_the_library(x64):
-    x = tokens()
-    with jax.numpy_rank_promotion("allow"):
-        # flax takes the softmax in single precision, whatever it is given
-        first, last = rung("transformer"), rung("key term")
-        run = lambda block: jax.jit(lambda x: block(x))(x)
-        assert_close(run(first), run(transformer_of(first)), rtol=1e-6)
-        c = CONFIG
-        sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
-        library = EnergyTransformer(*sizes, rngs=nnx.Rngs(0))
-        library.norm, library.memory.xi = last.norm, last.W1
-        library.attention.Wq, library.attention.Wk = last.Wq, last.Wk
-        step = lambda x: x + library.update(library.norm(x))
-        assert_close(run(last), run(step), rtol=1e-12)
-        block = rung("key term", relative="distance")
-
-        def energy(g):  # with relative positions, too, a rung's update is −∂E/∂g
-            lse = jax.nn.logsumexp(block.scores(*block.queries_and_keys(g)), -1)
-            r = jax.nn.relu(jnp.einsum("...nd,kd->...nk", g, block.W1[...]))
-            return -2 * lse.sum((-2, -1)) - 0.5 * (r**2).sum((-2, -1))
-
-        g = block.norm(x)
-        update = jax.jit(lambda g: block.attention(g) + block.mlp(g))(g)
-        assert_gradient(jax.jit(energy), g, -update)
-    for kind, name in (("transformer", "transformer"), ("plain", "key term")):
-        design = ladder.Design(name)
-        size = replace(ladder.sized(pair.Plan().base, design), recipe=kind)
-        model = nnx.eval_shape(lambda size=size: image_model(size, rngs=nnx.Rngs(0)))
-        assert ladder.operations(size, design) == model.flops
-
-
-@pytest.mark.parametrize(
-    "below, above, ties",
-    [
-        ("parallel halves", "no biases", {}),
-        ("tied MLP", "tied values", dict(Wv="Wk", Wo="Wq")),
-    ],
-)
-def test_a_tied_rung_is_a_special_case_of_the_one_below(x64, below, above, ties):
-    x, below, above = tokens(), rung(below), rung(above)
-    for name in ("Wq", "Wk", "Wv", "Wo", "W1", "W2"):
-        if hasattr(below, name):
-            getattr(below, name)[...] = getattr(above, ties.get(name, name))[...]
-    for name in ("bq", "bk", "bv", "bo", "b1", "b2"):
-        if hasattr(below, name) and not ties:
-            getattr(below, name)[...] = jnp.zeros_like(getattr(below, name)[...])
-    below.norm = above.norm
-    assert_close(below(x), above(x), rtol=1e-12)
-    assert not any(hasattr(above, name) for name in ties)
-
-
-def test_all_designs_start_alike_and_cost_the_same():
-    base, designs = pair.Plan().base, ladder.designs().values()
-    sizes = [ladder.sized(base, design) for design in designs]
-    assert len(sizes) == 17
-    assert {c.num_memories for c in sizes} == {480, 512, 576}
-    assert len(set(map(ladder.operations, sizes, designs))) == 1
-    first, *others = [
-        ladder.Model(ladder.sized(CONFIG, design), design, rngs=nnx.Rngs(3))
-        for design in map(ladder.Design, ladder.RUNGS)
-    ]
-    start = dict(nnx.to_flat_state(nnx.state(first)))
-    for model in others:
-        for path, leaf in nnx.to_flat_state(nnx.state(model)):
-            tied = model.design.has("tied values") and path[-1] == "Wk"
-            same = start.get(("block", "Wq") if tied else path)
-            if same is not None and same.shape == leaf.shape:
-                np.testing.assert_array_equal(leaf[...], same[...], err_msg=path[-1])
 
 
 def test_a_run_is_scored_on_the_way_and_at_its_end(monkeypatch):
@@ -139,9 +36,8 @@ def test_a_run_is_scored_on_the_way_and_at_its_end(monkeypatch):
     draw = np.random.default_rng(0).integers
     images = {s: draw(0, 256, (8, 8, 8, 3), np.uint8) for s in ("train", "validation")}
     plan = pair.Plan("tiny", "generated", batch_size=4, trial_steps=4)
-    row = ladder.run(plan, ladder.designs()["7-key-term-zero"], 1, images)
-    seen = [r["validation"] for r in row["curve"] if "validation" in r]
-    assert len(seen) == 2 and row["validation_mse"] == seen[1] != seen[0]
+    row = image_broken.run(plan, "key", 4, 0.008, 1, images)
+    assert 0 < row["validation_mse"] < 9 and row["steps_observed"] == 8 * 2
     assert row["config"]["optim"]["lr"] == 0.008 and row["config"]["seed"] == 1
 
 
