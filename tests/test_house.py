@@ -16,17 +16,17 @@ LIB = ROOT / "et_nbdev"
 
 # What no row may exceed. Lower a number where it has fallen.
 LIMITS = {
-    "lines of the library": 8_949,
+    "lines of the library": 8_883,
     "files of the library": 31,
-    "lines of tests": 12_183,
-    "lines of scripts, experiments and benchmarks": 5_044,
+    "lines of tests": 11_765,
+    "lines of scripts, experiments and benchmarks": 5_036,
     "lessons": 34,
     "chapters of the engine room": 16,
-    "words of prose in lessons": 19_278,
+    "words of prose in lessons": 19_100,
     "words of the front page": 600,
     "rows of tables on the front page": 24,
-    "public names": 123,
-    "private names that another file imports": 7,
+    "public names": 121,
+    "private names that another file imports": 5,
 }
 
 QUIET = {
