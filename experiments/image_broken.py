@@ -79,7 +79,7 @@ class Broken(Block):
         (Q, K), back = jax.vjp(heads, g)
         queries = jnp.einsum("...hcb,...hby->...hcy", P, K)
         keys = jnp.einsum("...hcb,...hcy->...hby", P, Q)
-        return back((queries, keys * ("key" not in self.broken)))[0]
+        return back((queries, keys * float("key" not in self.broken)))[0]
 
     def remember(self, g):
         "What the memory adds."

@@ -110,6 +110,20 @@ def widen(batch, nodes=7, graphs=2):
 # --- weighted scores, and the learned adjacency
 
 
+def test_weights_of_one_are_no_weights_and_weights_of_zero_count_as_strangers(x64):
+    keys = jax.random.split(jax.random.key(0), 2)
+    attention = EdgeAttention(6, 3, 5, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    mask = jax.random.bernoulli(keys[0], 0.6, (5, 5)).at[1].set(False)
+    g, ones = jax.random.normal(keys[1], (5, 6)), jnp.ones((3, 5, 5))
+    plain = attention.update(g, mask=mask)
+    assert_close(attention.update(g, mask=mask, weights=ones), plain)
+    energy, update = attention.energy_and_update(g, mask=mask, weights=0 * ones)
+    seen = np.sum(mask & ~np.eye(5, dtype=bool), -1)
+    log = np.log(np.maximum(seen, 1))
+    assert_close(energy, -(log[:, None] / attention.beta[None]).sum())
+    assert jnp.all(update == 0)
+
+
 def test_huge_weighted_scores_stay_finite():
     attention = EdgeAttention(4, 1, 4, beta=1.0, rngs=nnx.Rngs(0))
     g = 100 * jnp.eye(4)[:3]

@@ -22,7 +22,7 @@ from et_nbdev.graph.energy import (
     EdgeTransformer,
     attention_weights,
 )
-from et_nbdev.testing import assert_close
+from et_nbdev.testing import assert_close, assert_gradient
 
 BACKENDS = ("compiled", "xla")
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -409,3 +409,36 @@ def test_scores_of_ten_thousand(backend):
     squared = lambda g: jnp.sum(attention.update(g, edges=edges) ** 2)
     slope = jax.jit(jax.grad(squared))(g)
     assert jnp.isfinite(slope).all() and (slope[3] == 0).all() and (u[3] == 0).all()
+
+
+@each_backend
+@pytest.mark.parametrize(
+    "kind, normalize", [("one-way", False), ("loops", False), ("directed", True)]
+)
+def test_update_is_minus_the_gradient_of_the_energy(kind, normalize, backend, x64):
+    edges, _ = make(kind, 3, backend)
+    attention = attention_of(self_attention=kind == "loops", normalize=normalize)
+    g, energy = tokens(2, 23), jax.jit(lambda g: attention.energy(g, edges=edges))
+    assert_gradient(energy, g, -both(attention, g, edges)[1])
+
+
+@each_backend
+def test_a_directed_graph_is_not_its_reverse(backend, x64):
+    """Both terms taken along the arrows, as in public code: right where every edge has
+    its opposite, wrong elsewhere.
+    """
+    attention, g = attention_of(), tokens(23)
+    for kind, right in (("undirected", True), ("directed", False), ("one-way", False)):
+        edges, table = make(kind, 5, backend)
+        turned = EdgeIndex(*edges.edge_list()[::-1], 23, backend=backend)
+        W = attention.Wq[...], attention.Wk[...]
+        Q, K = (jnp.einsum("nd,hdy->nhy", g, w) for w in W)
+        Q = Q * attention.beta[None, :, None]
+        as_query = along_edges(edges, Q, K)[1]
+        as_key = along_edges(edges if right else turned, Q, K)[2]
+        one_way = jnp.einsum("nhy,hdy->nd", as_query, W[0])
+        one_way += jnp.einsum("nhy,h,hdy->nd", as_key, 1 / attention.beta, W[1])
+        update = both(attention, g, table)[1]
+        error = jnp.linalg.norm(one_way - update) / jnp.linalg.norm(update)
+        assert (error < 1e-9) == right, (kind, error)
+        assert_close(both(attention, g, edges)[1], update)

@@ -904,3 +904,10 @@ def test_real_sets(et_data, monkeypatch, name, counts, size):
     assert found.shape == (64, size, size, 3) and found.std() > 30
     mean, std = sets["validation"].statistics()
     assert ((0.3 < mean) & (mean < 0.6)).all() and ((0.2 < std) & (std < 0.35)).all()
+
+
+def test_the_papers_occlusion():
+    occluded, masked = hide(4, 196, 100)
+    assert (occluded.sum(1) == 100).all() and (masked.sum(1) == 90).all()
+    assert len(np.unique(occluded, axis=0)) == 4, "pictures of a batch share theirs"
+    equal(hide(4, 196, 100)[1], masked)
