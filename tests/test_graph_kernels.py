@@ -113,6 +113,10 @@ def no_numba(monkeypatch, folder):
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)
 
 
+def half_the_bits(monkeypatch, folder):
+    monkeypatch.setattr(kernels, "_ptr", np.int32)
+
+
 def code_that_does_not_compile(monkeypatch, folder):
     def work(task):
         return task.no_such_thing
@@ -135,6 +139,7 @@ def refused_by_xla(monkeypatch, folder):
         (header_of((1, 3)), r"says 1\.3"),
         (no_header, "says nothing"),
         (no_numba, "pip install"),
+        (half_the_bits, "64-bit"),
         (code_that_does_not_compile, "did not build"),
         (refused_by_xla, "did not build.*incompatible"),
     ],

@@ -25,6 +25,7 @@ from et_nbdev.graph.kernels import (
     chosen,
     neighbor_match,
     rows_of,
+    sorted_rows,
 )
 
 # %% ../../nbs/30_graph_energy.ipynb #6f4f500a
@@ -66,7 +67,8 @@ class EdgeIndex:
         room = len(s) if capacity is None else capacity
         check_sizes(len(s), capacity=room)
         self.self_loops, self.backend = bool(self_loops), chosen(backend)
-        self.into, self.out_of = rows_of(s, r, num_nodes, room)
+        rows = sorted_rows(s, r, num_nodes)
+        self.into, self.out_of = (rows_of(*row, room, self.backend) for row in rows)
 
     @property
     def num_nodes(self) -> int:

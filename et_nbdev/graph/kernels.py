@@ -13,11 +13,13 @@ import re
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,78 +28,150 @@ from jaxtyping import Array, Float, Int
 
 from ..attention import RelativeDistances, centered
 
-# %% ../../nbs/engine/kernels.ipynb #7a6b4111
-class Rows(NamedTuple):
+# %% ../../nbs/engine/kernels.ipynb #7745af09
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["start", "nodes", "order"],
+    meta_fields=["classes"],
+)
+@dataclass(frozen=True)
+class Rows:
     """Neighbors of every node, row after row: those of node c are
     `nodes[start[c]:start[c + 1]]`, ascending.
     """
 
     start: Int[Array, "starts"]  # N+1
     nodes: Int[Array, "E"]
+    # nodes sorted by the size of their row, for XLA; see `_over_rows`
+    order: Int[Array, "N"] | None
+    # (width, how many rows have up to that many neighbors, and more than half)
+    classes: tuple[tuple[int, int], ...] = ()
 
-
-def rows_of(
-    senders: Int[np.ndarray, "E"],
-    receivers: Int[np.ndarray, "E"],
-    num_nodes: int,
-    room: int,
-) -> tuple[Rows, Rows]:
-    """The senders of every receiver and the receivers of every sender, with `room` for
-    edges. Raises ValueError if an edge is listed twice.
+# %% ../../nbs/engine/kernels.ipynb #7a6b4111
+def sorted_rows(
+    senders: Int[np.ndarray, "E"], receivers: Int[np.ndarray, "E"], num_nodes: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(start, nodes) by receiver and (start, nodes) by sender. Raises ValueError if an
+    edge is listed twice.
     """
     from scipy.sparse import coo_array
 
-    ends = np.ones(len(senders), np.int8), (receivers, senders)
-    # sorts every row, and sums what is listed twice
-    by_receiver = coo_array(ends, shape=(num_nodes, num_nodes)).tocsr()
+    edges = coo_array(
+        (np.ones(len(senders), np.int8), (receivers, senders)),
+        shape=(num_nodes, num_nodes),
+    )
+    by_receiver = edges.tocsr()  # sorts every row, and sums what is listed twice
     if by_receiver.nnz < len(senders):
         raise ValueError(
             f"senders, receivers: {len(senders) - by_receiver.nnz} of the"
-            f" {len(senders)} edges repeat another one, and an edge only says which"
-            " node sees which. Merge them with: senders, receivers ="
+            f" {len(senders)} edges repeat another one, and an edge only says which node"
+            " sees which. Merge them with: senders, receivers ="
             " np.unique(np.stack([senders, receivers]), axis=1)"
         )
+    return [
+        (m.indptr.astype(np.int32), m.indices.astype(np.int32, copy=False))
+        for m in (by_receiver, by_receiver.tocsc())
+    ]
 
-    def rows(matrix):
-        start, nodes = matrix.indptr, matrix.indices
-        if spare := max(room, 1) - len(nodes):
-            nodes = np.pad(nodes, (0, spare))
-        ends = (a.astype(np.int32, copy=False) for a in (start, nodes))
-        return Rows(*map(jnp.asarray, ends))
+# %% ../../nbs/engine/kernels.ipynb #ac9930b7
+# a size class costs loops and their compilation; waste this many entries to avoid one
+_SPARE = 2**14
 
-    return rows(by_receiver), rows(by_receiver.tocsc())
 
-# %% ../../nbs/engine/kernels.ipynb #dc44e073
+def _size_classes(
+    start: Int[np.ndarray, "starts"],  # N+1
+) -> tuple[Int[np.ndarray, "starts-1"], tuple[tuple[int, int], ...]]:
+    """Nodes ordered by the size of their rows (empty ones first), and the classes as
+    (width, count).
+    """
+    size = np.diff(start)
+    power = np.where(size > 0, np.ceil(np.log2(np.maximum(size, 1))), -1)
+    found, counts = np.unique(power[power >= 0].astype(int), return_counts=True)
+    widths, classes, count = [2 ** int(p) for p in found], [], 0
+    for width, n, wider in zip(widths, counts.tolist(), [*widths[1:], np.inf]):
+        count += n
+        if count * (wider - width) >= _SPARE:  # else it joins the next class
+            classes.append((width, count))
+            count = 0
+    return np.argsort(power, kind="stable").astype(np.int32), tuple(classes)
+
+# %% ../../nbs/engine/kernels.ipynb #6e5ce9ae
+def rows_of(
+    start: Int[np.ndarray, "starts"],
+    nodes: Int[np.ndarray, "E"],
+    room: int,
+    backend: str,
+) -> Rows:
+    "The rows as JAX arrays with `room` for edges, in size classes if XLA needs them."
+    if room > len(nodes):
+        nodes = np.pad(nodes, (0, room - len(nodes)))
+    if backend == "compiled":
+        return Rows(jnp.asarray(start), jnp.asarray(nodes), None)
+    order, classes = _size_classes(start)
+    return Rows(*map(jnp.asarray, (start, nodes, order)), classes)  # pyright: ignore[reportCallIssue]
+
+# %% ../../nbs/engine/kernels.ipynb #4a9401e9
 # numbers that a gather may hold at a time on a CPU; accelerators prefer large gathers
 # and get 16 times as much
 _ROOM = 2**20
-_WIDEST = 32  # neighbors in a piece, at most
+_WIDEST = 128  # neighbors of a node that are processed together
 
 
-def _in_pieces(rows: Rows, numbers: int, part: Callable):
-    """A function of the neighbors of every node, zero without neighbors, by pieces of
-    rows. `part` is called with a node, neighbors (W,), each with so many `numbers`, and
-    which of these exist (W, 1). Returns the node of every piece, N for those that are
-    not needed, and what `part` makes of it.
+def _in_chunks(rows: Rows, ids: Int[Array, "n"], width: int, room: int, part):
+    """Apply `part` to the nodes of a size class; gives (n, pieces, ...). At most
+    `_WIDEST` neighbors per piece, and `room` neighbors per chunk.
     """
-    N, E = len(rows.start) - 1, len(rows.nodes)
-    W = min(_WIDEST, 2 ** (E // N // 2).bit_length())
-    pieces = -(-jnp.diff(rows.start) // W)
-    end = jnp.cumsum(pieces)
-    ids = jnp.arange(min(E, N + E // W), dtype=jnp.int32)
-    of = jnp.searchsorted(end, ids, side="right").astype(jnp.int32)
+    W = min(width, _WIDEST)
+    pieces = width // W
+    total = len(ids) * pieces
+    R = min(total, max(1, room // W))  # rows, or pieces of rows, in a chunk
 
-    def piece(at):
-        i, c = at[0], jnp.minimum(at[1], N - 1)
-        first = rows.start[c] + W * (i - end[c] + pieces[c])
-        slot = first + jnp.arange(W, dtype=jnp.int32)
-        there = slot < rows.start[c + 1]
+    def chunk(i):
+        # the last chunk repeats its last row
+        j = jnp.minimum(i * R + jnp.arange(R, dtype=jnp.int32), total - 1)
+        c = ids[j // pieces]
+        slot = (j % pieces * W)[:, None] + jnp.arange(W, dtype=jnp.int32)[None]
+        there = slot < (rows.start[c + 1] - rows.start[c])[:, None]
         # the first neighbor stands in for missing ones
-        b = rows.nodes[jnp.where(there, slot, rows.start[c])]
-        return part(c, b, there[:, None])
+        b = rows.nodes[rows.start[c][:, None] + jnp.where(there, slot, 0)]
+        return part(c, b, there[..., None])
 
+    chunks = -(-total // R)
+    if chunks == 1:
+        parts = chunk(0)
+    else:
+        found = jax.lax.map(chunk, jnp.arange(chunks, dtype=jnp.int32))
+        parts = (p.reshape(-1, *p.shape[2:]) for p in found)
+    return (p[:total].reshape(len(ids), pieces, *p.shape[1:]) for p in parts)
+
+# %% ../../nbs/engine/kernels.ipynb #dc44e073
+def _over_rows(
+    rows: Rows,
+    # of the results for one node; the last is that of the gathered rows
+    shapes: tuple[tuple[int, ...], ...],
+    dtype: jnp.dtype,
+    # nodes (R,), neighbors (R, W), existing (R, W) -> a tuple of arrays (R, ...)
+    part: Callable,
+    # arrays (n, pieces, ...) -> results (n, ...)
+    merge: Callable = lambda *parts: tuple(p.sum(1) for p in parts),
+) -> list[Float[Array, "N ..."]]:
+    """A function of every node's neighbors, zero if there are none; computed by size
+    class and chunk.
+    """
+    order = rows.order
+    assert order is not None, "rows: made for the backend 'compiled'"
+    results = [jnp.zeros((len(order), *shape), dtype) for shape in shapes]
+    begin = len(order) - sum(count for _, count in rows.classes)
     room = _ROOM if jax.default_backend() == "cpu" else 16 * _ROOM
-    return of, jax.lax.map(piece, (ids, of), batch_size=max(1, room // (W * numbers)))
+    for width, count in rows.classes:
+        ids, begin = order[begin : begin + count], begin + count
+        parts = _in_chunks(rows, ids, width, room // max(1, prod(shapes[-1])), part)
+        # every row once: no sum, no race
+        results = [
+            r.at[ids].set(new, unique_indices=True)
+            for r, new in zip(results, merge(*parts))
+        ]
+    return results
 
 # %% ../../nbs/engine/kernels.ipynb #b91780a7
 def _softmax_xla(
@@ -107,22 +181,21 @@ def _softmax_xla(
 
     def part(c, b, there):
         keys = K[b]
-        s = jnp.where(there, jnp.einsum("hy,why->wh", Q[c], keys), -jnp.inf)
-        top = jax.lax.stop_gradient(s.max(0))  # −∞ in a piece without neighbors
-        e = jnp.exp(s - jnp.where(jnp.isneginf(top), 0, top)[None])
-        return top, e.sum(0), jnp.einsum("wh,why->hy", e, keys)
+        s = jnp.where(there, jnp.einsum("rhy,rwhy->rwh", Q[c], keys), -jnp.inf)
+        top = jax.lax.stop_gradient(s.max(1))  # −∞ in a piece without neighbors
+        e = jnp.exp(s - jnp.where(jnp.isneginf(top), jnp.zeros_like(top), top)[:, None])
+        return top, e.sum(1), jnp.einsum("rwh,rwhy->rhy", e, keys)
 
-    of, (top, z, pull) = _in_pieces(rows, K[0].size, part)
-    by_row = dict(num_segments=len(Q), indices_are_sorted=True)
-    highest = jax.ops.segment_max(top, of, **by_row)
-    scale = jnp.exp(top - highest[of])
-    z = jax.ops.segment_sum(scale * z, of, **by_row)
-    pull = jax.ops.segment_sum(scale[..., None] * pull, of, **by_row)
-    some = (jnp.diff(rows.start) > 0)[:, None]
-    z = jnp.where(some, z, 1)
-    return jnp.where(some, highest + jnp.log(z), 0), pull / z[..., None]
+    def merge(top, z, pull):
+        highest = top.max(1)
+        scale = jnp.exp(top - highest[:, None])
+        z = (scale * z).sum(1)
+        return highest + jnp.log(z), (scale[..., None] * pull).sum(1) / z[..., None]
 
+    lse, pull = _over_rows(rows, (Q.shape[1:2], Q.shape[1:]), Q.dtype, part, merge)
+    return lse, pull
 
+# %% ../../nbs/engine/kernels.ipynb #b41a0cbe
 def _weighted_xla(
     rows: Rows,
     K: Float[Array, "N H Y"],
@@ -130,15 +203,14 @@ def _weighted_xla(
     lse: Float[Array, "N H"],
     c: Float[Array, "N H"],
 ) -> Float[Array, "N H Y"]:
-    r"$\sum_C c_C\,p_{CB} Q_C$ over the receivers of every sender."
+    r"$\sum_C c_C\,p_{CB} Q'_C$ over the receivers of every sender."
 
     def part(b, C, there):
-        s = jnp.einsum("hy,why->wh", K[b], Q[C]) - lse[C]
-        p = jnp.where(there, c[C] * jnp.exp(s), 0)
-        return jnp.einsum("wh,why->hy", p, Q[C])
+        s = jnp.einsum("rhy,rwhy->rwh", K[b], Q[C]) - lse[C]
+        p = jnp.where(there, c[C] * jnp.exp(s), jnp.zeros_like(s))
+        return (jnp.einsum("rwh,rwhy->rhy", p, Q[C]),)
 
-    of, pull = _in_pieces(rows, Q[0].size, part)
-    return jax.ops.segment_sum(pull, of, len(Q), indices_are_sorted=True)
+    return _over_rows(rows, (Q.shape[1:],), Q.dtype, part)[0]
 
 # %% ../../nbs/engine/kernels.ipynb #87a032ba
 def _tangent_queries_xla(rows: Rows, Q, dQ, K, dK, lse, pull):
@@ -196,7 +268,7 @@ def _match_backwards(saved, c):
 
 _match.defvjp(_match_forwards, _match_backwards)
 
-
+# %% ../../nbs/engine/kernels.ipynb #7b639cab
 @jax.custom_vjp
 def _pulls(edges, Q, K, found, c):
     r"""The derivatives of $\sum_C c_C\,\ell_C$: $c_C\sum_B p_{CB}K_B$ by $Q_C$ and
@@ -254,7 +326,7 @@ def _dots(out, mine, other, nodes, first, n, h):
         out[j] = s
         j += 1
 
-
+# %% ../../nbs/engine/kernels.ipynb #05cae06b
 @_compiled(_FAST)
 def _gather(out, w, other, nodes, first, n, h):
     "out += Σ w[j] other[nodes[first + j], h] over j < n."
@@ -296,7 +368,7 @@ def _exp(x):
     "`_exp32` in compiled single precision, otherwise that of the C library."
     return math.exp(x)
 
-
+# %% ../../nbs/engine/kernels.ipynb #88e1436f
 _BLOCK = 128
 
 
@@ -345,7 +417,7 @@ def _weighted_rows(lo, hi, start, nodes, own, other, lse, c, pull, p):
                     p[j] = c[nodes[first + j], h] * _exp(p[j])
                 _gather(pull[b, h], p, other, nodes, first, n, h)
 
-
+# %% ../../nbs/engine/kernels.ipynb #11d4b3ac
 @_compiled(_FAST)
 def _tangent_rows(
     keys, lo, hi, rows, own, d_own, other, d_other, lse, shift, c, pull, slope, work
@@ -380,6 +452,20 @@ def _tangent_rows(
                 _gather(pull[r, h], p, d_other, nodes, first, n, h)
             slope[r, h] = total
 
+# %% ../../nbs/engine/kernels.ipynb #3fb1e9d5
+@_compiled()
+def _first_row(start, i, chunks):
+    "The first row of chunk i, if chunks have equal numbers of rows plus neighbors."
+    n = start.size - 1
+    wanted, lo, hi = i * (np.int64(start[n]) + n) // chunks, 0, n
+    while lo < hi:
+        middle = (lo + hi) // 2
+        if start[middle] + middle < wanted:
+            lo = middle + 1
+        else:
+            hi = middle
+    return lo
+
 # %% ../../nbs/engine/kernels.ipynb #12609566
 def _struct(**fields):
     "A C struct, as a dtype."
@@ -389,9 +475,11 @@ def _struct(**fields):
 _ptr, _size_t, _int, _int64, _uint32 = np.intp, np.uintp, np.intc, np.int64, np.uint32
 _head = dict(struct_size=_size_t, extension_start=_ptr)
 _Buffer = _struct(**_head, dtype=_int, data=_ptr, rank=_int64, dims=_ptr)
+_Scalar = _struct(dtype=_int, value=_ptr)
 _Args = _struct(**_head, size=_int64, types=_ptr, args=_ptr)
 _Rets = _struct(**_head, size=_int64, types=_ptr, rets=_ptr)
-_parts = dict(args=_Args, rets=_Rets)
+_Attrs = _struct(**_head, size=_int64, types=_ptr, names=_ptr, attrs=_ptr)
+_parts = dict(args=_Args, rets=_Rets, attrs=_Attrs)
 _CallFrame = _struct(**_head, api=_ptr, ctx=_ptr, stage=_int, **_parts)
 _Schedule = dict(XLA_FFI_ThreadPool_Schedule=_ptr)
 _Version = _struct(**_head, major_version=_int, minor_version=_int)
@@ -425,7 +513,7 @@ def _struct_at(address, dtype):
     "The struct at an address, as a view: its fields are attributes."
     return _array(address, 1, dtype)[0]
 
-
+# %% ../../nbs/engine/kernels.ipynb #7c1a1968
 @_compiled()
 def _flat(address, dtype):
     "The numbers of one of XLA's arrays, end to end, and its shape."
@@ -447,43 +535,33 @@ def _rows_at(address, dtype):
     numbers, n = _flat(address, dtype)
     return numbers.reshape((n[0], n[1], n[2]))
 
-# %% ../../nbs/engine/kernels.ipynb #3fb1e9d5
-@_compiled()
-def _first_row(start, i, chunks):
-    "The first row of chunk i, if chunks have equal numbers of rows plus neighbors."
-    n = start.size - 1
-    wanted, lo, hi = i * (np.int64(start[n]) + n) // chunks, 0, n
-    while lo < hi:
-        middle = (lo + hi) // 2
-        if start[middle] + middle < wanted:
-            lo = middle + 1
-        else:
-            hi = middle
-    return lo
+# %% ../../nbs/engine/kernels.ipynb #7bfe89f8
+_SOFTMAX, _WEIGHTED, _TANGENT_QUERIES, _TANGENT_KEYS = range(4)
 
 
 @_compiled()
 def _run_chunk(frame, i, chunks, dtype, work):
-    "Compute chunk i of a pass; the number of arguments tells which."
+    "Compute chunk i of the pass that XLA requests."
     args = _array(frame.args.args, frame.args.size, _ptr)
     rets = _array(frame.rets.rets, frame.rets.size, _ptr)
+    attribute = _struct_at(_array(frame.attrs.attrs, 1, _ptr)[0], _Scalar)
+    op = _array(attribute.value, 1, _int64)[0]
     start, nodes = _flat(args[0], np.int32)[0], _flat(args[1], np.int32)[0]
     lo, hi = _first_row(start, i, chunks), _first_row(start, i + 1, chunks)
     a, b = _rows_at(args[2], dtype), _rows_at(args[3], dtype)
-    if args.size == 4:
+    if op == _SOFTMAX:
         lse, pull = _scalars_at(rets[0], dtype), _rows_at(rets[1], dtype)
         _softmax_rows(lo, hi, start, nodes, a, b, lse, pull, work[0])
         return
     pull = _rows_at(rets[0], dtype)
-    if args.size == 6:
+    if op == _WEIGHTED:
         lse, c = _scalars_at(args[4], dtype), _scalars_at(args[5], dtype)
         _weighted_rows(lo, hi, start, nodes, a, b, lse, c, pull, work[0])
         return
-    keys, rows = args.size == 9, (start, nodes)
+    keys, rows = op == _TANGENT_KEYS, (start, nodes)
     other, d_other = _rows_at(args[4], dtype), _rows_at(args[5], dtype)
-    lse, slope = _scalars_at(args[6], dtype), _scalars_at(rets[1], dtype)
-    shift = _scalars_at(args[7], dtype) if keys else lse
-    c = _scalars_at(args[8], dtype) if keys else lse
+    lse, shift = _scalars_at(args[6], dtype), _scalars_at(args[7], dtype)
+    c, slope = _scalars_at(args[8], dtype), _scalars_at(rets[1], dtype)
     _tangent_rows(
         keys, lo, hi, rows, a, b, other, d_other, lse, shift, c, pull, slope, work
     )
@@ -512,7 +590,7 @@ def _take_chunks(task, dtype):
         _add(task.done, 1)
         i = _add(task.next, 1)
 
-
+# %% ../../nbs/engine/kernels.ipynb #66e247b3
 @_compiled()
 def _leave(task):
     "Leave the task; the last user frees it."
@@ -558,7 +636,7 @@ def _launch(frame):
         _give_way()
     _leave(task)
 
-
+# %% ../../nbs/engine/kernels.ipynb #ac897aa9
 def _handle(frame):
     """Answer XLA, as a C function: report the version that this is written for, or do
     the work. 0: no error.
@@ -610,7 +688,7 @@ def _instructions():
         _worker: lambda b: b.ptrtoint(named(b, f"{_NAME}_worker", 1), word),
     }
 
-
+# %% ../../nbs/engine/kernels.ipynb #0e538508
 @functools.cache
 def _teach_numba():
     "Tell numba which functions to compile, and the code of those without a body."
@@ -666,13 +744,15 @@ def _register():
     jax.ffi.register_ffi_target(_NAME, capsule, platform="cpu")
     return worker, handler
 
-
+# %% ../../nbs/engine/kernels.ipynb #b60c401c
 def _check_system():
     "Raises ImportError without numba, RuntimeError if XLA's structs may differ."
     if find_spec("numba") is None:
         raise ImportError(
             "backend 'compiled' needs numba: pip install 'et_nbdev[graphs]'"
         )
+    if np.dtype(_ptr).itemsize != 8:
+        raise RuntimeError("backend 'compiled' needs a 64-bit system")
     header = Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h")
     text = header.read_text("utf-8") if header.is_file() else ""
     found = re.findall(r"#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", text)
@@ -683,7 +763,7 @@ def _check_system():
             f" {header} says {'.'.join(found) or 'nothing'}"
         )
 
-# %% ../../nbs/engine/kernels.ipynb #82chosen
+# %% ../../nbs/engine/kernels.ipynb #fa2225f9
 def require():
     "Compile the passes, once. Raises ImportError or RuntimeError if that fails."
     with _LOCK:
@@ -709,7 +789,7 @@ def available() -> bool:
         return False
     return True
 
-
+# %% ../../nbs/engine/kernels.ipynb #82chosen
 def chosen(backend: Literal["compiled", "xla"] | None) -> str:
     "The requested back end, or the better one that is available."
     if backend not in ("compiled", "xla", None):
@@ -720,30 +800,32 @@ def chosen(backend: Literal["compiled", "xla"] | None) -> str:
         return "compiled"
     return backend or "xla"
 
-
-def _call(results, rows, *arrays):
+# %% ../../nbs/engine/kernels.ipynb #a51d0dfe
+def _call(op, results, rows, *arrays):
     "One pass over `rows`, which returns arrays of the shapes `results`."
     require()
     shapes = tuple(jax.ShapeDtypeStruct(shape, arrays[0].dtype) for shape in results)
     run = jax.ffi.ffi_call(_NAME, shapes, vmap_method="sequential")
-    return tuple(run(rows.start, rows.nodes, *arrays))
+    return tuple(run(rows.start, rows.nodes, *arrays, op=np.int64(op)))
 
 
 def _softmax(rows, Q, K):
-    return _call((Q.shape[:2], Q.shape), rows, Q, K)
+    return _call(_SOFTMAX, (Q.shape[:2], Q.shape), rows, Q, K)
 
 
 def _weighted(rows, K, Q, lse, c):
-    return _call((Q.shape,), rows, K, Q, lse, c)[0]
+    return _call(_WEIGHTED, (Q.shape,), rows, K, Q, lse, c)[0]
 
 
 def _tangent_queries(rows, Q, dQ, K, dK, lse, pull):
-    moved, slope = _call((Q.shape, lse.shape), rows, Q, dQ, K, dK, lse)
-    return moved - slope[..., None] * pull, slope
+    results, unused = (Q.shape, lse.shape), (lse, lse)
+    found = _call(_TANGENT_QUERIES, results, rows, Q, dQ, K, dK, lse, *unused)
+    return found[0] - found[1][..., None] * pull, found[1]
 
 
 def _tangent_keys(rows, K, dK, Q, dQ, lse, slope, c):
-    return _call((Q.shape, lse.shape), rows, K, dK, Q, dQ, lse, slope, c)[0]
+    results = Q.shape, lse.shape
+    return _call(_TANGENT_KEYS, results, rows, K, dK, Q, dQ, lse, slope, c)[0]
 
 
 _COMPILED_PASSES = SimpleNamespace(
