@@ -71,7 +71,7 @@ def _flush(path: Path):
     finally:
         os.close(descriptor)
 
-
+# %% ../nbs/engine/training.ipynb #cb50f726x1
 @contextlib.contextmanager
 def atomic_write(path: Path | str):
     """Yield a temporary path beside `path`; on success flush it to the disk and rename
@@ -132,7 +132,7 @@ def save_checkpoint(
     with atomic_write(path) as temporary:
         temporary.write_bytes(safetensors.numpy.save(tensors, header))
 
-
+# %% ../nbs/engine/training.ipynb #63named0x1
 @contextlib.contextmanager
 def opened(path: Path | str):
     "The open file of a checkpoint; errors while reading become a CheckpointError."
@@ -158,7 +158,7 @@ def read_meta(path: Path | str) -> dict:
             raise ValueError("its meta is no object")
     return meta
 
-
+# %% ../nbs/engine/training.ipynb #63named0x2
 def load_checkpoint(path: Path | str, like: PyTree) -> tuple[PyTree[Array], dict]:
     """Read a checkpoint into the structure of `like` (arrays or
     `jax.ShapeDtypeStruct`s); returns the tree and its meta.
@@ -216,7 +216,7 @@ def restore(
         )
     return nnx.merge(graphdef, params)
 
-
+# %% ../nbs/engine/training.ipynb #54d18f38x1
 def provenance() -> dict:
     """The origin of a number: commit (with '+' if files differ from it), machine,
     versions, and the time in UTC.
@@ -247,7 +247,7 @@ def option(default, text: str):
 
 _Config = TypeVar("_Config", bound=type)
 
-
+# %% ../nbs/engine/training.ipynb #54d18f38x2
 def explained(config: _Config) -> _Config:
     "A configuration with the texts of its fields in its docstring, too."
     rows = [f"{f.name}: {f.metadata['help']}" for f in fields(config) if f.metadata]
@@ -346,7 +346,7 @@ class Run:
         "Whether the last step is a multiple of one of the numbers, or the last of all."
         return self.step == self.steps or any(self.step % n == 0 for n in every)
 
-
+# %% ../nbs/engine/training.ipynb #2a3898e4x1
 def train_loop(
     run: Run,
     step: Callable,  # (state, batch) -> (state, metrics)
@@ -386,7 +386,7 @@ def trainable(model: nnx.Module) -> tuple[nnx.GraphDef, dict, dict, dict]:
     graphdef, *parts = nnx.split(model, nnx.Param, nnx.RngKey, ...)
     return graphdef, *(jax.tree.map(jnp.copy, nnx.to_pure_dict(p)) for p in parts)
 
-
+# %% ../nbs/engine/training.ipynb #1ef68b05x1
 def gradient_step(
     graphdef: nnx.GraphDef,
     loss: Loss,
@@ -428,7 +428,7 @@ def gradient_step(
 
     return step
 
-
+# %% ../nbs/engine/training.ipynb #1ef68b05x2
 def make_step(
     graphdef: nnx.GraphDef,
     loss: Loss,
@@ -542,7 +542,7 @@ class _Meter:
             run.row = {"step": run.step, **row, "seconds": run.progress["seconds"]}
             self.samples, self.waited = 0, 0.0
 
-
+# %% ../nbs/engine/training.ipynb #64meterx1
 class _Best:
     "Scores the model, and keeps the weights with the smallest loss, also in a file."
 
@@ -574,7 +574,7 @@ class _Best:
             return _weights(run.state), run.step
         return self.weights, run.progress["best_step"]
 
-
+# %% ../nbs/engine/training.ipynb #64meterx2
 def _weights(state: TrainState) -> dict:
     "What a model is made of."
     return {"params": state.params, "rest": state.rest}
@@ -631,7 +631,7 @@ class _Interruption:
             where = f"; run again to go on from {folder}" if folder else ""
             raise KeyboardInterrupt(f"stopped after step {run.step}{where}")
 
-
+# %% ../nbs/engine/training.ipynb #64interrupx1
 @contextlib.contextmanager
 def alone(folder: Path | None):
     """A context in which no other process trains in `folder`; raises OSError if one
@@ -658,7 +658,7 @@ def alone(folder: Path | None):
     finally:
         os.close(descriptor)
 
-
+# %% ../nbs/engine/training.ipynb #64interrupx2
 def run_identity(
     optim: OptimConfig | optax.GradientTransformation,
     seed: int,
@@ -692,7 +692,7 @@ LONGER = (
     " on, give the model of this one to `fit`, and another folder"
 )
 
-
+# %% ../nbs/engine/training.ipynb #64interrupb2x1
 class _Folder:
     """What a run keeps: last.safetensors with its state, best.safetensors with its best
     weights, metrics.jsonl with its rows. Only the first process writes, in its `own`

@@ -81,13 +81,13 @@ def lines_of_code(function):
     return function.end_lineno - (rest if text and rest else [first])[0].lineno + 1
 
 
-def too_long(cell, most):
-    """35 lines, 100 in the engine room: more only for imports, or for one class or
-    function and its docstring; and functions of more than 35.
+def too_long(cell):
+    """35 lines: more only for imports, or for one class or function and its docstring;
+    and functions of more than 35.
     """
     parts = ast.parse(source(cell)).body
     parts = [p for p in parts if not isinstance(p, (ast.Import, ast.ImportFrom))]
-    if len(parts) > 1 and len(source(cell).splitlines()) > most:
+    if len(parts) > 1 and len(source(cell).splitlines()) > 35:
         yield f"cell {cell['id']}"
     for node in (node for part in parts for node in ast.walk(part)):
         if isinstance(node, ast.FunctionDef):
@@ -104,8 +104,7 @@ def test_a_notebook_is_whole(path):
     ids = [c.get("id") for c in cells(path)]
     assert None not in ids and len({*ids}) == len(ids), "run nbdev_clean"
     exported = [c for c in code if re.search(r"^#\| export", source(c), re.M)]
-    most = 100 if path.parent.name == "engine" else 35
-    assert [part for c in exported for part in too_long(c, most)] == []
+    assert [part for c in exported for part in too_long(c)] == []
     text = "".join(map(source, cells(path)))
     named = re.findall(r"\b(?:scripts|experiments|benchmarks)/\w+\.py\b", text)
     assert [name for name in named if not (ROOT / name).is_file()] == []

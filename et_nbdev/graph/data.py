@@ -47,7 +47,7 @@ def frozen(a: np.ndarray, dtype) -> np.ndarray:
     a.flags.writeable = False
     return a
 
-
+# %% ../../nbs/engine/graph_readers.ipynb #93f53449x1
 def checked(name, value, dtype, shape: tuple, right: str, sound, kinds="iu"):
     """`value` as a read-only array. `shape` has a letter where any length will do;
     `sound` tells for each entry whether it is `right`; `kinds` are NumPy's of numbers.
@@ -100,7 +100,7 @@ def _labels(value, num_nodes: int) -> Int8[np.ndarray, "N"]:
 def _missing(value) -> bool:
     return value is None or np.ma.is_masked(value) or bool(value != value)
 
-
+# %% ../../nbs/engine/graph_readers.ipynb #71c3a6a4x1
 def _texts(name: str, values: Iterable) -> list[str]:
     "Values as text. Raises ValueError if one is missing, or if text confuses two."
     values = list(values)
@@ -348,7 +348,7 @@ def _one_label_each(labels) -> np.ndarray:
         )
     return a.argmax(1)
 
-
+# %% ../../nbs/engine/graph_readers.ipynb #d2d4a423x1
 def _sound_matrix(matrix):
     """A SciPy sparse matrix. Indices out of range, as a damaged file may hold them,
     would write anywhere in memory.
@@ -415,7 +415,7 @@ _LABELS = (
     r"|anomaly|anomalous)(_?\d+)?)\s*"
 )
 
-
+# %% ../../nbs/engine/graph_readers.ipynb #7e0f3785x1
 def _check_label(label: str, default: str, found: Iterable, beside: bool = False):
     """Raise ValueError if there are no labels under this name, but under another; with
     `beside`, also if there are both (y beside x is a place).
@@ -481,7 +481,7 @@ def from_pyg(
     _check_weights(weights, _on_edges(held, edges, x))
     return Graph(*edges, x, _one_label_each(y), name=name)  # pyright: ignore[reportCallIssue]
 
-
+# %% ../../nbs/engine/graph_readers.ipynb #8e0a5563x1
 def from_dgl(
     graph: Any, name: str = "", *, weights: Literal["refuse", "ignore"] = "refuse"
 ) -> Graph:
@@ -544,7 +544,7 @@ def _certain(value) -> bool:
     missing = need("pandas", "pandas").isna(value)
     return not (isinstance(value, bool | np.bool_) or missing is True)
 
-
+# %% ../../nbs/engine/graph_readers.ipynb #b59f716ax1
 def _exact(name: str, ids: Any) -> Any:
     """Ids that compare as Python's values do, each of which names a node for certain:
     none is missing or a truth value, and floats are whole and exact.
@@ -725,7 +725,7 @@ def _named_columns(graph: Graph) -> list[str]:
         )
     return [*graph.feature_names] or [f"x{i}" for i in range(graph.num_features)]
 
-
+# %% ../../nbs/engine/graph_readers.ipynb #fc10e342x1
 def to_pandas(graph: Graph) -> tuple[Any, Any]:
     """Two DataFrames that `from_pandas` reads: edges with source and target (and
     relation, if there are several kinds), nodes with their features and label. Raises
@@ -837,7 +837,7 @@ def _from_mat(path: Path) -> Graph:
     found = nets, data["features"], data["label"], path.stem
     return from_scipy(*found, weights="ignore")  # as DGL reads it
 
-
+# %% ../../nbs/engine/graph_readers.ipynb #a3e058e3x1
 def _from_dgl_file(path: Path) -> Graph:
     os.environ.setdefault("DGLBACKEND", "pytorch")  # or DGL writes a file to say so
     dgl = need("dgl", "'et_nbdev[dgl]', which needs Python 3.11")
@@ -900,6 +900,7 @@ _FRAUD = (
     " 'et_nbdev[dgl]', has it too: from_dgl reads FraudYelpDataset()[0])"
 )
 
+# %% ../../nbs/engine/graph_readers.ipynb #23b6b0d8x1
 _PLATONOV = "with https://github.com/yandex-research/heterophilous-graphs"
 
 # graphs that `load_graph` knows by name

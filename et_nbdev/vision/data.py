@@ -223,7 +223,7 @@ def brief(e: BaseException) -> str:
     lines = re.sub(r" <_io\.BytesIO.*?>", "", str(e)).strip().splitlines() or [""]
     return f"{type(e).__name__}: {lines[0][:200]}"
 
-
+# %% ../../nbs/engine/pictures.ipynb #d30cb332x1
 def decode(
     stored: Stored, size: int, channels: int, white: int = 65535
 ) -> UInt8[np.ndarray, "S S C"]:
@@ -280,7 +280,7 @@ def spread(count: int, most: int) -> np.ndarray:
     "At most so many of the numbers below `count`, evenly."
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
-
+# %% ../../nbs/engine/pictures.ipynb #83d6d9e5x1
 def channel_statistics(
     images: Pictures,
 ) -> tuple[Float32[np.ndarray, "C"], Float32[np.ndarray, "C"]]:
@@ -300,7 +300,7 @@ def channel_statistics(
     std = np.sqrt(share @ level**2 - mean**2 + 1e-12)
     return mean.astype(np.float32), np.maximum(std, 1 / 255).astype(np.float32)
 
-
+# %% ../../nbs/engine/pictures.ipynb #83d6d9e5x2
 @dataclass(frozen=True, repr=False, eq=False)
 class Images:
     """A split of a set of pictures: random access, decoded on demand. Made by
@@ -381,7 +381,7 @@ def batches(
     every = range(start, epochs * per_epoch) if epochs else itertools.count(start)
     return _ahead(batch, every)
 
-
+# %% ../../nbs/engine/pictures.ipynb #324e0d1ex1
 def _ahead(make: Callable[[int], np.ndarray], steps) -> Iterator[np.ndarray]:
     "make(s) for s in steps, in order; a few are started before they are needed."
     workers = min(8, os.cpu_count() or 1)
@@ -416,7 +416,7 @@ def shown(names) -> list[str]:
     "Those that neither a person nor a system hides, in order."
     return sorted(n for n in names if n[0] != "." and n.lower() not in HIDDEN)
 
-
+# %% ../../nbs/engine/pictures.ipynb #76hiddenx1
 def visible(folder: Path) -> list[Path]:
     "The files below a folder that are not hidden, each once; links come last."
     found, here, links = {}, [(os.path.realpath(folder), folder)], []
@@ -441,7 +441,7 @@ def words_of(name: str) -> set[str]:
     vague = r"^of$|^parquet$|(set|data|split|pictures?|photos?|im(g|age)s?)+$"
     return {re.sub(vague, "", word.lower()) for word in words} - {""}
 
-
+# %% ../../nbs/engine/pictures.ipynb #76hiddenx2
 def splits_of(folder: Path, names: list[str]) -> dict[str, str]:
     "Names beside each other -> the splits they mean; {} if they are classes."
     words = {n: words_of(n) for n in names}
@@ -468,7 +468,7 @@ def splits_of(folder: Path, names: list[str]) -> dict[str, str]:
             )
     return {n: meant.pop() for n, meant in means.items()}
 
-
+# %% ../../nbs/engine/pictures.ipynb #76hiddenx3
 def by_split(folder: Path, files: list[Path], named: Callable, more=()) -> dict:
     "Files by the split that named(file) means; `more` are names without a file."
     names = {named(f) for f in files} | {n for n in more if words_of(n) & SPLITS.keys()}
@@ -495,7 +495,7 @@ def columns(file: Path) -> str:
     with file.open(encoding="utf-8-sig", errors="replace") as f:
         return f.readline(9999)
 
-
+# %% ../../nbs/engine/pictures.ipynb #76maskfoldx1
 def check_told(folder: Path, groups: dict[str, list[Path]], rest: list[Path]):
     "Raise ValueError for splits that files tell of, and no folders."
     kinds = {re.sub(r"\d+", "", f.name): f for f in groups.get("pictures", ())}
@@ -529,7 +529,7 @@ def in_two(groups: dict[str, list[Path]]) -> list[tuple[Path, Path]]:
         found += [(other, file)] * (was != split)
     return found
 
-
+# %% ../../nbs/engine/pictures.ipynb #76maskfoldx2
 def check_inside(folder: Path, pictures: set[Path]):
     "Raise ValueError for splits that are no folders right below, and for masks."
     inner = {}
@@ -584,7 +584,7 @@ def pictures_of(paths: list[Path]) -> list[Path]:
     opens = {*Image.OPEN} - {"BUFR", "GRIB", "HDF5", "MPEG", "WMF"}
     return [p for p in paths if kinds.get(p.suffix.lower()) in opens and p.is_file()]
 
-
+# %% ../../nbs/engine/pictures.ipynb #76maskfoldb2x1
 def from_folder(folder: Path, files: list[Path]) -> dict[str, Source]:
     "Pictures anywhere below a folder, by split. Warns of what is left out."
     top = lambda path: "".join(path.relative_to(folder).parts[:-1][:1])
@@ -648,7 +648,7 @@ def from_table(table, where: str) -> Source:
 
     return Source(len(table), fetch)
 
-
+# %% ../../nbs/engine/pictures.ipynb #15c9fromtax1
 def tables_of(path: Path, files: list[Path]) -> list[Path]:
     "The parquet files that hold pictures, among those at or below a path."
     found = []
@@ -711,7 +711,7 @@ def from_parquet(path: Path, files: list[Path]) -> dict[str, Source]:
         sources[split] = from_table(table, str(path))
     return sources
 
-
+# %% ../../nbs/engine/pictures.ipynb #15c9fromtab2x1
 def from_hub(repo: str, online: bool) -> dict[str, Source]:
     "A set of the Hugging Face hub, from the hub or from its cache on this machine."
     datasets = need("datasets")
@@ -751,7 +751,7 @@ def from_digits() -> dict[str, Source]:
     rows_of = lambda rows: [(f"row {r}", pixels[r]) for r in rows]
     return {"pictures": Source(len(pixels), rows_of)}
 
-
+# %% ../../nbs/engine/pictures.ipynb #785a9606x1
 def read(path: Path) -> dict[str, Source]:
     "A parquet file, a folder with tables of pictures, or else a folder of pictures."
     files = visible(path) if path.is_dir() else [path]
@@ -765,7 +765,7 @@ def read(path: Path) -> dict[str, Source]:
         )
     return from_parquet(path, tables)
 
-
+# %% ../../nbs/engine/pictures.ipynb #785a9606x2
 def find(name: str, data_dir: str | os.PathLike | None) -> dict[str, Source]:
     """The first source that has `name`: a path (unless the name is a known one),
     data_dir, ET_DATA, the hub's cache, the hub.
@@ -836,7 +836,7 @@ def choose(source: dict[str, Source], split: str, name: str):
     rows = {"test": order[:test], "validation": order[test : test + validation]}
     return np.sort(rows.get(split, order[test + validation :])), own
 
-
+# %% ../../nbs/engine/pictures.ipynb #785a9606b2x1
 def probe(source: dict[str, Source], name: str) -> tuple[int, int, int]:
     """(S, C, white) from up to 256 pictures of each split: their side if they share one
     square up to 224, else 32; 1 if all are gray, else 3; and the highest gray level of
@@ -910,7 +910,7 @@ def load_images(
         native, channels, white = probe(source, name)
     return Images(name, split, int(size or native), channels, rows, own.fetch, white)
 
-
+# %% ../../nbs/engine/pictures.ipynb #f6615c84x1
 def photographs(size: int = 64) -> UInt8[np.ndarray, "6 S S 3"]:
     """Six color photographs that ship with scikit-image and scikit-learn, cut square
     and shrunk to `size` pixels per side.
@@ -953,7 +953,7 @@ def gaussian(known) -> Callable:
 
     return lambda x, seen: np.stack([*map(one, x, seen)])
 
-
+# %% ../../nbs/engine/pictures.ipynb #20known0x1
 def fills_from(pictures: UInt8[np.ndarray, "M S S C"]) -> dict[str, Callable]:
     """Fills that know training pictures, by name: their mean; their one or seven
     nearest neighbors on the visible pixels, averaged; and, for pictures of at most

@@ -313,7 +313,7 @@ class TransformerBlock(nnx.Module):
             x = x + self._attend(self.norm1(x))
             return x + self.down(nnx.gelu(self.up(self.norm2(x))))
 
-
+# %% ../../nbs/engine/pictures.ipynb #e70787dfx1
 def tied_heads(*sizes: int, rngs: nnx.Rngs, **options) -> EnergyAttention:
     "Attention whose W_K starts as a copy of W_Q; only one of them is drawn."
     attention = EnergyAttention(*sizes, rngs=nnx.clone(rngs), **options)
@@ -348,7 +348,7 @@ def transformer(c: ImageConfig, rngs: nnx.Rngs, table=True, scale=2.0) -> Parts:
     sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
     return Parts(*start, TransformerBlock(*sizes, positions=positions, rngs=rngs))  # pyright: ignore[reportCallIssue]
 
-
+# %% ../../nbs/engine/pictures.ipynb #e70787dfb2x1
 RECIPES = {  # what a configuration may name; yours can be one of them
     "plain": plain,
     "paper": partial(plain, scale=0.02),
@@ -404,7 +404,7 @@ class ImageTransformer(ImageEnergyTransformer):
         path = jnp.concatenate([passed, x[None]]) if states else None
         return x, Trajectory(None, path)
 
-
+# %% ../../nbs/engine/pictures.ipynb #0fd246d4x1
 class _Completion(NamedTuple):
     "Completed pictures, and the descent that made them."
 
@@ -413,7 +413,7 @@ class _Completion(NamedTuple):
     # the completion after every step, if requested
     path: Float[Array, "T+1 B S S C"] | None
 
-
+# %% ../../nbs/engine/pictures.ipynb #0fd246d4x2
 def complete(
     model: ImageEnergyTransformer,
     # (B, S, S, C): uint8, or floating in [0, 1]; pixels of occluded patches are
@@ -464,7 +464,7 @@ def _complete(model, images, hidden, occluded, step_size, steps: int, path: bool
     states = jax.lax.map(picture, trajectory.states) if path else None
     return _Completion(picture(x), trajectory.energies, states)
 
-
+# %% ../../nbs/engine/pictures.ipynb #0fd246d4b2x1
 def plot_completion(
     model: ImageEnergyTransformer, images, occluded, times=None, *, max_rows: int = 8
 ):
@@ -513,7 +513,7 @@ OLDER = {  # recipe -> what a file of 0.2 says in its place, beside what is off
 _FORGOTTEN = {"position_init", "position_scale", "mask_scale", "init_scale"}
 _FORGOTTEN |= {"tied_start", "power", "memory_beta"}
 
-
+# %% ../../nbs/engine/pictures.ipynb #a90296aix1
 def newer(made: dict) -> dict:
     "The fields of an `ImageConfig`, from a file that may be older than recipes."
     if "recipe" in made:
@@ -566,7 +566,7 @@ def load_model(path: Path | str) -> ImageEnergyTransformer:
 
     return restore(path, "image model", build)
 
-
+# %% ../../nbs/engine/pictures.ipynb #a90296a2x1
 def from_pretrained(
     source: str | Path, *, revision: str | None = None
 ) -> ImageEnergyTransformer:
@@ -600,7 +600,7 @@ def from_pretrained(
     kept = [folder / f"{name}.safetensors" for name in ("model", "best", "last")]
     return load_model(next(filter(Path.is_file, kept), kept[0]))
 
-
+# %% ../../nbs/engine/pictures.ipynb #a90296a2x2
 def _fetched(name: str, revision: str | None) -> str:
     "The file of the weights in a hub repository."
     fetch, file = need("huggingface_hub").hf_hub_download, "model.safetensors"

@@ -296,7 +296,7 @@ def augment(
     keys = jax.random.split(key, images.shape[0])
     return jax.vmap(one)(keys, jnp.asarray(unit(images)))
 
-
+# %% ../../nbs/engine/pictures.ipynb #75c4augmenx1
 def _random_crop(key, x, scale, ratio):
     "A random part of x (S, S, C), resized to the whole by linear interpolation."
     area_key, shape_key, place_key = jax.random.split(key, 3)
@@ -322,7 +322,7 @@ def _jittered(key, x, strength):
     gray = pix.rgb_to_grayscale(x, keep_dims=True)
     return gray + color * (x - gray)
 
-
+# %% ../../nbs/engine/pictures.ipynb #75c4augmenx2
 def held_out_batches(
     images: Pictures,
     model: ImageConfig,
@@ -389,6 +389,8 @@ CONFIGS["small"] = TrainConfig(
 
 # Tiny ImageNet in 8×8 patches with the energy of the paper: about an hour on one core
 _medium = dict(dim=192, num_heads=6, head_dim=32, num_memories=768)
+
+# %% ../../nbs/engine/pictures.ipynb #4d6d7775x1
 CONFIGS["tiny-imagenet-2026-11-21"] = TrainConfig(
     ImageConfig("waves", 64, patch_size=8, steps=6, step_size=1.0, **_medium),
     OptimConfig(steps=4000, warmup=200, lr=3e-3, lr_floor=1e-6),
@@ -444,7 +446,7 @@ def summarize(errors: dict[str, Float[np.ndarray, "M"]]) -> dict:
         "pictures": len(next(iter(errors.values()))),
     }
 
-
+# %% ../../nbs/engine/pictures.ipynb #4333reportx1
 def _report(config: TrainConfig, images, out: Path, limit: int, fit: Fit) -> dict:
     """Score a trained model, the simple fills and those that know training pictures on
     test pictures; write completion.png, energy.png (if it has an energy) and
@@ -508,7 +510,7 @@ def _main(argv: list[str] | None = None) -> None:
             _report(config, images, out, args.test_on, result)
             print(f"Weights, scores and figures: {out}/; from_pretrained loads them")
 
-
+# %% ../../nbs/engine/pictures.ipynb #4333reportb2x1
 def _complete_photographs(out: Path):
     """Complete six photographs with the Tiny ImageNet model of the library: print their
     mean energy at each step, write the figures into `out`.
@@ -527,7 +529,7 @@ def _complete_photographs(out: Path):
     _save(out, completion=completion, energy=plot_energies(energies))
     print(f"Look at {out / 'completion.png'} and {out / 'energy.png'}", flush=True)
 
-
+# %% ../../nbs/engine/pictures.ipynb #4333reportb2x2
 def _demo(data: str = "digits", out: Path | str = "out") -> dict:
     """Train on `data` for a few minutes ("digits", or a short run of "small" on other
     pictures), complete held-out pictures, and write figures and metrics into the folder
@@ -553,7 +555,7 @@ def _demo(data: str = "digits", out: Path | str = "out") -> dict:
     )
     return metrics
 
-
+# %% ../../nbs/engine/pictures.ipynb #4333reportb2x3
 @command
 def _demo_main(argv: list[str] | None = None):
     """Complete photographs with a trained Energy Transformer, then train a small one,
