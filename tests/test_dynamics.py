@@ -67,7 +67,7 @@ def test_scan_rematerialized_and_unrolled_are_the_loop_in_values_and_gradients(
     both = lambda f: jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(state, x)
     expected = both(by_loop)
     assert all(np.any(leaf) for leaf in jax.tree.leaves(expected[1]))
-    for variant in (dict(unroll=True), dict(remat=True, unroll=2)):
+    for variant in (dict(), dict(unroll=True), dict(remat=True, unroll=2)):
         found = both(partial(by_scan, **variant))
         close = partial(assert_close, rtol=1e-12, atol=1e-12)
         jax.tree.map(close, found, expected)

@@ -14,7 +14,13 @@ from flax import nnx
 from et_nbdev.attention import EnergyAttention
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
-from et_nbdev.equilibria import Langevin, Noisy, equilibrium
+from et_nbdev.equilibria import (
+    Langevin,
+    Noisy,
+    _adjoint,
+    _conjugate_gradients,
+    equilibrium,
+)
 from et_nbdev.graph.energy import EdgeTransformer
 from et_nbdev.solvers import Backtracking, solve
 from et_nbdev.stepping import rms, unit
@@ -156,6 +162,10 @@ def test_where_the_formula_does_not_hold_it_says_so(x64):
     np.testing.assert_array_equal(how.settled, [True, False, True, False])
     assert jnp.isfinite(end).all() and (end[1] == 0).all()
     graphdef, state = nnx.split(block)
+    by_hand = _adjoint((block, {}), end, r, 30)
+    assert by_hand.curvature[0] < -0.1 < 0.1 < by_hand.curvature[2]
+    assert by_hand.residual[2] < 1e-6
+    np.testing.assert_array_equal(by_hand.positive[jnp.array([0, 2])], [False, True])
 
     def read(which, **options):
         keep = jnp.zeros((4, 1, 1)).at[jnp.asarray(which)].set(1.0)
@@ -170,6 +180,27 @@ def test_where_the_formula_does_not_hold_it_says_so(x64):
     right = read([2])
     assert np.isfinite(right).all() and np.any(right)
     assert_close(read([0, 1, 2, 3], leave_out=True), right, rtol=1e-12)
+
+
+def test_conjugate_gradients_solve_and_each_sample_for_itself(x64):
+    rng = np.random.default_rng(0)
+    half = rng.normal(size=(3, 12, 12))
+    S = jnp.asarray(half @ half.swapaxes(1, 2) + np.eye(12))
+    v = jnp.asarray(rng.normal(size=(3, 4, 3))).at[1].set(0.0)
+    S = S.at[2].set(-S[2])  # nothing to be had there
+    product = lambda p: jnp.einsum("bij,bj->bi", S, p.reshape(3, 12)).reshape(3, 4, 3)
+    w, residual, curvature = found = _conjugate_gradients(product, v, 60)
+    assert_close(w[0].ravel(), jnp.linalg.solve(S[0], v[0].ravel()), rtol=1e-6)
+    np.testing.assert_array_equal(w[1:], 0.0)
+    np.testing.assert_array_equal(found.positive, [True, True, False])
+    assert residual[0] < 1e-12 and residual[1] == 0 and residual[2] == 1
+    few, left, curvature = (a[0] for a in _conjugate_gradients(product, v, 3))
+    product, v = lambda p: S[0] @ p, v[0].ravel()
+    norm = jnp.linalg.norm
+    assert_close(left, norm(v - product(few.ravel())) / norm(v))
+    assert 0 < curvature < 1
+    theirs, _ = jax.scipy.sparse.linalg.cg(product, v, tol=0.0, maxiter=3)
+    assert_close(few.ravel(), theirs)
 
 
 def test_memory_knows_neither_the_way_nor_the_number_of_cg_steps():

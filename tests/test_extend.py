@@ -32,7 +32,7 @@ from et_nbdev.attention import RelativeDistances
 from et_nbdev.dynamics import plot_energies
 from et_nbdev.energy import Scaled
 from et_nbdev.graph.energy import EdgeAttention, EdgeIndex, attention_weights
-from et_nbdev.solvers import Flow, LearnedMetric
+from et_nbdev.solvers import Flow, LearnedEuler, LearnedMetric, Schedule
 from et_nbdev.testing import assert_close
 from et_nbdev.training import CheckpointError
 from et_nbdev.vision.model import (
@@ -74,6 +74,24 @@ class Alibi(EnergyAttention):
         return super().token_energy(g, bias=self.distances(g))
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class HeavyBall:
+    "A solver of one's own."
+
+    step_size: float = 0.05
+    momentum: float = 0.3
+
+    def init(self, look, x):
+        return x, jnp.zeros_like(x)
+
+    def step(self, look, state):
+        x, v = state
+        view = look(x)
+        v = self.momentum * v + self.step_size * view.update
+        return (x + v, v), view
+
+
 D, H, Y, K, N = 6, 2, 5, 7, 4
 
 
@@ -105,20 +123,26 @@ def tokens(seed=2, batch=3):
     return jax.random.normal(jax.random.key(seed), (batch, N, D))
 
 
-def metric(steps, step_size):
+def metric(steps, step_size, map_per_step=False, param_dtype=jnp.float32):
     "Steps whose sizes differ from channel to channel, some of them by much."
-    solver = LearnedMetric(steps, D, step_size, map_per_step=True)
+    solver = LearnedMetric(steps, D, step_size, map_per_step, param_dtype=param_dtype)
     for seed, w in enumerate((solver.c, solver.W)):
-        w[...] = 2 * jax.random.normal(jax.random.key(seed), w.shape, jnp.float32)
+        w[...] = 2 * jax.random.normal(jax.random.key(seed), w.shape, param_dtype)
     return solver
 
 
 EVERY = ("normalized", "signed", "scaled", "field", "alibi", "convolution")
-SOLVERS = {  # what each does in a step is in test_solvers.py
+SOLVERS = {
+    "Euler": Euler(0.02),
     "one per sample": Euler([0.01, 0.02, 0.03]),
-    "one map a step": metric(4, 0.03),
+    "Schedule": Schedule([0.02, 0.01]),
+    "LearnedEuler": LearnedEuler(4, 0.03),
+    "LearnedMetric": metric(4, 0.03),
+    "one map a step": metric(4, 0.03, map_per_step=True),
+    "Backtracking": Backtracking(0.02),
     "Anderson": Anderson(0.02),
     "Flow": Flow(step_size=0.02),
+    "a user's": HeavyBall(0.01, 0.2),
 }
 
 

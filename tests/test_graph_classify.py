@@ -25,7 +25,7 @@ from et_nbdev.graph.classify import (
     load_classifier,
     train_classifier,
 )
-from et_nbdev.graph.crossval import Fold, Scores, deal, parts
+from et_nbdev.graph.crossval import Fold, Scores, deal, graph_loss, parts
 from et_nbdev.graph.energy import EdgeAttention
 from et_nbdev.graph.sets import (
     EdgeLists,
@@ -311,6 +311,17 @@ def test_only_the_size_of_the_filters_makes_the_order_matter(x64):
 
 
 # --- training
+
+
+def test_the_loss_counts_every_graph_once(x64):
+    dense = prepared()[0]
+    model = build(replace(QUIET, num_positions=0))
+    dense = dense._replace(positions=dense.positions[..., :0])
+    log_p = np.asarray(jax.nn.log_softmax(call(model, dense)))
+    want = -log_p[np.arange(4), np.asarray(dense.labels)].sum() / 16
+    for batch in (dense, widen(dense)):
+        found = nnx.jit(graph_loss)(model, batch, jax.random.key(0), 1 / 16)[0]
+        assert_close(found, want)
 
 
 def test_training_repeats_never_looks_at_the_test_labels_and_resumes(tmp_path):

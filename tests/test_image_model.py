@@ -19,6 +19,7 @@ from flax import nnx
 from et_nbdev.block import Block
 from et_nbdev.dynamics import Euler, Look, descend
 from et_nbdev.energy import ExternalField
+from et_nbdev.testing import assert_gradient
 from et_nbdev.training import CheckpointError, read_meta, read_metrics, save_checkpoint
 from et_nbdev.vision import train as image_train
 from et_nbdev.vision.data import fill_mean, normalize, patchify, unpatchify
@@ -136,6 +137,29 @@ def test_the_defaults_are_et_base():
 
 # without those of an experiment that another test imports
 LIBRARY = [n for n in RECIPES if n not in image_pair.OWN and ":" not in n]
+BLOCK = 2 * 2 * 8 * 16 + 24 * 16 + 16 + 1  # matrices of two heads, memories, norm
+BESIDE = {
+    "plain": BLOCK,
+    "paper": BLOCK,
+    "waves": BLOCK,
+    # tables of biases, a β per head, thresholds, steps with a map each
+    "tiny-imagenet": BLOCK + 2 * 9 + 2 + 24 + 3 * (1 + 16 + 256),
+    # four matrices with biases, two layers, two norms, tables
+    "transformer": 4 * 256 + 3 * 16 + 16 + 2 * 384 + 24 + 16 + 4 * 16 + 2 * 9,
+    "transformer-plain": 4 * 256 + 3 * 16 + 16 + 2 * 384 + 24 + 16 + 4 * 16,
+}
+
+
+@pytest.mark.parametrize("recipe", LIBRARY)
+def test_parameters_add_up(recipe):
+    outside = (48 * 16 + 16) + 16 + 4 * 16 + (16 + 1) + (16 * 48 + 48)
+    assert count(replace(CONFIG, recipe=recipe)) == outside + BESIDE[recipe]
+    # recipes differ between encoder and decoder alone
+    own = shapes(weights(build(recipe)))
+    first = shapes(weights(build()))
+    inside = lambda name: "block" in name or "solver" in name
+    rest = lambda names: {k: v for k, v in names.items() if not inside(k)}
+    assert rest(own) == rest(first)
 
 
 @pytest.mark.parametrize("recipe", LIBRARY)
@@ -226,6 +250,17 @@ def test_waves_have_unit_variance_and_tell_distance_only(side, dim):
     for i, j in np.ndindex(side - 1, side - 1):  # the same wherever the pair lies
         close(overlap[i + 1, j + 1, 1:, 1:], overlap[i, j, :-1, :-1], atol=1e-5)
     assert overlap[0, 0, 0, 0] > overlap[0, 0, 0, 1] > overlap[0, 0, 0, 2]
+
+
+@pytest.mark.parametrize("recipe", ENERGIES)
+def test_the_update_is_the_gradient(recipe, x64):
+    draw = np.random.default_rng(0).normal
+    move = lambda p: jnp.asarray(np.asarray(p) + 0.1 * draw(size=p.shape))
+    block = jax.tree.map(move, build(recipe).block)
+    g = jnp.asarray(np.random.default_rng(1).normal(size=(2, 4, 16)))
+    energies, update = block.energies_and_update(g)
+    assert_gradient(block.energy, g, -update)
+    assert list(energies) == ["attention", "memory"]
 
 
 def own_recipe(c, rngs):

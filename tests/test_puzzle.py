@@ -124,7 +124,12 @@ def test_search_finds_every_solution_and_none_where_there_is_none():
 
 @pytest.mark.parametrize(
     "n, box, of_units, channels",
-    [(4, (2, 2), False, True), (6, (2, 3), True, True), (9, (3, 3), True, False)],
+    [
+        (4, (2, 2), False, False),
+        (4, (2, 2), False, True),
+        (6, (2, 3), True, True),
+        (9, (3, 3), True, False),
+    ],
 )
 def test_the_update_is_minus_the_gradient_and_e_falls(n, box, of_units, channels):
     assert BOXES[n] == box

@@ -128,8 +128,9 @@ class Counted(EnergyTransformer):
     "Counts, while it runs, how often its gradient is computed."
 
 
+@pytest.mark.parametrize("tolerance", [None, 1e-2])
 @each_method
-def test_evaluations_are_counted_as_they_are_made(x64, monkeypatch, method):
+def test_evaluations_are_counted_as_they_are_made(x64, monkeypatch, method, tolerance):
     calls = []
 
     def counted(block, g, **context):
@@ -144,7 +145,7 @@ def test_evaluations_are_counted_as_they_are_made(x64, monkeypatch, method):
     # from outside: a block's sum is not overridden
     monkeypatch.setattr(Counted, "energies_and_update", counted, raising=False)
     jax.clear_caches()
-    options = dict(evaluations=50, tolerance=1e-2)
+    options = dict(evaluations=50, tolerance=tolerance)
     found = solve(block_of(kind=Counted), tokens(5, 6), method, **options)
     jax.effects_barrier()
     assert 10 < len(calls) == found.evaluations <= 50

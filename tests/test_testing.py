@@ -1,12 +1,17 @@
-"""The instruments themselves: what each assertion lets through and what it must not. Their
-chapter, which is run as a test, shows that `assert_gradient` and `assert_refuses` do.
-"""
+"""The instruments themselves: what each assertion lets through and what it must not."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from et_nbdev.testing import assert_close, assert_descends, float64, half_interval
+from et_nbdev.testing import (
+    assert_close,
+    assert_descends,
+    assert_gradient,
+    assert_refuses,
+    float64,
+    half_interval,
+)
 
 pytestmark = pytest.mark.core
 
@@ -62,10 +67,42 @@ def test_nothing_to_judge(energies):
         assert_descends(energies)
 
 
+def test_a_gradient_has_two_judges(x64):
+    import jax
+
+    x = jnp.linspace(0.5, 2.0, 6).reshape(2, 3)
+    cube = lambda x: jnp.sum(x**3, -1)
+    assert_gradient(cube, x, 3 * x**2)
+    for wrong in (3 * x**2 + 1e-7, 3 * x[:1] ** 2, x**2):
+        with pytest.raises(AssertionError):
+            assert_gradient(cube, x, wrong)
+    # automatic differentiation alone would say x
+    hidden = lambda x: x * jax.lax.stop_gradient(x)
+    with pytest.raises(AssertionError, match="exceeds"):
+        assert_gradient(hidden, x, x)
+
+
+def test_single_precision_is_refused():
+    with pytest.raises(TypeError, match="float64"):
+        assert_gradient(lambda x: x**2, jnp.ones(3), 2 * jnp.ones(3))
+
+
 def test_double_precision_is_left_behind():
     with float64():
         assert jnp.ones(1).dtype == np.float64
     assert jnp.ones(1).dtype == np.float32
+
+
+def test_what_is_refused(capsys):
+    refuse = lambda: assert_descends([1.0])
+    assert_refuses(refuse, "T ≥ 1")
+    printed = capsys.readouterr().out
+    assert printed == "energies: expected (T+1, ...) with T ≥ 1, got shape (1,)\n"
+    with pytest.raises(AssertionError, match="nothing was raised"):
+        assert_refuses(lambda: None, "T ≥ 1")
+    with pytest.raises(AssertionError, match="expected 'T ≥ 2' in the error, got"):
+        assert_refuses(refuse, "T ≥ 2")
+    assert not capsys.readouterr().out  # no message that says otherwise is shown
 
 
 @pytest.mark.parametrize(

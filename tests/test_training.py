@@ -6,6 +6,7 @@ import contextlib
 import errno
 import math
 import os
+import pickle
 import random
 import re
 import resource
@@ -119,18 +120,27 @@ def test_every_truncation_and_every_flip_is_refused(small):
     refused(small, {"v": SMALL["w"]})
 
 
+class Trap:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
 def test_what_is_no_checkpoint_is_refused(tmp_path):
-    path = tmp_path / "c.safetensors"
+    path, sprung = tmp_path / "c.safetensors", tmp_path / "sprung"
     arrays = {k: np.asarray(v) for k, v in SMALL.items()}
     foreign = safetensors.numpy.save
     for content in (
-        *(b"", b"not weights" * 20, b'{"w": [1.5]}'),
+        *(b"", b"not weights" * 20, b'{"w": [1.5]}', pickle.dumps(Trap(sprung))),
         *(foreign(arrays), foreign(arrays, {"format": "pt"})),
     ):
         path.write_bytes(content)
         refused(path)
         with pytest.raises(CheckpointError):
             read_meta(path)
+    assert not sprung.exists()
     for nowhere in (tmp_path, tmp_path / "nowhere/none"):
         assert "no such checkpoint" in refused(nowhere)
 

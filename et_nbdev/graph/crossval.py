@@ -323,8 +323,10 @@ def _read_fold(path: Path, settings: dict) -> dict:
     "The result of a fold. Raises ValueError for what is none, or of another run."
     try:
         row = json.loads(path.read_text("utf-8"))
+        if not row["test_accuracy"] == row["test_correct"] / row["test_graphs"] <= 1:
+            raise ValueError("its accuracy is not that of its graphs")
         there = dict(row["settings"])
-    except (ValueError, TypeError, KeyError, RecursionError) as e:
+    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as e:
         said = f"is not the result of a fold ({type(e).__name__}: {e}); delete it"
         raise ValueError(f"out: {path} {said}") from e
     names = sorted({*there, *settings})
