@@ -131,6 +131,12 @@ def test_what_is_broken_of_an_energy(name):
     own = {"values": 2 * 2 * 12 * 4, "memory": 16 * 12}  # numbers of their own
     more = runs.parameters_of(block) - runs.parameters_of(whole)
     assert more == sum(own.get(part, 0) for part in what)
+    for name, writes in {"Wo": block.attend, "up": block.remember}.items():
+        if hasattr(block, name):  # a matrix that writes, and writes alone
+            once, W = writes(g), getattr(block, name)
+            W[...] = 2 * W[...]
+            assert jnp.abs(once).max() > 0.1
+            np.testing.assert_allclose(writes(g), 2 * once, rtol=1e-5, atol=1e-6)
 
 
 # --- puzzles
