@@ -88,7 +88,7 @@ def test_the_address_is_stated_once():
     )
     if git.returncode:
         pytest.skip("not a git checkout")
-    assert f"git clone {repository}`" in read("README.md")
+    assert f"git clone {repository}\n" in read("README.md")
     holds = []
     for name in filter(None, git.stdout.split("\0")):
         content = (ROOT / name).read_bytes()
@@ -99,7 +99,7 @@ def test_the_address_is_stated_once():
             each = ("".join(c["source"]) for c in json.loads(text)["cells"])
             text = "\n".join(each)
             text = text.replace(f"!git clone -q --depth 1 {repository} ", "")
-        text = text.replace(f"git clone {repository}`", "")  # of the front page
+        text = text.replace(f"git clone {repository}\n", "")  # of the front page
         if any(part.partition("//")[2] in text for part in (home, repository)):
             holds.append(name)
     assert holds == []

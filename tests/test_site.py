@@ -242,7 +242,7 @@ def test_the_landing_page_has_cards_and_players(site):
     pictures = re.findall(r"\((images/cards/\S+)\)", text)
     assert len(pictures) > len(chapters) / 2
     assert all(Image.open(site / path).size == (360, 220) for path in pictures)
-    assert "- **" not in text and "(engine_room.ipynb)" in text
+    assert "- **Start**" not in text and "(engine_room.ipynb)" in text
     # without a script the pictures of the players, which no other browser loads
     assert text.count("<noscript><figure><img") == 2 and "![Photographs" not in text
 
