@@ -648,10 +648,8 @@ def learn_encoding(
 # %% ../../nbs/engine/sets.ipynb #99supp1y
 @dataclass(frozen=True, repr=False, eq=False)
 class Supply(ABC):
-    """A set in batches of at most `batch_size` graphs. A subclass has `plan(ids, seed,
-    epoch)`, the ids of the graphs in each batch of an epoch, (B,) with -1 for none at
-    the end, and `load`, the batch of such ids. Raises ValueError for a set with edges
-    in one direction, twice, or from a node to itself.
+    """A set in batches of at most `batch_size` graphs. Raises ValueError for a set with
+    edges in one direction, twice, or from a node to itself.
     """
 
     graphs: GraphSet
@@ -696,7 +694,7 @@ class Supply(ABC):
 
     @abstractmethod
     def plan(self, ids, seed: int | None = None, epoch: int = 0) -> list[np.ndarray]:
-        "The ids of the graphs in each batch of an epoch."
+        "Ids of graphs, (B,) for each batch of an epoch; -1 for none, at the end."
 
     @abstractmethod
     def load(self, part: Int[np.ndarray, "B"]) -> GraphBatch | EdgeBatch:
