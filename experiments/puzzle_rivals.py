@@ -2,6 +2,7 @@
 again, Hyper-SET's step, and the model itself with parts of its energy broken.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import jax
@@ -19,9 +20,9 @@ def rms(x):
 class Recurrent(PuzzleTransformer):
     "A model with the same tokens and readout, but with any step."
 
+    @abstractmethod
     def move(self, x):
         "x after one step."
-        raise NotImplementedError
 
     def descend(self, x, steps, *, states=False, unroll=1):
         def step(x, _):

@@ -21,6 +21,11 @@ QUICK_FLAGS = (
 )
 if jaxlib.__version__.startswith("0.10."):
     os.environ.setdefault("XLA_FLAGS", QUICK_FLAGS)
+# Threads of BLAS and OpenMP wait for each other in busy loops: where every core has a
+# worker of its own, more than one makes scikit-learn ten times as slow. The workers and
+# notebooks read this, and load NumPy after it.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
 
 doors.ask_first()
 

@@ -14,6 +14,7 @@ import re
 import urllib.request
 import warnings
 import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -646,11 +647,9 @@ def learn_encoding(
 
 # %% ../../nbs/engine/sets.ipynb #99supp1y
 @dataclass(frozen=True, repr=False, eq=False)
-class Supply:
-    """A set in batches of at most `batch_size` graphs. A subclass has `plan(ids, seed,
-    epoch)`, the ids of the graphs in each batch of an epoch, (B,) with -1 for none at
-    the end, and `load`, the batch of such ids. Raises ValueError for a set with edges
-    in one direction, twice, or from a node to itself.
+class Supply(ABC):
+    """A set in batches of at most `batch_size` graphs. Raises ValueError for a set with
+    edges in one direction, twice, or from a node to itself.
     """
 
     graphs: GraphSet
@@ -693,11 +692,13 @@ class Supply:
                 " graphs.undirected()"
             )
 
+    @abstractmethod
     def plan(self, ids, seed: int | None = None, epoch: int = 0) -> list[np.ndarray]:
-        raise NotImplementedError
+        "Ids of graphs, (B,) for each batch of an epoch; -1 for none, at the end."
 
+    @abstractmethod
     def load(self, part: Int[np.ndarray, "B"]) -> GraphBatch | EdgeBatch:
-        raise NotImplementedError
+        "The batch of such ids."
 
     def some(self, part: Int[np.ndarray, "B"]):
         "The graphs of a batch, and their features, positions and features of edges."
