@@ -29,6 +29,7 @@ from et_nbdev.graph.anomaly import (
     AnomalyTraining,
     Kept,
     NodeExplanation,
+    edge_scores,
     explain,
     train_anomaly,
 )
@@ -176,6 +177,15 @@ class AnomalyDetector(BaseEstimator):
             raise ValueError(f"node: expected 0 to {len(p) - 1}, got {node}")
         seen, own = explain(self.model_, features, edges), float(p[node])
         return NodeExplanation.of(seen, edges[0], int(node), own, self.threshold_)
+
+    def score_edges(self, graph: Graph) -> Float[np.ndarray, "E"]:
+        r"""By how much the attention energy would rise without each edge, after the
+        descent: $-\frac1\beta\log(1-p)$, summed over heads and blocks. It is small where
+        sender and receiver match badly. Ordered as `graph.edges`; parallel edges have
+        one score, loops 0.
+        """
+        _, features, edges = self._scored(graph)
+        return edge_scores(self.model_, features, edges, graph)
 
     def save(self, path: Path | str):
         """Write weights, statistics, threshold, hyperparameters and provenance to one
