@@ -32,7 +32,7 @@ from .energy import Energies, Scaled
 from .graph.anomaly import AnomalyEnergyTransformer
 from .graph.data import Graph
 from .graph.energy import EdgeIndex, attention_weights
-from .graph.nodes import Scaling, scaled
+from .graph.nodes import Scaling
 from .solvers import Anderson, Backtracking, solve
 from et_nbdev.vision.data import (
     denormalize,

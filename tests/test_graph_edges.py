@@ -1,11 +1,15 @@
-"""Numbers on edges: through every reader, a merge, a file, and into a detector."""
+"""Numbers on edges: through readers, a merge, a file, and into a detector."""
 
 from dataclasses import replace
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from safetensors.numpy import load_file
 
+from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyTraining, SampleConfig
 from et_nbdev.graph.data import (
     Graph,
     from_dgl,
@@ -13,12 +17,16 @@ from et_nbdev.graph.data import (
     from_pandas,
     from_pyg,
     from_relations,
-    from_scipy,
     load_graph,
     save_graph,
     to_networkx,
     to_pandas,
 )
+from et_nbdev.graph.detector import AnomalyDetector
+from et_nbdev.graph.energy import EdgeAttention, EdgeBias, EdgeIndex, edge_energies
+from et_nbdev.graph.nodes import aggregate, sample_nodes
+from et_nbdev.testing import assert_close
+from et_nbdev.training import OptimConfig
 
 X, Y = np.eye(4), np.array([0, 1, 0, -1])
 ENDS = np.array([[0, 1, 1, 2, 0, 3], [1, 0, 2, 1, 1, 3]])  # 0 → 1 twice, and a loop
@@ -100,16 +108,6 @@ def dgl(graph):
     return from_dgl(SimpleNamespace(**given), edge_features=NAMES)
 
 
-def scipy(graph):
-    from scipy.sparse import coo_array
-
-    values, graph = graph.edge_features[:, 0], graph.simple()
-    A = coo_array((values, ENDS), (4, 4))
-    found = from_scipy(A, X, Y, weights="keep")
-    assert found.edge_feature_names == ("weight",) and table(found)[0, 1] == 6  # 1 + 5
-    return None
-
-
 @pytest.mark.parametrize("relation", [None, "relation"])
 @pytest.mark.parametrize(
     "way",
@@ -137,7 +135,6 @@ def test_tables_and_networks_keep_what_is_named(way, relation):
 
 def test_other_readers_and_files(tmp_path):
     graph = graph_of()
-    scipy(graph)
     save_graph(graph, tmp_path / "graph.npz")
     read = load_graph(str(tmp_path / "graph.npz"), symmetric=False)
     assert read.edge_feature_names == NAMES and table(read) == table(graph.simple())
@@ -152,7 +149,7 @@ def test_doors_name_what_is_missing_or_no_number():
         from_pandas(edges, nodes, edge_features=["when"])
     with pytest.raises(ValueError, match="^weights: .*'late', .*edge_features"):
         from_pandas(edges, nodes, edge_features=["amount"])
-    with pytest.raises(ValueError, match="^edge_features: 'late' must hold numbers"):
+    with pytest.raises(ValueError, match="^edge_features: 'late': must hold numbers"):
         from_pandas(edges.assign(late="no"), nodes, edge_features=NAMES)
     with pytest.raises(
         ValueError, match=r"^edge_features: edge \(0, 1\) has no 'when'"
@@ -164,3 +161,122 @@ def test_doors_name_what_is_missing_or_no_number():
         )
     with pytest.raises(ValueError, match="^edge_feature_names: 'source'"):
         to_pandas(replace(graph_of(), edge_feature_names=("source", "late")))
+
+
+# --- a detector
+
+
+def made(seed=0, N=60, scale=1.0, name="amount"):
+    "Two groups whose members pay each other; the first payment leads from one to the other."
+    rng = np.random.default_rng(seed)
+    group = np.arange(N) % 2
+    senders, receivers = rng.integers(N, size=(2, 6 * N))
+    keep = (senders != receivers) & (group[senders] == group[receivers])
+    ends = np.stack([senders, receivers])[:, keep]
+    ends = np.hstack([[[0], [1]], ends])
+    x = np.eye(2)[group] + 0.1 * rng.normal(size=(N, 2))
+    rows = scale * (5 + rng.normal(size=(len(ends[0]), 1)))
+    own = dict(edge_features=rows, edge_feature_names=[name], name="made")
+    return Graph(*ends, x, group, **own)
+
+
+def small(**sample):
+    model = AnomalyConfig(dim=8, head_dim=4, num_memories=6, hidden=6)
+    optim = OptimConfig(steps=15, warmup=2, lr=0.03, weight_decay=0)
+    return AnomalyTraining(model=model, optim=optim, sample=SampleConfig(**sample))
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return AnomalyDetector(small()).fit(made())
+
+
+def test_a_detector_uses_the_features_of_edges_and_keeps_their_units(fitted, tmp_path):
+    graph, own = made(), fitted.model_.blocks[0].attention.positions.weight[...]
+    assert own.shape == (1, 1) and abs(own[0, 0]) > 1e-3
+    rows = graph.edge_features.astype(float)
+    assert_close(fitted.scaling_.edge_mean, rows.mean(0))
+    assert_close(fitted.scaling_.edge_std, rows.std(0))
+    _, (edges,) = fitted._kept.inputs(graph)
+    found = np.asarray(edges.into.features)[0]
+    assert abs(found.mean()) < 0.2 and abs(found.std() - 1) < 0.2
+    other = made(seed=1)
+    p = fitted.predict_proba(other)
+    moved = replace(other, edge_features=-other.edge_features)
+    assert np.abs(fitted.predict_proba(moved) - p).max() > 1e-4
+    fitted.save(tmp_path / "kept.safetensors")
+    again = AnomalyDetector.load(tmp_path / "kept.safetensors")
+    assert np.array_equal(again.predict_proba(other), p)
+    assert "statistics.edge_mean" in load_file(tmp_path / "kept.safetensors")
+    assert aggregate(graph).shape == (60, 7)  # trees see them, too
+
+
+@pytest.mark.parametrize(
+    "columns, names, words",
+    [
+        (0, [], "expected 1 edge features.*got 0 edge features"),
+        (2, [], "expected 1 edge features.*got 2 edge features"),
+        (1, ["price"], r"the edge features \['amount'\], .*\['price'\]"),
+    ],
+)
+def test_other_features_of_edges_are_refused_in_words(columns, names, words, fitted):
+    graph = made()
+    rows = np.repeat(graph.edge_features, columns, 1)
+    other = replace(graph, edge_features=rows, edge_feature_names=names)
+    with pytest.raises(ValueError, match="^graph: .*" + words):
+        fitted.predict(other)
+
+
+@pytest.mark.parametrize("backend", ["compiled", "xla"])
+def test_parts_of_a_graph_keep_the_features_of_their_edges(backend):
+    graph = made().simple()
+    own = dict(features=graph.edge_features, backend=backend)
+    edges = EdgeIndex(*graph.edges, 60, **own)
+    config, rng = SampleConfig(2, 20, 3), np.random.default_rng(0)
+    nodes, (part,) = sample_nodes((edges,), np.array([4, 9]), config, rng)
+    known, attention = (
+        table(graph),
+        EdgeAttention(2, 1, 2, positions=EdgeBias(1, 1), rngs=nnx.Rngs(0)),
+    )
+    if backend == "compiled":
+        ends, rows = part.edge_list(), part.table()
+        part = {"edges": part}
+    else:
+        ends, rows = np.nonzero(part["mask"])[::-1], part["edge_features"]
+    for sender, receiver in zip(*ends):
+        wanted = known[int(nodes[sender]), int(nodes[receiver])]
+        assert rows[receiver, sender, 0] == wanted
+    assert len(ends[0]) > 20
+    assert np.isfinite(attention.energy(jnp.ones((20, 2)), **part))
+
+
+def test_the_score_of_an_edge_is_what_the_energy_loses_without_it():
+    graph, rng = made().simple(), np.random.default_rng(0)
+    edges = EdgeIndex(*graph.edges, 60, features=graph.edge_features)
+    attention = EdgeAttention(
+        2, 2, 3, [0.5, 3.0], positions=EdgeBias(1, 2), repelling=1, rngs=nnx.Rngs(0)
+    )
+    attention.positions.weight[...] = jnp.asarray([[0.4], [-0.3]])
+    g = jnp.asarray(rng.normal(size=(60, 2)), jnp.float32)
+    scores = edge_energies(attention, g, edges)
+    for e in [
+        *range(0, len(scores), 40),
+        int(np.argmin(graph.degrees[graph.receivers])),
+    ]:
+        rest = np.arange(len(scores)) != e
+        left = [end[rest] for end in graph.edges]
+        without = EdgeIndex(*left, 60, features=graph.edge_features[rest])
+        change = attention.energy(g, edges=without) - attention.energy(g, edges=edges)
+        assert_close(scores[e], float(change), atol=1e-3)
+
+
+def test_a_planted_edge_has_the_lowest_score(fitted):
+    graph = made(seed=2)
+    scores = fitted.score_edges(graph)
+    assert np.argmin(scores) == 0 and scores[0] < np.sort(scores)[1] / 2
+    again, loop = [graph.senders[3], 7], [graph.receivers[3], 7]
+    rows = np.vstack([graph.edge_features, graph.edge_features[[3, 3]]])
+    ends = [np.append(*pair) for pair in zip(graph.edges, (again, loop))]
+    more = replace(graph, senders=ends[0], receivers=ends[1], edge_features=rows)
+    wanted = [*scores, scores[3], 0]
+    assert_close(fitted.score_edges(more), np.array(wanted), rtol=1e-4)

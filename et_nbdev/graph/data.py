@@ -156,11 +156,6 @@ def _merge(
     return tuple(ends[keep].astype(np.int32, copy=False) for ends in (A.col, A.row))  # pyright: ignore[reportReturnType]
 
 
-def edge_keys(edges: Edges, num_nodes: int) -> Int[np.ndarray, "_"]:
-    "A number for each edge, ascending by receiver, then sender."
-    return edges[1].astype(np.int64) * num_nodes + edges[0]
-
-
 def _union(relations: Mapping[str, Edges], num_nodes: int) -> Edges:
     ends = tuple(np.concatenate(ends) for ends in zip(*relations.values()))
     return _merge(ends, num_nodes)
@@ -298,21 +293,23 @@ class Graph:
         if not rows.size:
             return np.zeros((len(edges[0]), rows.shape[1]), np.float32)
         if both:
-            own, rows = tuple(np.hstack([own, own[::-1]])), np.vstack([rows, rows])
-        key = edge_keys(own, self.num_nodes)
+            own, rows = np.hstack([own, own[::-1]]), np.vstack([rows, rows])
+        key = self.edge_keys(own)
         known, at, count = np.unique(key, return_inverse=True, return_counts=True)
         means = [np.bincount(at, column) / count for column in rows.T]
-        wanted = edge_keys(edges, self.num_nodes)
-        return np.float32(means).T[np.searchsorted(known, wanted)]
+        return np.float32(means).T[np.searchsorted(known, self.edge_keys(edges))]
 
-    def _rewired(self, both: bool = False, self_loops: bool = True) -> "Graph":
-        merge = lambda edges: _merge(
-            edges, self.num_nodes, both=both, self_loops=self_loops
-        )
+    def edge_keys(self, edges) -> Int[np.ndarray, "_"]:
+        "A number for each edge, ascending by receiver, then sender."
+        return np.int64(edges[1]) * self.num_nodes + edges[0]
+
+    def _rewired(self, **options) -> "Graph":
+        merge = lambda edges: _merge(edges, self.num_nodes, **options)
         relations = {kind: merge(edges) for kind, edges in self.relations.items()}
         senders, receivers = edges = merge(self.edges)
-        own = dict(relations=relations, edge_features=self.features_along(edges, both))
-        return replace(self, senders=senders, receivers=receivers, **own)
+        own = dict(edge_features=self.features_along(edges, options.get("both", False)))
+        own |= dict(relations=relations, senders=senders, receivers=receivers)
+        return replace(self, **own)
 
     def simple(self, self_loops: bool = False) -> "Graph":
         """Each edge once, sorted by receiver, then sender; loops removed unless
@@ -331,9 +328,9 @@ class Graph:
                 f"kind: {self!r} has the relations {list(self.relations)}, got {kind!r}"
             )
         senders, receivers = edges = self.relations[kind]
-        own = dict(relations={}, edge_features=self.features_along(edges))
-        name = f"{self.name}/{kind}"
-        return replace(self, senders=senders, receivers=receivers, name=name, **own)
+        ends = dict(senders=senders, receivers=receivers, relations={})
+        ends |= dict(edge_features=self.features_along(edges))
+        return replace(self, **ends, name=f"{self.name}/{kind}")
 
     def __repr__(self) -> str:
         known = self.labels[self.labels >= 0]
@@ -433,9 +430,9 @@ def _check_weights(weights: str, found: Sequence[str]):
     "Raise ValueError if edges carry data, unless it is to be ignored."
     if found and weights != "ignore":
         raise ValueError(
-            f"weights: the edges have {', '.join(map(repr, found))}, kept only by name"
-            " (edge_features=[…]; of a matrix: weights='keep'); drop the rest, or say"
-            " weights='ignore'"
+            f"weights: the edges have {', '.join(map(repr, found))}, which are kept by"
+            " name, edge_features=[…] (of a matrix A: Graph(A.row, A.col, …,"
+            " edge_features=A.data[:, None])); drop the rest, or say weights='ignore'"
         )
 
 
@@ -443,16 +440,12 @@ def _edge_columns(keys: Sequence[str], read) -> dict[str, Any]:
     "What `read` gives for the keys, side by side, as arguments of `Graph`."
     names, columns = [], []
     for key in keys:
-        column = as_array(f"edge_features: {key!r}", read(key))
-        if column.dtype.kind not in "fiub":
-            raise ValueError(
-                f"edge_features: {key!r} must hold numbers, got {column.dtype}"
-            )
-        columns.append(column.reshape(len(column), -1))
-        width = columns[-1].shape[1]
-        names += [key] if width == 1 else [f"{key}_{i}" for i in range(width)]
-    own = dict(edge_features=np.hstack(columns)) if columns else {}
-    return own | dict(edge_feature_names=names)
+        a = as_array(named := f"edge_features: {key!r}", read(key))
+        columns.append(finite(named, a.reshape(len(a), -1), ("E", "P")))
+        more = range(columns[-1].shape[1])
+        names += [key] if len(more) == 1 else [f"{key}_{i}" for i in more]
+    rows = np.hstack(columns) if columns else None
+    return dict(edge_features=rows, edge_feature_names=names)
 
 
 def _on_edges(held: Mapping, edges, features) -> list[str]:
@@ -501,7 +494,7 @@ def from_scipy(
     labels,
     name: str = "",
     *,
-    weights: Literal["refuse", "ignore", "keep"] = "refuse",
+    weights: Literal["refuse", "ignore"] = "refuse",
 ) -> Graph:
     """A graph from a sparse (N, N) matrix, or a heterogeneous one from a dict of them:
     in `adjacency` a 1 or True at [i, j] is an edge from i to j, once.
@@ -509,18 +502,11 @@ def from_scipy(
     `features` (N, F) may be sparse; `labels` are (N,), (N, 1), (1, N) or one-hot (N,
     2). Other integers but 0, counts or signs, are an edge, too, with a warning. Raises
     ValueError, naming the argument; also for other floating values, which are weights,
-    unless these are to be ignored, or kept: as the edge feature "weight" of one matrix,
-    in which all values but 0 are edges.
+    unless these are to be ignored.
     """
     if hasattr(features, "tocsr"):
         features = _dense(features)
     labels = _one_label_each(labels)
-    if weights == "keep":
-        A = _sound_matrix(adjacency).tocoo(copy=True)
-        A.sum_duplicates()
-        A.eliminate_zeros()
-        own = dict(edge_features=A.data[:, None], edge_feature_names=["weight"])
-        return Graph(A.row, A.col, features, labels, name=name, **own)
     # SciPy's matrix of keys is a mapping, too
     if isinstance(adjacency, Mapping) and not hasattr(adjacency, "tocsr"):
         relations = {kind: _entries(A, weights) for kind, A in adjacency.items()}
@@ -605,8 +591,8 @@ def _graph_of(ends, kinds, features, labels, names, nodes, name: str, own) -> Gr
         of = np.asarray(_texts("relation", kinds))
         at = {kind: np.flatnonzero(of == kind) for kind in dict.fromkeys(of.tolist())}
         relations = {kind: (senders[i], receivers[i]) for kind, i in at.items()}
-        if "edge_features" in own and at:
-            own["edge_features"] = own["edge_features"][np.concatenate([*at.values()])]
+        if (rows := own["edge_features"]) is not None:
+            own["edge_features"] = np.vstack([rows[i] for i in at.values()])
         graph = from_relations(relations, features, labels, name, **own)
     nodes = () if list(nodes) == list(range(len(nodes))) else tuple(nodes)
     return replace(graph, feature_names=tuple(names), node_names=nodes)
@@ -673,8 +659,8 @@ def from_networkx(
     undirected edge becomes two, one in each direction.
 
     Nodes without `label` are unlabeled. Raises ValueError if a node lacks a feature, if
-    an edge lacks its `relation` or feature, or if edges have other attributes, such as a `weight`,
-    or keys of your own, unless these are to be ignored.
+    an edge lacks its `relation` or a feature, or if edges have other attributes, such
+    as a `weight`, or keys of your own, unless these are to be ignored.
     """
     data = dict(graph.nodes(data=True))
     if features == "features" and "et_nbdev_features" in graph.graph:
@@ -696,10 +682,9 @@ def from_networkx(
         carried += [f"key {key}" for key in named[:1]]
     _check_weights(weights, carried)
     for *ends, own in edges:
-        for key in wanted:
-            if key not in own:
-                of = "relation" if key == relation else "edge_features"
-                raise ValueError(f"{of}: edge {tuple(ends)} has no {key!r}")
+        for key in {*wanted} - {*own}:
+            of = "relation" if key == relation else "edge_features"
+            raise ValueError(f"{of}: edge {tuple(ends)} has no {key!r}")
     place = {node: i for i, node in enumerate(data)}
     ends = [[place[edge[i]] for edge in edges] for i in (0, 1)]
     kinds = None if relation is None else [own[relation] for *_, own in edges]

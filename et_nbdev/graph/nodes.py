@@ -44,14 +44,12 @@ class Scaling(NamedTuple):
             raw = own.raw(graph)
             ranks = _ranks(min(1000, len(raw))).fit(raw)
             own = own._replace(quantiles=ranks.quantiles_)
-        edges = np.float64(graph.edge_features if graph.num_edges else np.zeros((1, 0)))
+        y, e = own.columns(graph), np.float64(graph.edge_features)
+        e = e if len(e) else np.zeros((1, e.shape[1]))
         # the standard deviation of equal numbers may be a rounding error instead of 0
-        found = [
-            (y.mean(0), np.where(np.ptp(y, 0), y.std(0), 0))
-            for y in (own.columns(graph), edges)
-        ]
-        (mean, std), (edge_mean, edge_std) = found
-        return own._replace(mean=mean, std=std, edge_mean=edge_mean, edge_std=edge_std)
+        std = lambda y: np.where(np.ptp(y, 0), y.std(0), 0)
+        found = dict(mean=y.mean(0), std=std(y), edge_mean=e.mean(0), edge_std=std(e))
+        return own._replace(**found)
 
     def raw(self, graph: Graph) -> Float64[np.ndarray, "N F"]:
         y = np.asarray(graph.features, np.float64)
@@ -72,6 +70,8 @@ class Scaling(NamedTuple):
 
     def edges(self, graph: Graph) -> Graph:
         "The graph with the features of its edges in such units."
+        if not graph.edge_features.size:
+            return graph
         rows = _standard(graph.edge_features, self.edge_mean, self.edge_std)
         return replace(graph, edge_features=rows)
 
@@ -237,8 +237,8 @@ def aggregate(graph: Graph, hops: int = 2) -> Float[np.ndarray, "N C"]:
     found = [graph.features]
     for _ in range(hops):
         found.append((A @ found[-1]) / degrees)
-    of = (graph.receivers, np.arange(graph.num_edges)), (graph.num_nodes, graph.num_edges)
-    into = csr_array((table[0], of[0]), shape=of[1])
+    E = graph.num_edges
+    into = csr_array((table[0], np.arange(E), start), shape=(graph.num_nodes, E))
     return np.hstack([*found, (into @ graph.edge_features) / degrees])
 
 
