@@ -191,25 +191,13 @@ def test_a_bias_of_edges_equals_one_in_a_table(kind, backend, x64):
     of that gradient; for a batch, a repelling head, room to spare and any order of edges.
     """
     edges, table = make(kind, 4, backend)
-    ends = np.stack(edges.edge_list())[
-        :, np.random.default_rng(1).permutation(edges.num_edges)
-    ]
-    f = np.random.default_rng(2).normal(size=(ends.shape[1], 3)).astype(np.float32)
+    rng = np.random.default_rng(1)
+    ends = rng.permutation(np.stack(edges.edge_list()), axis=1)
+    f = rng.normal(size=(ends.shape[1], 3)).astype(np.float32)
     room = dict(features=f, capacity=len(f) + 9, backend=backend)
     edges = EdgeIndex(*ends, len(table), **room)
-    own = EdgeBias(3, 2, param_dtype=jnp.float64)
-    beta = nnx.Param([0.5, 2.0])
-    attention = EdgeAttention(
-        4,
-        2,
-        3,
-        beta,
-        positions=own,
-        repelling=1,
-        param_dtype=jnp.float64,
-        rngs=nnx.Rngs(0),
-    )
-    graph, state = nnx.split(random_weights(attention, 1))
+    attention = attention_of(positions=EdgeBias(3, 2), repelling=1)
+    graph, state = nnx.split(attention)
     at_edges = np.zeros((len(table), len(table), 3))
     at_edges[ends[1], ends[0]] = f
     np.testing.assert_array_equal(edges.table(), at_edges)
@@ -226,10 +214,8 @@ def test_a_bias_of_edges_equals_one_in_a_table(kind, backend, x64):
     for function in (energy, bent):
         run = jax.jit(jax.value_and_grad(function, (0, 1)))
         all_close(run(state, g, {"edges": edges}), run(state, g, dense), atol=1e-11)
-    attention = nnx.merge(graph, state)
     P = attention.attended(g[0], **dense)[:, ends[1], ends[0]].T
-    place = np.lexsort(ends)
-    assert_close(attention_weights(attention, g[0], edges), P[place])
+    assert_close(attention_weights(attention, g[0], edges), P[np.lexsort(ends)])
     update = attention.update(g, edges=edges)
     assert_gradient(jax.jit(lambda g: attention.energy(g, edges=edges)), g, -update)
 
@@ -248,18 +234,6 @@ def test_a_one_hot_feature_is_a_bias_per_kind_in_one_energy(x64):
     all_close(
         both(attention, g, one_hot), plain.energy_and_update(g, mask=table, bias=b)
     )
-
-
-def test_features_that_do_not_fit_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"^features: must hold .*\(2, P\).*\(3, 1\)"):
-        EdgeIndex([0, 1], [1, 0], 2, features=np.ones((3, 1)))
-    with pytest.raises(ValueError, match="^features: must be finite"):
-        EdgeIndex([0, 1], [1, 0], 2, features=[[0.0], [np.nan]])
-    edges = EdgeIndex([0, 1], [1, 0], 2, features=np.ones((2, 3)))
-    for positions, words in ((None, "expected 0 .* got 3"), (EdgeBias(2, 1), "exp.* 2 .* 3")):
-        attention = EdgeAttention(4, 1, 3, positions=positions, rngs=nnx.Rngs(0))
-        with pytest.raises(ValueError, match="^edges: " + words):
-            attention.energy(jnp.ones((2, 4)), edges=edges)
 
 
 def loss_of(Q, K, edges):
@@ -426,6 +400,7 @@ def test_room_for_more_edges(backend, x64):
         *((([0], [1], n), {}, "^num_nodes: ") for n in (0, 2.5)),
         (([0], [1], 2), dict(backend="numba"), "^backend: .*'numba'"),
         (([0, 1], [1, 0], 2), dict(capacity=1), "^capacity: "),
+        (([0], [1], 2), dict(features=np.ones((3, 1))), r"^features: .*\(1, P\), got"),
     ],
 )
 def test_bad_edges_and_options_are_refused_by_name(arguments, options, words):
@@ -434,6 +409,7 @@ def test_bad_edges_and_options_are_refused_by_name(arguments, options, words):
 
 
 EDGES, LOOP = EdgeIndex([0], [1], 2), EdgeIndex([0], [0], 2, self_loops=True)
+PAID = EdgeIndex([0], [1], 2, features=np.ones((1, 3)))
 
 
 @pytest.mark.parametrize(
@@ -442,6 +418,7 @@ EDGES, LOOP = EdgeIndex([0], [1], 2), EdgeIndex([0], [0], 2, self_loops=True)
         ((3, 4), dict(edges=EDGES), "^edges: .*N = 3, got 2"),
         ((2, 4), dict(edges=LOOP), "^edges: .*self_attention=True"),
         ((2, 5), dict(edges=EDGES), "D = 4"),
+        ((2, 4), dict(edges=PAID), "^edges: expected 0 features .*, got 3"),
         ((2, 4), dict(edges=()), "^edges: expected at least one graph"),
         ((2, 4), dict(edges=([0], [1])), "^edges: expected an EdgeIndex"),
         ((2, 4), dict(edges=np.array([[0], [1]])), "^edges: expected an EdgeIndex"),
@@ -462,6 +439,12 @@ def test_edges_that_do_not_fit_are_refused_by_name(shape, context, words):
 
 
 def test_blocks_that_do_not_take_edges_say_so():
+    few = EdgeAttention(4, 1, 3, positions=EdgeBias(2, 1), rngs=nnx.Rngs(0))
+    for edges, got in ((EDGES, 0), (PAID, 3)):
+        with pytest.raises(
+            ValueError, match=f"^edges: expected 2 features .* got {got}"
+        ):
+            few.energy(jnp.ones((2, 4)), edges=edges)
     heads = partial(EdgeAttention, positions=RelativePositions(2, 1))
     grid = dict(attention=heads, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="edges: .*got RelativePositions; a grid"):

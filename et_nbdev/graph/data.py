@@ -447,7 +447,7 @@ def _edge_columns(keys: Sequence[str], read) -> dict[str, Any]:
     rows = np.hstack(columns) if columns else None
     return dict(edge_features=rows, edge_feature_names=names)
 
-
+# %% ../../nbs/engine/graph_readers.ipynb #7e0f3785x0
 def _on_edges(held: Mapping, edges, features) -> list[str]:
     """What is called data on edges, or has a row for each edge. Where edges are as many
     as nodes, only what is called data on nodes is that.

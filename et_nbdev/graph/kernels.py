@@ -241,7 +241,7 @@ def edge_weights(rows: Rows, bias, own, other, lse, c, keys=False, which=None):
     which = np.arange(bias.shape[1]) if which is None else which
     return jax.lax.map(weight, jnp.asarray(which, jnp.int32), batch_size=2**16)
 
-
+# %% ../../nbs/engine/kernels.ipynb #87a032bax1
 def _tangent_queries_xla(rows: Rows, bias, Q, dQ, K, dK, lse, pull):
     r"How $\sum_B p_{CB} K_B$, which is `pull`, and $\ell_C$ move."
     moved = jax.jvp(partial(_softmax_xla, rows, bias), (Q, K), (dQ, dK))[1]
@@ -288,7 +288,7 @@ def neighbor_match(
     fixed = jax.lax.stop_gradient((bias[0], Q, K))
     return _match(edges, Q, K, bias, _passes(edges).softmax(edges.into, *fixed))
 
-
+# %% ../../nbs/engine/kernels.ipynb #1e4a1d3ex1
 @jax.custom_vjp
 def _match(edges, Q, K, bias, found):
     r"$\ell$; `found` is $\ell_C$ and $\sum_B p_{CB}K_B$, computed in one pass."
@@ -878,7 +878,7 @@ def _tangent_keys(rows, bias, K, dK, Q, dQ, lse, slope, c):
     # spare room is not written
     return moved, jnp.where(there[None], by_bias, jnp.zeros_like(by_bias))
 
-
+# %% ../../nbs/engine/kernels.ipynb #a51d0dfex1
 _COMPILED_PASSES = SimpleNamespace(
     softmax=_softmax,
     weighted=_weighted,

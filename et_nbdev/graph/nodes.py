@@ -75,11 +75,11 @@ class Scaling(NamedTuple):
         rows = _standard(graph.edge_features, self.edge_mean, self.edge_std)
         return replace(graph, edge_features=rows)
 
-
+# %% ../../nbs/engine/nodes.ipynb #3a4f74d6
 def _standard(y, mean, std) -> Float[np.ndarray, "N C"]:
     return ((y - mean) / np.where(std > 0, std, np.inf)).astype(np.float32)
 
-# %% ../../nbs/engine/nodes.ipynb #3a4f74d6
+
 def _ranks(quantiles: int):
     from sklearn.preprocessing import QuantileTransformer
 
@@ -241,7 +241,7 @@ def aggregate(graph: Graph, hops: int = 2) -> Float[np.ndarray, "N C"]:
     into = csr_array((table[0], np.arange(E), start), shape=(graph.num_nodes, E))
     return np.hstack([*found, (into @ graph.edge_features) / degrees])
 
-
+# %% ../../nbs/engine/nodes.ipynb #40comparx1
 def advice(report: dict[str, dict[str, float]]) -> str:
     "What to know before you trust the detector; of equals, the simplest is the best."
     names = ALONE, TWO_HOPS, OURS
