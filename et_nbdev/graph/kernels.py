@@ -353,8 +353,9 @@ def _dots(out, mine, other, nodes, first, n, h, bias):
         c, d = other[nodes[first + j + 2], h], other[nodes[first + j + 3], h]
         s = t = u = v = out.dtype.type(0)
         if biased:
-            s, t = bias[h, first + j], bias[h, first + j + 1]
-            u, v = bias[h, first + j + 2], bias[h, first + j + 3]
+            i, one = np.uint64(first + j), np.uint64(1)  # no index from the end
+            s, t = bias[h, i], bias[h, i + one]
+            u, v = bias[h, i + one + one], bias[h, i + one + one + one]
         for y in range(mine.size):
             s += mine[y] * a[y]
             t += mine[y] * b[y]
