@@ -128,7 +128,7 @@ class AnomalyEnergyTransformer(nnx.Module):
         sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
         beta = nnx.Param(c.head_dim**-0.5) if c.beta is None else c.beta
         own = lambda: EdgeBias(edge_features, c.num_heads) if edge_features else None
-        heads = lambda *of, **more: EdgeAttention(*of, beta, positions=own(), **more)
+        heads = lambda *of, **more: EdgeAttention(*of, beta=beta, positions=own(), **more)
         block = lambda: EdgeTransformer(*sizes, attention=heads, rngs=rngs)
         self.blocks = nnx.List(block() for _ in range(kinds))
         width = 2 * c.dim * (kinds if c.relations == "concat" else 1)

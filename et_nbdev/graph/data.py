@@ -184,7 +184,7 @@ class Graph:
     name: str = ""
     feature_names: tuple[str, ...] = ()
     node_names: tuple[str, ...] = ()
-    edge_features: Float32[np.ndarray, "E P"] = None  # pyright: ignore[reportAssignmentType]
+    edge_features: Float32[np.ndarray, "E P"] = None  # numbers of each edge
     edge_feature_names: tuple[str, ...] = ()
 
     def __post_init__(self):
@@ -297,7 +297,7 @@ class Graph:
         key = self.edge_keys(own)
         known, at, count = np.unique(key, return_inverse=True, return_counts=True)
         means = [np.bincount(at, column) / count for column in rows.T]
-        return np.float32(means).T[np.searchsorted(known, self.edge_keys(edges))]
+        return np.array(means, np.float32).T[np.searchsorted(known, self.edge_keys(edges))]
 
     def edge_keys(self, edges) -> Int[np.ndarray, "_"]:
         "A number for each edge, ascending by receiver, then sender."
@@ -360,8 +360,8 @@ def from_relations(
     if not relations:
         raise ValueError("relations: at least one is needed")
     relations = _relations(relations, N)
-    ends = map(np.concatenate, zip(*relations.values()))
-    graph = Graph(*ends, features, labels, name=name, **of_edges)
+    s, r = map(np.concatenate, zip(*relations.values()))
+    graph = Graph(s, r, features, labels, name=name, **of_edges)
     return replace(graph.simple(self_loops=True), relations=relations)
 
 # %% ../../nbs/engine/graph_readers.ipynb #d2d4a423

@@ -281,7 +281,8 @@ def edge_energies(
     r"""By how much the energy rises if an edge is left out at the same g:
     $-\sum_h\frac{s_h}{\beta_h}\log(1-p_{hCB})$, or, where C sees nobody else, $-E_C$.
     """
-    p, C = np.float64(attention_weights(attention, g, edges)), edges.edge_list()[1]
+    p = np.asarray(attention_weights(attention, g, edges), np.float64)
+    C = edges.edge_list()[1]
     # in double precision the sum over a row leaves what the other edges have
     share = p / np.stack([np.bincount(C, of_head, len(g)) for of_head in p.T], 1)[C]
     factor = attention.signs / np.asarray(attention.beta)

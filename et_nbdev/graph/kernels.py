@@ -284,7 +284,8 @@ def neighbor_match(
     float32 or float64. Its derivative can be differentiated once more in reverse mode,
     which is what training through the update needs; forward mode is not known.
     """
-    bias = (jnp.zeros((Q.shape[1], 0), Q.dtype),) * 2 if bias is None else bias
+    if bias is None:
+        bias = (jnp.zeros((Q.shape[1], 0), Q.dtype),) * 2
     fixed = jax.lax.stop_gradient((bias[0], Q, K))
     return _match(edges, Q, K, bias, _passes(edges).softmax(edges.into, *fixed))
 

@@ -44,7 +44,7 @@ class Scaling(NamedTuple):
             raw = own.raw(graph)
             ranks = _ranks(min(1000, len(raw))).fit(raw)
             own = own._replace(quantiles=ranks.quantiles_)
-        y, e = own.columns(graph), np.float64(graph.edge_features)
+        y, e = own.columns(graph), np.asarray(graph.edge_features, np.float64)
         e = e if len(e) else np.zeros((1, e.shape[1]))
         # the standard deviation of equal numbers may be a rounding error instead of 0
         std = lambda y: np.where(np.ptp(y, 0), y.std(0), 0)
@@ -324,10 +324,10 @@ def sample_nodes(
     nodes = _around(edges, seeds, size, most, rng)
 
     def part(kind):
-        *ends, which = _some(_table(kind.into)[nodes][:, nodes], most, rng)
+        s, r, which = _some(_table(kind.into)[nodes][:, nodes], most, rng)
         own = dict(features=np.asarray(kind.into.features).T[which])
         own |= dict(capacity=size * most, backend=kind.backend)
-        made = EdgeIndex(*ends, size, **own)
+        made = EdgeIndex(s, r, size, **own)
         if kind.backend == "compiled":
             return made
         some = {"edge_features": made.table()} if own["features"].size else {}
