@@ -284,10 +284,9 @@ def neighbor_match(
     float32 or float64. Its derivative can be differentiated once more in reverse mode,
     which is what training through the update needs; forward mode is not known.
     """
-    if bias is None:
-        bias = (jnp.zeros((Q.shape[1], 0), Q.dtype),) * 2
-    fixed = jax.lax.stop_gradient((bias[0], Q, K))
-    return _match(edges, Q, K, bias, _passes(edges).softmax(edges.into, *fixed))
+    both = bias or (jnp.zeros((Q.shape[1], 0), Q.dtype),) * 2
+    fixed = jax.lax.stop_gradient((both[0], Q, K))
+    return _match(edges, Q, K, both, _passes(edges).softmax(edges.into, *fixed))
 
 # %% ../../nbs/engine/kernels.ipynb #1e4a1d3ex1
 @jax.custom_vjp
@@ -344,7 +343,7 @@ def _compiled(fastmath=False):
     "Mark a function for numba."
     return lambda f: _COMPILED.append((f, fastmath)) or f
 
-
+# %% ../../nbs/engine/kernels.ipynb #9a794e20x1
 @_compiled(_FAST)
 def _dots(out, mine, other, nodes, first, n, h, bias):
     "out[j] = mine · other[nodes[first + j], h] + bias[h, first + j] for j < n."
