@@ -32,7 +32,7 @@ from .energy import Energies, Scaled
 from .graph.anomaly import AnomalyEnergyTransformer
 from .graph.data import Graph
 from .graph.energy import EdgeIndex, attention_weights
-from .graph.nodes import scaled
+from .graph.nodes import Scaling
 from .solvers import Anderson, Backtracking, solve
 from et_nbdev.vision.data import (
     denormalize,
@@ -191,7 +191,7 @@ def _unscaled(term):
 
 # %% ../nbs/engine/explorer.ipynb #95grapth
 @partial(nnx.jit, static_argnames=("solver", "steps"))
-def _graph_path(model, features, edges, ends, numbers, solver, steps) -> _GraphPath:
+def _graph_path(model, features, edges, which, numbers, solver, steps) -> _GraphPath:
     make, own, x = _SOLVERS.get(solver, solver), model.blocks[0], model.encode(features)
     takes = any("edges" in term.takes for term in own.terms.values())
     context = {"edges": edges} if takes else {}
@@ -205,9 +205,9 @@ def _graph_path(model, features, edges, ends, numbers, solver, steps) -> _GraphP
             for name, term in block.terms.items()
             if hasattr(_unscaled(term), "token_energy")
         }
-        paid = jnp.zeros(len(ends[0]))
+        paid = jnp.zeros(len(which))
         if isinstance(heads, EnergyAttention):
-            weights = attention_weights(heads, g, edges, ends).mean(-1)
+            weights = attention_weights(heads, g, edges, which).mean(-1)
             paid = jnp.where(numbers[2]["attention"] == 0, paid, weights)
         read = model.down(nnx.relu(model.up(jnp.concatenate([first, g], -1))))
         pulls = _lengths(block.updates(g, **context))
@@ -234,8 +234,8 @@ def descend_graph(
     expect("model", len(blocks) == 1, wanted, got)
     F, got = model.encoder.in_features, features.shape
     expect("features", got[1:] == (F,), f"shape (N, F) with F = {F}", got)
-    ends, numbers = edges[0].edge_list(), settings.numbers(blocks[0].names)
-    given = features, edges[0], ends, numbers, settings.solver, settings.steps
+    which, numbers = np.arange(edges[0].num_edges), settings.numbers(blocks[0].names)
+    given = features, edges[0], which, numbers, settings.solver, settings.steps
     return jax.device_get(_graph_path(model, *given))
 
 # %% ../nbs/engine/explorer.ipynb #95pieces
@@ -526,10 +526,8 @@ def _node(model, graph: Graph, node: int, pictures=None) -> _Node:
         pictures = np.asarray(pictures)
         fits = pictures.ndim == 3 and len(pictures) == N
         expect("pictures", fits, f"(N, h, w) with N = {N}", pictures.shape)
-    edges, features = (
-        model.prepare(graph, c.relations),
-        scaled(graph, c.degree, c.scale),
-    )
+    own = Scaling.learn(graph, c.degree, c.scale)
+    edges, features = model.prepare(own.edges(graph), c.relations), own(graph)
     return _Node(model, graph, edges, features, pictures, int(node))
 
 

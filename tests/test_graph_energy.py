@@ -18,6 +18,7 @@ from et_nbdev.dynamics import descend
 from et_nbdev.graph import kernels
 from et_nbdev.graph.energy import (
     EdgeAttention,
+    EdgeBias,
     EdgeIndex,
     EdgeTransformer,
     attention_weights,
@@ -165,14 +166,74 @@ def test_weighted_token_energies_have_their_own_derivative(backend, x64):
     all_close(*(jax.jit(slopes)(g, w, pairs) for pairs in (edges, table)))
 
 
-def test_a_look_costs_two_passes_over_the_edges_and_its_derivative_two_more():
-    edges = EdgeIndex([0, 1, 2], [1, 2, 0], 3, backend="compiled")
-    block = EdgeTransformer(4, 2, 3, 5, rngs=nnx.Rngs(0))
-    force = lambda g: block.energies_and_update(g, edges=edges)[1]
-    slope = jax.grad(lambda g: jnp.sum(jnp.sin(force(g))))
-    for f, passes in ((force, 2), (slope, 4)):
-        text = jax.jit(f).lower(jnp.ones((3, 4))).compile().as_text()
+@pytest.mark.parametrize("features", [None, [[1.0], [2.0], [3.0]]])
+def test_a_look_costs_two_passes_over_the_edges_and_its_derivative_two_more(features):
+    "With respect to the tokens and all parameters; a bias of the edges costs none."
+    own = dict(features=features, backend="compiled")
+    edges = EdgeIndex([0, 1, 2], [1, 2, 0], 3, **own)
+    heads = partial(EdgeAttention, positions=features and EdgeBias(1, 2))
+    block = EdgeTransformer(4, 2, 3, 5, attention=heads, rngs=nnx.Rngs(0))
+    force = lambda block, g: block.energies_and_update(g, edges=edges)[1]
+    loss = lambda block, g: jnp.sum(jnp.sin(force(block, g)))
+    for f, passes in ((force, 2), (nnx.grad(loss, argnums=(0, 1)), 4)):
+        text = nnx.jit(f).lower(block, jnp.ones((3, 4))).compile().as_text()
         assert text.count('custom_call_target="et_nbdev_graph') == passes
+
+
+# --- edges with features
+
+
+@pytest.mark.parametrize(
+    "kind, backend", [("hubs", "compiled"), ("deaf", "compiled"), ("directed", "xla")]
+)
+def test_a_bias_of_edges_equals_one_in_a_table(kind, backend, x64):
+    """Energy, its gradient by tokens and every parameter, and the gradient of a function
+    of that gradient; for a batch, a repelling head, room to spare and any order of edges.
+    """
+    edges, table = make(kind, 4, backend)
+    rng = np.random.default_rng(1)
+    ends = rng.permutation(np.stack(edges.edge_list()), axis=1)
+    f = rng.normal(size=(ends.shape[1], 3)).astype(np.float32)
+    room = dict(features=f, capacity=len(f) + 9, backend=backend)
+    edges = EdgeIndex(*ends, len(table), **room)
+    attention = attention_of(positions=EdgeBias(3, 2), repelling=1)
+    graph, state = nnx.split(attention)
+    at_edges = np.zeros((len(table), len(table), 3))
+    at_edges[ends[1], ends[0]] = f
+    np.testing.assert_array_equal(edges.table(), at_edges)
+    dense = {"mask": table, "edge_features": jnp.asarray(at_edges)}
+
+    def energy(state, g, context):
+        return nnx.merge(graph, state).energy(g, **context).sum()
+
+    def bent(state, g, context):
+        slopes = jax.grad(energy, (0, 1))(state, g, context)
+        return sum(jnp.sin(slope).sum() for slope in jax.tree.leaves(slopes))
+
+    g = tokens(2, len(table))
+    for function in (energy, bent):
+        run = jax.jit(jax.value_and_grad(function, (0, 1)))
+        all_close(run(state, g, {"edges": edges}), run(state, g, dense), atol=1e-11)
+    P = attention.attended(g[0], **dense)[:, ends[1], ends[0]].T
+    assert_close(attention_weights(attention, g[0], edges), P[np.lexsort(ends)])
+    update = attention.update(g, edges=edges)
+    assert_gradient(jax.jit(lambda g: attention.energy(g, edges=edges)), g, -update)
+
+
+def test_a_one_hot_feature_is_a_bias_per_kind_in_one_energy(x64):
+    edges, table = make("directed", 4)
+    kind = np.random.default_rng(3).integers(3, size=edges.num_edges)
+    one_hot = EdgeIndex(*edges.edge_list(), 23, features=np.eye(3)[kind])
+    attention = attention_of(positions=EdgeBias(3, 2, param_dtype=jnp.float64))
+    plain = attention_of()
+    plain.Wq, plain.Wk = attention.Wq, attention.Wk
+    senders, receivers = edges.edge_list()
+    b = np.zeros((2, 23, 23))
+    b[:, receivers, senders] = np.asarray(attention.positions.weight[...])[:, kind]
+    g = tokens(23)
+    all_close(
+        both(attention, g, one_hot), plain.energy_and_update(g, mask=table, bias=b)
+    )
 
 
 def loss_of(Q, K, edges):
@@ -215,13 +276,12 @@ def test_explanations(normalize, backend, x64):
     for C in (3, 9, 11):  # a node's share is the energy of the graph of its own edges
         only = jnp.zeros_like(table).at[C].set(table[C])
         assert_close(shares[C], both(attention, g, only)[0], atol=1e-15)
-    weights = attention_weights(attention, g, edges, chunk=10)
+    weights = attention_weights(attention, g, edges)
     senders, receivers = edges.edge_list()
     P = attention.attended(g, mask=table)
     assert weights.shape == (edges.num_edges, 2)
     assert_close(weights, P[:, receivers, senders].T)
-    pairs = senders[5:30:3], receivers[5:30:3]
-    assert_close(attention_weights(attention, g, edges, pairs), weights[5:30:3])
+    assert_close(attention_weights(attention, g, edges, np.r_[5:30:3]), weights[5:30:3])
 
 
 # --- the same bits
@@ -340,6 +400,7 @@ def test_room_for_more_edges(backend, x64):
         *((([0], [1], n), {}, "^num_nodes: ") for n in (0, 2.5)),
         (([0], [1], 2), dict(backend="numba"), "^backend: .*'numba'"),
         (([0, 1], [1, 0], 2), dict(capacity=1), "^capacity: "),
+        (([0], [1], 2), dict(features=np.ones((3, 1))), r"^features: .*\(1, P\), got"),
     ],
 )
 def test_bad_edges_and_options_are_refused_by_name(arguments, options, words):
@@ -348,6 +409,7 @@ def test_bad_edges_and_options_are_refused_by_name(arguments, options, words):
 
 
 EDGES, LOOP = EdgeIndex([0], [1], 2), EdgeIndex([0], [0], 2, self_loops=True)
+PAID = EdgeIndex([0], [1], 2, features=np.ones((1, 3)))
 
 
 @pytest.mark.parametrize(
@@ -356,6 +418,7 @@ EDGES, LOOP = EdgeIndex([0], [1], 2), EdgeIndex([0], [0], 2, self_loops=True)
         ((3, 4), dict(edges=EDGES), "^edges: .*N = 3, got 2"),
         ((2, 4), dict(edges=LOOP), "^edges: .*self_attention=True"),
         ((2, 5), dict(edges=EDGES), "D = 4"),
+        ((2, 4), dict(edges=PAID), "^edges: expected 0 features .*, got 3"),
         ((2, 4), dict(edges=()), "^edges: expected at least one graph"),
         ((2, 4), dict(edges=([0], [1])), "^edges: expected an EdgeIndex"),
         ((2, 4), dict(edges=np.array([[0], [1]])), "^edges: expected an EdgeIndex"),
@@ -376,6 +439,12 @@ def test_edges_that_do_not_fit_are_refused_by_name(shape, context, words):
 
 
 def test_blocks_that_do_not_take_edges_say_so():
+    few = EdgeAttention(4, 1, 3, positions=EdgeBias(2, 1), rngs=nnx.Rngs(0))
+    for edges, got in ((EDGES, 0), (PAID, 3)):
+        with pytest.raises(
+            ValueError, match=f"^edges: expected 2 features .* got {got}"
+        ):
+            few.energy(jnp.ones((2, 4)), edges=edges)
     heads = partial(EdgeAttention, positions=RelativePositions(2, 1))
     grid = dict(attention=heads, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="edges: .*got RelativePositions; a grid"):

@@ -9,7 +9,6 @@ __all__ = ['AnomalyConfig', 'AnomalyEnergyTransformer', 'SampleConfig', 'Anomaly
 #| code-fold: true
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -17,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from ..block import Block
 from ..checks import check_kinds, check_positive, check_sizes, signed
@@ -25,6 +24,7 @@ from ..dynamics import descend
 from .data import DATASETS, Graph, Split, ids_digest, ids_of, split
 from et_nbdev.graph.energy import (
     EdgeAttention,
+    EdgeBias,
     EdgeIndex,
     EdgeTransformer,
     attention_weights,
@@ -94,11 +94,11 @@ class AnomalyConfig:
 
 # %% ../../nbs/32_anomaly.ipynb #32along0
 #| code-fold: true
-def along(block: Block, kind: EdgeIndex | Array) -> dict[str, EdgeIndex | Array]:
+def along(block: Block, kind: EdgeIndex | dict[str, Array]) -> dict[str, Any]:
     "The context that restricts attention to edges, or to a mask; none without it."
     if "attention" not in block.names:
         return {}
-    return {"edges": kind} if isinstance(kind, EdgeIndex) else {"mask": kind}
+    return {"edges": kind} if isinstance(kind, EdgeIndex) else kind
 
 # %% ../../nbs/32_anomaly.ipynb #798d545d
 #| code-fold: true
@@ -108,7 +108,8 @@ class AnomalyEnergyTransformer(nnx.Module):
     and an MLP with one hidden layer.
 
     `kinds` is the number of graphs that `prepare` returns: 1, or the number of
-    relations. Raises ValueError on sizes out of range.
+    relations; `edge_features` how many numbers an edge carries. Raises ValueError on
+    sizes out of range.
     """
 
     def __init__(
@@ -117,14 +118,17 @@ class AnomalyEnergyTransformer(nnx.Module):
         config: AnomalyConfig = AnomalyConfig(),
         *,
         kinds: int = 1,
+        edge_features: int = 0,
         rngs: nnx.Rngs,
     ):
         check_sizes(num_features=num_features, kinds=kinds)
+        check_sizes(0, edge_features=edge_features)
         c = self.config = config
         self.encoder = nnx.Linear(num_features, c.dim, rngs=rngs)
         sizes = c.dim, c.num_heads, c.head_dim, c.num_memories
         beta = nnx.Param(c.head_dim**-0.5) if c.beta is None else c.beta
-        heads = partial(EdgeAttention, beta=beta)
+        own = lambda: EdgeBias(edge_features, c.num_heads) if edge_features else None
+        heads = lambda *of, **more: EdgeAttention(*of, beta=beta, positions=own(), **more)
         block = lambda: EdgeTransformer(*sizes, attention=heads, rngs=rngs)
         self.blocks = nnx.List(block() for _ in range(kinds))
         width = 2 * c.dim * (kinds if c.relations == "concat" else 1)
@@ -134,14 +138,16 @@ class AnomalyEnergyTransformer(nnx.Module):
 
     @staticmethod
     def prepare(graph: Graph, relations: str = "merged") -> tuple[EdgeIndex, ...]:
-        """The edges as the attention takes them, each once and without loops: merged
-        into one graph, or one graph per relation. Raises ValueError if there are none.
+        """The edges as the attention takes them, each once and without loops, and their
+        features: merged into one graph, or one graph per relation. Raises ValueError if
+        there are none.
         """
         graph = graph.simple()
         if relations != "merged" and not graph.relations:
             raise ValueError(f"relations: {graph!r} has one kind of edges only")
         kinds = [graph.edges] if relations == "merged" else graph.relations.values()
-        return tuple(EdgeIndex(*edges, graph.num_nodes) for edges in kinds)
+        N, own = graph.num_nodes, graph.features_along
+        return tuple(EdgeIndex(*edges, N, features=own(edges)) for edges in kinds)
 
     def encode(self, features: Float[Array, "N F"]) -> Float[Array, "N D"]:
         "Eq. (9)."
@@ -150,7 +156,7 @@ class AnomalyEnergyTransformer(nnx.Module):
     def descents(
         self,
         features: Float[Array, "N F"],
-        edges: tuple[EdgeIndex | Bool[Array, "N N"], ...],
+        edges: tuple[EdgeIndex | dict[str, Array], ...],
     ) -> Iterator[tuple[Any, dict, Float[Array, "N D"], Float[Array, "N D"]]]:
         """Of each block: itself, its edges as context, and the tokens before and after
         the descent. Raises ValueError unless features and edges fit the model.
@@ -170,7 +176,7 @@ class AnomalyEnergyTransformer(nnx.Module):
     def __call__(
         self,
         features: Float[Array, "N F"],
-        edges: tuple[EdgeIndex | Bool[Array, "N N"], ...],
+        edges: tuple[EdgeIndex | dict[str, Array], ...],
         *,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "N 2"]:
@@ -285,6 +291,8 @@ def _about(run: Anomaly, graph: Graph) -> dict:
         "seconds": run.history[-1]["seconds"],
         "num_features": graph.num_features,
         "feature_names": list(graph.feature_names),
+        "num_edge_features": graph.edge_features.shape[1],
+        "edge_feature_names": list(graph.edge_feature_names),
         "graph": {
             "name": graph.name,
             "nodes": graph.num_nodes,
@@ -318,8 +326,10 @@ def train_anomaly(
         parts = checked_split(graph, parts)
     scaling = Scaling.learn(graph, c.degree, c.scale)
     features = scaling(graph)
-    edges = AnomalyEnergyTransformer.prepare(graph, c.relations)
+    edges = AnomalyEnergyTransformer.prepare(scaling.edges(graph), c.relations)
     sizes = {"num_features": features.shape[1], "kinds": len(edges)}
+    if P := graph.edge_features.shape[1]:
+        sizes["edge_features"] = P
     made = {**asdict(config), "graph": sizes | {"digest": graph.digest}}
     of = features, edges, graph.labels, parts.train, config.sample, seed
     batches = sampled(*of) if config.sample.seeds else None
@@ -404,14 +414,18 @@ class NodeExplanation(NamedTuple):
 
 # %% ../../nbs/engine/nodes.ipynb #34alike0
 def check_alike(graph: Graph, about: dict):
-    """Raise ValueError, naming what differs, unless the graph has the features, the
-    relations and the directions of the training graph that `about` describes.
+    """Raise ValueError, naming what differs, unless the graph has the features, those
+    of edges, too, the relations and the directions of the training graph that `about`
+    describes.
     """
-    known, given = about["feature_names"], [*graph.feature_names]
-    pairs = [(f"{about['num_features']} features", f"{graph.num_features} features")]
-    if known and given:
-        only = lambda a, b: f"the features {sorted({*a} - {*b}) or a}"
-        pairs.append((only(known, given), only(given, known)))
+    pairs = []
+    for of, count in ("", graph.num_features), ("edge_", graph.edge_features.shape[1]):
+        known, given = (a.get(f"{of}feature_names", ()) for a in (about, vars(graph)))
+        said = f"{of}features".replace("_", " ")
+        pairs.append((f"{about.get(f'num_{of}features', 0)} {said}", f"{count} {said}"))
+        if known and given:
+            only = lambda a, b: f"the {said} {sorted({*a} - {*b}) or [*a]}"
+            pairs.append((only(known, given), only(given, known)))
     if kinds := about["relations"]:
         called = lambda kinds: f"the relations {sorted(kinds)}"
         pairs.append((called(kinds), called(graph.relations)))
@@ -446,9 +460,10 @@ def load_anomaly_model(path: Path | str) -> AnomalyEnergyTransformer:
 
     def build(made: dict, size: int):
         own, sizes = known_config(made["model"]), {"kinds": 1} | made["graph"]
+        sizes.setdefault("edge_features", 0)
         if sizes["kinds"] > size:
             raise ValueError("more blocks than the file has bytes")
-        of = {name: sizes[name] for name in ("num_features", "kinds")}
+        of = {name: sizes[name] for name in ("num_features", "kinds", "edge_features")}
         return AnomalyEnergyTransformer(config=own, **of, rngs=nnx.Rngs(0))
 
     return restore(path, "anomaly model", build)
@@ -482,7 +497,8 @@ class Kept(NamedTuple):
                 f"graph: features of node {far.argmax()} lie {far.max():.0e} standard"
                 " deviations from those of the training graph"
             )
-        edges = self.model.prepare(graph, self.model.config.relations)
+        of = self.scaling.edges(graph), self.model.config.relations
+        edges = self.model.prepare(*of)
         return jnp.asarray(features), edges
 
     def save(self, path: Path):
@@ -502,6 +518,8 @@ class Kept(NamedTuple):
             raise CheckpointError(f"{path}: holds a classifier of graphs; {reads}")
         model = load_anomaly_model(path)
         with opened(path) as f:
-            arrays = [f.get_tensor(f"statistics.{k}") for k in Scaling._fields[2:]]
-        scaling = Scaling(model.config.degree, model.config.scale, *arrays)
+            older = "statistics.edge_std" not in f.keys()  # before version 0.3
+            names = Scaling._fields[2 : 5 if older else None]
+            arrays = {k: f.get_tensor(f"statistics.{k}") for k in names}
+        scaling = Scaling(model.config.degree, model.config.scale, **arrays)
         return cls(model, scaling, meta["config"], meta.get("detector", {}))

@@ -14,7 +14,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -169,7 +169,8 @@ class Graph:
     Edge e goes from senders[e] to receivers[e]: node receivers[e] may see node
     senders[e]. `labels` are 1 (anomalous), 0 (normal) or -1 (unlabeled: in the graph,
     never trained on or scored); `relations` name the kinds of edges whose union is the
-    edge list; `feature_names` name the columns and `node_names` the nodes, if they have
+    edge list; `edge_features` has a row for each edge. `feature_names` and
+    `edge_feature_names` name the columns and `node_names` the nodes, if they have
     names. Raises ValueError, naming the argument, if an id is out of range, lengths
     disagree, types are wrong, features are not finite, entries are masked, a name is
     given twice, or there are no nodes.
@@ -183,6 +184,8 @@ class Graph:
     name: str = ""
     feature_names: tuple[str, ...] = ()
     node_names: tuple[str, ...] = ()
+    edge_features: Float32[np.ndarray, "E P"] = None  # numbers of each edge
+    edge_feature_names: tuple[str, ...] = ()
 
     def __post_init__(self):
         put = lambda **values: [object.__setattr__(self, *kv) for kv in values.items()]
@@ -204,6 +207,17 @@ class Graph:
             )
         put(node_names=_names("node_names", self.node_names, N))
         put(feature_names=_names("feature_names", self.feature_names, F))
+        E, rows = len(senders), self.edge_features
+        none = rows is None or np.shape(rows)[1:] == (0,)  # of edges that were others
+        rows = np.zeros((E, 0)) if none else as_array("edge_features", rows)
+        if rows.ndim != 2 or len(rows) != E:
+            raise ValueError(
+                f"edge_features: must have a row for each of {E} edges, shape ({E}, P),"
+                f" got shape {rows.shape}; one number per edge is a column, a[:, None]"
+            )
+        put(edge_features=finite("edge_features", rows, (E, "P")))
+        own = self.edge_feature_names, rows.shape[1]
+        put(edge_feature_names=_names("edge_feature_names", *own))
 
     @property
     def num_nodes(self) -> int:
@@ -258,22 +272,44 @@ class Graph:
 
     @property
     def digest(self) -> str:
-        """A short hash of the edges, relations, features and labels, as they are
+        """A short hash of the edges, relations, all features and labels, as they are
         stored; names are not included.
         """
         ends = [self.edges, *self.relations.values()]
         counts = [len(senders) for senders, _ in ends]
         shapes = list(self.relations), self.features.shape, counts
         made = hashlib.sha256(repr(shapes).encode())
-        for a in (self.features, self.labels, *(a for pair in ends for a in pair)):
+        for a in (self.features, self.labels, *sum(ends, ()), self.edge_features):
             made.update(a)
         return made.hexdigest()[:16]
+
+    def features_along(
+        self, edges: Edges, both: bool = False
+    ) -> Float32[np.ndarray, "_ P"]:
+        """The features of some edges of this graph: the mean over all that lead from
+        the same sender to the same receiver, or, with `both`, back.
+        """
+        own, rows = self.edges, self.edge_features
+        if not rows.size:
+            return np.zeros((len(edges[0]), rows.shape[1]), np.float32)
+        if both:
+            own, rows = np.hstack([own, own[::-1]]), np.vstack([rows, rows])
+        key = self.edge_keys(own)
+        known, at, count = np.unique(key, return_inverse=True, return_counts=True)
+        means = [np.bincount(at, column) / count for column in rows.T]
+        return np.array(means, np.float32).T[np.searchsorted(known, self.edge_keys(edges))]
+
+    def edge_keys(self, edges) -> Int[np.ndarray, "_"]:
+        "A number for each edge, ascending by receiver, then sender."
+        return np.int64(edges[1]) * self.num_nodes + edges[0]
 
     def _rewired(self, **options) -> "Graph":
         merge = lambda edges: _merge(edges, self.num_nodes, **options)
         relations = {kind: merge(edges) for kind, edges in self.relations.items()}
-        senders, receivers = merge(self.edges)
-        return replace(self, senders=senders, receivers=receivers, relations=relations)
+        senders, receivers = edges = merge(self.edges)
+        own = dict(edge_features=self.features_along(edges, options.get("both", False)))
+        own |= dict(relations=relations, senders=senders, receivers=receivers)
+        return replace(self, **own)
 
     def simple(self, self_loops: bool = False) -> "Graph":
         """Each edge once, sorted by receiver, then sender; loops removed unless
@@ -291,8 +327,9 @@ class Graph:
             raise ValueError(
                 f"kind: {self!r} has the relations {list(self.relations)}, got {kind!r}"
             )
-        senders, receivers = self.relations[kind]
+        senders, receivers = edges = self.relations[kind]
         ends = dict(senders=senders, receivers=receivers, relations={})
+        ends |= dict(edge_features=self.features_along(edges))
         return replace(self, **ends, name=f"{self.name}/{kind}")
 
     def __repr__(self) -> str:
@@ -300,6 +337,8 @@ class Graph:
         share = f"{100 * known.mean():.1f}% anomalous" if known.size else "no labels"
         some = f" of {known.size:,} labeled" if 0 < known.size < self.num_nodes else ""
         kinds = f" of {len(self.relations)} kinds" if self.relations else ""
+        P = self.edge_features.shape[1]
+        kinds += f" with {P} feature{'s' * (P > 1)}" if P else ""
         return (
             f"Graph({self.name!r}): {self.num_nodes:,} nodes, {self.num_edges:,}"
             f" edges{kinds}, {self.num_features} features, {share}{some}"
@@ -312,6 +351,7 @@ def from_relations(
     features,
     labels,
     name: str = "",
+    **of_edges,  # edge_features, one kind after the other, and edge_feature_names
 ) -> Graph:
     """A heterogeneous graph; its edge list is the union of the relations, without
     parallel edges. Raises ValueError as `Graph` does.
@@ -319,9 +359,10 @@ def from_relations(
     N = len(features := finite("features", features, ("N", "F")))
     if not relations:
         raise ValueError("relations: at least one is needed")
-    return Graph(
-        *_union(_relations(relations, N), N), features, labels, relations, name
-    )
+    relations = _relations(relations, N)
+    s, r = map(np.concatenate, zip(*relations.values()))
+    graph = Graph(s, r, features, labels, name=name, **of_edges)
+    return replace(graph.simple(self_loops=True), relations=relations)
 
 # %% ../../nbs/engine/graph_readers.ipynb #d2d4a423
 def need(module: str, package: str = "'et_nbdev[graphs]'"):
@@ -389,11 +430,24 @@ def _check_weights(weights: str, found: Sequence[str]):
     "Raise ValueError if edges carry data, unless it is to be ignored."
     if found and weights != "ignore":
         raise ValueError(
-            f"weights: the edges have {', '.join(map(repr, found))}, which a Graph"
-            " cannot keep; drop what is not needed, or say weights='ignore'"
+            f"weights: the edges have {', '.join(map(repr, found))}, which are kept by"
+            " name, edge_features=[…] (of a matrix A: Graph(A.row, A.col, …,"
+            " edge_features=A.data[:, None])); drop the rest, or say weights='ignore'"
         )
 
 
+def _edge_columns(keys: Sequence[str], read) -> dict[str, Any]:
+    "What `read` gives for the keys, side by side, as arguments of `Graph`."
+    names, columns = [], []
+    for key in keys:
+        a = as_array(named := f"edge_features: {key!r}", read(key))
+        columns.append(finite(named, a.reshape(len(a), -1), ("E", "P")))
+        more = range(columns[-1].shape[1])
+        names += [key] if len(more) == 1 else [f"{key}_{i}" for i in more]
+    rows = np.hstack(columns) if columns else None
+    return dict(edge_features=rows, edge_feature_names=names)
+
+# %% ../../nbs/engine/graph_readers.ipynb #7e0f3785x0
 def _on_edges(held: Mapping, edges, features) -> list[str]:
     """What is called data on edges, or has a row for each edge. Where edges are as many
     as nodes, only what is called data on nodes is that.
@@ -461,40 +515,50 @@ def from_scipy(
 
 # %% ../../nbs/engine/graph_readers.ipynb #8e0a5563
 def from_pyg(
-    data: Any, name: str = "", *, weights: Literal["refuse", "ignore"] = "refuse"
+    data: Any,
+    name: str = "",
+    *,
+    edge_features: Sequence[str] = (),  # such as ["edge_attr"]
+    weights: Literal["refuse", "ignore"] = "refuse",
 ) -> Graph:
     """A graph from `data`: PyTorch Geometric's `Data`, or anything with x (N, F),
-    edge_index (2, E) and y. Raises ValueError, naming what is missing, or what edges
-    carry (edge_weight, edge_attr, weight, …) unless it is to be ignored.
+    edge_index (2, E) and y. Raises ValueError, naming what is missing, or what else
+    edges carry (edge_weight, edge_attr, weight, …) unless it is to be ignored.
     """
     held = data.to_dict() if hasattr(data, "to_dict") else vars(data)
     held = {key: value for key, value in held.items() if value is not None}
-    if missing := [key for key in ("x", "edge_index", "y") if key not in held]:
+    keys = "x", "edge_index", "y", *edge_features
+    if missing := [key for key in keys if key not in held]:
         raise ValueError(
-            f"data: must have x, edge_index and y, got {type(data).__name__} without"
+            f"data: must have {', '.join(keys)}, got {type(data).__name__} without"
             f" {', '.join(missing)}"
         )
-    x, edge_index, y = (held.pop(key) for key in ("x", "edge_index", "y"))
+    x, edge_index, y = (held.pop(key) for key in keys[:3])
     edges = as_array("data.edge_index", edge_index)
     if edges.ndim != 2 or len(edges) != 2:
         raise ValueError(f"data.edge_index: must have shape (2, E), got {edges.shape}")
+    own = _edge_columns(edge_features, held.pop)
     _check_weights(weights, _on_edges(held, edges, x))
-    return Graph(*edges, x, _one_label_each(y), name=name)  # pyright: ignore[reportCallIssue]
+    return Graph(*edges, x, _one_label_each(y), name=name, **own)  # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/engine/graph_readers.ipynb #8e0a5563x1
 def from_dgl(
-    graph: Any, name: str = "", *, weights: Literal["refuse", "ignore"] = "refuse"
+    graph: Any,
+    name: str = "",
+    *,
+    edge_features: Sequence[str] = (),  # names of edge data
+    weights: Literal["refuse", "ignore"] = "refuse",
 ) -> Graph:
     """A graph from a `dgl.DGLGraph` with one type of nodes, with node data `feature`
     (or `feat`) and `label`; several types of edges become relations.
 
-    Raises ValueError, naming what is missing, or what edges carry unless it is to be
-    ignored.
+    Raises ValueError, naming what is missing, or what else edges carry unless it is to
+    be ignored.
     """
     if len(graph.ntypes) != 1:
         raise ValueError(f"graph: must have one type of nodes, got {graph.ntypes}")
     carried = sorted(map(str, getattr(graph, "edata", ())))
-    _check_weights(weights, [key for key in carried if key[0] != "_"])
+    _check_weights(weights, [k for k in carried if k[0] != "_" and k not in edge_features])
     keys = [key for key in ("feature", "feat", "label") if key in graph.ndata]
     if len(keys) < 2 or keys[-1] != "label":
         raise ValueError(
@@ -507,26 +571,29 @@ def from_dgl(
     }
     features = as_array("features", graph.ndata[keys[0]])
     rest = features, _one_label_each(graph.ndata["label"])
+    data = lambda key, kind: as_array(key, graph.edges[kind].data[key])
+    read = lambda key: np.concatenate([data(key, k) for k in graph.canonical_etypes])
+    own = _edge_columns(edge_features, read)
     if len(relations) > 1:
-        return from_relations(relations, *rest, name)
-    return Graph(*next(iter(relations.values())), *rest, name=name)  # pyright: ignore[reportCallIssue]
+        return from_relations(relations, *rest, name, **own)
+    return Graph(*next(iter(relations.values())), *rest, name=name, **own)  # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/engine/graph_readers.ipynb #b59f716a
-def _graph_of(ends, kinds, features, labels, names, nodes, name: str) -> Graph:
-    """A graph, heterogeneous if the edges have kinds, from arrays and lists. None or
-    NaN is no label; nodes that are called 0, 1, … have no names.
+def _graph_of(ends, kinds, features, labels, names, nodes, name: str, own) -> Graph:
+    """A graph, heterogeneous if the edges have kinds, from arrays and lists; `own` is
+    of `_edge_columns`. None or NaN is no label; nodes called 0, 1, … have no names.
     """
     senders, receivers = (np.asarray(end, np.int64) for end in ends)
     labels = np.array([-1 if _missing(v) else v for v in labels])
     if kinds is None:
-        graph = Graph(senders, receivers, features, labels, name=name)
+        graph = Graph(senders, receivers, features, labels, name=name, **own)
     else:
         of = np.asarray(_texts("relation", kinds))
-        relations = {
-            kind: (senders[of == kind], receivers[of == kind])
-            for kind in dict.fromkeys(of.tolist())
-        }
-        graph = from_relations(relations, features, labels, name)
+        at = {kind: np.flatnonzero(of == kind) for kind in dict.fromkeys(of.tolist())}
+        relations = {kind: (senders[i], receivers[i]) for kind, i in at.items()}
+        if (rows := own["edge_features"]) is not None:
+            own["edge_features"] = np.vstack([rows[i] for i in at.values()])
+        graph = from_relations(relations, features, labels, name, **own)
     nodes = () if list(nodes) == list(range(len(nodes))) else tuple(nodes)
     return replace(graph, feature_names=tuple(names), node_names=nodes)
 
@@ -584,6 +651,7 @@ def from_networkx(
     label: str = "label",
     *,
     relation: str | None = None,  # the attribute of the edges that names their kind
+    edge_features: Sequence[str] = (),  # attributes of the edges that are kept
     weights: Literal["refuse", "ignore"] = "refuse",
     name: str = "",
 ) -> Graph:
@@ -591,8 +659,8 @@ def from_networkx(
     undirected edge becomes two, one in each direction.
 
     Nodes without `label` are unlabeled. Raises ValueError if a node lacks a feature, if
-    an edge lacks its `relation`, or if edges have other attributes, such as a `weight`,
-    or keys of your own, unless these are to be ignored.
+    an edge lacks its `relation` or a feature, or if edges have other attributes, such
+    as a `weight`, or keys of your own, unless these are to be ignored.
     """
     data = dict(graph.nodes(data=True))
     if features == "features" and "et_nbdev_features" in graph.graph:
@@ -607,14 +675,16 @@ def from_networkx(
     found = dict.fromkeys(key for own in data.values() for key in own)
     _check_label(label, "label", [key for key in found if key not in keys])
     edges = list(graph.to_directed(as_view=True).edges(data=True))
-    carried = [str(key) for *_, own in edges for key in own if key != relation]
+    wanted = [*edge_features] + ([] if relation is None else [relation])
+    carried = [str(key) for *_, own in edges for key in own if key not in wanted]
     if graph.is_multigraph():  # NetworkX itself counts
         named = [k for *_, k in graph.edges(keys=True) if k not in range(len(edges))]
         carried += [f"key {key}" for key in named[:1]]
     _check_weights(weights, carried)
-    for *ends, own in edges if relation is not None else ():
-        if relation not in own:
-            raise ValueError(f"relation: edge {tuple(ends)} has no {relation!r}")
+    for *ends, own in edges:
+        for key in {*wanted} - {*own}:
+            of = "relation" if key == relation else "edge_features"
+            raise ValueError(f"{of}: edge {tuple(ends)} has no {key!r}")
     place = {node: i for i, node in enumerate(data)}
     ends = [[place[edge[i]] for edge in edges] for i in (0, 1)]
     kinds = None if relation is None else [own[relation] for *_, own in edges]
@@ -622,7 +692,9 @@ def from_networkx(
     rows = [np.hstack([one(key, own) for key in keys]) for own in data.values()]
     names = () if isinstance(features, str) else keys
     labels = [own.get(label) for own in data.values()]
-    return _graph_of(ends, kinds, as_array("features", rows), labels, names, data, name)
+    rest = as_array("features", rows), labels, names, data, name
+    carried = lambda key: [own[key] for *_, own in edges]
+    return _graph_of(ends, kinds, *rest, _edge_columns(edge_features, carried))
 
 # %% ../../nbs/engine/graph_readers.ipynb #80ids000
 # columns that name nodes: id, node_id, txId, and what an index becomes in a file
@@ -652,6 +724,7 @@ def from_pandas(
     target: str = "target",
     label: str = "label",
     relation: str | None = None,  # the column of `edges` that names their kind
+    edge_features: Sequence[str] = (),  # columns of `edges` with their numbers
     weights: Literal["refuse", "ignore"] = "refuse",
     name: str = "",
 ) -> Graph:
@@ -680,7 +753,7 @@ def from_pandas(
                 f"{argument}: column {table.columns[again][0]!r} is there twice; drop"
                 " or rename one"
             )
-    keys = [source, target] + ([] if relation is None else [relation])
+    keys = [source, target, *([] if relation is None else [relation]), *edge_features]
     if missing := [key for key in keys if key not in edges.columns]:
         raise ValueError(f"edges: no column {missing[0]!r} in {list(edges.columns)}")
     _check_weights(weights, [key for key in edges.columns if key not in keys])
@@ -702,7 +775,8 @@ def from_pandas(
     labels = _plain(nodes[label]) if label in nodes.columns else [-1] * len(nodes)
     kinds = None if relation is None else _plain(edges[relation])
     rows = nodes[columns].to_numpy(np.float64)
-    return _graph_of(ends, kinds, rows, labels, columns, nodes.index, name)
+    own = _edge_columns(edge_features, edges.__getitem__)
+    return _graph_of(ends, kinds, rows, labels, columns, nodes.index, name, own)
 
 # %% ../../nbs/engine/graph_readers.ipynb #fc10e342
 def to_scipy(graph: Graph) -> Any:
@@ -716,14 +790,24 @@ def to_scipy(graph: Graph) -> Any:
     return matrix(graph.edges)
 
 
-def _named_columns(graph: Graph) -> list[str]:
-    "The names of the features, made up if they have none; none of them is 'label'."
-    if "label" in graph.feature_names:
+def _named_columns(graph: Graph, of: str = "feature", taken=("label",)) -> list[str]:
+    "The names of features, made up if they have none; none of them is taken."
+    names, count = getattr(graph, f"{of}_names"), getattr(graph, f"{of}s").shape[1]
+    if clash := [name for name in names if name in taken]:
         raise ValueError(
-            "feature_names: 'label' is the name of the labels in what is made; rename"
-            " the feature, as in dataclasses.replace(graph, feature_names=…)"
+            f"{of}_names: {clash[0]!r} is something else in what is made; rename the"
+            f" feature, as in dataclasses.replace(graph, {of}_names=…)"
         )
-    return [*graph.feature_names] or [f"x{i}" for i in range(graph.num_features)]
+    return [*names] or [f"{'x' if of == 'feature' else 'e'}{i}" for i in range(count)]
+
+
+def _by_kind(graph: Graph):
+    "Of each kind of edges, '' if there is only one: its ends, features, their names."
+    names = _named_columns(graph, "edge_feature", ("source", "target", "relation"))
+    for kind, ends in graph.relations.items():
+        yield kind, ends, graph.features_along(ends), names
+    if not graph.relations:
+        yield "", graph.edges, graph.edge_features, names
 
 # %% ../../nbs/engine/graph_readers.ipynb #fc10e342x1
 def to_pandas(graph: Graph) -> tuple[Any, Any]:
@@ -733,11 +817,14 @@ def to_pandas(graph: Graph) -> tuple[Any, Any]:
     """
     pd, names = need("pandas", "pandas"), np.arange(graph.num_nodes)
     names = np.array(graph.node_names, object) if graph.node_names else names
-    table = lambda kind, s, r: pd.DataFrame(
-        {"source": names[s], "target": names[r], "relation": kind}
-    )
-    kinds = (graph.relations or {"": graph.edges}).items()
-    edges = pd.concat([table(kind, *ends) for kind, ends in kinds], ignore_index=True)
+    tables = [
+        pd.DataFrame(
+            {"source": names[s], "target": names[r], "relation": kind}
+            | dict(zip(columns, rows.T))
+        )
+        for kind, (s, r), rows, columns in _by_kind(graph)
+    ]
+    edges = pd.concat(tables, ignore_index=True)
     index = pd.Index(names, name="node")
     nodes = pd.DataFrame(graph.features, index, _named_columns(graph))
     nodes["label"] = graph.labels
@@ -761,9 +848,10 @@ def to_networkx(graph: Graph) -> Any:
         made.add_node(i)
         named = dict(zip(names, row.tolist())) or {"features": row.copy()}
         made.nodes[i].update(named, label=label)
-    for kind, ends in (graph.relations or {None: graph.edges}).items():
-        own = {} if kind is None else {"relation": kind}
-        made.add_edges_from(zip(*(end.tolist() for end in ends)), **own)
+    for kind, ends, rows, columns in _by_kind(graph):
+        own = {"relation": kind} if graph.relations else {}
+        carried = (own | dict(zip(columns, row)) for row in rows.tolist())
+        made.add_edges_from(zip(*(end.tolist() for end in ends), carried))
     return made
 
 # %% ../../nbs/engine/graph_readers.ipynb #aac53261
@@ -773,8 +861,8 @@ def save_graph(graph: Graph, path: str | os.PathLike):
     """
     keys = ("senders", "receivers", "features", "labels")
     arrays = {key: getattr(graph, key) for key in keys} | {"name": np.array(graph.name)}
-    for key in ("feature_names", "node_names"):
-        if getattr(graph, key):
+    for key in ("feature_names", "node_names", "edge_features", "edge_feature_names"):
+        if np.size(getattr(graph, key)):
             arrays[key] = np.array(getattr(graph, key))
     for kind, ends in graph.relations.items():
         arrays |= {f"relations/{kind}/{key}": end for key, end in zip(keys, ends)}
@@ -812,20 +900,22 @@ def _from_npz(path: Path) -> Graph:
         a |= dict(zip(keys, a.pop("edges").T))
     if missing := [key for key in keys if key not in a]:
         raise ValueError(f"it holds {sorted(a)} but lacks {', '.join(missing)}")
-    own = {*keys, "labels", "name", "feature_names", "node_names"}
+    own = {f.name for f in fields(Graph)}
     rest = {k: a[k] for k in a if k not in own and not k.startswith("relations/")}
     _check_label("labels", "labels", a)
     if found := _on_edges(rest, (a["senders"],), a["features"]):
-        raise ValueError(f"edges have {found}, which a Graph cannot keep; drop them")
+        told = "call it edge_features, of shape (E, P), or drop it"
+        raise ValueError(f"edges have {found}, which is not known; {told}")
     relations = {
         key[10:-8]: (a[key], a[key[:-7] + "receivers"])
         for key in a
         if key.startswith("relations/") and key.endswith("/senders")
     }
     labels = _one_label_each(a.get("labels", np.full(len(a["features"]), -1)))
-    names = [np.ravel(a.get(f"{of}_names", ())).tolist() for of in ("feature", "node")]
-    name = str(a.get("name", path.stem))
-    return Graph(*(a[key] for key in keys), labels, relations, name, *names)  # pyright: ignore[reportCallIssue]
+    named = ("feature_names", "node_names", "edge_feature_names")
+    more = {key: np.ravel(a.get(key, ())).tolist() for key in named}
+    more |= dict(name=str(a.get("name", path.stem)), edge_features=a.get("edge_features"))
+    return Graph(*(a[key] for key in keys), labels, relations, **more)  # pyright: ignore[reportCallIssue]
 
 
 def _from_mat(path: Path) -> Graph:

@@ -33,6 +33,7 @@ from et_nbdev.graph.anomaly import (
     train_anomaly,
 )
 from .data import Graph, Split, load_graph, reading, split
+from .energy import edge_energies
 from .nodes import advice, anomaly_scores, compared, predict
 from et_nbdev.training import (
     CheckpointError,
@@ -176,6 +177,22 @@ class AnomalyDetector(BaseEstimator):
             raise ValueError(f"node: expected 0 to {len(p) - 1}, got {node}")
         seen, own = explain(self.model_, features, edges), float(p[node])
         return NodeExplanation.of(seen, edges[0], int(node), own, self.threshold_)
+
+    def score_edges(self, graph: Graph) -> Float[np.ndarray, "E"]:
+        r"""By how much the attention energy would rise without each edge, after the
+        descent: $-\frac1\beta\log(1-p)$, summed over heads and blocks. It is small where
+        sender and receiver match badly. Ordered as `graph.edges`; parallel edges have
+        one score, loops 0.
+        """
+        _, features, edges = self._scored(graph)
+        found, wanted = np.zeros(graph.num_edges), graph.edge_keys(graph.edges)
+        for (block, *_, end), kind in zip(self.model_.descents(features, edges), edges):
+            if "attention" in block.names:
+                rises = edge_energies(block.attention, block.norm(end), kind)
+                known = np.append(graph.edge_keys(kind.edge_list()), 2**62)
+                at = np.searchsorted(known, wanted)
+                found += np.where(known[at] == wanted, np.append(rises, 0)[at], 0)
+        return found
 
     def save(self, path: Path | str):
         """Write weights, statistics, threshold, hyperparameters and provenance to one

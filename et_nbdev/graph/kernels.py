@@ -31,7 +31,7 @@ from ..attention import RelativeDistances, centered
 # %% ../../nbs/engine/kernels.ipynb #7745af09
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["start", "nodes", "order"],
+    data_fields=["start", "nodes", "order", "features"],
     meta_fields=["classes"],
 )
 @dataclass(frozen=True)
@@ -44,20 +44,21 @@ class Rows:
     nodes: Int[Array, "E"]
     # nodes sorted by the size of their row, for XLA; see `_over_rows`
     order: Int[Array, "N"] | None
+    features: Float[Array, "P E"]  # of the edges; P may be 0
     # (width, how many rows have up to that many neighbors, and more than half)
     classes: tuple[tuple[int, int], ...] = ()
 
 # %% ../../nbs/engine/kernels.ipynb #7a6b4111
 def sorted_rows(
     senders: Int[np.ndarray, "E"], receivers: Int[np.ndarray, "E"], num_nodes: int
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(start, nodes) by receiver and (start, nodes) by sender. Raises ValueError if an
-    edge is listed twice.
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """(start, nodes, which of the given edges) by receiver, and by sender. Raises
+    ValueError if an edge is listed twice.
     """
     from scipy.sparse import coo_array
 
     edges = coo_array(
-        (np.ones(len(senders), np.int8), (receivers, senders)),
+        (np.arange(len(senders), dtype=np.int32), (receivers, senders)),
         shape=(num_nodes, num_nodes),
     )
     by_receiver = edges.tocsr()  # sorts every row, and sums what is listed twice
@@ -69,7 +70,7 @@ def sorted_rows(
             " np.unique(np.stack([senders, receivers]), axis=1)"
         )
     return [
-        (m.indptr.astype(np.int32), m.indices.astype(np.int32, copy=False))
+        (m.indptr.astype(np.int32), m.indices.astype(np.int32, copy=False), m.data)
         for m in (by_receiver, by_receiver.tocsc())
     ]
 
@@ -99,16 +100,21 @@ def _size_classes(
 def rows_of(
     start: Int[np.ndarray, "starts"],
     nodes: Int[np.ndarray, "E"],
+    which: Int[np.ndarray, "E"],
+    features: Float[np.ndarray, "_ P"],
     room: int,
     backend: str,
 ) -> Rows:
     "The rows as JAX arrays with `room` for edges, in size classes if XLA needs them."
-    if room > len(nodes):
-        nodes = np.pad(nodes, (0, room - len(nodes)))
+    spare = 0, room - len(nodes)
+    features = np.pad(features[which].T, ((0, 0), spare))
+    if spare[1]:
+        nodes = np.pad(nodes, spare)
+    start, nodes, features = map(jnp.asarray, (start, nodes, features))
     if backend == "compiled":
-        return Rows(jnp.asarray(start), jnp.asarray(nodes), None)
-    order, classes = _size_classes(start)
-    return Rows(*map(jnp.asarray, (start, nodes, order)), classes)  # pyright: ignore[reportCallIssue]
+        return Rows(start, nodes, None, features)
+    order, classes = _size_classes(np.asarray(start))
+    return Rows(start, nodes, jnp.asarray(order), features, classes)
 
 # %% ../../nbs/engine/kernels.ipynb #4a9401e9
 # numbers that a gather may hold at a time on a CPU; accelerators prefer large gathers
@@ -133,8 +139,8 @@ def _in_chunks(rows: Rows, ids: Int[Array, "n"], width: int, room: int, part):
         slot = (j % pieces * W)[:, None] + jnp.arange(W, dtype=jnp.int32)[None]
         there = slot < (rows.start[c + 1] - rows.start[c])[:, None]
         # the first neighbor stands in for missing ones
-        b = rows.nodes[rows.start[c][:, None] + jnp.where(there, slot, 0)]
-        return part(c, b, there[..., None])
+        e = rows.start[c][:, None] + jnp.where(there, slot, 0)
+        return part(c, rows.nodes[e], e, there[..., None])
 
     chunks = -(-total // R)
     if chunks == 1:
@@ -150,7 +156,7 @@ def _over_rows(
     # of the results for one node; the last is that of the gathered rows
     shapes: tuple[tuple[int, ...], ...],
     dtype: jnp.dtype,
-    # nodes (R,), neighbors (R, W), existing (R, W) -> a tuple of arrays (R, ...)
+    # nodes (R,), neighbors, their edges, whether these exist (R, W) -> arrays (R, ...)
     part: Callable,
     # arrays (n, pieces, ...) -> results (n, ...)
     merge: Callable = lambda *parts: tuple(p.sum(1) for p in parts),
@@ -175,13 +181,17 @@ def _over_rows(
 
 # %% ../../nbs/engine/kernels.ipynb #b91780a7
 def _softmax_xla(
-    rows: Rows, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]
+    rows: Rows,
+    bias: Float[Array, "H _"],  # of the edges, in the order of the rows; or empty
+    Q: Float[Array, "N H Y"],
+    K: Float[Array, "N H Y"],
 ) -> tuple[Float[Array, "N H"], Float[Array, "N H Y"]]:
     r"$\ell_C$ and $\sum_B p_{CB} K_B$ over the senders of every receiver."
 
-    def part(c, b, there):
+    def part(c, b, e, there):
         keys = K[b]
-        s = jnp.where(there, jnp.einsum("rhy,rwhy->rwh", Q[c], keys), -jnp.inf)
+        s = jnp.einsum("rhy,rwhy->rwh", Q[c], keys) + (bias.T[e] if bias.size else 0)
+        s = jnp.where(there, s, -jnp.inf)
         top = jax.lax.stop_gradient(s.max(1))  # −∞ in a piece without neighbors
         e = jnp.exp(s - jnp.where(jnp.isneginf(top), jnp.zeros_like(top), top)[:, None])
         return top, e.sum(1), jnp.einsum("rwh,rwhy->rhy", e, keys)
@@ -198,6 +208,7 @@ def _softmax_xla(
 # %% ../../nbs/engine/kernels.ipynb #b41a0cbe
 def _weighted_xla(
     rows: Rows,
+    bias: Float[Array, "H _"],
     K: Float[Array, "N H Y"],
     Q: Float[Array, "N H Y"],
     lse: Float[Array, "N H"],
@@ -205,24 +216,46 @@ def _weighted_xla(
 ) -> Float[Array, "N H Y"]:
     r"$\sum_C c_C\,p_{CB} Q'_C$ over the receivers of every sender."
 
-    def part(b, C, there):
-        s = jnp.einsum("rhy,rwhy->rwh", K[b], Q[C]) - lse[C]
+    def part(b, C, e, there):
+        s = jnp.einsum("rhy,rwhy->rwh", K[b], Q[C]) + (bias.T[e] if bias.size else 0)
+        s = s - lse[C]
         p = jnp.where(there, c[C] * jnp.exp(s), jnp.zeros_like(s))
         return (jnp.einsum("rwh,rwhy->rhy", p, Q[C]),)
 
     return _over_rows(rows, (Q.shape[1:],), Q.dtype, part)[0]
 
 # %% ../../nbs/engine/kernels.ipynb #87a032ba
-def _tangent_queries_xla(rows: Rows, Q, dQ, K, dK, lse, pull):
+def edge_weights(rows: Rows, bias, own, other, lse, c, keys=False, which=None):
+    r"""$c_C\,p_{CB}$ of edges, (E, H): of all in `rows` of queries, or of `keys`, as
+    `bias` has them, or of those at the places `which`.
+    """
+    last = rows.start[-1] - 1
+
+    def weight(at):
+        e = jnp.minimum(at, last)  # what comes later is spare room
+        r, n = jnp.searchsorted(rows.start, e, side="right") - 1, rows.nodes[e]
+        C = n if keys else r
+        s = (own[r] * other[n]).sum(-1) + (bias.T[e] if bias.size else 0)
+        return jnp.where(at > last, jnp.zeros_like(s), c[C] * jnp.exp(s - lse[C]))
+
+    which = np.arange(bias.shape[1]) if which is None else which
+    return jax.lax.map(weight, jnp.asarray(which, jnp.int32), batch_size=2**16)
+
+# %% ../../nbs/engine/kernels.ipynb #87a032bax1
+def _tangent_queries_xla(rows: Rows, bias, Q, dQ, K, dK, lse, pull):
     r"How $\sum_B p_{CB} K_B$, which is `pull`, and $\ell_C$ move."
-    moved = jax.jvp(partial(_softmax_xla, rows), (Q, K), (dQ, dK))[1]
+    moved = jax.jvp(partial(_softmax_xla, rows, bias), (Q, K), (dQ, dK))[1]
     return moved[1], moved[0]
 
 
-def _tangent_keys_xla(rows: Rows, K, dK, Q, dQ, lse, slope, c):
-    r"How $\sum_C c_C\,p_{CB} Q'_C$ moves, for fixed c."
-    weighted = lambda K, Q, lse: _weighted_xla(rows, K, Q, lse, c)
-    return jax.jvp(weighted, (K, Q, lse), (dK, dQ, slope))[1]
+def _tangent_keys_xla(rows: Rows, bias, K, dK, Q, dQ, lse, slope, c):
+    r"How $\sum_C c_C\,p_{CB} Q'_C$ and, with a bias, $c_C\,p_{CB}$ move, for fixed c."
+
+    def sums(K, Q, lse):
+        own = rows, bias, K, Q, lse, c
+        return _weighted_xla(*own), edge_weights(*own, True).T if bias.size else bias
+
+    return jax.jvp(sums, (K, Q, lse), (dK, dQ, slope))[1]
 
 
 _XLA_PASSES = SimpleNamespace(
@@ -239,57 +272,64 @@ def _passes(edges):
 
 # %% ../../nbs/engine/kernels.ipynb #1e4a1d3e
 def neighbor_match(
-    edges, Q: Float[Array, "N H Y"], K: Float[Array, "N H Y"]
+    edges,
+    Q: Float[Array, "N H Y"],
+    K: Float[Array, "N H Y"],
+    bias: tuple[Float[Array, "H _"], Float[Array, "H _"]] | None = None,
 ) -> Float[Array, "N H"]:
-    r"""$\ell_C = \log\sum_{B\to C}\exp(K_B\cdot Q_C)$ along an `EdgeIndex`, 0 for a
-    query without keys; β is a factor in Q.
+    r"""$\ell_C = \log\sum_{B\to C}\exp(K_B\cdot Q_C + b_{CB})$ along an `EdgeIndex`, 0
+    for a query without keys; β is a factor in Q. `bias` has b twice, in the order of
+    `edges.into` and of `edges.out_of`; the second gets its derivative.
 
     float32 or float64. Its derivative can be differentiated once more in reverse mode,
     which is what training through the update needs; forward mode is not known.
     """
-    fixed = jax.lax.stop_gradient((Q, K))
-    return _match(edges, Q, K, _passes(edges).softmax(edges.into, *fixed))
+    both = bias or (jnp.zeros((Q.shape[1], 0), Q.dtype),) * 2
+    fixed = jax.lax.stop_gradient((both[0], Q, K))
+    return _match(edges, Q, K, both, _passes(edges).softmax(edges.into, *fixed))
 
-
+# %% ../../nbs/engine/kernels.ipynb #1e4a1d3ex1
 @jax.custom_vjp
-def _match(edges, Q, K, found):
+def _match(edges, Q, K, bias, found):
     r"$\ell$; `found` is $\ell_C$ and $\sum_B p_{CB}K_B$, computed in one pass."
     return found[0]
 
 
-def _match_forwards(edges, Q, K, found):
-    return _match(edges, Q, K, found), (edges, Q, K, found)
+def _match_forwards(*given):
+    return _match(*given), given
 
 
-def _match_backwards(saved, c):
-    edges, Q, K, found = saved
-    return None, *_pulls(edges, Q, K, found, c), None
+def _match_backwards(given, c):
+    (edges, Q, K, (_, bias), _), by_bias = given, None
+    if bias.size:
+        by_bias = edge_weights(edges.out_of, bias, K, Q, _match(*given), c, True).T
+    return None, *_pulls(*given, c), (None, by_bias), None
 
 
 _match.defvjp(_match_forwards, _match_backwards)
 
 # %% ../../nbs/engine/kernels.ipynb #7b639cab
 @jax.custom_vjp
-def _pulls(edges, Q, K, found, c):
+def _pulls(edges, Q, K, bias, found, c):
     r"""The derivatives of $\sum_C c_C\,\ell_C$: $c_C\sum_B p_{CB}K_B$ by $Q_C$ and
     $\sum_C c_C\,p_{CB}Q_C$ by $K_B$.
     """
     lse, as_query = found
-    by_key = _passes(edges).weighted(edges.out_of, K, Q, lse, c)
+    by_key = _passes(edges).weighted(edges.out_of, bias[1], K, Q, lse, c)
     return c[..., None] * as_query, by_key
 
 
-def _pulls_forwards(edges, Q, K, found, c):
-    return _pulls(edges, Q, K, found, c), (edges, Q, K, found, c)
+def _pulls_forwards(*given):
+    return _pulls(*given), given
 
 
-def _pulls_backwards(saved, cotangents):
-    (edges, Q, K, (lse, as_query), c), (a, b) = saved, cotangents
-    run = _passes(edges)
-    moved, slope = run.tangent_queries(edges.into, Q, a, K, b, lse, as_query)
-    dQ = c[..., None] * moved
-    dK = run.tangent_keys(edges.out_of, K, b, Q, a, lse, slope, c)
-    return None, dQ, dK, None, slope
+def _pulls_backwards(given, cotangents):
+    (edges, Q, K, bias, (lse, as_query), c), (a, b) = given, cotangents
+    run, queries = _passes(edges), (bias[0], Q, a, K, b, lse, as_query)
+    moved, slope = run.tangent_queries(edges.into, *queries)
+    keys = bias[1], K, b, Q, a, lse, slope, c
+    dK, by_bias = run.tangent_keys(edges.out_of, *keys)
+    return None, c[..., None] * moved, dK, (None, by_bias), None, slope
 
 
 _pulls.defvjp(_pulls_forwards, _pulls_backwards)
@@ -303,15 +343,19 @@ def _compiled(fastmath=False):
     "Mark a function for numba."
     return lambda f: _COMPILED.append((f, fastmath)) or f
 
-
+# %% ../../nbs/engine/kernels.ipynb #9a794e20x1
 @_compiled(_FAST)
-def _dots(out, mine, other, nodes, first, n, h):
-    "out[j] = mine · other[nodes[first + j], h] for j < n."
-    j = 0
+def _dots(out, mine, other, nodes, first, n, h, bias):
+    "out[j] = mine · other[nodes[first + j], h] + bias[h, first + j] for j < n."
+    j, biased = 0, bias.shape[1] > 0
     while j + 4 <= n:
         a, b = other[nodes[first + j], h], other[nodes[first + j + 1], h]
         c, d = other[nodes[first + j + 2], h], other[nodes[first + j + 3], h]
         s = t = u = v = out.dtype.type(0)
+        if biased:
+            i, one = np.uint64(first + j), np.uint64(1)  # no index from the end
+            s, t = bias[h, i], bias[h, i + one]
+            u, v = bias[h, i + one + one], bias[h, i + one + one + one]
         for y in range(mine.size):
             s += mine[y] * a[y]
             t += mine[y] * b[y]
@@ -320,7 +364,8 @@ def _dots(out, mine, other, nodes, first, n, h):
         out[j], out[j + 1], out[j + 2], out[j + 3] = s, t, u, v
         j += 4
     while j < n:
-        a, s = other[nodes[first + j], h], out.dtype.type(0)
+        a = other[nodes[first + j], h]
+        s = bias[h, first + j] if biased else out.dtype.type(0)
         for y in range(mine.size):
             s += mine[y] * a[y]
         out[j] = s
@@ -373,7 +418,7 @@ _BLOCK = 128
 
 
 @_compiled(_FAST)
-def _softmax_rows(lo, hi, start, nodes, own, other, lse, pull, p):
+def _softmax_rows(lo, hi, start, nodes, bias, own, other, lse, pull, p):
     "ℓ and Σ p·other for the rows lo ≤ c < hi: the queries' half of the update."
     for c in range(lo, hi):
         for h in range(own.shape[1]):
@@ -382,7 +427,7 @@ def _softmax_rows(lo, hi, start, nodes, own, other, lse, pull, p):
             lse[c, h] = 0
             for first in range(start[c], start[c + 1], _BLOCK):
                 n = min(_BLOCK, start[c + 1] - first)
-                _dots(p, own[c, h], other, nodes, first, n, h)
+                _dots(p, own[c, h], other, nodes, first, n, h, bias)
                 highest = top
                 for j in range(n):
                     highest = max(highest, p[j])
@@ -403,14 +448,14 @@ def _softmax_rows(lo, hi, start, nodes, own, other, lse, pull, p):
 
 # %% ../../nbs/engine/kernels.ipynb #4a07e83e
 @_compiled(_FAST)
-def _weighted_rows(lo, hi, start, nodes, own, other, lse, c, pull, p):
+def _weighted_rows(lo, hi, start, nodes, bias, own, other, lse, c, pull, p):
     "Σ c·p·other for the rows lo ≤ b < hi, with the neighbors' ℓ: the keys' half."
     for b in range(lo, hi):
         for h in range(own.shape[1]):
             pull[b, h, :] = 0
             for first in range(start[b], start[b + 1], _BLOCK):
                 n = min(_BLOCK, start[b + 1] - first)
-                _dots(p, own[b, h], other, nodes, first, n, h)
+                _dots(p, own[b, h], other, nodes, first, n, h, bias)
                 for j in range(n):
                     p[j] -= lse[nodes[first + j], h]
                 for j in range(n):
@@ -424,18 +469,18 @@ def _tangent_rows(
 ):
     """Σ p·(ds·other + d_other) and Σ p·ds for the rows lo ≤ r < hi of queries, with ℓ
     of the row; or Σ c·p·((ds − shift)·other + d_other) for those of keys, with ℓ, shift
-    and c of the neighbors.
+    and c of the neighbors, and with a bias c·p·(ds − shift) of every edge as `slope`.
     """
-    (start, nodes), p, ds, w = rows, work[0], work[1], work[2]
+    (start, nodes, bias), p, ds, w = rows, work[0], work[1], work[2]
     for r in range(lo, hi):
         for h in range(own.shape[1]):
             pull[r, h, :] = 0
             total = p.dtype.type(0)
             for first in range(start[r], start[r + 1], _BLOCK):
                 n = min(_BLOCK, start[r + 1] - first)
-                _dots(p, own[r, h], other, nodes, first, n, h)
-                _dots(ds, own[r, h], d_other, nodes, first, n, h)
-                _dots(w, d_own[r, h], other, nodes, first, n, h)
+                _dots(p, own[r, h], other, nodes, first, n, h, bias)
+                _dots(ds, own[r, h], d_other, nodes, first, n, h, bias[:, :0])
+                _dots(w, d_own[r, h], other, nodes, first, n, h, bias[:, :0])
                 if keys:
                     for j in range(n):
                         p[j] -= lse[nodes[first + j], h]
@@ -448,9 +493,12 @@ def _tangent_rows(
                 for j in range(n):
                     w[j] = p[j] * (w[j] + ds[j])
                     total += w[j]
+                for j in range(min(n, bias.shape[1]) if keys else 0):
+                    slope[h, first + j] = w[j]
                 _gather(pull[r, h], w, other, nodes, first, n, h)
                 _gather(pull[r, h], p, d_other, nodes, first, n, h)
-            slope[r, h] = total
+            if not keys:
+                slope[r, h] = total
 
 # %% ../../nbs/engine/kernels.ipynb #3fb1e9d5
 @_compiled()
@@ -548,20 +596,21 @@ def _run_chunk(frame, i, chunks, dtype, work):
     op = _array(attribute.value, 1, _int64)[0]
     start, nodes = _flat(args[0], np.int32)[0], _flat(args[1], np.int32)[0]
     lo, hi = _first_row(start, i, chunks), _first_row(start, i + 1, chunks)
-    a, b = _rows_at(args[2], dtype), _rows_at(args[3], dtype)
+    bias = _scalars_at(args[2], dtype)
+    a, b = _rows_at(args[3], dtype), _rows_at(args[4], dtype)
     if op == _SOFTMAX:
         lse, pull = _scalars_at(rets[0], dtype), _rows_at(rets[1], dtype)
-        _softmax_rows(lo, hi, start, nodes, a, b, lse, pull, work[0])
+        _softmax_rows(lo, hi, start, nodes, bias, a, b, lse, pull, work[0])
         return
     pull = _rows_at(rets[0], dtype)
     if op == _WEIGHTED:
-        lse, c = _scalars_at(args[4], dtype), _scalars_at(args[5], dtype)
-        _weighted_rows(lo, hi, start, nodes, a, b, lse, c, pull, work[0])
+        lse, c = _scalars_at(args[5], dtype), _scalars_at(args[6], dtype)
+        _weighted_rows(lo, hi, start, nodes, bias, a, b, lse, c, pull, work[0])
         return
-    keys, rows = op == _TANGENT_KEYS, (start, nodes)
-    other, d_other = _rows_at(args[4], dtype), _rows_at(args[5], dtype)
-    lse, shift = _scalars_at(args[6], dtype), _scalars_at(args[7], dtype)
-    c, slope = _scalars_at(args[8], dtype), _scalars_at(rets[1], dtype)
+    keys, rows = op == _TANGENT_KEYS, (start, nodes, bias)
+    other, d_other = _rows_at(args[5], dtype), _rows_at(args[6], dtype)
+    lse, shift = _scalars_at(args[7], dtype), _scalars_at(args[8], dtype)
+    c, slope = _scalars_at(args[9], dtype), _scalars_at(rets[1], dtype)
     _tangent_rows(
         keys, lo, hi, rows, a, b, other, d_other, lse, shift, c, pull, slope, work
     )
@@ -809,25 +858,28 @@ def _call(op, results, rows, *arrays):
     return tuple(run(rows.start, rows.nodes, *arrays, op=np.int64(op)))
 
 
-def _softmax(rows, Q, K):
-    return _call(_SOFTMAX, (Q.shape[:2], Q.shape), rows, Q, K)
+def _softmax(rows, bias, Q, K):
+    return _call(_SOFTMAX, (Q.shape[:2], Q.shape), rows, bias, Q, K)
 
 
-def _weighted(rows, K, Q, lse, c):
-    return _call(_WEIGHTED, (Q.shape,), rows, K, Q, lse, c)[0]
+def _weighted(rows, bias, K, Q, lse, c):
+    return _call(_WEIGHTED, (Q.shape,), rows, bias, K, Q, lse, c)[0]
 
 
-def _tangent_queries(rows, Q, dQ, K, dK, lse, pull):
-    results, unused = (Q.shape, lse.shape), (lse, lse)
-    found = _call(_TANGENT_QUERIES, results, rows, Q, dQ, K, dK, lse, *unused)
+def _tangent_queries(rows, bias, Q, dQ, K, dK, lse, pull):
+    results, given = (Q.shape, lse.shape), (bias, Q, dQ, K, dK, lse, lse, lse)
+    found = _call(_TANGENT_QUERIES, results, rows, *given)
     return found[0] - found[1][..., None] * pull, found[1]
 
 
-def _tangent_keys(rows, K, dK, Q, dQ, lse, slope, c):
-    results = Q.shape, lse.shape
-    return _call(_TANGENT_KEYS, results, rows, K, dK, Q, dQ, lse, slope, c)[0]
+def _tangent_keys(rows, bias, K, dK, Q, dQ, lse, slope, c):
+    results, given = (Q.shape, bias.shape), (bias, K, dK, Q, dQ, lse, slope, c)
+    moved, by_bias = _call(_TANGENT_KEYS, results, rows, *given)
+    there = jnp.arange(bias.shape[1], dtype=jnp.int32) < rows.start[-1]
+    # spare room is not written
+    return moved, jnp.where(there[None], by_bias, jnp.zeros_like(by_bias))
 
-
+# %% ../../nbs/engine/kernels.ipynb #a51d0dfex1
 _COMPILED_PASSES = SimpleNamespace(
     softmax=_softmax,
     weighted=_weighted,

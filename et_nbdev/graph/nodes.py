@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Float64, Int
+from jaxtyping import Array, Float, Float64, Int
 
 from .data import Graph, Split
 from .energy import EdgeIndex
@@ -33,6 +33,8 @@ class Scaling(NamedTuple):
     mean: Float64[np.ndarray, "C"] = np.zeros(0)
     std: Float64[np.ndarray, "C"] = np.zeros(0)  # 0 if a column is constant
     quantiles: Float64[np.ndarray, "Q F"] = np.zeros((0, 0))  # of ranks
+    edge_mean: Float64[np.ndarray, "_"] = np.zeros(0)
+    edge_std: Float64[np.ndarray, "_"] = np.zeros(0)
 
     @classmethod
     def learn(cls, graph: Graph, degree: bool = True, scale: str = "standard"):
@@ -42,9 +44,12 @@ class Scaling(NamedTuple):
             raw = own.raw(graph)
             ranks = _ranks(min(1000, len(raw))).fit(raw)
             own = own._replace(quantiles=ranks.quantiles_)
-        y = own.columns(graph)
+        y, e = own.columns(graph), np.asarray(graph.edge_features, np.float64)
+        e = e if len(e) else np.zeros((1, e.shape[1]))
         # the standard deviation of equal numbers may be a rounding error instead of 0
-        return own._replace(mean=y.mean(0), std=np.where(np.ptp(y, 0), y.std(0), 0))
+        std = lambda y: np.where(np.ptp(y, 0), y.std(0), 0)
+        found = dict(mean=y.mean(0), std=std(y), edge_mean=e.mean(0), edge_std=std(e))
+        return own._replace(**found)
 
     def raw(self, graph: Graph) -> Float64[np.ndarray, "N F"]:
         y = np.asarray(graph.features, np.float64)
@@ -61,10 +66,20 @@ class Scaling(NamedTuple):
         return ranks if self.scale == "rank" else np.hstack([raw, ranks])
 
     def __call__(self, graph: Graph) -> Float[np.ndarray, "N C"]:
-        scale = np.where(self.std > 0, self.std, np.inf)
-        return ((self.columns(graph) - self.mean) / scale).astype(np.float32)
+        return _standard(self.columns(graph), self.mean, self.std)
+
+    def edges(self, graph: Graph) -> Graph:
+        "The graph with the features of its edges in such units."
+        if not graph.edge_features.size:
+            return graph
+        rows = _standard(graph.edge_features, self.edge_mean, self.edge_std)
+        return replace(graph, edge_features=rows)
 
 # %% ../../nbs/engine/nodes.ipynb #3a4f74d6
+def _standard(y, mean, std) -> Float[np.ndarray, "N C"]:
+    return ((y - mean) / np.where(std > 0, std, np.inf)).astype(np.float32)
+
+
 def _ranks(quantiles: int):
     from sklearn.preprocessing import QuantileTransformer
 
@@ -137,7 +152,7 @@ class Batch(NamedTuple):
     "A graph, or a part of one, and the nodes whose labels the loss uses."
 
     features: Float[Array, "N F"]
-    edges: tuple[EdgeIndex | Bool[Array, "N N"], ...]
+    edges: tuple[EdgeIndex | dict[str, Array], ...]
     nodes: Int[Array, "train"]
     labels: Int[Array, "train"]
 
@@ -209,7 +224,8 @@ OURS = "detector"
 def aggregate(graph: Graph, hops: int = 2) -> Float[np.ndarray, "N C"]:
     r"""Features side by side with the means over neighbors, the means of these, and so
     on (Tang et al., 2023): $h^{(k)}_C$ is the mean of $h^{(k-1)}_B$ over the nodes B
-    that C sees, 0 if there are none. Parallel edges count once.
+    that C sees, 0 if there are none; then the means of its edges' features, if they
+    have any. Parallel edges count once.
     """
     from scipy.sparse import csr_array
 
@@ -221,9 +237,11 @@ def aggregate(graph: Graph, hops: int = 2) -> Float[np.ndarray, "N C"]:
     found = [graph.features]
     for _ in range(hops):
         found.append((A @ found[-1]) / degrees)
-    return np.hstack(found)
+    E = graph.num_edges
+    into = csr_array((table[0], np.arange(E), start), shape=(graph.num_nodes, E))
+    return np.hstack([*found, (into @ graph.edge_features) / degrees])
 
-
+# %% ../../nbs/engine/nodes.ipynb #40comparx1
 def advice(report: dict[str, dict[str, float]]) -> str:
     "What to know before you trust the detector; of equals, the simplest is the best."
     names = ALONE, TWO_HOPS, OURS
@@ -260,20 +278,21 @@ def compared(
 
 # %% ../../nbs/engine/nodes.ipynb #4166210a
 def _table(rows: Rows):
-    "Neighbors in the rows of a sparse matrix, whose values mean nothing."
+    "Neighbors in the rows of a sparse matrix, whose values are the places of edges."
     from scipy.sparse import csr_array
 
     start, nodes = np.asarray(rows.start), np.asarray(rows.nodes)
-    return csr_array((nodes, nodes, start), shape=(len(start) - 1,) * 2)
+    places = np.arange(len(nodes), dtype=np.int32)
+    return csr_array((places, nodes, start), shape=(len(start) - 1,) * 2)
 
 
 def _some(table, most: int, rng: np.random.Generator):
-    "At most `most` random entries of each row: their columns and their rows."
+    "At most `most` random entries of each row: their columns, rows and values."
     row = np.repeat(np.arange(table.shape[0]), np.diff(table.indptr))
     # permuted within each row; the first few of each stay
     mixed = np.lexsort((rng.random(len(row)), row))
     keep = mixed[np.arange(len(row)) - np.searchsorted(row, row) < most]
-    return table.indices[keep], row[keep]
+    return table.indices[keep], row[keep], table.data[keep]
 
 
 def _around(edges: tuple[EdgeIndex, ...], seeds: np.ndarray, size, most, rng):
@@ -305,10 +324,14 @@ def sample_nodes(
     nodes = _around(edges, seeds, size, most, rng)
 
     def part(kind):
-        ends = _some(_table(kind.into)[nodes][:, nodes], most, rng)
-        room = dict(capacity=size * most, backend=kind.backend)
-        made = EdgeIndex(*ends, size, **room)
-        return made if kind.backend == "compiled" else made.mask()
+        s, r, which = _some(_table(kind.into)[nodes][:, nodes], most, rng)
+        own = dict(features=np.asarray(kind.into.features).T[which])
+        own |= dict(capacity=size * most, backend=kind.backend)
+        made = EdgeIndex(s, r, size, **own)
+        if kind.backend == "compiled":
+            return made
+        some = {"edge_features": made.table()} if own["features"].size else {}
+        return {"mask": made.mask()} | some
 
     return nodes, tuple(map(part, edges))
 
