@@ -19,7 +19,7 @@ LIMITS = {
     "lines of the library": 8_883,
     "files of the library": 31,
     "lines of tests": 11_808,
-    "lines of scripts, experiments and benchmarks": 5_036,
+    "lines of scripts, experiments and benchmarks": 5_175,
     "lessons": 34,
     "chapters of the engine room": 16,
     "words of prose in lessons": 19_278,
