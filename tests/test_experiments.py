@@ -8,6 +8,7 @@ from dataclasses import replace
 import graph_terms
 import image_broken
 import image_pair as pair
+import image_rest as rest
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +24,8 @@ from et_nbdev.graph.anomaly import AnomalyConfig
 from et_nbdev.graph.classify import WeightedEdges
 from et_nbdev.graph.energy import EdgeIndex
 from et_nbdev.testing import assert_close
-from et_nbdev.vision.model import ImageConfig
+from et_nbdev.vision.model import ImageConfig, image_model
+from et_nbdev.vision.train import TrainConfig, drawn_batch
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 TINY = dict(image_size=8, patch_size=2, dim=12, num_heads=2, head_dim=4)
@@ -137,6 +139,58 @@ def test_what_is_broken_of_an_energy(name):
             W[...] = 2 * W[...]
             assert jnp.abs(once).max() > 0.1
             np.testing.assert_allclose(writes(g), 2 * once, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def learner():
+    "A configuration whose model has learned steps, that model, and pictures."
+    config = TrainConfig(replace(CONFIG, recipe="tiny-imagenet"), batch_size=8)
+    images = np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), np.uint8)
+    return config, image_model(config.model, rngs=nnx.Rngs(0)), images
+
+
+@pytest.mark.usefixtures("as_scripts_run")
+def test_descents_that_are_kept_go_on_or_are_exchanged(learner):
+    config, model, images = learner
+    kept = rest.Kept(model, drawn_batch(config, images[:2], jax.random.key(0)))
+    patches, _, masked, x = (v[...] for v in kept.late)
+    T, key = config.model.steps, jax.random.key(1)
+    cost = lambda *how: rest.long_loss(config, *how)(kept, images[:8], key)
+    mean = lambda told: 0.75 * told["error"] + 0.25 * told["later"]
+    value, told = cost(0.0, 0.0, 0.0)
+    assert_close(value, mean(told))
+    assert jnp.abs(kept.late[3][...] - x).max() > 0.1
+    assert_close(kept.late[3][...], model.descend(patches, masked, steps=2 * T)[0])
+    value, told = cost(1.0, 2.0, 3.0)
+    assert_close(value, mean(told) + 2 * told["moved"] + 3 * told["up"])
+    new = [a[:2] for a in drawn_batch(config, images[2:8], key)]
+    assert (kept.late[0][...] == new[0]).all()
+    assert_close(kept.late[3][...], model.descend(new[0], new[2])[0])
+
+
+@pytest.mark.usefixtures("as_scripts_run")
+def test_what_an_energy_says_beyond_what_is_known():
+    known, a, b = np.random.default_rng(0).normal(size=(3, 4000))
+    both = 3 * known + a, 3 * known + b
+    assert np.corrcoef(*both)[0, 1] > 0.8 and abs(rest.beyond(*both, known)) < 0.05
+    assert rest.beyond(a + known, np.exp(a + known) + 1e-3 * b, known) > 0.99
+
+
+@pytest.mark.usefixtures("as_scripts_run")
+def test_a_model_that_is_trained_to_rest_is_followed_far(
+    monkeypatch, tmp_path, learner
+):
+    config, model, images = learner
+    split = dict(train=images, validation=images)
+    monkeypatch.setattr(pair, "pictures", lambda plan, folder: split)
+    monkeypatch.setattr(pair, "configured", lambda plan, job, images: config)
+    monkeypatch.setattr(rest, "best_of", lambda *_: model)
+    for name, value in dict(RUNS=tmp_path, SEEN=4, MORE=10).items():
+        monkeypatch.setattr(rest, name, value)
+    row = rest.run("tiny-imagenet", "rest", 1)
+    assert row["pictures"] == 16 and row["steps"][-1] == 64 * config.model.steps
+    assert len(row["mse"]) == len(row["steps"]) and 0 <= row["up_beyond"] <= 1
+    assert rest.said_of(row).startswith(f"{row['mse'][2]:.4f} ")  # after T = 2
 
 
 # --- puzzles
