@@ -412,12 +412,12 @@ def test_readme_shows_the_kept_results():
     "The front page's tables are made by its notebook; here a number of each is read."
     over = lambda pattern, f: np.mean([f(row) for row in kept(pattern).values()])
     line = "image-pair/tiny-imagenet-small-64-decay-0-et-maps-operations-10938-*.json"
-    auroc = lambda row: np.mean([run["test"]["auroc"] for run in row["runs"]])
+    auprc = lambda row: np.mean([run["test"]["auprc"] for run in row["runs"]])
     folds = "graph-classification/NCI1/et/fold-*.json"
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"additions** | {over(line, lambda row: row['test_mse']):.4f} ± " in text
     for score in (
-        over("anomaly/tolokers-0.01-et.json", auroc),
+        over("anomaly/tolokers-0.01-et.json", auprc),
         over(folds, lambda row: row["test_accuracy"]),
     ):
         assert f"| Energy Transformer | {100 * score:.1f} |" in text
