@@ -226,6 +226,7 @@ def pictures():
         every=[every],
         passes=table(("", *(MODELS[name] for name in passes)), curve),
         price=[read("image-downhill")],
+        onward=[read("image-rest")],
         memories=[one("image-memories")],
         batch=cost["batch_size"],
         cost=table(("model", "median", "beside the transformer's"), costs),

@@ -19,7 +19,7 @@ LIMITS = {
     "lines of the library": 9_154,
     "files of the library": 31,
     "lines of tests": 12_292,
-    "lines of scripts, experiments and benchmarks": 5_176,
+    "lines of scripts, experiments and benchmarks": 5_177,
     "lessons": 34,
     "chapters of the engine room": 16,
     "words of prose in lessons": 19_278,
