@@ -152,6 +152,9 @@ def learner():
 @pytest.mark.usefixtures("as_scripts_run")
 def test_descents_that_are_kept_go_on_or_are_exchanged(learner):
     config, model, images = learner
+    # steps that differ, and with long memories raise E
+    model.solver.log_alpha[...] = jnp.log(jnp.array([1.0, 30.0]))
+    model.block.memory.xi[...] *= 5
     kept = rest.Kept(model, drawn_batch(config, images[:2], jax.random.key(0)))
     patches, _, masked, x = (v[...] for v in kept.late)
     T, key = config.model.steps, jax.random.key(1)
@@ -162,6 +165,7 @@ def test_descents_that_are_kept_go_on_or_are_exchanged(learner):
     assert jnp.abs(kept.late[3][...] - x).max() > 0.1
     assert_close(kept.late[3][...], model.descend(patches, masked, steps=2 * T)[0])
     value, told = cost(1.0, 2.0, 3.0)
+    assert told["up"] > 0.01
     assert_close(value, mean(told) + 2 * told["moved"] + 3 * told["up"])
     new = [a[:2] for a in drawn_batch(config, images[2:8], key)]
     assert (kept.late[0][...] == new[0]).all()
