@@ -18,7 +18,7 @@ LIB = ROOT / "et_nbdev"
 LIMITS = {
     "lines of the library": 9_154,
     "files of the library": 31,
-    "lines of tests": 12_292,
+    "lines of tests": 12_295,
     "lines of scripts, experiments and benchmarks": 5_177,
     "lessons": 34,
     "chapters of the engine room": 16,
