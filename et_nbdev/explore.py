@@ -222,8 +222,8 @@ def descend_graph(
     edges: tuple[EdgeIndex, ...],
     settings: ExplorerSettings,
 ) -> _GraphPath:
-    """The descent of all nodes; `features` and `edges` as `scaled` and `prepare` of
-    `et_nbdev.graph.anomaly` make them.
+    """The descent of all nodes; `features` are scaled by
+    `graph.nodes.Scaling`, `edges` of the model's `prepare`.
 
     Raises ValueError for features that do not fit, a model of several
     relations, or the weight of a term that it lacks.
