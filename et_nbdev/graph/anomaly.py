@@ -94,11 +94,13 @@ class AnomalyConfig:
 
 # %% ../../nbs/32_anomaly.ipynb #32along0
 #| code-fold: true
-def along(block: Block, kind: EdgeIndex | dict[str, Array]) -> dict[str, Any]:
+def along(block: Block, kind: EdgeIndex | Array | dict[str, Array]) -> dict[str, Any]:
     "The context that restricts attention to edges, or to a mask; none without it."
     if "attention" not in block.names:
         return {}
-    return {"edges": kind} if isinstance(kind, EdgeIndex) else kind
+    if isinstance(kind, dict):
+        return kind
+    return {"edges": kind} if isinstance(kind, EdgeIndex) else {"mask": kind}
 
 # %% ../../nbs/32_anomaly.ipynb #798d545d
 #| code-fold: true
@@ -156,7 +158,7 @@ class AnomalyEnergyTransformer(nnx.Module):
     def descents(
         self,
         features: Float[Array, "N F"],
-        edges: tuple[EdgeIndex | dict[str, Array], ...],
+        edges: tuple[EdgeIndex | Array | dict[str, Array], ...],
     ) -> Iterator[tuple[Any, dict, Float[Array, "N D"], Float[Array, "N D"]]]:
         """Of each block: itself, its edges as context, and the tokens before and after
         the descent. Raises ValueError unless features and edges fit the model.
@@ -176,7 +178,7 @@ class AnomalyEnergyTransformer(nnx.Module):
     def __call__(
         self,
         features: Float[Array, "N F"],
-        edges: tuple[EdgeIndex | dict[str, Array], ...],
+        edges: tuple[EdgeIndex | Array | dict[str, Array], ...],
         *,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "N 2"]:
