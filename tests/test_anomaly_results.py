@@ -114,3 +114,30 @@ def test_runs_of_a_setting_that_was_overtaken_are_not_kept(data, script, monkeyp
         best = max(run["config"]["lr"] for run in row["trials"])
         assert len(row["trials"]) == trials and row["config"]["lr"] == best
         assert [run["config"]["lr"] for run in row["runs"]] == [best] * 2
+
+
+def test_published_splits_are_used_as_published(data, script):
+    "Their nodes train and test; average precision alone chooses setting and weights."
+    rng, folder = np.random.default_rng(0), data / "graphs/anomaly"
+    labels = np.arange(60) % 3 == 0
+    features = labels[:, None] + rng.normal(size=(60, 2))
+    senders, receivers = np.arange(60), np.roll(np.arange(60), 1)
+    graph = dict(senders=senders, receivers=receivers, labels=labels.astype(np.int8))
+    folder.mkdir(parents=True)
+    np.savez(folder / "tolokers.npz", **graph, features=features.astype(np.float32))
+    part = np.stack([np.repeat([0, 1, 2], [30, 15, 15])] * 2)
+    part[1] = part[1][::-1]
+    masks = {
+        f"{name}_masks": part == k for k, name in enumerate(("train", "val", "test"))
+    }
+    np.savez(folder / "tolokers_splits.npz", **masks)
+    for seed in (0, 1):
+        found = script.parts_of("tolokers", "official", seed)
+        assert [ids.tolist() for ids in found] == [
+            np.flatnonzero(part[seed] == k).tolist() for k in range(3)
+        ]
+    given = "--data tolokers --ratios official --trials 2 --seeds 2 --epochs 10".split()
+    script.main([*given, "--lines", "mlp", "--out", str(data / "out")])
+    (row,) = rows(data / "out").values()
+    best = max(row["trials"], key=lambda run: run["validation"]["auprc"])
+    assert row["config"] == best["config"] and len(row["runs"]) == 2

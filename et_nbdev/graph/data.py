@@ -1005,6 +1005,7 @@ DATASETS = {
         "amazon_upu.npz", "as one relation of Amazon.mat, " + _FRAUD, 2288
     ),
     "tolokers": _Dataset("tolokers.npz", _PLATONOV),
+    "minesweeper": _Dataset("minesweeper.npz", _PLATONOV),
 }
 
 # %% ../../nbs/engine/graph_readers.ipynb #1ebc2544

@@ -186,12 +186,14 @@ def train_classifier(
     loss: Callable,  # (model, batch, key) -> loss, metrics
     *,
     every: int = 5,
+    chosen_by: str = "macro_f1",
     batches: Callable[[int], Iterator[Batch]] | None = None,
     **options,
 ) -> Anomaly:
-    """Train with `fit`, which gets the `options`; the best weights by macro-F1 on the
-    validation nodes are kept. A step sees the whole graph, or what `batches` (number of
-    the first step -> batches) gives it. Validation and test see the whole graph.
+    """Train with `fit`, which gets the `options`; the best weights on the validation
+    nodes, `chosen_by` one of the `anomaly_scores`, are kept. A step sees the whole
+    graph, or what `batches` (number of the first step -> batches) gives it. Validation
+    and test see the whole graph.
 
     Raises FloatingPointError if predictions are not finite, and what `fit` raises.
     """
@@ -208,7 +210,7 @@ def train_classifier(
             )
         found = held_out(p, labels, Split(train, validation, validation))[1]
         ranked = {name: found[name] for name in ("auroc", "auprc")}
-        return {"loss": 1 - found["macro_f1"], **ranked}
+        return {"loss": 1 - found[chosen_by], **ranked}
 
     supply = batches or (lambda first: repeat(whole))
     options |= dict(validate=validate, every=every, log_every=every)
