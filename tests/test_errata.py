@@ -139,20 +139,20 @@ BY_PUBLIC_CODE = re.compile(r"\b(?:image|anomaly|classification) code\b|\bport\b
 def test_the_table_names_whose_each_mistake_is_and_tests_that_exist():
     cells = json.loads((NBS / "52_errata.ipynb").read_text(encoding="utf-8"))["cells"]
     text = "\n".join("".join(cell["source"]) for cell in cells)
-    rows = re.findall(r"^\| (\d+) \| (.*) \|$", text, re.M)  # of two tables
-    assert [int(number) for number, _ in rows] == [*range(1, 21)] * 2
-    tests = NBS.parent / "tests"
-    for (_, row), (_, caught) in zip(rows[:20], rows[20:]):
-        _, whose, right = row.split(" | ")
-        assert not BY_PUBLIC_CODE.search(whose) or PERMALINK.search(whose), whose
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", text, re.M)  # of three tables
+    mistakes, lines, caught_by = rows[:20], dict(rows[20:-20]), rows[-20:]
+    assert [int(n) for n, _ in mistakes + caught_by] == [*range(1, 21)] * 2
+    assert all(map(PERMALINK.search, lines.values()))
+    for (number, row), (_, caught) in zip(mistakes, caught_by):
+        _, whose, right, _ = row.split(" | ")
+        assert (number in lines) == bool(BY_PUBLIC_CODE.search(whose)), whose
         chapters = re.findall(r"\]\(([\w/]+\.ipynb)\)", right)
         assert chapters and all((NBS / chapter).exists() for chapter in chapters)
         named = re.findall(r"`(\w+)::(\w+)`", caught)
         assert named and len(named) == caught.count("::")
         for file, name in named:
-            assert f"def {name}(" in (tests / f"test_{file}.py").read_text("utf-8"), (
-                name
-            )
+            held = (NBS.parent / f"tests/test_{file}.py").read_text("utf-8")
+            assert f"def {name}(" in held, name
     # every commit that is linked is one of those that are listed
     sources = re.findall(r"github\.com/([\w-]+/[\w.-]+)/tree/(\w{40})", text)
     assert {*PERMALINK.findall(text)} == {*sources} and len(sources) == 6
