@@ -102,7 +102,7 @@ def retrieve(
     x, energies = jax.lax.scan(one, x, None, length=steps)
     return x, jnp.concatenate([energies, energy(x)[None]])
 
-# %% ../nbs/53_hopfield_learning.ipynb #08dc0c2e
+# %% ../nbs/01b_hopfield_learning.ipynb #08dc0c2e
 def negative_log_likelihood(
     x: Float[Array, "B D"], xi: Float[Array, "K D"], beta: Real[ArrayLike, ""] = 1.0
 ) -> Float[Array, ""]:
@@ -114,7 +114,7 @@ def negative_log_likelihood(
     log_sum = jax.nn.logsumexp(beta * jnp.sum(xi * xi, -1) / 2)
     return beta * energy + D / 2 * jnp.log(2 * jnp.pi / beta) + log_sum
 
-# %% ../nbs/53_hopfield_learning.ipynb #66eb579f
+# %% ../nbs/01b_hopfield_learning.ipynb #66eb579f
 def sample(
     key: PRNGKeyArray,
     xi: Float[Array, "K D"],
@@ -133,7 +133,7 @@ def sample(
     noise = jax.random.normal(noise, (num, xi.shape[1]), xi.dtype)
     return xi[chosen] + noise / jnp.sqrt(beta)
 
-# %% ../nbs/53_hopfield_learning.ipynb #e6963417
+# %% ../nbs/01b_hopfield_learning.ipynb #e6963417
 def learn(
     x: Float[Array, "B D"],
     xi: Float[Array, "K D"],

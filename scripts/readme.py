@@ -81,7 +81,7 @@ def sidebar():
 def reading_map():
     "A line for each part of the book; the engine room has a page of its own."
     lines = []
-    word = lambda name: re.sub(r"^\d+_((image|graph|hopfield)_)?", "", name)
+    word = lambda name: re.sub(r"^\d+b?_((image|graph|hopfield)_)?", "", name)
     for section, own, groups in sidebar():
         names = [n.removesuffix(".ipynb") for n in groups[""]]
         links = [f"[{word(n).replace('_', ' ')}]({n}.ipynb)" for n in names]
