@@ -97,13 +97,13 @@ def trainer(graphdef, params, loss, optim):
     import jax
     import jax.numpy as jnp
 
-    from et_nbdev.training import TrainState, make_optimizer, make_step
+    from et_nbdev.training import TrainState, gradient_step, make_optimizer
 
     optimizer = make_optimizer(optim)
-    step = make_step(graphdef, loss, optimizer, 0)
+    step = jax.jit(gradient_step(graphdef, loss, optimizer), donate_argnums=0)
     state = [TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
 
     def train(batch):
-        state[0] = jax.block_until_ready(step(state[0], batch)[0])
+        state[0] = jax.block_until_ready(step(state[0], batch, jax.random.key(0))[0])
 
     return train

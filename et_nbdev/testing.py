@@ -69,14 +69,12 @@ def assert_gradient(
     # what jax.grad finds
     gradient: ArrayLike | None = None,
     rtol: float = 1e-9,  # against automatic differentiation
-    fd_rtol: float = 1e-6,  # against central differences
-    fd_step: float = 1e-5,  # half the width of a central difference
     **context,  # for a term: mask=, weights=, …
 ):
     r"""Assert that `gradient` is $\partial \sum f/\partial x$: by `jax.grad`, to the
-    relative error `rtol`, and by central differences of half width `fd_step` in every
-    entry, to `fd_rtol`. Works in double precision; a term is copied with weights and
-    `context` (its masks, weights …) in double precision.
+    relative error `rtol`, and by central differences of half width 1e-5 in every entry,
+    to 1e-6. Works in double precision; a term is copied with weights and `context` (its
+    masks, weights …) in double precision.
 
     Raises TypeError if a claimed gradient is not float64 (the bounds are below single
     precision), AssertionError if either comparison fails.
@@ -96,9 +94,9 @@ def assert_gradient(
             )
         assert_close(claim, automatic, rtol=rtol)
         directions = jnp.eye(x.size, dtype=x.dtype).reshape(x.size, *x.shape)
-        difference = lambda v: total(x + fd_step * v) - total(x - fd_step * v)
-        slopes = jax.lax.map(difference, directions).reshape(x.shape) / (2 * fd_step)
-        assert_close(claim, slopes, rtol=fd_rtol)
+        slope = lambda v: (total(x + 1e-5 * v) - total(x - 1e-5 * v)) / 2e-5
+        slopes = jax.lax.map(slope, directions).reshape(x.shape)
+        assert_close(claim, slopes, rtol=1e-6)
 
 # %% ../nbs/engine/testing.ipynb #70697ed6
 def assert_descends(
@@ -199,20 +197,3 @@ def memory_update(
         "softmax": lambda: jax.nn.softmax(memory.beta * a, -1),
     }[memory.activation]()
     return (jnp.broadcast_to(signs.astype(a.dtype), a.shape) * h) @ memory.xi[...]
-
-# %% ../nbs/engine/testing.ipynb #60pairsc
-def half_interval(
-    differences: Float[ArrayLike, "n"] | Sequence[float],  # of seed, split or fold
-    overlap: float = 0.0,  # n_test / n_train, for splits of one data set
-) -> float:
-    r"""Half the 95 % interval of a mean difference, $t_{n-1}\,s\,\sqrt{1/n+\rho}$;
-    infinite for a single one. $\rho$ is the `overlap` of Nadeau and Bengio, *Inference
-    for the Generalization Error* (Machine Learning 52, 2003).
-    """
-    from scipy import stats
-
-    n = len(np.asarray(differences))
-    if n < 2:
-        return np.inf
-    error = np.std(differences, ddof=1) * np.sqrt(1 / n + overlap)
-    return float(stats.t.ppf(0.975, n - 1) * error)

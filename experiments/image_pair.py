@@ -192,16 +192,12 @@ class HyperSet(nnx.Module):
         return x + b * self.recall(x)
 
 
-def _looped() -> int | bool:
-    "A CPU is faster with all steps in one program, a compiler with one of them."
-    return jax.default_backend() == "cpu" or 1
-
-
 class EnergyModel(library.ImageEnergyTransformer):
     "The library's, with all steps stored in training."
 
     def descend(self, patches, masked, **options):
-        options |= dict(remat=False, unroll=_looped())
+        # a CPU is faster with all steps in one program, a compiler with one of them
+        options |= dict(remat=False, unroll=jax.default_backend() == "cpu" or 1)
         return super().descend(patches, masked, **options)
 
 
@@ -486,7 +482,8 @@ class Job:
 
 def configured(plan: Plan, job: Job, images: dict) -> TrainConfig:
     "All that fixes a training, the channels and statistics of the pictures included."
-    mean, std = (tuple(v.tolist()) for v in data.channel_statistics(images["train"]))
+    known = data.Images.statistics(images["train"])
+    mean, std = (tuple(v.tolist()) for v in known)
     channels = images["train"].shape[-1]
     base = replace(plan.base, channels=channels, mean=mean, std=std)
     rates = dict(lr=job.lr, lr_floor=1e-4 * job.lr, weight_decay=plan.weight_decay)
@@ -572,9 +569,7 @@ def run(plan: Plan, job: Job, images: dict, folder: Path, **options) -> dict:
     options |= dict(folder=folder, config=asdict(config) | {"name": job.name})
     fresh = make(config.model, job.name, job.seed)
     try:
-        fitted = trained(
-            fresh, config, images, defaults=asdict(TrainConfig()), **options
-        )
+        fitted = trained(fresh, config, images, **options)
     except FloatingPointError as error:  # the loss was no longer finite
         return row | {"diverged": str(error)}
     model, rows = fitted.model, curve(fitted.history, config.batch_size)

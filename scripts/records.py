@@ -11,8 +11,7 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
-
-from et_nbdev.testing import half_interval
+from scipy import stats
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -66,7 +65,10 @@ class Gap:
         both = sorted(a.keys() & b.keys())
         self.each = np.array([look(a[s], score) - look(b[s], score) for s in both])
         self.mean, self.n = self.each.mean(), len(both)
-        self.half = half_interval(self.each, overlap)
+        self.half = np.inf
+        if self.n > 1:
+            error = np.std(self.each, ddof=1) * np.sqrt(1 / self.n + overlap)
+            self.half = stats.t.ppf(0.975, self.n - 1) * error
 
     @property
     def word(self):

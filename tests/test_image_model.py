@@ -384,8 +384,7 @@ def test_the_transformer_is_its_block_applied_T_times():
     x = net.encode(*GIVEN)
     for _ in range(CONFIG.steps):
         x = net.block(x)
-    for remat in (False, True):
-        close(net(*GIVEN, remat=remat), net.decode(x), rtol=1e-4, atol=1e-5)
+    close(net(*GIVEN), net.decode(x), rtol=1e-4, atol=1e-5)
     with pytest.raises(TypeError, match="step"):
         net(*GIVEN, step=3)
     done = complete(net, PICTURES, HIDDEN, path=True)
@@ -404,7 +403,8 @@ def test_the_transformer_takes_relative_positions():
     net.block.positions.table[...] = table
     g, layer = net.block.norm1(x), net.block.attention
     read = jnp.einsum("bnhy,hyd->bnd", layer.value(g), layer.out.kernel[...])
-    close(net.block._attend(g)[:, :2], read[:, 2:], atol=1e-4)
+    net.block.down.kernel[...] = jnp.zeros_like(net.block.down.kernel)
+    close((net.block(x) - x)[:, :2], read[:, 2:], atol=1e-4)
 
 
 @nnx.jit
@@ -719,16 +719,15 @@ def test_a_hub_repository_is_fetched_by_name_and_revision(tmp_path, model, monke
         raise OSError("no network")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
-    with pytest.raises(OSError, match="someone/net.*no network"):
+    with pytest.raises(OSError, match="no network"):
         from_pretrained("someone/net")
 
 
 def test_an_unknown_source_lists_what_there_is():
     for source in ("no-such-model", "", "a/b/c", "../weights", "user/na me", None, 3):
-        says = "cifar10-small" if isinstance(source, str) else type(source).__name__
-        with pytest.raises(ValueError, match=f"^source: .*{says}"):
+        with pytest.raises(ValueError, match=f"^source: .*cifar10.*{source}"):
             from_pretrained(source)
-    with pytest.raises(ValueError, match="^revision: expected None, as 'digits' is no"):
+    with pytest.raises(ValueError, match="^source: .*user/name .*'digits'"):
         from_pretrained("digits", revision="v1")
 
 

@@ -10,7 +10,6 @@ from et_nbdev.testing import (
     assert_gradient,
     assert_refuses,
     float64,
-    half_interval,
 )
 
 pytestmark = pytest.mark.core
@@ -103,18 +102,3 @@ def test_what_is_refused(capsys):
     with pytest.raises(AssertionError, match="expected 'T ≥ 2' in the error, got"):
         assert_refuses(refuse, "T ≥ 2")
     assert not capsys.readouterr().out  # no message that says otherwise is shown
-
-
-@pytest.mark.parametrize(
-    "differences, overlap, expected",
-    [
-        # quantiles in closed form: t_1 = tan(0.475 π), t_2 = 0.95 √(2 / 0.0975)
-        ([1.0, 3.0], 0, np.tan(0.475 * np.pi)),  # s = √2
-        ([1.0, 2.0, 3.0], 0, 0.95 * np.sqrt(2 / 0.0975 / 3)),  # s = 1
-        ([1.0, 2.0, 3.0], 1 / 8, 0.95 * np.sqrt(2 / 0.0975 * (1 / 3 + 1 / 8))),
-        (np.arange(10.0), 1, 2.262157 * np.sqrt(9.166667 * 1.1)),  # t_9 from a table
-        ([0.5], 0, np.inf),
-    ],
-)
-def test_half_an_interval_by_hand(differences, overlap, expected):
-    assert half_interval(differences, overlap) == pytest.approx(expected, rel=1e-6)

@@ -346,7 +346,6 @@ def train_anomaly(
         folder=folder,
         progress=progress,
         config=made | {"split": ids_digest(parts)},
-        defaults=asdict(AnomalyTraining()),
     )
     kinds = [] if c.relations == "merged" else list(graph.relations)
     about = {"relations": kinds, **_about(run, graph), **provenance()}

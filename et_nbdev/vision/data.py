@@ -280,26 +280,6 @@ def spread(count: int, most: int) -> np.ndarray:
     "At most so many of the numbers below `count`, evenly."
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
-# %% ../../nbs/engine/pictures.ipynb #83d6d9e5x1
-def channel_statistics(
-    images: Pictures,
-) -> tuple[Float32[np.ndarray, "C"], Float32[np.ndarray, "C"]]:
-    """(mean, standard deviation) of each channel, pixels in [0, 1], over at most 5,000
-    pictures spread evenly over the set: exact, and the same every time.
-
-    The standard deviation is at least 1/255, one level, so that dividing by it is safe
-    for a blank channel.
-    """
-    picks, counts = spread(len(images), 5000), 0
-    for at in range(0, len(picks), 128):
-        pixels = images[picks[at : at + 128]]
-        columns = pixels.reshape(-1, pixels.shape[-1]).T
-        counts = counts + np.stack([np.bincount(c, minlength=256) for c in columns])
-    share, level = counts / np.sum(counts, 1, keepdims=True), np.arange(256) / 255
-    mean = share @ level
-    std = np.sqrt(share @ level**2 - mean**2 + 1e-12)
-    return mean.astype(np.float32), np.maximum(std, 1 / 255).astype(np.float32)
-
 # %% ../../nbs/engine/pictures.ipynb #83d6d9e5x2
 @dataclass(frozen=True, repr=False, eq=False)
 class Images:
@@ -340,8 +320,21 @@ class Images:
         return out.reshape(*rows.shape, *out.shape[1:])
 
     def statistics(self) -> tuple[Float32[np.ndarray, "C"], Float32[np.ndarray, "C"]]:
-        "(mean, std) of each channel, pixels in [0, 1]: `channel_statistics`."
-        return channel_statistics(self)
+        """(mean, standard deviation) of each channel, pixels in [0, 1], over at most 5,000
+        pictures spread evenly over the set: exact, and the same every time.
+
+        The standard deviation is at least 1/255, one level, so that dividing by it is
+        safe for a blank channel.
+        """
+        picks, counts = spread(len(self), 5000), 0
+        for at in range(0, len(picks), 128):
+            pixels = self[picks[at : at + 128]]
+            columns = pixels.reshape(-1, pixels.shape[-1]).T
+            counts = counts + np.stack([np.bincount(c, minlength=256) for c in columns])
+        share, level = counts / np.sum(counts, 1, keepdims=True), np.arange(256) / 255
+        mean = share @ level
+        std = np.sqrt(share @ level**2 - mean**2 + 1e-12)
+        return mean.astype(np.float32), np.maximum(std, 1 / 255).astype(np.float32)
 
 # %% ../../nbs/engine/pictures.ipynb #324e0d1e
 def batches(
@@ -481,98 +474,23 @@ def by_split(folder: Path, files: list[Path], named: Callable, more=()) -> dict:
     return groups
 
 # %% ../../nbs/engine/pictures.ipynb #76maskfold
-MASKS = {*"mask masks label labels annotation annotations gt segmentation".split()}
-LISTS = r"(?i)\.(txt|[ct]sv|jsonl?|parquet)$"
-PACKED = r"(?i)\.(zip|tar|t?gz|bz2|xz|7z|rar)$"
-# a column of splits, among the names of columns
-TOLD = r"(?i)(?:^|[,;\t\"' _])(split|subset|fold|partition)[\"']?\s*(?:[,;\t:]|$)"
-
-
-def columns(file: Path) -> str:
-    "The line that names the columns of a table."
-    if file.suffix.lower() == ".parquet":
-        return ",".join(need("pyarrow.parquet").read_schema(file).names)
-    with file.open(encoding="utf-8-sig", errors="replace") as f:
-        return f.readline(9999)
-
-# %% ../../nbs/engine/pictures.ipynb #76maskfoldx1
-def check_told(folder: Path, groups: dict[str, list[Path]], rest: list[Path]):
-    "Raise ValueError for splits that files tell of, and no folders."
-    kinds = {re.sub(r"\d+", "", f.name): f for f in groups.get("pictures", ())}
-    found = splits_of(folder, sorted(f.name for f in kinds.values()))
-    if len(said := {split: name for name, split in found.items()}) > 1:
-        raise ValueError(
-            f"name: {' and '.join(said.values())} in {folder} are called like pictures"
-            " of two splits; sort them into folders train and test, or rename them"
-        )
-    for file in rest:
-        listed, said = re.search(LISTS, file.name), set()
-        if listed or re.search(PACKED, file.name):
-            said = {SPLITS[w] for w in words_of(file.name) & SPLITS.keys()}
-        if listed and "pictures" in groups:
-            said |= {*re.findall(TOLD, columns(file))}
-        if said := said - groups.keys() - {"train"}:
-            raise ValueError(
-                f"name: {file} tells of {min(said)!r}, and no folder does; sort the"
-                " pictures into folders train and test, or move that file elsewhere"
-            )
-
-
-def in_two(groups: dict[str, list[Path]]) -> list[tuple[Path, Path]]:
-    "Files that are in two splits, as links or copies; at most 256 are sought of a split."
-    few = {s: [own[i] for i in spread(len(own), 256)] for s, own in groups.items()}
-    sizes = {f.stat().st_size for s in few if s != "train" for f in few[s]}
-    few["train"] = [f for f in groups.get("train", ()) if f.stat().st_size in sizes]
-    first, found = {}, []
-    for split, file in ((s, f) for s in few for f in few[s]):
-        was, other = first.setdefault(hash(file.read_bytes()), (split, file))
-        found += [(other, file)] * (was != split)
-    return found
-
-# %% ../../nbs/engine/pictures.ipynb #76maskfoldx2
 def check_inside(folder: Path, pictures: set[Path]):
-    "Raise ValueError for splits that are no folders right below, and for masks."
+    "Raise ValueError for splits that are no folders right below."
     inner = {}
     for d in {d for file in pictures for d in file.relative_to(folder).parents}:
-        if d.parts:
+        if len(d.parts) > 1:
             inner.setdefault(folder / d.parent, []).append(d.name)
     for parent, names in sorted(inner.items()):
-        rest = {n: words_of(n) - SPLITS.keys() for n in sorted(names)}
-        masks = [n for n in rest if rest[n] & MASKS]
-        if masks and any(re.search("[A-Za-z]", n) for n in rest if not rest[n]):
+        for name in [*splits_of(parent, sorted(names))][:1]:
             raise ValueError(
-                f"name: {parent / masks[0]} seems to tell of the pictures beside it;"
-                " move it elsewhere"
-            )
-        found = {} if parent == folder else splits_of(parent, sorted(names))
-        if found:
-            raise ValueError(
-                f"name: {parent / [*found][0]} is called like a split, inside of"
+                f"name: {parent / name} is called like a split, inside of"
                 f" {parent}; name that folder instead of {folder}, or rename it"
             )
 
-# %% ../../nbs/engine/pictures.ipynb #76maskfoldb2
+
 def kinds(files) -> str:
     "The endings of files."
     return ", ".join(sorted({f.suffix.lower() or f.name for f in files}))
-
-
-def tell(folder: Path, groups: dict[str, list[Path]], rest: list[Path]):
-    "Warn of copies in two splits, and of what is left out."
-    if len(groups) > 1 and (twice := in_two(groups)):
-        warnings.warn(
-            f"{folder}: {len(twice):,} of the pictures compared are in two splits, as"
-            f" {twice[0][0]} and {twice[0][1]}; remove one of each",
-            stacklevel=3,
-        )
-    if rest:
-        taken = sum(map(len, groups.values()))
-        counts = ", ".join(f"{len(own):,} {split}" for split, own in groups.items())
-        warnings.warn(
-            f"{folder}: {taken:,} pictures ({counts}); left out: {len(rest):,}"
-            f" that are no pictures, or beside the splits ({kinds(rest)[:200]})",
-            stacklevel=3,
-        )
 
 
 def pictures_of(paths: list[Path]) -> list[Path]:
@@ -603,9 +521,13 @@ def from_folder(folder: Path, files: list[Path]) -> dict[str, Source]:
             " picture of its own; fill it, or remove it"
         )
     check_inside(folder, taken)
-    rest = [file for file in files if file not in taken]
-    check_told(folder, groups, rest)
-    tell(folder, groups, rest)
+    if rest := [file for file in files if file not in taken]:
+        counts = ", ".join(f"{len(own):,} {split}" for split, own in groups.items())
+        warnings.warn(
+            f"{folder}: {len(taken):,} pictures ({counts}); left out: {len(rest):,}"
+            f" that are no pictures, or beside the splits ({kinds(rest)[:200]})",
+            stacklevel=2,
+        )
 
     def source(own):
         label = lambda r: f"file {own[r].relative_to(folder)}"
@@ -659,12 +581,10 @@ def tables_of(path: Path, files: list[Path]) -> list[Path]:
         try:
             schema = parquet.read_schema(file)
         except Exception as e:
-            what = f"damaged, or no parquet file ({brief(e)}); fetch it again"
-            if re.search(PACKED, file.name):
-                what = "an archive; unpack it, and name the folder"
-            elif pictures_of([file]):
-                what = "one picture; name its folder"
-            raise ValueError(f"name: {file} is {what}") from e
+            raise ValueError(
+                f"name: {file} is damaged, or no parquet file ({brief(e)}); fetch it"
+                " again, or name a folder of pictures (an archive must be unpacked)"
+            ) from e
         features = (schema.metadata or {}).get(b"huggingface", b"")
         # a column of text holds the names of files
         texts = "string", "large_string", "dictionary"
@@ -681,12 +601,6 @@ def from_parquet(path: Path, files: list[Path]) -> dict[str, Source]:
     named = lambda file: str(file.relative_to(inside))
     groups = by_split(inside, files, named)
     for split, own in groups.items():
-        told = re.findall(TOLD, columns(own[0]))
-        if told and len(groups) == 1:
-            raise ValueError(
-                f"name: {own[0]} has a column {told[0]!r}; write a file for each split,"
-                " train.parquet and test.parquet, or drop the column"
-            )
         total = max(int((re.findall(r"-of-(\d+)", f.name) or [0])[-1]) for f in own)
         if path.is_dir() and len(own) < total:
             raise ValueError(
@@ -766,23 +680,21 @@ def read(path: Path) -> dict[str, Source]:
     return from_parquet(path, tables)
 
 # %% ../../nbs/engine/pictures.ipynb #785a9606x2
-def find(name: str, data_dir: str | os.PathLike | None) -> dict[str, Source]:
+def find(name: str) -> dict[str, Source]:
     """The first source that has `name`: a path (unless the name is a known one),
-    data_dir, ET_DATA, the hub's cache, the hub.
+    ET_DATA, the hub's cache, the hub.
     """
-    path, tried = at_home(name), []
+    path, root, tried = at_home(name), os.environ.get("ET_DATA"), []
     if name not in NAMED:
         if path.exists():
             return read(path)
         tried.append(f"a path: {path.absolute()} does not exist")
-    for label, root in (("data_dir", data_dir), ("ET_DATA", os.environ.get("ET_DATA"))):
-        if not root:
-            tried.append(f"{label}: not set")
-            continue
-        for place in (at_home(root) / "images" / path.name, at_home(root) / path.name):
-            if place.is_dir():
-                return read(place)
-            tried.append(f"{label}: {place} is not a folder")
+    if not root:
+        tried.append("ET_DATA: not set")
+    for kind in ("images", "") if root else ():
+        if (place := at_home(root) / kind / path.name).is_dir():
+            return read(place)
+        tried.append(f"ET_DATA: {place} is not a folder")
     repo = NAMED[name].repo if name in NAMED else name
     on_hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo)
     for online in (False, True) if on_hub else ():
@@ -800,7 +712,7 @@ def find(name: str, data_dir: str | os.PathLike | None) -> dict[str, Source]:
         + "\n  - ".join(tried)
         + "\nWhat helps: going online once (HF_HUB_OFFLINE unset; `hf auth login`"
         " where a set is gated); or parquet files or pictures in a folder"
-        f" images/{path.name}, with data_dir or ET_DATA naming the folder above it;"
+        f" images/{path.name}, with ET_DATA naming the folder above it;"
         f" or a known name: digits (no network), {', '.join(NAMED)}"
     )
 
@@ -842,24 +754,20 @@ def probe(source: dict[str, Source], name: str) -> tuple[int, int, int]:
     square up to 224, else 32; 1 if all are gray, else 3; and the highest gray level of
     8, 10, 12, 14 or 16 bits, whichever are in use.
     """
-    shapes, modes, problem, highest, colors = set(), set(), "there are none", 0, []
+    shapes, modes, problem, highest = set(), set(), "there are none", 0
     for count, fetch in source.values():
         for label, stored in fetch(spread(count, 256)):
             try:
                 with open_picture(stored) as img:
                     shapes.add(img.size)
                     modes.add(img.mode)
-                    if img.mode[0] in "RL" and ";16" in str(getattr(img, "tile", "")):
-                        colors.append(np.asarray(img.convert("RGB")).max())
+
                     if is_deep(img):
                         highest = max(highest, int(np.asarray(img).max()))
             except Exception as e:  # rejected by name if it is ever requested
                 problem = f"{label}: {brief(e)}"
     if not shapes:
         raise ValueError(f"name: no picture of {name!r} can be decoded ({problem})")
-    levels = int(max(colors, default=255)) + 1  # Pillow keeps the upper 8 of 16 bits
-    wanted = "color pictures of 16 bits that use them; scale them to 8"
-    expect("name", levels > 64, wanted, f"{levels} levels")
     width, height = min(shapes)
     side = width if len(shapes) == 1 and width == height <= 224 else 32
     gray = all(mode in ("1", "L", "LA", "F") or mode[0] == "I" for mode in modes)
@@ -873,8 +781,6 @@ def load_images(
     split: str = "train",  # "train", "validation" or "test"
     *,
     size: int | None = None,  # S; None: the native size
-    # where to look first; None: ET_DATA
-    data_dir: str | os.PathLike | None = None,
 ) -> Images:
     """One split of a set of pictures: digits, cifar10, tiny-imagenet, imagenet-1k, any
     hub name, folder of pictures or parquet.
@@ -888,10 +794,11 @@ def load_images(
     inspected are gray (a color one is then converted), else 3.
 
     In a folder, pictures are the files that the installed Pillow opens; links are
-    followed, what is hidden is not read, and a warning says what was left out, and what
-    is in two splits; of what moves, the first frame is read.
+    followed, what is hidden is not read, and a warning says what was left out; of what
+    moves, the first frame is read.
     Subfolders and parquet files called train, val2017, test_images … are splits, and
-    must hold pictures. Raises ValueError for a bad argument, damaged files and folders
+    must hold pictures. Nothing else tells a split, neither names of pictures nor lists
+    nor columns. Raises ValueError for a bad argument, damaged files and folders
     that can be read in two ways, FileNotFoundError with a list of all places tried.
     """
     named = isinstance(name, (str, os.PathLike)) and str(name)
@@ -899,10 +806,8 @@ def load_images(
     there = split in SPLITS.values()
     expect("split", there, "'train', 'validation' or 'test'", repr(split))
     check_sizes(size=1 if size is None else size)
-    found = data_dir is None or at_home(data_dir).is_dir()
-    expect("data_dir", found, "a folder that exists", data_dir)
     name = str(name)
-    source = from_digits() if name == "digits" else find(name, data_dir)
+    source = from_digits() if name == "digits" else find(name)
     rows, own = choose(source, split, name)
     if known := NAMED.get(name):
         native, channels, white = known.size, 3, 65535

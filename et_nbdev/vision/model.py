@@ -298,19 +298,16 @@ class TransformerBlock(nnx.Module):
         self.down = nnx.Linear(hidden, dim, rngs=rngs)
         self.positions = positions
 
-    def _attend(self, g):
-        "What attention adds to the tokens, with the bias of `positions` if given."
-        layer, bias = self.attention, self.positions and self.positions()
+    def __call__(self, x: Float[Array, "... N D"]) -> Float[Array, "... N D"]:
+        "The tokens after one block."
+        layer, g = self.attention, self.norm1(x)
+        bias = self.positions and self.positions()
         if bias is not None:
             bias = bias.reshape((1,) * (g.ndim - 2) + bias.shape)
         Q, K, V = layer.query(g), layer.key(g), layer.value(g)
-        return layer.out(nnx.dot_product_attention(Q, K, V, bias))
-
-    def __call__(self, x: Float[Array, "... N D"]) -> Float[Array, "... N D"]:
-        "The tokens after one block."
         # flax takes the softmax of double precision in single
         with jax.numpy_dtype_promotion("standard"):
-            x = x + self._attend(self.norm1(x))
+            x = x + layer.out(nnx.dot_product_attention(Q, K, V, bias))
             return x + self.down(nnx.gelu(self.up(self.norm2(x))))
 
 # %% ../../nbs/engine/pictures.ipynb #e70787dfx1
@@ -386,7 +383,6 @@ class ImageTransformer(ImageEnergyTransformer):
         *,
         steps: int | None = None,
         states: bool = False,
-        remat: bool = False,
         step_size: Float[ArrayLike, ""] | None = None,
         solver: Solver | None = None,
         unroll: int | bool = 1,
@@ -396,8 +392,6 @@ class ImageTransformer(ImageEnergyTransformer):
         """
         graphdef, params = nnx.split(self.block)
         step = lambda x, _: (nnx.merge(graphdef, params)(x), x if states else None)
-        if remat:
-            step = jax.checkpoint(step, prevent_cse=False)
         steps = self.config.steps if steps is None else steps
         x = self.encode(patches, masked)
         x, passed = jax.lax.scan(step, x, None, length=steps)
@@ -576,38 +570,22 @@ def from_pretrained(
     repository "user/name", at a `revision`.
 
     Raises ValueError on anything else, CheckpointError if the file is missing or
-    damaged, OSError if the hub cannot be reached.
+    damaged, and what huggingface_hub raises if it cannot fetch.
     """
-    named = isinstance(source, (str, Path))
-    expect("source", named, "a name or a path", type(source).__name__)
     name, shipped = str(source), pretrained()
     folder = at_home(name)
-    here = name in shipped or bool(name) and folder.exists()
-    there = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)
-    known = f"one of {', '.join(shipped)}, a file or folder that exists, or a hub"
-    known += " repository user/name (puzzles: et_nbdev.puzzle.from_pretrained)"
-    expect("source", here or there, known, repr(name))
-    plain = revision is None or not here
-    expect("revision", plain, f"None, as {name!r} is no hub repository", revision)
-    if name in shipped:
+    if name in shipped and revision is None:
         weights = files("et_nbdev.vision") / "weights" / f"{name}.safetensors"
         with as_file(weights) as path:
             return load_model(path)
-    if not here:
-        return load_model(_fetched(name, revision))
-    if folder.is_file():
+    if folder.is_file() and revision is None:
         return load_model(folder)
-    kept = [folder / f"{name}.safetensors" for name in ("model", "best", "last")]
-    return load_model(next(filter(Path.is_file, kept), kept[0]))
-
-# %% ../../nbs/engine/pictures.ipynb #a90296a2x2
-def _fetched(name: str, revision: str | None) -> str:
-    "The file of the weights in a hub repository."
-    fetch, file = need("huggingface_hub").hf_hub_download, "model.safetensors"
-    try:
-        return fetch(name, file, revision=revision)
-    except (OSError, ValueError) as e:
-        raise OSError(
-            f"source: {file} of the hub repository {name!r} could not be fetched"
-            f" ({type(e).__name__}: {e})"
-        ) from e
+    if name and folder.is_dir() and revision is None:
+        kept = [folder / f"{name}.safetensors" for name in ("model", "best", "last")]
+        return load_model(next(filter(Path.is_file, kept), kept[0]))
+    known = f"one of {', '.join(shipped)}, a file or folder that exists, or a hub"
+    known += " repository user/name (puzzles: et_nbdev.puzzle.from_pretrained)"
+    hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)
+    expect("source", hub, known, repr(name))
+    fetch = need("huggingface_hub").hf_hub_download
+    return load_model(fetch(name, "model.safetensors", revision=revision))

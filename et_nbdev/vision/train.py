@@ -261,7 +261,6 @@ def train(
         validate=lambda m: {"loss": evaluate(m, held, c.num_occluded, **chosen).mean()},
         every=c.every,
         config=asdict(c),
-        defaults=asdict(TrainConfig()),
         mesh=mesh,
         progress=progress,
     )
