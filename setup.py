@@ -49,8 +49,7 @@ setup(
     },
     packages=find_packages(include=[cfg["lib_path"], f"{cfg['lib_path']}.*"]),
     package_data={
-        "et_nbdev": ["explorer/*.html", "explorer/*.css", "explorer/*.js"]
-        + ["weights/*.safetensors"],
+        "et_nbdev": ["explorer/*.css", "explorer/*.js", "weights/*.safetensors"],
         "et_nbdev.vision": ["weights/*.safetensors"],
     },
     python_requires=f">={pythons[0]},<{major}.{minor + 1}",

@@ -55,7 +55,7 @@ def __getattr__(name):
     "An estimator of scikit-learn, which is optional: imported when it is asked for."
     if name != "AnomalyDetector":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .graph.data import need
+    from .checks import need
 
     need("sklearn")
     from .graph.detector import AnomalyDetector

@@ -9,6 +9,7 @@ __all__ = []
 import inspect
 import numbers
 from dataclasses import fields
+from importlib import import_module
 from typing import TypeVar
 
 import jax.numpy as jnp
@@ -100,6 +101,14 @@ def check_tokens(name: str, x: Array, dim: int | None):
         )
 
 # %% ../nbs/engine/scores.ipynb #68d2e836
+def need(module: str, package: str = "'et_nbdev[images,graphs]'"):
+    "Import an optional dependency, which `package` installs."
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as e:
+        raise ModuleNotFoundError(f"{e}; pip install {package}") from e
+
+
 _Class = TypeVar("_Class", bound=type)
 
 

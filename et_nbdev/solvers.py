@@ -264,7 +264,7 @@ class _Run(NamedTuple):
     kept: tuple  # energies, and states if requested, after every step
 
 # %% ../nbs/engine/solvers.ipynb #fbb92d6b
-def _advance(look, solver, cost, done, run: _Run) -> _Run:
+def _advance(look, solver, cost, tolerance, run: _Run) -> _Run:
     "One step of the solver; counts and residual follow."
     state, view = solver.step(look, run.state)
     accepted, stuck = (jnp.broadcast_to(a, run.active.shape) for a in view[4:])
@@ -278,7 +278,7 @@ def _advance(look, solver, cost, done, run: _Run) -> _Run:
         k=run.k + 1,
         state=state,
         view=view,
-        active=run.active & ~stuck & ~done(view.energies.total, residual),
+        active=run.active & ~stuck & ~(residual <= tolerance),
         evaluations=run.evaluations + cost * count(True),
         rejected=run.rejected + count(~accepted),
         force=force,
@@ -288,10 +288,9 @@ def _advance(look, solver, cost, done, run: _Run) -> _Run:
 
 # %% ../nbs/engine/solvers.ipynb #fbb92d6c
 @compiled
-def _solve(block, solver, x, context, tolerance, until, *, cost, evaluations, states):
+def _solve(block, solver, x, context, tolerance, *, cost, evaluations, states):
     "The solution, with one row per evaluation of energies, and of states if requested."
     look, steps = Look(block, context), evaluations // cost
-    done = lambda energy, residual: (residual <= tolerance) | (energy <= until)
     view, zero = _unseen(look, x), jnp.zeros_like(x[..., 0, 0])
     none = zero.astype(jnp.int32)
     room = lambda a: jnp.broadcast_to(jnp.zeros_like(a)[None], (steps, *a.shape))
@@ -299,7 +298,8 @@ def _solve(block, solver, x, context, tolerance, until, *, cost, evaluations, st
     start = solver.init(look, x)
     run = _Run(jnp.int32(0), start, view, none == 0, none, none, zero, zero, kept)
     go_on = lambda run: (run.k < steps) & run.active.any()
-    run = jax.lax.while_loop(go_on, partial(_advance, look, solver, cost, done), run)
+    step = partial(_advance, look, solver, cost, tolerance)
+    run = jax.lax.while_loop(go_on, step, run)
     # a row per evaluation: the last step finished by then
     finished = jnp.arange(1, evaluations + 1, dtype=jnp.int32) // cost
     row = jnp.clip(finished - 1, 0, run.k - 1)
@@ -382,8 +382,6 @@ def solve(
     evaluations: int = 100,
     # a sample has settled if its residual is at most this
     tolerance: Float[ArrayLike, ""] | None = None,
-    # a sample also stops if its energy is at most this
-    until: float | Float[ArrayLike, "..."] | None = None,
     states: bool = False,  # keep the state after every evaluation
     **context,  # for the terms that take it: mask=, weights=, field=, …
 ) -> Solution:
@@ -402,12 +400,11 @@ def solve(
     check_sizes(cost := getattr(solver, "cost", 1), evaluations=evaluations)
     if tolerance is not None:
         check_numbers("(0, inf)", tolerance=tolerance)
-    # no residual is below 0, no energy below −∞
+    # no residual is below 0
     tolerance = jnp.asarray(-1 if tolerance is None else tolerance, x.dtype)
-    until = per_sample(-np.inf if until is None else until, x, "until")[..., 0, 0]
     given = block, solver, x, arrays(context)
     options = dict(cost=cost, evaluations=evaluations, states=states)
-    return _result(data_of(given), _solve(*still(given), tolerance, until, **options))
+    return _result(data_of(given), _solve(*still(given), tolerance, **options))
 
 # %% ../nbs/engine/stepping.ipynb #e0276c2b
 @frozen_pytree

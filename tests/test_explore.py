@@ -1,11 +1,12 @@
-"""The explorer: what it shows is what the models say, every dial is heard, nothing is
-compiled twice, and pages stand by themselves.
+"""The explorer: what it shows is what the models say, every dial is heard, and nothing is
+compiled twice.
 """
 
 import base64
 import json
 import re
 import xml.dom.minidom
+from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -22,14 +23,7 @@ from et_nbdev.attention import EnergyAttention
 from et_nbdev.block import Block, EnergyTransformer
 from et_nbdev.dynamics import descend
 from et_nbdev.energy import Energies, Energy, Scaled
-from et_nbdev.explore import (
-    ExplorerSettings,
-    animate_graph,
-    animate_image,
-    descend_graph,
-    descend_picture,
-    explore,
-)
+from et_nbdev.explore import ExplorerSettings, descend_graph, descend_picture, explore
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer
 from et_nbdev.graph.data import Graph
 from et_nbdev.graph.nodes import scaled
@@ -255,7 +249,6 @@ def test_what_is_shown_is_the_path_of_the_dials(explorer):
         same(explorer.path, path)
         t, total = explorer.t.value, path.energies.total
         assert f"t = {t} of 9: E = {room._number(total[t])}," in explorer.message.value
-    assert explorer.page() == animate_image(MODEL, image, hidden, explorer.settings)
     explorer.picture.value = "a"
     explorer.reset.click()
     assert explorer.view.value == first
@@ -317,48 +310,34 @@ def test_a_term_of_ones_own_has_a_dial_a_map_and_a_curve():
 
 
 # ------------------------------------------------------------------------------------
-# the pages
+# what is seen
 
 
-def pages():
-    settings = ExplorerSettings(0.3, steps=4)
+def test_frames_have_words_for_every_picture(explorer, walker):
+    scene = walker.scene
     halves = np.random.default_rng(0).random((10, 4, 2))
-    yield animate_image(MODEL, PHOTOS["a"], HALF, settings)
-    for pictures in (None, halves):
-        yield animate_graph(NET, GRAPH, 0, settings, pictures)
+    ring = replace(scene, pictures=halves).frame(walker.path, 1)
+    assert ring.count("<image") == 1 + len(scene.near)
+    for frame in (explorer.view.value, walker.view.value, ring):
+        assert not re.search(r"https?:|(src|href)=\"(?!data:)", frame)
+        assert frame.count("<img") == len(re.findall(r'<img [^>]*alt="[^"]+"', frame))
+        for svg in re.findall(r"<svg.*?</svg>", frame, re.S):
+            root = xml.dom.minidom.parseString(svg).firstChild
+            assert root.getAttribute("aria-label")
 
 
-def test_a_page_needs_nothing_else():
-    for page, again in zip(pages(), pages()):
-        assert page == again
-        assert not re.search(r"https?:|//cdn|@import|(src|href)=\"(?!data:)", page)
-        says = 'class="et-frame" data-says="[^"]*t = (\\d) of 4:[^"]*"( hidden)?>'
-        frames = re.findall(says, page)  # without scripts the end is shown
-        assert frames == [*((str(t), " hidden") for t in range(4)), ("4", "")]
-        assert page.count("<img") == len(re.findall(r'<img [^>]*alt="[^"]+"', page))
-        for svg in re.findall(r"<svg.*?</svg>", page, re.S):
-            assert xml.dom.minidom.parseString(svg).firstChild.getAttribute(
-                "aria-label"
-            )
-
-
-def test_the_pictures_of_a_page_are_those_of_the_path():
-    settings = ExplorerSettings(0.3, steps=2)
-    path = descend_picture(MODEL, PHOTOS["a"], HALF, settings)
-    page = animate_image(MODEL, PHOTOS["a"], HALF, settings)
-    files = map(base64.b64decode, re.findall(r'<img src="data:.*?,([^"]+)', page))
-    given, *frames = (np.asarray(Image.open(BytesIO(file))) for file in files)
-    shown, original = patchify(given, 2), patchify(PHOTOS["a"], 2)
-    same(shown[~HALF], original[~HALF])
-    assert (shown[HALF] == np.tile((204, 184, 230), 4)).all()
-    for t in range(3):
-        completed, attention, memory, tokens = frames[4 * t : 4 * t + 4]
-        same(completed, np.round(255 * path.completed[t]).astype(np.uint8))
-        same(tokens, np.round(255 * path.tokens[t]).astype(np.uint8))
-        for shades, name in ((attention, "attention"), (memory, "memory")):
-            by_size = shades.reshape(16, 3)[np.argsort(path.pulls[name][t])].astype(int)
-            assert (np.diff(by_size.sum(1)) <= 0).all()  # the larger the darker
-            assert (by_size[0] == 255).all() and by_size[-1].sum() < 200
+def test_the_pictures_of_a_frame_are_those_of_the_path(explorer):
+    path, t = explorer.path, 2
+    frame = explorer.scene.frame(path, t)
+    files = map(base64.b64decode, re.findall(r'<img src="data:.*?,([^"]+)', frame))
+    pictures = (np.asarray(Image.open(BytesIO(file))) for file in files)
+    completed, attention, memory, tokens = pictures
+    same(completed, np.round(255 * path.completed[t]).astype(np.uint8))
+    same(tokens, np.round(255 * path.tokens[t]).astype(np.uint8))
+    for shades, name in ((attention, "attention"), (memory, "memory")):
+        by_size = shades.reshape(16, 3)[np.argsort(path.pulls[name][t])].astype(int)
+        assert (np.diff(by_size.sum(1)) <= 0).all()  # the larger the darker
+        assert (by_size[0] == 255).all() and by_size[-1].sum() < 200
 
 
 def test_a_ring_shows_the_attention_that_is_paid(walker):
@@ -401,8 +380,8 @@ REFUSED = [
     ("weights: .* got {'apart'}", lambda: descend_graph(NET, *GIVEN, ODD)),
     (r"F = 5, got \(10, 3\)", lambda: descend_graph(NET, GIVEN[0][:, :3], GIVEN[1], FINE)),
     ("with one block, got .* with 2", lambda: descend_graph(OTHER, *GIVEN, FINE)),
-    ("node: expected one from 0 to 9, got 10", lambda: animate_graph(NET, GRAPH, 10, FINE)),
-    ("N = 10, got", lambda: animate_graph(NET, GRAPH, 0, FINE, np.zeros((9, 2, 2)))),
+    ("node: expected one from 0 to 9, got 10", lambda: room._node(NET, GRAPH, 10)),
+    ("N = 10, got", lambda: explore(NET, GRAPH, np.zeros((9, 2, 2)))),
 ]  # fmt: skip
 
 
@@ -412,57 +391,16 @@ def test_what_does_not_fit_is_named():
             call()
 
 
-def test_the_notebook_keeps_pages_and_no_widgets():
-    "A widget without its kernel is an error message; a reader without one sees pages."
+def test_the_notebook_keeps_no_widgets():
+    "A widget without its kernel is an error message."
     notebook = json.loads((ROOT / "nbs/50_explorer.ipynb").read_text(encoding="utf-8"))
     outputs = (o for cell in notebook["cells"] for o in cell.get("outputs", []))
-    data = [output.get("data", {}) for output in outputs]
-    assert not any("widget" in kind for d in data for kind in d)
-    shown = ["".join(d["text/html"]) for d in data if "text/html" in d]
-    assert len(shown) == 3
-    assert all("et-frame" in page and len(page) < 300_000 for page in shown)
+    kinds = {kind for output in outputs for kind in output.get("data", {})}
+    assert not any("widget" in kind for kind in kinds)
 
 
 # ------------------------------------------------------------------------------------
 # in a real browser
-
-
-@pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
-def test_a_page_is_moved_through(browser, width, scheme):
-    size = dict(width=width, height=900)
-    tab = browser.new_page(viewport=size, color_scheme=scheme)
-    faults = []
-    tab.on("pageerror", lambda error: faults.append(str(error)))
-    tab.clock.install()  # time passes when it is told to
-    tab.set_content(
-        "<!doctype html><meta name=viewport content='width=device-width'>"
-        "<meta name=color-scheme content='light dark'>" + "".join(pages())
-    )
-    assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    for page in tab.locator("[role=group]").all():
-        seen = page.locator(".et-frame:not([hidden])")
-        slider, says = page.locator("input"), page.locator("output")
-        at = lambda t: (
-            seen.count() == 1
-            and f"t = {t} of 4" in says.inner_text()
-            and slider.input_value() == str(t)
-            and slider.get_attribute("aria-valuetext") == says.inner_text()
-            and seen.get_attribute("data-says") == says.inner_text()
-        )
-        assert at(4)
-        slider.press("ArrowLeft")
-        assert at(3)
-        slider.fill("0")
-        assert at(0)
-        play = page.locator("button")
-        play.click()
-        assert play.inner_text() == "Pause"
-        tab.clock.run_for(800)
-        assert at(1)
-        play.click()
-        assert play.inner_text() == "Play"
-    assert faults == []
-    tab.close()
 
 
 def test_drawing_across_patches_presses_them(browser):

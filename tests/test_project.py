@@ -286,7 +286,7 @@ def test_the_wheel_holds_modules_weights_and_pages_and_nothing_else(tmp_path):
     shutil.copytree(LIB, own, ignore=shutil.ignore_patterns("__pycache__"))
     want = {str(p.relative_to(tmp_path)) for p in own.rglob("*") if p.is_file()}
     ends = {Path(name).suffix for name in want if "/explorer/" in name}
-    assert ends == {".html", ".css", ".js"}
+    assert ends == {".css", ".js"}
     assert {Path(n).suffix for n in want} - ends == {".py", ".safetensors"}
     strays = "et_nbdev/vision/notes.txt et_nbdev/explorer/notes.txt et_nbdev/run.npz"
     for stray in [*strays.split(), "tests/test_x.py", "runs/last.safetensors"]:

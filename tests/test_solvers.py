@@ -151,15 +151,6 @@ def test_evaluations_are_counted_as_they_are_made(x64, monkeypatch, method, tole
     assert 10 < len(calls) == found.evaluations <= 50
 
 
-@each_method
-def test_it_stops_where_the_energy_is_reached_and_not_before(x64, method):
-    block, x = block_of(), tokens(5, 6)
-    goal = descend(block, x, 30, 0.05)[1].energies.total[-1]
-    found = solve(block, x, method, evaluations=200, until=goal)
-    path = np.unique(np.asarray(found.energies.total))[::-1]
-    assert path[-1] <= goal < path[-2] and found.evaluations < 200
-
-
 def test_who_has_stopped_waits_without_moving(x64):
     block, x = block_of(), tokens(2, 5, 6)
     rest = solve(block, x[0], Backtracking(), evaluations=300, tolerance=1e-8)
@@ -443,7 +434,6 @@ def test_numbers_of_a_solver_are_refused_by_name(kind, names):
             (X, Euler(), dict(tolerance=t), ValueError, "^tolerance: ")
             for t in (0.0, -1.0, NAN, INF, True)
         ],
-        (X, Euler(), dict(until=np.ones(3)), ValueError, r"^until: .*\(2,\).*\(3,\)"),
         (X[..., :5], Euler(), {}, ValueError, "^x: .*D = 6"),
         (X.astype(np.int32), Euler(), {}, TypeError, "^x: "),
         (jnp.ones((4, 6), jnp.bfloat16), Euler(), {}, TypeError, "^x: .*bfloat16"),

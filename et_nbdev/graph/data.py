@@ -8,7 +8,6 @@ __all__ = ['Graph', 'from_relations', 'from_scipy', 'from_pyg', 'from_dgl', 'fro
 
 # %% ../../nbs/engine/graph_readers.ipynb #ada1d9e0
 import hashlib
-import importlib
 import os
 import re
 import warnings
@@ -22,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int, Int8, Int32
 
+from ..checks import need
 from ..training import at_home, atomic_write
 
 # %% ../../nbs/engine/graph_readers.ipynb #93f53449
@@ -365,14 +365,6 @@ def from_relations(
     return replace(graph.simple(self_loops=True), relations=relations)
 
 # %% ../../nbs/engine/graph_readers.ipynb #d2d4a423
-def need(module: str, package: str = "'et_nbdev[graphs]'"):
-    "Import an optional dependency, which `package` installs."
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as e:
-        raise ModuleNotFoundError(f"{e}: graphs need it, pip install {package}") from e
-
-
 def _one_label_each(labels) -> np.ndarray:
     "Labels of shape (N,), (N, 1) or (1, N), or one-hot (N, 2), as (N,)."
     a = as_array("labels", _dense(labels) if hasattr(labels, "tocsr") else labels)

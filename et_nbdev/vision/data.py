@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -28,7 +27,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float32, PRNGKeyArray, Shaped, UInt8
 
-from ..checks import check_numbers, check_share, check_sizes
+from ..checks import check_numbers, check_share, check_sizes, need
 from ..training import at_home
 
 # %% ../../nbs/20_image_data.ipynb #c8fb574i
@@ -196,15 +195,6 @@ FILLS = {
 Stored = bytes | Path | np.ndarray  # a picture as a source keeps it
 
 
-def need(module: str):
-    "Import an optional dependency."
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as e:
-        said = f"{e}: pictures need it, pip install 'et_nbdev[images]'"
-        raise ModuleNotFoundError(said) from e
-
-
 def open_picture(stored: Stored):
     from PIL import Image
 
@@ -320,8 +310,8 @@ class Images:
         return out.reshape(*rows.shape, *out.shape[1:])
 
     def statistics(self) -> tuple[Float32[np.ndarray, "C"], Float32[np.ndarray, "C"]]:
-        """(mean, standard deviation) of each channel, pixels in [0, 1], over at most 5,000
-        pictures spread evenly over the set: exact, and the same every time.
+        """(mean, standard deviation) of each channel, pixels in [0, 1], over at most
+        5,000 pictures spread evenly over the set: exact, and the same every time.
 
         The standard deviation is at least 1/255, one level, so that dividing by it is
         safe for a blank channel.
@@ -571,29 +561,6 @@ def from_table(table, where: str) -> Source:
     return Source(len(table), fetch)
 
 # %% ../../nbs/engine/pictures.ipynb #15c9fromtax1
-def tables_of(path: Path, files: list[Path]) -> list[Path]:
-    "The parquet files that hold pictures, among those at or below a path."
-    found = []
-    for file in files:
-        if path.is_dir() and file.suffix.lower() != ".parquet":
-            continue
-        parquet = need("pyarrow.parquet")
-        try:
-            schema = parquet.read_schema(file)
-        except Exception as e:
-            raise ValueError(
-                f"name: {file} is damaged, or no parquet file ({brief(e)}); fetch it"
-                " again, or name a folder of pictures (an archive must be unpacked)"
-            ) from e
-        features = (schema.metadata or {}).get(b"huggingface", b"")
-        # a column of text holds the names of files
-        texts = "string", "large_string", "dictionary"
-        held = {c.name for c in schema if not str(c.type).startswith(texts)}
-        if file == path or {*COLUMNS} & held or b'"Image"' in features:
-            found.append(file)
-    return found
-
-# %% ../../nbs/engine/pictures.ipynb #15c9fromtab2
 def from_parquet(path: Path, files: list[Path]) -> dict[str, Source]:
     "Tables of pictures by the split that their names and folders mean."
     datasets, sources = need("datasets"), {}
@@ -608,20 +575,21 @@ def from_parquet(path: Path, files: list[Path]) -> dict[str, Source]:
                 " fetch the others"
             )
         rows = need("pyarrow.parquet").read_metadata
-        if not (full := [str(f.absolute()) for f in own if rows(f).num_rows]):
-            raise ValueError(
-                f"name: {own[0]} is the split {split!r} and holds no picture; fill it,"
-                " or remove the file"
-            )
-        # the Arrow copy goes to the cache of `datasets`, never beside the data
         try:
-            table = datasets.Dataset.from_parquet(full)
+            full = [str(file.absolute()) for file in own if rows(file).num_rows]
+            # the Arrow copy goes to the cache of `datasets`, never beside the data
+            table = datasets.Dataset.from_parquet(full) if full else None
         except Exception as e:
             raise ValueError(
                 f"name: {path} cannot be read ({brief(e.__cause__ or e)}). If a parquet"
                 " file is damaged, fetch it again; if its copy below"
                 f" {datasets.config.HF_DATASETS_CACHE} is, delete the copy"
             ) from e
+        if table is None:
+            raise ValueError(
+                f"name: {own[0]} is the split {split!r} and holds no picture; fill it,"
+                " or remove the file"
+            )
         sources[split] = from_table(table, str(path))
     return sources
 
@@ -667,17 +635,21 @@ def from_digits() -> dict[str, Source]:
 
 # %% ../../nbs/engine/pictures.ipynb #785a9606x1
 def read(path: Path) -> dict[str, Source]:
-    "A parquet file, a folder with tables of pictures, or else a folder of pictures."
+    "A parquet file, a folder with such tables, or else a folder of pictures."
     files = visible(path) if path.is_dir() else [path]
-    if not (tables := tables_of(path, files)):
-        return from_folder(path, files)
-    if path.is_dir() and (pictures := pictures_of(files)):
+    tables = [file for file in files if file.suffix.lower() == ".parquet"]
+    pictures = pictures_of(files)
+    if files == [path] and not tables:
         raise ValueError(
-            f"name: {path} holds tables of pictures, as {tables[0]}, and"
-            f" {len(pictures):,} picture files, as {pictures[0]}; name a folder that"
-            " holds one kind"
+            f"name: {path} is one file, and no table of parquet; name its folder (an"
+            " archive has to be unpacked)"
         )
-    return from_parquet(path, tables)
+    if tables and pictures:
+        raise ValueError(
+            f"name: {path} holds tables, as {tables[0]}, and {len(pictures):,} picture"
+            f" files, as {pictures[0]}; name a folder that holds one kind"
+        )
+    return from_parquet(path, tables) if tables else from_folder(path, files)
 
 # %% ../../nbs/engine/pictures.ipynb #785a9606x2
 def find(name: str) -> dict[str, Source]:

@@ -27,6 +27,7 @@ from et_nbdev.checks import (
     check_numbers,
     check_positive,
     check_sizes,
+    need,
     signed,
 )
 from ..dynamics import Solver, Trajectory, descend
@@ -38,7 +39,6 @@ from ..training import at_home, explained, option, restore, save_checkpoint
 from et_nbdev.vision.data import (
     denormalize,
     expect,
-    need,
     normalize,
     patches_per_side,
     patchify,
