@@ -115,7 +115,7 @@ def animate(
     return Image(file.getvalue(), width=round(first.width / density))
 
 # %% ../nbs/engine/toy.ipynb #5ba20002
-def _sharp(fig, most_colors: int = 12_000, most_bytes: int = 250_000):
+def _sharp(fig):
     "(PNG of a figure in base64, the width and height at which it is shown)."
     from IPython.core.pylabtools import print_figure
     from PIL import Image as Picture
@@ -125,12 +125,12 @@ def _sharp(fig, most_colors: int = 12_000, most_bytes: int = 250_000):
         return None
     picture = Picture.open(io.BytesIO(dense)).convert("RGB")
     width, height = picture.size
-    if picture.getcolors(most_colors):
+    if picture.getcolors(12_000):
         picture = picture.quantize(256, dither=0, kmeans=2)
     file = io.BytesIO()
     picture.save(file, "PNG", optimize=True)
     data = file.getvalue()
-    if len(data) > most_bytes:
+    if len(data) > 250_000:
         data = print_figure(fig, fmt="png", base64=False)
     return base64.b64encode(data).decode(), dict(width=width // 2, height=height // 2)
 

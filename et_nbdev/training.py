@@ -324,7 +324,6 @@ class Run:
     step: int = 0  # taken so far
     batch: Any = None  # of the last step
     asked: float = 0.0  # when it was requested
-    waited: float = 0.0  # seconds until it was there
     # of the last step; reading them waits for the device
     metrics: dict = field(default_factory=dict)
     row: dict | None = None  # of the log, if the last step has one
@@ -355,7 +354,6 @@ def train_loop(
                 run.batch = next(stream)
             except StopIteration:
                 raise ValueError("batches: ended before the last step") from None
-            run.waited = time.perf_counter() - run.asked
             run.state, run.metrics = step(run.state, run.batch)
             run.step, run.row = run.step + 1, None
             for hook in hooks:
@@ -476,13 +474,13 @@ def read_metrics(path: Path | str) -> list[dict]:
 
 # %% ../nbs/engine/training.ipynb #64meter
 class _Meter:
-    """Makes the row of a step that is due: metrics, speed, fraction of time spent
-    waiting. It reads the metrics only then, so the loop does not wait for the device in
-    between; validation and saving do not count as training.
+    """Makes the row of a step that is due: metrics and speed. It reads the metrics only
+    then, so the loop does not wait for the device in between; validation and saving do
+    not count as training.
     """
 
     def __init__(self, run: Run, *every: int):
-        self.every, self.samples, self.waited, self.since = every, 0, 0.0, 0.0
+        self.every, self.samples, self.since = every, 0, 0.0
         # of the whole run, including earlier processes
         self.start = time.perf_counter() - run.progress["seconds"]
 
@@ -500,13 +498,11 @@ class _Meter:
     def __call__(self, run: Run):
         self.since = self.since if self.samples else run.asked
         self.samples += len(jax.tree.leaves(run.batch)[0])
-        self.waited += run.waited
         if run.stop or run.due(*self.every):
             row, passed = self.read(run), time.perf_counter() - self.since
             row["samples_per_second"] = self.samples / passed
-            row["input_wait"] = self.waited / passed
             run.row = {"step": run.step, **row, "seconds": run.progress["seconds"]}
-            self.samples, self.waited = 0, 0.0
+            self.samples = 0
 
 # %% ../nbs/engine/training.ipynb #64meterx2
 def _progress_bar(run: Run, shown: bool) -> tuple[tqdm, Callable]:

@@ -375,7 +375,7 @@ def tear(batch):
 
 
 def without_clock(rows):
-    clock = "samples_per_second", "input_wait", "seconds"
+    clock = "samples_per_second", "seconds"
     return [{k: v for k, v in row.items() if k not in clock} for row in rows]
 
 
@@ -419,7 +419,7 @@ def test_what_it_logs_and_learns():
     for row in result.history:
         found = row["loss"], row["grad_norm"]
         np.testing.assert_allclose(found, rows[row["step"]], rtol=1e-3)
-        assert row["samples_per_second"] > 0 and 0 <= row["input_wait"] <= 1
+        assert row["samples_per_second"] > 0
     assert [row["step"] for row in result.history] == [
         *(2, 4, 5, 6, 8, 10, 12, 14, 15, 16, 18, 20)
     ]
