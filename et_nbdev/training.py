@@ -425,6 +425,17 @@ def gradient_step(
 
     return step
 
+# %% ../nbs/engine/training.ipynb #1ef68b05x2
+def _compiled(step: Callable, seed: int, mesh: Mesh | None):
+    """A `gradient_step`, compiled: (state, batch) -> (state, metrics). The old state's
+    memory is given to the new one, which a mesh has on all of its devices.
+    """
+    return jax.jit(
+        lambda state, batch: step(state, batch, jax.random.key(seed)),
+        donate_argnums=0,
+        out_shardings=mesh and NamedSharding(mesh, PartitionSpec()),
+    )
+
 # %% ../nbs/engine/training.ipynb #61mainpart
 def in_parts(
     loss: Callable[[nnx.Module, Any], tuple[Array, dict[str, Array]]],
@@ -504,7 +515,52 @@ class _Meter:
             run.row = {"step": run.step, **row, "seconds": run.progress["seconds"]}
             self.samples = 0
 
+# %% ../nbs/engine/training.ipynb #64meterx1
+class _Best:
+    "Scores the model, and keeps the weights with the smallest loss, also in a file."
+
+    def __init__(self, validate, every: int, whole: Callable, files):
+        self.validate, self.every, self.whole = validate, every, whole
+        self.files, self.weights = files, None
+
+    def resume(self, run: Run):
+        "If they are missing, fail now rather than at the end."
+        if self.validate and run.progress["best"] is not None:
+            path = self.files.path("best")
+            self.weights, _ = load_checkpoint(path, _weights(run.state))
+
+    def __call__(self, run: Run):
+        if self.validate is None or not run.due(self.every):
+            return
+        model = self.whole(_weights(run.state))
+        model.eval()
+        found = {f"validation_{k}": float(v) for k, v in self.validate(model).items()}
+        run.row = {**(run.row or {}), **found}
+        if not np.isfinite(loss := found["validation_loss"]):
+            raise FloatingPointError(f"validation loss is {loss} at step {run.step}")
+        if self.weights is None or loss < run.progress["best"]:
+            run.progress |= {"best": loss, "best_step": run.step}
+            self.weights = jax.device_get(_weights(run.state))
+            self.files.save("best", self.weights, run)
+
+    def model(self, run: Run) -> nnx.Module:
+        "That of the best weights, or the last ones without validation."
+        if self.weights is None:
+            run.progress["best_step"] = run.step
+        return self.whole(self.weights or _weights(run.state))
+
 # %% ../nbs/engine/training.ipynb #64meterx2
+def _weights(state: TrainState) -> dict:
+    "What a model is made of."
+    return {"params": state.params, "rest": state.rest}
+
+
+def _whole(graphdef: nnx.GraphDef, keys: dict, weights: dict) -> nnx.Module:
+    "A model of its own from weights, wherever they are."
+    weights = jax.tree.map(jnp.asarray, jax.device_get(weights))
+    return nnx.merge(graphdef, weights["params"], keys, weights["rest"])
+
+
 def _progress_bar(run: Run, shown: bool) -> tuple[tqdm, Callable]:
     "The bar, and the hook that moves it and shows the numbers of the last row."
     wanted = shown and jax.process_index() == 0
@@ -522,9 +578,10 @@ def _progress_bar(run: Run, shown: bool) -> tuple[tqdm, Callable]:
 
 # %% ../nbs/engine/training.ipynb #64interrup
 @contextlib.contextmanager
-def _interruptible(*every: int):
+def _interruptible(run: Run, folder, *every: int):
     """A context in which Ctrl-C does not interrupt a step; a second one does, as usual.
-    Yields what was asked, by whichever process, and the hook that then ends the run.
+    Yields the hook that ends the run, whichever process was asked to; if that was
+    before its last step, KeyboardInterrupt is raised at the end.
     """
     asked, previous = [], None
 
@@ -543,10 +600,13 @@ def _interruptible(*every: int):
     if threading.current_thread() is threading.main_thread():
         previous = signal.signal(signal.SIGINT, ask)
     try:
-        yield asked, stop
+        yield stop
     finally:
         if previous is not None:
             signal.signal(signal.SIGINT, previous)
+    if asked and run.step < run.steps:
+        where = f"; run again to go on from {folder}" if folder else ""
+        raise KeyboardInterrupt(f"stopped after step {run.step}{where}")
 
 # %% ../nbs/engine/training.ipynb #64interrupx1
 @contextlib.contextmanager
@@ -741,36 +801,10 @@ def fit(
     graphdef, params, keys, rest = trainable(model)
     start = TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32), rest)
     run = Run(start, steps, progress={"best": None, "best_step": 0, "seconds": 0.0})
-    files, best = _Folder(folder, run_identity(optim, seed, config)), None
+    files = _Folder(folder, run_identity(optim, seed, config))
     mesh, replicate, share = _placed(mesh)
-    weights = lambda state: {"params": state.params, "rest": state.rest}
-    take = gradient_step(graphdef, loss, optimizer, keys)
-    # the memory of the old state is given to the new one
-    compiled = jax.jit(
-        lambda state, batch: take(state, batch, jax.random.key(seed)),
-        donate_argnums=0,
-        out_shardings=mesh and NamedSharding(mesh, PartitionSpec()),
-    )
-
-    def whole(weights):
-        weights = jax.tree.map(jnp.asarray, jax.device_get(weights))
-        return nnx.merge(graphdef, weights["params"], keys, weights["rest"])
-
-    def judge(run):
-        "Score the model, and keep the weights with the smallest loss."
-        nonlocal best
-        if validate is None or not run.due(every):
-            return
-        model = whole(weights(run.state))
-        model.eval()
-        found = {f"validation_{k}": float(v) for k, v in validate(model).items()}
-        run.row = {**(run.row or {}), **found}
-        if not np.isfinite(loss := found["validation_loss"]):
-            raise FloatingPointError(f"validation loss is {loss} at step {run.step}")
-        if best is None or loss < run.progress["best"]:
-            run.progress |= {"best": loss, "best_step": run.step}
-            best = jax.device_get(weights(run.state))
-            files.save("best", best, run)
+    compiled = _compiled(gradient_step(graphdef, loss, optimizer, keys), seed, mesh)
+    best = _Best(validate, every, partial(_whole, graphdef, keys), files)
 
     def save(run):
         if run.stop or run.due(every):
@@ -779,20 +813,13 @@ def fit(
 
     with alone(files.own):
         files.resume(run)
-        if validate and run.progress["best"] is not None:
-            # if it is missing, fail now rather than at the end
-            best, _ = load_checkpoint(files.path("best"), weights(run.state))
+        best.resume(run)
         run.state = replicate(run.state)
         step = lambda state, batch: compiled(state, share(batch))
         meter = _Meter(run, every, log_every)
         files.open_log(run.step)
         bar, tick = _progress_bar(run, progress)
-        with _interruptible(every, log_every) as (asked, ctrl_c), bar:
-            every_hook = [ctrl_c, meter, judge, *hooks, files, save, tick]
+        with _interruptible(run, folder, every, log_every) as ctrl_c, bar:
+            every_hook = [ctrl_c, meter, best, *hooks, files, save, tick]
             train_loop(run, step, batches, every_hook)
-    if asked and run.step < run.steps:
-        where = f"; run again to go on from {folder}" if folder else ""
-        raise KeyboardInterrupt(f"stopped after step {run.step}{where}")
-    if best is None:  # there was no validation
-        return Fit(whole(weights(run.state)), files.rows, run.step)
-    return Fit(whole(best), files.rows, run.progress["best_step"])
+    return Fit(best.model(run), files.rows, run.progress["best_step"])

@@ -530,21 +530,6 @@ def newer(made: dict) -> dict:
     return sizes | {"recipe": "waves" if waves else recipe}
 
 
-def load_model(path: Path | str) -> ImageEnergyTransformer:
-    """Load a model from a file that `save_model` or the training wrote. Raises
-    CheckpointError if it is missing, damaged or of another kind, or of a recipe that
-    this version does not know.
-    """
-
-    def build(made: dict, size: int):
-        config = ImageConfig(**newer(made["model"]))
-        if config.num_tokens * config.dim > size:
-            raise ValueError("its positions alone would be larger than the file")
-        return image_model(config, rngs=nnx.Rngs(0))
-
-    return restore(path, "image model", build)
-
-
 def pretrained() -> tuple[str, ...]:
     "Names of the trained models that come with the library."
     found = (files("et_nbdev.vision") / "weights").iterdir()
@@ -589,3 +574,18 @@ def from_pretrained(
     expect("source", hub, known, repr(name))
     fetch = need("huggingface_hub").hf_hub_download
     return load_model(fetch(name, "model.safetensors", revision=revision))
+
+# %% ../../nbs/engine/pictures.ipynb #a90296a2x2
+def load_model(path: Path | str) -> ImageEnergyTransformer:
+    """Load a model from a file that `save_model` or the training wrote. Raises
+    CheckpointError if it is missing, damaged or of another kind, or of a recipe that
+    this version does not know.
+    """
+
+    def build(made: dict, size: int):
+        config = ImageConfig(**newer(made["model"]))
+        if config.num_tokens * config.dim > size:
+            raise ValueError("its positions alone would be larger than the file")
+        return image_model(config, rngs=nnx.Rngs(0))
+
+    return restore(path, "image model", build)
