@@ -29,7 +29,7 @@ from et_nbdev.graph.crossval import predict_logits
 from et_nbdev.graph.data import load_graph, split
 from et_nbdev.graph.energy import EdgeAttention, EdgeIndex, EdgeTransformer
 from et_nbdev.graph.nodes import anomaly_scores, scaled
-from et_nbdev.graph.sets import learn_encoding, load_graphs, make_buckets
+from et_nbdev.graph.sets import Supply, laplacian_positions, learn_encoding, load_graphs
 from et_nbdev.testing import assert_close, assert_descends
 from et_nbdev.training import OptimConfig
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
@@ -120,7 +120,7 @@ def test_graphs_are_evaluated_without_noise():
     """
     graphs = load_graphs("rings")[np.arange(6)]
     encoding = learn_encoding(graphs, np.arange(6))
-    data = make_buckets(graphs, encoding, k=2, num_buckets=1)
+    data = Supply(graphs, encoding, laplacian_positions(graphs, 2))
     sizes = dict(dim=16, num_heads=2, head_dim=8, num_memories=8, blocks=1)
     noisy = ClassifyConfig(**sizes, num_positions=2, noise=0.5, dropout=0.5)
 
