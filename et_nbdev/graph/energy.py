@@ -22,7 +22,6 @@ from ..block import EnergyTransformer
 from ..checks import at_least_float32, check_sizes, signed
 from .data import both_ends, finite
 from et_nbdev.graph.kernels import (
-    add_distances,
     chosen,
     edge_weights,
     neighbor_match,
@@ -184,13 +183,16 @@ class EdgeAttention(EnergyAttention):
         own = () if self.edge_bias is None else (self.edge_bias,)
         return edges.match(Q, K, beta, self.self_attention, *own)
 
-    def node_heads(self, g: Float[Array, "... N D"], coordinates=None):
+    def node_heads(self, g: Float[Array, "... N D"], **places):
         "Q and K (N, ..., H, Y) as the scores use them, and β."
+        if places or self.positions is not self.edge_bias:
+            raise ValueError(
+                "edges: expected no positions of pairs beside them, got"
+                f" {type(self.positions).__name__}; numbers for edges are their"
+                " features, for an EdgeBias"
+            )
         beta = self.beta.astype(at_least_float32(g.dtype))
-        Q, K = self._heads(g, "n...hy", beta.dtype)
-        if self.positions is not self.edge_bias:
-            Q, K = add_distances(self.positions, coordinates, Q, K, beta)
-        return Q, K, beta
+        return *self._heads(g, "n...hy", beta.dtype), beta
 
     def token_energy(
         self,
@@ -217,8 +219,8 @@ class EdgeAttention(EnergyAttention):
             raise ValueError("edges: expected at least one graph, got none")
         if not all(hasattr(e, "match") and isinstance(e, kind) for e in graphs):
             raise TypeError(
-                "edges: expected an EdgeIndex, or several in a tuple (distances"
-                " and numbers on edges work with no other class), got"
+                "edges: expected an EdgeIndex, or several in a tuple (an EdgeBias"
+                " works with no other class), got"
                 f" {[type(e).__name__ for e in graphs]}"
             )
         Q, K, beta = self.node_heads(g, **places)
@@ -264,10 +266,9 @@ def attention_weights(
     edges: EdgeIndex,
     # places in the order of `edges.edge_list()`; None: all
     which: Int[ArrayLike, "E"] | None = None,
-    coordinates: Float[Array, "N Z"] | None = None,
 ) -> Float[Array, "E H"]:
     r"""$p_{CB}$ of every edge; over the edges into a node they sum to 1."""
-    Q, K, beta = attention.node_heads(g, coordinates)
+    Q, K, beta = attention.node_heads(g)
     lse = beta[None] * attention.matched(edges, Q, K, beta)
     which = np.arange(edges.num_edges) if which is None else which
     bias, _ = edges.bias(attention.edge_bias, Q)

@@ -26,8 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ..attention import RelativeDistances, centered
-
 # %% ../../nbs/engine/kernels.ipynb #7745af09
 @partial(
     jax.tree_util.register_dataclass,
@@ -886,26 +884,3 @@ _COMPILED_PASSES = SimpleNamespace(
     tangent_queries=_tangent_queries,
     tangent_keys=_tangent_keys,
 )
-
-# %% ../../nbs/engine/kernels.ipynb #011f5aae
-def add_distances(positions, coordinates, Q, K, beta):
-    """Q and K (N, ..., H, Y + Z + 2) whose scores include the bias of `positions`.
-    Raises ValueError unless these are `RelativeDistances`, whose formula is split here.
-    """
-    if (
-        not isinstance(positions, RelativeDistances)
-        or type(positions).__call__ is not RelativeDistances.__call__
-    ):
-        raise ValueError(
-            f"edges: expected positions that are RelativeDistances, got"
-            f" {type(positions).__name__}; a grid, or a formula of your own, belongs"
-            " to tables of pairs"
-        )
-    z = centered(coordinates, beta.dtype)
-    z = jnp.moveaxis(jnp.broadcast_to(z, (*Q.shape[1:-2], *z.shape[-2:])), -2, 0)
-    z = jnp.broadcast_to(z[..., None, :], (*Q.shape[:-1], z.shape[-1]))
-    square, one = jnp.sum(z**2, -1, keepdims=True), jnp.ones_like(z[..., :1])
-    share = positions.factor.astype(Q.dtype) / beta
-    share = share.reshape((1,) * (Q.ndim - 2) + (-1, 1))
-    more_Q = [2 * share * z, -share * square, -share * one]
-    return jnp.concatenate([Q, *more_Q], -1), jnp.concatenate([K, z, one, square], -1)
