@@ -18,6 +18,7 @@ from test_graph_detector import CHECKS
 from et_nbdev.graph import set_classifier
 from et_nbdev.graph.classify import ClassifyConfig, ClassifyTraining, train_classifier
 from et_nbdev.graph.crossval import deal, predict_logits
+from et_nbdev.graph.data import load_graph
 from et_nbdev.graph.detector import AnomalyDetector
 from et_nbdev.graph.set_classifier import GraphSetClassifier
 from et_nbdev.graph.sets import (
@@ -125,9 +126,17 @@ def test_what_does_not_fit_is_refused(fitted):
         (lambda: fitted.predict(bare), ValueError, "got 1 and 0"),
         (lambda: fitted.predict(one_way), ValueError, "undirected"),
         (lambda: fitted.predict(vast), FloatingPointError, "not finite"),
-        (lambda: fitted.predict(THERE.graph(0)), TypeError, "GraphSet.*got Graph"),
+        (
+            lambda: fitted.predict(load_graph("digits-knn")),
+            TypeError,
+            "GraphSet.*got Graph",
+        ),
         (lambda: fitted.score(THERE.node_labels), TypeError, "GraphSet.*ndarray"),
-        (lambda: new.fit(THERE.graph(0)), TypeError, "graphs: expected a GraphSet"),
+        (
+            lambda: new.fit(load_graph("digits-knn")),
+            TypeError,
+            "graphs: expected a GraphSet",
+        ),
         (lambda: new.fit(THERE, THERE.labels), ValueError, "y: expected nothing"),
         (lambda: new.fit(few), ValueError, "at least 10 .* known, got 9 of 12"),
     ):

@@ -19,7 +19,13 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from ..block import Block
-from ..checks import check_kinds, check_positive, check_sizes, signed
+from et_nbdev.checks import (
+    check_kinds,
+    check_numbers,
+    check_positive,
+    check_sizes,
+    signed,
+)
 from ..dynamics import descend
 from .data import DATASETS, Graph, Split, ids_digest, ids_of, split
 from et_nbdev.graph.energy import (
@@ -84,8 +90,7 @@ class AnomalyConfig:
         check_sizes(**{name: getattr(self, name) for name in sizes})
         check_sizes(0, num_heads=self.num_heads, num_memories=self.num_memories)
         check_positive(step_size=self.step_size)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: expected 0 ≤ dropout < 1, got {self.dropout}")
+        check_numbers("[0, 1)", dropout=self.dropout)
 
 # %% ../../nbs/32_anomaly.ipynb #32along0
 #| code-fold: true
@@ -228,11 +233,8 @@ class AnomalyTraining:
     def __post_init__(self):
         check_kinds(self)
         check_sizes(every=self.every)
-        if not 0 < self.train_fraction < 1:
-            got = self.train_fraction
-            raise ValueError(f"train_fraction: expected 0 < … < 1, got {got}")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {self.seed}")
+        check_numbers("(0, 1)", train_fraction=self.train_fraction)
+        check_numbers(f"[0, {2**32 - 1}]", seed=self.seed)
 
 # %% ../../nbs/engine/nodes.ipynb #40about0
 def checked_split(graph: Graph, parts: Split) -> Split:

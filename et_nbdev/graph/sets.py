@@ -26,7 +26,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Int64, PRNGKeyArray
 
 from et_nbdev.graph.data import (
-    Graph,
     as_array,
     both_ends,
     checked,
@@ -69,8 +68,7 @@ class GraphSet:
     Nodes of graph i are start[i]:start[i + 1]. `labels` are classes 0, …, C - 1, or -1
     if unknown; `classes` are the values that stand for them in the file (np.unique with
     return_inverse=True numbers names). `graphs[ids]` is the set of some of them, in the
-    order given, with the rules of NumPy; `graphs.graph(i)` is one of them as a `Graph`.
-    Raises ValueError, naming the argument, if lengths disagree, ids are out of range,
+    order given, with the rules of NumPy. Raises ValueError, naming the argument, if lengths disagree, ids are out of range,
     an edge leads from one graph to another, or a graph has no nodes.
     """
 
@@ -196,20 +194,6 @@ class GraphSet:
             found.update(f"{key} {a.dtype.kind}{a.dtype.itemsize} {a.shape} ".encode())
             found.update(a.astype(a.dtype.newbyteorder("<")).tobytes())
         return found.hexdigest()[:16]
-
-    def graph(self, i: int) -> Graph:
-        """Graph i alone; its features are one-hot node labels and attributes as
-        published, its nodes unlabeled.
-        """
-        one = self[i]
-        hot = [
-            column[:, None] == np.unique(values)
-            for column, values in zip(one.node_labels.T, self.node_labels.T)
-        ]
-        features = np.hstack([*hot, one.node_attributes])
-        features = features if features.size else np.ones((one.num_nodes, 1))
-        unlabeled, name = np.full(one.num_nodes, -1), f"{self.name}[{i}]"
-        return Graph(one.senders, one.receivers, features, unlabeled, name=name)
 
     def __repr__(self) -> str:
         words = ("node label", "node attributes", "edge label", "edge attributes")
