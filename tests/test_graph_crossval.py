@@ -126,7 +126,7 @@ def test_training_is_repeatable_and_compiles_once():
     programs = crossval.programs(nnx.split(build(), nnx.Param, ...)[0])
     before = [p._cache_size() for p in programs]
     other = FitConfig(epochs=2, lr=1e-3, batch_size=16, weight_decay=0.1, clip=0.5)
-    fit_classifier(build(), supply, part.train[3:], part.test, other)
+    fit_classifier(build(), supply, part.train[3:], part.validation, other)
     assert [p._cache_size() for p in programs] == before
     assert fit_classifier(build(), *split, config, 1).history != run.history
 

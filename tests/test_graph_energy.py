@@ -424,7 +424,7 @@ def test_blocks_that_do_not_take_edges_say_so():
             few.energy(jnp.ones((2, 4)), edges=edges)
     heads = partial(EdgeAttention, positions=RelativePositions(2, 1))
     grid = dict(attention=heads, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="edges: .*got RelativePositions; a grid"):
+    with pytest.raises(ValueError, match="edges: .*got RelativePositions; numbers"):
         EdgeTransformer(4, 1, 3, 2, **grid).energy(jnp.ones((2, 4)), edges=EDGES)
     with pytest.raises(TypeError, match="edges: no term of this block takes it"):
         plain = EnergyTransformer(4, 1, 3, 2, rngs=nnx.Rngs(0))

@@ -16,16 +16,16 @@ LIB = ROOT / "et_nbdev"
 
 # What no row may exceed. Lower a number where it has fallen.
 LIMITS = {
-    "lines of the library": 9_156,
+    "lines of the library": 8_778,
     "files of the library": 31,
-    "lines of tests": 12_295,
+    "lines of tests": 12_032,
     "lines of scripts, experiments and benchmarks": 5_177,
     "lessons": 34,
     "chapters of the engine room": 16,
     "words of prose in lessons": 19_385,
     "words of the front page": 600,
     "rows of tables on the front page": 24,
-    "public names": 122,
+    "public names": 120,
     "private names that another file imports": 7,
 }
 
