@@ -20,7 +20,7 @@ from timing import alone, compared, options, peak, write
 
 from et_nbdev.graph.classify import GraphClassifier
 from et_nbdev.graph.crossval import FitConfig, programs, taken_apart
-from et_nbdev.graph.sets import EdgeLists, cached_positions, learn_encoding, load_graphs
+from et_nbdev.graph.sets import POSITIONS, Supply, learn_encoding, load_graphs
 from et_nbdev.training import TrainState, clipped_adamw
 
 from graph_classification import grid  # isort: skip
@@ -144,8 +144,8 @@ def prepared(data: str, count: int):
     found, plain = (grid(name, 15)[0].model for name in ("et", "et-eigenvectors"))
     supply = {}
     for kind in ("eigenvectors", "returns"):
-        positions = cached_positions(graphs, found.num_positions, kind)
-        supply[kind] = EdgeLists(graphs, encoding, positions, FIT.batch_size)
+        positions = POSITIONS[kind](graphs, found.num_positions)
+        supply[kind] = Supply(graphs, encoding, positions, FIT.batch_size)
     et = partial(GraphClassifier, num_edge_features=e.shape[1])
     kinds = {
         "Energy Transformer": (et, found, supply["returns"]),

@@ -10,7 +10,7 @@ import inspect
 import numbers
 from dataclasses import fields
 from importlib import import_module
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args, get_origin
 
 import jax.numpy as jnp
 import numpy as np
@@ -39,13 +39,15 @@ _KINDS = {
 
 def check_kinds(config):
     """Raise ValueError, naming the field of this dataclass, unless switches are True or
-    False, and numbers are numbers.
+    False, numbers are numbers, and choices among those known.
     """
     for f in fields(config):
         kind, expected = _KINDS.get(f.type, (object, ""))
-        value = getattr(config, f.name)
-        truth = isinstance(value, bool) and kind not in (bool, object)
-        if truth or not isinstance(value, kind):
+        value, of = getattr(config, f.name), get_args(f.type)
+        wrong = isinstance(value, bool) and kind not in (bool, object)
+        if get_origin(f.type) is Literal:
+            wrong, expected = value not in of, " or ".join(map(repr, of))
+        if wrong or not isinstance(value, kind):
             raise ValueError(f"{f.name}: expected {expected}, got {value!r}")
 
 # %% ../nbs/engine/scores.ipynb #3a37e8b1

@@ -13,7 +13,7 @@ from runs import RESULTS, options
 
 from et_nbdev.graph.classify import load_classifier
 from et_nbdev.graph.crossval import deal, parts
-from et_nbdev.graph.sets import learn_encoding, load_graphs, make_buckets
+from et_nbdev.graph.sets import Supply, laplacian_positions, learn_encoding, load_graphs
 from et_nbdev.training import atomic_write
 
 OUT = RESULTS / "graph-classification"
@@ -35,8 +35,8 @@ def main():
     fold = parts(deal(graphs.labels), config["fold"])
     ids = np.sort(fold.test)
     encoding, k = learn_encoding(graphs, fold.train), config["model"]["num_positions"]
-    buckets = make_buckets(graphs[ids], encoding, k, num_buckets=1)
-    batch = next(buckets.batches(np.arange(len(ids))))
+    positions = laplacian_positions(graphs, k)
+    batch = Supply(graphs, encoding, positions, len(ids)).load(ids)
     arrays = {key: np.asarray(value) for key, value in batch._asdict().items()}
     arrays |= dict(ids=ids, logits=np.asarray(model(batch)))
     with atomic_write(args.run / "molecules.npz") as path, open(path, "wb") as f:

@@ -127,9 +127,6 @@ def parse(argv=None):
     add_part(parser)
     told = "folder for the weights of each fold's winner, MODEL-NAME-F.safetensors"
     add("--weights", type=Path, help=told)
-    told = "tables in buckets, or lists of edges, which large graphs need"
-    add("--layout", choices=("dense", "edges"), default="dense", help=told)
-    add("--buckets", type=int, default=4, help="shapes of tables at most")
     told = "of initial weights and of the order of graphs; the folds do not change"
     add("--seed", type=int, default=0, help=told)
     for f in fields(FitConfig):
@@ -174,8 +171,6 @@ def run(args):
         candidates,
         folds=[*range(args.folds)][args.part],
         k=k,
-        num_buckets=args.buckets,
-        layout=args.layout,
         seed=args.seed,
         out=args.out / args.data / args.model,
         progress=sys.stdout.isatty(),

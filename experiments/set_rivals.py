@@ -1,6 +1,6 @@
 """What the classifier of whole graphs has to beat: a model that ignores the edges, and
 one that sees all that message passing can see. Both take the batches of
-`et_nbdev.graph.sets`, in either layout, and are in training where they get `rngs`.
+`et_nbdev.graph.sets`, and are in training where they get `rngs`.
 
 experiments/graph_classification.py and benchmarks/epochs.py train them, and
 nbs/40_classification_results.ipynb tells what they are.
@@ -12,22 +12,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from et_nbdev.graph.sets import EdgeBatch
-
 
 def sum_of_nodes(x, batch):
     "The sum over the nodes of each graph that are present: (B, D)."
-    x = jnp.where(batch.present[..., None], x, jnp.zeros_like(x))
-    if isinstance(batch, EdgeBatch):
-        return jax.ops.segment_sum(x, batch.graph, len(batch.labels))
-    return jnp.sum(x, 1)
+    x = jnp.where(batch.present[:, None], x, jnp.zeros_like(x))
+    return jax.ops.segment_sum(x, batch.graph, len(batch.labels))
 
 
 def sum_of_neighbors(h, batch):
-    if isinstance(batch, EdgeBatch):  # its padding edges join padding to itself
-        options = dict(indices_are_sorted=True)
-        return jax.ops.segment_sum(h[batch.senders], batch.receivers, len(h), **options)
-    return batch.adjacency @ h
+    # padding edges join padding to itself
+    options = dict(indices_are_sorted=True)
+    return jax.ops.segment_sum(h[batch.senders], batch.receivers, len(h), **options)
 
 
 def drop(x, rate: float, rngs: nnx.Rngs | None):
@@ -84,7 +79,7 @@ class Isomorphism(nnx.Module):
         self.norms = nnx.List(nnx.BatchNorm(hidden, **still) for _ in range(2))
 
     def __call__(self, h, batch, training: bool):
-        here = batch.present[..., None]
+        here = batch.present[:, None]
         h = (1 + self.epsilon[...]) * h + sum_of_neighbors(h, batch)
         for linear, norm in zip(self.maps, self.norms):
             h = norm(linear(h), use_running_average=not training, mask=here)

@@ -37,7 +37,8 @@ from et_nbdev.dynamics import descend
 from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
 from et_nbdev.graph.crossval import FitConfig, deal, fit_classifier, parts, seed_of
 from et_nbdev.graph.energy import EdgeAttention
-from et_nbdev.graph.sets import cached_positions, in_layout, learn_encoding, load_graphs
+from et_nbdev.graph.sets import POSITIONS as KINDS
+from et_nbdev.graph.sets import Supply, learn_encoding, load_graphs
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import LearnedEuler
@@ -134,9 +135,9 @@ def run(data: str, variant: str, seed: int) -> dict:
     hidden = graphs.labels.copy()
     hidden[part.test] = -1
     graphs = replace(graphs, labels=hidden)
-    positions = cached_positions(graphs, POSITIONS, c["positions"])
+    positions = KINDS[c["positions"]](graphs, POSITIONS)
     encoding = learn_encoding(graphs, part.train)
-    supply = in_layout("edges", graphs, encoding, positions, 32)
+    supply = Supply(graphs, encoding, positions, 32)
     fit = FitConfig(EPOCHS[data], lr=c["lr"], weight_decay=c["weight_decay"])
     own = seed_of(seed, 0)
     model = Varied(supply, c, nnx.Rngs(own))

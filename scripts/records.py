@@ -423,9 +423,9 @@ def whole_graphs():
     tool, made = "python experiments/graph_classification.py", []
     for (data, model), by in found.items():
         s = by[0]["settings"]
-        given = f"--epochs {s['candidates'][0]['fit']['epochs']} --layout {s['layout']}"
-        given += f" --buckets {s.get('num_buckets', 4)} --seed {s['seed']}"
-        made.append(f"{tool} --data {data} --model {model} {given}")
+        given = f"--epochs {s['candidates'][0]['fit']['epochs']} --seed {s['seed']}"
+        then = "  # then as padded tables" if s["layout"] == "dense" else ""
+        made.append(f"{tool} --data {data} --model {model} {given}{then}")
     return dict(
         folds=len(every),
         trainings=f"{sum(len(r['candidates']) for r in every):,}",

@@ -237,10 +237,8 @@ def test_without_a_home_folder(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(OSError, match="^~/g.npz: there is no home folder .* set HOME"):
         save_graph(GRAPH, "~/g.npz")
-    graphs = sets.make_rings(20)
-    with pytest.warns(UserWarning, match="positions"):
-        found = sets.cached_positions(graphs, 3, least=10)
-    np.testing.assert_array_equal(found, sets.cached_positions(graphs, 3))
+    with pytest.raises(FileNotFoundError, match="could not be downloaded"):
+        sets.load_graphs("SET")
 
 
 def test_a_command_warns_in_a_line():

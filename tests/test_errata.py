@@ -21,7 +21,6 @@ from et_nbdev.graph.anomaly import (
     AnomalyConfig,
     AnomalyEnergyTransformer,
     AnomalyTraining,
-    SampleConfig,
     train_anomaly,
 )
 from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
@@ -29,7 +28,7 @@ from et_nbdev.graph.crossval import predict_logits
 from et_nbdev.graph.data import load_graph, split
 from et_nbdev.graph.energy import EdgeAttention, EdgeIndex, EdgeTransformer
 from et_nbdev.graph.nodes import anomaly_scores, scaled
-from et_nbdev.graph.sets import learn_encoding, load_graphs, make_buckets
+from et_nbdev.graph.sets import Supply, laplacian_positions, learn_encoding, load_graphs
 from et_nbdev.testing import assert_close, assert_descends
 from et_nbdev.training import OptimConfig
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
@@ -98,14 +97,12 @@ def test_the_anomaly_model_takes_the_papers_step_unless_told_otherwise():
     assert_close(end, x + step, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("parts", [False, True])
-def test_scores_are_of_every_test_node_and_of_the_model_at_rest(parts):
-    """No dropout in what is reported, whatever training does, and no part of the graph
-    or of its test nodes in place of all.
+def test_scores_are_of_every_test_node_and_of_the_model_at_rest():
+    """No dropout in what is reported, whatever training does, and no part of the test
+    nodes in place of all.
     """
-    graph, some = load_graph("digits-knn"), SampleConfig(40, 120, 4)
-    config = replace(QUICK, sample=some if parts else SampleConfig())
-    run = train_anomaly(config, graph, progress=False)
+    graph = load_graph("digits-knn")
+    run = train_anomaly(QUICK, graph, progress=False)
     edges, y = AnomalyEnergyTransformer.prepare(graph), jnp.asarray(scaled(graph))
     used = nnx.jit(lambda model, y, edges: jax.nn.softmax(model(y, edges))[:, 1])
     assert_close(run.p, np.asarray(used(run.model, y, edges)), rtol=1e-5)
@@ -120,7 +117,7 @@ def test_graphs_are_evaluated_without_noise():
     """
     graphs = load_graphs("rings")[np.arange(6)]
     encoding = learn_encoding(graphs, np.arange(6))
-    data = make_buckets(graphs, encoding, k=2, num_buckets=1)
+    data = Supply(graphs, encoding, laplacian_positions(graphs, 2))
     sizes = dict(dim=16, num_heads=2, head_dim=8, num_memories=8, blocks=1)
     noisy = ClassifyConfig(**sizes, num_positions=2, noise=0.5, dropout=0.5)
 

@@ -31,7 +31,7 @@ from et_nbdev import (
 from et_nbdev.attention import RelativeDistances
 from et_nbdev.dynamics import plot_energies
 from et_nbdev.energy import Scaled
-from et_nbdev.graph.energy import EdgeAttention, EdgeIndex, attention_weights
+from et_nbdev.graph.energy import EdgeAttention, EdgeBias, EdgeIndex, attention_weights
 from et_nbdev.solvers import Flow, LearnedEuler, LearnedMetric, Schedule
 from et_nbdev.testing import assert_close
 from et_nbdev.training import CheckpointError
@@ -207,61 +207,38 @@ def test_the_plot_of_a_trajectory_has_a_panel_for_every_term(x64):
 
 
 @pytest.mark.parametrize("backend", ["xla", "compiled"])
-def test_distances_along_edges_are_those_of_a_table(x64, backend):
+def test_distances_along_edges_are_a_feature_of_them(x64, backend):
     double = dict(param_dtype=jnp.float64)
-    heads = dict(beta=nnx.Param([0.5, 2.0]), normalize=True)
-    heads |= dict(positions=RelativeDistances(H, **double))
-    attention = EdgeAttention(D, H, Y, **heads, **double, rngs=nnx.Rngs(0))
+    heads = dict(beta=nnx.Param([0.5, 2.0]), normalize=True, **double)
+    near, along = RelativeDistances(H, **double), EdgeBias(1, H, **double)
+    along.weight[...] = -near.factor[:, None]
+    table, listed = (
+        EdgeAttention(D, H, Y, positions=p, **heads, rngs=nnx.Rngs(0))
+        for p in (near, along)
+    )
     g, z = tokens(), jax.random.normal(jax.random.key(1), (N, 2))
-    senders, receivers = np.nonzero(~np.eye(N, dtype=bool))
-    edges = EdgeIndex(senders[2:], receivers[2:], N, backend=backend)
-
-    def loss(attention, g, z, pairs):
-        energy, update = attention.energy_and_update(g, coordinates=z, **pairs)
-        return jnp.sum(jnp.sin(update)) + jnp.sum(energy**2)
-
-    slope = jax.jit(nnx.value_and_grad(loss, argnums=(0, 1, 2)))
-    found = slope(attention, g, z, {"edges": edges})
-    wanted = slope(attention, g, z, {"mask": edges.mask()})
-    factor = found[1][0].positions.log_factor
-    assert jnp.abs(factor[...]).min() > 1e-3
-    jax.tree.map(lambda a, b: assert_close(a, b, rtol=1e-9), found, wanted)
-    # coordinates of every sample, or the same for all
-    for own in (jnp.stack([z] * 3), z[None]):
-        whole = attention.energy(g, coordinates=z)
-        assert_close(attention.energy(g, coordinates=own), whole)
+    senders, receivers = (end[2:] for end in np.nonzero(~np.eye(N, dtype=bool)))
+    square = np.asarray(jnp.sum((z[senders] - z[receivers]) ** 2, -1))[:, None]
+    edges = EdgeIndex(senders, receivers, N, features=square, backend=backend)
+    wanted = table.energy_and_update(g, coordinates=z, mask=edges.mask())
+    found = listed.energy_and_update(g, edges=edges)
+    # features are in single precision
+    jax.tree.map(lambda a, b: assert_close(a, b, rtol=1e-6), found, wanted)
 
 
 def test_distances_in_single_precision_far_from_the_origin():
     near = EdgeAttention(D, H, Y, positions=RelativeDistances(H), rngs=nnx.Rngs(0))
     z = 5e6 + np.random.default_rng(0).normal(size=(N, 2))
-    edges = EdgeIndex(*np.nonzero(~np.eye(N, dtype=bool)), N)
     g = tokens().astype(jnp.float32)
-    found = near.energy(g, edges=edges, coordinates=z)
-    assert_close(found, near.energy(g, coordinates=z - 5e6), rtol=1e-5)
-    assert_close(found, near.energy(g, coordinates=z), rtol=1e-5)
+    found, wanted = (near.energy(g, coordinates=at) for at in (z, z - 5e6))
+    assert_close(found, wanted, rtol=1e-5)
+    # coordinates of every sample, or the same for all
+    for own in (np.stack([z] * 3), z[None]):
+        assert_close(near.energy(g, coordinates=own), found)
 
 
 # ------------------------------------------------------------------------------------
 # what a class inherits, and what must not get lost on the way
-
-
-def test_edges_know_the_formula_of_their_distances(x64):
-    class Linear(RelativeDistances):
-        def __call__(self, z):
-            return jnp.sqrt(-super().__call__(z))
-
-    class Table(nnx.Module):
-        def __call__(self):
-            return jnp.ones((H, N, N))
-
-    edges = EdgeIndex([0, 1], [1, 0], N, backend="xla")
-    for positions in (Linear(H), Table()):
-        with doors.unchecked():
-            term = EdgeAttention(D, H, Y, positions=positions, rngs=nnx.Rngs(0))
-        kind = type(positions).__name__
-        with pytest.raises(ValueError, match=f"^edges: expected .*got {kind}"):
-            term.energy(tokens(), edges=edges, coordinates=jnp.ones((N, 2)))
 
 
 class Half(Energy):
@@ -370,16 +347,15 @@ def test_coordinates_that_do_not_fit_are_refused():
     for given in (z[1:], jnp.zeros((2, N, 2))):
         with pytest.raises(ValueError, match=r"positions: .*3, 2, 4, 4.* got .+"):
             near.energy(g, coordinates=given)
-    with pytest.raises(TypeError, match="edges: .*EdgeIndex.*distances"):
-        near.energy(g, edges=SimpleNamespace(match=None), coordinates=z)
-    edges = EdgeIndex([0], [1], N)
-    with pytest.raises(ValueError, match="coordinates: expected"):
-        near.energy(g, edges=edges)
+    biased, edges = make(EdgeBias(2, H)), EdgeIndex([0], [1], N)
+    with pytest.raises(TypeError, match="edges: .*EdgeIndex.*EdgeBias"):
+        biased.energy(g, edges=SimpleNamespace(match=None))
     for call in (
+        lambda: near.energy(g, edges=edges, coordinates=z),
         lambda: grid.energy(g, edges=edges),
         lambda: attention_weights(grid, g[0], edges),
     ):
-        with pytest.raises(ValueError, match="edges: .* grid"):
+        with pytest.raises(ValueError, match="^edges: .*positions of pairs .*Relative"):
             call()
 
 

@@ -6,18 +6,13 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from conftest import examples
-from hypothesis import given
-from hypothesis import strategies as st
 from test_graph_sets import random_set
 
 import et_nbdev.graph.sets as batches
 from et_nbdev.graph.sets import (
     GraphSet,
-    bucket_sizes,
-    cached_positions,
+    Supply,
     flip_signs,
-    in_layout,
     laplacian_positions,
     learn_encoding,
     load_graphs,
@@ -25,7 +20,6 @@ from et_nbdev.graph.sets import (
 )
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
-each_layout = pytest.mark.parametrize("layout", ["dense", "edges"])
 RINGS = load_graphs("rings")
 
 
@@ -99,48 +93,6 @@ def test_return_probabilities_are_those_of_a_random_walk():
         np.testing.assert_array_equal(return_probabilities(graphs, few), P[:, :few])
 
 
-def test_positions_are_kept_and_damage_is_mended(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    graphs = random_set(3)
-    want = laplacian_positions(graphs, 3)
-    again = lambda g=graphs, k=3, kind="eigenvectors": cached_positions(g, k, kind, 1)
-
-    def boom(*a):
-        raise AssertionError("computed again")
-
-    np.testing.assert_array_equal(again(), want)
-    (kept,) = tmp_path.rglob("*.npz")
-    with monkeypatch.context() as m:
-        for kind in ("eigenvectors", "returns"):
-            m.setitem(batches._KINDS, kind, boom)
-        np.testing.assert_array_equal(again(), want)
-        turned = replace(graphs, senders=graphs.receivers, receivers=graphs.senders)
-        for other in (
-            lambda: again(k=2),
-            lambda: again(kind="returns"),
-            lambda: again(turned),
-            lambda: cached_positions(graphs, 3),  # a small set is not kept
-        ):
-            with pytest.raises(AssertionError, match="computed again"):
-                other()
-        m.setattr(batches, "_VERSION", -1)  # and another version of the method
-        with pytest.raises(AssertionError, match="computed again"):
-            again()
-    for damage in (
-        lambda: kept.write_bytes(kept.read_bytes()[:-30]),
-        lambda: np.savez(kept, positions=want[1:]),
-        lambda: np.savez(kept, other=want),
-    ):
-        damage()
-        np.testing.assert_array_equal(again(), want)
-        with np.load(kept) as mended:
-            np.testing.assert_array_equal(mended["positions"], want)
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="positions are not kept in"):
-        np.testing.assert_array_equal(again(), want)
-
-
 # --- features
 
 
@@ -181,7 +133,6 @@ def test_labels_not_met_in_training_are_zeros_and_strange_ones_an_error():
 # --- batches
 
 
-@each_layout
 @pytest.mark.parametrize(
     "ends",
     [
@@ -192,54 +143,32 @@ def test_labels_not_met_in_training_are_zeros_and_strange_ones_an_error():
     ],
     ids="loop twice one-way balanced-but-wrong".split(),
 )
-def test_only_edges_that_tables_and_lists_agree_on_are_batched(layout, ends):
+def test_only_undirected_graphs_are_batched(ends):
     graphs, P = GraphSet([0, 3], *ends, [0]), np.zeros((3, 2), np.float32)
     encoding = learn_encoding(graphs, [0])
     with pytest.raises(ValueError, match=r"^graphs: .* take graphs.undirected\(\)"):
-        in_layout(layout, graphs, encoding, P, 4)
-    in_layout(layout, graphs.undirected(), encoding, P, 4)
-
-
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 4))
-@examples(40)
-def test_bucket_sizes_are_the_best_there_are(sizes, K):
-    work = lambda ends: sum(
-        n * (n + 64) for n in np.take(ends, np.searchsorted(ends, sizes))
-    )
-    ends, all_ends = bucket_sizes(sizes, K, 1), sorted(set(sizes))
-    assert len(ends) <= K and set(ends) <= set(sizes) and ends[-1] == max(sizes)
-    choices = [
-        itertools.combinations(all_ends, m) for m in range(min(K, len(all_ends)))
-    ]
-    assert work(ends) == min(work(sorted({*c, max(sizes)})) for m in choices for c in m)
-    assert all(n % 4 == 0 for n in bucket_sizes(sizes, K))
+        Supply(graphs, encoding, P, 4)
+    Supply(graphs.undirected(), encoding, P, 4)
 
 
 def graphs_in(batch):
     "Of each graph: its label, and features, positions, A and features of edges."
+    n, ends = len(batch.graph), (batch.receivers, batch.senders)
+    A, L = np.zeros((n, n)), np.zeros((n, n, batch.edge_features.shape[1]))
+    np.add.at(A, ends, 1)
+    L[ends] = batch.edge_features
     for i, label in enumerate(batch.labels):
-        if batch.present.ndim == 2:
-            tables, here = [table[i] for table in batch[:4]], batch.present[i]
-        else:
-            n, ends = len(batch.graph), (batch.receivers, batch.senders)
-            A, L = np.zeros((n, n)), np.zeros((n, n, batch.edge_features.shape[1]))
-            np.add.at(A, ends, 1)
-            L[ends] = batch.edge_features
-            tables = [batch.features, batch.positions, A, L]
-            here = batch.present & (batch.graph == i)
-        pairs = np.ix_(here, here)
-        yield label, *(t[here] for t in tables[:2]), *(t[pairs] for t in tables[2:])
+        here = batch.present & (batch.graph == i)
+        pairs, rows = np.ix_(here, here), (batch.features, batch.positions)
+        yield label, *(x[here] for x in rows), *(x[pairs] for x in (A, L))
 
 
-@each_layout
-@pytest.mark.parametrize("seed, K, B", [(0, 1, 9), (1, 3, 2), (2, 4, 1)])
-def test_a_batch_holds_what_the_set_does_and_an_epoch_every_graph_once(
-    layout, seed, K, B
-):
+@pytest.mark.parametrize("seed, B", [(0, 9), (1, 2), (2, 1)])
+def test_a_batch_holds_what_the_set_does_and_an_epoch_every_graph_once(seed, B):
     graphs = random_set(seed, 11).undirected()
     encoding, P = learn_encoding(graphs, np.arange(5)), laplacian_positions(graphs, 3)
     x, e = encoding(graphs)
-    supply = in_layout(layout, graphs, encoding, P, B, K)
+    supply = Supply(graphs, encoding, P, B)
     ids, seen = np.array([0, 3, 4, 8, 9, 10]), []
     for part in supply.plan(ids, seed=1, epoch=2):
         batch, edges = jax.tree.map(np.asarray, supply.load(part)), 0
@@ -259,10 +188,6 @@ def test_a_batch_holds_what_the_set_does_and_an_epoch_every_graph_once(
             assert label == graphs.labels[g]
             for got, want in zip(found, (x[nodes], P[nodes], A, L)):
                 np.testing.assert_allclose(got, want, rtol=1e-6)
-        if layout == "dense":  # and nothing else
-            assert batch.adjacency.sum() == edges
-            assert not batch.edge_features[batch.adjacency == 0].any()
-            continue
         assert all((np.diff(a) >= 0).all() for a in (batch.receivers, batch.graph))
         last, loose = len(batch.graph) - 1, np.arange(len(batch.senders)) >= edges
         assert not batch.present[last] and not batch.edge_features[loose].any()
@@ -271,17 +196,9 @@ def test_a_batch_holds_what_the_set_does_and_an_epoch_every_graph_once(
     assert sorted(seen) == ids.tolist()
 
 
-# of the library before it was written anew: training resumes in the same order
-FROZEN = {
-    "edges": [[17, 0, 8], [11, 15, 22], [12, 13, 18]],
-    "dense": [[21, 3, 1], [19, 14, 18], [2, 6, 9]],
-}
-
-
-@each_layout
-def test_plans_are_random_and_repeatable_and_even(layout):
+def test_plans_are_random_and_repeatable_and_even():
     how = learn_encoding(RINGS, [0]), np.zeros((RINGS.num_nodes, 0), np.float32)
-    supply = in_layout(layout, RINGS, *how, 32, num_buckets=3, room=24 * 24 * 8)
+    supply = Supply(RINGS, *how, 32)
     ids = np.random.default_rng(0).permutation(240)[:200]
     plan = lambda *a: [part.tolist() for part in supply.plan(ids, *a)]
     assert plan(0, 1) == plan(0, 1) and plan() == plan()
@@ -289,14 +206,10 @@ def test_plans_are_random_and_repeatable_and_even(layout):
     for parts in (plan(), plan(0, 1)):
         assert sorted(g for part in parts for g in part if g >= 0) == sorted(ids)
     real = [[g for g in part if g >= 0] for part in plan(0, 1)]
-    if layout == "dense":
-        shapes = {b.adjacency.shape for b in supply.batches(ids, 0)}
-        assert len(shapes) == 3 and all(B * N * N <= 24 * 24 * 8 for B, N, _ in shapes)
-    else:
-        nodes = [RINGS.sizes[part].sum() for part in real]
-        assert np.ptp([*map(len, real)]) <= 1 and np.ptp(nodes) <= 2 * RINGS.sizes.max()
-        shapes = {(len(b.graph), len(b.senders)) for b in supply.batches(ids, 0)}
-        assert len(shapes) <= 4
+    nodes = [RINGS.sizes[part].sum() for part in real]
+    assert np.ptp([*map(len, real)]) <= 1 and np.ptp(nodes) <= 2 * RINGS.sizes.max()
+    batches = map(supply.load, supply.plan(ids, 0))
+    assert len({(len(b.graph), len(b.senders)) for b in batches}) <= 4
     assert len(supply.plan(np.array([], int))) == 0 == len(supply.plan([], 0))
     per = len(plan(0, 0))  # a stream may begin anywhere
     later, parts = supply.stream(ids, 0, per + 1), supply.plan(ids, 0, 1)[1:]
@@ -305,23 +218,21 @@ def test_plans_are_random_and_repeatable_and_even(layout):
         jax.tree.map(np.testing.assert_array_equal, batch, supply.load(part))
     few = RINGS[:24]
     how = learn_encoding(few, [0]), np.zeros((few.num_nodes, 0), np.float32)
-    found = in_layout(layout, few, *how, 3, 2).plan(np.arange(24), 5, 1)
-    assert [part.tolist() for part in found[:3]] == FROZEN[layout]
+    found = Supply(few, *how, 3).plan(np.arange(24), 5, 1)
+    # as in version 0.2: training resumes in the same order
+    frozen = [[17, 0, 8], [11, 15, 22], [12, 13, 18]]
+    assert [part.tolist() for part in found[:3]] == frozen
 
 
-@each_layout
-def test_flipped_signs_are_one_for_each_graph_and_column(layout):
+def test_flipped_signs_are_one_for_each_graph_and_column():
     some, P = RINGS[:40], laplacian_positions(RINGS[:40], 4)
-    supply = in_layout(layout, some, learn_encoding(some, [0]), P, 40, num_buckets=1)
-    batch = supply.load(np.arange(40))
+    batch = Supply(some, learn_encoding(some, [0]), P, 40).load(np.arange(40))
     flipped = flip_signs(batch, jax.random.key(3))
     same = zip(batch._fields, batch, flipped)
     assert all(a is b for key, a, b in same if key != "positions")
     before, after = (np.asarray(b.positions, float) for b in (batch, flipped))
     np.testing.assert_array_equal(np.abs(before), np.abs(after))
-    products = before * after
-    if layout == "edges":
-        products = [products[np.asarray(batch.graph) == i] for i in range(40)]
+    products = [(before * after)[np.asarray(batch.graph) == i] for i in range(40)]
     signs = np.array([np.sign(row.sum(0)) for row in products])
     assert all((row * sign >= 0).all() for row, sign in zip(products, signs))
     assert set(np.unique(signs)) == {-1, 1} and 0.3 < (signs == 1).mean() < 0.7

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from test_graph_batches import graphs_in
 
 from et_nbdev.dynamics import descend
 from et_nbdev.graph import classify
@@ -21,21 +22,18 @@ from et_nbdev.graph.classify import (
     WeightedEdges,
     _LearnedAdjacency,
     _main,
-    attended,
     load_classifier,
     train_classifier,
 )
 from et_nbdev.graph.crossval import Fold, Scores, deal, graph_loss, parts
 from et_nbdev.graph.energy import EdgeAttention
 from et_nbdev.graph.sets import (
-    EdgeLists,
-    GraphBatch,
+    EdgeBatch,
     GraphSet,
+    Supply,
     laplacian_positions,
     learn_encoding,
     load_graphs,
-    make_buckets,
-    reorder,
 )
 from et_nbdev.testing import assert_close, assert_descends
 from et_nbdev.training import CheckpointError
@@ -43,7 +41,7 @@ from et_nbdev.training import CheckpointError
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 SIZES = dict(dim=8, num_heads=2, head_dim=4, num_memories=12, num_positions=3)
 SMALL = ClassifyConfig(**SIZES, blocks=2, steps=2, step_size=0.1)
-QUICK = ClassifyTraining("rings", epochs=2, batch_size=16, num_buckets=1, model=SMALL)
+QUICK = ClassifyTraining("rings", epochs=2, batch_size=16, model=SMALL)
 RINGS = load_graphs("rings")[:60]
 FOLD = parts(deal(RINGS.labels), 0)
 call = nnx.jit(lambda model, batch: model(batch))
@@ -69,18 +67,14 @@ def toys(sizes=(5, 3, 1, 4)):
 
 
 def prepared(graphs=None):
-    "The same graphs as tables and as lists, which are padded, in double precision."
+    "The graphs in a batch, which is padded, in double precision."
     graphs = toys() if graphs is None else graphs
     ids = np.arange(len(graphs))
     encoding, positions = learn_encoding(graphs, ids), laplacian_positions(graphs, 3)
-    double = lambda batch: jax.tree.map(
-        lambda x: jnp.asarray(x, float if x.dtype == np.float32 else x.dtype), batch
-    )
     with jax.enable_x64(False):
-        tables = make_buckets(graphs, encoding, positions=positions, num_buckets=1)
-        lists = EdgeLists(graphs, encoding, positions)
-        both = tables.load(ids), lists.load(ids)
-    return [*map(double, both)]
+        batch = Supply(graphs, encoding, positions).load(ids)
+    double = lambda x: jnp.asarray(x, float if x.dtype == np.float32 else x.dtype)
+    return jax.tree.map(double, batch)
 
 
 def build(config=SMALL, L=2):
@@ -97,14 +91,18 @@ def single(batch):
     return jax.tree.map(lower, batch)
 
 
-def widen(batch, nodes=7, graphs=2):
-    "The same batch with room for more nodes and graphs."
-    pad = lambda x, axes: jnp.pad(
-        x, [(0, graphs)] + [(0, nodes if a in axes else 0) for a in range(1, x.ndim)]
-    )
-    wide = map(pad, batch, ((1,), (1,), (1, 2), (1, 2), (1,), ()))
-    labels = jnp.pad(batch.labels, (0, graphs), constant_values=-1)
-    return GraphBatch(*wide)._replace(labels=labels)
+def widen(batch, nodes=7, edges=9, graphs=2):
+    "The same batch with room for more nodes, edges and graphs."
+    last, B = len(batch.graph) + nodes - 1, len(batch.labels) + graphs
+
+    def pad(x, more, value=0):
+        return jnp.pad(x, ((0, more), *[(0, 0)] * (x.ndim - 1)), constant_values=value)
+
+    graph = jnp.where(batch.present, batch.graph, B)
+    rows = pad(batch.features, nodes), pad(batch.positions, nodes)
+    ends = (pad(end, edges, last) for end in (batch.senders, batch.receivers))
+    lists = *rows, *ends, pad(batch.edge_features, edges), pad(graph, nodes, B)
+    return EdgeBatch(*lists, pad(batch.present, nodes), pad(batch.labels, graphs, -1))
 
 
 # --- weighted scores, and the learned adjacency
@@ -158,30 +156,25 @@ def test_the_convolution_is_that_of_the_outer_product(x64, size):
     X = jax.random.normal(keys[0], (2, 5, 4))
     e = jax.random.normal(keys[1], (2, 5, 5, 2))
     want = jnp.stack([literal_adjacency(learned, *one) for one in zip(X, e)])
-    assert_close(learned(X, e), want)
     r, s = np.nonzero(np.ones((5, 5)))
     graph = jnp.repeat(jnp.arange(2), 5)
     flat = lambda ends: jnp.asarray(np.concatenate([ends, ends + 5]))
-    ends = flat(s), flat(r), e.reshape(50, 2)
-    along = learned.along(X.reshape(10, 4), graph, *ends)
-    assert_close(along.reshape(3, 2, 5, 5), want.swapaxes(0, 1))
+    found = learned(X.reshape(10, 4), graph, flat(s), flat(r), e.reshape(50, 2))
+    assert_close(found.reshape(3, 2, 5, 5), want.swapaxes(0, 1))
 
 
 # --- the model
 
 
 def by_hand(model, batch):
-    "Appendix F, graph by graph, without batches, padding or lists; and its energies."
+    "Appendix F, graph by graph, without batches, padding or lists."
     c, logits = model.config, []
-    for i in range(4):
-        n = int(batch.present[i].sum())
-        nodes = model.embed(batch.features[i, :n])
-        nodes = nodes + model.place(batch.positions[i, :n])
-        X = jnp.concatenate([model.cls[...][None], nodes])
+    for _, x, p, A, e in graphs_in(jax.tree.map(np.asarray, batch)):
+        X = jnp.concatenate([model.cls[...][None], model.embed(x) + model.place(p)])
         row = ((1, 0), (1, 0))
-        tilde = np.pad(np.asarray(batch.adjacency[i, :n, :n]), row, constant_values=1)
-        e = jnp.pad(batch.edge_features[i, :n, :n], (*row, (0, 0)))
-        A = literal_adjacency(model.adjacency, X, e) * tilde[None]
+        tilde = np.pad(A, row, constant_values=1)
+        A = literal_adjacency(model.adjacency, X, jnp.pad(e, (*row, (0, 0))))
+        A = A * tilde[None]
         mask = tilde > 0 if c.strangers == "out" else np.ones_like(tilde, bool)
         pairs, passed = dict(weights=A, mask=jnp.asarray(mask)), [X]
         for block in model.blocks:
@@ -212,21 +205,31 @@ MODELS = {
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_model_is_appendix_f_graph_by_graph_however_it_is_batched(x64, kind):
-    dense, edges = prepared()
+    batch = prepared()
     model = build(replace(SMALL, **MODELS[kind]))
-    want = by_hand(model, dense)
-    assert_close(call(model, dense), want)  # batch mates and padding change nothing …
-    assert_close(call(model, widen(dense))[:4], want)
-    assert_close(call(model, edges)[:4], want)  # … nor do lists for tables
+    want = by_hand(model, batch)
+    # batch mates and padding change nothing
+    assert_close(call(model, batch), want)
+    assert_close(call(model, widen(batch))[:4], want)
     loss = lambda model, batch: jnp.sum(jnp.sin(model(batch)[:4]))
     slope = nnx.jit(nnx.grad(loss))
-    for other in (widen(dense), edges):
-        jax.tree.map(assert_close, slope(model, other), slope(model, dense))
+    jax.tree.map(assert_close, slope(model, widen(batch)), slope(model, batch))
+
+
+@nnx.jit
+def descents(model, batch):
+    "The energies of every block's descent, without noise."
+    c, x, found = model.config, model.tokens(batch), []
+    pairs = model.pairs(x, batch)
+    for block in model.blocks:
+        x, path = descend(block, x, c.steps, c.step_size, **pairs)
+        found.append(path.energies)
+    return found
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_block_descends_an_energy_that_padding_does_not_change(x64, kind):
-    dense, edges = prepared()
+    batch = prepared()
     model = build(replace(SMALL, steps=6, **MODELS[kind]))
     if kind == "other terms":
         for block in model.blocks:
@@ -234,15 +237,13 @@ def test_every_block_descends_an_energy_that_padding_does_not_change(x64, kind):
             block.memory.threshold[...] = noise
             block.attention.log_beta[...] = jnp.float64(0.4)
             assert block.attention.normalize and block.memory.num_negative == 3
-    energies = nnx.jit(lambda model, batch: model.energies(batch))
-    found = [energies(model, batch) for batch in (dense, widen(dense), edges)]
-    assert [len(of) for of in found] == [2, 2, 2]
-    for own, wide, listed in zip(*found):
+    found = [descents(model, of) for of in (batch, widen(batch))]
+    assert [len(of) for of in found] == [2, 2]
+    for own, wide in zip(*found):
         assert ("memory" in own) == (kind != "no memories")
-        assert own.total.shape == (7, 4)
+        assert own.total.shape == (7,)
         assert_descends(own.total)
-        assert_close(wide.total[:, :4], own.total)
-        assert_close(listed.total, own.total.sum(1))
+        assert_close(wide["attention"], own["attention"])
     one, other = (block.attention.Wq[...] for block in model.blocks)
     assert not np.array_equal(one, other)
 
@@ -257,15 +258,14 @@ QUIET = replace(SMALL, noise=0.0)
         (replace(QUIET, dropout=0.5), True),
         (replace(QUIET, readout="every", dropout=0.5), True),
         (QUIET, True),  # signs
-        (replace(QUIET, num_positions=0, shuffle=True), True),
         (replace(QUIET, num_positions=0), False),
         (replace(QUIET, positions="returns"), False),  # have no sign
     ],
-    ids="noise dropout each signs shuffle nothing returns".split(),
+    ids="noise dropout each signs nothing returns".split(),
 )
 def test_noise_signs_and_dropout_are_for_training_alone(config, differs):
-    dense = single(prepared()[0])
-    batch = dense._replace(positions=dense.positions[..., : config.num_positions])
+    batch = single(prepared())
+    batch = batch._replace(positions=batch.positions[:, : config.num_positions])
     model = GraphClassifier(2, 2, config, num_edge_features=2, rngs=nnx.Rngs(0))
     one, two = (train_call(model, batch, i) for i in (0, 1))
     assert np.array_equal(one, two) != differs
@@ -280,33 +280,40 @@ def test_noise_is_that_of_equation_26():
     """
     sizes = dict(dim=64, num_positions=0, num_heads=1, num_memories=0)
     config = replace(SMALL, **sizes, noise=0.02, steps=1, blocks=1, step_size=0.5)
-    model = GraphClassifier(2, 64, config, rngs=nnx.Rngs(0))
+    model = GraphClassifier(1, 64, config, rngs=nnx.Rngs(0))
     model.head.kernel[...] = jnp.eye(64)
-    empty = [jnp.zeros((200, 1, *rest)) for rest in ((2,), (0,), (1,), (1, 0))]
-    batch = GraphBatch(*empty, jnp.ones((200, 1), bool), jnp.zeros(200, jnp.int32))
+    alone = GraphSet(np.arange(201), [], [], np.zeros(200, int))
+    batch = Supply(alone, learn_encoding(alone, [0]), np.zeros((200, 0), np.float32))
+    batch = batch.load(np.arange(200))
     moved = np.asarray(train_call(model, batch, 3) - call(model, batch))
     assert moved.std() == pytest.approx(0.5 * 0.02, rel=0.05)
     assert abs(moved.mean()) < 0.001
 
 
 def test_graphs_without_edges_and_single_nodes(x64):
-    none = np.zeros(0, int)
-    dense, edges = prepared(
-        GraphSet([0, 1, 4], none, none, [0, 1], node_labels=[0, 1, 0, 1])
-    )
+    none, names = np.zeros(0, int), dict(node_labels=[0, 1, 0, 1])
+    batch = prepared(GraphSet([0, 1, 4], none, none, [0, 1], **names))
     model = build(L=0)
-    assert_close(call(model, dense), call(model, edges)[:2])
-    assert np.isfinite(call(model, dense)).all()
+    logits = call(model, batch)
+    assert np.isfinite(logits).all()
+    assert_close(call(model, widen(batch))[:2], logits)
 
 
 def test_only_the_size_of_the_filters_makes_the_order_matter(x64):
-    dense = prepared(toys((6, 7, 5)))[0]
+    graphs, rng = toys((6, 7, 5)), np.random.default_rng(0)
+    place = np.concatenate(
+        [s + rng.permutation(n) for s, n in ((0, 6), (6, 7), (13, 5))]
+    )
+    ends = dict(senders=place[graphs.senders], receivers=place[graphs.receivers])
+    was = np.argsort(place)
+    anew = replace(graphs, **ends, node_labels=graphs.node_labels[was])
+    batch, other = prepared(graphs), prepared(anew)
+    positions = batch.positions.at[:18].set(batch.positions[was])
+    other = other._replace(positions=positions)
+    assert not np.array_equal(other.features, batch.features)
     for size, free in ((1, True), (3, False)):
         model = build(replace(SMALL, filter_size=size))
-        other = reorder(dense, jax.random.key(0))
-        assert np.array_equal(other.present, dense.present)
-        assert not np.array_equal(other.features, dense.features)
-        gap = np.abs(call(model, other) - call(model, dense)).max()
+        gap = np.abs(call(model, other) - call(model, batch)).max()
         assert gap < 1e-12 if free else gap > 1e-3
 
 
@@ -314,13 +321,13 @@ def test_only_the_size_of_the_filters_makes_the_order_matter(x64):
 
 
 def test_the_loss_counts_every_graph_once(x64):
-    dense = prepared()[0]
+    batch = prepared()
     model = build(replace(QUIET, num_positions=0))
-    dense = dense._replace(positions=dense.positions[..., :0])
-    log_p = np.asarray(jax.nn.log_softmax(call(model, dense)))
-    want = -log_p[np.arange(4), np.asarray(dense.labels)].sum() / 16
-    for batch in (dense, widen(dense)):
-        found = nnx.jit(graph_loss)(model, batch, jax.random.key(0), 1 / 16)[0]
+    batch = batch._replace(positions=batch.positions[:, :0])
+    log_p = np.asarray(jax.nn.log_softmax(call(model, batch)))
+    want = -log_p[np.arange(4), np.asarray(batch.labels)].sum() / 16
+    for own in (batch, widen(batch)):
+        found = nnx.jit(graph_loss)(model, own, jax.random.key(0), 1 / 16)[0]
         assert_close(found, want)
 
 
@@ -378,7 +385,7 @@ def test_validation_prefers_fewer_errors_to_smaller_losses(monkeypatch):
 
 
 def test_the_script_trains_reports_and_resumes(tmp_path, capsys):
-    args = "--data rings --epochs 1 --num_buckets 1 --batch_size 64 --out".split()
+    args = "--data rings --epochs 1 --batch_size 64 --out".split()
     args += [str(tmp_path)]
     for name, size in SIZES.items():
         args += [f"--model.{name}", str(size)]
@@ -395,26 +402,6 @@ def test_the_script_trains_reports_and_resumes(tmp_path, capsys):
             _main([*args, *bad])
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-def test_a_view_shows_the_attention_that_the_energy_has(normalize):
-    "P is minus β times the slope of the energy against a bias of the scores."
-    dense = single(prepared()[0])
-    c = replace(SMALL, normalize_heads=normalize)
-    model = GraphClassifier(2, 2, c, num_edge_features=2, rngs=nnx.Rngs(0))
-    view, x = attended(model, dense), model.tokens(dense)
-    pairs = model.pairs(x, dense)
-    flat = jnp.zeros((len(x), c.num_heads, x.shape[1], x.shape[1]))
-    assert view.adjacency.shape == flat.shape
-    assert_close(view.listens.sum(-1), np.ones((2, 4, 2), np.float32), rtol=1e-5)
-    for n, block in enumerate(model.blocks):
-        x = descend(block, x, c.steps, c.step_size, **pairs)[0]
-        g, attention = block.norm(x), block.attention
-        energy = lambda bias: attention.energy(g, bias=bias, **pairs).sum()
-        P = -attention.beta[None, :, None, None] * jax.grad(energy)(flat)
-        assert_close(view.listens[n], P[:, :, 0], rtol=1e-4, atol=1e-6)
-        assert_close(view.heard[n], P[..., 0], rtol=1e-4, atol=1e-6)
-
-
 # --- the doors
 
 
@@ -422,7 +409,7 @@ def test_a_view_shows_the_attention_that_the_energy_has(normalize):
 def test_bad_settings_are_named(config):
     model = "dim=0 blocks=0 steps=0 step_size=0 noise=-1 dropout=1 filter_size=2"
     model += " num_positions=-1 normalize_heads=1 negative_memories=1.5 strangers='x'"
-    training = "epochs=0 batch_size=0 warmup=1 layout='x' every=0 lr=-1 fold=10 seed=-1"
+    training = "epochs=0 batch_size=0 warmup=1 every=0 lr=-1 fold=10 seed=-1"
     with doors.unchecked():
         for change in (model if config is SMALL else training).split():
             with pytest.raises(ValueError, match=f"^{change.partition('=')[0]}\\b"):
@@ -430,16 +417,14 @@ def test_bad_settings_are_named(config):
 
 
 def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="^layout: .*shuffle"):
-        replace(QUICK, layout="edges", model=replace(SMALL, shuffle=True))
     zeros = Fold(*(np.flatnonzero(RINGS.labels == c)[:4] for c in (0, 1, 1)))
     unknown = replace(RINGS, labels=np.where(np.arange(60) == 3, -1, RINGS.labels))
     some = Fold(*np.split(np.arange(20), [10, 15]))
     for given, fold, says in ((RINGS, zeros, "one class"), (unknown, some, "no label")):
         with pytest.raises(ValueError, match=says):
             train_classifier(QUICK, given, fold, progress=False)
-    model, batch = GraphClassifier(2, 2, SMALL, rngs=nnx.Rngs(0)), prepared()[0]
+    model, batch = GraphClassifier(2, 2, SMALL, rngs=nnx.Rngs(0)), prepared()
     with pytest.raises(ValueError, match=r"batch.edge_features: .* axis of 0"):
         model(batch)
     with pytest.raises(ValueError, match=r"batch.positions: .* axis of 3"):
-        model(batch._replace(positions=batch.positions[..., :2]))
+        model(batch._replace(positions=batch.positions[:, :2]))

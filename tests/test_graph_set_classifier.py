@@ -18,11 +18,12 @@ from test_graph_detector import CHECKS
 from et_nbdev.graph import set_classifier
 from et_nbdev.graph.classify import ClassifyConfig, ClassifyTraining, train_classifier
 from et_nbdev.graph.crossval import deal, predict_logits
+from et_nbdev.graph.data import load_graph
 from et_nbdev.graph.detector import AnomalyDetector
 from et_nbdev.graph.set_classifier import GraphSetClassifier
 from et_nbdev.graph.sets import (
-    EdgeLists,
     GraphSet,
+    Supply,
     laplacian_positions,
     learn_encoding,
     make_rings,
@@ -31,7 +32,7 @@ from et_nbdev.training import CheckpointError, read_meta, save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 MODEL = ClassifyConfig(8, 2, 4, 6, num_positions=3, blocks=1)
-SMALL = ClassifyTraining("rings", epochs=2, num_buckets=1, model=MODEL)
+SMALL = ClassifyTraining("rings", epochs=2, model=MODEL)
 KEPT = Path(__file__).parent / "kept"
 
 
@@ -84,7 +85,7 @@ def test_nine_folds_train_one_chooses_and_none_is_a_test(fitted, monkeypatch):
 
 def test_another_set_is_encoded_by_the_training_set(fitted):
     encoding = learn_encoding(HERE, np.flatnonzero(deal(HERE.labels) != 0))
-    supply = EdgeLists(THERE, encoding, laplacian_positions(THERE, 3))
+    supply = Supply(THERE, encoding, laplacian_positions(THERE, 3))
     logits = predict_logits(fitted.model_, supply, np.arange(12))
     want = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     p = fitted.predict_proba(THERE)
@@ -125,9 +126,17 @@ def test_what_does_not_fit_is_refused(fitted):
         (lambda: fitted.predict(bare), ValueError, "got 1 and 0"),
         (lambda: fitted.predict(one_way), ValueError, "undirected"),
         (lambda: fitted.predict(vast), FloatingPointError, "not finite"),
-        (lambda: fitted.predict(THERE.graph(0)), TypeError, "GraphSet.*got Graph"),
+        (
+            lambda: fitted.predict(load_graph("digits-knn")),
+            TypeError,
+            "GraphSet.*got Graph",
+        ),
         (lambda: fitted.score(THERE.node_labels), TypeError, "GraphSet.*ndarray"),
-        (lambda: new.fit(THERE.graph(0)), TypeError, "graphs: expected a GraphSet"),
+        (
+            lambda: new.fit(load_graph("digits-knn")),
+            TypeError,
+            "graphs: expected a GraphSet",
+        ),
         (lambda: new.fit(THERE, THERE.labels), ValueError, "y: expected nothing"),
         (lambda: new.fit(few), ValueError, "at least 10 .* known, got 9 of 12"),
     ):
@@ -137,15 +146,15 @@ def test_what_does_not_fit_is_refused(fitted):
 
 
 @pytest.mark.parametrize(
-    "changes, layout",
+    "changes",
     [
-        (dict(readout="every", positions="returns"), "dense"),
-        (dict(normalize_heads=True, learn_beta=True, negative_memories=0.25), "dense"),
-        (dict(readout="every", num_positions=0, blocks=2), "edges"),
+        dict(readout="every", positions="returns"),
+        dict(normalize_heads=True, learn_beta=True, negative_memories=0.25),
+        dict(readout="every", num_positions=0, blocks=2),
     ],
 )
-def test_every_kind_of_model_is_kept_and_used_on_another_set(tmp_path, changes, layout):
-    config = replace(SMALL, layout=layout, model=replace(MODEL, **changes))
+def test_every_kind_of_model_is_kept_and_used_on_another_set(tmp_path, changes):
+    config = replace(SMALL, model=replace(MODEL, **changes))
     own = GraphSetClassifier(config).fit(HERE)
     own.save(tmp_path)
     again = GraphSetClassifier.load(tmp_path)

@@ -16,9 +16,9 @@ LIB = ROOT / "et_nbdev"
 
 # What no row may exceed. Lower a number where it has fallen.
 LIMITS = {
-    "lines of the library": 8_880,
+    "lines of the library": 8_778,
     "files of the library": 31,
-    "lines of tests": 12_148,
+    "lines of tests": 12_032,
     "lines of scripts, experiments and benchmarks": 5_177,
     "lessons": 34,
     "chapters of the engine room": 16,

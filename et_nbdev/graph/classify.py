@@ -9,10 +9,10 @@ __all__ = ['ClassifyConfig', 'GraphClassifier', 'ClassifyTraining', 'train_class
 #| code-fold: true
 import argparse
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,6 @@ from et_nbdev.checks import (
 )
 from ..commands import as_command, command, configure, out_folder
 from ..dynamics import Euler, descend
-from ..energy import Energies
 from ..equilibria import Noisy
 from et_nbdev.graph.crossval import (
     FitConfig,
@@ -45,15 +44,13 @@ from et_nbdev.graph.crossval import (
 from .data import ids_digest
 from .energy import EdgeAttention, EdgeTransformer
 from et_nbdev.graph.sets import (
+    POSITIONS,
     EdgeBatch,
-    GraphBatch,
     GraphSet,
-    cached_positions,
+    Supply,
     flip_signs,
-    in_layout,
     learn_encoding,
     load_graphs,
-    reorder,
 )
 from ..memory import SignedMemory
 from et_nbdev.training import (
@@ -98,32 +95,7 @@ class _LearnedAdjacency(nnx.Module):
             self.edge_filter = start(num_edge_features, num_heads)
         self.bias = nnx.Param(jnp.ones(num_heads, param_dtype))
 
-    def weighted_keys(
-        self,
-        near: Float[Array, "... N size D"],  # from `beside`
-    ) -> Float[Array, "... H N size D"]:
-        r"$\sum_v W_{uvdh} X_{B+v,d}$ for every u."
-        W = self.filters[...].astype(near.dtype).transpose(3, 0, 1, 2)  # (H, u, v, D)
-        W = W.reshape((1,) * (near.ndim - 3) + (len(W), 1) + W.shape[1:])
-        return (W * near[..., None, :, None, :, :]).sum(-2)
-
-    def of_edges(self, features: Float[Array, "... L"], dtype) -> Float[Array, "... H"]:
-        "What is added for an edge: the bias, and a linear map of its features."
-        bias = self.bias[...].astype(dtype)
-        bias = bias.reshape((1,) * (features.ndim - 1) + (-1,))
-        if not hasattr(self, "edge_filter"):
-            return bias
-        return features @ self.edge_filter[...].astype(dtype) + bias
-
     def __call__(
-        self, x: Float[Array, "B N D"], edge_features: Float[Array, "B N N L"]
-    ) -> Float[Array, "B H N N"]:
-        "The learned weight of every pair, queries in rows."
-        near = beside(x, self.size)
-        A = jnp.einsum("bcud,bhkud->bhck", near, self.weighted_keys(near))
-        return A + self.of_edges(edge_features, x.dtype).transpose(0, 3, 1, 2)
-
-    def along(
         self,
         x: Float[Array, "N D"],
         graph: Int[Array, "N"],
@@ -131,84 +103,48 @@ class _LearnedAdjacency(nnx.Module):
         receivers: Int[Array, "E"],
         edge_features: Float[Array, "E L"],
     ) -> Float[Array, "H E"]:
-        """The same, along edges only, for graphs laid end to end; token n belongs to
-        `graph[n]`.
+        """The learned weight of every edge, for graphs laid end to end; token n belongs
+        to `graph[n]`.
         """
-        near = beside(x, self.size, graph)
-        keys = self.weighted_keys(near)[:, senders]
-        A = jnp.einsum("eud,heud->he", near[receivers], keys)
-        return A + self.of_edges(edge_features, x.dtype).T
+        near = beside(x, self.size, graph)  # (N, u, D)
+        W = self.filters[...].astype(x.dtype).transpose(3, 0, 1, 2)  # (H, u, v, D)
+        keys = (W[:, None] * near[None, :, None]).sum(-2)  # over v: (H, N, u, D)
+        A = jnp.einsum("eud,heud->he", near[receivers], keys[:, senders])
+        own = self.bias[...].astype(x.dtype)[None]
+        if hasattr(self, "edge_filter"):
+            own = edge_features @ self.edge_filter[...].astype(x.dtype) + own
+        return A + own.T
 
 # %% ../../nbs/engine/cross_validation.ipynb #3a412756
 def beside(
-    x: Float[Array, "... N D"], size: int, graph: Int[Array, "N"] | None = None
-) -> Float[Array, "... N {size} D"]:
+    x: Float[Array, "N D"], size: int, graph: Int[Array, "N"]
+) -> Float[Array, "N {size} D"]:
     """Every token in the middle of its `size` − 1 neighbors in the order of the nodes,
-    with zeros beyond the ends, or beyond the ends of its own `graph`.
+    with zeros beyond the ends of its own `graph`.
     """
-    r, N = size // 2, x.shape[-2]
-    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(r, r), (0, 0)])
-    near = jnp.stack([padded[..., v : v + N, :] for v in range(size)], -2)
-    if graph is None:
-        return near
+    r, N = size // 2, len(x)
+    padded = jnp.pad(x, ((r, r), (0, 0)))
     ids = jnp.pad(graph, (r, r), constant_values=-1)
-    own = jnp.stack([ids[v : v + N] == graph for v in range(size)], -1)
+    near = jnp.stack([padded[v : v + N] for v in range(size)], 1)
+    own = jnp.stack([ids[v : v + N] == graph for v in range(size)], 1)
     return jnp.where(own[..., None], near, jnp.zeros_like(near))
 
 
-def laid(batch: GraphBatch | EdgeBatch) -> "_Tables | _Lists":
-    "The tokens of a batch: where CLS and the nodes are, and what sees what."
-    return (_Lists if isinstance(batch, EdgeBatch) else _Tables)(batch)
+class Places(NamedTuple):
+    "Where the tokens of a batch are: of each graph CLS, then its nodes; then padding."
 
-# %% ../../nbs/engine/cross_validation.ipynb #3a412701
-class _Tables:
-    "The tokens of a `GraphBatch`: of each graph CLS, then its nodes."
+    cls: Int[Array, "B"]
+    node: Int[Array, "n"]
+    graph: Int[Array, "M"]  # of each of the M = n + B + 1 tokens; B: none
 
-    def __init__(self, batch: GraphBatch):
-        self.batch = batch
-        # CLS always is
-        self.present = jnp.pad(batch.present, ((0, 0), (1, 0)), constant_values=True)
-
-    def tokens(
-        self, nodes: Float[Array, "B N D"], cls: Float[Array, "D"]
-    ) -> Float[Array, "B M D"]:
-        "CLS and the nodes; zeros where no node is present."
-        nodes = jnp.where(self.batch.present[..., None], nodes, 0)
-        first = jnp.broadcast_to(cls, (len(nodes), 1, len(cls)))
-        return jnp.concatenate([first, nodes], 1)
-
-    def cls(self, x: Float[Array, "B M D"]) -> Float[Array, "B D"]:
-        return x[:, 0]
-
-    def sum(self, x: Float[Array, "B M D"]) -> Float[Array, "B D"]:
-        "Over the nodes of each graph."
-        return jnp.sum(x[:, 1:], 1, where=self.batch.present[..., None])
-
-    def pairs(self, adjacency, x: Float[Array, "B M D"], literal: bool) -> dict:
-        both = self.present[:, :, None] & self.present[:, None, :]
-        row = ((0, 0), (1, 0), (1, 0))
-        seen = jnp.pad(self.batch.adjacency != 0, row, constant_values=True)  # Ã
-        weights = adjacency(x, jnp.pad(self.batch.edge_features, (*row, (0, 0))))
-        if not literal:
-            return {"weights": weights, "mask": both & seen}
-        return {"weights": jnp.where((both & seen)[:, None], weights, 0), "mask": both}
-
-# %% ../../nbs/engine/cross_validation.ipynb #5d749ec2
-def _log_sum_exp(
-    scores: Float[Array, "E H"],  # −∞: padding
-    receivers: Int[Array, "E"],
-    strangers: Int[Array, "N"],  # further scores of 0 of each query
-) -> Float[Array, "N H"]:
-    "Log-sum-exp of each query's scores; 0 for a query without any."
-    N, more = len(strangers), strangers[:, None]
-    top = jax.ops.segment_max(jax.lax.stop_gradient(scores), receivers, N)
-    top = jnp.where((more > 0) | jnp.isneginf(top), jnp.maximum(top, 0), top)
-    z = jax.ops.segment_sum(jnp.exp(scores - top[receivers]), receivers, N)
-    none = jnp.zeros_like(z)
-    z = z + jnp.where(more > 0, more.astype(z.dtype) * jnp.exp(-top), none)
-    alone = z == 0
-    lse = top + jnp.log(jnp.where(alone, jnp.ones_like(z), z))
-    return jnp.where(alone, none, lse)
+    @classmethod
+    def of(cls, batch: EdgeBatch):
+        n, B = len(batch.graph), len(batch.labels)
+        of, each = batch.graph.astype(jnp.int32), jnp.arange(B, dtype=jnp.int32)
+        first = jnp.searchsorted(of, each).astype(jnp.int32) + each
+        node = jnp.arange(n, dtype=jnp.int32) + of + 1
+        graph = jnp.full(n + B + 1, B, jnp.int32)
+        return cls(first, node, graph.at[node].set(of).at[first].set(each))
 
 # %% ../../nbs/engine/cross_validation.ipynb #5d749e01
 @partial(
@@ -235,67 +171,22 @@ class WeightedEdges:
         beta: Float[Array, "H"],
         self_attention: bool = False,
     ) -> Float[Array, "N H"]:
-        "What `EdgeAttention` needs from its edges: the soft match of every query."
-        pairs = jnp.einsum("ehy,ehy->eh", Q[self.receivers], K[self.senders])
+        """What `EdgeAttention` needs from its edges: the soft match of every query, 0
+        without keys.
+        """
+        receivers, N = self.receivers, len(Q)
+        more = jnp.zeros(N, jnp.int32) if self.strangers is None else self.strangers
+        more = more[:, None]
+        pairs = jnp.einsum("ehy,ehy->eh", Q[receivers], K[self.senders])
         scores = beta[None] * self.weights.T.astype(beta.dtype) * pairs
         scores = jnp.where(self.linked[:, None], scores, -jnp.inf)
-        none = jnp.zeros(len(Q), jnp.int32)
-        strangers = none if self.strangers is None else self.strangers
-        return _log_sum_exp(scores, self.receivers, strangers) / beta[None]
-
-# %% ../../nbs/engine/cross_validation.ipynb #1d6ca6e8
-class _Lists:
-    "The tokens of an `EdgeBatch`: of each graph CLS, then its nodes; then padding."
-
-    def __init__(self, batch: EdgeBatch):
-        n, B = len(batch.graph), len(batch.labels)
-        of, each = batch.graph.astype(jnp.int32), jnp.arange(B, dtype=jnp.int32)
-        self.batch, self.node = batch, jnp.arange(n, dtype=jnp.int32) + of + 1
-        self.first = jnp.searchsorted(of, each).astype(jnp.int32) + each
-        graph = jnp.full(n + B + 1, B, jnp.int32)  # of each token; B: none
-        self.graph = graph.at[self.node].set(of).at[self.first].set(each)
-        self.present = self.graph < B
-
-    def tokens(
-        self, nodes: Float[Array, "n D"], cls: Float[Array, "D"]
-    ) -> Float[Array, "M D"]:
-        "CLS and the nodes; zeros where no node is present."
-        nodes = jnp.where(self.batch.present[:, None], nodes, 0)
-        x = jnp.zeros((len(self.graph), len(cls)), nodes.dtype).at[self.node].set(nodes)
-        return x.at[self.first].set(cls[None])
-
-    def cls(self, x: Float[Array, "M D"]) -> Float[Array, "B D"]:
-        return x[self.first]
-
-    def sum(self, x: Float[Array, "M D"]) -> Float[Array, "B D"]:
-        "Over the nodes of each graph; those of graph B, which is padding, are dropped."
-        return jax.ops.segment_sum(x[self.node], self.batch.graph, len(self.first))
-
-    def pairs(self, adjacency, x: Float[Array, "M D"], literal: bool) -> dict:
-        batch, here, node = self.batch, self.batch.present, self.node
-        cls = self.first[jnp.minimum(batch.graph, len(self.first) - 1)]
-        senders = jnp.concatenate([node[batch.senders], cls, node])
-        receivers = jnp.concatenate([node[batch.receivers], node, cls])
-        linked = jnp.concatenate([here[batch.receivers], here, here])
-        strangers = None
-        if literal:
-            of, each = (m.astype(jnp.int32) for m in (here, linked))
-            nodes = jax.ops.segment_sum(of, batch.graph, len(self.first))
-            keys = jax.ops.segment_sum(each, receivers, len(x))
-            strangers = jnp.maximum(jnp.pad(nodes, (0, 1))[self.graph] - keys, 0)
-        features = jnp.pad(batch.edge_features, ((0, 2 * len(batch.graph)), (0, 0)))
-        weights = adjacency.along(x, self.graph, senders, receivers, features)
-        return {"edges": WeightedEdges(senders, receivers, linked, weights, strangers)}
-
-# %% ../../nbs/engine/cross_validation.ipynb #37bloc01
-def _check_choices(config):
-    "Raise ValueError, naming the field, for a kind or choice that it does not know."
-    check_kinds(config)
-    for f in fields(config):
-        of, got = get_args(f.type), getattr(config, f.name)
-        if get_origin(f.type) is Literal and got not in of:
-            wanted = " or ".join(map(repr, of))
-            raise ValueError(f"{f.name}: expected {wanted}, got {got!r}")
+        top = jax.ops.segment_max(jax.lax.stop_gradient(scores), receivers, N)
+        top = jnp.where((more > 0) | jnp.isneginf(top), jnp.maximum(top, 0), top)
+        z = jax.ops.segment_sum(jnp.exp(scores - top[receivers]), receivers, N)
+        none = jnp.zeros_like(z)
+        z = z + jnp.where(more > 0, more.astype(z.dtype) * jnp.exp(-top), none)
+        lse = top + jnp.log(jnp.where(z == 0, jnp.ones_like(z), z))
+        return jnp.where(z == 0, none, lse) / beta[None]
 
 # %% ../../nbs/engine/cross_validation.ipynb #37block0
 @dataclass(frozen=True)
@@ -361,9 +252,6 @@ class ClassifyConfig(BlockConfig):
     dropout: float = option(
         0.0, "fraction of what is read off that is dropped in training"
     )
-    shuffle: bool = option(
-        False, "a new random order of the nodes at every training step"
-    )
     positions: Literal["eigenvectors", "returns"] = option(
         "eigenvectors",
         "entries of the Laplacian's eigenvectors, or the log of the degree and the"
@@ -376,7 +264,7 @@ class ClassifyConfig(BlockConfig):
     )
 
     def __post_init__(self):
-        _check_choices(self)
+        check_kinds(self)
         sizes = "dim num_heads head_dim blocks steps filter_size".split()
         check_sizes(**{name: getattr(self, name) for name in sizes})
         check_sizes(0, num_memories=self.num_memories, num_positions=self.num_positions)
@@ -394,9 +282,8 @@ class GraphClassifier(nnx.Module):
     r"""Appendix F: CLS and embedded nodes, S blocks of T steps with weighted scores, an
     affine readout of CLS.
 
-    Call it with a `GraphBatch`, or with an `EdgeBatch`, which holds the same as lists
-    of edges. `num_classes` is C, `num_edge_features` is L. Raises ValueError for sizes
-    out of range, and for a batch with other sizes.
+    Call it with an `EdgeBatch`. `num_classes` is C, `num_edge_features` is L. Raises
+    ValueError for sizes out of range, and for a batch with other sizes.
     """
 
     def __init__(
@@ -427,24 +314,40 @@ class GraphClassifier(nnx.Module):
             read = lambda: nnx.Linear(2 * c.dim, num_classes, **options)
             self.heads = nnx.List(read() for _ in range(c.blocks + 1))
 
-    def tokens(self, batch: GraphBatch | EdgeBatch) -> Float[Array, "... D"]:
-        """CLS and the nodes at the start, (B, N + 1, D) or end to end (n + B + 1, D);
-        zeros where no node is present.
+    def tokens(self, batch: EdgeBatch) -> Float[Array, "M D"]:
+        """CLS and the nodes of each graph at the start, end to end; zeros where no node
+        is present.
         """
         x = self.embed(batch.features)
         if self.config.num_positions:
             x = x + self.place(batch.positions)
-        return laid(batch).tokens(x, self.cls[...].astype(x.dtype))
+        x = jnp.where(batch.present[:, None], x, 0)
+        cls, at = self.cls[...].astype(x.dtype), Places.of(batch)
+        tokens = jnp.zeros((len(at.graph), len(cls)), x.dtype).at[at.node].set(x)
+        return tokens.at[at.cls].set(cls[None])
 
-    def pairs(self, x, batch) -> dict[str, Any]:
+    def pairs(self, x: Float[Array, "M D"], batch: EdgeBatch) -> dict[str, Any]:
         r"""Which tokens see which, and $\hat A$: the context of the blocks, from the
-        tokens `x` at the start.
+        tokens `x` at the start. The edges are those of the batch, of each node to CLS,
+        and of CLS to each node.
         """
-        return laid(batch).pairs(self.adjacency, x, self.config.strangers == "zero")
+        at, here, B = Places.of(batch), batch.present, len(batch.labels)
+        cls = at.cls[jnp.minimum(batch.graph, B - 1)]
+        senders = jnp.concatenate([at.node[batch.senders], cls, at.node])
+        receivers = jnp.concatenate([at.node[batch.receivers], at.node, cls])
+        linked = jnp.concatenate([here[batch.receivers], here, here])
+        strangers = None
+        if self.config.strangers == "zero":
+            of, each = (m.astype(jnp.int32) for m in (here, linked))
+            nodes = jax.ops.segment_sum(of, batch.graph, B)
+            keys = jax.ops.segment_sum(each, receivers, len(x))
+            strangers = jnp.maximum(jnp.pad(nodes, (0, 1))[at.graph] - keys, 0)
+        features = jnp.pad(batch.edge_features, ((0, 2 * len(here)), (0, 0)))
+        weights = self.adjacency(x, at.graph, senders, receivers, features)
+        return {"edges": WeightedEdges(senders, receivers, linked, weights, strangers)}
 
-    def __call__(self, batch, rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
-        """Logits. `rngs` are for signs, noise, dropout and order in training; without
-        them the result is deterministic.
+    def __call__(self, batch: EdgeBatch, rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
+        """Logits. `rngs` are for signs, noise and dropout in training; without them the result is deterministic.
         """
         c = self.config
         sizes = dict(features=self.num_features, positions=c.num_positions)
@@ -453,8 +356,6 @@ class GraphClassifier(nnx.Module):
             if (shape := getattr(batch, name).shape)[-1] != size:
                 wanted = f"expected a last axis of {size}, got shape {shape}"
                 raise ValueError(f"batch.{name}: {wanted}")
-        if rngs is not None and c.shuffle:
-            batch = reorder(batch, rngs.order())
         # the sign of an eigenvector is arbitrary
         if rngs is not None and c.positions == "eigenvectors":
             batch = flip_signs(batch, rngs.signs())
@@ -470,53 +371,15 @@ class GraphClassifier(nnx.Module):
 
     def read(self, passed: list, batch, rngs: nnx.Rngs | None) -> Float[Array, "B C"]:
         "Logits, from the tokens at the start and after every block."
-        dropout, off, at = nnx.Dropout(self.config.dropout), rngs is None, laid(batch)
+        dropout, off, at = nnx.Dropout(self.config.dropout), rngs is None, Places.of(batch)
         drop = lambda x: dropout(x, deterministic=off, rngs=rngs)
         if self.config.readout == "cls":
-            return self.head(drop(at.cls(passed[-1])))
-        both = lambda x: jnp.concatenate([at.cls(x), at.sum(x)], -1)
+            return self.head(drop(passed[-1][at.cls]))
+        # the sum over nodes of graph B, which is padding, is dropped
+        over = lambda x: jax.ops.segment_sum(x[at.node], batch.graph, len(at.cls))
+        both = lambda x: jnp.concatenate([x[at.cls], over(x)], -1)
         logits = (head(drop(both(x))) for head, x in zip(self.heads, passed))
         return jnp.stack([*logits]).sum(0)
-
-    def energies(self, batch) -> list[Energies]:
-        """The energies of every block's descent, without noise: (T+1, B) over the
-        present tokens, one `Energies` per block. For an `EdgeBatch` they are sums over
-        graphs, (T+1,).
-        """
-        c, x, found = self.config, self.tokens(batch), []
-        pairs = self.pairs(x, batch)
-        for block in self.blocks:
-            x, path = descend(block, x, c.steps, c.step_size, states=True, **pairs)
-            energies = Energies(path.energies)
-            if "memory" in energies:  # that of padding does not count
-                memory = block.memory.token_energy(block.norm(path.states))
-                here = laid(batch).present[None]
-                energies["memory"] = jnp.sum(memory, -1, where=here)
-            found.append(energies)
-        return found
-
-# %% ../../nbs/engine/cross_validation.ipynb #88f6c97c
-class Attended(NamedTuple):
-    """What a model sees in a batch. Token 0 is CLS. The last two are from the end of
-    each block.
-    """
-
-    # queries in rows; 0 if there is no edge
-    adjacency: Float[np.ndarray, "B H N+1 N+1"]
-    listens: Float[np.ndarray, "S B H N+1"]  # attention of CLS to each token; sums to 1
-    heard: Float[np.ndarray, "S B H N+1"]  # attention of each token to CLS
-
-
-def attended(model: GraphClassifier, batch: GraphBatch) -> Attended:
-    "The learned adjacency and the attention of CLS, block by block."
-    x, c = model.tokens(batch), model.config
-    pairs, P = model.pairs(x, batch), []
-    for block in model.blocks:
-        x = descend(block, x, c.steps, c.step_size, **pairs)[0]
-        P.append(block.attention.attended(block.norm(x), **pairs))
-    P, weights = np.stack(P), pairs["weights"]
-    linked = jnp.where(pairs["mask"][:, None], weights, jnp.zeros_like(weights))
-    return Attended(np.asarray(linked), P[..., 0, :], P[..., :, 0])
 
 # %% ../../nbs/engine/cross_validation.ipynb #15391204
 @explained
@@ -533,12 +396,6 @@ class ClassifyTraining:
     )
     epochs: int = option(60, "passes over the training graphs")
     batch_size: int = option(32, "graphs per step, at most")
-    layout: Literal["dense", "edges"] = option(
-        "dense", "tables in buckets, or lists of edges, which large graphs need"
-    )
-    num_buckets: int = option(
-        4, "number of sizes that graphs are padded to, at most; each is compiled once"
-    )
     lr: float = option(1e-3, "peak learning rate")
     warmup: float = option(
         0.15, "fraction of the steps in which the learning rate rises"
@@ -554,13 +411,10 @@ class ClassifyTraining:
     model: ClassifyConfig = ClassifyConfig()
 
     def __post_init__(self):
-        _check_choices(self)
-        check_sizes(num_buckets=self.num_buckets, every=self.every)
+        check_kinds(self)
+        check_sizes(every=self.every)
         check_numbers("[0, 9]", fold=self.fold)
         check_numbers(f"[0, {2**32 - 1}]", seed=self.seed)
-        if self.layout == "edges" and self.model.shuffle:
-            said = "expected 'dense' with shuffle; lists of edges keep their order"
-            raise ValueError(f"layout: {said}")
         self.optim(100)
 
     def optim(self, steps_per_epoch: int) -> OptimConfig:
@@ -621,13 +475,12 @@ def train_classifier(
         raise ValueError("graphs: some of the graphs have no label")
     if len(np.unique(graphs.labels[train])) < 2:
         raise ValueError(f"fold: the {len(train)} training graphs are all of one class")
-    c, shapes = config.model, (config.batch_size, config.num_buckets)
-    positions = cached_positions(graphs, c.num_positions, c.positions)
-    encoding = learn_encoding(graphs, train)
-    supply = in_layout(config.layout, graphs, encoding, positions, *shapes)
+    c, encoding = config.model, learn_encoding(graphs, train)
+    positions = POSITIONS[c.positions](graphs, c.num_positions)
+    supply = Supply(graphs, encoding, positions, config.batch_size)
     often = config.every * (per := len(supply.plan(train, config.seed)))
     scored = lambda model, ids: score(
-        predict_logits(model, supply, ids), supply.labels[ids]
+        predict_logits(model, supply, ids), graphs.labels[ids]
     )
     data = {"graphs": graphs.digest, "fold": ids_digest(fold)}
     result = fit(
@@ -654,7 +507,8 @@ def load_classifier(path: Path | str) -> GraphClassifier:
     """
 
     def build(made: dict, size: int):
-        config = ClassifyConfig(**made["model"])
+        own = {k: v for k, v in made["model"].items() if k != "shuffle"}  # before 0.3
+        config = ClassifyConfig(**own)
         if config.blocks > size:
             raise ValueError("more blocks than the file has bytes")
         return GraphClassifier(**made["sizes"], config=config, rngs=nnx.Rngs(0))

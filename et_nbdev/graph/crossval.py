@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +28,10 @@ from tqdm import tqdm
 
 from ..checks import check_kinds, check_sizes
 from et_nbdev.graph.sets import (
+    POSITIONS,
     EdgeBatch,
-    GraphBatch,
     GraphSet,
     Supply,
-    cached_positions,
-    in_layout,
     learn_encoding,
 )
 from et_nbdev.training import (
@@ -121,7 +119,7 @@ class FitConfig:
 # %% ../../nbs/engine/cross_validation.ipynb #263bbb05
 def graph_loss(
     model: nnx.Module,
-    batch: GraphBatch | EdgeBatch,
+    batch: EdgeBatch,
     key: PRNGKeyArray,
     share: Float[Array, ""] | float,
 ) -> tuple[Float[Array, ""], dict]:
@@ -161,7 +159,7 @@ def predict_logits(
 ) -> Float[np.ndarray, "n C"]:
     "Logits of each graph, in the order of `ids`."
     graphdef, *arrays = taken_apart(model)
-    found = np.zeros((len(supply.labels), supply.num_classes), np.float32)
+    found = np.zeros((len(supply.graphs), supply.num_classes), np.float32)
     for part in supply.plan(ids):
         logits = programs(graphdef)[1](*arrays, supply.load(part))
         found[part[part >= 0]] = np.asarray(logits)[part >= 0]
@@ -226,7 +224,7 @@ def fit_classifier(
         loss = float(np.sum(losses)) * config.batch_size / len(train)
         losses.clear()
         logits = predict_logits(whole(run.state), supply, validation)
-        accuracy, own = score(logits, supply.labels[validation])
+        accuracy, own = score(logits, supply.graphs.labels[validation])
         row = dict(epoch=run.step // per_epoch, loss=loss)
         row |= dict(validation_accuracy=accuracy, validation_loss=own)
         if not np.isfinite([loss, own]).all():
@@ -274,7 +272,7 @@ def _one_fold(
     graphs: GraphSet,
     part: Fold,
     candidates: list[Candidate],
-    in_batches: Callable,  # (graphs, encoding, batch size) -> buckets or lists
+    positions: Float[np.ndarray, "N k"],
     seed: int,
 ) -> tuple[dict, nnx.Module]:
     "The result of an outer fold, and the winner."
@@ -282,7 +280,7 @@ def _one_fold(
     hidden[part.test] = -1
     blind = replace(graphs, labels=hidden)
     encoding, rows, tried = learn_encoding(blind, part.train), [], []
-    supply_of = cache(lambda size: in_batches(blind, encoding, size))
+    supply_of = cache(partial(Supply, blind, encoding, positions))
     for candidate in candidates:
         begin, supply = time.perf_counter(), supply_of(candidate.fit.batch_size)
         model = make_model(candidate.model, supply, nnx.Rngs(seed))
@@ -326,6 +324,9 @@ def _read_fold(path: Path, settings: dict) -> dict:
         if not row["test_accuracy"] == row["test_correct"] / row["test_graphs"] <= 1:
             raise ValueError("its accuracy is not that of its graphs")
         there = dict(row["settings"])
+        for candidate in there["candidates"]:  # an option before version 0.3
+            if isinstance(candidate["model"], dict):
+                candidate["model"].pop("shuffle", None)
     except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as e:
         said = f"is not the result of a fold ({type(e).__name__}: {e}); delete it"
         raise ValueError(f"out: {path} {said}") from e
@@ -344,7 +345,7 @@ def summary(rows: list[dict]) -> str:
     return f"{scores.mean():.1f} ± {scores.std(ddof=1):.1f} ({len(scores)} folds)"
 
 
-def _check_folds(fold: np.ndarray, graphs: GraphSet, kinds: set[str], layout: str):
+def _check_folds(fold: np.ndarray, graphs: GraphSet, kinds: set[str]):
     k = fold.max(initial=-1) + 1
     if fold.shape != (len(graphs),) or {*fold.tolist()} != {*range(k)} or k < 3:
         raise ValueError(
@@ -354,8 +355,6 @@ def _check_folds(fold: np.ndarray, graphs: GraphSet, kinds: set[str], layout: st
     if len(kinds) != 1:
         found = ", ".join(sorted(kinds)) or "no candidate"
         raise ValueError(f"candidates: expected one kind of positions, got {found}")
-    if layout not in ("dense", "edges"):
-        raise ValueError(f"layout: expected 'dense' or 'edges', got {layout!r}")
 
 # %% ../../nbs/engine/cross_validation.ipynb #6c8f1e01
 def cross_validate(
@@ -366,9 +365,6 @@ def cross_validate(
     *,
     folds: Iterable[int] | None = None,
     k: int = 15,
-    num_buckets: int = 4,
-    room: int = 2**20,
-    layout: Literal["dense", "edges"] = "dense",
     seed: int = 0,
     out: str | os.PathLike | None = None,
     progress: bool = True,
@@ -380,31 +376,26 @@ def cross_validate(
     `fold` holds the number of each graph's fold. `candidates` are pairs of what a model
     is made from and a `FitConfig`. `make_model(of, sizes, rngs)` makes it, with the
     sizes `num_features`, `num_classes`, `num_positions` (which is `k`) and
-    `num_edge_features`. `layout` says whether models get a `GraphBatch`, with shapes
-    set by `num_buckets` and `room`, or an `EdgeBatch`. Rows are written to
+    `num_edge_features`, and is called with an `EdgeBatch`. Rows are written to
     `out`/fold-F.json, and read from there if they exist. `keep` is called with the
     winner of a fold. Raises ValueError naming what is wrong, and if `out` holds a file
     of another run.
     """
     fold, candidates = np.asarray(fold), [Candidate(*c) for c in candidates]
     kinds = {getattr(c.model, "positions", "eigenvectors") for c in candidates}
-    _check_folds(fold, graphs, kinds, layout)
-    shapes = dict(num_buckets=num_buckets, room=room)
-    check_sizes(**shapes)
-    own = dict(k=k, layout=layout, seed=seed) | (shapes if layout == "dense" else {})
+    _check_folds(fold, graphs, kinds)
+    # before version 0.3 there were padded tables, too
+    own = dict(k=k, layout="edges", seed=seed)
     settings = _settings(graphs, fold, candidates, **own)
     home = None if out is None else at_home(out)
     files = sorted(home.glob("fold-*.json")) if home else []
     done = {path.name: _read_fold(path, settings) for path in files}
-    positions = cache(lambda: cached_positions(graphs, k, *kinds))
-    in_batches = lambda blind, encoding, size: in_layout(
-        layout, blind, encoding, positions(), size, **shapes
-    )
+    positions = cache(lambda: POSITIONS[kinds.pop()](graphs, k))
     wanted, rows = range(fold.max() + 1) if folds is None else folds, []
     style = dict(unit="fold", file=sys.stdout, ncols=100, disable=not progress)
     for f in (bar := tqdm(wanted, **style)):  # pyright: ignore[reportCallIssue]
         if (row := done.get(f"fold-{f}.json")) is None:
-            begin, own = time.perf_counter(), (candidates, in_batches, seed_of(seed, f))
+            begin, own = time.perf_counter(), (candidates, positions(), seed_of(seed, f))
             row, winner = _one_fold(make_model, graphs, parts(fold, f), *own)
             row = {"fold": f, **row, "seconds": time.perf_counter() - begin}
             row |= {"settings": settings, **provenance()}

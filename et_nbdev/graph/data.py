@@ -14,14 +14,13 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int, Int8, Int32
 
-from ..checks import need
+from ..checks import check_numbers, check_sizes, need
 from ..training import at_home, atomic_write
 
 # %% ../../nbs/engine/graph_readers.ipynb #93f53449
@@ -1098,12 +1097,9 @@ def split(
     """
     labels = labels.labels if isinstance(labels, Graph) else labels
     labels = _labels(labels, np.size(labels))
-    if not (isinstance(train_fraction, Real) and 0 < train_fraction < 1):
-        raise ValueError(
-            f"train_fraction: must lie between 0 and 1, got {train_fraction!r}"
-        )
-    if isinstance(seed, bool) or not (isinstance(seed, Integral) and 0 <= seed < 2**32):
-        raise ValueError(f"seed: must be an integer from 0 to 2³² - 1, got {seed!r}")
+    check_numbers("(0, 1)", train_fraction=train_fraction)
+    check_sizes(0, seed=seed)
+    check_numbers(f"[0, {2**32 - 1}]", seed=seed)
     divide = need("sklearn.model_selection").train_test_split
 
     def divided(nodes, share: float):

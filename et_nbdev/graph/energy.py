@@ -22,7 +22,6 @@ from ..block import EnergyTransformer
 from ..checks import at_least_float32, check_sizes, signed
 from .data import both_ends, finite
 from et_nbdev.graph.kernels import (
-    add_distances,
     chosen,
     edge_weights,
     neighbor_match,
@@ -41,10 +40,9 @@ class EdgeIndex:
     lists both directions. Make it once, outside `jit`. It is a pytree, so pass it to
     compiled functions as an argument. `features` are numbers of the edges, a row each,
     for attention with an `EdgeBias`. `self_loops=True` permits edges from a node to
-    itself, for attention with `self_attention=True`. `capacity` reserves room for that
-    many edges, so that graphs with the same N and `capacity` share a compiled program.
-    `backend` is "compiled" (kernels for the CPU, needs numba) or "xla" (anything XLA
-    runs on); None picks "compiled" on the CPU, or warns that it is not available.
+    itself, for attention with `self_attention=True`. `backend` is "compiled" (kernels
+    for the CPU, needs numba) or "xla" (anything XLA runs on); None picks "compiled" on
+    the CPU, or warns that it is not available.
     Memory: 8 bytes per edge, and 8 more per feature. Raises ValueError for bad ids,
     parallel edges (merge them), or self-loops that are not permitted.
     """
@@ -57,7 +55,6 @@ class EdgeIndex:
         self_loops: bool = False,
         *,
         features=None,  # (E, P)
-        capacity: int | None = None,
         backend: Literal["compiled", "xla"] | None = None,
     ):
         check_sizes(num_nodes=num_nodes)
@@ -68,11 +65,9 @@ class EdgeIndex:
                 f" to itself (the first: node {s[s == r][0]}). Leave them out (keep ="
                 " senders != receivers), or let a node see itself with self_loops=True"
             )
-        room = len(s) if capacity is None else capacity
-        check_sizes(len(s), capacity=room)
         self.self_loops, self.backend = bool(self_loops), chosen(backend)
         f = np.zeros((len(s), 0)) if features is None else features
-        own = finite("features", f, (len(s), "P")), room, self.backend
+        own = finite("features", f, (len(s), "P")), self.backend
         rows = sorted_rows(s, r, num_nodes)
         self.into, self.out_of = (rows_of(*row, *own) for row in rows)
 
@@ -83,8 +78,8 @@ class EdgeIndex:
 
     @property
     def num_edges(self) -> int:
-        "E, without the spare capacity."
-        return int(self.into.start[-1])
+        "E."
+        return len(self.into.nodes)
 
     def tree_flatten(self):
         return (self.into, self.out_of), (self.self_loops, self.backend)
@@ -97,9 +92,8 @@ class EdgeIndex:
 
     def edge_list(self) -> tuple[Int[np.ndarray, "E"], Int[np.ndarray, "E"]]:
         "Senders and receivers, ordered by receiver, then sender."
-        start, nodes = np.asarray(self.into.start), np.asarray(self.into.nodes)
         receivers = np.arange(self.num_nodes, dtype=np.int32)
-        return nodes[: start[-1]], np.repeat(receivers, np.diff(start))
+        return np.asarray(self.into.nodes), np.repeat(receivers, np.diff(self.into.start))
 
     def mask(self) -> Bool[Array, "N N"]:
         "The same as a mask, receivers in rows: for small graphs."
@@ -109,7 +103,7 @@ class EdgeIndex:
 
     def table(self) -> Float[Array, "N N P"]:
         "The features as such a table, zeros where there is no edge."
-        f, at = self.into.features.T[: self.num_edges], self.edge_list()[::-1]
+        f, at = self.into.features.T, self.edge_list()[::-1]
         return jnp.zeros((self.num_nodes,) * 2 + f.shape[1:], f.dtype).at[at].set(f)
 
     def bias(self, of: "EdgeBias | None", Q: Float[Array, "N ... H Y"]):
@@ -184,13 +178,16 @@ class EdgeAttention(EnergyAttention):
         own = () if self.edge_bias is None else (self.edge_bias,)
         return edges.match(Q, K, beta, self.self_attention, *own)
 
-    def node_heads(self, g: Float[Array, "... N D"], coordinates=None):
+    def node_heads(self, g: Float[Array, "... N D"], **places):
         "Q and K (N, ..., H, Y) as the scores use them, and β."
+        if places or self.positions is not self.edge_bias:
+            raise ValueError(
+                "edges: expected no positions of pairs beside them, got"
+                f" {type(self.positions).__name__}; numbers for edges are their"
+                " features, for an EdgeBias"
+            )
         beta = self.beta.astype(at_least_float32(g.dtype))
-        Q, K = self._heads(g, "n...hy", beta.dtype)
-        if self.positions is not self.edge_bias:
-            Q, K = add_distances(self.positions, coordinates, Q, K, beta)
-        return Q, K, beta
+        return *self._heads(g, "n...hy", beta.dtype), beta
 
     def token_energy(
         self,
@@ -217,8 +214,8 @@ class EdgeAttention(EnergyAttention):
             raise ValueError("edges: expected at least one graph, got none")
         if not all(hasattr(e, "match") and isinstance(e, kind) for e in graphs):
             raise TypeError(
-                "edges: expected an EdgeIndex, or several in a tuple (distances"
-                " and numbers on edges work with no other class), got"
+                "edges: expected an EdgeIndex, or several in a tuple (an EdgeBias"
+                " works with no other class), got"
                 f" {[type(e).__name__ for e in graphs]}"
             )
         Q, K, beta = self.node_heads(g, **places)
@@ -264,10 +261,9 @@ def attention_weights(
     edges: EdgeIndex,
     # places in the order of `edges.edge_list()`; None: all
     which: Int[ArrayLike, "E"] | None = None,
-    coordinates: Float[Array, "N Z"] | None = None,
 ) -> Float[Array, "E H"]:
     r"""$p_{CB}$ of every edge; over the edges into a node they sum to 1."""
-    Q, K, beta = attention.node_heads(g, coordinates)
+    Q, K, beta = attention.node_heads(g)
     lse = beta[None] * attention.matched(edges, Q, K, beta)
     which = np.arange(edges.num_edges) if which is None else which
     bias, _ = edges.bias(attention.edge_bias, Q)

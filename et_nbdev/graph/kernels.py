@@ -26,8 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ..attention import RelativeDistances, centered
-
 # %% ../../nbs/engine/kernels.ipynb #7745af09
 @partial(
     jax.tree_util.register_dataclass,
@@ -102,19 +100,14 @@ def rows_of(
     nodes: Int[np.ndarray, "E"],
     which: Int[np.ndarray, "E"],
     features: Float[np.ndarray, "_ P"],
-    room: int,
     backend: str,
 ) -> Rows:
-    "The rows as JAX arrays with `room` for edges, in size classes if XLA needs them."
-    spare = 0, room - len(nodes)
-    features = np.pad(features[which].T, ((0, 0), spare))
-    if spare[1]:
-        nodes = np.pad(nodes, spare)
-    start, nodes, features = map(jnp.asarray, (start, nodes, features))
-    if backend == "compiled":
-        return Rows(start, nodes, None, features)
-    order, classes = _size_classes(np.asarray(start))
-    return Rows(start, nodes, jnp.asarray(order), features, classes)
+    "The rows as JAX arrays, in size classes if XLA needs them."
+    order, classes = (None, ()) if backend == "compiled" else _size_classes(start)
+    start, nodes, order, features = jax.tree.map(
+        jnp.asarray, (start, nodes, order, features[which].T)
+    )
+    return Rows(start, nodes, order, features, classes)
 
 # %% ../../nbs/engine/kernels.ipynb #4a9401e9
 # numbers that a gather may hold at a time on a CPU; accelerators prefer large gathers
@@ -229,14 +222,12 @@ def edge_weights(rows: Rows, bias, own, other, lse, c, keys=False, which=None):
     r"""$c_C\,p_{CB}$ of edges, (E, H): of all in `rows` of queries, or of `keys`, as
     `bias` has them, or of those at the places `which`.
     """
-    last = rows.start[-1] - 1
 
-    def weight(at):
-        e = jnp.minimum(at, last)  # what comes later is spare room
+    def weight(e):
         r, n = jnp.searchsorted(rows.start, e, side="right") - 1, rows.nodes[e]
         C = n if keys else r
         s = (own[r] * other[n]).sum(-1) + (bias.T[e] if bias.size else 0)
-        return jnp.where(at > last, jnp.zeros_like(s), c[C] * jnp.exp(s - lse[C]))
+        return c[C] * jnp.exp(s - lse[C])
 
     which = np.arange(bias.shape[1]) if which is None else which
     return jax.lax.map(weight, jnp.asarray(which, jnp.int32), batch_size=2**16)
@@ -874,10 +865,7 @@ def _tangent_queries(rows, bias, Q, dQ, K, dK, lse, pull):
 
 def _tangent_keys(rows, bias, K, dK, Q, dQ, lse, slope, c):
     results, given = (Q.shape, bias.shape), (bias, K, dK, Q, dQ, lse, slope, c)
-    moved, by_bias = _call(_TANGENT_KEYS, results, rows, *given)
-    there = jnp.arange(bias.shape[1], dtype=jnp.int32) < rows.start[-1]
-    # spare room is not written
-    return moved, jnp.where(there[None], by_bias, jnp.zeros_like(by_bias))
+    return _call(_TANGENT_KEYS, results, rows, *given)
 
 # %% ../../nbs/engine/kernels.ipynb #a51d0dfex1
 _COMPILED_PASSES = SimpleNamespace(
@@ -886,26 +874,3 @@ _COMPILED_PASSES = SimpleNamespace(
     tangent_queries=_tangent_queries,
     tangent_keys=_tangent_keys,
 )
-
-# %% ../../nbs/engine/kernels.ipynb #011f5aae
-def add_distances(positions, coordinates, Q, K, beta):
-    """Q and K (N, ..., H, Y + Z + 2) whose scores include the bias of `positions`.
-    Raises ValueError unless these are `RelativeDistances`, whose formula is split here.
-    """
-    if (
-        not isinstance(positions, RelativeDistances)
-        or type(positions).__call__ is not RelativeDistances.__call__
-    ):
-        raise ValueError(
-            f"edges: expected positions that are RelativeDistances, got"
-            f" {type(positions).__name__}; a grid, or a formula of your own, belongs"
-            " to tables of pairs"
-        )
-    z = centered(coordinates, beta.dtype)
-    z = jnp.moveaxis(jnp.broadcast_to(z, (*Q.shape[1:-2], *z.shape[-2:])), -2, 0)
-    z = jnp.broadcast_to(z[..., None, :], (*Q.shape[:-1], z.shape[-1]))
-    square, one = jnp.sum(z**2, -1, keepdims=True), jnp.ones_like(z[..., :1])
-    share = positions.factor.astype(Q.dtype) / beta
-    share = share.reshape((1,) * (Q.ndim - 2) + (-1, 1))
-    more_Q = [2 * share * z, -share * square, -share * one]
-    return jnp.concatenate([Q, *more_Q], -1), jnp.concatenate([K, z, one, square], -1)

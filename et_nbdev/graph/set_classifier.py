@@ -25,11 +25,11 @@ from et_nbdev.graph.classify import (
 )
 from .crossval import Fold, deal, predict_logits
 from et_nbdev.graph.sets import (
+    POSITIONS,
     Columns,
     Encoding,
     GraphSet,
-    cached_positions,
-    in_layout,
+    Supply,
     learn_encoding,
 )
 from et_nbdev.training import (
@@ -108,9 +108,8 @@ class GraphSetClassifier(ClassifierMixin, BaseEstimator):
         _check_set(graphs)
         c, labels = self.config_, np.full(len(graphs), -1)
         blank = replace(graphs, labels=labels, classes=self.classes_)
-        places = cached_positions(graphs, c.model.num_positions, c.model.positions)
-        shapes = c.batch_size, c.num_buckets
-        supply = in_layout(c.layout, blank, self.encoding_, places, *shapes)
+        positions = POSITIONS[c.model.positions](graphs, c.model.num_positions)
+        supply = Supply(blank, self.encoding_, positions, c.batch_size)
         logits = predict_logits(self.model_, supply, np.arange(len(graphs)))
         if not np.isfinite(logits).all():
             raise FloatingPointError("graphs: predictions are not finite")
