@@ -21,6 +21,7 @@ from et_nbdev.graph.anomaly import (
     AnomalyConfig,
     AnomalyEnergyTransformer,
     AnomalyTraining,
+    SampleConfig,
     train_anomaly,
 )
 from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
@@ -97,12 +98,14 @@ def test_the_anomaly_model_takes_the_papers_step_unless_told_otherwise():
     assert_close(end, x + step, rtol=1e-4, atol=1e-5)
 
 
-def test_scores_are_of_every_test_node_and_of_the_model_at_rest():
-    """No dropout in what is reported, whatever training does, and no part of the test
-    nodes in place of all.
+@pytest.mark.parametrize("parts", [False, True])
+def test_scores_are_of_every_test_node_and_of_the_model_at_rest(parts):
+    """No dropout in what is reported, whatever training does, and no part of the graph
+    or of its test nodes in place of all.
     """
-    graph = load_graph("digits-knn")
-    run = train_anomaly(QUICK, graph, progress=False)
+    graph, some = load_graph("digits-knn"), SampleConfig(40, 120, 4)
+    config = replace(QUICK, sample=some if parts else SampleConfig())
+    run = train_anomaly(config, graph, progress=False)
     edges, y = AnomalyEnergyTransformer.prepare(graph), jnp.asarray(scaled(graph))
     used = nnx.jit(lambda model, y, edges: jax.nn.softmax(model(y, edges))[:, 1])
     assert_close(run.p, np.asarray(used(run.model, y, edges)), rtol=1e-5)

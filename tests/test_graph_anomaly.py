@@ -16,19 +16,27 @@ from flax import nnx
 from sklearn.metrics import f1_score
 
 from et_nbdev.dynamics import descend
-from et_nbdev.graph import anomaly, nodes
+from et_nbdev.graph import anomaly, kernels, nodes
 from et_nbdev.graph import detector as commands
 from et_nbdev.graph.anomaly import (
     AnomalyConfig,
     AnomalyEnergyTransformer,
     AnomalyTraining,
+    SampleConfig,
     explain,
     load_anomaly_model,
     train_anomaly,
     weighted_loss,
 )
 from et_nbdev.graph.data import DATASETS, from_relations, load_graph, split
-from et_nbdev.graph.nodes import Batch, anomaly_scores, best_threshold, scaled
+from et_nbdev.graph.nodes import (
+    Batch,
+    anomaly_scores,
+    best_threshold,
+    sample_nodes,
+    sampled,
+    scaled,
+)
 from et_nbdev.testing import assert_close
 from et_nbdev.training import CheckpointError, OptimConfig
 
@@ -177,6 +185,120 @@ def test_training_repeats_and_never_looks_at_the_test_labels(digits, tmp_path):
             train_anomaly(QUICK, changed, tmp_path, progress=False)
 
 
+# --- parts of a graph
+
+
+def chain(kinds, one_way, n=120):
+    """Nodes in a circle, each seen from one and three places on, and from as far back
+    unless `one_way`: nothing is near to everything.
+    """
+    rng, i = np.random.default_rng(2), np.arange(n)
+    ends = [(np.r_[i, i], np.r_[(i + 1) % n, (i + 3 + k) % n]) for k in range(kinds)]
+    if not one_way:
+        ends = [(np.r_[s, r], np.r_[r, s]) for s, r in ends]
+    relations = {f"kind{k}": e for k, e in enumerate(ends)}
+    labels = (rng.random(n) < 0.3).astype(np.int8)
+    return from_relations(relations, rng.normal(size=(n, 5)), labels, "chain")
+
+
+@nnx.jit
+def loss_and_logits(model, batch):
+    logits = model(batch.features, batch.edges)[batch.nodes]
+    return weighted_loss(model, batch, jax.random.key(0))[0], logits
+
+
+@pytest.mark.parametrize(
+    "backend, one_way, relations",
+    [
+        ("compiled", True, "merged"),
+        ("compiled", False, "concat"),
+        ("xla", False, "merged"),
+    ],
+)
+def test_a_part_with_all_nodes_of_2T_hops_has_the_loss_of_the_whole(
+    backend, one_way, relations, monkeypatch
+):
+    if backend == "xla":
+        monkeypatch.setattr(kernels, "available", lambda: False)
+    graph = chain(2 if relations == "concat" else 1, one_way)
+    model, y, edges = build(graph, replace(SMALL, relations=relations, degree=False))
+    assert edges[0].backend == backend
+    seeds, labels = np.array([7, 60, 61]), jnp.asarray([0, 1, 0])
+    want = loss_and_logits(model, Batch(y, edges, jnp.asarray(seeds), labels))
+    # two a step: whom I see, and whom those who see me see
+    for hops, exact in ((SMALL.steps, False), (2 * SMALL.steps, True)):
+        ball = seeds
+        for _ in range(hops):
+            both = graph.edges, graph.edges[::-1]
+            near = [b[np.isin(a, ball)] for a, b in both]
+            ball = np.unique(np.concatenate([ball, *near]))
+        config, rng = SampleConfig(3, len(ball), 50), np.random.default_rng(0)
+        some, part = sample_nodes(edges, seeds, config, rng)
+        assert np.array_equal(np.sort(some), ball) and len(ball) < graph.num_nodes
+        assert np.array_equal(some[:3], seeds)
+        got = loss_and_logits(model, Batch(y[some], part, jnp.arange(3), labels))
+        off = max(float(jnp.abs(a - b).max()) for a, b in zip(got, want))
+        assert (off < 1e-4) == exact, (hops, off)
+
+
+def test_a_part_is_drawn_at_random_from_the_graph_and_keeps_its_size(digits):
+    edges = AnomalyEnergyTransformer.prepare(digits)
+    has = set(zip(*(ends.tolist() for ends in digits.edges)))
+    seeds, seen, shapes = np.array([5, 900, 1700]), [], set()
+    draw = lambda config, seed=0, edges=edges: sample_nodes(
+        edges, seeds, config, np.random.default_rng(seed)
+    )
+    for seed in range(3):
+        some, (part,) = draw(SampleConfig(3, 100, 4), seed)
+        senders, receivers = part.edge_list()
+        assert len(np.unique(some)) == 100 and np.array_equal(some[:3], seeds)
+        assert set(zip(some[senders].tolist(), some[receivers].tolist())) <= has
+        inside = np.isin(digits.senders, some) & np.isin(digits.receivers, some)
+        degrees = np.bincount(digits.receivers[inside], minlength=1797)[some]
+        kept = np.bincount(receivers, minlength=100)
+        assert np.array_equal(kept, np.minimum(degrees, 4))
+        seen.append(set(some.tolist()))
+        shapes.add(tuple(leaf.shape for leaf in jax.tree.leaves(part)))
+    assert len(shapes) == 1 and seen[0] != seen[1] != seen[2]
+    assert len(draw(SampleConfig(3, 5000, 4))[0]) == 1797  # no larger than the graph
+    ends = dict(senders=np.array([5, 1]), receivers=np.array([1, 5]), relations={})
+    alone = AnomalyEnergyTransformer.prepare(replace(digits, **ends))
+    some, (part,) = draw(SampleConfig(3, 12, 3), edges=alone)
+    assert len(np.unique(some)) == 12 and 1 in some and part.num_edges == 2
+
+
+def test_batches_keep_both_classes_and_depend_on_their_number_alone(digits):
+    parts, y = split(digits.labels, 0.4, 0), scaled(digits)
+    edges = AnomalyEnergyTransformer.prepare(digits)
+    of = lambda *sizes: sampled(
+        y, edges, digits.labels, parts.train, SampleConfig(*sizes), seed=1
+    )
+    batches = of(50, 200, 4)
+    first = [batch for batch, _ in zip(batches(0), range(4))]
+    for pair in zip(first[2:], batches(2)):
+        assert all(map(np.array_equal, *map(jax.tree.leaves, pair)))
+    for batch in first:
+        assert batch.labels.sum() == 5 and len(batch.labels) == 50  # as 10 % of them
+        assert batch.features.shape == (200, y.shape[1])
+    assert not np.array_equal(first[0].features, first[1].features)
+    with pytest.raises(ValueError, match="seeds: .* the 719 training nodes, got 800"):
+        of(800, 900)
+
+
+def test_training_on_parts_compiles_once(monkeypatch, digits):
+    "Through XLA, too, where a table of pairs takes the place of the edges."
+    short = replace(QUICK, sample=SampleConfig(40, 120, 4))
+    traced = []
+    loss = lambda *args: traced.append(1) or weighted_loss(*args)
+    monkeypatch.setattr(anomaly, "weighted_loss", loss)
+    for graph, xla in ((digits, False), (toy(200), True)):
+        if xla:
+            monkeypatch.setattr(kernels, "available", lambda: False)
+        run = train_anomaly(short, graph, progress=False)
+        assert np.isfinite(run.p).all() and len(traced) == 1
+        traced.clear()
+
+
 # --- what is refused
 
 
@@ -191,6 +313,8 @@ def test_training_repeats_and_never_looks_at_the_test_labels(digits, tmp_path):
         *((AnomalyTraining, dict(train_fraction=f)) for f in (0.0, 1.0)),
         *((AnomalyTraining, dict(seed=s)) for s in (-1, 2**32)),
         (AnomalyTraining, dict(every=0)),
+        *((SampleConfig, {name: v}) for name, v in (("seeds", 1), ("nodes", 0))),
+        (SampleConfig, dict(seeds=60, nodes=50)),
     ],
 )
 def test_a_bad_setting_is_named(kind, bad):

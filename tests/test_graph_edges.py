@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyTraining
+from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyTraining, SampleConfig
 from et_nbdev.graph.data import (
     Graph,
     from_dgl,
@@ -24,7 +24,7 @@ from et_nbdev.graph.data import (
 )
 from et_nbdev.graph.detector import AnomalyDetector
 from et_nbdev.graph.energy import EdgeAttention, EdgeBias, EdgeIndex, edge_energies
-from et_nbdev.graph.nodes import aggregate
+from et_nbdev.graph.nodes import aggregate, sample_nodes
 from et_nbdev.testing import assert_close
 from et_nbdev.training import OptimConfig
 
@@ -206,6 +206,26 @@ def test_other_features_of_edges_are_refused_in_words(columns, names, words, fit
     other = replace(graph, edge_features=rows, edge_feature_names=names)
     with pytest.raises(ValueError, match="^graph: .*" + words):
         fitted.predict(other)
+
+
+@pytest.mark.parametrize("backend", ["compiled", "xla"])
+def test_parts_of_a_graph_keep_the_features_of_their_edges(backend):
+    graph = made().simple()
+    own = dict(features=graph.edge_features, backend=backend)
+    edges = EdgeIndex(*graph.edges, 60, **own)
+    config, rng = SampleConfig(2, 20, 3), np.random.default_rng(0)
+    nodes, (part,) = sample_nodes((edges,), np.array([4, 9]), config, rng)
+    if backend == "compiled":
+        ends, rows = part.edge_list(), part.table()
+        part = {"edges": part}
+    else:
+        ends, rows = np.nonzero(part["mask"])[::-1], part["edge_features"]
+    for sender, receiver in zip(*ends):
+        wanted = table(graph)[int(nodes[sender]), int(nodes[receiver])]
+        assert rows[receiver, sender, 0] == wanted
+    assert len(ends[0]) > 20
+    attention = EdgeAttention(2, 1, 2, positions=EdgeBias(1, 1), rngs=nnx.Rngs(0))
+    assert np.isfinite(attention.energy(jnp.ones((20, 2)), **part))
 
 
 def test_the_score_of_an_edge_is_by_how_much_the_energy_rises_without_it():

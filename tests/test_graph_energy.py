@@ -188,13 +188,14 @@ def test_a_look_costs_two_passes_over_the_edges_and_its_derivative_two_more(feat
 )
 def test_a_bias_of_edges_equals_one_in_a_table(kind, backend, x64):
     """Energy, its gradient by tokens and every parameter, and the gradient of a function
-    of that gradient; for a batch, a repelling head and any order of edges.
+    of that gradient; for a batch, a repelling head, room to spare and any order of edges.
     """
     edges, table = make(kind, 4, backend)
     rng = np.random.default_rng(1)
     ends = rng.permutation(np.stack(edges.edge_list()), axis=1)
     f = rng.normal(size=(ends.shape[1], 3)).astype(np.float32)
-    edges = EdgeIndex(*ends, len(table), features=f, backend=backend)
+    room = dict(features=f, capacity=len(f) + 9, backend=backend)
+    edges = EdgeIndex(*ends, len(table), **room)
     attention = attention_of(positions=EdgeBias(3, 2), repelling=1)
     graph, state = nnx.split(attention)
     at_edges = np.zeros((len(table), len(table), 3))
@@ -361,6 +362,27 @@ def test_memory_is_not_edges_times_width(compile_fully):
     assert spare["xla"] < array / 3, (spare, array)
 
 
+@each_backend
+def test_room_for_more_edges(backend, x64):
+    """Spare capacity changes no number, and compiled programs are shared between graphs
+    of one capacity.
+    """
+    attention, g, traces = attention_of(), tokens(23), []
+
+    @jax.jit
+    def run(g, edges):
+        traces.append(1)
+        return attention.energy_and_update(g, edges=edges)
+
+    for kind in ("directed", "one-way"):
+        edges, table = make(kind, 14, backend)
+        roomy = EdgeIndex(*edges.edge_list(), 23, capacity=600, backend=backend)
+        assert (roomy.num_edges, roomy.num_nodes) == (edges.num_edges, 23)
+        all_close(run(g, roomy), attention.energy_and_update(g, mask=table))
+        np.testing.assert_array_equal(roomy.mask(), table)
+    assert len(traces) == 1 or backend == "xla"
+
+
 # --- bad input
 
 
@@ -377,6 +399,7 @@ def test_memory_is_not_edges_times_width(compile_fully):
         (([0] * 300, [1] * 300, 2), {}, "299 of the 300"),
         *((([0], [1], n), {}, "^num_nodes: ") for n in (0, 2.5)),
         (([0], [1], 2), dict(backend="numba"), "^backend: .*'numba'"),
+        (([0, 1], [1, 0], 2), dict(capacity=1), "^capacity: "),
         (([0], [1], 2), dict(features=np.ones((3, 1))), r"^features: .*\(1, P\), got"),
     ],
 )

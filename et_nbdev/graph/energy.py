@@ -40,9 +40,10 @@ class EdgeIndex:
     lists both directions. Make it once, outside `jit`. It is a pytree, so pass it to
     compiled functions as an argument. `features` are numbers of the edges, a row each,
     for attention with an `EdgeBias`. `self_loops=True` permits edges from a node to
-    itself, for attention with `self_attention=True`. `backend` is "compiled" (kernels
-    for the CPU, needs numba) or "xla" (anything XLA runs on); None picks "compiled" on
-    the CPU, or warns that it is not available.
+    itself, for attention with `self_attention=True`. `capacity` reserves room for that
+    many edges, so that graphs with the same N and `capacity` share a compiled program.
+    `backend` is "compiled" (kernels for the CPU, needs numba) or "xla" (anything XLA
+    runs on); None picks "compiled" on the CPU, or warns that it is not available.
     Memory: 8 bytes per edge, and 8 more per feature. Raises ValueError for bad ids,
     parallel edges (merge them), or self-loops that are not permitted.
     """
@@ -55,6 +56,7 @@ class EdgeIndex:
         self_loops: bool = False,
         *,
         features=None,  # (E, P)
+        capacity: int | None = None,
         backend: Literal["compiled", "xla"] | None = None,
     ):
         check_sizes(num_nodes=num_nodes)
@@ -65,9 +67,11 @@ class EdgeIndex:
                 f" to itself (the first: node {s[s == r][0]}). Leave them out (keep ="
                 " senders != receivers), or let a node see itself with self_loops=True"
             )
+        room = len(s) if capacity is None else capacity
+        check_sizes(len(s), capacity=room)
         self.self_loops, self.backend = bool(self_loops), chosen(backend)
         f = np.zeros((len(s), 0)) if features is None else features
-        own = finite("features", f, (len(s), "P")), self.backend
+        own = finite("features", f, (len(s), "P")), room, self.backend
         rows = sorted_rows(s, r, num_nodes)
         self.into, self.out_of = (rows_of(*row, *own) for row in rows)
 
@@ -78,8 +82,8 @@ class EdgeIndex:
 
     @property
     def num_edges(self) -> int:
-        "E."
-        return len(self.into.nodes)
+        "E, without the spare capacity."
+        return int(self.into.start[-1])
 
     def tree_flatten(self):
         return (self.into, self.out_of), (self.self_loops, self.backend)
@@ -92,8 +96,9 @@ class EdgeIndex:
 
     def edge_list(self) -> tuple[Int[np.ndarray, "E"], Int[np.ndarray, "E"]]:
         "Senders and receivers, ordered by receiver, then sender."
+        start, nodes = np.asarray(self.into.start), np.asarray(self.into.nodes)
         receivers = np.arange(self.num_nodes, dtype=np.int32)
-        return np.asarray(self.into.nodes), np.repeat(receivers, np.diff(self.into.start))
+        return nodes[: start[-1]], np.repeat(receivers, np.diff(start))
 
     def mask(self) -> Bool[Array, "N N"]:
         "The same as a mask, receivers in rows: for small graphs."
@@ -103,7 +108,7 @@ class EdgeIndex:
 
     def table(self) -> Float[Array, "N N P"]:
         "The features as such a table, zeros where there is no edge."
-        f, at = self.into.features.T, self.edge_list()[::-1]
+        f, at = self.into.features.T[: self.num_edges], self.edge_list()[::-1]
         return jnp.zeros((self.num_nodes,) * 2 + f.shape[1:], f.dtype).at[at].set(f)
 
     def bias(self, of: "EdgeBias | None", Q: Float[Array, "N ... H Y"]):

@@ -100,14 +100,19 @@ def rows_of(
     nodes: Int[np.ndarray, "E"],
     which: Int[np.ndarray, "E"],
     features: Float[np.ndarray, "_ P"],
+    room: int,
     backend: str,
 ) -> Rows:
-    "The rows as JAX arrays, in size classes if XLA needs them."
-    order, classes = (None, ()) if backend == "compiled" else _size_classes(start)
-    start, nodes, order, features = jax.tree.map(
-        jnp.asarray, (start, nodes, order, features[which].T)
-    )
-    return Rows(start, nodes, order, features, classes)
+    "The rows as JAX arrays with `room` for edges, in size classes if XLA needs them."
+    spare = 0, room - len(nodes)
+    features = np.pad(features[which].T, ((0, 0), spare))
+    if spare[1]:
+        nodes = np.pad(nodes, spare)
+    start, nodes, features = map(jnp.asarray, (start, nodes, features))
+    if backend == "compiled":
+        return Rows(start, nodes, None, features)
+    order, classes = _size_classes(np.asarray(start))
+    return Rows(start, nodes, jnp.asarray(order), features, classes)
 
 # %% ../../nbs/engine/kernels.ipynb #4a9401e9
 # numbers that a gather may hold at a time on a CPU; accelerators prefer large gathers
@@ -222,12 +227,14 @@ def edge_weights(rows: Rows, bias, own, other, lse, c, keys=False, which=None):
     r"""$c_C\,p_{CB}$ of edges, (E, H): of all in `rows` of queries, or of `keys`, as
     `bias` has them, or of those at the places `which`.
     """
+    last = rows.start[-1] - 1
 
-    def weight(e):
+    def weight(at):
+        e = jnp.minimum(at, last)  # what comes later is spare room
         r, n = jnp.searchsorted(rows.start, e, side="right") - 1, rows.nodes[e]
         C = n if keys else r
         s = (own[r] * other[n]).sum(-1) + (bias.T[e] if bias.size else 0)
-        return c[C] * jnp.exp(s - lse[C])
+        return jnp.where(at > last, jnp.zeros_like(s), c[C] * jnp.exp(s - lse[C]))
 
     which = np.arange(bias.shape[1]) if which is None else which
     return jax.lax.map(weight, jnp.asarray(which, jnp.int32), batch_size=2**16)
@@ -865,7 +872,10 @@ def _tangent_queries(rows, bias, Q, dQ, K, dK, lse, pull):
 
 def _tangent_keys(rows, bias, K, dK, Q, dQ, lse, slope, c):
     results, given = (Q.shape, bias.shape), (bias, K, dK, Q, dQ, lse, slope, c)
-    return _call(_TANGENT_KEYS, results, rows, *given)
+    moved, by_bias = _call(_TANGENT_KEYS, results, rows, *given)
+    there = jnp.arange(bias.shape[1], dtype=jnp.int32) < rows.start[-1]
+    # spare room is not written
+    return moved, jnp.where(there[None], by_bias, jnp.zeros_like(by_bias))
 
 # %% ../../nbs/engine/kernels.ipynb #a51d0dfex1
 _COMPILED_PASSES = SimpleNamespace(
