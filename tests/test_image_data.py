@@ -5,11 +5,15 @@ data.
 
 import io
 import itertools
+import os
 import re
+import shutil
 import socket
+import struct
 import threading
 import time
 import warnings
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -544,6 +548,7 @@ TEN = [f"{i}.png" for i in range(10)]
 HIDES = ".ipynb_checkpoints", ".thumbnails/a", "__MACOSX", ".Trash-0/files", "@eaDir"
 HIDES = *HIDES, "$RECYCLE.BIN/a", "System Volume Information", "lost+found"
 HIDDEN = {f"cats/{folder}": 99 for folder in HIDES}
+WITH_TABLE = {"cats": 1, "m.parquet": {"file_name": TEN, "text": "a cat"}}
 CLASSES = {f"{s}/{c}": 3 for s in SPLITS for c in ("gun", "test_tube")}
 
 
@@ -555,12 +560,13 @@ CLASSES = {f"{s}/{c}": 3 for s in SPLITS for c in ("gun", "test_tube")}
         # twice, and in a circle
         ({"cats": 1, "again": "-> cats", "cats/up": "-> ."}, {1: 10}, None),
         ({"a": 1, "a/z.png": "-> a/3.png"}, {1: 10}, None),
+        (WITH_TABLE, {1: 10}, r"10 pictures .*left out: 1 .*\.parquet"),
         (LEVELS | {"x": 1}, {1: 16}, None),
         ({"a": 0, "n.txt": b"-", "x": b""}, {0: 10}, r"out: 2 that are .* \(.txt, x\)"),
         # one word of many, and no split that would fit beside it
         ("flask test_tube valid-ticket", {0: 10, 1: 10, 2: 10}, None),
         ("bus_in train_in gate", {0: 10, 1: 10, 2: 10}, None),
-        (CLASSES, {3: 60}, None),
+        (CLASSES, {3: 60}, "pictures compared are in two splits, as .*png; remove"),
         # only folders and tables are splits: no pictures, lists or archives
         ({f"a/{c}_{i}.png": 1 for c in ("train", "bus") for i in TEN}, {1: 20}, None),
         ({"a": 1, "test.csv": b"file,split\na/0.png,3"}, {1: 10}, "left out: 1"),
@@ -629,6 +635,9 @@ def test_named_splits_are_kept_whatever_they_are_called(tmp_path, names, kind):
             "t.parquet a",
             "holds tables, as .*/t.parquet, and 10 picture files, as .*/a/",
         ),
+        ("images masks", "/masks seems to tell of the pictures beside"),
+        ("a/img a/gt", "a/gt seems to tell"),
+        ("train train_labels test", "train_labels seems to tell"),
         ({"a.zip": b""}, r"but \.zip; archives have to be unpacked"),
         ({}, "but nothing"),
         ("a.png b.png", "3 or more pictures to divide, got 2"),
@@ -645,6 +654,40 @@ def test_a_folder_that_holds_no_set_or_two_is_refused(tmp_path, tree, words):
     only = next((folder / name for name in tree if name.startswith("only")), folder)
     with pytest.raises(ValueError, match=f"^name: .*{words}"):
         load_images(only, "train")
+
+
+@pytest.mark.parametrize("how", [os.link, shutil.copy])
+def test_a_picture_in_two_splits_is_named(tmp_path, how):
+    tree = {f"{s}/{i}.png": k * 20 + i for k, s in enumerate(SPLITS) for i in range(9)}
+    folder = plant(tmp_path / "set", tree)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_images(folder)
+    how(folder / "train/3.png", folder / "test/x.png")
+    with pytest.warns(
+        match="1 of the .*two splits, as .*test/x.png and .*train/3.png; "
+    ):
+        load_images(folder)
+
+
+def test_colors_of_16_bits_have_to_use_them(tmp_path):
+    chunk = lambda kind, data: (
+        struct.pack(">I", len(data))
+        + kind
+        + data
+        + struct.pack(">I", zlib.crc32(kind + data))
+    )
+    for bits, levels in (12, 16), (16, 256):  # Pillow does not write them
+        row = b"\0" + np.linspace(0, 2**bits - 1, 192).astype(">u2").tobytes()
+        head = chunk(b"IHDR", struct.pack(">IIBBBBB", 64, 64, 16, 2, 0, 0, 0))
+        body = chunk(b"IDAT", zlib.compress(row * 64)) + chunk(b"IEND", b"")
+        content = b"\x89PNG\r\n\x1a\n" + head + body
+        folder = plant(tmp_path / str(bits), {f"{i}.png": content for i in range(5)})
+        if levels == 256:
+            assert load_images(folder)[:].max() == 255
+            continue
+        with pytest.raises(ValueError, match=f"^name: .*16 bits.*got {levels} levels"):
+            load_images(folder)
 
 
 def test_a_file_of_several_pages_is_no_picture():

@@ -2,6 +2,7 @@
 that fill boards in, files, and what a notebook shows.
 """
 
+import re
 from itertools import product
 
 import jax
@@ -19,6 +20,7 @@ from et_nbdev.puzzle import (
     from_pretrained,
     is_solved,
     is_unique,
+    play,
     plot_descent,
     puzzles,
     same_unit,
@@ -241,6 +243,27 @@ def test_a_descent_is_drawn(model):
     assert len(drawn) == 4 + (p > 0.5).sum() - 4
     E = energies.total - energies.total[0]
     np.testing.assert_allclose(curve.lines[2].get_ydata(), E, rtol=1e-4, atol=1e-3)
+
+
+def test_a_board_is_played_with_in_a_notebook(model):
+    pytest.importorskip("ipywidgets")
+    (board, buttons), (_, t), view, says = (
+        getattr(part, "children", part) for part in play(model).children
+    )
+    assert "solved" in says.value and view.value.count("<div") == 17
+    before = board.value, says.value
+    buttons.children[1].click()
+    assert board.value == before[0] and says.value != before[1]
+    buttons.children[0].click()
+    assert board.value != before[0]
+    t.value = 0
+    assert "not solved" in says.value
+    numbers = lambda text: re.findall(r"[\d.]+(?=[,:])", text)
+    assert len({*numbers(says.value)}) == 1 < len({*numbers(before[1])})
+    board.value = "11.. .... .... ...."
+    assert "row 1 has 1 twice" in says.value
+    board.value = "." * 36
+    assert "plays 4 × 4" in says.value
 
 
 def test_what_is_no_board_is_refused_in_words(model):

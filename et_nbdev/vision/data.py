@@ -464,14 +464,37 @@ def by_split(folder: Path, files: list[Path], named: Callable, more=()) -> dict:
     return groups
 
 # %% ../../nbs/engine/pictures.ipynb #76maskfold
+MASKS = {*"mask masks label labels annotation annotations gt segmentation".split()}
+
+
+def in_two(groups: dict[str, list[Path]]) -> list[tuple[Path, Path]]:
+    "Files that are in two splits, as links or copies; at most 256 are sought of a split."
+    few = {s: [own[i] for i in spread(len(own), 256)] for s, own in groups.items()}
+    sizes = {f.stat().st_size for s in few if s != "train" for f in few[s]}
+    few["train"] = [f for f in groups.get("train", ()) if f.stat().st_size in sizes]
+    first, found = {}, []
+    for split, file in ((s, f) for s in few for f in few[s]):
+        was, other = first.setdefault(hash(file.read_bytes()), (split, file))
+        found += [(other, file)] * (was != split)
+    return found
+
+
 def check_inside(folder: Path, pictures: set[Path]):
-    "Raise ValueError for splits that are no folders right below."
+    "Raise ValueError for splits that are no folders right below, and for masks."
     inner = {}
     for d in {d for file in pictures for d in file.relative_to(folder).parents}:
-        if len(d.parts) > 1:
+        if d.parts:
             inner.setdefault(folder / d.parent, []).append(d.name)
     for parent, names in sorted(inner.items()):
-        for name in [*splits_of(parent, sorted(names))][:1]:
+        rest = {n: words_of(n) - SPLITS.keys() for n in sorted(names)}
+        masks = [n for n in rest if rest[n] & MASKS]
+        if masks and any(re.search("[A-Za-z]", n) for n in rest if not rest[n]):
+            raise ValueError(
+                f"name: {parent / masks[0]} seems to tell of the pictures beside it;"
+                " move it elsewhere"
+            )
+        found = {} if parent == folder else splits_of(parent, sorted(names))
+        for name in [*found][:1]:
             raise ValueError(
                 f"name: {parent / name} is called like a split, inside of"
                 f" {parent}; name that folder instead of {folder}, or rename it"
@@ -511,6 +534,12 @@ def from_folder(folder: Path, files: list[Path]) -> dict[str, Source]:
             " picture of its own; fill it, or remove it"
         )
     check_inside(folder, taken)
+    if len(groups) > 1 and (twice := in_two(groups)):
+        warnings.warn(
+            f"{folder}: {len(twice):,} of the pictures compared are in two splits, as"
+            f" {twice[0][0]} and {twice[0][1]}; remove one of each",
+            stacklevel=2,
+        )
     if rest := [file for file in files if file not in taken]:
         counts = ", ".join(f"{len(own):,} {split}" for split, own in groups.items())
         warnings.warn(
@@ -561,6 +590,20 @@ def from_table(table, where: str) -> Source:
     return Source(len(table), fetch)
 
 # %% ../../nbs/engine/pictures.ipynb #15c9fromtax1
+def tables_of(files: list[Path]) -> list[Path]:
+    "Tables of parquet with a column that is no text: beside pictures, text tells of them."
+    tables, found = [f for f in files if f.suffix.lower() == ".parquet"], []
+    for file in tables:
+        with suppress(Exception):  # what is damaged is told of when it is read
+            schema = need("pyarrow.parquet").read_schema(file)
+            features = (schema.metadata or {}).get(b"huggingface", b"")
+            nested = any("struct" in str(column.type) for column in schema)
+            if not nested and b'"Image"' not in features and len(files) > len(tables):
+                continue
+        found.append(file)
+    return found
+
+
 def from_parquet(path: Path, files: list[Path]) -> dict[str, Source]:
     "Tables of pictures by the split that their names and folders mean."
     datasets, sources = need("datasets"), {}
@@ -637,8 +680,7 @@ def from_digits() -> dict[str, Source]:
 def read(path: Path) -> dict[str, Source]:
     "A parquet file, a folder with such tables, or else a folder of pictures."
     files = visible(path) if path.is_dir() else [path]
-    tables = [file for file in files if file.suffix.lower() == ".parquet"]
-    pictures = pictures_of(files)
+    tables, pictures = tables_of(files), pictures_of(files)
     if files == [path] and not tables:
         raise ValueError(
             f"name: {path} is one file, and no table of parquet; name its folder (an"
@@ -726,20 +768,24 @@ def probe(source: dict[str, Source], name: str) -> tuple[int, int, int]:
     square up to 224, else 32; 1 if all are gray, else 3; and the highest gray level of
     8, 10, 12, 14 or 16 bits, whichever are in use.
     """
-    shapes, modes, problem, highest = set(), set(), "there are none", 0
+    shapes, modes, problem, highest, colors = set(), set(), "there are none", 0, []
     for count, fetch in source.values():
         for label, stored in fetch(spread(count, 256)):
             try:
                 with open_picture(stored) as img:
                     shapes.add(img.size)
                     modes.add(img.mode)
-
+                    if img.mode[0] in "RL" and ";16" in str(getattr(img, "tile", "")):
+                        colors.append(np.asarray(img.convert("RGB")).max())
                     if is_deep(img):
                         highest = max(highest, int(np.asarray(img).max()))
             except Exception as e:  # rejected by name if it is ever requested
                 problem = f"{label}: {brief(e)}"
     if not shapes:
         raise ValueError(f"name: no picture of {name!r} can be decoded ({problem})")
+    levels = int(max(colors, default=255)) + 1  # Pillow keeps the upper 8 of 16 bits
+    wanted = "color pictures of 16 bits that use them; scale them to 8"
+    expect("name", levels > 64, wanted, f"{levels} levels")
     width, height = min(shapes)
     side = width if len(shapes) == 1 and width == height <= 224 else 32
     gray = all(mode in ("1", "L", "LA", "F") or mode[0] == "I" for mode in modes)
