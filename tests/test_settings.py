@@ -139,7 +139,7 @@ WRONG = [
         negative_memories=(1.5,),
     )),
     (ClassifyTraining, dict(
-        epochs=(0,), batch_size=(0,), warmup=(1,), layout=("x",), every=(0,), lr=(-1,),
+        epochs=(0,), batch_size=(0,), warmup=(1,), every=(0,), lr=(-1,),
         fold=(10,), seed=(-1,),
     )),
     (FitConfig, dict(epochs=(0,), lr=(-1.0,), warmup=(1.0,), weight_decay=(NAN,))),
