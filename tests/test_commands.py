@@ -21,7 +21,7 @@ import pytest
 from et_nbdev.commands import as_command, configure, out_folder
 from et_nbdev.graph import sets
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyTraining
-from et_nbdev.graph.data import Graph, load_graph, save_graph, split
+from et_nbdev.graph.data import DATASETS, Graph, load_graph, save_graph, split
 from et_nbdev.graph.detector import AnomalyDetector
 from et_nbdev.training import CheckpointError, OptimConfig, option, read_metrics
 from et_nbdev.vision.data import load_images
@@ -165,6 +165,33 @@ def test_help_is_printed_in_any_encoding(command, monkeypatch):
     shown.flush()
     assert not ended.value.code
     assert shown.buffer.getvalue().startswith(f"usage: {command}".encode())
+
+
+WRONG = [
+    ("et_train_images", "--config digits --data nosuchset", "nosuchset digits cifar10"),
+    ("et_train_images", "--config digits --model.recipe soup", "soup tiny-imagenet"),
+    ("et_train_images", "--config digits --test_on 0", "test_on"),
+    ("et_train_anomaly", "--data cora", f"cora {' '.join(DATASETS)} .npz"),
+    ("et_train_anomaly", "--config amazon", "Amazon.mat dgl pip install"),
+    ("et_train_anomaly", "--train_fraction 0.002", "train_fraction one class only"),
+    ("et_train_anomaly", "--seed 4294967295 --splits 2", "seed 4294967296"),
+    ("et_train_graphs", "--data rings --lr -1", "lr"),
+]
+
+
+@pytest.mark.parametrize("command, words, says", WRONG)
+def test_a_bad_option_is_named_before_anything_is_trained(
+    tmp_path, monkeypatch, capsys, command, words, says
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ET_DATA", raising=False)
+    for name in ("dgl", "dgl.data"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SystemExit) as ended:
+        main_of(command)([*words.split(), "--out", str(tmp_path / "out")])
+    said = f"{ended.value.code} {capsys.readouterr().err}"
+    assert ended.value.code and all(word in said for word in says.split()), said
+    assert not [*tmp_path.rglob("*.safetensors")]
 
 
 def test_scores_are_written_where_no_greek_can_be_shown(

@@ -1,11 +1,10 @@
-"""What the notebook on errata lists and no other file would notice: defaults, a step of
-one, and what a reported score is of.
+"""What the notebook on errata lists and no other file would notice: defaults, and what
+a reported score is of.
 """
 
 import json
 import re
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -16,7 +15,6 @@ from flax import nnx
 
 from et_nbdev.attention import EnergyAttention
 from et_nbdev.block import EnergyTransformer
-from et_nbdev.dynamics import descend
 from et_nbdev.graph.anomaly import (
     AnomalyConfig,
     AnomalyEnergyTransformer,
@@ -27,10 +25,10 @@ from et_nbdev.graph.anomaly import (
 from et_nbdev.graph.classify import ClassifyConfig, GraphClassifier
 from et_nbdev.graph.crossval import predict_logits
 from et_nbdev.graph.data import load_graph, split
-from et_nbdev.graph.energy import EdgeAttention, EdgeIndex, EdgeTransformer
+from et_nbdev.graph.energy import EdgeAttention
 from et_nbdev.graph.nodes import anomaly_scores, scaled
 from et_nbdev.graph.sets import Supply, laplacian_positions, learn_encoding, load_graphs
-from et_nbdev.testing import assert_close, assert_descends
+from et_nbdev.testing import assert_close
 from et_nbdev.training import OptimConfig
 from et_nbdev.vision.model import ImageConfig, ImageEnergyTransformer
 
@@ -56,35 +54,6 @@ def test_nothing_attends_to_itself_unless_asked():
         config = ImageConfig(recipe, 8, patch_size=4, num_memories=4, **sizes)
         made += [ImageEnergyTransformer(config, rngs=nnx.Rngs(0)).block.attention]
     assert not any(attention.self_attention for attention in made)
-
-
-def repelling(num_nodes):
-    "A ring of tokens that push their neighbors away."
-    options = dict(param_dtype=jnp.float64, rngs=nnx.Rngs(0))
-    heads = partial(EdgeAttention, beta=1.0)
-    block = EdgeTransformer(4, 1, 4, 2, attention=heads, **options)
-    block.attention.Wq[...] = 2 * jnp.eye(4)[None]
-    block.attention.Wk[...] = -2 * jnp.eye(4)[None]
-    block.memory.xi[...] = jnp.zeros((2, 4))
-    a = np.arange(num_nodes)
-    b = (a + 1) % num_nodes
-    ends = np.concatenate([a, b]), np.concatenate([b, a])
-    return block, EdgeIndex(*ends, num_nodes, backend="xla")
-
-
-def test_a_step_of_one_can_raise_the_energy_on_a_graph(x64):
-    """Eq. (18) as it stands promises no descent; the same tokens with short steps
-    descend.
-    """
-    block, edges = repelling(5)
-    x = 0.1 * np.random.default_rng(0).normal(size=(5, 4))
-    options = dict(edges=edges, states=True)
-    run = jax.jit(lambda x, alpha: descend(block, x, 20, alpha, **options)[1])
-    path, update = run(x, 1.0), block.update(block.norm(x), edges=edges)
-    assert_close(path.states[1], x + update, rtol=1e-12)
-    with pytest.raises(AssertionError, match="energy rises"):
-        assert_descends(path.energies.total)
-    assert_descends(run(x, 0.001).energies.total)
 
 
 def test_the_anomaly_model_takes_the_papers_step_unless_told_otherwise():

@@ -5,7 +5,6 @@ numbering may change, and a training that never looks at the test labels.
 import json
 from dataclasses import replace
 
-import doors
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +19,6 @@ from et_nbdev.graph.classify import (
     ClassifyTraining,
     GraphClassifier,
     WeightedEdges,
-    _LearnedAdjacency,
     _main,
     load_classifier,
     train_classifier,
@@ -80,6 +78,8 @@ def prepared(graphs=None):
 def build(config=SMALL, L=2):
     options = dict(num_edge_features=L, param_dtype=jnp.float64)
     model = GraphClassifier(2, 2, config, **options, rngs=nnx.Rngs(0))
+    assert (model.adjacency.bias[...] == 1).all()
+    model.adjacency.bias[...] = jnp.linspace(0.5, 1.5, config.num_heads)
     for block in model.blocks:
         block.norm.delta[...] = jax.random.normal(jax.random.key(9), (8,), jnp.float64)
     return model
@@ -108,20 +108,6 @@ def widen(batch, nodes=7, edges=9, graphs=2):
 # --- weighted scores, and the learned adjacency
 
 
-def test_weights_of_one_are_no_weights_and_weights_of_zero_count_as_strangers(x64):
-    keys = jax.random.split(jax.random.key(0), 2)
-    attention = EdgeAttention(6, 3, 5, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
-    mask = jax.random.bernoulli(keys[0], 0.6, (5, 5)).at[1].set(False)
-    g, ones = jax.random.normal(keys[1], (5, 6)), jnp.ones((3, 5, 5))
-    plain = attention.update(g, mask=mask)
-    assert_close(attention.update(g, mask=mask, weights=ones), plain)
-    energy, update = attention.energy_and_update(g, mask=mask, weights=0 * ones)
-    seen = np.sum(mask & ~np.eye(5, dtype=bool), -1)
-    log = np.log(np.maximum(seen, 1))
-    assert_close(energy, -(log[:, None] / attention.beta[None]).sum())
-    assert jnp.all(update == 0)
-
-
 def test_huge_weighted_scores_stay_finite():
     attention = EdgeAttention(4, 1, 4, beta=1.0, rngs=nnx.Rngs(0))
     g = 100 * jnp.eye(4)[:3]
@@ -144,23 +130,6 @@ def literal_adjacency(learned, X, e):
     A = jax.lax.conv_general_dilated(image, filters, (1, 1), "SAME", **layout)[0]
     own = jnp.einsum("ckl,lh->hck", e, learned.edge_filter[...])
     return A + learned.bias[...][:, None, None] + own
-
-
-@pytest.mark.parametrize("size", [1, 3, 5])
-def test_the_convolution_is_that_of_the_outer_product(x64, size):
-    keys = jax.random.split(jax.random.key(0), 3)
-    options = dict(param_dtype=jnp.float64, rngs=nnx.Rngs(0))
-    learned = _LearnedAdjacency(4, 3, size, num_edge_features=2, **options)
-    assert (learned.bias[...] == 1).all()
-    learned.bias[...] = jnp.arange(3.0)
-    X = jax.random.normal(keys[0], (2, 5, 4))
-    e = jax.random.normal(keys[1], (2, 5, 5, 2))
-    want = jnp.stack([literal_adjacency(learned, *one) for one in zip(X, e)])
-    r, s = np.nonzero(np.ones((5, 5)))
-    graph = jnp.repeat(jnp.arange(2), 5)
-    flat = lambda ends: jnp.asarray(np.concatenate([ends, ends + 5]))
-    found = learned(X.reshape(10, 4), graph, flat(s), flat(r), e.reshape(50, 2))
-    assert_close(found.reshape(3, 2, 5, 5), want.swapaxes(0, 1))
 
 
 # --- the model
@@ -191,7 +160,7 @@ def by_hand(model, batch):
 
 MODELS = {
     "as they are": {},
-    "literal": dict(strangers="zero", readout="every"),
+    "literal": dict(strangers="zero", readout="every", filter_size=5),
     "no memories": dict(num_memories=0),
     "other terms": dict(
         beta=2.0,
@@ -397,23 +366,11 @@ def test_the_script_trains_reports_and_resumes(tmp_path, capsys):
     _main(args)
     again = json.loads((tmp_path / "metrics.json").read_text())
     assert again["test"] == metrics["test"]
-    for bad, message in ((["--lr", "-1"], "lr"), (["--epochs", "2"], "epochs")):
-        with pytest.raises(SystemExit, match=message):
-            _main([*args, *bad])
+    with pytest.raises(SystemExit, match="epochs"):
+        _main([*args, "--epochs", "2"])
 
 
 # --- the doors
-
-
-@pytest.mark.parametrize("config", [SMALL, QUICK], ids=["model", "training"])
-def test_bad_settings_are_named(config):
-    model = "dim=0 blocks=0 steps=0 step_size=0 noise=-1 dropout=1 filter_size=2"
-    model += " num_positions=-1 normalize_heads=1 negative_memories=1.5 strangers='x'"
-    training = "epochs=0 batch_size=0 warmup=1 every=0 lr=-1 fold=10 seed=-1"
-    with doors.unchecked():
-        for change in (model if config is SMALL else training).split():
-            with pytest.raises(ValueError, match=f"^{change.partition('=')[0]}\\b"):
-                eval(f"replace(config, {change})")
 
 
 def test_bad_input_is_named():

@@ -4,6 +4,7 @@ graph, both back ends, and what training differentiates.
 
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import doors
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from et_nbdev.attention import RelativePositions
+from et_nbdev.attention import PairBias, RelativeDistances, RelativePositions
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
 from et_nbdev.graph import kernels
@@ -186,54 +187,43 @@ def test_a_look_costs_two_passes_over_the_edges_and_its_derivative_two_more(feat
 @pytest.mark.parametrize(
     "kind, backend", [("hubs", "compiled"), ("deaf", "compiled"), ("directed", "xla")]
 )
-def test_a_bias_of_edges_equals_one_in_a_table(kind, backend, x64):
+def test_a_bias_along_edges_is_its_formula_in_a_table(kind, backend, x64):
     """Energy, its gradient by tokens and every parameter, and the gradient of a function
     of that gradient; for a batch, a repelling head, room to spare and any order of edges.
     """
     edges, table = make(kind, 4, backend)
-    rng = np.random.default_rng(1)
+    rng, N = np.random.default_rng(1), len(table)
     ends = rng.permutation(np.stack(edges.edge_list()), axis=1)
     f = rng.normal(size=(ends.shape[1], 3)).astype(np.float32)
-    room = dict(features=f, capacity=len(f) + 9, backend=backend)
-    edges = EdgeIndex(*ends, len(table), **room)
-    attention = attention_of(positions=EdgeBias(3, 2), repelling=1)
-    graph, state = nnx.split(attention)
-    at_edges = np.zeros((len(table), len(table), 3))
+    at_edges = np.zeros((N, N, 3))
     at_edges[ends[1], ends[0]] = f
+    graph, state = nnx.split(attention_of(positions=EdgeBias(3, 2), repelling=1))
+    edges = EdgeIndex(*ends, N, features=f, capacity=len(f) + 9, backend=backend)
     np.testing.assert_array_equal(edges.table(), at_edges)
     dense = {"mask": table, "edge_features": jnp.asarray(at_edges)}
 
     def energy(state, g, context):
-        return nnx.merge(graph, state).energy(g, **context).sum()
+        attention = nnx.merge(graph, state)
+        if context is None:
+            weight, attention.positions = attention.positions.weight[...], None
+            bias = jnp.einsum("hp,cbp->hcb", weight, at_edges)
+            context = {"mask": table, "bias": bias}
+        return attention.energy(g, **context).sum()
 
     def bent(state, g, context):
         slopes = jax.grad(energy, (0, 1))(state, g, context)
         return sum(jnp.sin(slope).sum() for slope in jax.tree.leaves(slopes))
 
-    g = tokens(2, len(table))
+    g = tokens(2, N)
     for function in (energy, bent):
         run = jax.jit(jax.value_and_grad(function, (0, 1)))
-        all_close(run(state, g, {"edges": edges}), run(state, g, dense), atol=1e-11)
+        wanted = run(state, g, None)
+        for context in ({"edges": edges}, dense):
+            all_close(run(state, g, context), wanted, atol=1e-11)
+    attention = nnx.merge(graph, state)
     P = attention.attended(g[0], **dense)[:, ends[1], ends[0]].T
     assert_close(attention_weights(attention, g[0], edges), P[np.lexsort(ends)])
-    update = attention.update(g, edges=edges)
-    assert_gradient(jax.jit(lambda g: attention.energy(g, edges=edges)), g, -update)
-
-
-def test_a_one_hot_feature_is_a_bias_per_kind_in_one_energy(x64):
-    edges, table = make("directed", 4)
-    kind = np.random.default_rng(3).integers(3, size=edges.num_edges)
-    one_hot = EdgeIndex(*edges.edge_list(), 23, features=np.eye(3)[kind])
-    attention = attention_of(positions=EdgeBias(3, 2, param_dtype=jnp.float64))
-    plain = attention_of()
-    plain.Wq, plain.Wk = attention.Wq, attention.Wk
-    senders, receivers = edges.edge_list()
-    b = np.zeros((2, 23, 23))
-    b[:, receivers, senders] = np.asarray(attention.positions.weight[...])[:, kind]
-    g = tokens(23)
-    all_close(
-        both(attention, g, one_hot), plain.energy_and_update(g, mask=table, bias=b)
-    )
+    assert_gradient(attention, g, edges=edges)
 
 
 def loss_of(Q, K, edges):
@@ -397,9 +387,6 @@ def test_room_for_more_edges(backend, x64):
         (([0, 1], [1, 1], 5), {}, "1 edges lead .*node 1.*self_loops=True"),
         (([0, 1, 0, 0], [1, 2, 1, 1], 5), {}, "2 of the 4 .*np.unique"),
         (([0] * 300, [1] * 300, 2), {}, "299 of the 300"),
-        *((([0], [1], n), {}, "^num_nodes: ") for n in (0, 2.5)),
-        (([0], [1], 2), dict(backend="numba"), "^backend: .*'numba'"),
-        (([0, 1], [1, 0], 2), dict(capacity=1), "^capacity: "),
         (([0], [1], 2), dict(features=np.ones((3, 1))), r"^features: .*\(1, P\), got"),
     ],
 )
@@ -408,50 +395,52 @@ def test_bad_edges_and_options_are_refused_by_name(arguments, options, words):
         EdgeIndex(*arguments, **options)
 
 
+def head(positions):
+    with doors.unchecked():
+        return EdgeAttention(4, 1, 3, positions=positions, rngs=nnx.Rngs(0))
+
+
 EDGES, LOOP = EdgeIndex([0], [1], 2), EdgeIndex([0], [0], 2, self_loops=True)
 PAID = EdgeIndex([0], [1], 2, features=np.ones((1, 3)))
-
-
-@pytest.mark.parametrize(
-    "shape, context, words",
-    [
-        ((3, 4), dict(edges=EDGES), "^edges: .*N = 3, got 2"),
-        ((2, 4), dict(edges=LOOP), "^edges: .*self_attention=True"),
-        ((2, 5), dict(edges=EDGES), "D = 4"),
-        ((2, 4), dict(edges=PAID), "^edges: expected 0 features .*, got 3"),
-        ((2, 4), dict(edges=()), "^edges: expected at least one graph"),
-        ((2, 4), dict(edges=([0], [1])), "^edges: expected an EdgeIndex"),
-        ((2, 4), dict(edges=np.array([[0], [1]])), "^edges: expected an EdgeIndex"),
-        ((2, 4), dict(edges=EDGES, mask=EDGES.mask()), "^edges: expected no mask"),
-        (
-            (2, 4),
-            dict(edges=EDGES, weights=jnp.ones((2, 2))),
-            "^edges: expected no mas",
-        ),
-        ((2, 4), dict(edges=EDGES, bias=jnp.ones((2, 2))), "^edges: expected no mask"),
-    ],
+Z = jnp.ones((2, 2))
+BLOCK, PLAIN = (
+    kind(4, 1, 3, 2, rngs=nnx.Rngs(0)) for kind in (EdgeTransformer, EnergyTransformer)
 )
-def test_edges_that_do_not_fit_are_refused_by_name(shape, context, words):
-    block = EdgeTransformer(4, 1, 3, 2, rngs=nnx.Rngs(0))
-    for call in (block.energy, block.update):
+FEW, GRID, NEAR = map(
+    head, (EdgeBias(2, 1), RelativePositions(2, 1), RelativeDistances(1))
+)
+UNFIT = [  # a term or block, its context, and what is said of it
+    (BLOCK, dict(edges=EdgeIndex([0], [1], 3)), "^edges: .*N = 2, got 3"),
+    (BLOCK, dict(edges=LOOP), "^edges: .*self_attention=True"),
+    (BLOCK, dict(edges=PAID), "^edges: expected 0 features .*, got 3"),
+    (BLOCK, dict(edges=()), "^edges: expected at least one graph"),
+    (BLOCK, dict(edges=([0], [1])), "^edges: expected an EdgeIndex"),
+    (BLOCK, dict(edges=np.array([[0], [1]])), "^edges: expected an EdgeIndex"),
+    (BLOCK, dict(edges=EDGES, mask=EDGES.mask()), "^edges: expected no mask"),
+    *((BLOCK, dict([("edges", EDGES), (name, jnp.ones((2, 2)))]), "^edges: expected no mask")
+      for name in ("weights", "bias")),
+    (PLAIN, dict(edges=EDGES), "^edges: no term of this block takes it"),
+    (FEW, dict(edges=EDGES), "^edges: expected 2 features .* got 0"),
+    (FEW, dict(edges=PAID), "^edges: expected 2 features .* got 3"),
+    (GRID, dict(edges=EDGES), "^edges: .*got RelativePositions; numbers"),
+    (NEAR, dict(edges=EDGES, coordinates=Z), "^edges: .*positions of pairs .*Relative"),
+    (FEW, dict(edges=SimpleNamespace(match=None)), "^edges: .*EdgeIndex.*EdgeBias"),
+    (NEAR, dict(), "coordinates"),
+    (NEAR, dict(coordinates=np.ones(2, np.float32)), "^coordinates: expected"),
+    *((NEAR, dict(coordinates=z), r"^positions: .*1, 2, 2.* got .+") for z in (Z[1:], Z[None])),
+    *((head(b), {}, "^positions: ") for b in (RelativePositions(3, 1), PairBias(3, 1))),
+    (GRID, dict(maks=EDGES.mask()), "unexpected keyword argument 'maks'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("term, context, words", UNFIT)
+def test_context_that_does_not_fit_is_refused_by_name(term, context, words):
+    calls = [term.energy, term.update]
+    if term is GRID and "edges" in context:
+        calls.append(lambda g, edges: attention_weights(term, g, edges))
+    for call in calls:
         with pytest.raises((ValueError, TypeError), match=words):
-            call(jnp.ones(shape), **context)
-
-
-def test_blocks_that_do_not_take_edges_say_so():
-    few = EdgeAttention(4, 1, 3, positions=EdgeBias(2, 1), rngs=nnx.Rngs(0))
-    for edges, got in ((EDGES, 0), (PAID, 3)):
-        with pytest.raises(
-            ValueError, match=f"^edges: expected 2 features .* got {got}"
-        ):
-            few.energy(jnp.ones((2, 4)), edges=edges)
-    heads = partial(EdgeAttention, positions=RelativePositions(2, 1))
-    grid = dict(attention=heads, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="edges: .*got RelativePositions; numbers"):
-        EdgeTransformer(4, 1, 3, 2, **grid).energy(jnp.ones((2, 4)), edges=EDGES)
-    with pytest.raises(TypeError, match="edges: no term of this block takes it"):
-        plain = EnergyTransformer(4, 1, 3, 2, rngs=nnx.Rngs(0))
-        plain.energy(jnp.ones((2, 4)), edges=EDGES)
+            call(jnp.ones((2, 4)), **context)
 
 
 @each_backend
@@ -475,28 +464,6 @@ def test_tensors_that_do_not_fit_are_refused_before_any_is_read(Q, K, words, bac
         for call in (match, jax.jit(match)):
             with pytest.raises(ValueError, match=words):
                 call(make(*Q), make(*K))
-
-
-@each_backend
-def test_a_directed_graph_is_not_its_reverse(backend, x64):
-    """Both terms taken along the arrows, as in public code: right where every edge has
-    its opposite, wrong elsewhere.
-    """
-    attention, g = attention_of(), tokens(23)
-    for kind, right in (("undirected", True), ("directed", False), ("one-way", False)):
-        edges, table = make(kind, 5, backend)
-        turned = EdgeIndex(*edges.edge_list()[::-1], 23, backend=backend)
-        W = attention.Wq[...], attention.Wk[...]
-        Q, K = (jnp.einsum("nd,hdy->nhy", g, w) for w in W)
-        Q = Q * attention.beta[None, :, None]
-        as_query = along_edges(edges, Q, K)[1]
-        as_key = along_edges(edges if right else turned, Q, K)[2]
-        one_way = jnp.einsum("nhy,hdy->nd", as_query, W[0])
-        one_way += jnp.einsum("nhy,h,hdy->nd", as_key, 1 / attention.beta, W[1])
-        update = both(attention, g, table)[1]
-        error = jnp.linalg.norm(one_way - update) / jnp.linalg.norm(update)
-        assert (error < 1e-9) == right, (kind, error)
-        assert_close(both(attention, g, edges)[1], update)
 
 
 @each_backend

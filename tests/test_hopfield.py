@@ -54,8 +54,9 @@ def spins(rng, *shape):
 @given(seed=SEED)
 def test_a_sweep_flips_what_pays_and_nothing_else(x64, name, seed):
     rng, energy = np.random.default_rng(seed), ENERGIES[name]
-    # memories of real numbers: no ties
-    x, xi = spins(rng, 2, 3, 6), rng.normal(size=(5, 6))
+    x, xi = spins(rng, 2, 3, 6), spins(rng, 2, 6)  # few patterns of ±1: many ties
+    if name == "exponential":  # whose ties would be broken by rounding
+        xi = rng.normal(size=(5, 6))
     end, energies = run_sweep(x, xi, energy)
     assert energies.shape == (7, 2, 3)
     assert_descends(energies, rtol=1e-12)
@@ -66,22 +67,6 @@ def test_a_sweep_flips_what_pays_and_nothing_else(x64, name, seed):
         x[..., i] = np.where(of(other) < of(x), -x[..., i], x[..., i])
     assert_close(end, x)
     assert_close(energies[-1], of(x), rtol=1e-9, atol=1e-12)
-
-
-@examples(8)
-@given(seed=SEED)
-def test_the_square_is_the_network_of_1982(x64, seed):
-    """Each neuron takes the sign of its field; without a field it stays. D = 8 and few
-    patterns of ±1: many neurons have none.
-    """
-    rng = np.random.default_rng(seed)
-    x, xi = spins(rng, 30, 8), spins(rng, 2, 8)
-    W = xi.T @ xi - 2 * np.eye(8)
-    end = run_sweep(x, xi, ENERGIES["square"])[0]
-    for i in range(8):
-        h = x @ W[i]
-        x[:, i] = np.where(h == 0, x[:, i], np.sign(h))
-    assert_close(end, x)
 
 
 def test_recall_counts_its_sweeps(x64):
@@ -201,18 +186,10 @@ def test_samples_follow_the_distribution(x64):
 xs, xis, square = jnp.ones((3, 4)), jnp.ones((2, 4)), ENERGIES["square"]
 BAD = [
     (lambda: sweep(jnp.ones(3), xis, square), r"x: .*\(..., D\) with D = 4, got"),
-    (lambda: recall(xs, xis, square, 0), "most: expected"),
     (lambda: retrieve(xs, jnp.ones((2, 5))), "x: .*D = 5"),
     (lambda: retrieve(xs, jnp.ones((0, 4))), r"xi: expected memories \(K, D\)"),
-    (lambda: retrieve(xs, xis, [1.0, 2.0]), "beta: expected"),
-    (lambda: retrieve(xs, xis, 0.0), "beta: expected a positive, finite .*, got 0.0"),
-    (lambda: retrieve(xs, xis, steps=-1), "steps: expected"),
-    (lambda: retrieve(xs, xis, step_size=-1.0), "step_size: expected"),
     (lambda: hopfield_energy(xs, xis, np.inf), "beta: expected"),
-    (lambda: sample(jax.random.key(0), xis, 0), "num: expected"),
     (lambda: sample(jax.random.key(0), xis, 3, -1.0), "beta: expected"),
-    (lambda: learn(xs, xis, beta=-1.0), "beta: expected"),
-    (lambda: learn(xs, xis, steps=1.5), "steps: expected"),
 ]
 
 

@@ -1,6 +1,5 @@
 """The browser's engine computes what the library computes."""
 
-import base64
 import dataclasses
 import json
 import re
@@ -57,7 +56,7 @@ OPTIONS = {
 
 
 def in_node(script: str, *arguments) -> dict:
-    "What the engine says, of a picture by run.mjs, of a graph by walk.mjs."
+    "What a script of tests/play has the engine say."
     command = ["node", str(ROOT / "tests/play" / script), str(ENGINE)]
     done = subprocess.run(
         [*command, *map(str, arguments)], capture_output=True, text=True
@@ -516,30 +515,6 @@ def test_what_is_touched_in_a_walk_is_large_enough(browser):
 
 # --- a board
 
-DESCENT = """async ([bytes, board, start, steps, keyTerm]) => {
-  const { readSafetensors } = await import("./play/engine.js");
-  const { PuzzleTransformer } = await import("./play/board.js");
-  const buffer = await (await fetch(`data:;base64,${bytes}`)).arrayBuffer();
-  const net = new PuzzleTransformer(readSafetensors(buffer));
-  net.keyTerm = keyTerm;
-  const path = [];
-  for (let x = net.encode(board, start), t = 0; t <= steps; t++) {
-    const { attention, memory, ...seen } = net.look(x);
-    const update = attention.update.map((u, i) => u + memory.update[i]);
-    path.push([[attention.energy], [memory.energy], update, net.beliefs(x)].map((a) => [...a]));
-    x = net.step(x, { attention, memory, ...seen }, t);
-  }
-  return path;
-}"""
-
-
-@pytest.fixture(scope="module")
-def table(browser):
-    page = opened(browser, 390, PAGE.format("puzzle"))
-    yield page
-    page.close()
-
-
 BOARDS = {
     "sudoku-4": ("1... ..3. .4.. ...2", {}, 64),
     "6 × 6, units and channels": ("1" + 34 * "." + "2", dict(units=True, channels=True), 9),
@@ -551,7 +526,7 @@ BOARDS = {
 @pytest.mark.parametrize(
     "name, key_term", [*((name, True) for name in BOARDS), ("sudoku-4", False)]
 )
-def test_a_board_descends_as_in_the_library(table, name, key_term, tmp_path):
+def test_a_board_descends_as_in_the_library(name, key_term, tmp_path):
     "Energies, updates and beliefs, from the same random start."
     text, options, steps = BOARDS[name]
     board = as_boards(text)
@@ -569,9 +544,11 @@ def test_a_board_descends_as_in_the_library(table, name, key_term, tmp_path):
         model = deaf
     start = model.encode(jnp.asarray(board), jax.random.key(5))
     _, (energies, states) = model.descend(start, steps, states=True)
-    given = [base64.b64encode(path.read_bytes()).decode(), board.ravel().tolist()]
-    given += [np.asarray(start).ravel().tolist(), steps, key_term]
-    attention, memory, update, beliefs = zip(*table.evaluate(DESCENT, given))
+    given = dict(board=board.ravel().tolist(), start=np.asarray(start).ravel().tolist())
+    given |= dict(steps=steps, keyTerm=key_term)
+    (tmp_path / "input.json").write_text(json.dumps(given))
+    found = in_node("board.mjs", path, tmp_path / "input.json")
+    attention, memory, update, beliefs = zip(*found)
     E = np.add(attention, memory)
     assert relative(E, energies.total) < 1e-3
     wanted = jax.nn.softmax(model.logits(states), -1)
@@ -582,19 +559,9 @@ def test_a_board_descends_as_in_the_library(table, name, key_term, tmp_path):
         assert relative(update[0], force) < 1e-4
 
 
-def test_puzzles_of_the_page_have_one_solution(table):
+def test_puzzles_of_the_page_have_one_solution():
     "Which its search finds, and the model too, most often."
-    made = table.evaluate(
-        """async () => {
-          const { puzzle, solutions } = await import("./play/board.js");
-          const all = (n, wanted, count) => Array.from({ length: count }, () => puzzle(n, wanted));
-          const boards = [...all(4, 7, 10), ...all(4, 0, 10), ...all(6, 14, 2)];
-          const found = boards.map((board) => solutions(board.length ** 0.5, board, 9));
-          return [boards, found, solutions(4, Array(16).fill(0), 999).length,
-            solutions(4, [1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 4, 0]).length];
-        }"""
-    )
-    boards, found, every, none = made
+    boards, found, every, none = in_node("puzzles.mjs")
     assert every == 288 and none == 0
     for board, answers in zip(boards, found, strict=True):
         n = round(len(board) ** 0.5)

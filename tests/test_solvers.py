@@ -151,16 +151,6 @@ def test_evaluations_are_counted_as_they_are_made(x64, monkeypatch, method, tole
     assert 10 < len(calls) == found.evaluations <= 50
 
 
-def test_who_has_stopped_waits_without_moving(x64):
-    block, x = block_of(), tokens(2, 5, 6)
-    rest = solve(block, x[0], Backtracking(), evaluations=300, tolerance=1e-8)
-    both = jnp.stack([rest.x, x[1]])
-    found = solve(block, both, Backtracking(), evaluations=30, tolerance=1e-3)
-    assert found.evaluations[0] == 1 < found.evaluations[1]
-    np.testing.assert_array_equal(found.x[0], rest.x)
-    assert np.ptp(found.energies.total[:, 0]) == 0
-
-
 @each_guarded
 def test_where_it_settles_nothing_turns_any_more(x64, method):
     block, x = block_of(), tokens(3, 5, 6)
@@ -385,37 +375,7 @@ def test_a_search_is_not_differentiated_by_accident(x64, by):
         np.testing.assert_array_equal(leaf, float(by == "x"))
 
 
-X, NAN, INF = np.ones((2, 4, 6), np.float32), float("nan"), float("inf")
-WRONG = {
-    "step_size": (0.0, -1.0, NAN, INF, True, "x"),
-    "step_sizes": ([0.0], [1.0, -1.0], [NAN], []),
-    "grow": (0.99, NAN, INF),
-    "shrink": (0.0, 1.0, NAN),
-    "sufficient": (-0.1, 1.1, NAN),
-    "memory": (0, 2.5, -1),
-    "rtol": (0.0, -1.0, NAN),
-    "time": (0.0, NAN),
-}
-
-
-@pytest.mark.parametrize(
-    "kind, names",
-    [
-        (Euler, ["step_size"]),
-        (Schedule, ["step_sizes"]),
-        (Backtracking, ["step_size", "grow", "shrink", "sufficient"]),
-        (Anderson, ["grow", "memory"]),
-        (Flow, ["rtol", "step_size", "time"]),
-        (partial(LearnedEuler, 3), ["step_size"]),
-        (partial(LearnedMetric, 3, 6), ["step_size"]),
-    ],
-)
-def test_numbers_of_a_solver_are_refused_by_name(kind, names):
-    for name in names:
-        for wrong in WRONG[name]:
-            if not (isinstance(kind, partial) and wrong in (True, "x")):
-                with pytest.raises(ValueError, match=f"^{name}: "):
-                    kind(**{name: wrong})
+X = np.ones((2, 4, 6), np.float32)
 
 
 @pytest.mark.parametrize(
@@ -425,14 +385,6 @@ def test_numbers_of_a_solver_are_refused_by_name(kind, names):
         *[
             (X, kind(np.ones(3)), {}, ValueError, r"^step_size: .*\(3,\)")
             for kind in (Euler, Anderson)
-        ],
-        *[
-            (X, Euler(), dict(evaluations=n), ValueError, "^evaluations: ")
-            for n in (0, 2.5, True)
-        ],
-        *[
-            (X, Euler(), dict(tolerance=t), ValueError, "^tolerance: ")
-            for t in (0.0, -1.0, NAN, INF, True)
         ],
         (X[..., :5], Euler(), {}, ValueError, "^x: .*D = 6"),
         (X.astype(np.int32), Euler(), {}, TypeError, "^x: "),
