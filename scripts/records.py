@@ -486,9 +486,16 @@ the reference's.
 # --- puzzles ---
 
 
-def puzzle_runs():
+SHORT = {  # folders of results, and how their runs were trained
+    "puzzle": "",
+    "puzzle-broken/1200": ", a tenth of the training",
+    "puzzle-broken/2400": ", a fifth of the training",
+}
+
+
+def puzzle_runs(folder="puzzle"):
     "{(n, variant): {seed: run}}"
-    rows = read("puzzle")
+    rows = read(folder)
     for row in rows:
         row["kind"], _, n = row["variant"].rpartition("-")
         row["n"] = int(n)
@@ -513,21 +520,22 @@ def puzzle_row(variant, runs, level):
 
 
 def puzzles():
-    found, scores = puzzle_runs(), []
+    found, scores = {folder: puzzle_runs(folder) for folder in SHORT}, []
     head = "model, numbers, T, 2 T, 4 T, 8 T, E rose, lowest of 8, solved lower, seeds"
-    for n in sorted({n for n, _ in found}):
-        runs = {v: [*by.values()] for (size, v), by in found.items() if size == n}
+    for folder, n in sorted({(f, n) for f, by in found.items() for n, _ in by}):
+        runs = {v: [*by.values()] for (m, v), by in found[folder].items() if m == n}
         first = next(iter(runs.values()))[0]
         for level in first["tests"]:
             rows = [puzzle_row(variant, each, level) for variant, each in runs.items()]
-            title = f"## {n} × {n}, {level} givens"
+            title = f"## {n} × {n}, {level} givens{SHORT[folder]}"
             scores += [title, f"T = {first['config']['steps']}."]
             scores.append(table(head.split(", "), rows))
     rows = [
         (r["variant"], r["seed"], f"{r['steps']:,} × {r['batch']}")
         + (f"{r['seconds'] / 60:.1f} min", f"{r['device']}, {r['cores']} cores")
         + (r["commit"], r["date"][:10])
-        for by in found.values()
+        for runs in found.values()
+        for by in runs.values()
         for _, r in sorted(by.items())
     ]
     runs = table("run seed boards time machine commit date".split(), rows)
