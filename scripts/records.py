@@ -227,7 +227,6 @@ def pictures():
         full=(full, "steps, name", others),
         every=[every],
         passes=table(("", *(MODELS[name] for name in passes)), curve),
-        price=[read("image-downhill")],
         onward=[read("image-rest")],
         memories=[one("image-memories")],
         batch=cost["batch_size"],
