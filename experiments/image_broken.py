@@ -20,7 +20,6 @@ steps that raised the energy that the model still reports.
 Each run is one file in results/image-broken, and one whose file stands is not made again.
 """
 
-from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -28,7 +27,7 @@ import image_pair
 import image_terms
 from broken import BrokenBlock
 from flax import nnx
-from image_pair import EnergyModel, Job, Plan, rises, score_of
+from image_pair import Job, Plan
 from runs import RUNS, add_part, make, options, said_of
 
 from et_nbdev.solvers import LearnedMetric
@@ -70,20 +69,8 @@ library.RECIPES |= {
 def run(plan: Plan, name: str, steps: int, lr: float, seed: int, images: dict) -> dict:
     "Train once; what the run's file holds."
     job = Job("et-metric-operations", steps, lr, seed)
-    config = image_pair.configured(plan, job, images)
-    base = {f: getattr(config.model, f) for f in image_terms.STATISTICS}
-    model = image_terms.sized(replace(plan.base, **base), image_terms.FULL)
-    config = replace(config, model=replace(model, recipe=f"broken: {name}"))
-
-    def scores(fitted):
-        error = score_of(fitted.model, config, images["validation"]).mean()
-        steps = rises(fitted.model, images["validation"][:100])
-        return {"validation_mse": float(error)} | steps
-
-    # without validation the weights are the last ones
-    model = EnergyModel(config.model, rngs=nnx.Rngs(seed))
-    row = {"name": name, "steps": steps}
-    return row | image_pair.short(job, config, model, images, scores, validate=None)
+    full = image_terms.FULL, f"broken: {name}"
+    return image_terms.short(plan, job, images, *full) | {"name": name}
 
 
 def main():
