@@ -20,19 +20,16 @@ steps that raised the energy that the model still reports.
 Each run is one file in results/image-broken, and one whose file stands is not made again.
 """
 
-from dataclasses import replace
 from functools import partial
 from itertools import product
 
 import image_pair
 import image_terms
-import jax
-import jax.numpy as jnp
+from broken import BrokenBlock
 from flax import nnx
-from image_pair import EnergyModel, Job, Plan, rises, score_of
+from image_pair import Job, Plan
 from runs import RUNS, add_part, make, options, said_of
 
-from et_nbdev.block import Block
 from et_nbdev.solvers import LearnedMetric
 from et_nbdev.vision import model as library
 
@@ -45,52 +42,6 @@ VARIANTS = {
     "turn": ("turn",),
     "all": ("values", "memory", "turn"),
 }
-
-
-class Broken(Block):
-    "A block of attention and memory whose update is not the gradient of its energy."
-
-    def __init__(self, block: Block, broken: tuple[str, ...], rngs: nnx.Rngs):
-        super().__init__(block.norm, **block.terms)
-        self.broken = broken
-        H, D, Y = self.attention.Wq.shape
-        normal = lambda *shape: jax.random.normal(rngs.params(), shape)
-        if "values" in broken:
-            self.Wv = nnx.Param(normal(H, D, Y) * D**-0.5)
-            self.Wo = nnx.Param(normal(H, Y, D) * (H * Y) ** -0.5)
-        if "memory" in broken:
-            self.up = nnx.Param(jnp.copy(self.memory.xi[...]))
-
-    def energies_and_update(self, g, **context):
-        return self.energies(g), self.attend(g) + self.remember(g)
-
-    def attend(self, g):
-        "What attention adds: what tokens do as queries, and as keys."
-        P = self.attention.attended(g)
-        if "values" in self.broken:
-            V = jnp.einsum("...nd,hdy->...hny", g, self.Wv[...])
-            return jnp.einsum("...hcb,...hby,hyd->...cd", P, V, self.Wo[...])
-        heads = self.attention.queries_and_keys
-        if "jacobian" in self.broken:
-            weights = self.attention.Wq[...], self.attention.Wk[...]
-            bare = lambda g: [jnp.einsum("...nd,hdy->...hny", g, W) for W in weights]
-            length = [rms(a) for a in bare(g)]  # a constant of the derivative
-            heads = lambda g: tuple(a / l for a, l in zip(bare(g), length))
-        (Q, K), back = jax.vjp(heads, g)
-        queries = jnp.einsum("...hcb,...hby->...hcy", P, K)
-        keys = jnp.einsum("...hcb,...hcy->...hby", P, Q)
-        return back((queries, keys * float("key" not in self.broken)))[0]
-
-    def remember(self, g):
-        "What the memory adds."
-        if "memory" not in self.broken:
-            return self.memory.update(g)
-        return self.memory.hidden(g) @ self.up[...]
-
-
-def rms(a):
-    "The root mean square of every head, as attention takes it."
-    return jnp.sqrt(jnp.mean(a**2, -1, keepdims=True) + 1e-5)
 
 
 class Bare(LearnedMetric):
@@ -107,7 +58,7 @@ def recipe(c: library.ImageConfig, rngs: nnx.Rngs, broken=()) -> library.Parts:
     solver = parts.solver
     if "turn" in broken:
         solver = Bare(c.steps, c.dim, c.step_size)
-    return parts._replace(block=Broken(parts.block, broken, rngs), solver=solver)
+    return parts._replace(block=BrokenBlock(parts.block, broken, rngs), solver=solver)
 
 
 library.RECIPES |= {
@@ -118,20 +69,8 @@ library.RECIPES |= {
 def run(plan: Plan, name: str, steps: int, lr: float, seed: int, images: dict) -> dict:
     "Train once; what the run's file holds."
     job = Job("et-metric-operations", steps, lr, seed)
-    config = image_pair.configured(plan, job, images)
-    base = {f: getattr(config.model, f) for f in image_terms.STATISTICS}
-    model = image_terms.sized(replace(plan.base, **base), image_terms.FULL)
-    config = replace(config, model=replace(model, recipe=f"broken: {name}"))
-
-    def scores(fitted):
-        error = score_of(fitted.model, config, images["validation"]).mean()
-        steps = rises(fitted.model, images["validation"][:100])
-        return {"validation_mse": float(error)} | steps
-
-    # without validation the weights are the last ones
-    model = EnergyModel(config.model, rngs=nnx.Rngs(seed))
-    row = {"name": name, "steps": steps}
-    return row | image_pair.short(job, config, model, images, scores, validate=None)
+    full = image_terms.FULL, f"broken: {name}"
+    return image_terms.short(plan, job, images, *full) | {"name": name}
 
 
 def main():

@@ -43,7 +43,6 @@ is given again, and the numbers are those of an uninterrupted run. scripts/recor
 makes tables of the runs.
 """
 
-import time
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
@@ -582,20 +581,6 @@ def run(plan: Plan, job: Job, images: dict, folder: Path, **options) -> dict:
     row["validation_mse"] = next(r["validation"] for r in rows if r["pictures"] == best)
     row |= {"best_step": fitted.best_step, "seconds": rows[-1]["seconds"]}
     return row | {"curve": rows}
-
-
-def short(job: Job, config, model, images: dict, scores, loss=None, **how) -> dict:
-    """What the file of a short run holds: it is trained, and `scores` says of what
-    `fit` returned how well.
-    """
-    began = time.perf_counter()
-    row = {"lr": job.lr, "seed": job.seed, "parameters": parameters_of(model)}
-    row |= {"validation_mse": None}
-    try:
-        row |= scores(trained(model, config, images, loss, **how))
-    except FloatingPointError as error:
-        row["diverged"] = str(error)
-    return row | {"seconds": time.perf_counter() - began, "config": asdict(config)}
 
 
 def origin(config: TrainConfig) -> dict:

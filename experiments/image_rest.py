@@ -25,14 +25,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from image_downhill import best_of
 from image_dynamics import start
 from image_pair import Job, Plan
-from runs import RUNS, compare
+from runs import RESULTS, RUNS, compare
 
 from et_nbdev.dynamics import descend
 from et_nbdev.training import OptimConfig, in_parts
 from et_nbdev.vision.data import patchify, unit
+from et_nbdev.vision.model import load_model
 from et_nbdev.vision.train import (
     completion_loss,
     completion_of,
@@ -153,16 +153,19 @@ def score(model, config, images) -> dict:
     return row
 
 
+def best_of(name: str):
+    "The weights of a run of image_pair.py that were best on validation."
+    own = RUNS / "image-pair" / name / "best.safetensors"
+    kept = RESULTS / "image-pair" / f"{name}.safetensors"
+    return load_model(own if own.exists() else kept)
+
+
 def run(data: str, name: str, seed: int) -> dict:
     "Train on; what the file of a run holds."
     plan = Plan(data=data, weight_decay=0.0)
     images = image_pair.pictures(plan, RUNS)
     job = Job("et-maps-operations", plan.steps, 0.023, seed)
-    model, how, loss = (
-        best_of(job.file(plan), RUNS / "image-pair"),
-        VARIANTS[name],
-        None,
-    )
+    model, how, loss = best_of(job.file(plan)), VARIANTS[name], None
     rates = dict(lr=LR, lr_floor=1e-4 * LR, weight_decay=plan.weight_decay)
     config = replace(
         image_pair.configured(plan, job, images),

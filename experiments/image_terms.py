@@ -35,14 +35,15 @@ stands is not made again. `--part 0/2` and `--part 1/2` share the work between t
 processes.
 """
 
-from dataclasses import replace
+import time
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 
 import image_pair
 from flax import nnx
 from image_pair import PLAIN, EnergyModel, Job, Plan, parts, rises, score_of
-from runs import RUNS, add_part, make, options, said_of
+from runs import RUNS, add_part, make, options, parameters_of, said_of
 
 from et_nbdev.vision.model import RECIPES, ImageConfig
 from et_nbdev.vision.train import completion_loss, training_loss
@@ -111,25 +112,33 @@ def every_step(config, model, batch):
     return sum(map(error, states)) / len(states), {}
 
 
-def run(plan: Plan, name: str, seed: int, images: dict) -> dict:
-    "Train once; what the run's file holds."
-    job = Job("et-metric-operations", plan.trial_steps, LEARNING_RATE, seed)
+def short(plan: Plan, job: Job, images: dict, name: str, recipe: str = "") -> dict:
+    "A variant, with a recipe of its own if named, trained once: what a file holds."
+    began = time.perf_counter()
     config = image_pair.configured(plan, job, images)
     base = replace(plan.base, **{f: getattr(config.model, f) for f in STATISTICS})
-    config = replace(config, model=sized(base, name))
-    model = model_of(config.model, name, seed)
+    model = sized(base, name)
+    config = replace(config, model=replace(model, recipe=recipe or model.recipe))
+    model = EnergyModel(config.model, rngs=nnx.Rngs(job.seed))
     loss = training_loss(config, every_step) if name == "every step" else None
+    row = {"name": name, "steps": job.steps, "lr": job.lr, "seed": job.seed}
+    row |= {"parameters": parameters_of(model), "operations": model.flops}
+    row |= {"validation_mse": None, "config": asdict(config)}
+    try:
+        # without validation the weights are the last ones
+        model = image_pair.trained(model, config, images, loss, validate=None).model
+        error = score_of(model, config, images["validation"]).mean()
+        row |= {"validation_mse": float(error)} | rises(
+            model, images["validation"][:100]
+        )
+    except FloatingPointError as error:
+        row["diverged"] = str(error)
+    return row | {"seconds": time.perf_counter() - began}
 
-    def scores(fitted):
-        error = score_of(fitted.model, config, images["validation"]).mean()
-        steps = rises(fitted.model, images["validation"][:100])
-        return {"validation_mse": float(error)} | steps
 
-    # without validation the weights are the last ones
-    row = {"name": name, "operations": model.flops}
-    return row | image_pair.short(
-        job, config, model, images, scores, loss, validate=None
-    )
+def run(plan: Plan, name: str, seed: int, images: dict) -> dict:
+    job = Job("et-metric-operations", plan.trial_steps, LEARNING_RATE, seed)
+    return short(plan, job, images, name)
 
 
 def file(name: str, seed: int) -> str:

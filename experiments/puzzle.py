@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from puzzle_rivals import Attracting, Broken, HyperSet, Perceptron, Placed, Transformer
+from puzzle_rivals import Attracting, Broken, Perceptron, Placed, Transformer
 from tqdm import tqdm
 
 from et_nbdev.puzzle import (
@@ -63,16 +63,12 @@ def sized(config, build=PuzzleTransformer, *, rngs, **changes):
 # name: how to build the model, and what differs in training
 VARIANTS = {
     "energy": (PuzzleTransformer, {}),
-    "fresh": (PuzzleTransformer, dict(renew=1.0)),
     "units": (partial(sized, units=True, channels=True), PRICES),
     "rest": (partial(sized, units=True, channels=True), REST),
-    "units-plain": (partial(sized, units=True), {}),
-    "units-free": (partial(sized, units=True, channels=True), {}),
     "attract": (Attracting, {}),
     "places": (Placed, {}),
     "transformer": (Transformer, {}),
     "units-transformer": (partial(sized, build=Transformer, units=True), {}),
-    "hyperset": (HyperSet, {}),
     "perceptron": (Perceptron, dict(renew=1.0)),
 } | {
     "no-" + name: (partial(Broken, broken=name.split("+")), {})

@@ -1,5 +1,5 @@
 """What the puzzles' model is compared with: a transformer block applied again and
-again, Hyper-SET's step, and the model itself with parts of its energy broken.
+again, a perceptron, and the model itself with parts of its energy broken.
 """
 
 from abc import abstractmethod
@@ -7,14 +7,10 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from broken import BrokenBlock
 from flax import nnx
 
-from et_nbdev.attention import PairBias
 from et_nbdev.puzzle import PuzzleConfig, PuzzleTransformer
-
-
-def rms(x):
-    return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-5)
 
 
 class Recurrent(PuzzleTransformer):
@@ -61,61 +57,21 @@ class Placed(Attracting):
 
 
 class Broken(Recurrent):
-    """The model with its energy broken on purpose. "key": no gradient through the keys;
-    "values": values and an output matrix of their own; "memory": what a memory adds has
-    weights of its own; "order": memory after attention, not beside it.
-    """
+    'The model with a broken block; "order": memory after attention, not beside it.'
 
     has_energy = True
 
     def __init__(self, config: PuzzleConfig, *, broken: Sequence[str], rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
-        D, H, Y = config.dim, config.num_heads, config.head_dim
-        self.broken = tuple(broken)
-        normal = lambda *shape: jax.random.normal(rngs.params(), shape)
-        if "values" in broken:
-            self.Wv = nnx.Param(normal(H, D, Y) * D**-0.5)
-            self.Wo = nnx.Param(normal(H, Y, D) * (H * Y) ** -0.5)
-        if "memory" in broken:
-            self.up = nnx.Param(jnp.copy(self.block.memory.xi[...]))
-
-    def attend(self, g):
-        "What attention adds."
-        attention = self.block.attention
-        if "values" in self.broken:
-            seen = attention.attended(g)
-            V = jnp.einsum("...nd,hdy->...hny", g, self.Wv[...])
-            return jnp.einsum("...hcb,...hby,hyd->...cd", seen, V, self.Wo[...])
-        if "key" not in self.broken:
-            return attention.update(g)
-        keys = attention.queries_and_keys(g)[1]
-        beta, sign = attention.beta, attention.signs
-        bias = jnp.where(
-            jnp.eye(g.shape[-2], dtype=bool), -jnp.inf, attention.positions()
-        )
-
-        def energy(g):
-            Q = attention.queries_and_keys(g)[0]
-            scores = jnp.einsum("...hcy,...hby->...hcb", Q, keys)
-            match = jax.nn.logsumexp(beta[:, None, None] * scores + bias, -1)
-            return -(match.sum(-1) * sign / beta).sum()
-
-        return -jax.grad(energy)(g)
-
-    def remember(self, g):
-        "What the memory adds."
-        memory = self.block.memory
-        if "memory" not in self.broken:
-            return memory.update(g)
-        return memory.hidden(g) @ self.up[...]
+        self.block = BrokenBlock(self.block, tuple(broken), rngs)
 
     def move(self, x):
-        alpha, norm = jnp.exp(self.solver.log_alpha[...][0]), self.block.norm
-        g = norm(x)
-        if "order" not in self.broken:
-            return x + alpha * (self.attend(g) + self.remember(g))
-        x = x + alpha * self.attend(g)
-        return x + alpha * self.remember(norm(x))
+        alpha, block = jnp.exp(self.solver.log_alpha[...][0]), self.block
+        g = block.norm(x)
+        x = x + alpha * block.attend(g)
+        if "order" in block.broken:
+            g = block.norm(x)
+        return x + alpha * block.remember(g)
 
 
 class Transformer(Recurrent):
@@ -141,32 +97,6 @@ class Transformer(Recurrent):
             ).reshape(*g.shape[:-1], H * Y)
         )
         return x + self.down(nnx.gelu(self.up(self.norm2(x))))
-
-
-class HyperSet(Recurrent):
-    """Hyper-SET's step (Hu, Zou, Xu 2026): one matrix per head for queries, keys and
-    values, tokens that repel each other inside a head, and sizes per channel of either
-    sign; with the same biases of pairs.
-    """
-
-    def __init__(self, config: PuzzleConfig, *, rngs: nnx.Rngs):
-        super().__init__(config, rngs=rngs)
-        D, H, Y, K = config.dim, config.num_heads, config.head_dim, config.num_memories
-        normal = lambda *shape: jax.random.normal(rngs.params(), shape)
-        self.W = nnx.Param(normal(H, D, Y) * D**-0.5)
-        self.V = nnx.Param(normal(D, K) * D**-0.5)
-        self.a, self.b = (nnx.Param(jnp.full(D, 0.1)) for _ in range(2))
-        self.positions = PairBias(config.n**2, H)
-
-    def move(self, x):
-        W, V = self.W[...], self.V[...]
-        w = rms(jnp.einsum("...nd,hdy->...hny", rms(x), W))
-        scores = jnp.einsum("...hcy,...hby->...hcb", w, w) * w.shape[-1] ** -0.5
-        scores = scores + self.positions()
-        both = jax.nn.softmax(scores, -1) + jax.nn.softmax(scores, -2)
-        pushed = jnp.einsum("...hcb,...hby,hdy->...cd", both, w, W)
-        x = x - self.a[...] * pushed
-        return x + self.b[...] * (nnx.gelu(rms(rms(x) @ V)) @ V.T)
 
 
 class Perceptron(nnx.Module):

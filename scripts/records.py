@@ -227,7 +227,6 @@ def pictures():
         full=(full, "steps, name", others),
         every=[every],
         passes=table(("", *(MODELS[name] for name in passes)), curve),
-        price=[read("image-downhill")],
         onward=[read("image-rest")],
         memories=[one("image-memories")],
         batch=cost["batch_size"],
@@ -413,7 +412,7 @@ def whole_graphs():
         row["training_loss"] = row["loss"][-1]
     others = [*CLASSIFIERS.items()][:4]
     others = {f"minus {name}": lambda k, m=m: (k[0], m) for m, name in others}
-    fast, epoch = one("benchmarks/classification"), one("benchmarks/epochs")
+    epoch = one("benchmarks/epochs")
     epochs = [
         f"- {n}: {s:.2f} s ({epoch['spread'][n][0]:.2f} to {epoch['spread'][n][1]:.2f}),"
         f"\n  × {epoch['over_gin'][n]:.1f} of our GIN;"
@@ -435,8 +434,6 @@ def whole_graphs():
         learning=table(("set", "model", "10 %", "25 %", "50 %", "100 %"), curves),
         chosen="\n".join(chosen(found)),
         terms=(terms, "", (), "", 0, "training_loss"),
-        fast_data=fast["data"],
-        fast="\n".join(f"- {n}: × {x:.1f}" for n, x in fast["ratio_to_plain"].items()),
         epoch_data=epoch["data"],
         epoch_graphs=f"{epoch['graphs']:,}",
         epochs="\n".join(epochs),

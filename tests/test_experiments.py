@@ -24,7 +24,7 @@ from et_nbdev.graph.anomaly import AnomalyConfig
 from et_nbdev.graph.classify import WeightedEdges
 from et_nbdev.graph.energy import EdgeIndex
 from et_nbdev.testing import assert_close
-from et_nbdev.vision.model import ImageConfig, image_model
+from et_nbdev.vision.model import ImageConfig, image_model, save_model
 from et_nbdev.vision.train import TrainConfig, drawn_batch
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -188,7 +188,9 @@ def test_a_model_that_is_trained_to_rest_is_followed_far(
     split = dict(train=images, validation=images)
     monkeypatch.setattr(pair, "pictures", lambda plan, folder: split)
     monkeypatch.setattr(pair, "configured", lambda plan, job, images: config)
-    monkeypatch.setattr(rest, "best_of", lambda *_: model)
+    came = pair.Job("et-maps-operations", 10_938, 0.023, 1)
+    came = came.file(pair.Plan(weight_decay=0.0))
+    save_model(tmp_path / "image-pair" / came / "best.safetensors", model)
     for name, value in dict(RUNS=tmp_path, SEEN=4, MORE=10).items():
         monkeypatch.setattr(rest, name, value)
     row = rest.run("tiny-imagenet", "rest", 1)

@@ -7,7 +7,6 @@ import shlex
 from dataclasses import replace
 from itertools import product
 
-import image_downhill as downhill
 import image_pair as pair
 import image_terms as terms
 import jax
@@ -199,49 +198,6 @@ def test_steps_that_raise_the_energy_are_counted():
     assert 0 < wild["steps_up"] < 48 and wild["largest_relative_rise"] > 0.01
     # the first step of all is the one that is too long
     assert wild["raised_by_step"] == [wild["steps_up"], *[0] * 7]
-
-
-# --- kept downhill
-
-
-def test_training_goes_on_downhill(tmp_path, monkeypatch):
-    plan = plan_of(steps=40)
-    job = pair.Job(downhill.NAME, 40, 0.045, 0)
-    before = pair.run(plan, job, PICTURES, tmp_path / "runs" / job.file(plan))
-    # as if all weights but the second went uphill somewhere; then the count at the end
-    ups = iter([4, 0, 3, 3, 3, 3, 1])
-    count = lambda *_: {"steps_up": next(ups), "steps_observed": 10}
-    monkeypatch.setattr(pair, "rises", count)
-    monkeypatch.setattr(downhill, "MORE", 12)
-    of = plan, job, PICTURES, tmp_path / "runs", tmp_path / "more", 1.0
-    row = downhill.run(*of)
-    assert row["from"] == job.file(plan) and row["price"] == 1
-    assert row["validation_before"] == pytest.approx(before["validation_mse"], rel=1e-4)
-    assert row["config"]["model"] == before["config"]["model"]
-    assert row["best_step"] == 4 and row["steps_up"] == 1
-    assert row.pop("test_errors").mean() == pytest.approx(row["test_mse"], rel=1e-3)
-    json.loads(json.dumps(row, allow_nan=False))
-
-
-def test_rises_have_a_price():
-    price_of_rises = downhill.price_of_rises
-    # of two pictures, one falls far, and one rises by a half, then falls by a quarter
-    energies = jnp.array([[-10.0, -10.0], [-20.0, -5.0], [-40.0, -6.25]])
-    assert price_of_rises(energies) == pytest.approx((0.5 + 0.01) / 2, rel=1e-6)
-    # no gradient passes through |E_t|, and none is divided by zero
-    slope = jax.grad(price_of_rises)(energies)
-    np.testing.assert_allclose(slope, [[0, -0.05], [0, 0.05], [0, 0]], atol=1e-7)
-    nothing = jnp.zeros((3, 2))
-    assert price_of_rises(nothing) == pytest.approx(0.02, rel=1e-6)
-    assert np.isfinite(jax.grad(price_of_rises)(nothing)).all()
-    # it is part of the loss
-    c = replace(plan_of().base, recipe="waves")
-    model = pair.EnergyModel(c, rngs=nnx.Rngs(0))
-    batch = drawn_batch(TrainConfig(c), PICTURES["train"][:4], jax.random.key(0))
-    error, metrics = downhill.priced(0.0, TrainConfig(c), model, batch)
-    assert metrics == {}
-    whole, metrics = downhill.priced(2.0, TrainConfig(c), model, batch)
-    assert float(whole) == pytest.approx(float(error + 2 * metrics["price"]), rel=1e-5)
 
 
 # --- what each term is worth
