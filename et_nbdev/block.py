@@ -82,7 +82,7 @@ class Block(nnx.Module):
             if not isinstance(term, Energy):
                 kind = type(term).__name__
                 raise TypeError(f"{name}: expected an Energy, got {kind}")
-            if name in ("norm", "names") or hasattr(Block, name):
+            if name in ("norm", "names", "total") or hasattr(Block, name):
                 raise ValueError(f"{name}: the name is taken; give the term another")
             setattr(self, name, term)
 

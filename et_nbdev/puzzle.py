@@ -61,13 +61,12 @@ def _read(text):
     return np.array([int(c.replace(".", "0")) for c in cells]).reshape(n, n)
 
 # %% ../nbs/engine/puzzle.ipynb #pz06asboar
-def as_boards(boards: ArrayLike | str | Sequence) -> Int[np.ndarray, "... n n"]:
+def as_digits(boards: ArrayLike | str | Sequence) -> Int[np.ndarray, "... n n"]:
     """`boards` as integers, 0 where a cell is empty. Text has one character per cell, row
     by row, a dot or a 0 for an empty one; spaces, line breaks and | - + are skipped.
 
     Raises TypeError for anything but integers or text; ValueError for a size other than
-    4, 6 or 9, for digits out of range, and for a digit twice in a row, column or box,
-    naming the cells.
+    4, 6 or 9, and for digits out of range, naming the cell.
     """
     if isinstance(boards, str):
         boards = _read(boards)
@@ -89,6 +88,17 @@ def as_boards(boards: ArrayLike | str | Sequence) -> Int[np.ndarray, "... n n"]:
             f"boards: expected 0 to {n}, got {flat[b, cell]} in row {cell // n + 1},"
             f" column {cell % n + 1}{where(b)}"
         )
+    return boards
+
+
+def as_boards(boards: ArrayLike | str | Sequence) -> Int[np.ndarray, "... n n"]:
+    """The same for boards that break no rule: raises ValueError for a digit twice in a
+    row, column or box, too, naming the cells.
+    """
+    boards = as_digits(boards)
+    n = boards.shape[-1]
+    flat = boards.reshape(-1, n * n)
+    where = lambda b: "" if boards.ndim == 2 else f" of board {b}"
     same, digits = same_unit(n), (flat[:, :, None] == flat[:, None, :])
     twice = (digits & (flat > 0)[:, :, None])[:, None] & same
     for b, unit, first, second in np.argwhere(twice)[:1]:
@@ -101,9 +111,9 @@ def as_boards(boards: ArrayLike | str | Sequence) -> Int[np.ndarray, "... n n"]:
     return boards
 
 # %% ../nbs/engine/puzzle.ipynb #pz06issolv
-def is_solved(boards: Int[ArrayLike, "... n n"]) -> Bool[np.ndarray, "..."]:
+def is_solved(boards: Int[ArrayLike, "... n n"] | str) -> Bool[np.ndarray, "..."]:
     "Whether every row, column and box of `boards` holds every digit."
-    boards = np.asarray(boards)
+    boards = as_digits(boards)
     *lead, n, _ = boards.shape
     cells = units(n).argsort(-1, kind="stable")  # of one unit after the other
     held = np.sort(boards.reshape(*lead, n * n)[..., cells].reshape(*lead, 3, n, n))
@@ -111,13 +121,17 @@ def is_solved(boards: Int[ArrayLike, "... n n"]) -> Bool[np.ndarray, "..."]:
 
 # %% ../nbs/engine/puzzle.ipynb #pz0945c4
 def solutions(
-    board: Int[np.ndarray, "n n"], rng: np.random.Generator | None = None
+    board: Int[ArrayLike, "n n"] | str, rng: np.random.Generator | None = None
 ) -> Iterator[Int[np.ndarray, "n n"]]:
     """All solutions of a board, by search: always in the cell with the fewest possible
-    digits, in the order of the digits, or in random order.
+    digits, in the order of the digits, or in random order. None if it breaks a rule.
+    Raises what `solve` raises for what is no board.
     """
+    board = as_digits(board)
+    if board.ndim != 2:
+        raise ValueError(f"board: expected one, got shape {board.shape}")
     n = len(board)
-    cells, of = np.asarray(board).reshape(-1).tolist(), units(n).T.tolist()
+    cells, of = board.reshape(-1).tolist(), units(n).T.tolist()
     used = [[0] * n for _ in range(3)]  # the digits of every row, column, box, as bits
     for cell, digit in enumerate(cells):
         for kind in range(3) if digit else ():
@@ -151,7 +165,7 @@ def solutions(
     return fill()
 
 # %% ../nbs/engine/puzzle.ipynb #pz09isuniq
-def is_unique(board: Int[np.ndarray, "n n"]) -> bool:
+def is_unique(board: Int[ArrayLike, "n n"] | str) -> bool:
     "Whether a board has exactly one solution."
     found = solutions(board)
     return next(found, None) is not None and next(found, None) is None
@@ -357,7 +371,7 @@ def from_pretrained(source: str | Path) -> PuzzleTransformer:
     if str(source) in shipped:
         with as_file(shipped[str(source)]) as path:
             return restore(path, "puzzle model", build)
-    if not str(source).endswith(".safetensors"):
+    if not str(source).endswith(".safetensors") and not Path(source).is_file():
         raise ValueError(
             f"source: expected {' or '.join(map(repr, sorted(shipped)))}, or a"
             f" .safetensors file, got {str(source)!r}"
