@@ -9,8 +9,7 @@ import re
 import yaml
 from modules import NBS, ROOT, dumped, moved
 
-HEADER = "<!-- Made from nbs/index.ipynb by scripts/readme.py (`make readme`): edit the"
-HEADER += " notebook. -->\n\n"
+HEADER = "<!-- Made by `make readme`: edit nbs/index.ipynb. -->\n\n"
 
 
 def source(cell):
@@ -54,7 +53,7 @@ def markdown(cell):
 def parts():
     "The first chapter of each part of the book, in a line."
     found = ((own or next(iter(groups[""]), ""), s) for s, own, groups in sidebar())
-    return " · ".join(f"[{section}](nbs/{name})" for name, section in found if name)
+    return ", ".join(f"[{section}](nbs/{name})" for name, section in found if name)
 
 
 def readme(cells):
