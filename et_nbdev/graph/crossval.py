@@ -395,7 +395,8 @@ def cross_validate(
     style = dict(unit="fold", file=sys.stdout, ncols=100, disable=not progress)
     for f in (bar := tqdm(wanted, **style)):  # pyright: ignore[reportCallIssue]
         if (row := done.get(f"fold-{f}.json")) is None:
-            begin, own = time.perf_counter(), (candidates, positions(), seed_of(seed, f))
+            begin = time.perf_counter()
+            own = candidates, positions(), seed_of(seed, f)
             row, winner = _one_fold(make_model, graphs, parts(fold, f), *own)
             row = {"fold": f, **row, "seconds": time.perf_counter() - begin}
             row |= {"settings": settings, **provenance()}
