@@ -90,6 +90,14 @@ def as_digits(boards: ArrayLike | str | Sequence) -> Int[np.ndarray, "... n n"]:
         )
     return boards
 
+# %% ../nbs/engine/puzzle.ipynb #pz06oneboa
+def one_board(board: ArrayLike | str) -> Int[np.ndarray, "n n"]:
+    "The digits of a single board. Raises ValueError for several."
+    board = as_digits(board)
+    if board.ndim != 2:
+        raise ValueError(f"board: expected one, got shape {board.shape}")
+    return board
+
 
 def as_boards(boards: ArrayLike | str | Sequence) -> Int[np.ndarray, "... n n"]:
     """The same for boards that break no rule: raises ValueError for a digit twice in a
@@ -125,11 +133,8 @@ def solutions(
 ) -> Iterator[Int[np.ndarray, "n n"]]:
     """All solutions of a board, by search: always in the cell with the fewest possible
     digits, in the order of the digits, or in random order. None if it breaks a rule.
-    Raises what `solve` raises for what is no board.
     """
-    board = as_digits(board)
-    if board.ndim != 2:
-        raise ValueError(f"board: expected one, got shape {board.shape}")
+    board = one_board(board)
     n = len(board)
     cells, of = board.reshape(-1).tolist(), units(n).T.tolist()
     used = [[0] * n for _ in range(3)]  # the digits of every row, column, box, as bits

@@ -478,7 +478,7 @@ def in_two(groups: dict[str, list[Path]]) -> list[tuple[Path, Path]]:
         found += [(other, file)] * (was != split)
     return found
 
-
+# %% ../../nbs/engine/pictures.ipynb #76maskfoldc1
 def check_inside(folder: Path, pictures: set[Path]):
     "Raise ValueError for splits that are no folders right below, and for masks."
     inner = {}
@@ -500,7 +500,7 @@ def check_inside(folder: Path, pictures: set[Path]):
                 f" {parent}; name that folder instead of {folder}, or rename it"
             )
 
-
+# %% ../../nbs/engine/pictures.ipynb #76maskfoldc2
 def kinds(files) -> str:
     "The endings of files."
     return ", ".join(sorted({f.suffix.lower() or f.name for f in files}))
@@ -603,7 +603,7 @@ def tables_of(files: list[Path]) -> list[Path]:
         found.append(file)
     return found
 
-
+# %% ../../nbs/engine/pictures.ipynb #15c9fromtax3
 def from_parquet(path: Path, files: list[Path]) -> dict[str, Source]:
     "Tables of pictures by the split that their names and folders mean."
     datasets, sources = need("datasets"), {}
