@@ -418,9 +418,7 @@ def plot_descent(
     """
     import matplotlib.pyplot as plt
 
-    board, T = _fitting(board, model.config.n), model.config.steps
-    if board.ndim != 2:
-        raise ValueError(f"board: expected one, got shape {board.shape}")
+    board, T = _fitting(one_board(board), model.config.n), model.config.steps
     steps = 4 * T if steps is None else steps
     x = model.encode(jnp.asarray(board), jax.random.key(seed))
     _, (energies, states) = model.descend(x, steps, states=True)

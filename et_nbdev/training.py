@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
@@ -473,14 +474,18 @@ def in_parts(
 
 # %% ../nbs/engine/training.ipynb #bc1a9472
 def read_metrics(path: Path | str) -> list[dict]:
-    """The rows of a metrics file, without lines that cannot be read, such as a last one
-    that was cut off when a process was killed.
+    """The rows of a metrics file. A last line that was cut off when a process was
+    killed is dropped; other lines that cannot be read are dropped with a warning.
     """
     rows = []
     for line in at_home(path).read_text("utf-8", errors="replace").splitlines():
+        rows.append(None)
         with contextlib.suppress(ValueError, RecursionError):
-            rows.append(json.loads(line))
+            rows[-1] = json.loads(line)
     sound = lambda row: isinstance(row, dict) and isinstance(row.get("step"), int)
+    if lost := sum(not sound(row) for row in rows[:-1]):
+        said = f"{lost} of its {len(rows)} lines cannot be read, and are left out"
+        warnings.warn(f"{path}: {said}", stacklevel=2)
     return list(filter(sound, rows))
 
 # %% ../nbs/engine/training.ipynb #64meter
@@ -490,8 +495,10 @@ class _Meter:
     not count as training.
     """
 
-    def __init__(self, run: Run, *every: int):
+    def __init__(self, run: Run, optim, *every: int):
         self.every, self.samples, self.since = every, 0, 0.0
+        rate = getattr(optim, "lr", None)
+        self.rate = "" if rate is None else f" (lr = {rate})"
         # of the whole run, including earlier processes
         self.start = time.perf_counter() - run.progress["seconds"]
 
@@ -501,7 +508,7 @@ class _Meter:
         if not np.isfinite([row["loss"], row["grad_norm"]]).all():
             raise FloatingPointError(
                 f"loss is {row['loss']}, its gradient's norm {row['grad_norm']}, at"
-                f" step {run.step}; lower the learning rate or the step size"
+                f" step {run.step}; lower the learning rate{self.rate} or the step size"
             )
         run.progress["seconds"] = time.perf_counter() - self.start
         return row
@@ -654,6 +661,13 @@ def differences(saved: dict, wanted: dict) -> str:
     keys = sorted(k for k in {*a, *b} if values(k)[0] != values(k)[1])
     return ", ".join("{}: {!r} there, {!r} here".format(k, *values(k)) for k in keys)
 
+
+# what to do about steps that differ
+LONGER = (
+    ". The rate falls towards the last step, so a longer run is another one: to train"
+    " on, give the model of this one to `fit`, and another folder"
+)
+
 # %% ../nbs/engine/training.ipynb #64interrupb2x1
 class _Folder:
     """What a run keeps: last.safetensors with its state, best.safetensors with its best
@@ -683,10 +697,10 @@ class _Folder:
             return
         # compared before the arrays: their shapes say less than the configuration
         if (saved := read_meta(last).get("config")) != self.about:
+            differ = differences(saved, self.about)
             raise CheckpointError(
-                f"{self.home}: holds a run of another configuration"
-                f" ({differences(saved, self.about)}); choose another folder, or delete"
-                " this one"
+                f"{self.home}: holds a run of another configuration ({differ}); choose"
+                f" another folder, or delete this one{LONGER * ('optim.steps' in differ)}"
             )
         run.state, meta = load_checkpoint(last, run.state)
         run.step, run.progress = int(run.state.step), meta["progress"]
@@ -816,7 +830,7 @@ def fit(
         best.resume(run)
         run.state = replicate(run.state)
         step = lambda state, batch: compiled(state, share(batch))
-        meter = _Meter(run, every, log_every)
+        meter = _Meter(run, optim, every, log_every)
         files.open_log(run.step)
         bar, tick = _progress_bar(run, progress)
         with _interruptible(run, folder, every, log_every) as ctrl_c, bar:

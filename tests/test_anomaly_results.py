@@ -116,7 +116,7 @@ def test_runs_of_a_setting_that_was_overtaken_are_not_kept(data, script, monkeyp
         assert [run["config"]["lr"] for run in row["runs"]] == [best] * 2
 
 
-def test_published_splits_are_used_as_published(data, script):
+def test_published_splits_are_used_as_published(data, script, monkeypatch):
     "Their nodes train and test; average precision alone chooses setting and weights."
     rng, folder = np.random.default_rng(0), data / "graphs/anomaly"
     labels = np.arange(60) % 3 == 0
@@ -136,8 +136,14 @@ def test_published_splits_are_used_as_published(data, script):
         assert [ids.tolist() for ids in found] == [
             np.flatnonzero(part[seed] == k).tolist() for k in range(3)
         ]
+    train, by = script.train_classifier, []
+    kept = lambda *of, **how: (by.append(how["chosen_by"]), train(*of, **how))[1]
+    monkeypatch.setattr(script, "train_classifier", kept)
     given = "--data tolokers --ratios official --trials 2 --seeds 2 --epochs 10".split()
     script.main([*given, "--lines", "mlp", "--out", str(data / "out")])
     (row,) = rows(data / "out").values()
     best = max(row["trials"], key=lambda run: run["validation"]["auprc"])
     assert row["config"] == best["config"] and len(row["runs"]) == 2
+    assert by == ["auprc"] * 4
+    low = dict(macro_f1=1.0, auroc=1.0, auprc=0.25)
+    assert script.merit(dict(official=True, validation=low)) == 0.25

@@ -331,6 +331,7 @@ def test_what_a_block_is_made_of_is_checked():
     for make, error, match in (
         (lambda: Block(norm), ValueError, "terms: expected at least one"),
         (lambda: Block(norm, energy=memory), ValueError, "energy: the name is taken"),
+        (lambda: Block(norm, total=memory), ValueError, "total: the name is taken"),
         (lambda: Block(norm, memory=norm), TypeError, "memory: expected an Energy"),
         (lambda: Block(other, memory=memory), TypeError, "norm: expected a module"),
         (lambda: Block(norm, own=vague).energies(ones), ValueError, each),

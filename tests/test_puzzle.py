@@ -274,6 +274,13 @@ def test_what_is_no_board_is_refused_in_words(model):
     with pytest.raises(ValueError, match="board: expected one, got shape"):
         plot_descent(model, np.zeros((2, 4, 4), int))
     assert not list(solutions(np.array([[1, 2, 3, 4]] * 4)))
+    assert not is_solved("1... .... ..2. ....") and not is_unique("1..." * 4)
+    assert len(list(solutions("1... .... ..2. ...."))) == 18
+    for ask in (solutions, is_unique, is_solved):
+        with pytest.raises(ValueError, match="expected 0 to 6, got 7 in row 1"):
+            ask(np.full((6, 6), 7))
+    with pytest.raises(ValueError, match="board: expected one, got shape"):
+        solutions(np.zeros((2, 4, 4), int))
 
 
 def test_weights_load_in_double_precision(x64):

@@ -384,13 +384,14 @@ def cross_validate(
     fold, candidates = np.asarray(fold), [Candidate(*c) for c in candidates]
     kinds = {getattr(c.model, "positions", "eigenvectors") for c in candidates}
     _check_folds(fold, graphs, kinds)
+    (kind,) = kinds
     # before version 0.3 there were padded tables, too
     own = dict(k=k, layout="edges", seed=seed)
     settings = _settings(graphs, fold, candidates, **own)
     home = None if out is None else at_home(out)
     files = sorted(home.glob("fold-*.json")) if home else []
     done = {path.name: _read_fold(path, settings) for path in files}
-    positions = cache(lambda: POSITIONS[kinds.pop()](graphs, k))
+    positions = cache(lambda: POSITIONS[kind](graphs, k))
     wanted, rows = range(fold.max() + 1) if folds is None else folds, []
     style = dict(unit="fold", file=sys.stdout, ncols=100, disable=not progress)
     for f in (bar := tqdm(wanted, **style)):  # pyright: ignore[reportCallIssue]
