@@ -215,7 +215,13 @@ def test_one_run_at_a_time_in_a_folder_and_a_killed_one_lets_go(tmp_path):
         partial.touch()
         line = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
         with pytest.raises(SystemExit) as e, as_command("tool"):
-            fit(line, None, lambda start: iter(()), OptimConfig(), folder=tmp_path)
+            fit(
+                line,
+                lambda *_: None,
+                lambda start: iter(()),
+                OptimConfig(),
+                folder=tmp_path,
+            )
         busy = f"tool: .*another run is training in this folder.*{tmp_path}[^\n]*"
         assert re.fullmatch(busy, e.value.code)
         assert os.listdir(tmp_path) == [partial.name], "the other's files were touched"
