@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from puzzle_rivals import Attracting, Broken, Perceptron, Placed, Transformer
+from puzzle_rivals import Attracting, Broken, HyperSet, Perceptron, Placed, Transformer
 from tqdm import tqdm
 
 from et_nbdev.puzzle import (
@@ -52,7 +52,7 @@ PRICES = dict(price=30.0, judge=0.1)
 # a quarter of the solved boards are exchanged with probability `longer`, and a solved
 # board that moves costs `rest` times how far
 REST = dict(after="units", alone=0.0, rate=5e-4, longer=0.01, rest=0.1) | PRICES
-BASES = {4: 5000, 6: 40000, 9: 20000}  # puzzles to train on, each with random givens
+BASES = {4: 5000, 6: 40000, 9: 3000}  # puzzles to train on, each with random givens
 
 
 def sized(config, build=PuzzleTransformer, *, rngs, **changes):
@@ -69,6 +69,7 @@ VARIANTS = {
     "places": (Placed, {}),
     "transformer": (Transformer, {}),
     "units-transformer": (partial(sized, build=Transformer, units=True), {}),
+    "hyperset": (HyperSet, {}),
     "perceptron": (Perceptron, dict(renew=1.0)),
 } | {
     "no-" + name: (partial(Broken, broken=name.split("+")), {})
@@ -113,11 +114,32 @@ def bases(n: int, folder: Path):
     return dict(np.load(path))
 
 
+def turned(key, full, given):
+    """Boards of nine and their givens with rows exchanged within bands, bands with each
+    other, columns likewise, half of them mirrored at the diagonal. (Of 6 x 6 so few are
+    different that boards for tests would be among them.)
+    """
+    keys = jax.random.split(key, 5)
+    lines = []
+    for of_bands, of_lines in [keys[:2], keys[2:4]]:
+        bands = jax.random.uniform(of_bands, (len(full), 3)).argsort(-1)
+        within = jax.random.uniform(of_lines, (len(full), 9))
+        lines.append((jnp.repeat(bands, 3, -1) + within).argsort(-1))
+    mirror = jax.random.bernoulli(keys[4], shape=(len(full), 1, 1))
+    for cells in full, given:
+        cells = jnp.take_along_axis(cells, lines[0][:, :, None], 1)
+        cells = jnp.take_along_axis(cells, lines[1][:, None, :], 2)
+        yield jnp.where(mirror, cells.swapaxes(1, 2), cells)
+
+
 def draw(key, full, given, n: int, batch: int):
     "A batch of puzzles (B, n, n) and their solutions."
     which, names, order, number = jax.random.split(key, 4)
     at = jax.random.randint(which, (batch,), 0, len(full))
-    full, given = full[at].reshape(batch, -1).astype(int), given[at].reshape(batch, -1)
+    full, given = full[at], given[at]
+    if n == 9:
+        full, given = turned(jax.random.fold_in(names, 1), full, given)
+    full, given = full.reshape(batch, -1).astype(int), given.reshape(batch, -1)
     if n > 4:  # of the 288 boards, renaming would give those for tests
         rename = jax.vmap(partial(jax.random.permutation, x=n))
         renamed = rename(jax.random.split(names, batch)) + 1

@@ -1,5 +1,6 @@
 """What the puzzles' model is compared with: a transformer block applied again and
-again, a perceptron, and the model itself with parts of its energy broken.
+again, Hyper-SET's step, a perceptron, and the model itself with parts of its energy
+broken.
 """
 
 from abc import abstractmethod
@@ -7,9 +8,10 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from broken import BrokenBlock
+from broken import BrokenBlock, rms
 from flax import nnx
 
+from et_nbdev.attention import PairBias
 from et_nbdev.puzzle import PuzzleConfig, PuzzleTransformer
 
 
@@ -97,6 +99,33 @@ class Transformer(Recurrent):
             ).reshape(*g.shape[:-1], H * Y)
         )
         return x + self.down(nnx.gelu(self.up(self.norm2(x))))
+
+
+class HyperSet(Recurrent):
+    """Hyper-SET's step (Hu, Zou, Xu, arXiv 2502.11646): one matrix per head for queries,
+    keys and values, tokens that repel each other inside a head, and sizes per channel of
+    either sign (there they depend on the step, too); with our biases of pairs.
+    """
+
+    def __init__(self, config: PuzzleConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        D, H, Y, K = config.dim, config.num_heads, config.head_dim, config.num_memories
+        normal = lambda *shape: jax.random.normal(rngs.params(), shape)
+        self.W = nnx.Param(normal(H, D, Y) * D**-0.5)
+        self.V = nnx.Param(normal(D, K) * D**-0.5)
+        self.a, self.b = (nnx.Param(jnp.full(D, 0.1)) for _ in range(2))
+        self.positions = PairBias(config.n**2, H)
+
+    def move(self, x):
+        W, V = self.W[...], self.V[...]
+        unit = lambda a: a / rms(a)
+        w = unit(jnp.einsum("...nd,hdy->...hny", unit(x), W))
+        scores = jnp.einsum("...hcy,...hby->...hcb", w, w) * w.shape[-1] ** -0.5
+        scores = scores + self.positions()
+        both = jax.nn.softmax(scores, -1) + jax.nn.softmax(scores, -2)
+        pushed = jnp.einsum("...hcb,...hby,hdy->...cd", both, w, W)
+        x = x - self.a[...] * pushed
+        return x + self.b[...] * (nnx.gelu(unit(unit(x) @ V)) @ V.T)
 
 
 class Perceptron(nnx.Module):

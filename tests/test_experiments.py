@@ -23,6 +23,7 @@ from et_nbdev.energy import Energies
 from et_nbdev.graph.anomaly import AnomalyConfig
 from et_nbdev.graph.classify import WeightedEdges
 from et_nbdev.graph.energy import EdgeIndex
+from et_nbdev.puzzle import is_solved
 from et_nbdev.testing import assert_close
 from et_nbdev.vision.model import ImageConfig, image_model, save_model
 from et_nbdev.vision.train import TrainConfig, drawn_batch
@@ -257,6 +258,22 @@ def test_a_solved_board_that_moves_has_its_price():
     args = model, x, full * 0, full, jnp.ones(2, bool), None, None
     cost = puzzle.loss(*args, 4.0)[0] - puzzle.loss(*args)[0]
     np.testing.assert_allclose(cost, 4.0 * 1 / 2, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("as_scripts_run")
+def test_boards_of_nine_are_drawn_with_lines_and_bands_exchanged():
+    "Givens go with their cells; cells of one band need not stay in one."
+    base = np.arange(9)
+    full = (3 * base[:, None] + base[:, None] // 3 + base) % 9 + 1
+    given = full < 4
+    boards, answers = puzzle.draw(jax.random.key(0), full[None], given[None], 9, 20)
+    puzzles = [np.asarray(answer) for answer in answers]
+    assert all(is_solved(answer) for answer in puzzles)
+    assert len({(answer == answer[0, 0]).tobytes() for answer in puzzles}) > 15
+    assert (boards[boards > 0] == answers[boards > 0]).all()
+    for board, answer in zip(np.asarray(boards), puzzles):
+        whole = [board[answer == digit].all() for digit in range(1, 10)]
+        assert sum(whole) >= 3  # the digits whose cells were given, under new names
 
 
 @pytest.mark.usefixtures("as_scripts_run")
