@@ -348,6 +348,10 @@ REFUSED = [  # what the error says, and what is tried
         lambda: payments(nodes=lambda n: n.assign(city="Ulm")),
     ),
     (
+        "^nodes: column 'age': .* got nan at position 0",
+        lambda: payments(nodes=lambda n: n.assign(age=np.nan)),
+    ),
+    (
         "column 'amount' is there twice",
         lambda: payments(nodes=lambda n: n[["amount"] * 2]),
     ),

@@ -466,7 +466,10 @@ def test_a_command_trains_on_a_file_and_another_scores_one(
     assert first.test_ == want.test_ != second.test_
     np.save("days.npy", days[1:])
     Path("days.txt").write_text("Monday")
-    for bad, says in (("days.npy", "time: must hold"), ("days.txt", "of another form")):
+    for bad, says in (
+        ("days.npy", "time: must hold"),
+        ("days.txt", "of another form(?!.*pickle)"),
+    ):
         with pytest.raises(SystemExit, match=says):
             train([*options, "bad", "--time", bad])
 

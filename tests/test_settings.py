@@ -128,7 +128,7 @@ WRONG = [
     )),
     (AnomalyConfig, dict(
         dim=(0,), steps=(0,), step_size=(0,), num_heads=(-1,), dropout=(1.0,),
-        relations=("sum",), scale=("log",),
+        beta=(0.0, -1.0, NAN), relations=("sum",), scale=("log",),
     )),
     (AnomalyTraining, dict(train_fraction=(0.0, 1.0), seed=SEEDS, every=(0,))),
     (partial(SampleConfig, nodes=50), dict(seeds=(1, 60))),

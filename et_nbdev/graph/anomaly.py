@@ -90,7 +90,8 @@ class AnomalyConfig:
         sizes = ("dim", "head_dim", "steps", "hidden")
         check_sizes(**{name: getattr(self, name) for name in sizes})
         check_sizes(0, num_heads=self.num_heads, num_memories=self.num_memories)
-        check_positive(step_size=self.step_size)
+        beta = 1.0 if self.beta is None else self.beta
+        check_positive(step_size=self.step_size, beta=beta)
         check_numbers("[0, 1)", dropout=self.dropout)
 
 # %% ../../nbs/32_anomaly.ipynb #32along0

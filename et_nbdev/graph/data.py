@@ -766,6 +766,8 @@ def from_pandas(
     labels = _plain(nodes[label]) if label in nodes.columns else [-1] * len(nodes)
     kinds = None if relation is None else _plain(edges[relation])
     rows = nodes[columns].to_numpy(np.float64)
+    for key, column in zip(columns, rows.T):
+        finite(f"nodes: column {key!r}", column, ("N",))
     own = _edge_columns(edge_features, edges.__getitem__)
     return _graph_of(ends, kinds, rows, labels, columns, nodes.index, name, own)
 

@@ -343,7 +343,7 @@ def train(argv: list[str] | None = None) -> None:
         graph, time = load_graph(config.data), None
         if args.time:
             with reading(args.time):
-                time = np.load(args.time, allow_pickle=False)
+                time = np.lib.format.open_memmap(args.time, "r")
         report(config, graph, out, args.splits, time=time)
 
 
