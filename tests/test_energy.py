@@ -15,7 +15,6 @@ from flax import nnx
 from et_nbdev.attention import (
     EnergyAttention,
     PairBias,
-    RelativeDistances,
     RelativePositions,
     log_sum_exp,
     softmax,
@@ -162,13 +161,11 @@ def per_sample(f, g, *args):
     return np.array([f(*sample) for sample in zip(g, *args)])
 
 
-def bias_by_index(positions, z):
+def bias_by_index(positions):
     "The bias of every pair, in loops."
     if isinstance(positions, RelativePositions):  # four patches of a picture
         at = [(0, 0), (0, 1), (1, 0), (1, 1)]
         of = lambda t, C, B: t[at[C][0] - at[B][0] + 1, at[C][1] - at[B][1] + 1]
-    elif isinstance(positions, RelativeDistances):
-        of = lambda t, C, B: -exp(t) * sum((z[C] - z[B]) ** 2)
     else:
         of = lambda t, C, B: t[C, B]
     (tables,) = (np.asarray(t[...]) for t in jax.tree.leaves(nnx.state(positions)))
@@ -177,12 +174,12 @@ def bias_by_index(positions, z):
     )
 
 
-def expected_energy(m, g, mask=None, weights=1.0, bias=0.0, coordinates=None):
+def expected_energy(m, g, mask=None, weights=1.0, bias=0.0):
     "Of an attention, by index."
     sees = np.broadcast_to(True if mask is None else mask, (B, N, N))
     sees = sees if m.self_attention else sees & ~np.eye(N, dtype=bool)
     A, b = (np.broadcast_to(a, (B, H, N, N)) for a in (weights, bias))
-    b = b if m.positions is None else b + bias_by_index(m.positions, coordinates)
+    b = b if m.positions is None else b + bias_by_index(m.positions)
     return per_sample(partial(attention_by_index, m=m), g, sees, A, b)
 
 
@@ -201,7 +198,6 @@ PAIRS = dict(weights=tokens(7, (H, N, N)), bias=tokens(8, (B, 1, N, N)))
 PLACES = {
     "grid": lambda: RelativePositions(2, H, **F64),
     "pair bias": lambda: PairBias(N, H, **F64),
-    "distances": lambda: RelativeDistances(H, **F64),
 }
 OPTIONS = {
     "plain": {},
@@ -227,13 +223,11 @@ EXTREMES = "plain", "everything"  # meet every mask; the other options two
 def test_attention_is_its_formula_and_its_update_is_the_gradient(x64, name, mask):
     options = OPTIONS.get(name, {})
     if name in PLACES or name == "everything":
-        options = options | dict(positions=PLACES.get(name, PLACES["distances"])())
+        options = options | dict(positions=PLACES.get(name, PLACES["grid"])())
     module, g = attention_of(**options), tokens()
     context = dict(mask=MASKS[mask])
     if name == "everything" or mask == "shared":
         context |= PAIRS
-    if "coordinates" in module.takes:
-        context["coordinates"] = tokens(9, (N, 2))
     assert module.takes >= set(context)
     energies = module.energy(g, **context), expected_energy(module, g, **context)
     assert_close(*energies, rtol=1e-12, atol=1e-14)
@@ -269,7 +263,6 @@ def test_beta_is_one_over_root_y_by_default_and_one_a_head_on_request():
         (dict(beta=nnx.Param(0.5)), [0.5, 0.5], 97),
         (dict(beta=nnx.Param([1.0, 2.0])), [1.0, 2.0], 98),
         (dict(positions=PairBias(3, 2)), [0.5, 0.5], 96 + 18),
-        (dict(positions=RelativeDistances(2)), [0.5, 0.5], 96 + 2),
     ):
         module = make(**options)
         np.testing.assert_allclose(module.beta, beta, rtol=1e-6)
@@ -295,7 +288,6 @@ def test_starts():
     for head, slope in enumerate((0.25, 0.5, 1.0, 2.0, 0.25)):
         np.testing.assert_allclose(far()[head, 0], -slope * apart, rtol=1e-6)
         np.testing.assert_array_equal(far()[head], far()[head].T)
-    np.testing.assert_allclose(RelativeDistances(5).factor, [0.25, 0.5, 1, 2, 0.25])
 
 
 # ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from et_nbdev.attention import PairBias, RelativeDistances, RelativePositions
+from et_nbdev.attention import PairBias, RelativePositions
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
 from et_nbdev.graph import kernels
@@ -402,13 +402,10 @@ def head(positions):
 
 EDGES, LOOP = EdgeIndex([0], [1], 2), EdgeIndex([0], [0], 2, self_loops=True)
 PAID = EdgeIndex([0], [1], 2, features=np.ones((1, 3)))
-Z = jnp.ones((2, 2))
 BLOCK, PLAIN = (
     kind(4, 1, 3, 2, rngs=nnx.Rngs(0)) for kind in (EdgeTransformer, EnergyTransformer)
 )
-FEW, GRID, NEAR = map(
-    head, (EdgeBias(2, 1), RelativePositions(2, 1), RelativeDistances(1))
-)
+FEW, GRID = map(head, (EdgeBias(2, 1), RelativePositions(2, 1)))
 UNFIT = [  # a term or block, its context, and what is said of it
     (BLOCK, dict(edges=EdgeIndex([0], [1], 3)), "^edges: .*N = 2, got 3"),
     (BLOCK, dict(edges=LOOP), "^edges: .*self_attention=True"),
@@ -423,11 +420,7 @@ UNFIT = [  # a term or block, its context, and what is said of it
     (FEW, dict(edges=EDGES), "^edges: expected 2 features .* got 0"),
     (FEW, dict(edges=PAID), "^edges: expected 2 features .* got 3"),
     (GRID, dict(edges=EDGES), "^edges: .*got RelativePositions; numbers"),
-    (NEAR, dict(edges=EDGES, coordinates=Z), "^edges: .*positions of pairs .*Relative"),
     (FEW, dict(edges=SimpleNamespace(match=None)), "^edges: .*EdgeIndex.*EdgeBias"),
-    (NEAR, dict(), "coordinates"),
-    (NEAR, dict(coordinates=np.ones(2, np.float32)), "^coordinates: expected"),
-    *((NEAR, dict(coordinates=z), r"^positions: .*1, 2, 2.* got .+") for z in (Z[1:], Z[None])),
     *((head(b), {}, "^positions: ") for b in (RelativePositions(3, 1), PairBias(3, 1))),
     (GRID, dict(maks=EDGES.mask()), "unexpected keyword argument 'maks'"),
 ]  # fmt: skip

@@ -16,7 +16,7 @@ LIB = ROOT / "et_nbdev"
 
 # What no row may exceed. Lower a number where it has fallen.
 LIMITS = {
-    "lines of the library": 8_730,
+    "lines of the library": 8_712,
     "files of the library": 31,
     "lines of tests": 11_698,
     "lines of scripts, experiments and benchmarks": 4_959,
@@ -25,7 +25,7 @@ LIMITS = {
     "words of prose in lessons": 19_861,
     "words of the front page": 599,
     "rows of tables on the front page": 24,
-    "public names": 114,
+    "public names": 113,
     "private names that another file imports": 6,
 }
 

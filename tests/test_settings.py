@@ -13,12 +13,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from et_nbdev.attention import (
-    EnergyAttention,
-    PairBias,
-    RelativeDistances,
-    RelativePositions,
-)
+from et_nbdev.attention import EnergyAttention, PairBias, RelativePositions
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import Euler, descend
 from et_nbdev.energy import ExternalField, Scaled
@@ -77,7 +72,6 @@ WRONG = [
     )),
     (partial(PairBias, num_tokens=3, num_heads=2), dict(num_tokens=(0,), num_heads=(0,))),
     (partial(RelativePositions, side=3, num_heads=2), dict(side=(0,), start=("far",))),
-    (RelativeDistances, dict(num_heads=(0,))),
     (partial(Scaled, ExternalField()), dict(factor=([1.0],))),
     (partial(EdgeIndex, [0], [1], num_nodes=2), dict(
         num_nodes=(0, 2.5), backend=("numba",), capacity=(0,),
