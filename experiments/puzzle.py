@@ -318,7 +318,9 @@ def score(model_of, params, data, n: int, starts=8, times=8) -> dict:
 
 
 def train(variant: str, seed: int, options):
-    "Train, save and score a variant with a seed."
+    "Train, save and score a variant with a seed, unless its result is there already."
+    if (options.out / f"{variant}-seed{seed}.json").exists():
+        return
     name, n = variant.rsplit("-", 1)
     build, changes = VARIANTS[name]
     n, data = int(n), bases(int(n), options.out)
