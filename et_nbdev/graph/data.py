@@ -706,6 +706,25 @@ def _warn_of_ids(nodes: Any, columns: list):
         say = f"nodes.drop(columns={like}); a time belongs to split(graph, time=…)"
         warnings.warn(f"nodes: columns {told}. If they are, {say}", stacklevel=3)
 
+# %% ../../nbs/engine/graph_readers.ipynb #fc10e342c
+def _feature_columns(nodes, columns: Sequence[str]) -> np.ndarray:
+    "Columns of features side by side, which hold numbers and name no nodes."
+    for key in columns:
+        if re.fullmatch(_IDS, str(key)):
+            raise ValueError(
+                f"nodes: column {key!r} seems to name the nodes and is no feature;"
+                f" nodes.set_index({key!r}), or index_col of pandas.read_csv, makes it"
+                " their index, by which edges find them; else drop or rename it"
+            )
+        if nodes[key].dtype.kind not in "fiub":
+            raise ValueError(
+                f"nodes: column {key!r} must hold numbers, got {nodes[key].dtype}"
+            )
+    rows = nodes[columns].to_numpy(np.float64)
+    for key, column in zip(columns, rows.T):
+        finite(f"nodes: column {key!r}", column, ("N",))
+    return rows
+
 # %% ../../nbs/engine/graph_readers.ipynb #04983795
 def from_pandas(
     edges: Any,
@@ -751,23 +770,10 @@ def from_pandas(
     ends = _numbered(edges, keys[:2], nodes.index)
     _check_label(label, "label", nodes.columns, beside=True)
     columns = [key for key in nodes.columns if key != label]
-    for key in columns:
-        if re.fullmatch(_IDS, str(key)):
-            raise ValueError(
-                f"nodes: column {key!r} seems to name the nodes and is no feature;"
-                f" nodes.set_index({key!r}), or index_col of pandas.read_csv, makes it"
-                " their index, by which edges find them; else drop or rename it"
-            )
-        if nodes[key].dtype.kind not in "fiub":
-            raise ValueError(
-                f"nodes: column {key!r} must hold numbers, got {nodes[key].dtype}"
-            )
+    rows = _feature_columns(nodes, columns)
     _warn_of_ids(nodes, columns)
     labels = _plain(nodes[label]) if label in nodes.columns else [-1] * len(nodes)
     kinds = None if relation is None else _plain(edges[relation])
-    rows = nodes[columns].to_numpy(np.float64)
-    for key, column in zip(columns, rows.T):
-        finite(f"nodes: column {key!r}", column, ("N",))
     own = _edge_columns(edge_features, edges.__getitem__)
     return _graph_of(ends, kinds, rows, labels, columns, nodes.index, name, own)
 
