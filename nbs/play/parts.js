@@ -68,7 +68,8 @@ export function drawCurves(canvas, title, curves, { t, last, low, high }) {
   const values = curves.flatMap(([, , , of]) => of);
   const [least, most] = [Math.min(...values, low), Math.max(...values, high)];
   const x = (at) => left + ((right - left) * at) / last;
-  const y = (v) => bottom - ((bottom - top) * (v - least)) / (most - least);
+  const floor = bottom - 8; // so that no label lies on the axis
+  const y = (v) => floor - ((floor - top) * (v - least)) / (most - least);
   const write = (text, at, down, align = "left") => {
     context.textAlign = align;
     context.fillText(text, at, down);
