@@ -116,20 +116,19 @@ def bases(n: int, folder: Path):
 
 def turned(key, full, given):
     """Boards of nine and their givens with rows exchanged within bands, bands with each
-    other, columns likewise, half of them mirrored at the diagonal. (Of 6 x 6 so few are
-    different that boards for tests would be among them.)
+    other, and columns likewise. (Of 6 x 6 so few are different that boards for tests
+    would be among them.)
     """
-    keys = jax.random.split(key, 5)
-    lines = []
-    for of_bands, of_lines in [keys[:2], keys[2:4]]:
-        bands = jax.random.uniform(of_bands, (len(full), 3)).argsort(-1)
-        within = jax.random.uniform(of_lines, (len(full), 9))
-        lines.append((jnp.repeat(bands, 3, -1) + within).argsort(-1))
-    mirror = jax.random.bernoulli(keys[4], shape=(len(full), 1, 1))
-    for cells in full, given:
-        cells = jnp.take_along_axis(cells, lines[0][:, :, None], 1)
-        cells = jnp.take_along_axis(cells, lines[1][:, None, :], 2)
-        yield jnp.where(mirror, cells.swapaxes(1, 2), cells)
+
+    def lines(key):
+        order = jax.vmap(partial(jax.random.permutation, x=3))(jax.random.split(key, 4))
+        return (3 * order[0][:, None] + order[1:]).ravel()
+
+    def one(key, *boards):
+        rows, columns = map(lines, jax.random.split(key))
+        return [board[rows][:, columns] for board in boards]
+
+    return jax.vmap(one)(jax.random.split(key, len(full)), full, given)
 
 
 def draw(key, full, given, n: int, batch: int):

@@ -36,11 +36,6 @@ LETTERS = "".join(book.notebook_cells("glossary.ipynb")[1]["source"])
 SAME = dict(re.findall(r"\| `(\w+)` \| ([^|\n]+?) \|", LETTERS))
 
 
-def room_of(module):
-    own = module.name.split(".")[1]
-    return BY_MODULE.get(own, own)
-
-
 def escaped(text):
     "Text for a cell of a table."
     marks = "|" if re.search("[`$]", text) else r"|<>\[\]"
@@ -150,8 +145,9 @@ def api_pages():
     for module in book.modules():
         if module.path.name.startswith("_"):
             continue
+        own = module.name.split(".")[1]
+        room = BY_MODULE.get(own, own)
         for name, defined in module.public.items():
-            room = room_of(module)
             link = f"[`{name}`](api_{room}.qmd#{anchor_of(module, name)})"
             rows[room].append((link, what(*defined)))
             entries[room].append(entry(module, name, offered))

@@ -9,6 +9,7 @@ import io
 import re
 import shutil
 import textwrap
+from functools import partial
 from html import escape
 
 import modules
@@ -155,10 +156,17 @@ def handed_over(data, folder=""):
     if "text/markdown" in data:
         # a minus in a table of numbers, where Python writes a hyphen
         text = re.sub(r"(?m)(?<=[|(] )-(?=\.?\d)", "−", data["text/markdown"])
-        return {**data, "text/markdown": addressed(text, folder)}
+        return {**data, "text/markdown": together(addressed(text, folder))}
     if "text/plain" in data:
         return {**data, "text/plain": wrapped(data["text/plain"])}
     return data
+
+
+def together(text):
+    "Text in which a number does not part from its unit or its error, outside of code."
+    parts = re.split(r"(?s)(```.*?```|`[^`\n]*`|\$[^$]*\$)", text)
+    gap = partial(re.sub, r"(?<=\d) (?=[%±])|(?<=±) (?=\d)", "\N{NBSP}")
+    return "".join(part if n % 2 else gap(part) for n, part in enumerate(parts))
 
 
 def addressed(text, folder=""):
@@ -204,9 +212,13 @@ def staged_code(cell, public, folder):
             output.text = wrapped(output.text)
         if "data" in output:
             output.data = nbformat.from_dict(handed_over(output.data, folder))
+    fold = []
+    if own.get("code-summary") == '"Answer"':  # what it prints is folded with it
+        own = {k: v for k, v in own.items() if not k.startswith("code-")}
+        fold = ['::: {.callout-note collapse="true" title="Answer"}', ":::"]
     top = "".join(f"#| {name}: {value}\n" for name, value in own.items())
     cell.source = top + modules.without_pragmas(code)
-    yield cell
+    yield from [*map(markdown_cell, fold[:1]), cell, *map(markdown_cell, fold[1:])]
 
 
 # --- pages ---
@@ -245,7 +257,7 @@ def stage(path, folder):
         elif cell.source:
             text = with_drawings(addressed(cell.source, inside))
             text = linked(with_cards(text, folder), name)
-            cell.source = unless_played(text)
+            cell.source = together(unless_played(text))
             cells.append(cell)
     notebook.cells = cells
     notebook.metadata.pop("widgets", None)
