@@ -178,9 +178,6 @@ def check_text(text):
     for caption, own in PICTURE.findall(text):
         if not re.search(r'fig-alt="[^"]*\w +\w', own):
             yield f"a picture without fig-alt of two words: {caption[:60]}"
-    parts = [bool(rest.strip()) for rest in re.findall(r"^:::+(.*)$", text, re.M)]
-    if 2 * sum(parts) != len(parts):
-        yield "a ::: that is not closed, or closes nothing"
     for table in re.findall(r"(?:^[ \t]*\|.*(?:\n|\Z))+", text, re.M):
         rows = [row.strip().removesuffix("|") for row in table.strip().split("\n")]
         if len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) > 1:
@@ -191,6 +188,9 @@ def check_shown(page):
     "What a page shows and loads, and says to those who do not see it."
     for text in page.prose:
         yield from check_text(text)
+    fences = re.findall(r"^:::+(.*)$", "\n".join(page.prose), re.M)
+    if 2 * sum(bool(rest.strip()) for rest in fences) != len(fences):
+        yield "a ::: that is not closed, or closes nothing"
     for m in LOADS.finditer("\n\n".join([*page.html, *page.prose])):
         yield f"the page loads {m[1] or m[2]}"
     for tag, own in (tag for text in page.html for tag in tags(text)):
