@@ -7,7 +7,7 @@ import { button, curveOf, drawCurves, element, fetched, rounded, slider, whenSee
 
 const SIZES = [4, 6]; // for which there are weights, sudoku-4.safetensors …
 const GIVENS = { 4: 7, 6: 14 }; // of a new puzzle; a harder one has as few as it can
-const INVITATION = "Type a digit, and watch the other cells fill in as the energy falls.";
+const INVITATION = "Choose a cell and type a digit: the others fill in as the energy falls.";
 const LASTS = 2500; // milliseconds that a descent is shown
 const STILL = matchMedia("(prefers-reduced-motion: reduce)").matches; // only the end
 
@@ -57,7 +57,7 @@ class Puzzle {
           button("Empty board", set(() => Array(this.n ** 2).fill(0))),
         ),
         this.time.row,
-        element("label", { className: "puzzle-switch" }, this.without, "without the key term"),
+        element("label", { className: "puzzle-switch" }, this.without, "without the key term: E may rise"),
         this.curve,
         this.status,
       ),
@@ -248,9 +248,9 @@ class Puzzle {
     if (!this.count) return "This board has no solution. The model tries all the same.";
     const [found] = conflicts(this.n, full);
     if (!found) return `Solved: every row, column and box holds 1 to ${this.n}.`;
-    if (this.t < 4 * this.depth) return `Not solved yet: ${twice(found)}.`;
-    if (this.count > 1) return `Not solved: ${twice(found)}. Many boards would fit.`;
-    return `Not solved: ${twice(found)}. Try another start.`;
+    if (this.t < 4 * this.depth) return "Not solved yet.";
+    const many = this.count > 1 ? " Many boards would fit." : "";
+    return `Not solved: ${twice(found)}.${many} Try another start.`;
   }
 
   /** Without the key term the force is not the slope of E. */
