@@ -707,7 +707,7 @@ def _warn_of_ids(nodes: Any, columns: list):
         warnings.warn(f"nodes: columns {told}. If they are, {say}", stacklevel=3)
 
 # %% ../../nbs/engine/graph_readers.ipynb #fc10e342c
-def _feature_columns(nodes, columns: Sequence[str]) -> np.ndarray:
+def _feature_columns(nodes, columns: Sequence) -> np.ndarray:
     "Columns of features side by side, which hold numbers and name no nodes."
     for key in columns:
         if re.fullmatch(_IDS, str(key)):
