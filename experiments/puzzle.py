@@ -3,12 +3,13 @@ energy broken on purpose; writes <out>/<variant>.json and the weights of every s
 
     python experiments/puzzle.py energy-6 transformer-6 --seeds 0 1 2 --out runs/puzzle
 
-First all boards of a batch are new. In the last part of a run batches go on: a board is
-exchanged for a new one with probability `renew`, otherwise its descent continues where
-the last step of training left it, so that the model also learns at states far beyond T.
-Then the energy learns to judge, too. `rest-6` goes on from the weights of `units-6`: some
-solved boards descend for a thousand steps more, and one that moves costs something, so
-that answers become valleys. A run that was stopped continues.
+First all boards of a batch are new (of 9 x 9, the first ones have few empty cells). In
+the last part of a run batches go on: a board is exchanged for a new one with probability
+`renew`, otherwise its descent continues where the last step of training left it, so that
+the model also learns at states far beyond T. Then the energy learns to judge, too.
+`rest-6` goes on from the weights of `units-6`: some solved boards descend for a thousand
+steps more, and one that moves costs something, so that answers become valleys. A run
+that was stopped continues.
 """
 
 import argparse
@@ -53,6 +54,7 @@ PRICES = dict(price=30.0, judge=0.1)
 # board that moves costs `rest` times how far
 REST = dict(after="units", alone=0.0, rate=5e-4, longer=0.01, rest=0.1) | PRICES
 BASES = {4: 5000, 6: 40000, 9: 3000}  # puzzles to train on, each with random givens
+EASY, MORE = 0.1, {4: 0, 6: 0, 9: 30}  # that part of a run begins with so many more
 
 
 def sized(config, build=PuzzleTransformer, *, rngs, **changes):
@@ -131,8 +133,8 @@ def turned(key, full, given):
     return jax.vmap(one)(jax.random.split(key, len(full)), full, given)
 
 
-def draw(key, full, given, n: int, batch: int):
-    "A batch of puzzles (B, n, n) and their solutions."
+def draw(key, full, given, n: int, batch: int, more=0):
+    "A batch of puzzles (B, n, n) and their solutions, the easiest with `more` givens."
     which, names, order, number = jax.random.split(key, 4)
     at = jax.random.randint(which, (batch,), 0, len(full))
     full, given = full[at], given[at]
@@ -149,7 +151,7 @@ def draw(key, full, given, n: int, batch: int):
         .argsort(-1)
     )
     low, high = GIVENS[n]
-    count = jax.random.randint(number, (batch, 1), low, high + 1)
+    count = jax.random.randint(number, (batch, 1), low, high + more + 1)
     shown = rank < jnp.maximum(count, given.sum(-1, keepdims=True))
     board = lambda cells: cells.reshape(batch, n, n)
     return board(jnp.where(shown, full, 0)), board(full)
@@ -224,7 +226,8 @@ def trainer(
     def step(state, done):
         params, opt, key, x, boards, answer = state
         key, of_boards, of_x, of_renewal = jax.random.split(key, 4)
-        new = draw(of_boards, full, given, n, batch // starts)
+        more = jnp.where(done < EASY, MORE[n], 0)
+        new = draw(of_boards, full, given, n, batch // starts, more)
         new = tuple(jnp.repeat(a, starts, 0) for a in new)
         ready = (model_of(params).logits(x).argmax(-1) + 1).reshape(answer.shape)
         solved = (ready == answer).reshape(batch // starts, -1).all(-1)
