@@ -3,13 +3,14 @@ energy broken on purpose; writes <out>/<variant>.json and the weights of every s
 
     python experiments/puzzle.py energy-6 transformer-6 --seeds 0 1 2 --out runs/puzzle
 
-First all boards of a batch are new (of 9 x 9, the first ones have few empty cells). In
-the last part of a run batches go on: a board is exchanged for a new one with probability
-`renew`, otherwise its descent continues where the last step of training left it, so that
-the model also learns at states far beyond T. Then the energy learns to judge, too.
-`rest-6` goes on from the weights of `units-6`: some solved boards descend for a thousand
-steps more, and one that moves costs something, so that answers become valleys. A run
-that was stopped continues.
+First all boards of a batch are new. In the last part of a run batches go on: a board is
+exchanged for a new one with probability `renew`, otherwise its descent continues where
+the last step of training left it, so that the model also learns at states far beyond T.
+Then the energy learns to judge, too. `rest-6` goes on from the weights of `units-6`: some
+solved boards descend for a thousand steps more, and one that moves costs something, so
+that answers become valleys. `grown-9` begins with the weights that are shipped for 6 x 6,
+and three new digits: from nothing a board of nine is hard to begin with. A run that was
+stopped continues.
 """
 
 import argparse
@@ -38,14 +39,14 @@ from et_nbdev.puzzle import (
 )
 from et_nbdev.training import atomic_write, load_checkpoint, provenance, save_checkpoint
 
-LEVELS = {4: [(4, 8)], 6: [(12, 18), (8, 13)], 9: [(36, 45), (30, 36)]}
+LEVELS = {4: [(4, 8)], 6: [(12, 18), (8, 13)], 9: [(32, 42), (30, 34)]}
 SIZES = {
     4: PuzzleConfig(),
     6: PuzzleConfig(6, 64, 6, 16, 128, 12),
-    9: PuzzleConfig(9, 96, 6, 16, 192, 16),
+    9: PuzzleConfig(9, 64, 6, 16, 192, 16),
 }
-STEPS = {4: 4000, 6: 12000, 9: 30000}  # a quarter of it for a run after another
-BATCH = {4: 64, 6: 64, 9: 48}
+STEPS = {4: 4000, 6: 12000, 9: 8000}  # a quarter of it for a run after another
+BATCH = {4: 64, 6: 64, 9: 32}
 UNROLL = jax.default_backend() == "cpu"  # faster there, and slow to compile elsewhere
 # of steps uphill, as fractions of |E|, ten times as high in the last part; and of an
 # energy that judges wrong
@@ -54,7 +55,6 @@ PRICES = dict(price=30.0, judge=0.1)
 # board that moves costs `rest` times how far
 REST = dict(after="units", alone=0.0, rate=5e-4, longer=0.01, rest=0.1) | PRICES
 BASES = {4: 5000, 6: 40000, 9: 3000}  # puzzles to train on, each with random givens
-EASY, MORE = 0.1, {4: 0, 6: 0, 9: 30}  # that part of a run begins with so many more
 
 
 def sized(config, build=PuzzleTransformer, *, rngs, **changes):
@@ -67,6 +67,10 @@ VARIANTS = {
     "energy": (PuzzleTransformer, {}),
     "units": (partial(sized, units=True, channels=True), PRICES),
     "rest": (partial(sized, units=True, channels=True), REST),
+    "grown": (
+        partial(sized, units=True, channels=True),
+        dict(after="sudoku-6", rate=3e-3) | PRICES,
+    ),
     "attract": (Attracting, {}),
     "places": (Placed, {}),
     "transformer": (Transformer, {}),
@@ -133,8 +137,8 @@ def turned(key, full, given):
     return jax.vmap(one)(jax.random.split(key, len(full)), full, given)
 
 
-def draw(key, full, given, n: int, batch: int, more=0):
-    "A batch of puzzles (B, n, n) and their solutions, the easiest with `more` givens."
+def draw(key, full, given, n: int, batch: int):
+    "A batch of puzzles (B, n, n) and their solutions."
     which, names, order, number = jax.random.split(key, 4)
     at = jax.random.randint(which, (batch,), 0, len(full))
     full, given = full[at], given[at]
@@ -151,7 +155,7 @@ def draw(key, full, given, n: int, batch: int, more=0):
         .argsort(-1)
     )
     low, high = GIVENS[n]
-    count = jax.random.randint(number, (batch, 1), low, high + more + 1)
+    count = jax.random.randint(number, (batch, 1), low, high + 1)
     shown = rank < jnp.maximum(count, given.sum(-1, keepdims=True))
     board = lambda cells: cells.reshape(batch, n, n)
     return board(jnp.where(shown, full, 0)), board(full)
@@ -226,8 +230,7 @@ def trainer(
     def step(state, done):
         params, opt, key, x, boards, answer = state
         key, of_boards, of_x, of_renewal = jax.random.split(key, 4)
-        more = jnp.where(done < EASY, MORE[n], 0)
-        new = draw(of_boards, full, given, n, batch // starts, more)
+        new = draw(of_boards, full, given, n, batch // starts)
         new = tuple(jnp.repeat(a, starts, 0) for a in new)
         ready = (model_of(params).logits(x).argmax(-1) + 1).reshape(answer.shape)
         solved = (ready == answer).reshape(batch // starts, -1).all(-1)
@@ -259,6 +262,12 @@ def trainer(
         return jax.lax.scan(step, state, (first + jnp.arange(count)) / total)
 
     return jax.jit(begin), jax.jit(some, static_argnums=2), model_of
+
+
+def grown(drawn, small):
+    "`small` in the first places of a larger array; the others as drawn, at its scale."
+    rest = drawn * small.std() / jnp.maximum(drawn.std(), 1e-9)
+    return rest.at[tuple(map(slice, small.shape))].set(small)
 
 
 @partial(jax.jit, static_argnums=(0, 4, 5))
@@ -331,13 +340,14 @@ def train(variant: str, seed: int, options):
     before = how.pop("after", None)
     begin, some, model_of = trainer(build, data, n, batch, **how)
     state, done, spent, curve = begin(jax.random.key(seed)), 0, 0.0, []
-    if before:
+    if before == "units":
         steps //= 4
-        weights = options.out / f"{before}-{n}-seed{seed}.safetensors"
-        if not weights.exists():
-            train(f"{before}-{n}", seed, options)
-        params = nnx.state(from_pretrained(weights), nnx.Param)
-        state = (nnx.to_pure_dict(params), *state[1:])
+        before = options.out / f"units-{n}-seed{seed}.safetensors"
+        if not before.exists():
+            train(f"units-{n}", seed, options)
+    if before:
+        small = nnx.to_pure_dict(nnx.state(from_pretrained(before), nnx.Param))
+        state = (jax.tree.map(grown, state[0], small), *state[1:])
     path = options.out / f"{variant}-seed{seed}.run"
     plain = lambda s: s[:2] + (jax.random.key_data(s[2]),) + s[3:]
     if path.exists():
