@@ -7,9 +7,9 @@ own; a run that was stopped goes on where it was. Lines shared among processes:
     python experiments/anomaly_results.py --part 1/2
 Other graphs, with their files where load_graph looks for them:
     python experiments/anomaly_results.py --data amazon yelp tfinance --ratios 0.01 0.4
-On the ten splits that were published with two of them, tuned by average precision:
-    python experiments/anomaly_results.py --data minesweeper tolokers --ratios official \
-        --seeds 10 --trials 8 --epochs 200 --out results/official
+On published splits, tuned by average precision (ours with three trials):
+    python experiments/anomaly_results.py --data minesweeper --ratios official \
+        --seeds 10 --trials 8 --epochs 200
 Changes to the Energy Transformer (its parts taken away, --search) start from what its
 own line found, and means over several starts from what theirs did, so that comes first.
 """
@@ -73,7 +73,7 @@ SPACES = {
     | dict(subsample=[0.7, 1.0], reg_lambda=[1.0, 10.0]),
 }
 # On official splits models may be deeper. Ours may have the terms of graph_terms.py, and
-# one size: nine trials by hand, on validation nodes of the first split of minesweeper,
+# one size: eight trials by hand, on validation nodes of the first split of minesweeper,
 # said that more steps, more of training and these terms help
 DEEPER = {
     "gcn": dict(num_layers=[2, 3, 5]),
