@@ -2,15 +2,12 @@
 measured.
 """
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
 import pytest
+from test_project import export, python
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -48,10 +45,7 @@ def test_the_front_pages_code_prints_what_stands_below_it():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     pairs = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.S)
     code, said = map("".join, zip(*pairs, strict=True))
-    run = [sys.executable, "-c", code]
-    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for found, kept in zip(done.stdout.split(), said.split(), strict=True):
+    for found, kept in zip(python(code).split(), said.split(), strict=True):
         if "." in kept:
             assert float(found) == pytest.approx(float(kept), abs=1)
         else:
@@ -59,19 +53,12 @@ def test_the_front_pages_code_prints_what_stands_below_it():
 
 
 def test_the_chapter_becomes_a_module(tmp_path):
-    shutil.copy(ROOT / "settings.ini", tmp_path)
     (tmp_path / "nbs").mkdir()
-    (tmp_path / "et_nbdev").mkdir()
-    shutil.copy(ROOT / "et_nbdev/__init__.py", tmp_path / "et_nbdev")
     parts = example("How a chapter becomes a module").split("# %%\n")[1:]
     cells = [nbformat.v4.new_code_cell(part.rstrip()) for part in parts]
     chapter = nbformat.v4.new_notebook(cells=cells)
     nbformat.write(chapter, tmp_path / "nbs/33_spring.ipynb")
-    code = "from nbdev.doclinks import nbdev_export as f; f.__wrapped__()"
-    env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
-    run = [sys.executable, "-c", code]
-    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    export(tmp_path)
     found = {}
     exec((tmp_path / "et_nbdev/spring.py").read_text(), found)
     assert found["__all__"] == ["spring"]

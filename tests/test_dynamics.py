@@ -1,4 +1,4 @@
-"The descent: one scan, equal to the loop it stands for."
+"The descent: one scan, what it stores, and what it may leave out."
 
 from functools import partial
 
@@ -16,16 +16,6 @@ from et_nbdev.testing import assert_close
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("compile_quickly")]
 
 
-def loop(block, x, steps=12, step_size=0.1, **context):
-    "What `descend` stands for: energies and states."
-    states = [x]
-    for _ in range(steps):
-        x = states[-1]
-        states.append(x + step_size * block.update(block.norm(x), **context))
-    states = jnp.stack(states)
-    return [*block.energies(block.norm(states), **context).values()], states
-
-
 @pytest.mark.parametrize(
     "lead, steps, step_size, shape, options",
     [
@@ -34,35 +24,31 @@ def loop(block, x, steps=12, step_size=0.1, **context):
     ],
     ids=["learned", "shared mask"],
 )
-def test_scan_rematerialized_and_unrolled_are_the_loop_in_values_and_gradients(
+def test_scan_rematerialized_and_unrolled_are_the_same_in_values_and_gradients(
     x64, lead, steps, step_size, shape, options
 ):
+    "As the loop that they stand for: test_compiled.py, nbs/07_dynamics.ipynb."
     rng = np.random.default_rng(steps)
     graphdef, state = nnx.split(block_of(**options))
     x, v = tokens(*lead, 4, 6), rng.normal(size=(*lead, 4, 6))
     w = rng.normal(size=(2, steps + 1, *lead))
-    context = {"mask": rng.random(shape) < 0.6}
+    mask = rng.random(shape) < 0.6
 
-    def run(state, x, variant):
+    def run(state, x, **variant):
         "A loss of the last state and of every energy on the way, and all of them."
-        block = nnx.merge(graphdef, state)
-        if variant is None:
-            energies, states = loop(block, x, steps, step_size, **context)
-        else:
-            options = dict(states=True, **variant, **context)
-            path = descend(block, x, steps, step_size, **options)[1]
-            energies, states = path.energies.values(), path.states
-        parts = [jnp.vdot(v, states[-1]), *map(jnp.vdot, w, energies)]
-        return sum(parts), (*energies, states)
+        block, given = nnx.merge(graphdef, state), dict(states=True, mask=mask)
+        last, path = descend(block, x, steps, step_size, **given, **variant)
+        parts = [jnp.vdot(v, last), *map(jnp.vdot, w, path.energies.values())]
+        return sum(parts), (last, path)
 
-    both = lambda variant: jax.jit(
-        jax.value_and_grad(partial(run, variant=variant), (0, 1), has_aux=True)
+    both = lambda **variant: jax.jit(
+        jax.value_and_grad(partial(run, **variant), (0, 1), has_aux=True)
     )(state, x)
-    expected = both(None)
+    expected = both()
     assert all(np.any(leaf) for leaf in jax.tree.leaves(expected[1]))
-    for variant in (dict(), dict(unroll=True), dict(remat=True, unroll=2)):
+    for variant in (dict(unroll=True), dict(remat=True, unroll=2)):
         close = partial(assert_close, rtol=1e-12, atol=1e-12)
-        jax.tree.map(close, both(variant), expected)
+        jax.tree.map(close, both(**variant), expected)
 
 
 def test_a_trajectory_has_both_ends_and_the_papers_defaults(x64):
@@ -72,8 +58,7 @@ def test_a_trajectory_has_both_ends_and_the_papers_defaults(x64):
     np.testing.assert_array_equal(path.energies.total, total)
     np.testing.assert_array_equal([*path.states, last], [x, x])
     assert descend(block, x, 0)[1].states is None
-    by_default = jax.jit(lambda x: loop(block, x)[1][-1])(x)
-    assert_close(descend(block, x)[0], by_default, rtol=1e-12)
+    assert_close(descend(block, x)[0], descend(block, x, 12, 0.1)[0], rtol=1e-12)
     assert_close(block(x), block.norm(descend(block, x)[0]))
 
 

@@ -47,10 +47,9 @@ def slope(block, end, r):
     return flat(jax.jit(jax.grad(loss))(state))
 
 
-@pytest.mark.parametrize("kind", ["all pairs", "edges"])
-def test_it_is_the_gradient_through_a_long_descent_and_forgets_the_start(x64, kind):
-    block, x, r = setting(seed=3)
-    context = {} if kind == "all pairs" else {"edges": ring(4)}
+def test_it_is_the_gradient_through_a_long_descent_and_forgets_the_start(x64):
+    "Along edges; of all pairs it is in nbs/engine/equilibria.ipynb."
+    (block, x, r), context = setting(seed=3), {"edges": ring(4)}
     graphdef, state = nnx.split(block)
 
     def through_steps(block, x):
@@ -254,26 +253,3 @@ def test_noise_and_temperature_may_be_traced_and_a_constant_token_finds_a_direct
     c, path = gibbs(block, jnp.ones((4, 6)), key, 3)
     assert_close(rms(c, -1), np.ones(4), rtol=1e-12)
     assert jnp.isfinite(path.energies.total).all()
-
-
-KEY = jax.random.key(0)
-HALF = lambda x: x.astype(jnp.bfloat16)
-
-
-@pytest.mark.parametrize(
-    "call, error, match",
-    [
-        (lambda b, x: equilibrium(b, HALF(x)), TypeError, "^x: .*bfloat16"),
-        (lambda b, x: noisy(b, HALF(x), KEY, 3), TypeError, "^x: .*bfloat16"),
-        (lambda b, x: gibbs(b, HALF(x), KEY, 3), TypeError, "^x: .*bfloat16"),
-        (
-            lambda b, x: gibbs(b, x, KEY, 3, 0.01, [1.0] * 3),
-            ValueError,
-            "^temperature: .*per sample",
-        ),
-    ],
-)
-def test_bad_input_is_refused_by_name(call, error, match):
-    block = EnergyTransformer(6, 2, 3, 8, rngs=nnx.Rngs(0))
-    with pytest.raises(error, match=match):
-        call(block, jnp.ones((2, 4, 6)))

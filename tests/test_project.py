@@ -54,17 +54,23 @@ def python(code, folder=ROOT, **more):
 # --- notebooks ---
 
 
-def test_modules_are_what_the_notebooks_export(tmp_path):
-    shutil.copy(ROOT / "settings.ini", tmp_path)
-    left = shutil.ignore_patterns(".ipynb_checkpoints", "images")
-    shutil.copytree(NBS, tmp_path / "nbs", ignore=left)
-    (tmp_path / LIB.name).mkdir()
-    # the only file here that is written by hand
-    shutil.copy(LIB / "__init__.py", tmp_path / LIB.name)
+def export(folder):
+    "What nbdev makes of the notebooks of a folder."
+    shutil.copy(ROOT / "settings.ini", folder)
+    (folder / LIB.name).mkdir()
+    # the only file there that is written by hand
+    shutil.copy(LIB / "__init__.py", folder / LIB.name)
     # nbdev exports nothing where it is set
     env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
-    code = "from nbdev.doclinks import nbdev_export as f; f.__wrapped__()"
-    python(code, tmp_path, env=env)
+    python(
+        "from nbdev.doclinks import nbdev_export as f; f.__wrapped__()", folder, env=env
+    )
+
+
+def test_modules_are_what_the_notebooks_export(tmp_path):
+    left = shutil.ignore_patterns(".ipynb_checkpoints", "images")
+    shutil.copytree(NBS, tmp_path / "nbs", ignore=left)
+    export(tmp_path)
     fresh, here = (
         {str(p.relative_to(lib)): p.read_text("utf-8") for p in lib.rglob("*.py")}
         for lib in (tmp_path / LIB.name, LIB)

@@ -111,19 +111,6 @@ def test_what_is_not_a_number_has_not_settled_and_leaves_others_alone(x64, metho
     assert not huge.settled.any() and np.isnan(huge.residual).all()
 
 
-@pytest.mark.parametrize("evaluations", [1, 10])
-@each_method
-def test_the_budget_is_kept(x64, method, evaluations):
-    run = lambda: solve(block_of(), tokens(2, 5, 6), method, evaluations=evaluations)
-    if evaluations < (cost := cost_of(method)):
-        with pytest.raises(ValueError, match="^evaluations: .*at least 3, got 1"):
-            run()
-        return
-    found = run()
-    assert (found.evaluations == evaluations // cost * cost).all()
-    assert found.energies.total.shape == (evaluations, 2)
-
-
 class Counted(EnergyTransformer):
     "Counts, while it runs, how often its gradient is computed."
 
@@ -149,6 +136,8 @@ def test_evaluations_are_counted_as_they_are_made(x64, monkeypatch, method, tole
     found = solve(block_of(kind=Counted), tokens(5, 6), method, **options)
     jax.effects_barrier()
     assert 10 < len(calls) == found.evaluations <= 50
+    cost = cost_of(method)
+    assert tolerance or found.evaluations == 50 // cost * cost
 
 
 @each_guarded
@@ -161,13 +150,6 @@ def test_where_it_settles_nothing_turns_any_more(x64, method):
     assert_close(after, block.norm(found.x), atol=1e-5)
     long = descend(block, x, 4000, 0.1)[1].energies.total[-1]
     assert (found.energies.total[-1] <= long + 1e-9 * abs(long)).all()
-
-
-def test_anderson_beats_growing_steps_and_these_equal_ones(x64):
-    block, x, run = block_of(), tokens(8, 5, 6), dict(evaluations=600, tolerance=1e-5)
-    methods = Anderson(), Backtracking(), Backtracking(grow=1.0)
-    needed = [np.median(solve(block, x, m, **run).evaluations) for m in methods]
-    assert needed[0] < needed[1] < needed[2] / 2
 
 
 # --- certificates ---
@@ -375,14 +357,6 @@ def test_bad_input_is_refused_by_name(run, x, options, error, match):
     block = EnergyTransformer(6, 2, 3, 8, rngs=nnx.Rngs(0))
     with pytest.raises(error, match=match):
         run(block, jnp.asarray(x), **options)
-
-
-def test_what_a_descent_or_a_search_alone_refuses():
-    block = EnergyTransformer(6, 2, 3, 8, rngs=nnx.Rngs(0))
-    with pytest.raises(TypeError, match="^x: .*bfloat16"):
-        solve(block, jnp.ones((4, 6), jnp.bfloat16))
-    with pytest.raises(ValueError, match="^step_size: .*its own"):
-        descend(block, X, step_size=0.2, solver=Euler(0.2))
 
 
 def test_a_block_that_computes_in_less_than_the_tokens_is_refused(x64):
