@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import modules
 import pytest
 
 from et_nbdev.commands import as_command, configure, out_folder
@@ -114,26 +115,20 @@ def test_a_mistake_of_ours_keeps_its_traceback():
 
 # --- the commands that are installed
 
-COMMANDS = {
-    "et_train_images": "vision.train:_main",
-    "et_demo": "vision.train:_demo_main",
-    "et_demo_puzzle": "puzzle:demo",
-    "et_train_anomaly": "graph.detector:train",
-    "et_demo_graphs": "graph.detector:demo",
-    "et_score": "graph.detector:score",
-    "et_train_graphs": "graph.classify:_main",
-}
+COMMANDS = dict(
+    line.split("=") for line in modules.settings()["console_scripts"].split()
+)
 GRAPH = Graph([0, 1], [1, 0], [[1.0], [2.0]], [0, 1])
 
 
 def main_of(command):
     module, main = COMMANDS[command].split(":")
-    return getattr(importlib.import_module(f"et_nbdev.{module}"), main)
+    return getattr(importlib.import_module(module), main)
 
 
 def run(command, *arguments, **environment):
     module, main = COMMANDS[command].split(":")
-    code = f"import sys; from et_nbdev.{module} import {main}; {main}(sys.argv[1:])"
+    code = f"import sys; from {module} import {main}; {main}(sys.argv[1:])"
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env=os.environ | environment,

@@ -362,4 +362,6 @@ def test_energies_are_at_least_single_precision_whoever_wrote_the_term():
     x = tokens(jnp.bfloat16)
     energies, update = block.energies_and_update(block.norm(x))
     assert energies["own"].dtype == jnp.float32 and update.dtype == jnp.bfloat16
-    assert descend(block, x)[1].energies.total.dtype == jnp.float32
+    last, path = descend(block, x, states=True)
+    assert last.dtype == path.states.dtype == jnp.bfloat16
+    assert path.energies.total.dtype == jnp.float32

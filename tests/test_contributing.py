@@ -5,6 +5,7 @@ measured.
 import re
 from pathlib import Path
 
+import model_cards
 import nbformat
 import pytest
 from test_project import export, python
@@ -73,11 +74,8 @@ def test_it_is_one_page_whose_links_lead_somewhere():
     assert named and all((ROOT / name).is_file() for name in named)
 
 
-def test_the_model_cards_are_those_of_the_weights(monkeypatch):
+def test_the_model_cards_are_those_of_the_weights():
     "After a change of weights or results: python scripts/model_cards.py"
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import model_cards
-
     text = (ROOT / "results/model_cards.md").read_text(encoding="utf-8")
     assert text == f"# Model cards\n\n{model_cards.cards()}"
     for path in (ROOT / "et_nbdev").rglob("*.safetensors"):

@@ -9,7 +9,6 @@ import pytest
 from blocks import block_of, tokens
 from flax import nnx
 
-from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
 from et_nbdev.testing import assert_close
 
@@ -60,21 +59,6 @@ def test_a_trajectory_has_both_ends_and_the_papers_defaults(x64):
     assert descend(block, x, 0)[1].states is None
     assert_close(descend(block, x)[0], descend(block, x, 12, 0.1)[0], rtol=1e-12)
     assert_close(block(x), block.norm(descend(block, x)[0]))
-
-
-@pytest.mark.parametrize(
-    "dtype, options",
-    [(jnp.float32, {}), (jnp.bfloat16, {}), (jnp.float32, dict(dtype=jnp.bfloat16))],
-    ids=str,
-)
-def test_tokens_keep_their_dtype_and_energies_are_single(dtype, options):
-    make = lambda **o: EnergyTransformer(8, 2, 4, 16, rngs=nnx.Rngs(0), **o)
-    x = jax.random.normal(jax.random.key(0), (2, 3, 8)).astype(dtype)
-    last, path = descend(make(**options), x, 3, states=True)
-    assert last.dtype == path.states.dtype == dtype
-    reference = descend(make(), x.astype(jnp.float32), 3)
-    assert_close(last.astype(np.float32), reference[0], rtol=2e-2)
-    assert_close(path.energies.total, reference[1].energies.total, rtol=2e-2)
 
 
 def test_nothing_is_stored_or_computed_that_nobody_asked_for(x64):

@@ -33,6 +33,13 @@ TINY = dict(image_size=8, patch_size=2, dim=12, num_heads=2, head_dim=4)
 CONFIG = ImageConfig(**TINY, num_memories=16, steps=2, step_size=1.0)
 
 
+@pytest.fixture(autouse=True)
+def as_scripts_run():
+    "JAX's promotion of types and shapes as it is by default."
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
 def test_a_run_is_scored_on_the_way_and_at_its_end(monkeypatch):
     monkeypatch.setitem(pair.SIZES, "tiny", CONFIG)
     monkeypatch.setitem(pair.DATA, "generated", (8, 2))
@@ -110,7 +117,6 @@ def test_a_variant_is_trained_on_a_fold_and_judged_by_its_hold_out(monkeypatch):
     assert [row[name] for name in same] == [again[name] for name in same]
 
 
-@pytest.mark.usefixtures("as_scripts_run")
 @pytest.mark.parametrize("name", image_broken.VARIANTS)
 def test_what_is_broken_of_an_energy(name):
     "Nothing broken is −∂E/∂g; with other weights of memories it is until training."
@@ -141,7 +147,6 @@ def learner():
     return config, image_model(config.model, rngs=nnx.Rngs(0)), images
 
 
-@pytest.mark.usefixtures("as_scripts_run")
 def test_descents_that_are_kept_go_on_or_are_exchanged(learner):
     config, model, images = learner
     # steps that differ, and with long memories raise E
@@ -164,7 +169,6 @@ def test_descents_that_are_kept_go_on_or_are_exchanged(learner):
     assert_close(kept.late[3][...], model.descend(new[0], new[2])[0])
 
 
-@pytest.mark.usefixtures("as_scripts_run")
 def test_what_an_energy_says_beyond_what_is_known():
     known, a, b = np.random.default_rng(0).normal(size=(3, 4000))
     both = 3 * known + a, 3 * known + b
@@ -172,7 +176,6 @@ def test_what_an_energy_says_beyond_what_is_known():
     assert rest.beyond(a + known, np.exp(a + known) + 1e-3 * b, known) > 0.99
 
 
-@pytest.mark.usefixtures("as_scripts_run")
 def test_a_model_that_is_trained_to_rest_is_followed_far(
     monkeypatch, tmp_path, learner
 ):
@@ -194,13 +197,6 @@ def test_a_model_that_is_trained_to_rest_is_followed_far(
 # --- puzzles
 
 
-@pytest.fixture
-def as_scripts_run():
-    "JAX's promotion of types and shapes as it is by default."
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
 class Said:
     "A model whose descents and answers are given: energies (T + 1, B), logits."
 
@@ -215,7 +211,6 @@ class Said:
         return jnp.broadcast_to(self.answers, (*path.shape[:-1], 4))
 
 
-@pytest.mark.usefixtures("as_scripts_run")
 @pytest.mark.parametrize("E, what", [([1, 1], 0), ([2, 1], 1), ([1, 2], -1)])
 def test_the_better_start_of_a_pair_is_to_have_the_lower_energy(E, what):
     "The first is right; what an energy that judges wrong costs."
@@ -231,7 +226,6 @@ def test_the_better_start_of_a_pair_is_to_have_the_lower_energy(E, what):
     )
 
 
-@pytest.mark.usefixtures("as_scripts_run")
 def test_steps_uphill_have_their_price():
     full = jnp.ones((2, 4, 4), int)
     said = [[-4.0, -4], [-2, -5], [-3, -6]]  # up by a half, and never
@@ -240,7 +234,6 @@ def test_steps_uphill_have_their_price():
     np.testing.assert_allclose(cost(8.0) - cost(None), 8 * 0.5 / 4, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("as_scripts_run")
 def test_a_solved_board_that_moves_has_its_price():
     "The first of two boards is right, and one more step makes its state as long again."
     full, x = jnp.ones((2, 4, 4), int), jnp.ones((2, 16, 3))
@@ -251,7 +244,6 @@ def test_a_solved_board_that_moves_has_its_price():
     np.testing.assert_allclose(cost, 4.0 * 1 / 2, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("as_scripts_run")
 def test_boards_of_nine_are_drawn_with_lines_and_bands_exchanged():
     "Givens go with their cells; cells of one band need not stay in one."
     base = np.arange(9)
@@ -267,7 +259,6 @@ def test_boards_of_nine_are_drawn_with_lines_and_bands_exchanged():
         assert sum(whole) >= 3  # the digits whose cells were given, under new names
 
 
-@pytest.mark.usefixtures("as_scripts_run")
 def test_a_run_on_boards_goes_on_where_it_was_stopped(monkeypatch):
     monkeypatch.setitem(puzzle.SIZES, 4, puzzle.PuzzleConfig(4, 8, 2, 4, 8, 2))
     board = np.add.outer([0, 2, 1, 3], range(4))

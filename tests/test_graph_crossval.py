@@ -3,10 +3,10 @@ results that are whole or absent (nbs/engine/cross_validation.ipynb).
 """
 
 import json
-import runpy
 from dataclasses import replace
 from pathlib import Path
 
+import graph_classification as script
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -319,24 +319,19 @@ def test_what_makes_no_sense_is_refused(bad, says):
 # --- the script
 
 
-@pytest.fixture(scope="module")
-def script():
-    return runpy.run_path(str(ROOT / "experiments/graph_classification.py"))
-
-
-def test_the_grid_is_that_of_the_kept_results(script):
+def test_the_grid_is_that_of_the_kept_results():
     "So the script knows its folds again; a setting that came later has its default."
-    for model in script["MAKE"]:
+    for model in script.MAKE:
         kept = json.loads((RESULTS / f"MUTAG/{model}/fold-0.json").read_text())
-        grid = script["grid"](model, 15)
+        grid = script.grid(model, 15)
         for one, c in zip(kept["settings"]["candidates"], grid, strict=True):
             kept = {k: v for k, v in one["model"].items() if k != "shuffle"}
             assert crossval.asdict(c.model) | kept == crossval.asdict(c.model)
 
 
-def test_the_script_runs_and_shares_folds(script, tmp_path, capsys, monkeypatch):
-    main, folds = script["main"], tmp_path / "folds.json"
-    monkeypatch.setitem(main.__globals__, "FOLDS", folds)
+def test_the_script_runs_and_shares_folds(tmp_path, capsys, monkeypatch):
+    main, folds = script.main, tmp_path / "folds.json"
+    monkeypatch.setattr(script, "FOLDS", folds)
     args = f"--data rings --model agnostic --folds 5 --epochs 1 --out {tmp_path}"
     args = [*args.split(), "--weights", str(tmp_path / "w")]
     main([*args, "--part", "1/3"])
@@ -348,9 +343,9 @@ def test_the_script_runs_and_shares_folds(script, tmp_path, capsys, monkeypatch)
     assert not folds.exists(), "folds are compared with it and never written"
     labels = load_graphs("rings").labels
     folds.write_text(json.dumps({"rings/10": "".join(map(str, deal(labels)))}))
-    assert np.array_equal(script["fixed_folds"]("rings", labels, 10), deal(labels))
+    assert np.array_equal(script.fixed_folds("rings", labels, 10), deal(labels))
     with pytest.raises(SystemExit, match="folds kept for rings/10 are not those of"):
-        script["fixed_folds"]("rings", np.sort(labels), 10)
+        script.fixed_folds("rings", np.sort(labels), 10)
     for bad in ("--part 3/3", "--folds 2", "--which 9", "--which a"):
         with pytest.raises(SystemExit):
             main([*args, *bad.split()])

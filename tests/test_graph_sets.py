@@ -527,8 +527,6 @@ def test_plans_are_random_and_repeatable_and_even():
     real = [[g for g in part if g >= 0] for part in plan(0, 1)]
     nodes = [RINGS.sizes[part].sum() for part in real]
     assert np.ptp([*map(len, real)]) <= 1 and np.ptp(nodes) <= 2 * RINGS.sizes.max()
-    batches = map(supply.load, supply.plan(ids, 0))
-    assert len({(len(b.graph), len(b.senders)) for b in batches}) <= 4
     assert len(supply.plan(np.array([], int))) == 0 == len(supply.plan([], 0))
     per = len(plan(0, 0))  # a stream may begin anywhere
     later, parts = supply.stream(ids, 0, per + 1), supply.plan(ids, 0, 1)[1:]
