@@ -297,15 +297,6 @@ def test_memory_is_its_formula_and_its_update_is_the_gradient(x64, name):
     assert_close(u[..., 0, :], found[1], rtol=1e-12)
 
 
-@pytest.mark.parametrize("share, negative", [(0.0, 0), (0.25, 2), (0.5, 4), (1.0, 8)])
-def test_the_last_memories_repel(x64, share, negative):
-    memory = SignedMemory(4, 8, share, **F64, rngs=nnx.Rngs(0))
-    assert not np.any(memory.threshold[...]) and memory.num_negative == negative
-    h = np.asarray(memory.hidden(tokens(shape=(50, 3, 4))))
-    assert (h[..., : 8 - negative] >= 0).all() and (h[..., 8 - negative :] <= 0).all()
-    assert all(np.any(h[..., m]) for m in range(8))
-
-
 # ------------------------------------------------------------------------------------
 # norm
 

@@ -121,15 +121,6 @@ def test_dropout_is_for_training_alone():
     assert not np.array_equal(one, two) and not np.array_equal(one, model(y, edges))
 
 
-def test_beta_is_learned_unless_it_is_given():
-    learned, fixed = (build(toy(), replace(SMALL, beta=b))[0] for b in (None, 0.7))
-    for model, beta, count in ((learned, 0.5, 1), (fixed, 0.7, 0)):
-        attention = model.blocks[0].attention
-        assert float(attention.beta[0]) == pytest.approx(beta)
-        names = nnx.to_pure_dict(nnx.state(attention, nnx.Param))
-        assert ("log_beta" in names) == count
-
-
 def test_the_loss_weighs_both_classes_alike():
     graph, some = toy(), np.arange(3, 25)
     model, y, edges = build(graph)

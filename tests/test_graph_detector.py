@@ -394,20 +394,6 @@ def test_a_file_of_version_0_2_is_read(saved, fitted, tmp_path, learn, beta, now
 
 # --- scikit-learn's conventions
 
-CHECKS = [  # of scikit-learn, those that pass no table to fit; for both estimators
-    "check_estimator_cloneable",
-    "check_estimator_repr",
-    "check_estimator_tags_renamed",
-    "check_valid_tag_types",
-    "check_no_attributes_set_in_init",
-    "check_parameters_default_constructible",
-    "check_do_not_raise_errors_in_init_or_set_params",
-    "check_get_params_invariance",
-    "check_set_params",
-    "check_mixin_order",
-    "check_estimators_unfitted",
-]
-
 
 def test_a_clone_is_not_fitted(fitted):
     unfitted = sklearn.base.clone(fitted)

@@ -64,6 +64,7 @@ def test_the_reference_has_every_public_name_its_signature_and_its_arguments():
             r"\]\((\d+|engine_)\w*\.ipynb#.*\[source\]\(https://.*#L\d+\)", text
         ), name
         assert f"#{anchor}) |" in pages["api.qmd"] and "` |  |" not in text, name
+    assert ") |  |" not in pages["api.qmd"], "a docstring or a comment is missing"
     site = (ROOT / "_quarto.yml").read_text()
     assert re.findall(r"- (api\w*\.qmd)", site) == list(pages)
 

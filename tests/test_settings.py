@@ -122,7 +122,6 @@ WRONG = [
         evaluations=(0, 2.5, True), tolerance=(0.0, -1.0, NAN, INF, True),
     )),
     (partial(equilibrium, BLOCK, X), dict(cg_steps=(0,), evaluations=(0,))),
-    (partial(descend, BLOCK, X, solver=Euler(0.2)), dict(step_size=(0.2,))),
     (partial(solve, BLOCK, X, Flow()), dict(evaluations=(1, 2))),
     *((partial(run, BLOCK), dict(x=(HALF,))) for run in (solve, equilibrium)),
     *((partial(descend, BLOCK, solver=kind(KEY)), dict(x=(HALF,)))

@@ -4,7 +4,6 @@ broken; what staging makes of a chapter; the search; the style in a browser.
 
 import re
 import shutil
-from pathlib import Path
 
 import check_docs as docs
 import modules
@@ -15,7 +14,6 @@ import search_text as search
 import stage_docs as stage
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = modules.settings()
 
 
