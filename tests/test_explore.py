@@ -175,8 +175,6 @@ def test_a_graph_path_is_what_the_model_says():
     for name, update in block.updates(g, edges=edges[0]).items():
         assert_close(path.energies[name], want.energies[name], rtol=1e-4)
         assert_close(path.pulls[name][1], np.linalg.norm(update, axis=-1), rtol=1e-4)
-    p = jax.nn.softmax(NET(jnp.asarray(features), edges))[:, 1]
-    assert_close(path.p[-1], np.asarray(p), rtol=1e-4)
     # the attention that a node pays is all it has, and follows the scores
     into = edges[0].edge_list()[1]
     paid = np.array([np.bincount(into, w, 10) for w in path.weights])

@@ -793,7 +793,6 @@ def test_killed_again_and_again_it_ends_in_the_very_weights_of_an_uninterrupted_
         )
     assert len(list(folder.iterdir())) == 3
     assert without_clock(read_metrics(log)) == uninterrupted
-    assert uninterrupted[-1]["validation_loss"] < uninterrupted[1]["validation_loss"]
 
 
 def test_a_loss_that_returns_a_number_alone_is_refused():
