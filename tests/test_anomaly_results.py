@@ -2,10 +2,10 @@
 on where they stopped, and run nothing twice.
 """
 
-import importlib.util
 import json
 from pathlib import Path
 
+import anomaly_results as script
 import numpy as np
 import pytest
 from test_graph_data import write_mat
@@ -15,17 +15,8 @@ pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
 FEW = "--ratios 0.4 --trials 2 --seeds 2 --epochs 3".split()
 
 
-@pytest.fixture(scope="module")
-def script():
-    path = ROOT / "experiments/anomaly_results.py"
-    spec = importlib.util.spec_from_file_location("anomaly_results", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(autouse=True)
-def data(monkeypatch, tmp_path, script):
+def data(monkeypatch, tmp_path):
     monkeypatch.setenv("ET_DATA", str(tmp_path))
     for cached in (script.graph_of, script.features_of, script.edges_of):
         cached.cache_clear()
@@ -36,7 +27,7 @@ def rows(folder):
     return {p.stem: json.loads(p.read_text()) for p in folder.iterdir()}
 
 
-def test_a_row_of_yelpchi_from_its_file(data, script, monkeypatch):
+def test_a_row_of_yelpchi_from_its_file(data, monkeypatch):
     small = dict(dim=[8], num_memories=[8], num_heads=[2], head_dim=[4], steps=[1])
     monkeypatch.setitem(script.SPACES, "et", script.SPACES["et"] | small)
     write_mat(data / "YelpChi.mat", n=300)
@@ -65,7 +56,7 @@ def test_a_row_of_yelpchi_from_its_file(data, script, monkeypatch):
     assert mean["runs"][0]["test"] != one["runs"][0]["test"]
 
 
-def test_a_kept_run_is_made_again(script):
+def test_a_kept_run_is_made_again():
     (path,) = ROOT.glob("results/anomaly/digits-relations-0.4-mlp.json")
     kept = json.loads(path.read_text())
     of = kept["data"], kept["ratio"], kept["line"], kept["config"]
@@ -74,7 +65,7 @@ def test_a_kept_run_is_made_again(script):
 
 
 @pytest.mark.parametrize("trials", [None, 0, 7])
-def test_changes_wait_for_what_they_change(data, script, trials):
+def test_changes_wait_for_what_they_change(data, trials):
     "Another process may still be at it."
     if trials is not None:
         row = dict(data="digits-knn", ratio=0.4, line="et", epochs=100, runs=[])
@@ -86,7 +77,7 @@ def test_changes_wait_for_what_they_change(data, script, trials):
         script.main(given)
 
 
-def test_no_label_is_asked_for_that_is_shown(script):
+def test_no_label_is_asked_for_that_is_shown():
     """Training nodes alone show their labels. A model that repeats them gets every
     shown one right and knows nothing of the others; the loss is that of these, log 2.
     """
@@ -102,11 +93,11 @@ def test_no_label_is_asked_for_that_is_shown(script):
         assert np.isclose(loss, np.log(2))
 
 
-def test_runs_of_a_setting_that_was_overtaken_are_not_kept(data, script, monkeypatch):
+def test_runs_of_a_setting_that_was_overtaken_are_not_kept(data, monkeypatch):
     "More trials may find a better setting: its runs take the place of the old one's."
     score = lambda config: {"macro_f1": config["lr"], "auroc": config["lr"]}
     made = lambda *of: {"seed": of[4], "validation": score(of[3]), "test": score(of[3])}
-    monkeypatch.setattr(script, "evaluate", lambda *of: {**made(*of), "seconds": 0.0})
+    monkeypatch.setattr("evaluate", lambda *of: {**made(*of), "seconds": 0.0})
     given = "--data digits-knn --ratios 0.4 --lines mlp --seeds 2".split()
     for trials in (1, 16):
         script.main([*given, "--out", str(data), "--trials", str(trials)])
@@ -116,7 +107,7 @@ def test_runs_of_a_setting_that_was_overtaken_are_not_kept(data, script, monkeyp
         assert [run["config"]["lr"] for run in row["runs"]] == [best] * 2
 
 
-def test_published_splits_are_used_as_published(data, script, monkeypatch):
+def test_published_splits_are_used_as_published(data, monkeypatch):
     "Their nodes train and test; average precision alone chooses setting and weights."
     rng, folder = np.random.default_rng(0), data / "graphs/anomaly"
     labels = np.arange(60) % 3 == 0
@@ -138,7 +129,7 @@ def test_published_splits_are_used_as_published(data, script, monkeypatch):
         ]
     train, by = script.train_classifier, []
     kept = lambda *of, **how: (by.append(how["chosen_by"]), train(*of, **how))[1]
-    monkeypatch.setattr(script, "train_classifier", kept)
+    monkeypatch.setattr("train_classifier", kept)
     given = "--data tolokers --ratios official --trials 2 --seeds 2 --epochs 10".split()
     script.main([*given, "--lines", "mlp", "--out", str(data / "out")])
     (row,) = rows(data / "out").values()

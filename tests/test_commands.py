@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
+import modules
 import pytest
 
 from et_nbdev.commands import as_command, configure, out_folder
 from et_nbdev.graph import sets
-from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyTraining
 from et_nbdev.graph.data import DATASETS, Graph, load_graph, save_graph, split
 from et_nbdev.graph.detector import AnomalyDetector
 from et_nbdev.training import CheckpointError, OptimConfig, option, read_metrics
@@ -56,13 +55,10 @@ def configured(*words):
 
 
 def test_every_field_is_an_option_however_deep(capsys):
-    config, rest = configured()
-    assert config == Outer() and rest.times == 1
-    words = "--config large --inner.optim.lr 0.01 --inner.depth 3 --shape square"
-    config, rest = configured(*words.split(), "--loud", "TRUE", "--times", "4")
-    inner = Inner(replace(OptimConfig(), lr=0.01), 3)
-    assert config == Outer(inner, "square", True, 9.0) and rest.times == 4
-    assert configured("--config", "large", "--scale", "none")[0] == Outer()
+    "How words become a configuration is in nbs/engine/commands.ipynb."
+    assert configured("--loud", "TRUE", "--shape", "square")[0] == Outer(
+        shape="square", loud=True
+    )
     with pytest.raises(SystemExit):
         configured("--config", "large", "--help")
     shown = " ".join(capsys.readouterr().out.split())
@@ -93,6 +89,7 @@ def test_words_that_cannot_be_read_are_named(words, says, capsys):
         (ValueError("no"), "tool: no"),
         (CheckpointError("bad file"), "tool: bad file"),
         (FileNotFoundError("gone"), "tool: gone"),
+        (FloatingPointError("lost"), "tool: lost"),
         (ModuleNotFoundError("pip install x"), "tool: pip install x"),
         (KeyboardInterrupt(), "tool: stopped"),
         (KeyboardInterrupt("stopped after step 3"), "tool: stopped after step 3"),
@@ -115,26 +112,20 @@ def test_a_mistake_of_ours_keeps_its_traceback():
 
 # --- the commands that are installed
 
-COMMANDS = {
-    "et_train_images": "vision.train:_main",
-    "et_demo": "vision.train:_demo_main",
-    "et_demo_puzzle": "puzzle:demo",
-    "et_train_anomaly": "graph.detector:train",
-    "et_demo_graphs": "graph.detector:demo",
-    "et_score": "graph.detector:score",
-    "et_train_graphs": "graph.classify:_main",
-}
+COMMANDS = dict(
+    line.split("=") for line in modules.settings()["console_scripts"].split()
+)
 GRAPH = Graph([0, 1], [1, 0], [[1.0], [2.0]], [0, 1])
 
 
 def main_of(command):
     module, main = COMMANDS[command].split(":")
-    return getattr(importlib.import_module(f"et_nbdev.{module}"), main)
+    return getattr(importlib.import_module(module), main)
 
 
 def run(command, *arguments, **environment):
     module, main = COMMANDS[command].split(":")
-    code = f"import sys; from et_nbdev.{module} import {main}; {main}(sys.argv[1:])"
+    code = f"import sys; from {module} import {main}; {main}(sys.argv[1:])"
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env=os.environ | environment,
@@ -192,30 +183,6 @@ def test_a_bad_option_is_named_before_anything_is_trained(
     said = f"{ended.value.code} {capsys.readouterr().err}"
     assert ended.value.code and all(word in said for word in says.split()), said
     assert not [*tmp_path.rglob("*.safetensors")]
-
-
-def test_scores_are_written_where_no_greek_can_be_shown(
-    tmp_path, monkeypatch, compile_quickly
-):
-    rng = np.random.default_rng(0)
-    ring = np.arange(40), np.roll(np.arange(40), 1)
-    graph = Graph(*ring, rng.normal(size=(40, 2)), np.arange(40) % 2).symmetric()
-    graph = replace(graph, node_names=[f"Ж, {i}" for i in range(40)])
-    sizes = dict(dim=8, num_heads=1, head_dim=4, num_memories=8, steps=1)
-    optim = replace(AnomalyTraining.optim, steps=2)
-    config = AnomalyTraining(model=AnomalyConfig(**sizes), optim=optim, every=1)
-    detector = AnomalyDetector(config).fit(graph)
-    detector.save(tmp_path / "d.safetensors")
-    save_graph(graph, tmp_path / "g.npz")
-    shown = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", shown)
-    monkeypatch.chdir(tmp_path)
-    words = "--model d.safetensors --data g.npz --out scores.csv"
-    main_of("et_score")(words.split())
-    shown.flush()
-    assert b"of 40 nodes flagged" in shown.buffer.getvalue()
-    rows = (tmp_path / "scores.csv").read_text("utf-8").splitlines()
-    assert rows[0] == "node,p,flagged" and rows[1].startswith('"Ж, 0",')
 
 
 @pytest.mark.parametrize(

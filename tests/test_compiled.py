@@ -1,9 +1,10 @@
 """Descents compile themselves: once, never from what is no longer there, and inside of
-every transformation of JAX.
+every transformation of JAX; what they store, and what they leave out.
 """
 
 from functools import partial
 
+import blocks
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -362,4 +363,74 @@ def test_energies_are_at_least_single_precision_whoever_wrote_the_term():
     x = tokens(jnp.bfloat16)
     energies, update = block.energies_and_update(block.norm(x))
     assert energies["own"].dtype == jnp.float32 and update.dtype == jnp.bfloat16
-    assert descend(block, x)[1].energies.total.dtype == jnp.float32
+    last, path = descend(block, x, states=True)
+    assert last.dtype == path.states.dtype == jnp.bfloat16
+    assert path.energies.total.dtype == jnp.float32
+
+
+# ------------------------------------------------------------------------------------
+# one scan
+
+
+@pytest.mark.parametrize(
+    "lead, steps, step_size, shape, options",
+    [
+        ((2,), 3, 0.3, (2, 4, 4), dict(beta=nnx.Param(0.4))),
+        ((2, 2), 4, 0.02, (4, 4), dict(memory="softmax")),
+    ],
+)
+def test_scan_rematerialized_and_unrolled_are_the_same_in_values_and_gradients(
+    x64, lead, steps, step_size, shape, options
+):
+    "As the loop that they stand for: test_compiled.py, nbs/07_dynamics.ipynb."
+    rng = np.random.default_rng(steps)
+    graphdef, state = nnx.split(blocks.block_of(**options))
+    x, v = blocks.tokens(*lead, 4, 6), rng.normal(size=(*lead, 4, 6))
+    w = rng.normal(size=(2, steps + 1, *lead))
+    mask = rng.random(shape) < 0.6
+
+    def run(state, x, **variant):
+        "A loss of the last state and of every energy on the way, and all of them."
+        block, given = nnx.merge(graphdef, state), dict(states=True, mask=mask)
+        last, path = descend(block, x, steps, step_size, **given, **variant)
+        parts = [jnp.vdot(v, last), *map(jnp.vdot, w, path.energies.values())]
+        return sum(parts), (last, path)
+
+    both = lambda **variant: jax.jit(
+        jax.value_and_grad(partial(run, **variant), (0, 1), has_aux=True)
+    )(state, x)
+    expected = both()
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(expected[1]))
+    for variant in (dict(unroll=True), dict(remat=True, unroll=2)):
+        close = partial(assert_close, rtol=1e-12, atol=1e-12)
+        jax.tree.map(close, both(**variant), expected)
+
+
+def test_a_trajectory_has_both_ends_and_the_papers_defaults(x64):
+    block, x = blocks.block_of(), blocks.tokens(2, 2, 4, 6)
+    last, path = descend(block, x, 0, states=True)
+    total = path.energies["attention"] + path.energies["memory"]
+    np.testing.assert_array_equal(path.energies.total, total)
+    np.testing.assert_array_equal([*path.states, last], [x, x])
+    assert descend(block, x, 0)[1].states is None
+    assert_close(descend(block, x)[0], descend(block, x, 12, 0.1)[0], rtol=1e-12)
+    assert_close(block(x), block.norm(descend(block, x)[0]))
+
+
+def test_nothing_is_stored_or_computed_that_nobody_asked_for(x64):
+    block, x = blocks.block_of(K=64), blocks.tokens(2, 4, 6)
+    lowered = lambda f: jax.jit(f).lower(x)
+    logs = lambda f: lowered(f).compile().as_text().count(" log(")
+    # the logarithm stands in Eq. (3) and in no update
+    assert logs(lambda x: descend(block, x, 3)[1].energies.total) > 0
+    assert logs(lambda x: descend(block, x, 3)[0]) == 0
+
+    def stored(**options):
+        forward = lambda x: descend(block, x, 10, **options)[0]
+        saved = jax.eval_shape(lambda x: jax.vjp(forward, x)[1], x)
+        return sum(leaf.size for leaf in jax.tree.leaves(saved))
+
+    assert stored(remat=True) < stored() / 4
+    end = lambda **options: lambda x: descend(block, x, 10, **options)[0]
+    loops = lambda **o: lowered(end(**o)).as_text().count("stablehlo.while")
+    assert loops() == 1 and loops(unroll=True) == 0

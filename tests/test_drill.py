@@ -1,5 +1,5 @@
-"""Misuse: damaged files for every reader, two runs in one folder, no network. Killed
-processes and full disks are in test_training.py.
+"""Misuse: damaged files for every reader, two runs in one folder. Killed processes and full
+disks are in test_training.py.
 """
 
 import errno
@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import warnings
@@ -28,7 +27,7 @@ import et_nbdev
 from et_nbdev.commands import as_command
 from et_nbdev.graph import anomaly, classify
 from et_nbdev.graph.data import Graph, load_graph, save_graph
-from et_nbdev.graph.sets import load_graphs, read_tu
+from et_nbdev.graph.sets import read_tu
 from et_nbdev.training import (
     CheckpointError,
     OptimConfig,
@@ -252,31 +251,3 @@ def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", none)
     with alone(tmp_path / "new"):
         assert (tmp_path / "new").is_dir()
-
-
-# --- no network
-
-
-def test_without_a_network_what_is_here_works_and_the_rest_says_so(
-    tmp_path, monkeypatch
-):
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
-
-    def blocked(*_, **__):
-        raise OSError("the network is blocked")
-
-    for name in ("connect", "connect_ex"):
-        monkeypatch.setattr(socket.socket, name, blocked)
-    for name in ("getaddrinfo", "create_connection", "gethostbyname"):
-        monkeypatch.setattr(socket, name, blocked)
-    for name in ("XDG_CACHE_HOME", "DGL_DOWNLOAD_DIR", "HF_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.delenv("ET_DATA", raising=False)
-    assert len(load_images("digits")) and len(load_graphs("rings")) == 240
-    assert load_graph("digits-knn").num_nodes == 1797
-    assert model.from_pretrained(model.pretrained()[0]).config.num_tokens
-    both = "MUTAG.*(?s:.)*blocked|blocked.*(?s:.)*MUTAG"
-    with pytest.raises(FileNotFoundError, match=both):
-        load_graphs("MUTAG")
-    with pytest.raises(FileNotFoundError, match="tolokers.*not found"):
-        load_graph("tolokers")

@@ -13,13 +13,7 @@ from flax import nnx
 
 from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import descend
-from et_nbdev.equilibria import (
-    Langevin,
-    Noisy,
-    _adjoint,
-    _conjugate_gradients,
-    equilibrium,
-)
+from et_nbdev.equilibria import Langevin, Noisy, _conjugate_gradients, equilibrium
 from et_nbdev.graph.energy import EdgeTransformer
 from et_nbdev.solvers import Backtracking, solve
 from et_nbdev.stepping import rms, unit
@@ -53,35 +47,6 @@ def slope(block, end, r):
     return flat(jax.jit(jax.grad(loss))(state))
 
 
-@pytest.mark.parametrize("kind", ["all pairs", "edges"])
-def test_it_is_the_gradient_through_a_long_descent_and_forgets_the_start(x64, kind):
-    block, x, r = setting(seed=3)
-    context = {} if kind == "all pairs" else {"edges": ring(4)}
-    graphdef, state = nnx.split(block)
-
-    def through_steps(block, x):
-        # shortened at each step: the same path of g, and x stays
-        step = lambda x, _: ((x + block.update(block.norm(x), **context)) / 1.5, None)
-        return jax.lax.scan(step, x, length=300)[0]
-
-    def at_the_end(block, x):
-        options = dict(cg_steps=24, evaluations=400, **context)
-        return equilibrium(block, x, Backtracking(1.0, grow=1.5), **options)[0]
-
-    def loss(state, x, way):
-        block = nnx.merge(graphdef, state)
-        return jnp.sum(r * block.norm(way(block, x)))
-
-    both = jax.jit(jax.value_and_grad(loss, (0, 1)), static_argnums=2)
-    (a, (da, dx)), (b, (db, dy)) = (
-        both(state, x, way) for way in (through_steps, at_the_end)
-    )
-    assert_close(b, a, rtol=1e-4)
-    assert_close(flat(db), flat(da), rtol=1e-4)
-    assert np.abs(dy).max() == 0 and np.abs(dx).max() < 1e-6 * np.abs(flat(da)).max()
-    assert all(np.any(leaf) for leaf in jax.tree.leaves(db))
-
-
 def test_its_value_is_where_the_solver_ends_up_to_length(x64):
     block, x, _ = setting()
     options = dict(evaluations=300, tolerance=1e-6)
@@ -92,6 +57,8 @@ def test_its_value_is_where_the_solver_ends_up_to_length(x64):
         np.testing.assert_array_equal(getattr(how, name), getattr(end, name))
     assert_close(rms(found, -1), np.ones((2, 4)), rtol=1e-12)
     assert np.abs(found.mean(-1)).max() < 1e-12
+    end = lambda x: equilibrium(block, x, Backtracking(), **options)[0]
+    assert not np.any(jax.grad(lambda x: jnp.sum(end(x)))(x))  # the start is forgotten
 
 
 def test_what_is_left_of_the_error_is_neither_epsilon_nor_a_kink(x64):
@@ -141,7 +108,8 @@ def test_context_may_be_traced_and_batched(x64):
         assert_close(flat(jax.jit(jax.grad(way))(state)), alone, rtol=1e-7)
 
 
-def test_where_the_formula_does_not_hold_it_says_so(x64):
+def test_where_the_formula_does_not_hold_it_says_so_and_spoils_no_other(x64):
+    "What is said of each alone is in nbs/engine/equilibria.ipynb."
     # two memories, 120 degrees apart
     block = EnergyTransformer(6, 0, 1, 2, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
     one = jnp.array([1.0, -1, 0, 0, 0, 0]) / 2**0.5
@@ -151,7 +119,6 @@ def test_where_the_formula_does_not_hold_it_says_so(x64):
     r = jax.random.normal(jax.random.key(2), (4, 1, 6))
     options = dict(evaluations=400, tolerance=1e-6)
     beside = solve(block, (one + 0.01 * two)[None], Backtracking(), **options)
-    assert beside.settled and abs(beside.energies.total[-1] + 3) < 1e-4
     # between the two, nowhere, at one of them, out of range
     x = jnp.stack([1e3 * one[None], jnp.ones((1, 6)), beside.x, 1e200 * r[0]])
     # who settles has already
@@ -160,19 +127,13 @@ def test_where_the_formula_does_not_hold_it_says_so(x64):
     end, how = run(block)
     np.testing.assert_array_equal(how.settled, [True, False, True, False])
     assert jnp.isfinite(end).all() and (end[1] == 0).all()
+
     graphdef, state = nnx.split(block)
-    by_hand = _adjoint((block, {}), end, r, 30)
-    assert by_hand.curvature[0] < -0.1 < 0.1 < by_hand.curvature[2]
-    assert by_hand.residual[2] < 1e-6
-    np.testing.assert_array_equal(by_hand.positive[jnp.array([0, 2])], [False, True])
 
     def read(which, **options):
         keep = jnp.zeros((4, 1, 1)).at[jnp.asarray(which)].set(1.0)
-
-        def loss(state):
-            return jnp.sum(keep * r * run(nnx.merge(graphdef, state), **options)[0])
-
-        return flat(jax.jit(jax.grad(loss))(state))
+        end = lambda state: run(nnx.merge(graphdef, state), **options)[0]
+        return flat(jax.jit(jax.grad(lambda s: jnp.sum(keep * r * end(s))))(state))
 
     for b in (0, 1, 3):
         assert np.isnan(read([b])).any()
@@ -182,24 +143,22 @@ def test_where_the_formula_does_not_hold_it_says_so(x64):
 
 
 def test_conjugate_gradients_solve_and_each_sample_for_itself(x64):
+    "Against SciPy's, stopped early; the end is in nbs/engine/equilibria.ipynb."
     rng = np.random.default_rng(0)
     half = rng.normal(size=(3, 12, 12))
     S = jnp.asarray(half @ half.swapaxes(1, 2) + np.eye(12))
     v = jnp.asarray(rng.normal(size=(3, 4, 3))).at[1].set(0.0)
     S = S.at[2].set(-S[2])  # nothing to be had there
     product = lambda p: jnp.einsum("bij,bj->bi", S, p.reshape(3, 12)).reshape(3, 4, 3)
-    w, residual, curvature = found = _conjugate_gradients(product, v, 60)
-    assert_close(w[0].ravel(), jnp.linalg.solve(S[0], v[0].ravel()), rtol=1e-6)
-    np.testing.assert_array_equal(w[1:], 0.0)
+    found = _conjugate_gradients(product, v, 3)
+    np.testing.assert_array_equal(found.w[1:], 0.0)
     np.testing.assert_array_equal(found.positive, [True, True, False])
-    assert residual[0] < 1e-12 and residual[1] == 0 and residual[2] == 1
-    few, left, curvature = (a[0] for a in _conjugate_gradients(product, v, 3))
-    product, v = lambda p: S[0] @ p, v[0].ravel()
+    np.testing.assert_array_equal(found.residual[1:], [0, 1])
+    S, v, w = S[0], v[0].ravel(), found.w[0].ravel()
     norm = jnp.linalg.norm
-    assert_close(left, norm(v - product(few.ravel())) / norm(v))
-    assert 0 < curvature < 1
-    theirs, _ = jax.scipy.sparse.linalg.cg(product, v, tol=0.0, maxiter=3)
-    assert_close(few.ravel(), theirs)
+    assert_close(found.residual[0], norm(v - S @ w) / norm(v))
+    assert 0 < found.curvature[0] < 1
+    assert_close(w, jax.scipy.sparse.linalg.cg(S.dot, v, tol=0.0, maxiter=3)[0])
 
 
 def test_memory_knows_neither_the_way_nor_the_number_of_cg_steps():
@@ -227,17 +186,6 @@ def noisy(block, x, key, steps, *numbers, **context):
 
 def gibbs(block, x, key, steps, *numbers, **context):
     return descend(block, x, steps, solver=Langevin(key, *numbers), **context)
-
-
-def test_without_noise_it_is_the_descent_and_noise_is_a_function_of_the_key(x64):
-    block, x, _ = setting()
-    still, path = noisy(block, x, jax.random.key(0), 5, 0.2, 0.0)
-    last, plain = descend(block, x, 5, 0.2)
-    assert_close(still, last, rtol=1e-12)
-    assert_close(path.energies.total, plain.energies.total, rtol=1e-12)
-    run = lambda k: noisy(block, x, jax.random.key(k), 5, 0.2, 0.5)[0]
-    np.testing.assert_array_equal(run(0), run(0))
-    assert not np.allclose(run(0), run(1))
 
 
 @pytest.mark.parametrize("way", [noisy, gibbs])
@@ -279,26 +227,3 @@ def test_noise_and_temperature_may_be_traced_and_a_constant_token_finds_a_direct
     c, path = gibbs(block, jnp.ones((4, 6)), key, 3)
     assert_close(rms(c, -1), np.ones(4), rtol=1e-12)
     assert jnp.isfinite(path.energies.total).all()
-
-
-KEY = jax.random.key(0)
-HALF = lambda x: x.astype(jnp.bfloat16)
-
-
-@pytest.mark.parametrize(
-    "call, error, match",
-    [
-        (lambda b, x: equilibrium(b, HALF(x)), TypeError, "^x: .*bfloat16"),
-        (lambda b, x: noisy(b, HALF(x), KEY, 3), TypeError, "^x: .*bfloat16"),
-        (lambda b, x: gibbs(b, HALF(x), KEY, 3), TypeError, "^x: .*bfloat16"),
-        (
-            lambda b, x: gibbs(b, x, KEY, 3, 0.01, [1.0] * 3),
-            ValueError,
-            "^temperature: .*per sample",
-        ),
-    ],
-)
-def test_bad_input_is_refused_by_name(call, error, match):
-    block = EnergyTransformer(6, 2, 3, 8, rngs=nnx.Rngs(0))
-    with pytest.raises(error, match=match):
-        call(block, jnp.ones((2, 4, 6)))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import graph_terms
 import image_broken
+import image_dynamics as dynamics
 import image_pair as pair
 import image_rest as rest
 import jax
@@ -24,13 +25,26 @@ from et_nbdev.graph.anomaly import AnomalyConfig
 from et_nbdev.graph.classify import WeightedEdges
 from et_nbdev.graph.energy import EdgeIndex
 from et_nbdev.puzzle import is_solved
-from et_nbdev.testing import assert_close
-from et_nbdev.vision.model import ImageConfig, image_model, save_model
-from et_nbdev.vision.train import TrainConfig, drawn_batch
+from et_nbdev.testing import assert_close, assert_gradient
+from et_nbdev.vision.data import normalize, occlude, patchify
+from et_nbdev.vision.model import (
+    ImageConfig,
+    ImageEnergyTransformer,
+    image_model,
+    save_model,
+)
+from et_nbdev.vision.train import TrainConfig, completion_loss, drawn_batch
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 TINY = dict(image_size=8, patch_size=2, dim=12, num_heads=2, head_dim=4)
 CONFIG = ImageConfig(**TINY, num_memories=16, steps=2, step_size=1.0)
+
+
+@pytest.fixture(autouse=True)
+def as_scripts_run():
+    "JAX's promotion of types and shapes as it is by default."
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
 
 
 def test_a_run_is_scored_on_the_way_and_at_its_end(monkeypatch):
@@ -71,14 +85,7 @@ def test_every_variant_on_graphs_descends_its_energy(x64, variant):
     c = AnomalyConfig(dim=6, num_heads=2, head_dim=4, num_memories=5)
     block = graph_terms.block(variant, c, nnx.Rngs(0))
     context = dict(edges=(a_graph(rng),))
-    g = jnp.asarray(rng.normal(size=(9, 6)))
-    total = lambda g: sum(
-        term.energy(g, **{k: v for k, v in context.items() if k in term.takes})
-        for term in block.terms.values()
-    )
-    energies, update = block.energies_and_update(g, **context)
-    assert_close(energies.total, total(g))
-    assert_close(update, -jax.grad(total)(g))
+    assert_gradient(block, jnp.asarray(rng.normal(size=(9, 6))), **context)
 
 
 def a_weighted_graph(rng, N=9, H=2):
@@ -95,10 +102,8 @@ def test_every_variant_on_sets_descends_its_energy(x64, variant):
     rng = np.random.default_rng(1)
     block = set_terms.block(c, nnx.Rngs(0))
     edges = a_weighted_graph(rng)
-    g = jnp.asarray(rng.normal(size=(9, 6)))
-    E = lambda g: block.energies(g, edges=edges).total
     assert set(block.terms) == set(c["terms"])
-    assert_close(block.update(g, edges=edges), -jax.grad(E)(g))
+    assert_gradient(block, jnp.asarray(rng.normal(size=(9, 6))), edges=edges)
 
 
 def test_a_variant_is_trained_on_a_fold_and_judged_by_its_hold_out(monkeypatch):
@@ -119,7 +124,6 @@ def test_a_variant_is_trained_on_a_fold_and_judged_by_its_hold_out(monkeypatch):
     assert [row[name] for name in same] == [again[name] for name in same]
 
 
-@pytest.mark.usefixtures("as_scripts_run")
 @pytest.mark.parametrize("name", image_broken.VARIANTS)
 def test_what_is_broken_of_an_energy(name):
     "Nothing broken is −∂E/∂g; with other weights of memories it is until training."
@@ -150,7 +154,6 @@ def learner():
     return config, image_model(config.model, rngs=nnx.Rngs(0)), images
 
 
-@pytest.mark.usefixtures("as_scripts_run")
 def test_descents_that_are_kept_go_on_or_are_exchanged(learner):
     config, model, images = learner
     # steps that differ, and with long memories raise E
@@ -173,7 +176,6 @@ def test_descents_that_are_kept_go_on_or_are_exchanged(learner):
     assert_close(kept.late[3][...], model.descend(new[0], new[2])[0])
 
 
-@pytest.mark.usefixtures("as_scripts_run")
 def test_what_an_energy_says_beyond_what_is_known():
     known, a, b = np.random.default_rng(0).normal(size=(3, 4000))
     both = 3 * known + a, 3 * known + b
@@ -181,7 +183,6 @@ def test_what_an_energy_says_beyond_what_is_known():
     assert rest.beyond(a + known, np.exp(a + known) + 1e-3 * b, known) > 0.99
 
 
-@pytest.mark.usefixtures("as_scripts_run")
 def test_a_model_that_is_trained_to_rest_is_followed_far(
     monkeypatch, tmp_path, learner
 ):
@@ -200,14 +201,63 @@ def test_a_model_that_is_trained_to_rest_is_followed_far(
     assert rest.said_of(row).startswith(f"{row['mse'][2]:.4f} ")  # after T = 2
 
 
+# --- completion whose descent runs on: its loss along the way and at its end, its scores
+
+GRAY = TrainConfig(replace(CONFIG, channels=1, steps=3, step_size=0.5))
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(params=[ImageEnergyTransformer, dynamics.FieldModel])
+def model(request):
+    return request.param(GRAY.model, rngs=nnx.Rngs(0))
+
+
+def batch(n):
+    "Pictures, their patches, and which of these are occluded and masked."
+    c, rng = GRAY.model, np.random.default_rng(0)
+    images = jnp.asarray(rng.integers(0, 256, (n, 8, 8, 1), np.uint8))
+    patches = patchify(normalize(images, c.mean, c.std), c.patch_size)
+    hide = jax.random.split(KEY)[0]
+    share = GRAY.open_fraction
+    hidden = occlude(hide, n, c.num_tokens, GRAY.num_occluded, share)
+    return images, patches, *hidden
+
+
+def test_the_loss_is_met_where_it_says(model):
+    images, patches, occluded, masked = batch(64)
+    sizes = dynamics.growing(4, 0.2)
+    np.testing.assert_allclose(sizes, [0.2, 0.4, 0.8, 1.6], rtol=1e-14)
+    states = dynamics.states_by(model, model.encode(patches, masked), sizes)
+    at = [float(completion_loss(model.decode(x), patches, occluded)) for x in states]
+    loss = lambda m, **k: dynamics.loss_at(GRAY, sizes, **k)(m, images, KEY)[0]
+    value, grads = nnx.value_and_grad(loss)(model)
+    np.testing.assert_allclose(value, at[4], rtol=1e-5)
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(grads))
+    assert min(at[2:]) < loss(model, first=2) < max(at[2:])
+    np.testing.assert_allclose(loss(model, first=4), at[4], rtol=1e-5)
+
+
+def test_errors_in_time_are_those_of_the_model_stopped_there(model):
+    images, patches, occluded, _ = batch(4)
+    errors, energies = dynamics.errors_in_time(model, images, occluded, 6, 2)
+    for row, steps in zip(errors, (0, 2, 4, 6)):
+        predicted = model(patches, occluded, steps=steps)
+        assert completion_loss(predicted, patches, occluded) == pytest.approx(
+            float(row.mean()), rel=1e-5
+        )
+    path = model.descend(patches, occluded, steps=6)[1].energies.total
+    np.testing.assert_allclose(energies, path[::2], rtol=1e-5)
+    sizes = (GRAY.model.step_size,) * 6
+    last = dynamics.errors_after(model, images, occluded, sizes)
+    np.testing.assert_allclose(last, errors[3], rtol=1e-5)
+    end = dynamics.errors_settled(model, images, occluded, 0.02)
+    assert end[2].all() and (end[1] <= path[-1] + 1e-5 * abs(path[-1])).all()
+    assert (end[3] < 300).all() and jnp.isfinite(end[0]).all()
+    early = dynamics.errors_settled(model, images, occluded, 0.02, evaluations=2)
+    assert not early[2].any() and (early[3] == 2).all()
+
+
 # --- puzzles
-
-
-@pytest.fixture
-def as_scripts_run():
-    "JAX's promotion of types and shapes as it is by default."
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 class Said:
@@ -224,7 +274,6 @@ class Said:
         return jnp.broadcast_to(self.answers, (*path.shape[:-1], 4))
 
 
-@pytest.mark.usefixtures("as_scripts_run")
 @pytest.mark.parametrize("E, what", [([1, 1], 0), ([2, 1], 1), ([1, 2], -1)])
 def test_the_better_start_of_a_pair_is_to_have_the_lower_energy(E, what):
     "The first is right; what an energy that judges wrong costs."
@@ -240,7 +289,6 @@ def test_the_better_start_of_a_pair_is_to_have_the_lower_energy(E, what):
     )
 
 
-@pytest.mark.usefixtures("as_scripts_run")
 def test_steps_uphill_have_their_price():
     full = jnp.ones((2, 4, 4), int)
     said = [[-4.0, -4], [-2, -5], [-3, -6]]  # up by a half, and never
@@ -249,7 +297,6 @@ def test_steps_uphill_have_their_price():
     np.testing.assert_allclose(cost(8.0) - cost(None), 8 * 0.5 / 4, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("as_scripts_run")
 def test_a_solved_board_that_moves_has_its_price():
     "The first of two boards is right, and one more step makes its state as long again."
     full, x = jnp.ones((2, 4, 4), int), jnp.ones((2, 16, 3))
@@ -260,7 +307,6 @@ def test_a_solved_board_that_moves_has_its_price():
     np.testing.assert_allclose(cost, 4.0 * 1 / 2, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("as_scripts_run")
 def test_boards_of_nine_are_drawn_with_lines_and_bands_exchanged():
     "Givens go with their cells; cells of one band need not stay in one."
     base = np.arange(9)
@@ -276,7 +322,6 @@ def test_boards_of_nine_are_drawn_with_lines_and_bands_exchanged():
         assert sum(whole) >= 3  # the digits whose cells were given, under new names
 
 
-@pytest.mark.usefixtures("as_scripts_run")
 def test_a_run_on_boards_goes_on_where_it_was_stopped(monkeypatch):
     monkeypatch.setitem(puzzle.SIZES, 4, puzzle.PuzzleConfig(4, 8, 2, 4, 8, 2))
     board = np.add.outer([0, 2, 1, 3], range(4))

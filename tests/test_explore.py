@@ -7,7 +7,6 @@ import json
 import re
 import xml.dom.minidom
 from dataclasses import replace
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from PIL import Image
 
 from et_nbdev import explore as room
 from et_nbdev.attention import EnergyAttention
-from et_nbdev.block import Block, EnergyTransformer
+from et_nbdev.block import Block
 from et_nbdev.dynamics import descend
 from et_nbdev.energy import Energies, Energy, Scaled
 from et_nbdev.explore import ExplorerSettings, descend_graph, descend_picture, explore
@@ -99,25 +98,6 @@ def same(found, wanted):
 # the numbers
 
 
-def test_dials_make_an_energy_whose_gradient_is_the_update(x64):
-    options = dict(param_dtype=jnp.float64, rngs=nnx.Rngs(0))
-    heads = partial(EnergyAttention, beta=[0.3, 0.9])
-    block = with_own(EnergyTransformer(6, 2, 4, 8, attention=heads, **options))
-    weights = dict(attention=0.7, memory=1.3, apart=1.9)
-    x = jax.random.normal(jax.random.key(0), (2, 3, 6))
-    dials = 0.2, 1.6, weights
-    turned, states, energies = room._descend(block, x, dials, room._SOLVERS["Euler"], 2)
-    g = turned.norm(states)
-    slope = jax.grad(lambda g: turned.energy(g).sum())(g)
-    assert_close(jnp.diff(states, axis=0), -0.2 * slope[:-1])
-    assert_close(sum(turned.updates(g).values()), -slope)
-    own = block.energies(g)
-    for name in ("memory", "apart"):  # β changes the attention itself
-        assert_close(energies[name], weights[name] * own[name])
-    assert_close(turned.attention.term.beta, 1.6 * jnp.array([0.3, 0.9]))
-    assert_close(block.attention.beta, jnp.array([0.3, 0.9]))  # the model is left alone
-
-
 def test_every_head_hears_the_dial_of_beta():
     "Under whatever name, in whatever wrapper, and once if two terms are one."
     near, far = (EnergyAttention(6, 2, 4, rngs=nnx.Rngs(i)) for i in range(2))
@@ -132,7 +112,9 @@ def test_every_head_hears_the_dial_of_beta():
 def test_an_image_path_is_what_a_model_with_such_a_block_completes(attention, memory):
     weights = dict(attention=attention, memory=memory)
     settings = ExplorerSettings(0.4, 1.7, 4, weights=weights)
-    path = descend_picture(MODEL, PHOTOS["a"], HALF, settings)
+    under = np.kron(HALF.reshape(4, 4, 1), np.ones((2, 2, 1), bool))
+    seen = np.where(under, np.nan, PHOTOS["a"] / 255)  # what is hidden is not looked at
+    path = descend_picture(MODEL, seen, HALF, settings)
     turned = nnx.clone(MODEL)
     turned.block.attention.log_beta = nnx.Param(
         jnp.log(1.7 * MODEL.block.attention.beta)
@@ -168,16 +150,6 @@ def test_solvers_are_those_that_are_named():
     assert np.abs(guarded[0] / guarded[1] - 1).max() > 1e-3
 
 
-def test_hidden_pixels_are_not_looked_at():
-    mask = np.kron(HALF.reshape(4, 4, 1), np.ones((2, 2, 1), bool))
-    garbage = np.where(mask, PHOTOS["b"], PHOTOS["a"])
-    settings = ExplorerSettings(0.4, steps=4)
-    of = lambda photo: descend_picture(MODEL, photo, HALF, settings)
-    same(of(garbage), of(PHOTOS["a"]))
-    same(of(np.where(mask, np.nan, PHOTOS["a"] / 255)), of(PHOTOS["a"]))
-    assert np.abs(of(PHOTOS["b"]).tokens - of(garbage).tokens).max() > 1e-3
-
-
 @pytest.mark.parametrize(
     "course, words",
     [
@@ -202,10 +174,7 @@ def test_a_graph_path_is_what_the_model_says():
     g = block.norm(want.states[1])
     for name, update in block.updates(g, edges=edges[0]).items():
         assert_close(path.energies[name], want.energies[name], rtol=1e-4)
-        assert_close(path.shares[name].sum(1), want.energies[name], rtol=1e-4)
         assert_close(path.pulls[name][1], np.linalg.norm(update, axis=-1), rtol=1e-4)
-    p = jax.nn.softmax(NET(jnp.asarray(features), edges))[:, 1]
-    assert_close(path.p[-1], np.asarray(p), rtol=1e-4)
     # the attention that a node pays is all it has, and follows the scores
     into = edges[0].edge_list()[1]
     paid = np.array([np.bincount(into, w, 10) for w in path.weights])

@@ -1,7 +1,6 @@
 """What a user of the library does: terms and solvers of his own, in a few lines."""
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import doors
 import jax
@@ -20,7 +19,6 @@ from et_nbdev import (
     Euler,
     ExternalField,
     HopfieldMemory,
-    RelativePositions,
     SignedMemory,
     assert_descends,
     assert_gradient,
@@ -30,7 +28,7 @@ from et_nbdev import (
 )
 from et_nbdev.dynamics import plot_energies
 from et_nbdev.energy import Scaled
-from et_nbdev.graph.energy import EdgeAttention, EdgeBias, EdgeIndex, attention_weights
+from et_nbdev.graph.energy import EdgeAttention, EdgeIndex
 from et_nbdev.solvers import Flow, LearnedEuler, LearnedMetric, Schedule
 from et_nbdev.testing import assert_close
 from et_nbdev.training import CheckpointError
@@ -215,26 +213,6 @@ class Apart(nnx.Module):
         return -jnp.einsum("h,...cbz->...hcb", self.factor[...], apart**2)
 
 
-@pytest.mark.parametrize("backend", ["xla", "compiled"])
-def test_what_positions_say_of_pairs_edges_carry_as_features(x64, backend):
-    near, along = Apart([0.25, 0.5]), EdgeBias(1, H, param_dtype=jnp.float64)
-    along.weight[...] = -near.factor[:, None]
-    heads = dict(beta=nnx.Param([0.5, 2.0]), normalize=True, param_dtype=jnp.float64)
-    table, listed = (
-        EdgeAttention(D, H, Y, positions=p, **heads, rngs=nnx.Rngs(0))
-        for p in (near, along)
-    )
-    g, z = tokens(), jax.random.normal(jax.random.key(1), (N, 2))
-    assert_gradient(table, g, coordinates=z)
-    senders, receivers = (end[2:] for end in np.nonzero(~np.eye(N, dtype=bool)))
-    square = np.asarray(jnp.sum((z[senders] - z[receivers]) ** 2, -1))[:, None]
-    edges = EdgeIndex(senders, receivers, N, features=square, backend=backend)
-    wanted = table.energy_and_update(g, coordinates=z, mask=edges.mask())
-    found = listed.energy_and_update(g, edges=edges)
-    # features are in single precision
-    jax.tree.map(lambda a, b: assert_close(a, b, rtol=1e-6), found, wanted)
-
-
 # ------------------------------------------------------------------------------------
 # what a class inherits, and what must not get lost on the way
 
@@ -340,22 +318,14 @@ def test_what_a_block_is_made_of_is_checked():
 
 
 def test_positions_that_do_not_fit_are_refused():
+    "Those of edges are in test_graph_energy.py."
     g, z = tokens().astype(jnp.float32), jnp.zeros((N, 2))
-    make = lambda places: EdgeAttention(D, H, Y, positions=places, rngs=nnx.Rngs(0))
-    near, grid = make(Apart([0.25] * H)), make(RelativePositions(2, H))
+    near = EdgeAttention(D, H, Y, positions=Apart([0.25] * H), rngs=nnx.Rngs(0))
     for given in (z[1:], jnp.zeros((2, N, 2))):
         with pytest.raises(ValueError, match=r"positions: .*3, 2, 4, 4.* got .+"):
             near.energy(g, coordinates=given)
-    biased, edges = make(EdgeBias(2, H)), EdgeIndex([0], [1], N)
-    with pytest.raises(TypeError, match="edges: .*EdgeIndex.*EdgeBias"):
-        biased.energy(g, edges=SimpleNamespace(match=None))
-    for call in (
-        lambda: near.energy(g, edges=edges, coordinates=z),
-        lambda: grid.energy(g, edges=edges),
-        lambda: attention_weights(grid, g[0], edges),
-    ):
-        with pytest.raises(ValueError, match="^edges: .*positions of pairs"):
-            call()
+    with pytest.raises(ValueError, match="^edges: .*positions of pairs"):
+        near.energy(g, edges=EdgeIndex([0], [1], N), coordinates=z)
 
 
 class RMSNorm(EnergyLayerNorm):

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from test_graph_batches import graphs_in
+from test_graph_sets import graphs_in
 
-from et_nbdev.dynamics import descend
 from et_nbdev.graph import classify
 from et_nbdev.graph.classify import (
     ClassifyConfig,
@@ -33,7 +32,7 @@ from et_nbdev.graph.sets import (
     learn_encoding,
     load_graphs,
 )
-from et_nbdev.testing import assert_close, assert_descends
+from et_nbdev.testing import assert_close
 from et_nbdev.training import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compile_quickly")
@@ -176,6 +175,11 @@ MODELS = {
 def test_the_model_is_appendix_f_graph_by_graph_however_it_is_batched(x64, kind):
     batch = prepared()
     model = build(replace(SMALL, **MODELS[kind]))
+    one, other = (block.attention for block in model.blocks)
+    assert not np.array_equal(one.Wq[...], other.Wq[...])
+    if kind == "other terms":
+        assert one.normalize and (one.beta == 2).all() and "log_beta" in vars(one)
+        assert model.blocks[0].memory.num_negative == 3
     want = by_hand(model, batch)
     # batch mates and padding change nothing
     assert_close(call(model, batch), want)
@@ -183,38 +187,6 @@ def test_the_model_is_appendix_f_graph_by_graph_however_it_is_batched(x64, kind)
     loss = lambda model, batch: jnp.sum(jnp.sin(model(batch)[:4]))
     slope = nnx.jit(nnx.grad(loss))
     jax.tree.map(assert_close, slope(model, widen(batch)), slope(model, batch))
-
-
-@nnx.jit
-def descents(model, batch):
-    "The energies of every block's descent, without noise."
-    c, x, found = model.config, model.tokens(batch), []
-    pairs = model.pairs(x, batch)
-    for block in model.blocks:
-        x, path = descend(block, x, c.steps, c.step_size, **pairs)
-        found.append(path.energies)
-    return found
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_every_block_descends_an_energy_that_padding_does_not_change(x64, kind):
-    batch = prepared()
-    model = build(replace(SMALL, steps=6, **MODELS[kind]))
-    if kind == "other terms":
-        for block in model.blocks:
-            noise = jax.random.normal(jax.random.key(1), (12,), jnp.float64)
-            block.memory.threshold[...] = noise
-            block.attention.log_beta[...] = jnp.float64(0.4)
-            assert block.attention.normalize and block.memory.num_negative == 3
-    found = [descents(model, of) for of in (batch, widen(batch))]
-    assert [len(of) for of in found] == [2, 2]
-    for own, wide in zip(*found):
-        assert ("memory" in own) == (kind != "no memories")
-        assert own.total.shape == (7,)
-        assert_descends(own.total)
-        assert_close(wide["attention"], own["attention"])
-    one, other = (block.attention.Wq[...] for block in model.blocks)
-    assert not np.array_equal(one, other)
 
 
 QUIET = replace(SMALL, noise=0.0)
@@ -266,24 +238,6 @@ def test_graphs_without_edges_and_single_nodes(x64):
     logits = call(model, batch)
     assert np.isfinite(logits).all()
     assert_close(call(model, widen(batch))[:2], logits)
-
-
-def test_only_the_size_of_the_filters_makes_the_order_matter(x64):
-    graphs, rng = toys((6, 7, 5)), np.random.default_rng(0)
-    place = np.concatenate(
-        [s + rng.permutation(n) for s, n in ((0, 6), (6, 7), (13, 5))]
-    )
-    ends = dict(senders=place[graphs.senders], receivers=place[graphs.receivers])
-    was = np.argsort(place)
-    anew = replace(graphs, **ends, node_labels=graphs.node_labels[was])
-    batch, other = prepared(graphs), prepared(anew)
-    positions = batch.positions.at[:18].set(batch.positions[was])
-    other = other._replace(positions=positions)
-    assert not np.array_equal(other.features, batch.features)
-    for size, free in ((1, True), (3, False)):
-        model = build(replace(SMALL, filter_size=size))
-        gap = np.abs(call(model, other) - call(model, batch)).max()
-        assert gap < 1e-12 if free else gap > 1e-3
 
 
 # --- training

@@ -461,14 +461,6 @@ def test_whole_numbers_find_their_nodes_whatever_their_type(kind):
 # --- SciPy
 
 
-@pytest.mark.parametrize("kind", ["bsr", "coo", "csc", "csr", "dia", "dok", "lil"])
-@pytest.mark.parametrize("make", [sp.coo_array, sp.coo_matrix])
-def test_every_kind_of_sparse_matrix_is_one(kind, make):
-    A = make(([1.0, 1.0], ([0, 1], [1, 2])), shape=(3, 3)).asformat(kind)
-    graph = from_scipy(A, sp.csr_array(X), sp.csr_array([[0], [1], [0]]))
-    assert pairs(graph.edges) == [(0, 1), (1, 2)]
-
-
 @pytest.mark.parametrize("values", [[3, -3], [-2], [0, 2], [1] * 256, [0, 0]])
 def test_an_entry_that_is_listed_is_an_edge(values):
     "Those of a byte that sum up to 256 and those that cancel, too; a zero is none."
@@ -724,16 +716,8 @@ def test_root_comes_before_the_environment(tmp_path, monkeypatch):
 
 
 def test_the_graphs_that_are_always_there():
-    from sklearn.datasets import load_digits
-
-    g, digits = load_graph("digits-knn"), load_digits()
-    assert (g.num_nodes, g.num_edges, g.num_features) == (1797, 19472, 32)
-    assert g.is_symmetric and not g.has_parallel_edges and not g.has_self_loops
-    assert g.degrees.min() == 8
-    np.testing.assert_array_equal(g.labels, digits.target == 8)
-    np.testing.assert_array_equal(g.features[5].reshape(8, 4), digits.images[5][:, 4:])
-    # frozen: results, weights and figures rest on these two graphs
-    assert g.digest == "f195bfd50b5ce7f9"
+    "Results, weights and figures rest on them."
+    assert load_graph("digits-knn").digest == "f195bfd50b5ce7f9"
     assert load_graph("digits-relations").digest == "162630452eaae5ac"
 
 

@@ -1,9 +1,14 @@
 """Attention along edges: beside the dense table of the same graph, for every kind of
-graph, both back ends, and what training differentiates.
+graph, both back ends, and what training differentiates. Compiled attention reads the
+structs that XLA's header declares; where that is not certain, or something does not
+compile, XLA computes instead.
 """
 
+import re
 import threading
+import warnings
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import doors
@@ -15,7 +20,6 @@ from flax import nnx
 
 from et_nbdev.attention import PairBias, RelativePositions
 from et_nbdev.block import EnergyTransformer
-from et_nbdev.dynamics import descend
 from et_nbdev.graph import kernels
 from et_nbdev.graph.energy import (
     EdgeAttention,
@@ -64,8 +68,8 @@ def random_weights(module, seed):
 
 
 def attention_of(H=2, Y=3, **options):
-    beta, options = [0.3, 1.0, 2.5][:H], dict(param_dtype=jnp.float64) | options
-    made = EdgeAttention(4, H, Y, beta, **options, rngs=nnx.Rngs(0))
+    options = dict(beta=[0.3, 1.0, 2.5][:H], param_dtype=jnp.float64) | options
+    made = EdgeAttention(4, H, Y, **options, rngs=nnx.Rngs(0))
     return random_weights(made, 1)
 
 
@@ -106,39 +110,6 @@ def test_equals_the_dense_table(kind, backend, x64):
     g = tokens(len(table))
     all_close(both(attention, g, edges), both(attention, g, table))
     np.testing.assert_array_equal(edges.mask(), table)
-
-
-@nnx.jit
-def descent_slope(block, x, pairs):
-    def loss(block, x):
-        x, path = descend(block, x, steps=4, step_size=0.4, **seen(pairs))
-        energies = jnp.stack(list(path.energies.values()))
-        return jnp.sum(jnp.sin(x)) + 1e-2 * jnp.sum(jnp.cos(energies))
-
-    return nnx.value_and_grad(loss, argnums=(0, 1))(block, x)
-
-
-@pytest.mark.parametrize(
-    "backend, kind",
-    [
-        *(("compiled", kind) for kind in ("directed", "hubs", "loops", "deaf")),
-        *(("xla", kind) for kind in ("none", "hubs", "one-way")),
-    ],
-)
-def test_training_through_the_descent_equals_the_dense_table(backend, kind, x64):
-    """The gradient of a loss of states and energies with respect to every parameter, β
-    among them, and the tokens.
-    """
-    edges, table = make(kind, 10 + KINDS.index(kind), backend)
-    heads = dict(beta=nnx.Param([0.5, 2.0]), self_attention=kind == "loops")
-    heads |= dict(normalize=kind in ("directed", "one-way"))
-    options = dict(attention=partial(EdgeAttention, **heads), param_dtype=jnp.float64)
-    block = random_weights(EdgeTransformer(4, 2, 3, 5, **options, rngs=nnx.Rngs(0)), 1)
-    x = tokens(len(table))
-    got, wanted = descent_slope(block, x, edges), descent_slope(block, x, table)
-    assert len(jax.tree.leaves(wanted)) == 8
-    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted)) > 1e-2
-    all_close(got, wanted, atol=1e-11)
 
 
 @each_backend
@@ -197,7 +168,8 @@ def test_a_bias_along_edges_is_its_formula_in_a_table(kind, backend, x64):
     f = rng.normal(size=(ends.shape[1], 3)).astype(np.float32)
     at_edges = np.zeros((N, N, 3))
     at_edges[ends[1], ends[0]] = f
-    graph, state = nnx.split(attention_of(positions=EdgeBias(3, 2), repelling=1))
+    options = dict(positions=EdgeBias(3, 2), repelling=1, beta=nnx.Param([0.3, 1.0]))
+    graph, state = nnx.split(attention_of(**options))
     edges = EdgeIndex(*ends, N, features=f, capacity=len(f) + 9, backend=backend)
     np.testing.assert_array_equal(edges.table(), at_edges)
     dense = {"mask": table, "edge_features": jnp.asarray(at_edges)}
@@ -473,3 +445,155 @@ def test_scores_of_ten_thousand(backend):
     squared = lambda g: jnp.sum(attention.update(g, edges=edges) ** 2)
     slope = jax.jit(jax.grad(squared))(g)
     assert jnp.isfinite(slope).all() and (slope[3] == 0).all() and (u[3] == 0).all()
+
+
+# --- compiled: what XLA declares
+
+HEADER = Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h").read_text("utf-8")
+VERSION = re.compile(r"(#define XLA_FFI_API_(?:MAJOR|MINOR)) (\d+)")
+# structs that are named by who holds them, and two that XLA never sees
+OTHERS = {"_Extension", "_Version", "_Task", "_Counter"}
+STRUCTS = {
+    name: dtype
+    for name, dtype in vars(kernels).items()
+    if isinstance(dtype, np.dtype) and dtype.names and name not in OTHERS
+}
+
+
+# --- the header
+
+
+def layouts(header):
+    """{struct: {field: (offset, size, type)}}, as a C compiler lays them out for 64
+    bits.
+    """
+    text = re.sub(r"//.*|/\*(?:.|\n)*?\*/", "", header)
+    # pointers to functions, also those that a macro declares
+    text = re.sub(r"_XLA_FFI_API_STRUCT_FIELD\((\w+)\)", r"void* \1", text)
+    text = re.sub(r"\(\*(\w+)\)\([^)]*\)", r"* \1", text)
+    size = {"int": 4, "int32_t": 4, "uint32_t": 4, "int64_t": 8, "size_t": 8}
+    size |= dict.fromkeys(re.findall(r"typedef enum \{[^}]*\} (\w+)", text), 4)
+    size |= {new: size[old] for old, new in re.findall(r"typedef (\w+_t) (\w+);", text)}
+    aligned, found = dict(size), {}
+    up = lambda n, step: -(-n // step) * step
+    for name, body in re.findall(r"\bstruct (\w+) \{([^{}]*)\}", text):
+        found[name], end, widest = {}, 0, 1
+        for declared in filter(None, map(str.strip, body.split(";"))):
+            kind, stars, field = re.search(r"(\w+)\s*(\**)\s*(\w+)$", declared).groups()
+            bytes, step = (8, 8) if stars else (size[kind], aligned[kind])
+            offset = up(end, step)
+            found[name][field] = offset, bytes, kind
+            end, widest = offset + bytes, max(widest, step)
+        size[name], aligned[name] = up(end, widest), widest
+    return found
+
+
+def differences(dtype, struct, header):
+    "Where a dtype and a struct of the header disagree, in the structs inside as well."
+    fields, found = layouts(header).get(struct, {}), []
+    for field in dtype.names:
+        if field.startswith("_"):
+            continue  # stands for what lies between, which is never read
+        inner, offset = dtype.fields[field][:2]
+        there = fields.get(field, ())
+        if there[:2] != (offset, inner.itemsize):
+            found.append(f"{struct}.{field}: {(offset, inner.itemsize)}, not {there}")
+        elif inner.names:
+            found += differences(inner, there[2], header)
+    return found
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_structs_are_those_of_the_header(name):
+    assert differences(STRUCTS[name], "XLA_FFI" + name, HEADER) == []
+
+
+def test_a_request_is_whole():
+    "XLA compares the size of a request with its own."
+    declared = layouts(HEADER)
+    name = "_ThreadPool_Schedule_Args"
+    assert list(STRUCTS[name].names) == list(declared["XLA_FFI" + name])
+
+
+def test_numbers_of_the_header():
+    kind = re.search(r"XLA_FFI_Extension_Metadata = (\d+)", HEADER)
+    double = re.search(r"XLA_FFI_DataType_F64 = (\d+)", HEADER)
+    assert (int(kind[1]), int(double[1])) == (kernels._METADATA, kernels._F64)
+    version = tuple(int(number) for _, number in VERSION.findall(HEADER))
+    assert kernels._OLDEST <= version <= kernels._NEWEST
+
+
+# --- where they cannot be used
+
+
+def header_of(version):
+    def change(monkeypatch, folder):
+        path = folder / "xla/ffi/api/c_api.h"
+        path.parent.mkdir(parents=True)
+        numbers = iter(version)
+        path.write_text(VERSION.sub(lambda m: f"{m[1]} {next(numbers)}", HEADER))
+        monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(folder))
+
+    return change
+
+
+def no_header(monkeypatch, folder):
+    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(folder))
+
+
+def no_numba(monkeypatch, folder):
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+
+
+def half_the_bits(monkeypatch, folder):
+    monkeypatch.setattr(kernels, "_ptr", np.int32)
+
+
+def code_that_does_not_compile(monkeypatch, folder):
+    def work(task):
+        return task.no_such_thing
+
+    monkeypatch.setattr(kernels, "_work", work)
+
+
+def refused_by_xla(monkeypatch, folder):
+    def register(*args, **options):
+        raise ValueError("API version (0.3) is incompatible")
+
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", register)
+
+
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        (header_of((0, 2)), r"from version 0\.3 to 0\.5, but .*c_api\.h says 0\.2"),
+        (header_of((0, 99)), r"says 0\.99"),
+        (header_of((1, 3)), r"says 1\.3"),
+        (no_header, "says nothing"),
+        (no_numba, "pip install"),
+        (half_the_bits, "64-bit"),
+        (code_that_does_not_compile, "did not build"),
+        (refused_by_xla, "did not build.*incompatible"),
+    ],
+)
+def test_falls_back_to_xla_and_says_why(change, why, monkeypatch, tmp_path):
+    change(monkeypatch, tmp_path)
+    monkeypatch.setattr(kernels, "_KEPT", [])
+    kernels.available.cache_clear()
+    try:
+        with pytest.warns(
+            UserWarning, match=f"(?s)XLA, which .* slower.*{why}"
+        ) as said:
+            edges = EdgeIndex([0], [1], 2)
+        assert len(said) == 1
+        assert edges.backend == "xla"
+        attention = EdgeAttention(4, 1, 2, rngs=nnx.Rngs(0))
+        assert np.isfinite(attention.energy(jnp.ones((2, 4)), edges=edges))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert EdgeIndex([0], [1], 2).backend == "xla"
+        error = (ImportError, RuntimeError)
+        with pytest.raises(error, match=f"(?s)^backend 'compiled'.*{why}"):
+            EdgeIndex([0], [1], 2, backend="compiled")
+    finally:
+        kernels.available.cache_clear()

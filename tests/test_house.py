@@ -29,14 +29,7 @@ LIMITS = {
     "private names that another file imports": 6,
 }
 
-QUIET = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
+QUIET = "COMMENT NL NEWLINE INDENT DEDENT ENDMARKER".split()
 OWNERS = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 
@@ -52,7 +45,7 @@ def lines_of_code(text):
         if isinstance(node, OWNERS) and ast.get_docstring(node, False) is not None:
             said |= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in QUIET:
+        if tokenize.tok_name[token.type] not in QUIET:
             code |= {*range(token.start[0], token.end[0] + 1)}
     return len(code - said)
 

@@ -119,52 +119,6 @@ def test_normalize_and_back():
     close(one, x[0] / 127.5 - 1, atol=1e-6)
 
 
-FLOATS, BYTES = np.zeros((2, 8, 8, 3)), np.zeros((2, 8, 8, 3), np.uint8)
-PATCHES = np.zeros((2, 16, 12))
-digits = np.arange(10)
-hide = lambda *arguments: occlude(jax.random.key(0), *arguments)
-norm = lambda x, mean=0.5, std=0.5: normalize(x, mean, std)
-load = lambda *name, **options: load_images(*name or ["digits"], **options)
-batch = lambda *size, **options: batches(digits, *size, **dict(seed=0) | options)
-
-
-@pytest.mark.parametrize(
-    "call, match",
-    [
-        (lambda: patchify(FLOATS, 3), "patch_size: .*divisor of image_size = 8, got 3"),
-        (lambda: patchify(FLOATS, 2.0), "patch_size: expected a whole number"),
-        (lambda: patchify(FLOATS[:, :6], 2), r"images: .*got \(2, 6, 8, 3\)"),
-        (lambda: patchify(FLOATS[0, 0], 2), r"images: .*got \(8, 3\)"),
-        (lambda: unpatchify(PATCHES[:, 1:], 8, 2), r"patches: .*16, 4·C.*15"),
-        (lambda: unpatchify(PATCHES[..., 1:], 8, 2), "patches: "),
-        (lambda: unpatchify(PATCHES, 0, 2), "image_size: "),
-        (lambda: norm(FLOATS + np.nan), "images: .*NaN"),
-        (lambda: norm(FLOATS + 255), "images: .*divide by 255; .*, got 255 to 255"),
-        (lambda: norm(FLOATS.astype(int)), "images: expected uint8 or .*int64"),
-        (lambda: norm(BYTES, [0.1, 0.2]), "mean: expected numbers of shape"),
-        (lambda: norm(BYTES, np.nan), "mean: expected .*, got nan"),
-        (lambda: norm(BYTES, std=[0.1, 0, 0.1]), "std: expected positive, finite"),
-        (lambda: hide(4, 16, 17), "num_occluded: expected at most num_tokens = 16"),
-        (lambda: hide(4, 16, -1), "num_occluded: "),
-        (lambda: hide(0, 16, 4), "batch_size: "),
-        (lambda: hide(4, 0, 0), "num_tokens: "),
-        (lambda: hide(4, 16, 4, 1.5), "open_fraction: .*got 1.5"),
-        (lambda: batch(11), "batch_size: expected at most 10.*11"),
-        (lambda: batch(0), "batch_size: "),
-        (lambda: batch(2, seed=-1), "seed: "),
-        (lambda: batch(2, start=-1), "start: "),
-        (lambda: batch(2, epochs=0), "epochs: "),
-        *((lambda p=p: batch(4, part=p), "part: ") for p in ((0, 3), (2, 2), (0, 0))),
-        (lambda: load("digits", "valid"), "split: expected .*got 'valid'"),
-        (lambda: load(size=0), "size: "),
-        (lambda: load(""), "name: "),
-    ],
-)
-def test_what_is_wrong_is_refused_by_name(call, match):
-    with pytest.raises(ValueError, match=f"^{match}"):
-        call()
-
-
 # few shapes: each is compiled
 @given(st.data(), st.sampled_from([(1, 1), (3, 2), (2, 7), (5, 30)]), st.floats(0, 1))
 def test_occlusion_counts_are_exact(draw, shape, share):
@@ -181,7 +135,7 @@ def off(counts, of, share):
 
 
 def test_no_token_is_special():
-    occluded, masked = map(np.array, hide(20_000, 25, 10, 0.3))
+    occluded, masked = map(np.array, occlude(jax.random.key(0), 20_000, 25, 10, 0.3))
     for chosen, share in (occluded, 0.4), (masked, 0.28), (occluded & ~masked, 0.12):
         assert off(chosen.sum(0), 20_000, share) < 5
     together = (occluded.T.astype(int) @ occluded)[~np.eye(25, dtype=bool)]
@@ -329,15 +283,14 @@ def test_a_resumed_stream_is_the_same_stream(n, B, shuffle):
     equal(three[:17], whole[: len(three)])
     for epoch in np.split(np.array(three).reshape(-1), 3):
         assert len(np.unique(epoch)) == len(epoch), "a picture twice in an epoch"
+        assert shuffle or (epoch == np.arange(len(epoch))).all()
     assert list(stream(epochs=2, start=999)) == []
-
-
-def test_epochs_and_seeds_differ_and_everything_is_seen():
-    flat = lambda **o: np.concatenate(list(batches(np.arange(100), 20, **o)))
-    one = flat(seed=5, epochs=2).reshape(2, 100)
-    assert (np.sort(one) == np.arange(100)).all() and (one[0] != one[1]).any()
-    assert (one[0] != flat(seed=6, epochs=1)).any()
-    equal(flat(seed=0, shuffle=False, epochs=1), np.arange(100))
+    if n == 40 and shuffle:
+        other = batches(np.arange(n), B, seed=6)
+        first, second = whole[:5], whole[5:10]
+        assert not any(map(np.array_equal, first, second)) and not any(
+            map(np.array_equal, first, other)
+        )
 
 
 class Fragile:
@@ -422,7 +375,6 @@ def test_digits_and_the_fixed_permutation_are_those_of_every_machine():
     sets = all_rows("digits")
     assert [len(s) for s in sets.values()] == [1197, 200, 400]
     assert list(sets["validation"].rows[:5]) == [4, 7, 21, 25, 27]
-    assert len(np.unique(np.concatenate([s.rows for s in sets.values()]))) == 1797
     x = sets["train"][:]
     assert x.shape == (1197, 8, 8, 1) and x.dtype == np.uint8
     levels = load_digits().images[sets["train"].rows]
@@ -440,8 +392,6 @@ def test_images_are_indexed_like_an_array():
     assert images[0:0].shape == (0, 8, 8, 1)
     with pytest.raises(IndexError):
         images[400]
-    unit = x / 255
-    close(images.statistics(), [[unit.mean()], [unit.std()]], rtol=1e-5)
 
 
 # --- picture files

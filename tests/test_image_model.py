@@ -137,27 +137,16 @@ def test_the_defaults_are_et_base():
 
 # without those of an experiment that another test imports
 LIBRARY = [n for n in RECIPES if n not in image_pair.OWN and ":" not in n]
-BLOCK = 2 * 2 * 8 * 16 + 24 * 16 + 16 + 1  # matrices of two heads, memories, norm
-BESIDE = {
-    "plain": BLOCK,
-    "paper": BLOCK,
-    "waves": BLOCK,
-    # tables of biases, a β per head, thresholds, steps with a map each
-    "tiny-imagenet": BLOCK + 2 * 9 + 2 + 24 + 3 * (1 + 16 + 256),
-    # four matrices with biases, two layers, two norms, tables
-    "transformer": 4 * 256 + 3 * 16 + 16 + 2 * 384 + 24 + 16 + 4 * 16 + 2 * 9,
-    "transformer-plain": 4 * 256 + 3 * 16 + 16 + 2 * 384 + 24 + 16 + 4 * 16,
-}
+# weights of a small model; the last one has no table of positions in its attention
+COUNTED = dict.fromkeys(["plain", "paper", "waves"], 2610) | {"tiny-imagenet": 3473}
+COUNTED |= {"transformer": 3675, "transformer-plain": 3657}
 
 
 @pytest.mark.parametrize("recipe", LIBRARY)
-def test_parameters_add_up(recipe):
-    outside = (48 * 16 + 16) + 16 + 4 * 16 + (16 + 1) + (16 * 48 + 48)
-    assert count(replace(CONFIG, recipe=recipe)) == outside + BESIDE[recipe]
-    # recipes differ between encoder and decoder alone
-    own = shapes(weights(build(recipe)))
-    first = shapes(weights(build()))
+def test_parameters_are_counted_and_differ_between_encoder_and_decoder_alone(recipe):
+    assert count(replace(CONFIG, recipe=recipe)) == COUNTED[recipe]
     inside = lambda name: "block" in name or "solver" in name
+    own, first = (shapes(weights(build(name))) for name in (recipe, "plain"))
     rest = lambda names: {k: v for k, v in names.items() if not inside(k)}
     assert rest(own) == rest(first)
 
@@ -191,9 +180,7 @@ def test_where_recipes_start():
         found = [net.positions, net.mask_token, net.block.memory.xi]
         for weight, wanted in zip(found, (scale, scale, block)):
             assert float(weight[...].std()) == pytest.approx(wanted, rel=0.2)
-        Wq, Wk = net.block.attention.Wq[...], net.block.attention.Wk[...]
-        assert float(Wq.std()) == pytest.approx(block, rel=0.2)
-        assert not np.allclose(Wq, Wk)
+        assert float(net.block.attention.Wq[...].std()) == pytest.approx(block, rel=0.2)
     for recipe, scale in {
         "waves": 2, "tiny-imagenet": 2, "transformer": 2, "transformer-plain": 1
     }.items():  # fmt: skip
@@ -260,27 +247,6 @@ def test_a_recipe_of_ones_own(tmp_path, monkeypatch):
 # --- the model
 
 
-def norm_of(norm, x):
-    centered = x - x.mean(-1, keepdims=True)
-    sigma = np.sqrt((centered**2).mean(-1, keepdims=True) + norm.eps)
-    return float(norm.gamma) * centered / sigma + np.asarray(norm.delta[...])
-
-
-def test_encode_is_the_patch_or_mask_plus_the_position():
-    net = build()
-    net.norm.delta[...] = jnp.asarray(rng.normal(size=16), jnp.float32)
-    net.norm.rho[...] = jnp.float32(1.7)
-    affine = lambda layer, x: x @ np.asarray(layer.kernel) + np.asarray(layer.bias)
-    encoded = np.where(
-        HIDDEN[..., None], net.mask_token[...], affine(net.encoder, PATCHES)
-    )
-    x = np.asarray(net.encode(*GIVEN))
-    close(x, encoded + np.asarray(net.positions), rtol=1e-4, atol=1e-5)
-    close(
-        net.decode(jnp.asarray(x)), affine(net.decoder, norm_of(net.norm, x)), atol=1e-4
-    )
-
-
 @pytest.mark.parametrize("recipe", ["plain", "tiny-imagenet", "transformer"])
 def test_masked_tokens_never_see_their_pixels_nor_pictures_each_other(recipe):
     net = build(recipe)
@@ -329,20 +295,17 @@ def test_learned_steps_are_taken_everywhere(rich, tmp_path):
 
 
 def test_the_explorer_takes_the_learned_steps(rich):
+    "A dial twice as high makes each of them twice as long, and not the model's own."
     from et_nbdev.explore import ExplorerSettings, descend_picture
 
-    look = lambda alpha: (
-        descend_picture(
-            rich, PICTURES[0], HIDDEN[0], ExplorerSettings(steps=3, alpha=alpha)
-        ).completed
-    )
-    path = lambda: complete(rich, PICTURES[:1], HIDDEN[:1], path=True).path[:, 0]
-    close(look(0.4), path(), atol=1e-5)
+    settings = ExplorerSettings(steps=3, alpha=2 * rich.config.step_size)
     kept = np.array(rich.solver.log_alpha[...])
-    twice = look(0.8)  # the dial does not turn the model itself
+    twice = descend_picture(rich, PICTURES[0], HIDDEN[0], settings).completed
     equal(rich.solver.log_alpha[...], kept)
     rich.solver.log_alpha[...] += jnp.log(jnp.float32(2))
-    close(twice, path(), atol=1e-5)
+    close(
+        twice, complete(rich, PICTURES[:1], HIDDEN[:1], path=True).path[:, 0], atol=1e-5
+    )
     rich.solver.log_alpha[...] = kept
 
 
@@ -405,18 +368,12 @@ def test_the_gradient_reaches_every_parameter(recipe, rich):
 
 
 def test_the_loss_is_the_mean_square_over_occluded_pixels_alone():
-    predicted, patches = rng.normal(size=(2, 5, 4, 3)).astype(np.float32)
-    own = np.repeat(HIDDEN[..., None], 3, -1)
-    of = lambda p: completion_loss(p, jnp.asarray(patches), GIVEN[1])
-    loss, gradient = jax.value_and_grad(of)(jnp.asarray(predicted))
-    assert float(loss) == pytest.approx(((predicted - patches)[own] ** 2).mean())
-    wanted = np.where(own, 2 * (predicted - patches) / own.sum(), 0)
-    close(gradient, wanted, rtol=1e-4, atol=1e-7)
-    assert not np.asarray(gradient)[~HIDDEN].any()  # exactly zero, not small
-    wild = np.where(own, patches + 2, np.float32(np.inf))
-    assert float(of(jnp.asarray(wild))) == pytest.approx(4, rel=1e-5)
-    nothing = completion_loss(*map(jnp.asarray, (wild, patches, HIDDEN & False)))
-    assert float(nothing) == 0
+    "Number by number in nbs/22_image_train.ipynb; what is not occluded may be anything."
+    patches, own = rng.normal(size=(5, 4, 3)), np.repeat(HIDDEN[..., None], 3, -1)
+    wild = np.where(own, patches + 2, np.inf)
+    for occluded, wanted in ((HIDDEN, 4), (HIDDEN & False, 0)):
+        found = completion_loss(*map(jnp.asarray, (wild, patches, occluded)))
+        assert float(found) == pytest.approx(wanted, rel=1e-5)
 
 
 class Answer(ImageEnergyTransformer):
@@ -526,14 +483,11 @@ def test_open_patches_come_back_and_occluded_ones_are_the_models(model, result):
 
 
 def test_nothing_under_an_occluded_patch_is_looked_at(model, result):
-    for other in (0, 255, rng.integers(0, 256, PICTURES.shape)):
-        pictures = np.where(UNDER, other, PICTURES).astype(np.uint8)
-        again = complete(model, pictures, HIDDEN)
-        equal(again.images, result.images)
-        equal(again.energies.total, result.energies.total)
     for worst in (np.nan, np.inf, -7.0):  # a damaged region is just what one completes
         unit = np.where(UNDER, worst, PICTURES / np.float32(255)).astype(np.float32)
-        equal(complete(model, unit, HIDDEN).images, result.images)
+        again = complete(model, unit, HIDDEN)
+        equal(again.images, result.images)
+        equal(again.energies.total, result.energies.total)
 
 
 @pytest.mark.filterwarnings("error")

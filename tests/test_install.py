@@ -9,17 +9,15 @@ import re
 import shutil
 import subprocess
 import sysconfig
-from configparser import ConfigParser
 from pathlib import Path
 
+import modules
 import pytest
 import yaml
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
-SETTINGS = ConfigParser()
-SETTINGS.read(ROOT / "settings.ini", encoding="utf-8")
-SETTINGS = SETTINGS["DEFAULT"]
+SETTINGS = modules.settings()
 PYTHONS = SETTINGS["pythons"].split()
 EXTRAS = ("demo", "images", "graphs", "dev", "dgl", "check")
 

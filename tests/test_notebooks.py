@@ -1,16 +1,20 @@
 """Every notebook runs from top to bottom, each in a process of its own, as nbdev_test
-would run it.
+would run it; on Colab its first cell fetches and installs the repository.
 """
 
 import json
 import multiprocessing
 import os
 import re
+import sys
 from pathlib import Path
 
+import colab
+import modules
 import pytest
 import run_notebook
 from conftest import QUICK_FLAGS
+from IPython.core.interactiveshell import InteractiveShell
 
 NBS = Path(__file__).resolve().parent.parent / "nbs"
 NOTEBOOKS = sorted(
@@ -99,3 +103,38 @@ def test_a_notebook_is_the_same_with_and_without_real_data(path):
     code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
     live = [c for c in code if not re.search(r"^#\|\s*export[si]?\b", c, re.M)]
     assert [c for c in live if "ET_DATA" in c] == []
+
+
+def test_every_notebook_has_the_cell():
+    "After a change of it: python scripts/colab.py"
+    for path in modules.notebooks():
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        folder = path.parent.relative_to(NBS.parent).as_posix()
+        cell = colab.install_cell(modules.settings(), folder)
+        assert colab.with_cell(notebook, cell) == notebook, path.name
+
+
+def test_the_install_cell_runs_on_colab_alone(tmp_path, monkeypatch):
+    "Programs that write down how they are called take the place of git and pip."
+    (tmp_path / "bin").mkdir()
+    for name in ("git", "pip"):
+        program = tmp_path / "bin" / name
+        program.write_text(
+            f'#!/bin/sh\necho {name} "$@" >> "{tmp_path}/called"\n'
+            'if [ "$1" = clone ]; then mkdir -p "$6/nbs"; touch "$6/settings.ini"; fi\n'
+        )
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    cell = colab.install_cell(modules.settings())
+    run = lambda: InteractiveShell().run_cell(cell).raise_error()
+    run()
+    assert not (tmp_path / "called").exists() and Path.cwd() == tmp_path
+    monkeypatch.setitem(sys.modules, "google.colab", object())
+    run()
+    run()  # once more does nothing
+    assert (tmp_path / "called").read_text().splitlines() == [
+        f"git clone -q --depth 1 {modules.settings()['git_url']} et_nbdev",
+        "pip install -q ./et_nbdev[dev]",
+    ]
+    assert Path.cwd() == tmp_path / "et_nbdev" / "nbs"

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from et_nbdev.commands import all_devices
-from et_nbdev.vision.data import batches
 
 STEPS = 12
 PROGRAM = textwrap.dedent("""
@@ -168,12 +167,3 @@ def test_other_processes_are_those_that_were_launched(monkeypatch, variable, wai
     monkeypatch.setenv(variable, "4")
     assert all_devices().size == jax.device_count()
     assert found == [{"num_processes": None, "process_id": None}] * waits
-
-
-def test_the_parts_of_a_batch_are_the_batch():
-    pixels = np.arange(40 * 3, dtype=np.uint8).reshape(40, 1, 1, 3)
-    for s, whole in zip(range(7), batches(pixels, 8, seed=3)):
-        parts = [
-            next(batches(pixels, 8, seed=3, start=s, part=(i, 4))) for i in range(4)
-        ]
-        np.testing.assert_array_equal(np.concatenate(parts), whole)

@@ -3,16 +3,17 @@
 import dataclasses
 import json
 import re
-import runpy
 import shutil
 import subprocess
 from pathlib import Path
 
+import browser_models
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors
+from browser_graph import graph_arrays
 from flax import nnx
 from puzzle_rivals import Broken
 from sklearn.metrics import roc_auc_score
@@ -150,15 +151,14 @@ def test_a_shipped_model_is_the_librarys(name, tmp_path):
 
 def test_the_page_has_the_weights_that_ship_with_the_library():
     "After a change of these: python scripts/browser_models.py"
-    script = runpy.run_path(str(ROOT / "scripts/browser_models.py"))
-    for name, packed in script["PACKED"].items():
-        shipped = script["source"](name)
+    for name, packed in browser_models.PACKED.items():
+        shipped = browser_models.source(name)
         there = ROOT / f"nbs/play/{name}.safetensors"
         assert there.read_bytes() == packed(shipped.read_bytes())
     (sizes,) = re.findall(
         r"SIZES = \[(.*)\];", (ROOT / "nbs/play/puzzle.js").read_text()
     )
-    boards = [name for name in script["PACKED"] if name.startswith("sudoku")]
+    boards = [name for name in browser_models.PACKED if name.startswith("sudoku")]
     assert sorted(boards) == [f"sudoku-{n}" for n in sizes.split(", ")]
 
 
@@ -194,10 +194,6 @@ def compare_walk(model, graph, path: list, attentive: bool = True):
             assert relative(found, updates[name]) < 1e-4, name
 
 
-def graph_file():
-    return runpy.run_path(str(ROOT / "scripts/browser_graph.py"))["graph_arrays"]
-
-
 @pytest.mark.parametrize("learn_beta", [True, False])
 def test_a_graph_descends_as_in_the_library(learn_beta, tmp_path):
     c = AnomalyConfig(
@@ -218,7 +214,7 @@ def test_a_graph_descends_as_in_the_library(learn_beta, tmp_path):
     graph = Graph(a[chosen], b[chosen], levels, labels, name="few").symmetric()
     model = shaken(AnomalyEnergyTransformer(9, c, rngs=nnx.Rngs(0)))
     tree = {"params": nnx.to_pure_dict(nnx.state(model, nnx.Param))}
-    tree["graph"] = graph_file()(graph)
+    tree["graph"] = graph_arrays(graph)
     save_checkpoint(tmp_path / "g", tree, {"config": {"model": dataclasses.asdict(c)}})
     compare_walk(model, graph, in_node("walk.mjs", tmp_path / "g", 4, "true"))
     compare_walk(model, graph, in_node("walk.mjs", tmp_path / "g", 4, "false"), False)
@@ -239,7 +235,7 @@ def test_the_walk_is_the_librarys(detector):
     graph = load_graph("digits-knn")
     assert WALK.stat().st_size < 300_000
     with safetensors.safe_open(WALK, framework="numpy") as file:
-        for name, wanted in graph_file()(graph).items():
+        for name, wanted in graph_arrays(graph).items():
             np.testing.assert_array_equal(file.get_tensor(f"graph.{name}"), wanted)
     path = in_node("walk.mjs", WALK, 6, "true")
     compare_walk(detector, graph, path)
@@ -249,7 +245,7 @@ def test_the_walk_is_the_librarys(detector):
 
 
 def test_a_graph_model_it_cannot_run_is_refused(tmp_path, detector):
-    tree = {"graph": graph_file()(load_graph("digits-knn"))}
+    tree = {"graph": graph_arrays(load_graph("digits-knn"))}
     config = dataclasses.asdict(detector.config) | dict(num_heads=2)
     save_checkpoint(tmp_path / "g", tree, {"config": {"model": config}})
     with pytest.raises(AssertionError, match="expected one head"):

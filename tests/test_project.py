@@ -13,11 +13,12 @@ import subprocess
 import sys
 import typing
 import zipfile
-from configparser import ConfigParser
 from pathlib import Path
 
 import jax
+import model_cards
 import modules as pages
+import nbformat
 import numpy as np
 import public_names
 import pytest
@@ -30,8 +31,7 @@ import et_nbdev
 ROOT = Path(__file__).resolve().parent.parent
 LIB, NBS = ROOT / "et_nbdev", ROOT / "nbs"
 NOTEBOOKS = pages.notebooks()
-CONFIG = ConfigParser()
-CONFIG.read(ROOT / "settings.ini", encoding="utf-8")
+SETTINGS = pages.settings()
 
 
 def cells(path, kind=None):
@@ -54,17 +54,23 @@ def python(code, folder=ROOT, **more):
 # --- notebooks ---
 
 
-def test_modules_are_what_the_notebooks_export(tmp_path):
-    shutil.copy(ROOT / "settings.ini", tmp_path)
-    left = shutil.ignore_patterns(".ipynb_checkpoints", "images")
-    shutil.copytree(NBS, tmp_path / "nbs", ignore=left)
-    (tmp_path / LIB.name).mkdir()
-    # the only file here that is written by hand
-    shutil.copy(LIB / "__init__.py", tmp_path / LIB.name)
+def export(folder):
+    "What nbdev makes of the notebooks of a folder."
+    shutil.copy(ROOT / "settings.ini", folder)
+    (folder / LIB.name).mkdir()
+    # the only file there that is written by hand
+    shutil.copy(LIB / "__init__.py", folder / LIB.name)
     # nbdev exports nothing where it is set
     env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
-    code = "from nbdev.doclinks import nbdev_export as f; f.__wrapped__()"
-    python(code, tmp_path, env=env)
+    python(
+        "from nbdev.doclinks import nbdev_export as f; f.__wrapped__()", folder, env=env
+    )
+
+
+def test_modules_are_what_the_notebooks_export(tmp_path):
+    left = shutil.ignore_patterns(".ipynb_checkpoints", "images")
+    shutil.copytree(NBS, tmp_path / "nbs", ignore=left)
+    export(tmp_path)
     fresh, here = (
         {str(p.relative_to(lib)): p.read_text("utf-8") for p in lib.rglob("*.py")}
         for lib in (tmp_path / LIB.name, LIB)
@@ -131,12 +137,13 @@ def test_what_is_made_from_the_front_page_and_the_sidebar_is_up_to_date():
     assert {*listed} == {p.relative_to(NBS).as_posix() for p in engine}
 
 
-def test_readme_links_lead_somewhere():
-    text = (ROOT / "README.md").read_text("utf-8")
-    text = re.sub(r"(?s)```.*?```|`[^`\n]*`", "", text)
-    local = re.findall(r"(?:\]\(|src=\"|href=\")(?![a-z][a-z+.-]*:|#)([^)\s\"]+)", text)
-    assert len(local) > 20
-    assert [t for t in local if not (ROOT / t.partition("#")[0]).exists()] == []
+def test_links_of_the_front_page_and_for_contributors_lead_somewhere():
+    for name in ("README.md", "CONTRIBUTING.md"):
+        text = (ROOT / name).read_text("utf-8")
+        text = re.sub(r"(?s)```.*?```|`[^`\n]*`", "", text)
+        link = r"(?:\]\(|src=\"|href=\")(?![a-z][a-z+.-]*:|#)([^)\s\"]+)"
+        local = {target.partition("#")[0] for target in re.findall(link, text)}
+        assert local and [t for t in local if not (ROOT / t).exists()] == []
 
 
 def test_sidebar_lists_the_notebooks_in_order():
@@ -152,8 +159,7 @@ def test_sidebar_lists_the_notebooks_in_order():
     listed = list(leaves(site["website"]["sidebar"]["contents"]))
     # other pages are made as the site is
     listed = [name for name in listed if name.endswith(".ipynb")]
-    names = {p.relative_to(NBS).as_posix() for p in NOTEBOOKS}
-    assert {*listed} == names and len(listed) == len(names)
+    assert len(listed) == len(NOTEBOOKS)  # which are they is in test_site.py
     numbered = [name for name in listed if name[0].isdigit()]
     assert numbered == sorted(numbered) and listed[0] == "index.ipynb"
     engine = listed.index("engine_room.ipynb")  # above its chapters, after the lessons
@@ -162,7 +168,7 @@ def test_sidebar_lists_the_notebooks_in_order():
 
 
 def test_the_version_is_that_of_the_settings():
-    version = CONFIG["DEFAULT"]["version"]
+    version = SETTINGS["version"]
     assert et_nbdev.__version__ == version
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
 
@@ -258,15 +264,6 @@ def test_public_names_are_documented(path):
     assert silent == []
 
 
-def test_the_api_page_says_what_every_public_name_is():
-    for module in pages.modules():
-        for name, (node, comment) in module.public.items():
-            said = (
-                pages.first_line(node) if isinstance(node, pages.DEFINED) else comment
-            )
-            assert said, f"{module.name}.{name}: a docstring or a comment is missing"
-
-
 def test_public_names_are_few_have_a_home_and_change_on_purpose():
     homes = public_names.names()
     offered = {f"{getattr(et_nbdev, n).__module__}.{n}" for n in et_nbdev.__all__}
@@ -302,9 +299,9 @@ def test_the_wheel_holds_modules_weights_and_pages_and_nothing_else(tmp_path):
     # where the package is listed, a link into the repository has to name it
     at = re.findall(r"\]\(([^)#]+)", metadata.partition("\n\n")[2])
     assert at and all(link.startswith("https://") for link in at), at
-    for need in CONFIG["DEFAULT"]["requirements"].split():
+    for need in SETTINGS["requirements"].split():
         assert f"Requires-Dist: {need.partition('>')[0]}" in metadata
-    for script in CONFIG["DEFAULT"]["console_scripts"].split():
+    for script in SETTINGS["console_scripts"].split():
         assert script.replace("=", " = ") in scripts
 
 
@@ -437,3 +434,74 @@ def test_results_say_where_they_come_from():
         assert len(row["runs"]) in splits, path
         assert [run["seed"] for run in row["runs"]] == [*range(len(row["runs"]))]
         assert all(run["seconds"] > 0 for run in row["runs"]), path
+
+
+# --- CONTRIBUTING.md: its examples run as they stand; and the model cards
+
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+SECTIONS = {
+    part.partition("\n")[0]: part for part in re.split(r"^## ", GUIDE, flags=re.M)[1:]
+}
+
+
+def example(section):
+    return re.search(r"```python\n(.*?)```", SECTIONS[section], re.S)[1]
+
+
+@pytest.mark.parametrize(
+    "section", ["A term", "A norm", "A solver", "A data set", "A model"]
+)
+def test_an_example_runs(section, tmp_path, monkeypatch, compile_quickly):
+    monkeypatch.chdir(tmp_path)
+    code = example(section)
+    found = {}
+    exec(compile(code, section, "exec"), found)
+    if section == "A data set":
+        assert found["path"].num_nodes == 3
+    elif section == "A model":
+        assert (tmp_path / "parity/metrics.jsonl").exists()
+    else:
+        assert (
+            found["path"].energies.total[-1].max() < found["path"].energies.total.max()
+        )
+    body = [line for line in code.splitlines() if line and "import" not in line]
+    assert len(body) <= (12 if section != "A model" else 17)
+
+
+def test_the_front_pages_code_prints_what_stands_below_it():
+    "Numbers with a point to within one, all else as it is."
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    pairs = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.S)
+    code, said = map("".join, zip(*pairs, strict=True))
+    for found, kept in zip(python(code).split(), said.split(), strict=True):
+        if "." in kept:
+            assert float(found) == pytest.approx(float(kept), abs=1)
+        else:
+            assert found == kept
+
+
+def test_the_chapter_becomes_a_module(tmp_path):
+    (tmp_path / "nbs").mkdir()
+    parts = example("How a chapter becomes a module").split("# %%\n")[1:]
+    cells = [nbformat.v4.new_code_cell(part.rstrip()) for part in parts]
+    chapter = nbformat.v4.new_notebook(cells=cells)
+    nbformat.write(chapter, tmp_path / "nbs/33_spring.ipynb")
+    export(tmp_path)
+    found = {}
+    exec((tmp_path / "et_nbdev/spring.py").read_text(), found)
+    assert found["__all__"] == ["spring"]
+    exec(parts[-1], found)
+
+
+def test_the_guide_is_one_page_and_names_scripts_that_exist():
+    named = re.findall(r"\b(?:scripts|experiments|benchmarks)/\w+\.py\b", GUIDE)
+    assert named and all((ROOT / name).is_file() for name in named)
+    assert len(GUIDE.split()) < 1500
+
+
+def test_the_model_cards_are_those_of_the_weights():
+    "After a change of weights or results: python scripts/model_cards.py"
+    text = (ROOT / "results/model_cards.md").read_text(encoding="utf-8")
+    assert text == f"# Model cards\n\n{model_cards.cards()}"
+    for path in (ROOT / "et_nbdev").rglob("*.safetensors"):
+        assert f'`from_pretrained("{path.stem}")`' in text

@@ -3,7 +3,6 @@ that fill boards in, files, and what a notebook shows.
 """
 
 import re
-from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -111,14 +110,6 @@ def test_puzzles_have_one_solution_and_as_many_givens_as_asked(n):
         puzzles(n, 1, givens=(5, 4))
 
 
-def test_search_finds_every_solution_and_none_where_there_is_none():
-    rows = [p for p in product(range(1, 5), repeat=4) if len({*p}) == 4]
-    every = [b for b in product(rows, repeat=4) if {*b[0][:2]}.isdisjoint(b[1][:2])]
-    count = is_solved(np.array(every)).sum()
-    assert count == len({bytes(b) for b in solutions(np.zeros((4, 4), int))}) == 288
-    assert not is_unique(as_boards("12.. .... ..3. ..4."))
-
-
 # --- the model
 
 
@@ -201,15 +192,6 @@ def test_of_several_starts_the_lowest_is_kept(model):
     assert found.boards.shape == (1, 3, 4, 4) and found.solved.shape == (1, 3)
 
 
-def test_a_board_without_a_solution_is_not_called_solved(model):
-    found = solve(model, "12.. .... ..3. ..4.", starts=4)
-    assert not found.solved and found.solved.shape == ()
-    with pytest.raises(ValueError, match="plays 4 × 4, got 6 × 6"):
-        solve(model, np.zeros((6, 6), int))
-    with pytest.raises(ValueError, match="starts"):
-        solve(model, FULL, starts=0)
-
-
 # --- files
 
 
@@ -271,6 +253,10 @@ def test_what_is_no_board_is_refused_in_words(model):
         puzzles(5, 1)
     with pytest.raises(ValueError, match="boards: expected at least one"):
         solve(model, np.zeros((0, 4, 4), int))
+    with pytest.raises(ValueError, match="plays 4 × 4, got 6 × 6"):
+        solve(model, np.zeros((6, 6), int))
+    with pytest.raises(ValueError, match="starts"):
+        solve(model, FULL, starts=0)
     with pytest.raises(ValueError, match="board: expected one, got shape"):
         plot_descent(model, np.zeros((2, 4, 4), int))
     assert not list(solutions(np.array([[1, 2, 3, 4]] * 4)))

@@ -23,7 +23,7 @@ from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyTraining, SampleConfig
 from et_nbdev.graph.classify import ClassifyConfig, ClassifyTraining
 from et_nbdev.graph.crossval import FitConfig
 from et_nbdev.graph.energy import EdgeIndex
-from et_nbdev.hopfield import learn, recall, retrieve, sample
+from et_nbdev.hopfield import hopfield_energy, learn, recall, retrieve, sample, sweep
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
 from et_nbdev.solvers import (
@@ -36,6 +36,14 @@ from et_nbdev.solvers import (
     solve,
 )
 from et_nbdev.training import OptimConfig
+from et_nbdev.vision.data import (
+    batches,
+    load_images,
+    normalize,
+    occlude,
+    patchify,
+    unpatchify,
+)
 from et_nbdev.vision.model import ImageConfig, image_model
 from et_nbdev.vision.train import TrainConfig
 
@@ -43,7 +51,10 @@ pytestmark = pytest.mark.usefixtures("compile_quickly")
 NAN, INF = float("nan"), float("inf")
 RNGS, KEY = dict(rngs=nnx.Rngs(0)), jax.random.key(0)
 BLOCK, X = EnergyTransformer(4, 2, 3, 5, **RNGS), jnp.ones((2, 3, 4))
-STATES, XI = jnp.ones((3, 4)), jnp.ones((2, 4))
+NORMALIZED = EnergyAttention(4, 2, 3, normalize=True, self_attention=True, **RNGS)
+HALF, STATES, XI = jnp.ones((3, 4), jnp.bfloat16), jnp.ones((3, 4)), jnp.ones((2, 4))
+FLOATS, PATCHES = np.zeros((2, 8, 8, 3)), np.zeros((2, 16, 12))
+BYTES = FLOATS.astype(np.uint8)
 PICTURES = ImageConfig(image_size=8, patch_size=4)
 
 
@@ -56,6 +67,18 @@ def images(**changes):
 STEP = dict(step_size=(0.0, -1.0, NAN, INF))
 MEMORY = partial(HopfieldMemory, dim=4, num_memories=5, **RNGS)
 SEEDS = (-1, 2**32)
+TOKENS = (
+    jnp.ones(4), jnp.ones((3, 5)), jnp.ones((2, 0, 4)), jnp.ones((3, 4), int),
+    jnp.ones((3, 4), jnp.complex64), [[1.0, 2.0, 3.0, 4.0]],
+)  # fmt: skip
+pairs = lambda *shapes, kind=float: [jnp.ones(s, kind) for s in [(3,), (2, 3), *shapes]]
+# another batch, the batch axis last, an axis for heads; of two samples of three tokens
+PAIRS = dict(
+    mask=(*pairs((3, 3, 3), (3, 3, 2), (1, 2, 3, 3), (1, 1), kind=bool),
+          jnp.ones((3, 3)), jnp.ones((3, 3), int)),
+    bias=pairs((3, 3, 3), (3, 2, 3, 3), (2, 2, 2, 3, 3)),
+    weights=pairs(()),
+)  # fmt: skip
 # who is asked: what is wrong, a name and its values
 WRONG = [
     (partial(EnergyLayerNorm, dim=4), dict(dim=(1, -3, 4.0, True))),
@@ -76,6 +99,10 @@ WRONG = [
     (partial(EdgeIndex, [0], [1], num_nodes=2), dict(
         num_nodes=(0, 2.5), backend=("numba",), capacity=(0,),
     )),
+    *((norm, dict(x=TOKENS)) for norm in (BLOCK.norm.__call__, BLOCK.norm.lagrangian)),
+    *((call, dict(g=TOKENS)) for call in (BLOCK.energies, BLOCK.update)),
+    *((partial(call, X), PAIRS) for term in (BLOCK, BLOCK.attention, NORMALIZED)
+      for call in (term.energy, term.update)),
     # descents
     (Euler, dict(step_size=(*STEP["step_size"], True, "x"))),
     (Schedule, dict(step_sizes=([0.0], [1.0, -1.0], [NAN], []))),
@@ -95,6 +122,18 @@ WRONG = [
         evaluations=(0, 2.5, True), tolerance=(0.0, -1.0, NAN, INF, True),
     )),
     (partial(equilibrium, BLOCK, X), dict(cg_steps=(0,), evaluations=(0,))),
+    (partial(solve, BLOCK, X, Flow()), dict(evaluations=(1, 2))),
+    *((partial(run, BLOCK), dict(x=(HALF,))) for run in (solve, equilibrium)),
+    *((partial(descend, BLOCK, solver=kind(KEY)), dict(x=(HALF,)))
+      for kind in (Noisy, Langevin)),
+    (lambda temperature: descend(BLOCK, X, solver=Langevin(KEY, 0.01, temperature)), dict(
+        temperature=([1.0] * 3,),
+    )),
+    (partial(sweep, xi=XI, energy=lambda a: -(a**2).sum(-1)), dict(x=(jnp.ones(3),))),
+    (partial(retrieve, xi=jnp.ones((2, 5))), dict(x=(STATES,))),
+    (partial(retrieve, STATES), dict(xi=(jnp.ones((0, 4)),))),
+    (partial(hopfield_energy, STATES, XI), dict(beta=(INF,))),
+    (partial(sample, KEY, XI, 3), dict(beta=(-1.0,))),
     (partial(recall, STATES, XI, lambda a: -(a**2).sum(-1)), dict(most=(0,))),
     (partial(retrieve, STATES, XI), dict(
         beta=(0.0, [1.0, 2.0]), steps=(-1,), step_size=(-1.0,),
@@ -104,6 +143,27 @@ WRONG = [
     (ExplorerSettings, dict(
         alpha=(0.0, "a"), beta=(INF,), steps=(2.5,), solver=("Newton",),
     )),
+    # pictures
+    (partial(patchify, FLOATS), dict(patch_size=(3, 2.0))),
+    (partial(patchify, patch_size=2), dict(images=(FLOATS[:, :6], FLOATS[0, 0]))),
+    (partial(unpatchify, image_size=8, patch_size=2), dict(
+        patches=(PATCHES[:, 1:], PATCHES[..., 1:]),
+    )),
+    (partial(unpatchify, PATCHES, patch_size=2), dict(image_size=(0,))),
+    (partial(normalize, mean=0.5, std=0.5), dict(
+        images=(FLOATS + NAN, FLOATS + 255, FLOATS.astype(int)),
+    )),
+    (partial(normalize, BYTES, std=0.5), dict(mean=([0.1, 0.2], NAN))),
+    (partial(normalize, BYTES, 0.5), dict(std=([0.1, 0, 0.1],))),
+    (partial(occlude, KEY, batch_size=4, num_tokens=16, num_occluded=4), dict(
+        num_occluded=(17, -1), batch_size=(0,), num_tokens=(0,), open_fraction=(1.5,),
+    )),
+    (partial(batches, np.arange(10), batch_size=2, seed=0), dict(
+        batch_size=(11, 0), seed=(-1,), start=(-1,), epochs=(0,),
+        part=((0, 3), (2, 2), (0, 0)),
+    )),
+    (partial(load_images, "digits"), dict(split=("valid",), size=(0,))),
+    (load_images, dict(name=("",))),
     # configurations
     (OptimConfig, dict(
         steps=(0, 1.5), warmup=(-1, 1000), lr=(-1.0, NAN, INF), lr_floor=(1.0, -1e-9),
@@ -143,9 +203,11 @@ SAYS = {
     "activation='ReLU'": "'relu'.*'power'.*'softmax'",
     "activation='power'": "signs.*'relu'.*'gelu'",
     "beta='warm'": "positive, finite numbers",
+    "batch_size=11": "at most 10",
     "factor=[1.0]": "a number",
     "mean=(128.0,)": r"numbers .* in \[0, 1\]",
     "mean=0.5": r"numbers of shape \(1,\) or ",
+    "num_occluded=17": "at most num_tokens = 16",
     "patch_size=3": "a divisor of image_size = 8",
     "power=1.9": r"\[2, inf\)",
     "recipe='soup'": "plain or ",
@@ -165,6 +227,7 @@ def test_what_cannot_be_is_named(make, name, values):
         said = str(e.value)
         assert re.match(rf"{name}\b", said), said
         assert re.search(SAYS.get(f"{name}={value!r}", ""), said), said
-        arrays = isinstance(value, (np.ndarray, list, tuple, nnx.Variable))
+        kinds = jax.Array, np.ndarray, list, tuple, nnx.Variable
+        arrays = isinstance(value, kinds)
         share = name == "warmup" and value == 1  # of the steps, which are told
         assert arrays or share or f"{value}" in said or f"{value!r}" in said, said

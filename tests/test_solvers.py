@@ -111,19 +111,6 @@ def test_what_is_not_a_number_has_not_settled_and_leaves_others_alone(x64, metho
     assert not huge.settled.any() and np.isnan(huge.residual).all()
 
 
-@pytest.mark.parametrize("evaluations", [1, 10])
-@each_method
-def test_the_budget_is_kept(x64, method, evaluations):
-    run = lambda: solve(block_of(), tokens(2, 5, 6), method, evaluations=evaluations)
-    if evaluations < (cost := cost_of(method)):
-        with pytest.raises(ValueError, match="^evaluations: .*at least 3, got 1"):
-            run()
-        return
-    found = run()
-    assert (found.evaluations == evaluations // cost * cost).all()
-    assert found.energies.total.shape == (evaluations, 2)
-
-
 class Counted(EnergyTransformer):
     "Counts, while it runs, how often its gradient is computed."
 
@@ -145,29 +132,12 @@ def test_evaluations_are_counted_as_they_are_made(x64, monkeypatch, method, tole
     # from outside: a block's sum is not overridden
     monkeypatch.setattr(Counted, "energies_and_update", counted, raising=False)
     jax.clear_caches()
-    options = dict(evaluations=50, tolerance=tolerance)
+    most = 50 if tolerance else 13
+    options = dict(evaluations=most, tolerance=tolerance)
     found = solve(block_of(kind=Counted), tokens(5, 6), method, **options)
     jax.effects_barrier()
-    assert 10 < len(calls) == found.evaluations <= 50
-
-
-@each_guarded
-def test_where_it_settles_nothing_turns_any_more(x64, method):
-    block, x = block_of(), tokens(3, 5, 6)
-    # about what the last digit of an energy can tell
-    found = solve(block, x, method, evaluations=2000, tolerance=3e-8)
-    assert found.settled.all()
-    after = block.norm(descend(block, found.x, 1, 1e6)[0])
-    assert_close(after, block.norm(found.x), atol=1e-5)
-    long = descend(block, x, 4000, 0.1)[1].energies.total[-1]
-    assert (found.energies.total[-1] <= long + 1e-9 * abs(long)).all()
-
-
-def test_anderson_beats_growing_steps_and_these_equal_ones(x64):
-    block, x, run = block_of(), tokens(8, 5, 6), dict(evaluations=600, tolerance=1e-5)
-    methods = Anderson(), Backtracking(), Backtracking(grow=1.0)
-    needed = [np.median(solve(block, x, m, **run).evaluations) for m in methods]
-    assert needed[0] < needed[1] < needed[2] / 2
+    assert 10 < len(calls) == found.evaluations <= most
+    assert tolerance or found.evaluations == most - most % cost_of(method)
 
 
 # --- certificates ---
@@ -247,28 +217,6 @@ def test_a_first_step_that_is_far_off_is_mended(x64, method, step_size):
     block, x = opposed(block_of(scale=1.0)), tokens(5, 6)
     found = solve(block, x, type(method)(step_size), evaluations=999, tolerance=1e-4)
     assert found.settled and jnp.isfinite(found.x).all()
-
-
-class Uphill(nnx.Module):
-    "A norm with γ < 0, as in an implementation that lets γ go anywhere."
-
-    def __init__(self, norm):
-        self.norm, self.dim = norm, norm.dim
-
-    def __call__(self, x):
-        return 2 * self.norm.delta[...][None] - self.norm(x)
-
-    def turning(self, x, u):
-        return self.norm.turning(x, u)
-
-
-@each_guarded
-def test_with_a_negative_gamma_every_step_is_rejected(x64, method):
-    block, x = block_of(), tokens(5, 6)
-    block.norm = Uphill(block.norm)
-    found = solve(block, x, method, evaluations=50)
-    np.testing.assert_array_equal(found.x, x)
-    assert found.evaluations == found.rejected + 1 > 1 and found.certificate.rise == 0
 
 
 # --- the steps of each ---
@@ -379,23 +327,30 @@ X = np.ones((2, 4, 6), np.float32)
 
 
 @pytest.mark.parametrize(
-    "x, solver, options, error, match",
+    "x, options, error, match",
     [
-        *[(X, m, {}, TypeError, "^solver: ") for m in ("anderson", Anderson, 0.1)],
-        *[
-            (X, kind(np.ones(3)), {}, ValueError, r"^step_size: .*\(3,\)")
-            for kind in (Euler, Anderson)
-        ],
-        (X[..., :5], Euler(), {}, ValueError, "^x: .*D = 6"),
-        (X.astype(np.int32), Euler(), {}, TypeError, "^x: "),
-        (jnp.ones((4, 6), jnp.bfloat16), Euler(), {}, TypeError, "^x: .*bfloat16"),
-        (X, Euler(), dict(mask=np.ones((4, 4), np.float32)), TypeError, "^mask: "),
+        *((X, dict(solver=m), TypeError, "^solver: ") for m in ("anderson", Anderson, 0.1)),
+        *((X, dict(solver=kind(np.ones(3))), ValueError, r"^step_size: .*\(3,\)")
+          for kind in (Euler, Anderson)),
+        (X[0, 0], {}, ValueError, r"^x: .*got \(6,\)"),
+        (X[..., :5], {}, ValueError, r"^x: .*D = 6.*got \(2, 4, 5\)"),
+        (X.astype(np.int32), {}, TypeError, "^x: "),
+        (X, dict(mask=np.ones((4, 4), np.float32)), TypeError, "^mask: "),
+        (X, dict(mask=np.ones((4, 5), bool)), ValueError, r"^mask: .*got \(4, 5\)"),
+        (X, dict(maks=1), TypeError, "^maks: no term"),
     ],
-)
-def test_bad_input_is_refused_by_name(x, solver, options, error, match):
+)  # fmt: skip
+@pytest.mark.parametrize("run", [descend, solve])
+def test_bad_input_is_refused_by_name(run, x, options, error, match):
     block = EnergyTransformer(6, 2, 3, 8, rngs=nnx.Rngs(0))
     with pytest.raises(error, match=match):
-        solve(block, jnp.asarray(x), solver, **options)
+        run(block, jnp.asarray(x), **options)
+
+
+def test_a_solver_has_a_step_size_of_its_own():
+    block = EnergyTransformer(6, 2, 3, 8, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="^step_size: .*its own"):
+        descend(block, X, step_size=0.2, solver=Euler(0.2))
 
 
 def test_a_block_that_computes_in_less_than_the_tokens_is_refused(x64):
