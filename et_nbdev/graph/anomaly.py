@@ -263,11 +263,8 @@ class AnomalyTraining:
     def __post_init__(self):
         check_kinds(self)
         check_sizes(every=self.every)
-        if not 0 < self.train_fraction < 1:
-            got = self.train_fraction
-            raise ValueError(f"train_fraction: expected 0 < … < 1, got {got}")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed: expected 0 ≤ seed < 2³², got {self.seed}")
+        check_numbers("(0, 1)", train_fraction=self.train_fraction)
+        check_numbers(f"[0, {2**32 - 1}]", seed=self.seed)
 
 # %% ../../nbs/engine/nodes.ipynb #40about0
 def checked_split(graph: Graph, parts: Split) -> Split:
