@@ -22,7 +22,8 @@ from et_nbdev.graph.classify import (
     load_classifier,
     train_classifier,
 )
-from et_nbdev.graph.crossval import Fold, Scores, deal, graph_loss, parts
+from et_nbdev.graph.crossval import Scores, deal, graph_loss, parts
+from et_nbdev.graph.data import Split
 from et_nbdev.graph.energy import EdgeAttention
 from et_nbdev.graph.sets import (
     EdgeBatch,
@@ -328,9 +329,9 @@ def test_the_script_trains_reports_and_resumes(tmp_path, capsys):
 
 
 def test_bad_input_is_named():
-    zeros = Fold(*(np.flatnonzero(RINGS.labels == c)[:4] for c in (0, 1, 1)))
+    zeros = Split(*(np.flatnonzero(RINGS.labels == c)[:4] for c in (0, 1, 1)))
     unknown = replace(RINGS, labels=np.where(np.arange(60) == 3, -1, RINGS.labels))
-    some = Fold(*np.split(np.arange(20), [10, 15]))
+    some = Split(*np.split(np.arange(20), [10, 15]))
     for given, fold, says in ((RINGS, zeros, "one class"), (unknown, some, "no label")):
         with pytest.raises(ValueError, match=says):
             train_classifier(QUICK, given, fold, progress=False)

@@ -33,7 +33,6 @@ from ..dynamics import Euler, descend
 from ..equilibria import Noisy
 from et_nbdev.graph.crossval import (
     FitConfig,
-    Fold,
     Scores,
     deal,
     graph_loss,
@@ -41,7 +40,7 @@ from et_nbdev.graph.crossval import (
     predict_logits,
     score,
 )
-from .data import ids_digest
+from .data import Split, ids_digest
 from .energy import EdgeAttention, EdgeTransformer
 from et_nbdev.graph.sets import (
     POSITIONS,
@@ -456,7 +455,7 @@ class _Classified(NamedTuple):
 def train_classifier(
     config: ClassifyTraining,
     graphs: GraphSet,
-    fold: Fold,
+    fold: Split,
     folder: Path | str | None = None,
     *,
     progress: bool = True,
@@ -470,7 +469,7 @@ def train_classifier(
     ValueError if labels are unknown, or if those in training are all of one class, and
     what `load_graphs` and `fit` raise.
     """
-    train, validation, test = fold = Fold(*map(np.asarray, fold))
+    train, validation, test = fold = Split(*map(np.asarray, fold))
     if (graphs.labels[np.concatenate(fold)] < 0).any():
         raise ValueError("graphs: some of the graphs have no label")
     if len(np.unique(graphs.labels[train])) < 2:

@@ -27,6 +27,7 @@ from scipy.special import log_softmax
 from tqdm import tqdm
 
 from ..checks import check_kinds, check_sizes
+from .data import Split
 from et_nbdev.graph.sets import (
     POSITIONS,
     EdgeBatch,
@@ -36,7 +37,6 @@ from et_nbdev.graph.sets import (
 )
 from et_nbdev.training import (
     OptimConfig,
-    Run,
     TrainState,
     at_home,
     atomic_write,
@@ -46,18 +46,9 @@ from et_nbdev.training import (
     learning_rate,
     option,
     provenance,
-    train_loop,
 )
 
 # %% ../../nbs/engine/cross_validation.ipynb #febcb84d
-class Fold(NamedTuple):
-    "Ids of graphs, ascending, in three parts that share none."
-
-    train: Int[np.ndarray, "train"]
-    validation: Int[np.ndarray, "validation"]
-    test: Int[np.ndarray, "test"]
-
-
 def deal(
     labels: Int[np.ndarray, "G"], k: int = 10, seed: int = 0
 ) -> Int[np.ndarray, "G"]:
@@ -78,12 +69,12 @@ def deal(
     return fold
 
 
-def parts(fold: Int[np.ndarray, "G"], f: int) -> Fold:
+def parts(fold: Int[np.ndarray, "G"], f: int) -> Split:
     """Outer fold f: its graphs are the test, those of the next fold the validation
     part, all others are for training.
     """
     test, validation = fold == f, fold == (f + 1) % (fold.max() + 1)
-    return Fold(*map(np.flatnonzero, (~test & ~validation, validation, test)))
+    return Split(*map(np.flatnonzero, (~test & ~validation, validation, test)))
 
 # %% ../../nbs/engine/cross_validation.ipynb #3af46dd5
 @explained
@@ -209,34 +200,27 @@ def fit_classifier(
     optim = config.optim(per_epoch)
     rates = np.asarray(learning_rate(optim)(np.arange(optim.steps) + 0.5), np.float32)
     moments = clipped_adamw(0.0, 0.0, 0.0).init(params)
-    start = TrainState(params, moments, jnp.zeros((), jnp.int32), rest)
+    state = TrainState(params, moments, jnp.zeros((), jnp.int32), rest)
     numbers = dict(weight_decay=config.weight_decay, clip=config.clip)
     numbers = jax.tree.map(jnp.float32, numbers | dict(share=1 / config.batch_size))
     step = partial(programs(graphdef)[0], numbers=numbers, key=jax.random.key(seed))
     whole = lambda state: nnx.merge(graphdef, state.params, state.rest)
-    losses, history, best = [], [], (start, 0)
-
-    def after(run: Run):
-        nonlocal best
-        losses.append(run.metrics["loss"])
-        if run.step % per_epoch:
-            return
+    history, best = [], (state, 0)
+    for epoch, own_rates in enumerate(rates.reshape(-1, per_epoch), 1):
+        losses = []
+        for part, rate in zip(supply.plan(train, seed, epoch), own_rates):
+            state, found = step(state, (supply.load(part), rate))
+            losses.append(found["loss"])
         loss = float(np.sum(losses)) * config.batch_size / len(train)
-        losses.clear()
-        logits = predict_logits(whole(run.state), supply, validation)
+        logits = predict_logits(whole(state), supply, validation)
         accuracy, own = score(logits, supply.graphs.labels[validation])
-        row = dict(epoch=run.step // per_epoch, loss=loss)
+        row = dict(epoch=epoch, loss=loss)
         row |= dict(validation_accuracy=accuracy, validation_loss=own)
         if not np.isfinite([loss, own]).all():
-            run.stop = True
-            return
+            break
         if not best[1] or _mark(row) > _mark(history[best[1] - 1]):
-            best = run.state, row["epoch"]
+            best = state, epoch
         history.append(row)
-
-    # epochs count from 1
-    batches = lambda start: zip(supply.stream(train, seed, per_epoch + start), rates)
-    train_loop(Run(start, optim.steps), step, batches, [after])
     return Fitted(whole(best[0]), history, best[1])
 
 # %% ../../nbs/engine/cross_validation.ipynb #d28acaa9
@@ -253,7 +237,7 @@ def seed_of(*parts) -> int:
     return int.from_bytes(digest[:4], "little") >> 1
 
 
-def _tested(fitted: Fitted, supply, graphs: GraphSet, part: Fold) -> dict:
+def _tested(fitted: Fitted, supply, graphs: GraphSet, part: Split) -> dict:
     "Scores on the test part; only here its true labels are looked at."
     classes = predict_logits(fitted.model, supply, part.test).argmax(1)
     truth, most = graphs.labels[part.test], np.bincount(graphs.labels[part.train])
@@ -270,7 +254,7 @@ def _tested(fitted: Fitted, supply, graphs: GraphSet, part: Fold) -> dict:
 def _one_fold(
     make_model: Callable,
     graphs: GraphSet,
-    part: Fold,
+    part: Split,
     candidates: list[Candidate],
     positions: Float[np.ndarray, "N k"],
     seed: int,

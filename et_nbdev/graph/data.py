@@ -1062,7 +1062,7 @@ def load_graph(
 
 # %% ../../nbs/engine/graph_readers.ipynb #5e644fc3
 class Split(NamedTuple):
-    "Node ids, ascending; together all labeled nodes."
+    "Ids of nodes, or of graphs, ascending; no two parts share one."
 
     train: Int[np.ndarray, "train"]  # to learn from
     validation: Int[np.ndarray, "validation"]  # to choose weights and threshold by

@@ -23,7 +23,8 @@ from et_nbdev.graph.classify import (
     sizes_of,
     train_classifier,
 )
-from .crossval import Fold, deal, predict_logits
+from .crossval import deal, predict_logits
+from .data import Split
 from et_nbdev.graph.sets import (
     POSITIONS,
     Columns,
@@ -82,7 +83,7 @@ class GraphSetClassifier(ClassifierMixin, BaseEstimator):
         config = replace(self.config or ClassifyTraining(), data=graphs.name)
         held_out = deal(known.labels) == config.fold
         train, validation = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-        split = Fold(train, validation, test=np.zeros(0, int))
+        split = Split(train, validation, test=np.zeros(0, int))
         run = train_classifier(config, known, split, folder, progress=progress)
         encoding = learn_encoding(known, train)
         about = {"name": graphs.name, "graphs": len(known), "digest": graphs.digest}
