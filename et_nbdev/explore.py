@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, UInt8
 
 from .attention import EnergyAttention
 from .block import Block
-from .checks import check_positive, check_sizes
+from .checks import check_positive, check_sizes, expect
 from .dynamics import Euler
 from .energy import Energies, Scaled
 from .graph.anomaly import AnomalyEnergyTransformer
@@ -34,7 +34,6 @@ from .graph.nodes import Scaling
 from .solvers import Anderson, Backtracking, solve
 from et_nbdev.vision.data import (
     denormalize,
-    expect,
     normalize,
     patchify,
     photographs,

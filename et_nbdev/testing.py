@@ -17,6 +17,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from .attention import EnergyAttention
 from .block import Block
+from .checks import expect
 from .energy import Energy
 from .memory import HopfieldMemory
 
@@ -88,10 +89,8 @@ def assert_gradient(
         total = lambda x: jnp.sum(energy(x))
         automatic = jax.grad(total)(x)
         claim = jnp.asarray(automatic if gradient is None else gradient)
-        if claim.dtype != np.float64:
-            raise TypeError(
-                f"gradient: expected float64 (use `with float64():`), got {claim.dtype}"
-            )
+        wanted, kind = "float64 (use `with float64():`)", claim.dtype
+        expect("gradient", kind == np.float64, wanted, kind, TypeError)
         assert_close(claim, automatic, rtol=rtol)
         directions = jnp.eye(x.size, dtype=x.dtype).reshape(x.size, *x.shape)
         slope = lambda v: (total(x + 1e-5 * v) - total(x - 1e-5 * v)) / 2e-5
@@ -110,10 +109,8 @@ def assert_descends(
     ValueError if there is nothing to compare.
     """
     e = np.asarray(energies, dtype=np.float64)
-    if e.ndim == 0 or len(e) < 2 or e.size == 0:
-        raise ValueError(
-            f"energies: expected (T+1, ...) with T ≥ 1, got shape {e.shape}"
-        )
+    several = e.ndim and len(e) > 1 and e.size
+    expect("energies", several, "(T+1, ...) with T ≥ 1", f"shape {e.shape}")
     assert np.isfinite(e).all(), "energies: not all finite"
     rise = np.diff(e, axis=0)
     excess = rise - rtol * np.abs(e).max(0)  # each sample in its own units
