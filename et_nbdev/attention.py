@@ -18,13 +18,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from et_nbdev.checks import (
-    at_least_float32,
-    check_numbers,
-    check_sizes,
-    expect,
-    signed,
-)
+from .checks import at_least_float32, check_numbers, check_sizes, expect, signed
 from .energy import Energy
 
 # %% ../nbs/04_attention.ipynb #0fe4d5bd

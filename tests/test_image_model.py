@@ -329,12 +329,10 @@ def test_learned_steps_are_taken_everywhere(rich, tmp_path):
 
 
 def test_the_explorer_takes_the_learned_steps(rich):
-    from et_nbdev.explore import ExplorerSettings, descend_picture
+    from et_nbdev.explore import descend_picture
 
     look = lambda alpha: (
-        descend_picture(
-            rich, PICTURES[0], HIDDEN[0], ExplorerSettings(steps=3, alpha=alpha)
-        ).completed
+        descend_picture(rich, PICTURES[0], HIDDEN[0], steps=3, alpha=alpha).completed
     )
     path = lambda: complete(rich, PICTURES[:1], HIDDEN[:1], path=True).path[:, 0]
     close(look(0.4), path(), atol=1e-5)
