@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from .checks import at_least_float32, check_numbers, check_sizes, signed
+from .checks import at_least_float32, check_numbers, check_sizes, expect, signed
 from .energy import Energy
 
 # %% ../nbs/04_attention.ipynb #0fe4d5bd
@@ -65,10 +65,8 @@ class EnergyAttention(Energy):
     ):
         check_sizes(dim=dim, num_heads=num_heads, head_dim=head_dim)
         check_sizes(0, repelling=repelling)
-        if repelling > num_heads:
-            raise ValueError(
-                f"repelling: expected at most {num_heads}, all heads, got {repelling}"
-            )
+        few = repelling <= num_heads
+        expect("repelling", few, f"at most {num_heads}, all heads", repelling)
         learned = isinstance(beta, nnx.Variable)
         beta = beta.get_value() if learned else head_dim**-0.5 if beta is None else beta
         check_numbers("(0, inf)", (), (num_heads,), beta=beta)
@@ -226,11 +224,9 @@ def pairs(name: str, a, like: Array) -> Array:
     own, want = np.shape(a), like.shape
     sizes = zip(own[::-1], want[::-1])
     fits = own[-2:] == want[-2:] and all(n in (1, to) for n, to in sizes)
-    if len(own) > len(want) or not fits:
-        raise ValueError(
-            f"{name}: expected a shape that broadcasts to {want}, the last two axes"
-            f" queries and keys, got {own}"
-        )
+    fits = fits and len(own) <= len(want)
+    wanted = f"a shape that broadcasts to {want}, the last two axes queries and keys"
+    expect(name, fits, wanted, own)
     return over(a, like)
 
 # %% ../nbs/engine/scores.ipynb #fc55ecb1
@@ -241,10 +237,9 @@ def seen(mask, scores: Float[Array, "... H N N"], self_attention: bool) -> Array
     found = over(self_attention | ~jnp.eye(scores.shape[-1], dtype=bool), scores == 0)
     if mask is None:
         return found
-    if (mask := jnp.asarray(mask)).dtype != bool:
-        raise TypeError(
-            f"mask: expected booleans, True where a query sees a key, got {mask.dtype}"
-        )
+    wanted = "booleans, True where a query sees a key"
+    mask = jnp.asarray(mask)
+    expect("mask", mask.dtype == bool, wanted, mask.dtype, TypeError)
     return found & pairs("mask", mask, found[..., 0, :, :])[..., None, :, :]
 
 # %% ../nbs/engine/scores.ipynb #b66f90b1
@@ -268,8 +263,8 @@ class RelativePositions(nnx.Module):
         param_dtype=jnp.float32,
     ):
         check_sizes(side=side, num_heads=num_heads)
-        if start not in ("zero", "distance"):
-            raise ValueError(f"start: expected 'zero' or 'distance', got {start!r}")
+        known = start in ("zero", "distance")
+        expect("start", known, "'zero' or 'distance'", repr(start))
         self.side = side
         distance = np.hypot(*np.mgrid[1 - side : side, 1 - side : side])
         slope = 2.0 ** (np.arange(num_heads) % 4 - 2) * (start == "distance")

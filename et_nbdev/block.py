@@ -19,7 +19,7 @@ from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 from jaxtyping import Array, Float
 
 from .attention import EnergyAttention
-from .checks import at_least_float32, check_tokens, signed
+from .checks import at_least_float32, check_tokens, expect, signed
 from .energy import Energies, Energy
 from .memory import HopfieldMemory
 from .norm import EnergyLayerNorm
@@ -79,9 +79,8 @@ class Block(nnx.Module):
             raise ValueError("terms: expected at least one, as a keyword argument")
         self.norm, self.names = norm, tuple(terms)
         for name, term in terms.items():
-            if not isinstance(term, Energy):
-                kind = type(term).__name__
-                raise TypeError(f"{name}: expected an Energy, got {kind}")
+            fits, kind = isinstance(term, Energy), type(term).__name__
+            expect(name, fits, "an Energy", kind, TypeError)
             if name in ("norm", "names", "total") or hasattr(Block, name):
                 raise ValueError(f"{name}: the name is taken; give the term another")
             setattr(self, name, term)
@@ -113,12 +112,9 @@ class Block(nnx.Module):
         for name, term in self.terms.items():
             with _in_our_words(name):
                 energy = term.energy(g, **term.taken(context))
-            if jnp.shape(energy) != g.shape[:-2]:
-                raise ValueError(
-                    f"{name}: expected one energy per sample {g.shape[:-2]} (of"
-                    f" token_energy, one per token {g.shape[:-1]}), got"
-                    f" {jnp.shape(energy)}"
-                )
+            own, each = jnp.shape(energy), g.shape[:-2]
+            wanted = f"one energy per sample {each} (of token_energy, one per token"
+            expect(name, own == each, f"{wanted} {g.shape[:-1]})", own)
             energies[name] = jnp.asarray(energy, at_least_float32(energy.dtype))
         return energies
 

@@ -18,15 +18,20 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 # %% ../nbs/engine/scores.ipynb #3a37e8e8
+def expect(name: str, good, wanted: str, got, error=ValueError):
+    "Raise an error that names the argument, unless it is good."
+    if not good:
+        raise error(f"{name}: expected {wanted}, got {got}")
+
+
 def check_sizes(least: int = 1, /, **sizes: int):
     """Raise ValueError, naming the argument, unless every size is a whole number of at
     least `least`.
     """
     for name, n in sizes.items():
-        if isinstance(n, bool) or not isinstance(n, numbers.Integral) or n < least:
-            raise ValueError(
-                f"{name}: expected a whole number of at least {least}, got {n!r}"
-            )
+        whole = isinstance(n, numbers.Integral) and not isinstance(n, bool)
+        wanted = f"a whole number of at least {least}"
+        expect(name, whole and n >= least, wanted, repr(n))
 
 
 _KINDS = {
@@ -42,13 +47,14 @@ def check_kinds(config):
     False, numbers are numbers, and choices among those known.
     """
     for f in fields(config):
-        kind, expected = _KINDS.get(f.type, (object, ""))
+        kind, wanted = _KINDS.get(f.type, (object, ""))
         value, of = getattr(config, f.name), get_args(f.type)
-        wrong = isinstance(value, bool) and kind not in (bool, object)
+        good = isinstance(value, kind)
+        if isinstance(value, bool):
+            good = kind in (bool, object)
         if get_origin(f.type) is Literal:
-            wrong, expected = value not in of, " or ".join(map(repr, of))
-        if wrong or not isinstance(value, kind):
-            raise ValueError(f"{f.name}: expected {expected}, got {value!r}")
+            good, wanted = value in of, " or ".join(map(repr, of))
+        expect(f.name, good, wanted, repr(value))
 
 # %% ../nbs/engine/scores.ipynb #3a37e8b1
 def check_numbers(interval: str, /, *shapes, **values):
@@ -91,16 +97,11 @@ def check_tokens(name: str, x: Array, dim: int | None):
     array (..., N, D) with D = `dim`, if that is known.
     """
     kind = getattr(x, "dtype", type(x).__name__)
-    if not (hasattr(x, "dtype") and jnp.issubdtype(kind, jnp.floating)):
-        raise TypeError(
-            f"{name}: expected an array of floating-point tokens, got {kind}"
-        )
-    if x.ndim < 2 or x.shape[-2] < 1 or dim not in (None, x.shape[-1]):
-        wanted = "" if dim is None else f" and D = {dim}"
-        raise ValueError(
-            f"{name}: expected tokens of shape (..., N, D) with N ≥ 1{wanted}, got"
-            f" {x.shape}"
-        )
+    floating = hasattr(x, "dtype") and jnp.issubdtype(kind, jnp.floating)
+    expect(name, floating, "an array of floating-point tokens", kind, TypeError)
+    fits = x.ndim > 1 and x.shape[-2] > 0 and dim in (None, x.shape[-1])
+    width = "" if dim is None else f" and D = {dim}"
+    expect(name, fits, f"tokens of shape (..., N, D) with N ≥ 1{width}", x.shape)
 
 # %% ../nbs/engine/scores.ipynb #68d2e836
 def need(module: str, package: str = "'et_nbdev[images,graphs]'"):

@@ -12,16 +12,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
-from .checks import check_positive, check_sizes
+from .checks import check_positive, check_sizes, expect
 
 # %% ../nbs/01_recall.ipynb #b0dd2d35
 def _check(x, xi):
     "Raise ValueError, naming the argument, unless these are states and memories."
-    if xi.ndim != 2 or not len(xi):
-        raise ValueError(f"xi: expected memories (K, D) with K ≥ 1, got {xi.shape}")
+    some = xi.ndim == 2 and len(xi)
+    expect("xi", some, "memories (K, D) with K ≥ 1", xi.shape)
     D = xi.shape[1]
-    if x.shape[-1:] != (D,):
-        raise ValueError(f"x: expected states (..., D) with D = {D}, got {x.shape}")
+    expect("x", x.shape[-1:] == (D,), f"states (..., D) with D = {D}", x.shape)
 
 
 def sweep(

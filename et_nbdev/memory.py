@@ -22,6 +22,7 @@ from et_nbdev.checks import (
     check_numbers,
     check_positive,
     check_sizes,
+    expect,
     signed,
 )
 from .energy import Energy
@@ -74,11 +75,9 @@ class HopfieldMemory(Energy):
         check_sizes(dim=dim, num_memories=num_memories)
         check_positive(beta=beta)
         check_numbers("[2, inf)", power=power)
-        if activation not in ("relu", "power", "gelu", "softmax"):
-            raise ValueError(
-                "activation: expected 'relu', 'power', 'gelu' or 'softmax', got"
-                f" {activation!r}"
-            )
+        known = activation in ("relu", "power", "gelu", "softmax")
+        wanted = "'relu', 'power', 'gelu' or 'softmax'"
+        expect("activation", known, wanted, repr(activation))
         self.dim, self.num_memories, self.activation = dim, num_memories, activation
         self.power = 2.0 if activation == "relu" else float(power)
         self.beta, self.dtype = float(beta), dtype
@@ -135,10 +134,8 @@ class SignedMemory(HopfieldMemory):
     ):
         options = dict(init_scale=init_scale, dtype=dtype, param_dtype=param_dtype)
         super().__init__(dim, num_memories, activation, rngs=rngs, **options)
-        if activation not in ("relu", "gelu"):
-            raise ValueError(
-                f"activation: with signs expected 'relu' or 'gelu', got {activation!r}"
-            )
+        known, got = activation in ("relu", "gelu"), repr(activation)
+        expect("activation with signs", known, "'relu' or 'gelu'", got)
         check_numbers("[0, 1]", negative=negative)
         self.num_negative = round(negative * num_memories)
         self.threshold = nnx.Param(jnp.zeros(num_memories, param_dtype))

@@ -25,6 +25,7 @@ from et_nbdev.checks import (
     check_positive,
     check_sizes,
     check_tokens,
+    expect,
     signed,
 )
 from .dynamics import Look, Solver, View
@@ -341,8 +342,8 @@ def check_precision(block: Block, x: Array):
     """
     check_tokens("x", x, getattr(block.norm, "dim", None))
     few = "too few digits to tell one step from the next"
-    if at_least_float32(x.dtype) != x.dtype:
-        raise TypeError(f"x: expected float32 or float64, got {x.dtype}, {few}")
+    enough = at_least_float32(x.dtype) == x.dtype
+    expect("x", enough, "float32 or float64", f"{x.dtype}, {few}", TypeError)
     for _, part in nnx.iter_modules(block):
         dtype = getattr(part, "dtype", None)
         if dtype is not None and jnp.finfo(dtype).eps > jnp.finfo(x.dtype).eps:

@@ -18,7 +18,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float
 
-from et_nbdev.checks import check_numbers, check_sizes
+from et_nbdev.checks import check_numbers, check_sizes, expect
 
 # %% ../nbs/engine/stepping.ipynb #67d4ta00
 def _is_data(leaf: Any) -> bool:
@@ -195,21 +195,16 @@ def per_sample(
     a: PerSample, x: Float[Array, "... N D"], name: str = "step_size"
 ) -> Float[Array, "... 1 1"]:
     "One number, or one per sample, shaped to multiply tokens."
-    if np.shape(a) not in ((), x.shape[:-2]):
-        raise ValueError(
-            f"{name}: expected one number, or one per sample {x.shape[:-2]}, got shape"
-            f" {np.shape(a)}"
-        )
+    own, each = np.shape(a), x.shape[:-2]
+    wanted = f"one number, or one per sample {each}"
+    expect(name, own in ((), each), wanted, f"shape {own}")
     return jnp.broadcast_to(jnp.asarray(a, x.dtype), x.shape[:-2])[..., None, None]
 
 
 def check_parts(block: Any, solver: Any):
     "Raise TypeError unless these are a block and a solver."
-    if not hasattr(block, "energies_and_update"):
-        raise TypeError(
-            "block: expected a Block, such as an EnergyTransformer, got"
-            f" {type(block).__name__}"
-        )
+    fits, got = hasattr(block, "energies_and_update"), type(block).__name__
+    expect("block", fits, "a Block, such as an EnergyTransformer", got, TypeError)
     complete = hasattr(solver, "init") and hasattr(solver, "step")
     if isinstance(solver, type) or not complete:
         raise TypeError(

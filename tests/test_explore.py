@@ -6,7 +6,6 @@ import base64
 import json
 import re
 import xml.dom.minidom
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from et_nbdev.attention import EnergyAttention
 from et_nbdev.block import Block
 from et_nbdev.dynamics import descend
 from et_nbdev.energy import Energies, Energy, Scaled
-from et_nbdev.explore import ExplorerSettings, descend_graph, descend_picture, explore
+from et_nbdev.explore import descend_graph, descend_picture, explore
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer
 from et_nbdev.graph.data import Graph
 from et_nbdev.graph.nodes import scaled
@@ -111,10 +110,10 @@ def test_every_head_hears_the_dial_of_beta():
 @pytest.mark.parametrize("attention, memory", [(0, 2), (0.5, 0)])
 def test_an_image_path_is_what_a_model_with_such_a_block_completes(attention, memory):
     weights = dict(attention=attention, memory=memory)
-    settings = ExplorerSettings(0.4, 1.7, 4, weights=weights)
+    dials = dict(alpha=0.4, beta=1.7, steps=4, weights=weights)
     under = np.kron(HALF.reshape(4, 4, 1), np.ones((2, 2, 1), bool))
     seen = np.where(under, np.nan, PHOTOS["a"] / 255)  # what is hidden is not looked at
-    path = descend_picture(MODEL, seen, HALF, settings)
+    path = descend_picture(MODEL, seen, HALF, **dials)
     turned = nnx.clone(MODEL)
     turned.block.attention.log_beta = nnx.Param(
         jnp.log(1.7 * MODEL.block.attention.beta)
@@ -138,11 +137,9 @@ def test_an_image_path_is_what_a_model_with_such_a_block_completes(attention, me
 
 
 def test_solvers_are_those_that_are_named():
-    of = lambda name: (
-        descend_picture(
-            MODEL, PHOTOS["b"], HALF, ExplorerSettings(5.0, steps=9, solver=name)
-        ).energies.total
-    )
+    dials = dict(alpha=5.0, steps=9)
+    path = lambda name: descend_picture(MODEL, PHOTOS["b"], HALF, solver=name, **dials)
+    of = lambda name: path(name).energies.total
     euler, *guarded = map(of, ("Euler", "backtracking", "Anderson"))
     for one in guarded:
         assert (np.diff(one) <= 1e-5 * np.abs(one).max()).all()
@@ -168,7 +165,7 @@ def test_an_energy_is_not_said_to_fall_if_it_does_not(course, words):
 
 def test_a_graph_path_is_what_the_model_says():
     block, (features, edges) = NET.blocks[0], GIVEN
-    path = descend_graph(NET, *GIVEN, ExplorerSettings(0.5, steps=2))
+    path = descend_graph(NET, *GIVEN)
     x = NET.encode(jnp.asarray(features))
     want = descend(block, x, 2, 0.5, edges=edges[0], states=True)[1]
     g = block.norm(want.states[1])
@@ -180,8 +177,7 @@ def test_a_graph_path_is_what_the_model_says():
     paid = np.array([np.bincount(into, w, 10) for w in path.weights])
     assert_close(paid[:, :9], np.ones((3, 9)), rtol=1e-4)
     assert (paid[:, 9] == 0).all() and np.ptp(path.weights[0]) > 0.01
-    switched = ExplorerSettings(0.5, steps=2, weights={"attention": 0})
-    off = descend_graph(NET, *GIVEN, switched)
+    off = descend_graph(NET, *GIVEN, weights={"attention": 0})
     nothing = off.weights, off.pulls["attention"], off.shares["attention"]
     assert not any(map(np.any, nothing)) and off.pulls["memory"].all()
 
@@ -191,9 +187,10 @@ def test_no_turn_of_a_dial_makes_a_new_program(traces):
     for turn in range(2):
         for solver in ("Euler", "Anderson"):
             weights = dict(attention=float(turn), memory=0.3 + turn)
-            settings = ExplorerSettings(0.1 + turn, 0.5 + turn, 3, solver, weights)
-            descend_picture(MODEL, PHOTOS["a"], HALF ^ bool(turn), settings)
-            descend_graph(NET, *GIVEN, settings)
+            dials = dict(alpha=0.1 + turn, beta=0.5 + turn, steps=3)
+            dials |= dict(solver=solver, weights=weights)
+            descend_picture(MODEL, PHOTOS["a"], HALF ^ bool(turn), **dials)
+            descend_graph(NET, *GIVEN, **dials)
         assert len(traces) == (0 if turn else 4)
         del traces[:]
 
@@ -205,7 +202,8 @@ def test_no_turn_of_a_dial_makes_a_new_program(traces):
 def test_what_is_shown_is_the_path_of_the_dials(explorer):
     explorer.reset.click()
     steps, own = 3 * C.steps, dict(attention=1.0, memory=1.0)
-    assert explorer.settings == ExplorerSettings(0.3, 1.0, steps, "Euler", own)
+    trained = dict(alpha=0.3, beta=1.0, steps=steps, solver="Euler", weights=own)
+    assert explorer.settings == trained
     first = explorer.view.value
     dials = dict(t=4, alpha=0.5, beta=2.0, solver="backtracking", picture="b")
     dials = [(getattr(explorer, name), value) for name, value in dials.items()]
@@ -214,7 +212,7 @@ def test_what_is_shown_is_the_path_of_the_dials(explorer):
         before, dial.value = explorer.view.value, value
         assert explorer.view.value != before
         image, hidden = PHOTOS[explorer.picture.value], explorer.occluded
-        path = descend_picture(MODEL, image, hidden, explorer.settings)
+        path = descend_picture(MODEL, image, hidden, **explorer.settings)
         same(explorer.path, path)
         t, total = explorer.t.value, path.energies.total
         assert f"t = {t} of 9: E = {room._number(total[t])}," in explorer.message.value
@@ -229,7 +227,7 @@ def test_a_click_hides_a_patch_and_one_computation_serves_many(explorer, monkeyp
     explorer.patches[6].value = True
     assert explorer.occluded.nonzero()[0].tolist() == [6]
     calls = []
-    counted = lambda *a: calls.append(1) or descend_picture(*a)
+    counted = lambda *a, **k: calls.append(1) or descend_picture(*a, **k)
     monkeypatch.setattr(room, "descend_picture", counted)
     explorer.random.click()
     first = explorer.occluded
@@ -248,13 +246,13 @@ def test_a_graph_is_walked(walker):
     for dial, value in [*dials, (walker.weights["memory"], 0.0), (walker.node, 1)]:
         before, dial.value = walker.view.value, value
         assert walker.view.value != before
-        same(walker.path, descend_graph(NET, *GIVEN, walker.settings))
+        same(walker.path, descend_graph(NET, *GIVEN, **walker.settings))
         node, near = walker.node.value, [b for _, b in walker.walk.options[1:]]
         assert f"Node {node} (" in walker.message.value
         p = walker.path.p[walker.t.value, node]
         assert f"anomalous {p:.3f};" in walker.message.value
         assert sorted(near) == sorted(senders[receivers == node])
-    nearest = {b: walker.path.weights[-1, e] for b, e in walker.scene.near.items()}
+    nearest = {b: walker.path.weights[-1, e] for b, e in walker.near.items()}
     assert near[0] == max(nearest, key=nearest.get)
     walker.walk.value = near[0]
     assert walker.node.value == near[0] and walker.walk.value is None
@@ -283,10 +281,10 @@ def test_a_term_of_ones_own_has_a_dial_a_map_and_a_curve():
 
 
 def test_frames_have_words_for_every_picture(explorer, walker):
-    scene = walker.scene
     halves = np.random.default_rng(0).random((10, 4, 2))
-    ring = replace(scene, pictures=halves).frame(walker.path, 1)
-    assert ring.count("<image") == 1 + len(scene.near)
+    pictured = explore(NET, GRAPH, halves)
+    ring = pictured._frame(1)
+    assert ring.count("<image") == 1 + len(pictured.near)
     for frame in (explorer.view.value, walker.view.value, ring):
         assert not re.search(r"https?:|(src|href)=\"(?!data:)", frame)
         assert frame.count("<img") == len(re.findall(r'<img [^>]*alt="[^"]+"', frame))
@@ -297,7 +295,7 @@ def test_frames_have_words_for_every_picture(explorer, walker):
 
 def test_the_pictures_of_a_frame_are_those_of_the_path(explorer):
     path, t = explorer.path, 2
-    frame = explorer.scene.frame(path, t)
+    frame = explorer._frame(t)
     files = map(base64.b64decode, re.findall(r'<img src="data:.*?,([^"]+)', frame))
     pictures = (np.asarray(Image.open(BytesIO(file))) for file in files)
     completed, attention, memory, tokens = pictures
@@ -311,9 +309,9 @@ def test_the_pictures_of_a_frame_are_those_of_the_path(explorer):
 
 def test_a_ring_shows_the_attention_that_is_paid(walker):
     walker.node.value = 4
-    scene, path, t = walker.scene, walker.path, walker.t.value
-    paid = sorted(path.weights[t, list(scene.near.values())])
-    ring = scene._ring(path, t)
+    t = walker.t.value
+    paid = sorted(walker.path.weights[t, list(walker.near.values())])
+    ring = walker._ring(t)
     assert sorted(map(int, re.findall(r">(\d+)%<", ring))) == [
         round(100 * w) for w in paid
     ]
@@ -321,18 +319,17 @@ def test_a_ring_shows_the_attention_that_is_paid(walker):
     wanted = [1 + 22 * float(w) for w in paid]
     assert_close(sorted(map(float, widths)), wanted, atol=0.06)
     nodes = set(map(int, re.findall(r"<title>node (\d+), \w+, p = ", ring)))
-    assert nodes == {4, *scene.near}
+    assert nodes == {4, *walker.near}
 
 
 # ------------------------------------------------------------------------------------
 # misuse
 
-FINE = ExplorerSettings(steps=2)
 PICTURE = lambda **changed: descend_picture(
-    **dict(model=MODEL, image=PHOTOS["a"], occluded=HALF, settings=FINE) | changed
+    **dict(model=MODEL, image=PHOTOS["a"], occluded=HALF) | changed
 )
 OTHER = AnomalyEnergyTransformer(5, NET.config, kinds=2, rngs=nnx.Rngs(0))
-ODD = ExplorerSettings(steps=2, weights={"apart": 1})
+ODD = dict(weights={"apart": 1})
 REFUSED = [
     ("images: .*divide by 255", lambda: PICTURE(image=PHOTOS["a"] / 1.0)),
     (r"image: .*\(8, 8, 3\), got \(4, 8, 3\)", lambda: PICTURE(image=PHOTOS["a"][:4])),
@@ -340,11 +337,10 @@ REFUSED = [
     ("model: .* got AnomalyEnergy", lambda: PICTURE(model=NET)),
     ("model: .* got AnomalyEnergy", lambda: explore(NET)),
     (r"pictures\['half'\]: ", lambda: explore(MODEL, {"half": PHOTOS["a"][:4]})),
-    ("weights: .* attention, memory, got {'apart'}", lambda: PICTURE(settings=ODD)),
-    ("weights: .* got {'apart'}", lambda: descend_graph(NET, *GIVEN, ODD)),
-    (r"F = 5, got \(10, 3\)", lambda: descend_graph(NET, GIVEN[0][:, :3], GIVEN[1], FINE)),
-    ("with one block, got .* with 2", lambda: descend_graph(OTHER, *GIVEN, FINE)),
-    ("node: expected one from 0 to 9, got 10", lambda: room._node(NET, GRAPH, 10)),
+    ("weights: .* attention, memory, got {'apart'}", lambda: PICTURE(**ODD)),
+    ("weights: .* got {'apart'}", lambda: descend_graph(NET, *GIVEN, **ODD)),
+    (r"F = 5, got \(10, 3\)", lambda: descend_graph(NET, GIVEN[0][:, :3], GIVEN[1])),
+    ("with one block, got .* with 2", lambda: descend_graph(OTHER, *GIVEN)),
     ("N = 10, got", lambda: explore(NET, GRAPH, np.zeros((9, 2, 2)))),
 ]  # fmt: skip
 

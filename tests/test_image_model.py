@@ -296,11 +296,11 @@ def test_learned_steps_are_taken_everywhere(rich, tmp_path):
 
 def test_the_explorer_takes_the_learned_steps(rich):
     "A dial twice as high makes each of them twice as long, and not the model's own."
-    from et_nbdev.explore import ExplorerSettings, descend_picture
+    from et_nbdev.explore import descend_picture
 
-    settings = ExplorerSettings(steps=3, alpha=2 * rich.config.step_size)
+    dials = dict(steps=3, alpha=2 * rich.config.step_size)
     kept = np.array(rich.solver.log_alpha[...])
-    twice = descend_picture(rich, PICTURES[0], HIDDEN[0], settings).completed
+    twice = descend_picture(rich, PICTURES[0], HIDDEN[0], **dials).completed
     equal(rich.solver.log_alpha[...], kept)
     rich.solver.log_alpha[...] += jnp.log(jnp.float32(2))
     close(

@@ -18,7 +18,7 @@ from flax import nnx
 from puzzle_rivals import Broken
 from sklearn.metrics import roc_auc_score
 
-from et_nbdev.explore import ExplorerSettings, descend_graph
+from et_nbdev.explore import descend_graph
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyEnergyTransformer, known_config
 from et_nbdev.graph.data import Graph, load_graph
 from et_nbdev.graph.nodes import scaled
@@ -179,10 +179,8 @@ def compare_walk(model, graph, path: list, attentive: bool = True):
     "Energies and updates of every node, P of every edge and p, within 1e-3."
     features, edges = scaled(graph), model.prepare(graph)
     weights = {} if attentive else {"attention": 0.0}
-    settings = ExplorerSettings(
-        model.config.step_size, steps=len(path) - 1, weights=weights
-    )
-    wanted = descend_graph(model, features, edges, settings)
+    dials = dict(steps=len(path) - 1, weights=weights)
+    wanted = descend_graph(model, features, edges, **dials)
     for name, shares in wanted.shares.items():
         assert relative([at[name] for at in path], shares) < 1e-3, name
     assert relative([at["p"] for at in path], wanted.p) < 1e-3
@@ -428,8 +426,8 @@ def test_a_graph_is_walked_in_a_browser(browser, detector):
     page = opened(browser, 1280, PAGE.format("walk"), touch=True)
     assert "Node 1279, an eight: p = 0.830 at t = 2." in said(page, "Node 1279")
     graph = load_graph("digits-knn")
-    settings = ExplorerSettings(detector.config.step_size, steps=6)
-    wanted = descend_graph(detector, scaled(graph), detector.prepare(graph), settings)
+    edges = detector.prepare(graph)
+    wanted = descend_graph(detector, scaled(graph), edges, steps=6)
     near = page.locator(".walk-map > button")
 
     def stands_at(node):

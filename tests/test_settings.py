@@ -18,7 +18,7 @@ from et_nbdev.block import EnergyTransformer
 from et_nbdev.dynamics import Euler, descend
 from et_nbdev.energy import ExternalField, Scaled
 from et_nbdev.equilibria import Langevin, Noisy, equilibrium
-from et_nbdev.explore import ExplorerSettings
+from et_nbdev.explore import descend_picture
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyTraining, SampleConfig
 from et_nbdev.graph.classify import ClassifyConfig, ClassifyTraining
 from et_nbdev.graph.crossval import FitConfig
@@ -62,6 +62,12 @@ def images(**changes):
     "A model of pictures, whose configuration is checked when it is made."
     config = replace(PICTURES, **changes)
     nnx.eval_shape(lambda: image_model(config, rngs=nnx.Rngs(0)))
+
+
+def picture(**dials):
+    "The explorer's descent."
+    model = image_model(PICTURES, rngs=nnx.Rngs(0))
+    descend_picture(model, np.zeros((8, 8, 3), np.uint8), np.zeros(4, bool), **dials)
 
 
 STEP = dict(step_size=(0.0, -1.0, NAN, INF))
@@ -140,7 +146,7 @@ WRONG = [
     )),
     (partial(sample, KEY, XI), dict(num=(0,))),
     (partial(learn, STATES, XI), dict(beta=(-1.0,), steps=(1.5,))),
-    (ExplorerSettings, dict(
+    (picture, dict(
         alpha=(0.0, "a"), beta=(INF,), steps=(2.5,), solver=("Newton",),
     )),
     # pictures

@@ -27,18 +27,12 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float32, PRNGKeyArray, Shaped, UInt8
 
-from ..checks import check_numbers, check_share, check_sizes, need
+from ..checks import check_numbers, check_share, check_sizes, expect, need
 from ..training import at_home
 
 # %% ../../nbs/20_image_data.ipynb #c8fb574i
 #| code-fold: true
 Pixels = jax.Array | np.ndarray
-
-
-def expect(name: str, good, wanted: str, got):
-    "Raise ValueError, naming the argument, unless it is good."
-    if not good:
-        raise ValueError(f"{name}: expected {wanted}, got {got}")
 
 
 def patches_per_side(image_size: int, patch_size: int) -> int:

@@ -27,6 +27,7 @@ from et_nbdev.checks import (
     check_numbers,
     check_positive,
     check_sizes,
+    expect,
     need,
     signed,
 )
@@ -38,7 +39,6 @@ from ..solvers import LearnedMetric
 from ..training import at_home, explained, option, restore, save_checkpoint
 from et_nbdev.vision.data import (
     denormalize,
-    expect,
     normalize,
     patches_per_side,
     patchify,

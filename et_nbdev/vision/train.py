@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Float32, PRNGKeyArray, Shaped
 
-from ..checks import check_kinds, check_share, check_sizes, need
+from ..checks import check_kinds, check_share, check_sizes, expect, need
 from ..commands import all_devices, as_command, command, configure, out_folder
 from ..dynamics import plot_energies
 from et_nbdev.training import (
@@ -40,7 +40,6 @@ from et_nbdev.vision.data import (
     Pictures,
     Pixels,
     batches,
-    expect,
     fills_from,
     load_images,
     normalize,

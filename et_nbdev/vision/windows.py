@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Float
 from tqdm import tqdm
 
-from .data import expect, unit
+from ..checks import expect
+from .data import unit
 from .model import ImageEnergyTransformer, complete
 
 # %% ../../nbs/23_windows.ipynb #afa63503
