@@ -137,7 +137,6 @@ SEARCH = {
     "et no dropout": dict(dropout=0.0),
     **{f"et lr {lr:g}": dict(lr=lr) for lr in (0.001, 0.005)},
     "et ranks, T = 3, no dropout, lr 0.005": several,
-    "et positions": dict(positions=True),
     "et the paper's": PAPER,
 }
 CHANGES = ABLATIONS | SEARCH
@@ -214,33 +213,17 @@ def completion_loss(model, batch: Batch, key):
     return -jnp.sum(weight * own) / jnp.sum(weight), {}
 
 
-class Positioned(AnomalyEnergyTransformer):
-    "With a learned position for every node, which means nothing on another graph."
-
-    def __init__(self, num_nodes: int, *args, **options):
-        super().__init__(*args, **options)
-        self.positions = nnx.Param(jnp.zeros((num_nodes, self.config.dim)))
-
-    def encode(self, features):
-        return self.encoder(features) + self.positions[...]
-
-
-def transformer(features, options: dict, num_nodes: int, kinds: int, start: int):
-    """The Energy Transformer of a setting, which may also say that β is fixed or where
-    it starts, and that nodes have positions.
-    """
+def transformer(features, options: dict, kinds: int, start: int):
+    "The Energy Transformer of a setting, which may also fix β, or say where it starts."
     own, made = dict(options), dict(kinds=kinds, rngs=nnx.Rngs(start))
     if (terms := own.pop("terms", "as-found")) != "as-found":
         from graph_terms import Detector  # which needs what is above
 
         return Detector(features.shape[1], terms, AnomalyConfig(**own), start)
-    build = AnomalyEnergyTransformer
-    if own.pop("positions", False):
-        build = partial(Positioned, num_nodes)
     beta = own.pop("beta", None)
     if not own.pop("learn_beta", True):
         own["beta"] = own["head_dim"] ** -0.5
-    model = build(features.shape[1], AnomalyConfig(**own), **made)
+    model = AnomalyEnergyTransformer(features.shape[1], AnomalyConfig(**own), **made)
     for block in model.blocks if beta else ():
         log_beta = block.attention.log_beta
         log_beta[...] = jnp.full_like(log_beta[...], np.log(beta))
@@ -270,7 +253,7 @@ def trained(
     edges = edges_of(data, line.kind, line.relations)
     if line.kind == "et":
         options["relations"] = line.relations
-        model = transformer(features, options, graph.num_nodes, len(edges), start)
+        model = transformer(features, options, len(edges), start)
     else:
         model = NETWORKS[line.kind](features.shape[1], **options, rngs=nnx.Rngs(start))
     loss = completion_loss if line.labels else weighted_loss

@@ -54,6 +54,7 @@ PRICES = dict(price=30.0, judge=0.1)
 # a quarter of the solved boards are exchanged with probability `longer`, and a solved
 # board that moves costs `rest` times how far
 REST = dict(after="units", alone=0.0, rate=5e-4, longer=0.01, rest=0.1) | PRICES
+GROWN = dict(after="sudoku-6", rate=3e-3) | PRICES
 BASES = {4: 5000, 6: 40000, 9: 3000}  # puzzles to train on, each with random givens
 
 
@@ -67,10 +68,7 @@ VARIANTS = {
     "energy": (PuzzleTransformer, {}),
     "units": (partial(sized, units=True, channels=True), PRICES),
     "rest": (partial(sized, units=True, channels=True), REST),
-    "grown": (
-        partial(sized, units=True, channels=True),
-        dict(after="sudoku-6", rate=3e-3) | PRICES,
-    ),
+    "grown": (partial(sized, units=True, channels=True), GROWN),
     "attract": (Attracting, {}),
     "places": (Placed, {}),
     "transformer": (Transformer, {}),
