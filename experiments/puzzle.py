@@ -47,6 +47,7 @@ SIZES = {
 }
 STEPS = {4: 4000, 6: 12000, 9: 8000}  # a quarter of it for a run after another
 BATCH = {4: 64, 6: 64, 9: 32}
+STARTS = {4: 8, 6: 8, 9: 2}  # of every test board
 UNROLL = jax.default_backend() == "cpu"  # faster there, and slow to compile elsewhere
 # of steps uphill, as fractions of |E|, ten times as high in the last part; and of an
 # energy that judges wrong
@@ -287,13 +288,13 @@ def follow(model_of, params, boards, key, steps, starts):
     return E, digits.astype(jnp.int8)
 
 
-def score(model_of, params, data, n: int, starts=8, times=8) -> dict:
+def score(model_of, params, data, n: int, times=8) -> dict:
     "How many test boards are right after every step, and how E behaves on the way."
     T, rows = SIZES[n].steps, {}
     for i, level in enumerate(LEVELS[n]):
         board, answer = jnp.asarray(data[f"test{i}"], int), data[f"answer{i}"]
         E, digits = follow(
-            model_of, params, board, jax.random.key(7), times * T, starts
+            model_of, params, board, jax.random.key(7), times * T, STARTS[n]
         )
         right = (np.asarray(digits) == answer.reshape(len(answer), -1)).all(-1)
         row = dict(right=right.mean((1, 2)).round(5).tolist())  # of single starts
