@@ -354,10 +354,8 @@ def parsed(argv: list[str] | None):
     several("--ratios", type=ratio, default=[0.01, 0.4], help=told)
     told, usual = f"of {', '.join(lines)}", [*LINES, *MEANS, *ABLATIONS]
     several("--lines", choices=lines, default=usual, help=told)
-    told = (
-        "instead of the lines: single changes to the best of the Energy Transformer's"
-    )
-    told += f" first {BATCH} trials, on the first split"
+    told = "instead of the lines: single changes to the best of the first"
+    told += f" {BATCH} trials of the Energy Transformer, on the first split"
     add("--search", action="store_true", help=told)
     told = "configurations that each classifier may try"
     add("--trials", type=int, default=2 * BATCH, help=told)
@@ -382,9 +380,7 @@ def work(args, data: str, ratio: float, line: str):
     if path.exists():
         record = json.loads(path.read_text())
     if record["epochs"] != (own := args.epochs):
-        told = (
-            f"{path} was made with {record['epochs']}, got {own}; choose another --out"
-        )
+        told = f"{path} was made with {record['epochs']}, got {own}; set another --out"
         raise ValueError(f"argument --epochs: {told}")
     trained_as, planned = "et" if line in CHANGES else MEANS.get(line, line), []
     if trained_as == line:
