@@ -33,7 +33,7 @@ def check_sizes(least: int = 1, /, **sizes: int):
         wanted = f"a whole number of at least {least}"
         expect(name, whole and n >= least, wanted, repr(n))
 
-
+# %% ../nbs/engine/scores.ipynb #3a37kind
 _KINDS = {
     bool: (bool, "True or False"),
     int: (numbers.Integral, "a whole number"),
