@@ -97,7 +97,7 @@ def test_runs_of_a_setting_that_was_overtaken_are_not_kept(data, monkeypatch):
     "More trials may find a better setting: its runs take the place of the old one's."
     score = lambda config: {"macro_f1": config["lr"], "auroc": config["lr"]}
     made = lambda *of: {"seed": of[4], "validation": score(of[3]), "test": score(of[3])}
-    monkeypatch.setattr("evaluate", lambda *of: {**made(*of), "seconds": 0.0})
+    monkeypatch.setattr(script, "evaluate", lambda *of: {**made(*of), "seconds": 0.0})
     given = "--data digits-knn --ratios 0.4 --lines mlp --seeds 2".split()
     for trials in (1, 16):
         script.main([*given, "--out", str(data), "--trials", str(trials)])
@@ -129,7 +129,7 @@ def test_published_splits_are_used_as_published(data, monkeypatch):
         ]
     train, by = script.train_classifier, []
     kept = lambda *of, **how: (by.append(how["chosen_by"]), train(*of, **how))[1]
-    monkeypatch.setattr("train_classifier", kept)
+    monkeypatch.setattr(script, "train_classifier", kept)
     given = "--data tolokers --ratios official --trials 2 --seeds 2 --epochs 10".split()
     script.main([*given, "--lines", "mlp", "--out", str(data / "out")])
     (row,) = rows(data / "out").values()
