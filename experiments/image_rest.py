@@ -6,7 +6,8 @@ weights are in results/image-pair) are trained for some more steps. `plain`: as 
 left them, T steps more each time, of the last one's sizes. A descent makes room for a
 new picture's with probability `renew`. The error after each of these steps counts. One
 that moves a state costs `rest` times how far, as a share of the state's length, and one
-that raises E, within T or after it, `price` times the share of |E|.
+that raises E, within T or after it, `price` times the share of |E|. `shown`: the same,
+and the error after every step before T counts, too, with the weight `way`.
 
     python experiments/image_rest.py
 
@@ -44,7 +45,8 @@ from et_nbdev.vision.train import (
 SEEN = 200  # validation pictures by which prices were chosen; scores are on the others
 MORE, LR, SEEDS = 800, 0.01, (0, 1, 2)  # steps, their peak rate
 LATER = 1, 2, 4, 8, 64  # times, in T, at which runs are compared
-VARIANTS = {"plain": None, "rest": dict(renew=0.02, rest=0.3, price=30.0)}
+STAY = dict(renew=0.02, rest=0.3, price=30.0)
+VARIANTS = {"plain": None, "rest": STAY, "shown": STAY | dict(way=0.1)}
 
 length = partial(jnp.linalg.norm, axis=(-1, -2))  # of states (..., N, D)
 
@@ -81,7 +83,7 @@ def descended(model, batch, x=None):
     return descend(model.block, x, T, solver=solver, states=True, unroll=True)
 
 
-def long_loss(config, renew, rest, price):
+def long_loss(config, renew, rest, price, way=0.0):
     "The loss of `Kept`, whose descents go on with every call."
     late = config.batch_size // 4
 
@@ -94,12 +96,14 @@ def long_loss(config, renew, rest, price):
         x, path = descended(model, some)
         error += completion_loss(model.decode(x), *some[:2])
         end, onward = descended(model, old[:3], old[3])
-        after = jax.vmap(lambda x: completion_loss(model.decode(x), *old[:2]))
-        later = after(onward.states[1:]).mean()
+        at = lambda xs, of: jax.vmap(lambda x: completion_loss(model.decode(x), *of))(xs)
+        later = at(onward.states[1:], old[:2]).mean()
+        early = at(path.states[1:-1], some[:2]).mean() if way else 0.0
         moved = length(jnp.diff(onward.states, axis=0)) / length(onward.states[:-1])
         E = jnp.concatenate([path.energies.total, onward.energies.total], 1)
         up = jax.nn.relu(jnp.diff(E, axis=0)) / jnp.abs(E[:-1])
         value = (error + later) / 4 + rest * moved.mean() + price * up.mean()
+        value += way * early
         fresh = jax.random.bernoulli(jax.random.fold_in(key, 1), renew, (late,))
         pick = lambda a, b: jnp.where(fresh.reshape(-1, *[1] * (a.ndim - 1)), a, b)
         for v, a, b in zip(kept.late, (*some, x), (*old[:3], end)):
