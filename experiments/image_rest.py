@@ -96,7 +96,9 @@ def long_loss(config, renew, rest, price, way=0.0):
         x, path = descended(model, some)
         error += completion_loss(model.decode(x), *some[:2])
         end, onward = descended(model, old[:3], old[3])
-        at = lambda xs, of: jax.vmap(lambda x: completion_loss(model.decode(x), *of))(xs)
+        at = lambda xs, of: jax.vmap(lambda x: completion_loss(model.decode(x), *of))(
+            xs
+        )
         later = at(onward.states[1:], old[:2]).mean()
         early = at(path.states[1:-1], some[:2]).mean() if way else 0.0
         moved = length(jnp.diff(onward.states, axis=0)) / length(onward.states[:-1])

@@ -8,7 +8,7 @@ __all__ = ['ImageConfig', 'ImageEnergyTransformer', 'complete', 'plot_completion
 # %% ../../nbs/21_image_model.ipynb #e0f11a2b
 #| code-fold: true
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -249,6 +249,24 @@ class ImageEnergyTransformer(nnx.Module):
     ) -> Float[Array, "B N P"]:
         "Predicted patches after the descent; options go to `descend`."
         return self.decode(self.descend(patches, masked, **options)[0])
+
+    def resized(self, image_size: int) -> "ImageEnergyTransformer":
+        """A copy for pictures of another size, in patches as large. Positions are
+        interpolated. Biases by relative position stay as they are; patches further
+        apart than in training get that of the furthest. Raises ValueError if patches do
+        not tile the picture.
+        """
+        model, own = nnx.clone(self), self.config.side
+        c = model.config = replace(self.config, image_size=image_size)
+        grid = self.positions[...].reshape(own, own, c.dim)
+        grid = jax.image.resize(grid, (c.side, c.side, c.dim), "linear")
+        model.positions = nnx.Param(grid.reshape(c.num_tokens, c.dim))
+        at = np.arange(1 - c.side, c.side).clip(1 - own, own - 1) + own - 1
+        for _, part in nnx.iter_modules(model):
+            if isinstance(part, RelativePositions):
+                table = part.table[...][:, at[:, None], at]
+                part.side, part.table = c.side, nnx.Param(table)
+        return model
 
     @property
     def flops(self) -> int:
