@@ -19,7 +19,6 @@ from dataclasses import asdict, replace
 import image_pair
 import image_rest as rest
 import jax
-import numpy as np
 from runs import RESULTS, RUNS, keep, options, parameters_of
 
 from et_nbdev.training import OptimConfig, provenance
