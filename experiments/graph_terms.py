@@ -9,11 +9,7 @@ and nothing is tuned again:
     normalized heads     queries and keys divided by their root mean square in the head
     signs                thresholds in the memory, and a quarter of it repels
     both                 these two
-    edge sum             in place of attention −½ Σ r(K_B·Q_C)² / √Y over the edges,
-                         divided by the mean degree: neighbors add up, none competes
-    beside edge sum      attention and that sum
     learned steps        α_t and a gate for every token, which start at the α found
-    momentum             every step repeats half of the last move
 
 Each is trained on the splits 0, 1 and 2 with 40 % of the labels; seeds of the weights
 are those of the splits. Validation nodes judge; scores on test nodes are kept beside.
@@ -21,17 +17,14 @@ are those of the splits. Validation nodes judge; scores on test nodes are kept b
     python experiments/graph_terms.py                            # all runs
     python experiments/graph_terms.py --only edge-sum --seeds 1  # some
 
-Each run is one file in results/graph-terms, and one whose file stands is not made
-again. The update of the sum is automatic, so every variant descends its own energy.
+Each run is one file in results/graph-terms, and one whose file stands is not made again.
 """
 
 import json
 import time
 from functools import partial
-from typing import NamedTuple
 
 import anomaly_results as results
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from image_pair import GatedEuler
@@ -39,7 +32,6 @@ from runs import RESULTS, compare
 
 from et_nbdev.block import Block
 from et_nbdev.dynamics import Euler, descend
-from et_nbdev.energy import Energy
 from et_nbdev.graph import anomaly
 from et_nbdev.graph.data import split
 from et_nbdev.graph.energy import EdgeAttention
@@ -51,68 +43,19 @@ RATIO, EPOCHS = 0.4, 100
 FOUND = {"tolokers": "et-2hop", "amazon-upu": "et"}  # whose setting is taken
 
 
-class EdgeSum(Energy):
-    r"""$E = -\frac1{2d\sqrt Y}\sum_h\sum_{(B,C)} r(K_{hB}\cdot Q_{hC})^2$ over the
-    edges, where d is the mean degree: what neighbors say adds up.
-    """
-
-    def __init__(self, dim: int, num_heads: int, head_dim: int, *, rngs: nnx.Rngs):
-        shape, key = (num_heads, dim, head_dim), rngs.params
-        draw = lambda: nnx.Param(jax.random.normal(key(), shape) / dim**0.5)
-        self.Wq, self.Wk = draw(), draw()
-
-    def energy(self, g, edges=None):
-        Q, K = (jnp.einsum("nd,hdy->nhy", g, W[...]) for W in (self.Wq, self.Wk))
-
-        @jax.checkpoint  # what an edge needs is made again on the way back
-        def of_edges(senders, receivers):
-            score = jnp.sum(K[senders] * Q[receivers], -1)
-            return jnp.sum(jax.nn.relu(score) ** 2)
-
-        total, N = 0.0, g.shape[0]
-        for kind in edges if isinstance(edges, tuple) else (edges,):
-            start, senders = kind.into.start, kind.into.nodes
-            ends = dict(total_repeat_length=len(senders))
-            receivers = jnp.repeat(jnp.arange(N), jnp.diff(start), **ends)
-            total += of_edges(senders, receivers) / (len(senders) / N)
-        return -0.5 * total / K.shape[-1] ** 0.5
-
-
 def block(variant: str, c: anomaly.AnomalyConfig, rngs: nnx.Rngs) -> Block:
     "The block of a variant; weights are drawn in the order of its terms."
-    sizes, terms = (c.dim, c.num_heads, c.head_dim), {}
-    if variant != "edge-sum":
-        beta = nnx.Param(c.head_dim**-0.5) if c.beta is None else c.beta
-        normalize = variant in ("normalized-heads", "both")
-        heads = EdgeAttention(*sizes, beta, normalize=normalize, rngs=rngs)
-        terms["attention"] = heads
-    if "edge-sum" in variant:
-        name = "sum" if "attention" in terms else "attention"
-        terms[name] = EdgeSum(*sizes, rngs=rngs)
+    beta = nnx.Param(c.head_dim**-0.5) if c.beta is None else c.beta
+    of = dict(normalize=variant in ("normalized-heads", "both"), rngs=rngs)
+    heads = EdgeAttention(c.dim, c.num_heads, c.head_dim, beta, **of)
     memory = HopfieldMemory
     if variant in ("signs", "both"):
         memory = partial(SignedMemory, negative=0.25)
-    terms["memory"] = memory(c.dim, c.num_memories, rngs=rngs)
-    return Block(EnergyLayerNorm(c.dim), **terms)
+    recall = memory(c.dim, c.num_memories, rngs=rngs)
+    return Block(EnergyLayerNorm(c.dim), attention=heads, memory=recall)
 
 
-VARIANTS = "as-found normalized-heads signs both edge-sum beside-edge-sum".split()
-VARIANTS += ["learned-steps", "momentum"]
-
-
-class Momentum(NamedTuple):
-    r"Heavy ball, $v \leftarrow \mu v + \alpha u$, $x \leftarrow x + v$."
-
-    step_size: float  # α
-    momentum: float  # μ, the fraction of the velocity that a step keeps
-
-    def init(self, look, x):
-        return x, jnp.zeros_like(x)
-
-    def step(self, look, state):
-        (x, v), view = state, look(state[0])
-        v = self.momentum * v + self.step_size * view.update
-        return (x + v, v), view
+VARIANTS = "as-found normalized-heads signs both learned-steps".split()
 
 
 class Detector(anomaly.AnomalyEnergyTransformer):
@@ -129,10 +72,8 @@ class Detector(anomaly.AnomalyEnergyTransformer):
 
     def __call__(self, features, edges, *, rngs=None):
         c, (block,), (kind,) = self.config, self.blocks, edges
-        solver = {
-            "learned-steps": lambda: self.learned,
-            "momentum": lambda: Momentum(c.step_size, 0.5),
-        }.get(self.variant, lambda: Euler(c.step_size))()
+        learned = self.variant == "learned-steps"
+        solver = self.learned if learned else Euler(c.step_size)
         x = self.encode(features)
         end = descend(block, x, c.steps, solver=solver, **anomaly.along(block, kind))[0]
         read = jnp.concatenate([block.norm(x), block.norm(end)], -1)

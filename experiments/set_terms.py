@@ -9,8 +9,6 @@ variant changes one thing on top of that, or on top of `both`:
     both                these two
     learned-step        α > 0 of each block is learned
     quiet, more-noise   no noise on the gradient in training, or five times as much
-    edge-sum            in place of attention −½ Σ Â r(K_B·Q_C)² / √Y over the edges:
-                        what neighbors say adds up, none competes
 
 and rates, steps and widths. Each is trained on the first fold of a set, and judged by
 its validation graphs alone; no test graph is scored.
@@ -19,16 +17,12 @@ its validation graphs alone; no test graph is scored.
     python experiments/set_terms.py --data ENZYMES --only quiet  # one
 
 Each run is one file in results/set-terms, and one whose file stands is not made again.
-The update of the sum is automatic, so every variant descends its own energy.
 """
 
 import time
 from dataclasses import asdict, replace
 from functools import partial
 
-import graph_terms
-import jax
-import jax.numpy as jnp
 from flax import nnx
 from runs import compare, parameters_of
 
@@ -49,7 +43,7 @@ POSITIONS = 15
 FOUND = dict(dim=32, num_heads=4, head_dim=8, num_memories=128)
 FOUND |= dict(num_positions=POSITIONS, positions="returns", readout="every")
 FOUND |= dict(blocks=4, steps=1, step_size=0.3, filter_size=1, noise=0.02)
-FOUND |= dict(lr=3e-3, weight_decay=0.05, terms=("attention", "memory"))
+FOUND |= dict(lr=3e-3, weight_decay=0.05)
 FOUND |= dict(normalize=False, signs=False, learned=False)
 BOTH = dict(normalize=True, signs=True)
 VARIANTS = {
@@ -59,8 +53,6 @@ VARIANTS = {
     "both": BOTH,
     "learned-step": dict(learned=True),
     "quiet": dict(noise=0.0),
-    "edge-sum": dict(terms=("sum", "memory")),
-    "both-beside-edge-sum": dict(**BOTH, terms=("attention", "sum", "memory")),
     "both-rate-6e-3": dict(**BOTH, lr=6e-3),
     "both-wider": dict(**BOTH, dim=64, num_memories=256),
     "both-wide-64-memories": dict(**BOTH, dim=64, num_memories=64),
@@ -71,34 +63,16 @@ VARIANTS = {
 }
 
 
-class EdgeSum(graph_terms.EdgeSum):
-    r"""$E = -\frac1{2\sqrt Y}\sum_h\sum_{(B,C)}\hat A_{hBC}\,r(K_{hB}\cdot Q_{hC})^2$
-    over the edges of the graphs: what neighbors say adds up.
-    """
-
-    def energy(self, g, edges=None):
-        Q, K = (jnp.einsum("nd,hdy->nhy", g, W[...]) for W in (self.Wq, self.Wk))
-        score = jnp.einsum("ehy,ehy->he", K[edges.senders], Q[edges.receivers])
-        pair = jnp.where(edges.linked, edges.weights * jax.nn.relu(score) ** 2, 0)
-        return -0.5 * jnp.sum(pair) / K.shape[-1] ** 0.5
-
-
 def block(c: dict, rngs: nnx.Rngs) -> Block:
-    "A block of these terms; weights are drawn in the order of the terms."
-    sizes, terms = (c["dim"], c["num_heads"], c["head_dim"]), {}
-    for name in c["terms"]:
-        if name == "attention":
-            of = dict(normalize=c["normalize"])
-            if c["normalize"]:
-                of["beta"] = nnx.Param(4 / c["head_dim"] ** 0.5)
-            terms[name] = EdgeAttention(*sizes, **of, rngs=rngs)
-        elif name == "sum":
-            terms[name] = EdgeSum(*sizes, rngs=rngs)
-        else:
-            signed = partial(SignedMemory, negative=0.25)
-            memory = signed if c["signs"] else HopfieldMemory
-            terms[name] = memory(c["dim"], c["num_memories"], rngs=rngs)
-    return Block(EnergyLayerNorm(c["dim"]), **terms)
+    "A block; the weights of attention are drawn first."
+    of = dict(normalize=c["normalize"])
+    if c["normalize"]:
+        of["beta"] = nnx.Param(4 / c["head_dim"] ** 0.5)
+    heads = EdgeAttention(c["dim"], c["num_heads"], c["head_dim"], **of, rngs=rngs)
+    signed = partial(SignedMemory, negative=0.25)
+    memory = signed if c["signs"] else HopfieldMemory
+    recall = memory(c["dim"], c["num_memories"], rngs=rngs)
+    return Block(EnergyLayerNorm(c["dim"]), attention=heads, memory=recall)
 
 
 class Varied(GraphClassifier):

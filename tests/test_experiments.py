@@ -75,10 +75,7 @@ def a_graph(rng, N=9):
     return EdgeIndex(*np.nonzero(upper | upper.T), N)
 
 
-@pytest.mark.parametrize(
-    "variant",
-    ["as-found", "normalized-heads", "signs", "both", "edge-sum", "beside-edge-sum"],
-)
+@pytest.mark.parametrize("variant", ["as-found", "normalized-heads", "signs", "both"])
 def test_every_variant_on_graphs_descends_its_energy(x64, variant):
     assert variant in graph_terms.VARIANTS
     rng = np.random.default_rng(1)
@@ -96,13 +93,12 @@ def a_weighted_graph(rng, N=9, H=2):
     return WeightedEdges(*map(jnp.asarray, (senders, receivers, linked, weights)))
 
 
-@pytest.mark.parametrize("variant", ["as-found", "both", "both-beside-edge-sum"])
+@pytest.mark.parametrize("variant", ["as-found", "both"])
 def test_every_variant_on_sets_descends_its_energy(x64, variant):
     c = set_terms.FOUND | set_terms.VARIANTS[variant] | dict(dim=6, num_heads=2)
     rng = np.random.default_rng(1)
     block = set_terms.block(c, nnx.Rngs(0))
     edges = a_weighted_graph(rng)
-    assert set(block.terms) == set(c["terms"])
     assert_gradient(block, jnp.asarray(rng.normal(size=(9, 6))), edges=edges)
 
 
