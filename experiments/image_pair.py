@@ -4,13 +4,9 @@
                       relative positions in the scores that start as distances,
                       normalized heads, a β of every head, memories with thresholds and
                       signs, learned step sizes and a gate
-    et-small          the same with matrices that start smaller: a standard deviation of
-                      1/√K instead of 1/√D, so that what all memories together say
-                      does not grow with their number
-    et-metric         the first with a step size for every channel, along the turning
+    et-metric         the same with a step size for every channel, along the turning
                       force, in place of the gate for every token
     et-maps           that with a map of its own for every step's sizes
-    et-gelu           et-metric with GELU in place of ReLU as the memories' activity
     transformer       a weight-shared transformer with a free table of relative positions
     transformer-gated the same with a factor for every channel of what its block adds,
                       from the same map as et-metric's
@@ -263,15 +259,6 @@ def metric(c: library.ImageConfig) -> LearnedMetric:
     return LearnedMetric(c.steps, c.dim, c.step_size)
 
 
-def gated_small(c: library.ImageConfig, rngs) -> library.Parts:
-    "Matrices of the block at 1/√K; the draws are the same."
-    parts = library.tiny_imagenet(c, rngs, gate(c))
-    terms = parts.block.attention, parts.block.memory
-    for W in (terms[0].Wq, terms[0].Wk, terms[1].xi):
-        W[...] = W[...] * (c.dim / c.num_memories) ** 0.5
-    return parts
-
-
 def true_hyperset(c: library.ImageConfig, rngs) -> library.Parts:
     start = library.wave_start(c, rngs)
     attention = RepellingAttention(c.dim, c.num_heads, c.head_dim, rngs=rngs)
@@ -282,9 +269,7 @@ def true_hyperset(c: library.ImageConfig, rngs) -> library.Parts:
 
 OWN = {
     "et": lambda c, rngs: library.tiny_imagenet(c, rngs, gate(c)),
-    "et-small": gated_small,
     "et-metric": lambda c, rngs: library.tiny_imagenet(c, rngs, metric(c)),
-    "et-gelu": lambda c, rngs: library.tiny_imagenet(c, rngs, metric(c), "gelu"),
     "transformer-bare": partial(library.transformer, table=False),
     "hyperset": lambda c, rngs: library.Parts(
         *library.wave_start(c, rngs), HyperSet(c, rngs=rngs)
@@ -297,7 +282,6 @@ _metric = dict(library.OLDER["tiny-imagenet"])
 del _metric["map_per_step"]
 _gate = {name: _metric[name] for name in _metric if name != "channel_steps"}
 library.OLDER |= {"et": _gate | dict(gate_steps=True), "et-metric": _metric}
-library.OLDER["et-gelu"] = _metric | dict(activation="gelu")
 
 STEPS = {
     "channels": metric,
@@ -314,7 +298,6 @@ def parts(
     normalize: bool = True,
     betas: str = "heads",  # "one" for all heads; "fixed"
     negative: float | None = 0.25,  # None: no signs, no thresholds
-    activation: str = "relu",
     sizes: str = "channels",  # of `STEPS`
     start=library.wave_start,  # MASK and positions of the tokens
     heads=library.tied_heads,
@@ -330,8 +313,8 @@ def parts(
     attention = dict(beta=beta, normalize=normalize, positions=bias) | attention
 
     def memory():  # the one with signs is drawn after the other
-        plain = HopfieldMemory(c.dim, c.num_memories, activation, rngs=rngs)
-        signed = c.dim, c.num_memories, negative, activation
+        plain = HopfieldMemory(c.dim, c.num_memories, rngs=rngs)
+        signed = c.dim, c.num_memories, negative
         return plain if negative is None else SignedMemory(*signed, rngs=rngs)
 
     sized = partial(heads, c.dim, c.num_heads, c.head_dim, **attention)
@@ -365,8 +348,6 @@ DESIGNS = {
     "et": Design("et", "gate"),
     "et-metric": Design("et-metric", "map"),
     "et-maps": Design("tiny-imagenet", "map"),
-    "et-gelu": Design("et-gelu", "map"),
-    "et-small": Design("et-small", "gate"),
     "transformer": Design("transformer", kind=ConventionalModel),
     "transformer-gated": Design("transformer", "map", GatedConventionalModel),
     "transformer-maps": Design("transformer", "map", MappedConventionalModel),

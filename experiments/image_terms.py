@@ -11,7 +11,6 @@ make up for the operations, so all cost as much as the transformer of that compa
     fixed beta           β stays 4/√Y
     without signs        all memories attract, no thresholds
     half negative        half of the memories repel, a quarter in the model
-    gelu                 GELU in place of ReLU as the memories' activity
     token sizes          a gate for every token in place of a size for every channel
     learned steps        neither: a learned α for every step
     fixed steps          α = 1
@@ -68,7 +67,6 @@ VARIANTS: dict[str, tuple[dict, dict]] = {  # changes of parts, and of numbers
     "fixed beta": (dict(betas="fixed"), {}),
     "without signs": (dict(negative=None), {}),
     "half negative": (dict(negative=0.5), {}),
-    "gelu": (dict(activation="gelu"), {}),
     "token sizes": (dict(sizes="tokens"), {}),
     "learned steps": (dict(sizes="steps"), dict(step_size=1.0)),
     "fixed steps": (dict(sizes="fixed"), dict(step_size=1.0)),

@@ -156,9 +156,7 @@ def plain(c: ImageConfig, rngs: nnx.Rngs, scale: float | None = None) -> Parts:
     return Parts(mask, positions, paper_block(c, rngs, init_scale=scale))
 
 # %% ../../nbs/21_image_model.ipynb #21patinyim
-def tiny_imagenet(
-    c: ImageConfig, rngs: nnx.Rngs, solver=None, activation="relu"
-) -> Parts:
+def tiny_imagenet(c: ImageConfig, rngs: nnx.Rngs, solver=None) -> Parts:
     """Waves, biases by relative position, heads of fixed length with a β each, memories
     that attract and repel, and learned steps: what comes trained with the library.
     """
@@ -173,7 +171,7 @@ def tiny_imagenet(
         rngs=rngs,
     )
     rngs.params()  # the runs in results/ drew here once more
-    memory = SignedMemory(c.dim, c.num_memories, 0.25, activation, rngs=rngs)
+    memory = SignedMemory(c.dim, c.num_memories, 0.25, rngs=rngs)
     block = Block(EnergyLayerNorm(c.dim), attention=attention, memory=memory)
     learned = LearnedMetric(c.steps, c.dim, c.step_size, map_per_step=True)
     return Parts(mask, positions, block, solver or learned)
