@@ -1098,10 +1098,4 @@ d = { 'settings': { 'branch': 'main',
                                        'et_nbdev.vision.train.summarize': ('engine/pictures.html#summarize', 'et_nbdev/vision/train.py'),
                                        'et_nbdev.vision.train.train': ('image_train.html#train', 'et_nbdev/vision/train.py'),
                                        'et_nbdev.vision.train.training_loss': ( 'image_train.html#training_loss',
-                                                                                'et_nbdev/vision/train.py')},
-            'et_nbdev.vision.windows': { 'et_nbdev.vision.windows._check_large': ( 'windows.html#_check_large',
-                                                                                   'et_nbdev/vision/windows.py'),
-                                         'et_nbdev.vision.windows._starts': ('windows.html#_starts', 'et_nbdev/vision/windows.py'),
-                                         'et_nbdev.vision.windows._weights': ('windows.html#_weights', 'et_nbdev/vision/windows.py'),
-                                         'et_nbdev.vision.windows.complete_large': ( 'windows.html#complete_large',
-                                                                                     'et_nbdev/vision/windows.py')}}}
+                                                                                'et_nbdev/vision/train.py')}}}

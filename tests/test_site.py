@@ -257,7 +257,7 @@ DRAWINGS = """04_attention:fig-chase 06_block:fig-blocks 50_explorer:fig-dials
     00_one_sitting:fig-first 01_recall:fig-plane 32_anomaly:fig-why
     35_anomaly_results:fig-margins 40_classification_results:fig-folds
     32_anomaly:fig-graph 05_memory:fig-wells"""
-PHOTOGRAPHS = """22_image_train:fig-photographs 20_image_data:fig-task 23_windows:fig-large
+PHOTOGRAPHS = """22_image_train:fig-photographs 20_image_data:fig-task 23_larger:fig-large
     20_image_data:fig-fills 21_image_model:fig-pipeline
     22_image_train:fig-cifar 21_image_model:fig-parts
     24_image_results:fig-reconstructions"""
