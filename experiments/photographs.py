@@ -17,16 +17,17 @@ from dataclasses import asdict, replace
 import image_pair
 import image_rest as rest
 import jax
-from runs import RESULTS, RUNS, keep, options, parameters_of
+from runs import RUNS, keep, options, parameters_of
 
 from et_nbdev.training import OptimConfig, provenance
 from et_nbdev.vision.data import FILLS, fills_from
-from et_nbdev.vision.model import from_pretrained, save_model
+from et_nbdev.vision.model import from_pretrained, plot_completion, save_model
 from et_nbdev.vision.train import (
     CONFIGS,
     drawn_batch,
     evaluate,
     evaluate_fill,
+    held_out_batches,
     prepare,
     summarize,
 )
@@ -65,12 +66,17 @@ def main(argv=None):
         errors[name] = evaluate_fill(fill, images["test"], config.model, n)
     row = summarize(errors) | rest.score(model, config, images["test"]) | how
     row |= dict(split="test", data="clothes", config=asdict(config))
+    row["command"] = "python experiments/photographs.py --data FOLDER"
+    row["note"] = "It began with the weights of `tiny-imagenet`, resized"
     row |= dict(parameters=parameters_of(model), forward_flops=model.flops)
     row |= dict(best_step=fit.best_step, training_seconds=fit.history[-1]["seconds"])
     args.out.mkdir(exist_ok=True)
     keep(args.out / "metrics.json", row)
     meta = {"step": fit.best_step, "seed": config.seed, **provenance()}
     save_model(args.out / "model.safetensors", model, meta)
+    some = next(held_out_batches(images["test"], config.model, n, batch_size=5))
+    plot_completion(model, *some, times=(1, 2, T, 8 * T))
+    plt.savefig(args.out / "completion.jpg", dpi=200, pil_kwargs=dict(quality=90))
     for name, error in row["masked_patch_mse"].items():
         print(f"{name:<24} {error:.4f}")
 

@@ -130,9 +130,8 @@ def count(config):
 
 def test_a_resized_model_sees_as_far_as_before(rich):
     equal(rich.resized(8)(*GIVEN), rich(*GIVEN))
-    patches = np.zeros((2, 36, 48), np.float32)
-    patches[1, 35] = 1
-    seen = rich.resized(24)(jnp.asarray(patches), jnp.zeros((2, 36), bool), steps=1)
+    patches = jnp.zeros((2, 36, 48)).at[1, 35].set(1)
+    seen = rich.resized(24)(patches, jnp.zeros((2, 36), bool), steps=1)
     # neighbors, and theirs: as a key a token is pulled by whom its neighbors attend to
     corner = [21, 22, 23, 27, 28, 29, 33, 34, 35]
     assert np.flatnonzero((seen[0] != seen[1]).any(-1)).tolist() == corner
