@@ -17,7 +17,8 @@ from dataclasses import asdict, replace
 import image_pair
 import image_rest as rest
 import jax
-from runs import RUNS, keep, options, parameters_of
+import matplotlib.pyplot as plt
+from runs import RUNS, keep, options
 
 from et_nbdev.training import OptimConfig, provenance
 from et_nbdev.vision.data import FILLS, fills_from
@@ -39,12 +40,9 @@ def main(argv=None):
     parser = options(__doc__, "photographs")
     parser.add_argument("--data", required=True, help="folder of the pictures")
     args = parser.parse_args(argv)
-    base, model = (
-        CONFIGS["tiny-imagenet"],
-        from_pretrained("tiny-imagenet").resized(128),
-    )
-    few = dict(batch_size=16, every=200, validate_on=100)
-    config = replace(base, model=model.config, optim=OPTIM, data=args.data, **few)
+    model = from_pretrained("tiny-imagenet").resized(128)
+    how = dict(optim=OPTIM, batch_size=16, every=200, validate_on=100, data=args.data)
+    config = replace(CONFIGS["tiny-imagenet"], model=model.config, **how)
     config, images = prepare(config)
     model.config, n, T = config.model, config.num_occluded, config.model.steps
     images = {split: own[:] for split, own in images.items()}
@@ -68,7 +66,6 @@ def main(argv=None):
     row |= dict(split="test", data="clothes", config=asdict(config))
     row["command"] = "python experiments/photographs.py --data FOLDER"
     row["note"] = "It began with the weights of `tiny-imagenet`, resized"
-    row |= dict(parameters=parameters_of(model), forward_flops=model.flops)
     row |= dict(best_step=fit.best_step, training_seconds=fit.history[-1]["seconds"])
     args.out.mkdir(exist_ok=True)
     keep(args.out / "metrics.json", row)
