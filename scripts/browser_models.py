@@ -38,7 +38,7 @@ def halved(content: bytes) -> bytes:
 
 # small models stay as they are
 PACKED = {
-    "tiny-imagenet": halved,
+    "photographs": halved,
     "digits": bytes,
     "sudoku-4": bytes,
     "sudoku-6": halved,

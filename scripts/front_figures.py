@@ -35,17 +35,16 @@ def board():
     picture.save(OUT / "board.png", optimize=True)
 
 
-def row(pictures, scale=2, gap=8):
-    "Pictures side by side, every pixel `scale` pixels wide, none of them blended."
+def row(pictures, gap=8):
+    "Pictures side by side."
     bytes_ = np.clip(pictures * 255 + 0.5, 0, 255).astype(np.uint8)
-    big = np.kron(bytes_, np.ones((1, scale, scale, 1), np.uint8))
-    space = np.full((big.shape[1], gap, 3), 255, np.uint8)
-    return np.concatenate([part for p in big for part in (space, p)][1:], 1)
+    space = np.full((bytes_.shape[1], gap, 3), 255, np.uint8)
+    return np.concatenate([part for p in bytes_ for part in (space, p)][1:], 1)
 
 
 def descent():
     "Photographs with holes (6, S, S, 3), completed (T+1, 6, S, S, 3), and energies."
-    model = from_pretrained("tiny-imagenet")
+    model = from_pretrained("photographs")
     c, photos = model.config, photographs(model.config.image_size)
     hidden = occlude(jax.random.key(1), len(photos), c.num_tokens, c.num_tokens // 2)[0]
     hidden = np.asarray(hidden)

@@ -134,7 +134,7 @@ function attend(Q, K, beta, bias, N, Y) {
     energy -= (top + Math.log(sum)) / beta;
     for (let b = 0; b < N; b++) {
       const p = P[b] / sum;
-      if (p === 0) continue;
+      if (p < 1e-20) continue; // too far away
       for (let i = 0; i < Y; i++) {
         pullQ[c * Y + i] += p * K[b * Y + i];
         pullK[b * Y + i] += p * Q[c * Y + i];
@@ -142,6 +142,15 @@ function attend(Q, K, beta, bias, N, Y) {
     }
   }
   return { energy, pullQ, pullK };
+}
+
+/** The part of a force that turns a token, and does not stretch it. */
+function turning(x, force) {
+  const mean = (entry) => x.reduce((sum, _, i) => sum + entry(i), 0) / x.length;
+  const [middle, push] = [mean((i) => x[i]), mean((i) => force[i])];
+  const along =
+    mean((i) => (x[i] - middle) * force[i]) / (mean((i) => (x[i] - middle) ** 2) + EPS);
+  return force.map((u, i) => u - push - along * (x[i] - middle));
 }
 
 // --- the model ---
@@ -235,36 +244,32 @@ export class EnergyTransformer {
   step(x, seen, t, weights = { attention: 1, memory: 1 }) {
     const D = this.config.dim;
     const next = new Float32Array(x.length);
+    const sizes = this.get("solver.c") && this.channelSizes(seen.g, t);
     for (let n = 0; n < this.N; n++) {
       const own = (array) => array.subarray(n * D, (n + 1) * D);
       const memory = own(seen.memory.update);
       const force = own(seen.attention.update).map(
         (u, i) => weights.attention * u + weights.memory * memory[i],
       );
-      const move = this.get("solver.c")
-        ? this.perChannel(own(x), own(seen.g), force, t)
+      const size = sizes && own(sizes);
+      const move = sizes
+        ? turning(own(x), force).map((u, i) => size[i] * u)
         : force.map((u) => this.stepSize(t) * u);
       next.set(own(x).map((entry, i) => entry + move[i]), n * D);
     }
     return next;
   }
 
-  /** The move along the turning part of a force, with a size for every channel. */
-  perChannel(x, g, force, t) {
+  /** α_t sigmoid(c_t + W_t g): the size of step t for every token and channel. */
+  channelSizes(g, t) {
     const D = this.config.dim;
-    const mean = (entry) => x.reduce((sum, _, i) => sum + entry(i), 0) / D;
-    const [middle, push] = [mean((i) => x[i]), mean((i) => force[i])];
-    const along =
-      mean((i) => (x[i] - middle) * force[i]) / (mean((i) => (x[i] - middle) ** 2) + EPS);
-    const names = ["log_alpha", "c", "W"];
-    const [sizes, c, W] = names.map((name) => this.get(`solver.${name}`));
-    const now = Math.min(t, sizes.length - 1);
+    const [c, W] = [this.get("solver.c"), this.get("solver.W")];
+    const now = Math.min(t, c.length / D - 1);
     const map = W.length > D * D ? W.subarray(now * D * D, (now + 1) * D * D) : W;
-    return force.map((u, i) => {
-      const logit = g.reduce((sum, entry, j) => sum + map[i * D + j] * entry, c[now * D + i]);
-      const turning = u - push - along * (x[i] - middle);
-      return (Math.exp(sizes[now]) * turning) / (1 + Math.exp(-logit));
-    });
+    const sizes = new Float32Array(g.length);
+    multiply(sizes, g, transposed(map, D, D), this.N, D, D);
+    const size = (logit, at) => this.stepSize(t) / (1 + Math.exp(-logit - c[now * D + (at % D)]));
+    return sizes.map(size);
   }
 
   /** α of step t: learned, or the configuration's. */

@@ -6,22 +6,21 @@ import { ImageEnergyTransformer, readSafetensors } from "./engine.js";
 import { button, curveOf, drawCurves, element, fetched, rounded, slider, whenSeen } from "./parts.js";
 
 const HIDDEN = "#c8a2c8";
-const STEPS = 12; // as far as time can be dragged
 const PACE = 80; // milliseconds that a step stays on the screen, at least
 const STILL = matchMedia("(prefers-reduced-motion: reduce)").matches; // only the end
 
-// The models, with their pictures side by side in one file.
+// The models, with their pictures side by side in one file, and how far time can be dragged.
 const MODELS = [
   {
-    title: "photographs, 64 × 64",
-    file: "tiny-imagenet",
-    sheet: "photographs",
+    title: "photographs, 128 × 128",
+    file: "photographs",
+    last: 48,
     name: (i) => `photograph ${i + 1}`,
   },
   {
     title: "digits, 8 × 8",
     file: "digits",
-    sheet: "digits",
+    last: 12,
     name: (i) => `a handwritten ${i}`,
   },
 ];
@@ -50,10 +49,10 @@ function pixelsOf(picture, { image_size: S, channels: C }, i = undefined) {
 }
 
 /** A model and its pictures. */
-async function load({ file, sheet }) {
+async function load({ file }) {
   const bytes = await (await fetched(`${file}.safetensors`)).arrayBuffer();
   const net = new ImageEnergyTransformer(readSafetensors(bytes));
-  return { net, pictures: await picturesOf(sheet, net.config) };
+  return { net, pictures: await picturesOf(file, net.config) };
 }
 
 class Player {
@@ -79,10 +78,8 @@ class Player {
       },
     });
     this.curve = curveOf(150);
-    this.time = slider("time t", { min: 0, max: STEPS, value: 0 }, (e) => {
-      this.playing = false;
-      this.show(+e.target.value);
-    });
+    const range = { min: 0, max: this.model.last, value: 0 };
+    this.time = slider("time t", range, (e) => this.drag(+e.target.value));
     this.attention = slider("attention ×", { min: 0, max: 2, step: 0.1, value: 1 }, weight);
     this.memory = slider("memory ×", { min: 0, max: 2, step: 0.1, value: 1 }, weight);
     const own = element("input", { type: "file", accept: "image/*", hidden: true });
@@ -206,6 +203,7 @@ class Player {
     });
     if (model !== this.model) return; // another one was chosen meanwhile
     this.net = net;
+    this.time.input.max = model.last;
     this.side = net.side;
     this.cursor = 0;
     this.masked = Array(net.N).fill(false);
@@ -261,6 +259,7 @@ class Player {
     this.x = this.net.encode(this.net.patchify(this.pixels), this.masked);
     this.path = [];
     this.playing = play;
+    this.goal = this.net.config.steps;
     this.look();
     this.show(0);
     this.shown = performance.now();
@@ -280,16 +279,24 @@ class Player {
   }
 
   advance(now) {
-    if (this.path.length <= STEPS) this.step();
-    const depth = this.net.config.steps;
-    const next = STILL ? depth : this.t + 1;
-    const ready = next <= Math.min(this.path.length - 1, depth);
+    if (this.path.length <= this.goal) this.step();
+    const next = STILL ? this.goal : this.t + 1;
+    const ready = next <= Math.min(this.path.length - 1, this.goal);
     if (this.playing && ready && now - this.shown >= PACE) {
       this.show(next);
       this.shown = now;
     }
-    this.playing &&= this.t < depth;
-    if (this.playing || this.path.length <= STEPS) this.next();
+    this.playing &&= this.t < this.goal;
+    if (this.playing || this.path.length <= this.goal) this.next();
+  }
+
+  /** Time is dragged: to a state that is known, or on to one that is not yet. */
+  drag(t) {
+    this.playing = t >= this.path.length;
+    if (!this.playing) return this.show(t);
+    this.goal = t;
+    cancelAnimationFrame(this.frame);
+    this.next();
   }
 
   step() {
@@ -310,7 +317,7 @@ class Player {
     const { attention, memory } = this.path[this.t];
     const E = rounded(attention + memory);
     const depth = this.net.config.steps;
-    const beyond = this.t > depth ? `, beyond the ${depth} steps it was trained for` : "";
+    const beyond = this.t > depth ? `, beyond T = ${depth}` : "";
     const hidden = this.masked.filter(Boolean).length;
     // read out where the descent ends, not at every step of it
     this.status.setAttribute("aria-live", this.playing && this.t < depth ? "off" : "polite");
@@ -360,7 +367,7 @@ class Player {
       ["attention", "note", "#0072b2", over((p) => p.attention)],
       ["memory", "warning", "#d55e00", over((p) => p.memory)],
     ];
-    const range = { t: this.t, last: STEPS, low: -1, high: 0 };
+    const range = { t: this.t, last: this.model.last, low: -1, high: 0 };
     drawCurves(this.curve, "energy, from its start", curves, range);
     const total = this.path.map((p) => (p.attention + p.memory).toFixed(1));
     this.curve.setAttribute("aria-label", `Energy at t = 0, 1, …: ${total.join(", ")}`);
