@@ -356,13 +356,13 @@ class _Explorer:
         self.model, self._held = model, False
         c, T = model.config, model.config.steps
         step, times = dict(min=-2, max=1.5), dict(base=2, min=-4, max=4)
-        self.t = w.IntSlider(T, 0, 3 * T, description="time t")
+        self.t = w.IntSlider(T, 0, 8 * T, description="time t")
         self.alpha = w.FloatLogSlider(c.step_size, **step, description="step α")
         self.beta = w.FloatLogSlider(1.0, **times, description="β, times")
         self.solver = w.Dropdown(options=list(_SOLVERS), description="solver")
         dial = lambda name: w.FloatSlider(1.0, min=0.0, max=2.0, description=name)
         self.weights = {name: dial(name.replace("_", " ")) for name in block.names}
-        play = w.Play(T, max=3 * T, interval=600, repeat=True)
+        play = w.Play(T, max=8 * T, interval=600, repeat=True)
         w.jslink((play, "value"), (self.t, "value"))
         self.reset = w.Button(description="as trained")
         self.message, self.view = w.HTML(), w.HTML().add_class("et-view")

@@ -201,7 +201,7 @@ def test_no_turn_of_a_dial_makes_a_new_program(traces):
 
 def test_what_is_shown_is_the_path_of_the_dials(explorer):
     explorer.reset.click()
-    steps, own = 3 * C.steps, dict(attention=1.0, memory=1.0)
+    steps, own = 8 * C.steps, dict(attention=1.0, memory=1.0)
     trained = dict(alpha=0.3, beta=1.0, steps=steps, solver="Euler", weights=own)
     assert explorer.settings == trained
     first = explorer.view.value

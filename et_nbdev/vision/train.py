@@ -509,10 +509,10 @@ def _main(argv: list[str] | None = None) -> None:
 
 # %% ../../nbs/engine/pictures.ipynb #4333reportb2x1
 def _complete_photographs(out: Path):
-    """Complete six photographs with the Tiny ImageNet model of the library: print their
-    mean energy at each step, write the figures into `out`.
+    """Complete six photographs with the model of the library for them: print their mean
+    energy at each step, write the figures into `out`.
     """
-    model = from_pretrained("tiny-imagenet")
+    model = from_pretrained("photographs")
     N, photos = model.config.num_tokens, photographs(model.config.image_size)
     occluded = np.asarray(occlude(jax.random.key(1), len(photos), N, N // 2)[0])
     said = (
