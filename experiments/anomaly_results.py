@@ -159,7 +159,8 @@ def draws(space: dict, number: int) -> list[dict]:
     number = min(number, len(points))
     for seed in count():
         choice = np.random.default_rng(seed).choice
-        chosen |= dict.fromkeys(choice(len(points), BATCH, replace=False))
+        some = choice(len(points), min(BATCH, len(points)), replace=False)
+        chosen |= dict.fromkeys(some)
         if len(chosen) >= number:
             return [dict(zip(space, points[i])) for i in list(chosen)[:number]]
 
