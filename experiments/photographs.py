@@ -65,7 +65,6 @@ def main(argv=None):
     row = summarize(errors) | rest.score(model, config, images["test"]) | how
     row |= dict(split="test", data="clothes", config=asdict(config))
     row["command"] = "python experiments/photographs.py --data FOLDER"
-    row["note"] = "It began with the weights of `tiny-imagenet`, resized"
     row |= dict(best_step=fit.best_step, training_seconds=fit.history[-1]["seconds"])
     args.out.mkdir(exist_ok=True)
     keep(args.out / "metrics.json", row)
@@ -74,8 +73,6 @@ def main(argv=None):
     some = next(held_out_batches(images["test"], config.model, n, batch_size=5))
     plot_completion(model, *some, times=(1, 2, T, 8 * T))
     plt.savefig(args.out / "completion.jpg", dpi=200, pil_kwargs=dict(quality=90))
-    for name, error in row["masked_patch_mse"].items():
-        print(f"{name:<24} {error:.4f}")
 
 
 if __name__ == "__main__":
