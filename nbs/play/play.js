@@ -343,6 +343,7 @@ class Player {
     context.drawImage(this.thumbnail(shown), 0, 0, width, width);
     const corner = (n) => [(n % this.side) * size, Math.floor(n / this.side) * size];
     context.lineWidth = 1;
+    context.globalAlpha = this.t === 0 ? 1 : 0.4; // that the picture be seen
     this.masked.forEach((hidden, n) => {
       if (!hidden) return;
       const [x, y] = corner(n);
@@ -350,6 +351,7 @@ class Player {
       if (this.t === 0) context.fillRect(x, y, size, size);
       else context.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
     });
+    context.globalAlpha = 1;
     if (document.activeElement === this.canvas) {
       const [x, y] = corner(this.cursor);
       context.strokeStyle = "#d55e00";
