@@ -66,14 +66,12 @@ class Detector(anomaly.AnomalyEnergyTransformer):
     ):
         super().__init__(num_features, config, rngs=nnx.Rngs(seed))
         self.blocks = nnx.List([block(variant, config, nnx.Rngs(seed))])
-        self.variant, alpha = variant, config.step_size
-        if variant == "learned-steps":  # the gate starts at ½
-            self.learned = GatedEuler(config.steps, 2 * alpha, config.dim)
+        sizes = config.steps, 2 * config.step_size, config.dim  # the gate starts at ½
+        self.learned = GatedEuler(*sizes) if variant == "learned-steps" else None
 
     def __call__(self, features, edges, *, rngs=None):
         c, (block,), (kind,) = self.config, self.blocks, edges
-        learned = self.variant == "learned-steps"
-        solver = self.learned if learned else Euler(c.step_size)
+        solver = self.learned or Euler(c.step_size)
         x = self.encode(features)
         end = descend(block, x, c.steps, solver=solver, **anomaly.along(block, kind))[0]
         read = jnp.concatenate([block.norm(x), block.norm(end)], -1)

@@ -37,12 +37,7 @@ def halved(content: bytes) -> bytes:
 
 
 # small models stay as they are
-PACKED = {
-    "photographs": halved,
-    "digits": bytes,
-    "sudoku-4": bytes,
-    "sudoku-6": halved,
-}
+PACKED = {"photographs": halved, "digits": bytes, "sudoku-4": bytes, "sudoku-6": halved}
 
 
 def source(name: str):

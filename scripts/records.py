@@ -286,6 +286,7 @@ def small_pictures():
 
 # --- odd nodes ---
 
+OFFICIAL = ("minesweeper", "official"), ("tolokers", "official")
 GRAPHS = [(data, share) for data in ("tolokers", "amazon-upu") for share in (0.01, 0.4)]
 
 
@@ -325,7 +326,7 @@ def odd_nodes():
         run["features"] = run["config"].get("scale", "")
     bases = "et et-2hop boosting-2hop bwgnn et-2hop-labels bwgnn-2hop-labels mlp"
     digits = ("digits-relations", 0.01), ("digits-relations", 0.4)
-    others = *digits, ("amazon-upu-alike", 0.4), ("minesweeper", "official")
+    others = *digits, ("amazon-upu-alike", 0.4), *OFFICIAL
     for data, share in (*GRAPHS, *others):
         own = {k[2]: by for k, by in found.items() if k[:2] == (data, share)}
         own = {k: by for k, by in own.items() if not k.startswith("et ")}
