@@ -72,7 +72,7 @@ def main(argv=None):
     save_model(args.out / "model.safetensors", model, meta)
     some = next(held_out_batches(images["test"], config.model, n, batch_size=5))
     plot_completion(model, *some, times=(1, 2, T, 8 * T))
-    plt.savefig(args.out / "completion.jpg", dpi=200, pil_kwargs=dict(quality=90))
+    plt.savefig(args.out / "completion.jpg", dpi=130, pil_kwargs=dict(quality=90))
 
 
 if __name__ == "__main__":
