@@ -72,7 +72,8 @@ def card(path):
     metrics = one(f"{name}/metrics")
     config, c = metrics["config"], meta["config"]["model"]
     p, batch = c["patch_size"], config["batch_size"]
-    alone = metrics | {"steps": meta["step"], "seconds": metrics["training_seconds"]}
+    steps, seconds = config["optim"]["steps"], metrics["training_seconds"]
+    alone = metrics | {"steps": steps, "seconds": seconds}
     (run,) = metrics.get("training", [alone])
     kind = NEWER if newer(c)["recipe"] == "tiny-imagenet" else f"α = {c['step_size']:g}"
     own = f" {maps:,} of them in the maps of its step sizes"
@@ -88,7 +89,7 @@ def card(path):
         "steps": f"{run['steps']:,}",
         "batch": batch,
         "minutes": f"{run['seconds'] / 60:.0f}",
-        "seen": f"{meta['step'] * batch:,}",
+        "seen": f"{run['steps'] * batch:,}",
         "seeds": seeds(metrics),
         "best_step": f"{run['best_step']:,}",
         "day": run["date"][:10],
