@@ -15,7 +15,7 @@ Each is trained on the splits 0, 1 and 2 with 40 % of the labels; seeds of the w
 are those of the splits. Validation nodes judge; scores on test nodes are kept beside.
 
     python experiments/graph_terms.py                            # all runs
-    python experiments/graph_terms.py --only edge-sum --seeds 1  # some
+    python experiments/graph_terms.py --only both --seeds 1  # some
 
 Each run is one file in results/graph-terms, and one whose file stands is not made again.
 """

@@ -1,15 +1,16 @@
 """Complete photographs of 128 × 128 pixels in 256 patches: the Tiny ImageNet model that
 comes with the library, `resized`, is trained on with larger pictures that may be shown.
 
-They are photographs of clothes (CC0, github.com/alexeygrigorev/clothing-dataset-small),
-in a clone of that repository or its parquet files:
+They are photographs of clothes (CC0, github.com/alexeygrigorev/clothing-dataset-small).
+Ours were cut to squares of 144 pixels before (JPEG 92); a clone has larger ones:
 
     python experiments/photographs.py --data FOLDER
 
 The model is trained to stay, as `shown` in image_rest.py. Weights are chosen by the mean
 error of 100 validation pictures after T and 8 T steps. Test pictures are scored once,
-beside fills that know no or all training pictures: results/photographs. A command that
-was stopped goes on from its checkpoints in runs/photographs when it is given again.
+beside fills that know no or all training pictures: results/photographs, whose weights
+are then moved to the library by hand. A command that was stopped goes on from its
+checkpoints in runs/photographs when it is given again.
 """
 
 from dataclasses import asdict, replace

@@ -16,7 +16,7 @@ LIB = ROOT / "et_nbdev"
 
 # What no row may exceed. Lower a number where it has fallen.
 LIMITS = {
-    "lines of the library": 8_656,
+    "lines of the library": 8_616,
     "files of the library": 31,
     "lines of tests": 11_000,
     "lines of scripts, experiments and benchmarks": 5_000,
@@ -25,7 +25,7 @@ LIMITS = {
     "words of prose in lessons": 20_000,
     "words of the front page": 600,
     "rows of tables on the front page": 24,
-    "public names": 110,
+    "public names": 109,
     "private names that another file imports": 5,
 }
 

@@ -251,20 +251,23 @@ class ImageEnergyTransformer(nnx.Module):
     def resized(self, image_size: int) -> "ImageEnergyTransformer":
         """A copy for pictures of another size, in patches as large. Positions are
         interpolated; patches further apart than any in training do not attend to each
-        other. Raises ValueError if patches do not tile the picture.
+        other. Raises ValueError if patches do not tile the picture, or if attention
+        has no biases by relative position.
         """
         model, own = nnx.clone(self), self.config.side
+        parts = [part for _, part in nnx.iter_modules(model)]
+        biases = [part for part in parts if isinstance(part, RelativePositions)]
+        expect("recipe", biases, "one with relative positions", repr(self.config.recipe))
         c = model.config = replace(self.config, image_size=image_size)
         grid = self.positions[...].reshape(own, own, c.dim)
         grid = jax.image.resize(grid, (c.side, c.side, c.dim), "linear")
         model.positions = nnx.Param(grid.reshape(c.num_tokens, c.dim))
         apart = np.arange(1 - c.side, c.side)
         at, far = apart.clip(1 - own, own - 1) + own - 1, abs(apart) >= own
-        for _, part in nnx.iter_modules(model):
-            if isinstance(part, RelativePositions):
-                table = part.table[...][:, at[:, None], at]
-                table = jnp.where(far[:, None] | far, -100.0, table)
-                part.side, part.table = c.side, nnx.Param(table)
+        for bias in biases:
+            table = bias.table[...][:, at[:, None], at]
+            table = jnp.where(far[:, None] | far, -1e4, table)
+            bias.side, bias.table = c.side, nnx.Param(table)
         return model
 
     @property

@@ -203,7 +203,7 @@ class Player {
     });
     if (model !== this.model) return; // another one was chosen meanwhile
     this.net = net;
-    this.time.input.max = model.last;
+    this.time.input.max = this.last = model.last;
     this.side = net.side;
     this.cursor = 0;
     this.masked = Array(net.N).fill(false);
@@ -291,7 +291,8 @@ class Player {
   }
 
   /** Time is dragged: to a state that is known, or on to one that is not yet. */
-  drag(t) {
+  async drag(t) {
+    await this.wake();
     this.playing = t >= this.path.length;
     if (!this.playing) return this.show(t);
     this.goal = t;
@@ -310,7 +311,8 @@ class Player {
 
   show(t) {
     this.t = Math.min(t, this.path.length - 1);
-    this.time.input.value = this.t;
+    // a thumb that was dragged ahead stays there
+    this.time.input.value = this.playing && this.goal > this.net.config.steps ? this.goal : this.t;
     for (const { input, said } of [this.time, this.attention, this.memory]) said.textContent = input.value;
     this.draw();
     this.drawCurve();
@@ -320,7 +322,7 @@ class Player {
     const beyond = this.t > depth ? `, beyond T = ${depth}` : "";
     const hidden = this.masked.filter(Boolean).length;
     // read out where the descent ends, not at every step of it
-    this.status.setAttribute("aria-live", this.playing && this.t < depth ? "off" : "polite");
+    this.status.setAttribute("aria-live", this.playing && this.t < this.goal ? "off" : "polite");
     this.say(`t = ${this.t}: E = ${E}, ${hidden} of ${this.net.N} patches hidden${beyond}`);
   }
 
@@ -369,7 +371,7 @@ class Player {
       ["attention", "note", "#0072b2", over((p) => p.attention)],
       ["memory", "warning", "#d55e00", over((p) => p.memory)],
     ];
-    const range = { t: this.t, last: this.model.last, low: -1, high: 0 };
+    const range = { t: this.t, last: this.last, low: -1, high: 0 };
     drawCurves(this.curve, "energy, from its start", curves, range);
     const total = this.path.map((p) => (p.attention + p.memory).toFixed(1));
     this.curve.setAttribute("aria-label", `Energy at t = 0, 1, …: ${total.join(", ")}`);
