@@ -64,7 +64,8 @@ def main(argv=None):
     for name, fill in (FILLS | fills_from(images["train"])).items():
         errors[name] = evaluate_fill(fill, images["test"], config.model, n)
     row = summarize(errors) | rest.score(model, config, images["test"]) | how
-    row |= dict(split="test", data="clothes", config=asdict(config))
+    row |= dict(split="test", data="clothes")
+    row["config"] = asdict(replace(config, data="clothes"))
     row["command"] = "python experiments/photographs.py --data FOLDER"
     row |= dict(best_step=fit.best_step, training_seconds=fit.history[-1]["seconds"])
     args.out.mkdir(exist_ok=True)
