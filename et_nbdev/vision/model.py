@@ -257,8 +257,8 @@ class ImageEnergyTransformer(nnx.Module):
         model, own = nnx.clone(self), self.config.side
         parts = [part for _, part in nnx.iter_modules(model)]
         biases = [part for part in parts if isinstance(part, RelativePositions)]
-        expect("recipe", biases, "one with relative positions", repr(self.config.recipe))
         c = model.config = replace(self.config, image_size=image_size)
+        expect("recipe", biases, "one with relative positions", repr(c.recipe))
         grid = self.positions[...].reshape(own, own, c.dim)
         grid = jax.image.resize(grid, (c.side, c.side, c.dim), "linear")
         model.positions = nnx.Param(grid.reshape(c.num_tokens, c.dim))
