@@ -830,7 +830,7 @@ def test_the_demo_trains_and_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(image_train, "FILLS", {"mean of the open pixels": fill_mean})
     _demo_main(["--out", str(out)])
     printed = capsys.readouterr().out
-    assert shown[0] == (6, 64, 64, 3)
+    assert shown[0] == (6, 128, 128, 3)
     found = re.findall(r"mean energy +(\S+)", printed)
     energies = [float(e.replace(",", "")) for e in found]
     assert len(energies) == 7 and energies == sorted(energies, reverse=True)
