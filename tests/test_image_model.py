@@ -130,6 +130,8 @@ def count(config):
 
 def test_a_resized_model_sees_as_far_as_before(rich):
     equal(rich.resized(8)(*GIVEN), rich(*GIVEN))
+    with pytest.raises(ValueError, match="^recipe: .*relative positions, got 'plain'"):
+        build().resized(16)
     patches = jnp.zeros((2, 36, 48)).at[1, 35].set(1)
     seen = rich.resized(24)(patches, jnp.zeros((2, 36), bool), steps=1)
     # neighbors, and theirs: as a key a token is pulled by whom its neighbors attend to
