@@ -14,7 +14,7 @@ import numpy as np
 from runs import keep, options
 
 from et_nbdev.graph.anomaly import AnomalyConfig, AnomalyTraining
-from et_nbdev.graph.data import from_relations, split
+from et_nbdev.graph.data import Graph, from_relations, split
 from et_nbdev.graph.detector import AnomalyDetector
 from et_nbdev.training import OptimConfig
 
@@ -25,14 +25,22 @@ CONFIG = AnomalyTraining(
 )
 
 
+def transactions(count: int | None = None) -> tuple[Graph, np.ndarray]:
+    "The first purchases, and the time of each; None: all."
+    file = np.load(Path(os.environ["ET_DATA"], "graphs/anomaly/transactions.npz"))
+    features, labels, when = (file[k][:count] for k in ("features", "labels", "time"))
+    ends = {k: (file[f"{k}_senders"], file[f"{k}_receivers"]) for k in KINDS}
+    known = {k: np.maximum(*of) < len(labels) for k, of in ends.items()}
+    ends = {k: (s[known[k]], r[known[k]]) for k, (s, r) in ends.items()}
+    return from_relations(ends, features, labels, "transactions"), when
+
+
 def main():
     args = options(__doc__, "looking-ahead.json").parse_args()
-    file = np.load(Path(os.environ["ET_DATA"], "graphs/anomaly/transactions.npz"))
-    ends = {k: (file[f"{k}_senders"], file[f"{k}_receivers"]) for k in KINDS}
-    graph = from_relations(ends, file["features"], file["labels"], "transactions")
+    graph, moments = transactions()
     warnings.simplefilter("ignore")  # trees that win are a result here
     found = {}
-    for name, when in {"at random": None, "ahead": file["time"]}.items():
+    for name, when in {"at random": None, "ahead": moments}.items():
         began, parts = time.time(), split(graph, time=when)
         detector = AnomalyDetector(CONFIG).fit(graph, split=parts)
         shares = [float(graph.labels[ids].mean()) for ids in parts]

@@ -3,6 +3,7 @@ on where they stopped, and run nothing twice.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 
 import anomaly_results as script
@@ -18,8 +19,8 @@ FEW = "--ratios 0.4 --trials 2 --seeds 2 --epochs 3".split()
 @pytest.fixture(autouse=True)
 def data(monkeypatch, tmp_path):
     monkeypatch.setenv("ET_DATA", str(tmp_path))
-    for cached in (script.graph_of, script.features_of, script.edges_of):
-        cached.cache_clear()
+    for cached in ("graph_of", "features_of", "edges_of", "ahead"):
+        getattr(script, cached).cache_clear()
     return tmp_path
 
 
@@ -47,7 +48,8 @@ def test_a_row_of_yelpchi_from_its_file(data, monkeypatch):
             scores = [*run["validation"].values(), *run["test"].values()]
             assert all(0 <= score <= 1 for score in scores if score is not None)
         assert row["commit"] and row["config"] == row["runs"][0]["config"]
-    best = max(found["mlp"]["trials"], key=script.merit)  # by validation alone
+    by = partial(script.merit, 0.4)  # validation alone
+    best = max(found["mlp"]["trials"], key=by)
     assert best["config"] == found["mlp"]["config"]
     part = found["et-no-attention"]["config"]
     assert part == found["et"]["config"] | {"num_heads": 0}
@@ -137,4 +139,34 @@ def test_published_splits_are_used_as_published(data, monkeypatch):
     assert row["config"] == best["config"] and len(row["runs"]) == 2
     assert by == ["auprc"] * 4
     low = dict(macro_f1=1.0, auroc=1.0, auprc=0.25)
-    assert script.merit(dict(official=True, validation=low)) == 0.25
+    assert script.merit("official", dict(validation=low)) == 0.25
+
+
+def test_splits_that_look_ahead_know_nothing_later(data, monkeypatch):
+    "A split trains on the past, and neither its labels nor its graph know the future."
+    N, folder = 300, data / "graphs/anomaly"
+    labels = np.where(np.arange(N) % 3, np.arange(N) % 2, -1)
+    file = dict(features=np.eye(N, 4), labels=labels.astype(np.int8), time=np.arange(N))
+    for kind in ("source", "target", "location", "type"):
+        file |= {
+            f"{kind}_senders": np.arange(N),
+            f"{kind}_receivers": np.arange(N) // 2,
+        }
+    folder.mkdir(parents=True)
+    np.savez(folder / "transactions.npz", **file)
+    last = 0
+    for seed in range(5):
+        graph, (train, validation, test) = script.ahead(seed)
+        known = np.concatenate([train, validation, test])
+        assert (np.diff(known) > 0).all() and (labels[known] >= 0).all()
+        assert test[0] > last and test[-1] == graph.num_nodes - 1
+        assert graph.num_edges < 2 * graph.num_nodes
+        last = test[-1]
+    asked = []
+    monkeypatch.setattr(
+        script, "trained", lambda name, *of: asked.append(name) or labels
+    )
+    monkeypatch.setattr(script, "held_out", lambda *of: of)
+    for seed in (0, 3):
+        script.evaluate("transactions", "time", "mlp", dict(scale="rank"), seed, 1)
+    assert asked == ["transactions0", "transactions3"]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.test_util import check_grads
 from scipy.special import beta as beta_function
 from set_rivals import GIN, Agnostic, AgnosticConfig, GINConfig
 
@@ -114,6 +115,12 @@ def test_a_network_is_its_definition(name, options):
     x, A = np.asarray(g.features, np.float64), table(g)
     run = nnx.jit(lambda model, x, edges: model(x, edges))
     assert_close(run(model, jnp.asarray(x), model.prepare(g)), DENSE[name](model, x, A))
+
+
+@pytest.mark.parametrize("name", ["gcn", "bwgnn"])
+def test_gradients_pass_through_the_neighbors(name):
+    S = rivals.NETWORKS[name].prepare(graph())
+    check_grads(lambda x: rivals.propagate(S, x) ** 2, (jnp.ones((N, 2)),), 1, ["rev"])
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
