@@ -9,6 +9,8 @@ variant changes one thing on top of that, or on top of `both`:
     both                these two
     learned-step        α > 0 of each block is learned
     quiet, more-noise   no noise on the gradient in training, or five times as much
+    pictures            what pictures gain from: a size of steps for every channel, no
+                        weight decay, eight heads of four entries
 
 and rates, steps and widths. Each is trained on the first fold of a set, and judged by
 its validation graphs alone; no test graph is scored.
@@ -35,7 +37,7 @@ from et_nbdev.graph.sets import POSITIONS as KINDS
 from et_nbdev.graph.sets import Supply, learn_encoding, load_graphs
 from et_nbdev.memory import HopfieldMemory, SignedMemory
 from et_nbdev.norm import EnergyLayerNorm
-from et_nbdev.solvers import LearnedEuler
+from et_nbdev.solvers import LearnedEuler, LearnedMetric
 
 EPOCHS = {"NCI1": 40, "ENZYMES": 60}
 POSITIONS = 15
@@ -44,7 +46,7 @@ FOUND = dict(dim=32, num_heads=4, head_dim=8, num_memories=128)
 FOUND |= dict(num_positions=POSITIONS, positions="returns", readout="every")
 FOUND |= dict(blocks=4, steps=1, step_size=0.3, filter_size=1, noise=0.02)
 FOUND |= dict(lr=3e-3, weight_decay=0.05)
-FOUND |= dict(normalize=False, signs=False, learned=False)
+FOUND |= dict(normalize=False, signs=False, learned=False, channels=False)
 BOTH = dict(normalize=True, signs=True)
 VARIANTS = {
     "as-found": {},
@@ -60,6 +62,8 @@ VARIANTS = {
     "both-step-1": dict(**BOTH, step_size=1.0),
     "both-dropout": dict(**BOTH, dropout=0.3),
     "both-more-noise": dict(**BOTH, noise=0.1),
+    "pictures": BOTH
+    | dict(channels=True, weight_decay=0.0, num_heads=8, head_dim=4, noise=0.1),
 }
 
 
@@ -85,8 +89,13 @@ class Varied(GraphClassifier):
         edges = dict(num_edge_features=sizes.num_edge_features)
         super().__init__(*of, **edges, rngs=rngs)
         self.blocks = nnx.List(block(c, rngs) for _ in range(config.blocks))
-        solver = lambda: LearnedEuler(config.steps, config.step_size)
-        alone = [solver() for _ in range(config.blocks * c["learned"])]
+        T, alpha = config.steps, config.step_size
+        if c["channels"]:  # which take half of it at first
+            solver = lambda: LearnedMetric(T, config.dim, 2 * alpha)
+        else:
+            solver = lambda: LearnedEuler(T, alpha)
+        alone = c["learned"] or c["channels"]
+        alone = [solver() for _ in range(config.blocks * alone)]
         self.solvers = nnx.List(alone) if alone else None
 
     def __call__(self, batch, rngs=None):
