@@ -14,8 +14,9 @@ On published splits, tuned by average precision (ours with three trials, or none
         --seeds 10 --trials 8
 On card transactions, whose splits look ahead, in the same way:
     python experiments/anomaly_results.py --data transactions --ratios time --trials 8
-Changes to the Energy Transformer (its parts taken away, --search) start from what its
-own line found, and means over several starts from what theirs did, so that comes first.
+Changes to the Energy Transformer (other steps, its parts taken away) start from what
+its own line found, and means over several starts from what theirs did, so that comes
+first.
 """
 
 import json
@@ -115,7 +116,7 @@ MEANS = ("et-2hop", "et-2hop-labels", "bwgnn-2hop-labels")
 MEANS = {f"{line}-mean": line for line in MEANS}
 ALIKE = "-alike"  # after a graph's name: edges of a second kind, by `withalike`
 CARDS = "transactions"  # and after it, the number of a split
-BATCH = 8  # trials drawn at a time; the search starts from the best of the first ones
+BATCH = 8  # trials drawn at a time
 # Appendix D.1 and the public commands (without their dropout in the memory): one head
 # as wide as a token, K = 2D, T = 2, learned β
 PAPER = dict(scale="standard", degree=False, lr=1e-3, weight_decay=0.0, dropout=0.0)
@@ -128,25 +129,8 @@ ABLATIONS = {
     "et-no-memories": dict(num_memories=0),
     "et-no-attention": dict(num_heads=0),
 }
-several = dict(scale="rank", steps=3, dropout=0.0, lr=0.005)
-SEARCH = {
-    "et as found": {},
-    "et without degree": dict(degree=False),
-    "et values": dict(scale="standard"),
-    "et ranks": dict(scale="rank"),
-    "et values and ranks": dict(scale="both"),
-    **{f"et T = {T}": dict(steps=T) for T in (1, 2, 4, 8)},
-    **{f"et α = {a:g}": dict(step_size=a) for a in (0.25, 0.5, 1.0)},
-    "et β fixed": dict(learn_beta=False),
-    "et β = 1": dict(beta=1.0),
-    "et H = 4": dict(num_heads=4),
-    "et K = 512": dict(num_memories=512),
-    "et no dropout": dict(dropout=0.0),
-    **{f"et lr {lr:g}": dict(lr=lr) for lr in (0.001, 0.005)},
-    "et ranks, T = 3, no dropout, lr 0.005": several,
-    "et the paper's": PAPER,
-}
-CHANGES = ABLATIONS | SEARCH
+DEPTHS = {f"et T = {T}": dict(steps=T) for T in (1, 2, 4, 8)}
+CHANGES = ABLATIONS | DEPTHS
 
 
 def draws(space: dict, number: int) -> list[dict]:
@@ -235,20 +219,12 @@ def completion_loss(model, batch: Batch, key):
 
 
 def transformer(features, options: dict, kinds: int, start: int):
-    "The Energy Transformer of a setting, which may also fix β, or say where it starts."
     own, made = dict(options), dict(kinds=kinds, rngs=nnx.Rngs(start))
     if (terms := own.pop("terms", "as-found")) != "as-found":
         from graph_terms import Detector  # which needs what is above
 
         return Detector(features.shape[1], terms, AnomalyConfig(**own), start)
-    beta = own.pop("beta", None)
-    if not own.pop("learn_beta", True):
-        own["beta"] = own["head_dim"] ** -0.5
-    model = AnomalyEnergyTransformer(features.shape[1], AnomalyConfig(**own), **made)
-    for block in model.blocks if beta else ():
-        log_beta = block.attention.log_beta
-        log_beta[...] = jnp.full_like(log_beta[...], np.log(beta))
-    return model
+    return AnomalyEnergyTransformer(features.shape[1], AnomalyConfig(**own), **made)
 
 
 def optim_of(options: dict, epochs: int) -> OptimConfig:
@@ -330,16 +306,14 @@ def parts_of(data: str, ratio: float | str, seed: int) -> Split:
     return Split(*map(np.flatnonzero, found))
 
 
-def base(full: Path, first: bool = False) -> dict:
-    """The setting that changes and means start from: what the trials of a line found,
-    or their first batch. Raises ValueError until they have.
+def base(full: Path) -> dict:
+    """The setting that changes and means start from: what the trials of a line found.
+    Raises ValueError until they have.
     """
-    found = json.loads(full.read_text()) if full.exists() else {"trials": []}
-    if len(found["trials"]) < BATCH if first else "config" not in found:
+    found = json.loads(full.read_text()) if full.exists() else {}
+    if "config" not in found:
         raise ValueError(f"argument --lines: this needs another line first ({full})")
-    if not first:
-        return found["config"]
-    return max(found["trials"][:BATCH], key=partial(merit, found["ratio"]))["config"]
+    return found["config"]
 
 
 def fill(path: Path, record: dict, planned: list[dict], seeds: int, of, starts: int):
@@ -382,9 +356,6 @@ def parsed(argv: list[str] | None):
     several("--ratios", type=ratio, default=[0.01, 0.4], help=told)
     told, usual = f"of {', '.join(lines)}", [*LINES, *MEANS, *ABLATIONS]
     several("--lines", choices=lines, default=usual, help=told)
-    told = "instead of the lines: single changes to the best of the first"
-    told += f" {BATCH} trials of the Energy Transformer, on the first split"
-    add("--search", action="store_true", help=told)
     told = "configurations that each classifier may try"
     add("--trials", type=int, default=2 * BATCH, help=told)
     add(
@@ -393,10 +364,7 @@ def parsed(argv: list[str] | None):
     told = "full-batch steps of the neural networks"
     add("--epochs", type=int, default=100, help=told)
     add_part(parser)
-    args = parser.parse_args(argv)
-    if args.search:
-        args.lines, args.seeds = list(SEARCH), 1
-    return args
+    return parser.parse_args(argv)
 
 
 def work(args, data: str, ratio: float, line: str):
@@ -418,8 +386,7 @@ def work(args, data: str, ratio: float, line: str):
     elif CHANGES.get(line) is PAPER:
         record["config"] = PAPER
     else:
-        found = base(file(trained_as), line in SEARCH and is_share(ratio))
-        record["config"] = found | CHANGES.get(line, {})
+        record["config"] = base(file(trained_as)) | CHANGES.get(line, {})
     of = data, ratio, trained_as, args.epochs
     fill(path, record, planned, args.seeds, of, STARTS if line in MEANS else 1)
 

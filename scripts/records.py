@@ -352,9 +352,6 @@ def odd_nodes():
     ]
     terms = grouped(read("graph-terms"), "data", "variant"), "graph, variant"
     terms += ({"minus the tuned model": lambda k: (k[0], "as-found")},)
-    changes = {(k[0], k[2][3:]): by for k, by in found.items() if k[2][:3] == "et "}
-    changes = changes, "graph, change"
-    changes += ({"AUROC minus as found": lambda k: (k[0], "as found")},)
     return dict(
         files=len(found),
         trials=len(trials),
@@ -365,8 +362,6 @@ def odd_nodes():
         kinds=table(("graph", "line", *METRICS.values()), kinds),
         terms=(*terms, "validation.auroc"),
         terms_test=(*terms, "test.auroc"),
-        changes=(*changes, "validation.auroc"),
-        changes_test=(*changes, "test.auroc"),
         budgets=table(("graph", "labels", "line", "eight", "sixteen"), budgets),
     )
 

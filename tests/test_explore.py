@@ -215,7 +215,10 @@ def test_what_is_shown_is_the_path_of_the_dials(explorer):
         path = descend_picture(MODEL, image, hidden, **explorer.settings)
         same(explorer.path, path)
         t, total = explorer.t.value, path.energies.total
-        assert f"t = {t} of {steps}: E = {room._number(total[t])}," in explorer.message.value
+        assert (
+            f"t = {t} of {steps}: E = {room._number(total[t])},"
+            in explorer.message.value
+        )
     explorer.picture.value = "a"
     explorer.reset.click()
     assert explorer.view.value == first
