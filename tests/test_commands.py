@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,7 @@ import pytest
 
 from et_nbdev.commands import as_command, configure, out_folder
 from et_nbdev.graph import sets
-from et_nbdev.graph.data import DATASETS, Graph, load_graph, save_graph, split
+from et_nbdev.graph.data import DATASETS, Graph, load_graph, save_graph
 from et_nbdev.graph.detector import AnomalyDetector
 from et_nbdev.training import CheckpointError, OptimConfig, option, read_metrics
 from et_nbdev.vision.data import load_images
@@ -240,11 +240,3 @@ def test_a_command_warns_in_a_line():
     with as_command("tool"):
         assert said() == "tool: few pictures\n"
     assert said() != "tool: few pictures\n"
-
-
-def test_a_file_keeps_the_direction_of_its_edges_where_that_is_asked(tmp_path):
-    save_graph(replace(GRAPH, senders=[0], receivers=[1]), tmp_path / "g.npz")
-    one = load_graph(str(tmp_path / "g.npz"), symmetric=False)
-    assert one.num_edges == 1 and load_graph(str(tmp_path / "g.npz")).num_edges == 2
-    with pytest.raises(ValueError, match="no node is labeled"):
-        split(replace(GRAPH, labels=[-1, -1]))

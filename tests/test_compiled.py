@@ -372,27 +372,17 @@ def test_energies_are_at_least_single_precision_whoever_wrote_the_term():
 # one scan
 
 
-@pytest.mark.parametrize(
-    "lead, steps, step_size, shape, options",
-    [
-        ((2,), 3, 0.3, (2, 4, 4), dict(beta=nnx.Param(0.4))),
-        ((2, 2), 4, 0.02, (4, 4), dict(memory="softmax")),
-    ],
-)
-def test_scan_rematerialized_and_unrolled_are_the_same_in_values_and_gradients(
-    x64, lead, steps, step_size, shape, options
-):
+def test_scan_rematerialized_and_unrolled_are_the_same_in_values_and_gradients(x64):
     "As the loop that they stand for: test_compiled.py, nbs/07_dynamics.ipynb."
-    rng = np.random.default_rng(steps)
-    graphdef, state = nnx.split(blocks.block_of(**options))
-    x, v = blocks.tokens(*lead, 4, 6), rng.normal(size=(*lead, 4, 6))
-    w = rng.normal(size=(2, steps + 1, *lead))
-    mask = rng.random(shape) < 0.6
+    rng = np.random.default_rng(3)
+    graphdef, state = nnx.split(blocks.block_of(beta=nnx.Param(0.4)))
+    x, v = blocks.tokens(2, 4, 6), rng.normal(size=(2, 4, 6))
+    w, mask = rng.normal(size=(2, 4, 2)), rng.random((2, 4, 4)) < 0.6
 
     def run(state, x, **variant):
         "A loss of the last state and of every energy on the way, and all of them."
         block, given = nnx.merge(graphdef, state), dict(states=True, mask=mask)
-        last, path = descend(block, x, steps, step_size, **given, **variant)
+        last, path = descend(block, x, 3, 0.3, **given, **variant)
         parts = [jnp.vdot(v, last), *map(jnp.vdot, w, path.energies.values())]
         return sum(parts), (last, path)
 

@@ -538,30 +538,23 @@ def test_half_precision_is_close_trains_and_keeps_energies_in_single(
 # ------------------------------------------------------------------------------------
 # bad samples; what is no sample is in test_settings.py
 
-heads, memory, signed = (
-    lambda *args, kind=kind, **options: kind(*args, rngs=nnx.Rngs(0), **options)
-    for kind in (EnergyAttention, HopfieldMemory, SignedMemory)
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        attention_of,
+        partial(attention_of, normalize=True, self_attention=True),
+        partial(memory_of, "cold softmax"),
+        partial(memory_of, "signed"),
+        lambda: Block(norm_of(), attention=attention_of(), memory=memory_of("relu")),
+    ],
 )
-
-
-MODULES = dict(
-    norm=EnergyLayerNorm(4),
-    attention=heads(4, 2, 3),
-    normalized=heads(4, 2, 3, normalize=True, self_attention=True),
-    memory=memory(4, 5, "softmax"),
-    signed=signed(4, 5),
-)
-MODULES["block"] = Block(
-    MODULES["norm"], attention=MODULES["attention"], memory=MODULES["memory"]
-)
-TERMS = [name for name in MODULES if name != "norm"]
-
-
-@pytest.mark.parametrize("name", TERMS)
-def test_a_sample_that_is_not_a_number_spoils_no_other_and_an_empty_batch_is_fine(name):
-    g = jnp.asarray(changed(tokens(shape=(2, 3, 4)), (0, 1, 2), np.nan), jnp.float32)
-    E, u = both(MODULES[name], g)
+def test_a_sample_that_is_not_a_number_spoils_no_other_and_an_empty_batch_is_fine(
+    x64, make
+):
+    module, g = make(), jnp.asarray(changed(tokens(), (0, 1, 2), np.nan))
+    E, u = both(module, g)
     assert np.isnan(E[0]) and np.isnan(u[0]).any()
     assert np.isfinite(E[1]) and np.isfinite(u[1]).all()
-    E, u = both(MODULES[name], g[:0])
-    assert E.shape == (0,) and u.shape == (0, 3, 4)
+    E, u = both(module, g[:0])
+    assert E.shape == (0,) and u.shape == (0, N, D)

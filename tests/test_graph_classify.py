@@ -232,15 +232,6 @@ def test_noise_is_that_of_equation_26():
     assert abs(moved.mean()) < 0.001
 
 
-def test_graphs_without_edges_and_single_nodes(x64):
-    none, names = np.zeros(0, int), dict(node_labels=[0, 1, 0, 1])
-    batch = prepared(GraphSet([0, 1, 4], none, none, [0, 1], **names))
-    model = build(L=0)
-    logits = call(model, batch)
-    assert np.isfinite(logits).all()
-    assert_close(call(model, widen(batch))[:2], logits)
-
-
 # --- training
 
 
