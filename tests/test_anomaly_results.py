@@ -74,9 +74,8 @@ def test_changes_wait_for_what_they_change(data, begun):
         file = data / "digits-knn-0.4-et.json"
         file.write_text(json.dumps(row | {"trials": [{}]}))
     given = "--data digits-knn --ratios 0.4 --lines et-no-memories --out".split()
-    given.append(str(data))
     with pytest.raises(SystemExit, match="needs another line first .*-0.4-et.json"):
-        script.main(given)
+        script.main([*given, str(data)])
 
 
 def test_no_label_is_asked_for_that_is_shown():
@@ -159,8 +158,7 @@ def test_splits_that_look_ahead_know_nothing_later(data, monkeypatch):
     monkeypatch.setattr(script, "held_out", lambda *of: of)
     for seed in range(5):
         script.evaluate("transactions", "time", "mlp", dict(scale="rank"), seed, 1)
-        *learned, test = script.ahead(seed)[1]
-        known = np.concatenate([*learned, test])
+        known = np.concatenate(parts := script.ahead(seed)[1])
         assert (np.diff(known) > 0).all() and (labels[known] >= 0).all()
-        assert test[0] > last and test[-1] == asked[seed].num_nodes - 1
-        last = test[-1]
+        assert last < parts.test[0] and known[-1] == asked[seed].num_nodes - 1
+        last = known[-1]
