@@ -7,7 +7,7 @@ own; a run that was stopped goes on where it was. Lines shared among processes:
     python experiments/anomaly_results.py --part 1/2
 Other graphs, with their files where load_graph looks for them:
     python experiments/anomaly_results.py --data amazon yelp tfinance --ratios 0.01 0.4
-On published splits, tuned by average precision (ours with three trials, or none):
+On published splits, tuned by average precision (on mines, ours with three trials):
     python experiments/anomaly_results.py --data minesweeper --ratios official \
         --seeds 10 --trials 8 --epochs 200
     python experiments/anomaly_results.py --data tolokers --ratios official \
@@ -169,7 +169,7 @@ def ahead(number: int) -> tuple[Graph, Split]:
 @cache
 def graph_of(name: str):
     if name.startswith(CARDS):
-        return ahead(int(name.removeprefix(CARDS) or 4))[0]
+        return ahead(int(name.removeprefix(CARDS) or 4))[0]  # the last has them all
     if name.endswith(ALIKE):
         return withalike(load_graph(name.removesuffix(ALIKE)))
     return load_graph(name)
@@ -270,14 +270,13 @@ def evaluate(data, ratio, line, config: dict, seed: int, epochs: int, starts=1) 
     how = features, epochs, "macro_f1" if is_share(ratio) else "auprc"
     p = [trained(data, parts, of, options, start, *how) for start in at]
     _, validation, test = held_out(np.mean(p, 0), graph.labels, parts)
-    row = {"seed": seed, "validation": validation, "test": test}
-    return row | {"seconds": time.perf_counter() - begin}
+    spent = {"seconds": time.perf_counter() - begin}
+    return {"seed": seed, "validation": validation, "test": test} | spent
 
 
 def slug(line: str) -> str:
-    "A line's name as part of a file's: 'et α = 0.5' becomes et-alpha-0.5."
-    plain = line.lower().replace("α", "alpha").replace("β", "beta")
-    return "-".join(re.findall(r"[a-z0-9.]+", plain))
+    "A line's name as part of a file's: 'et T = 4' becomes et-t-4."
+    return "-".join(re.findall(r"[a-z0-9.]+", line.lower()))
 
 
 def merit(ratio: float | str, run: dict) -> float:
@@ -329,7 +328,10 @@ def fill(path: Path, record: dict, planned: list[dict], seeds: int, of, starts: 
         told = f"{len(record[to]):>2}  validation {merit(ratio, run):.4f}"
         print(f"{path.stem:<34} {to:<6} {told}  {run['seconds']:.0f} s", flush=True)
 
-    for config in planned[len(record["trials"]) :]:
+    tried = [run["config"] for run in record["trials"]]
+    if tried[: len(planned)] != planned[: len(tried)]:
+        raise ValueError(f"argument --out: {path} holds trials of another search")
+    for config in planned[len(tried) :]:
         add("trials", config, 0)
     if record["trials"]:
         best = max(record["trials"], key=partial(merit, ratio))
@@ -358,16 +360,20 @@ def parsed(argv: list[str] | None):
     several("--lines", choices=lines, default=usual, help=told)
     told = "configurations that each classifier may try"
     add("--trials", type=int, default=2 * BATCH, help=told)
-    add(
-        "--seeds", type=int, default=5, help="splits, each with its own initial weights"
-    )
+    told = "splits, each with its own initial weights"
+    add("--seeds", type=int, default=5, help=told)
     told = "full-batch steps of the neural networks"
     add("--epochs", type=int, default=100, help=told)
     add_part(parser)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    ahead = *(d == CARDS for d in args.data), *(r == "time" for r in args.ratios)
+    if any(ahead) and not (all(ahead) and args.seeds <= 5):
+        told = f"time and {CARDS} need each other, alone, and 5 --seeds at most"
+        parser.error(f"argument --ratios: {told}")
+    return args
 
 
-def work(args, data: str, ratio: float, line: str):
+def work(args, data: str, ratio: float | str, line: str):
     "One line of the table."
     share = f"{ratio:g}" if is_share(ratio) else ratio
     file = lambda line: args.out / f"{data}-{share}-{slug(line)}.json"
@@ -395,7 +401,6 @@ def main(argv: list[str] | None = None):
     args = parsed(argv)
     whole = lambda line: line not in LINES or LINES[line].relations == "merged"
     tasks = product(args.data, args.ratios, args.lines)
-    tasks = [t for t in tasks if (t[0] == CARDS) == (t[1] == "time")]
     with as_command("anomaly_results"):
         tasks = [t for t in tasks if whole(t[2]) or graph_of(t[0]).relations]
         for task in tasks[args.part]:

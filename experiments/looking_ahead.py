@@ -29,9 +29,8 @@ def transactions(count: int | None = None) -> tuple[Graph, np.ndarray]:
     "The first purchases, and the time of each; None: all."
     file = np.load(Path(os.environ["ET_DATA"], "graphs/anomaly/transactions.npz"))
     features, labels, when = (file[k][:count] for k in ("features", "labels", "time"))
-    ends = {k: (file[f"{k}_senders"], file[f"{k}_receivers"]) for k in KINDS}
-    known = {k: np.maximum(*of) < len(labels) for k, of in ends.items()}
-    ends = {k: (s[known[k]], r[known[k]]) for k, (s, r) in ends.items()}
+    ends = {k: [file[f"{k}_{end}"] for end in ("senders", "receivers")] for k in KINDS}
+    ends = {k: np.array(of)[:, np.max(of, 0) < len(labels)] for k, of in ends.items()}
     return from_relations(ends, features, labels, "transactions"), when
 
 

@@ -2,15 +2,15 @@
 
 The model is the Energy Transformer with the returns of random walks, read off the sum
 of the nodes after every block: four blocks of width 32, one step of α = 0.3 each. Every
-variant changes one thing on top of that, or on top of `both`:
+variant changes something on top of that, or on top of `both`:
 
     normalized-heads    queries and keys divided by their root mean square in the head
     signs               thresholds in the memory, and a quarter of it repels
     both                these two
     learned-step        α > 0 of each block is learned
     quiet, more-noise   no noise on the gradient in training, or five times as much
-    pictures            what pictures gain from: a size of steps for every channel, no
-                        weight decay, eight heads of four entries
+    pictures            more noise, and what pictures gain from: a size of steps for
+                        every channel, no weight decay, eight heads of four entries
 
 and rates, steps and widths. Each is trained on the first fold of a set, and judged by
 its validation graphs alone; no test graph is scored.
