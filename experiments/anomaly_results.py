@@ -368,7 +368,7 @@ def parsed(argv: list[str] | None):
     args = parser.parse_args(argv)
     ahead = *(d == CARDS for d in args.data), *(r == "time" for r in args.ratios)
     if any(ahead) and not (all(ahead) and args.seeds <= 5):
-        told = f"time and {CARDS} need each other, alone, and 5 --seeds at most"
+        told = f"only {CARDS} has splits by time, and no others, and five of them"
         parser.error(f"argument --ratios: {told}")
     return args
 
