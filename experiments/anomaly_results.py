@@ -129,7 +129,7 @@ ABLATIONS = {
     "et-no-memories": dict(num_memories=0),
     "et-no-attention": dict(num_heads=0),
 }
-DEPTHS = {f"et T = {T}": dict(steps=T) for T in (1, 2, 4, 8)}
+DEPTHS = {f"et T = {T}": dict(steps=T) for T in (1, 2, 4)}  # of mines
 CHANGES = ABLATIONS | DEPTHS
 
 
@@ -219,6 +219,7 @@ def completion_loss(model, batch: Batch, key):
 
 
 def transformer(features, options: dict, kinds: int, start: int):
+    "The Energy Transformer of a setting, not the rival of that name."
     own, made = dict(options), dict(kinds=kinds, rngs=nnx.Rngs(start))
     if (terms := own.pop("terms", "as-found")) != "as-found":
         from graph_terms import Detector  # which needs what is above
